@@ -1,0 +1,67 @@
+"""What can go wrong, as types.
+
+* GpumondError
+  - ConfigError         bad configuration or command line: exit code 2
+  - SourceUnavailable   no driver, no permission: the daemon retries, `/-/ready` answers 503
+  - ProtocolError       a peer sent nonsense: it is closed and counted
+  - FlushError          a flush cannot start; its subclasses are the HTTP answers
+    · NoSuchTarget, AlreadyUnderWay, CoolingDown
+  - DaemonError         a command could not reach the daemon, or it answered with a problem: exit code 1
+"""
+
+from __future__ import annotations
+
+
+class GpumondError(Exception):
+    """Base of all errors that gpumond raises on purpose."""
+
+
+class ConfigError(GpumondError):
+    """A value from a file, the environment or the command line cannot be used."""
+
+
+class SourceUnavailable(GpumondError):
+    """A device source cannot be opened.
+
+    ``reason`` is one word for metrics; the message says what to do about it.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ProtocolError(GpumondError):
+    """A frame that is not what design.md section 8 allows. ``reason`` is one word for metrics."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class FlushError(GpumondError):
+    """A flush that cannot start; nothing was done."""
+
+
+class NoSuchTarget(FlushError):
+    """No connected agent matches the target."""
+
+
+class AlreadyUnderWay(FlushError):
+    """The process is being flushed right now."""
+
+
+class CoolingDown(FlushError):
+    """The process was flushed a moment ago."""
+
+    def __init__(self, message: str, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class DaemonError(GpumondError):
+    """The daemon cannot be reached, or refused. ``status`` is the HTTP status, 0 if there was no answer."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status

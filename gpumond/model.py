@@ -1,0 +1,287 @@
+"""The values that flow through gpumond: what was observed, and what was concluded from it.
+
+Bytes are integers, ratios run from 0 to 1, `*_at` is unix time, everything else in base units.
+Unknown is None, never 0. A process is (pid, start_ticks), since pids return; a device is its UUID.
+
+This module holds no behaviour beyond arithmetic on its own fields, and does no I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Share = Literal["live", "cached", "stranded", "overhead", "opaque", "unclaimed"]
+SHARES: tuple[Share, ...] = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
+
+Exactness = Literal["exact", "interval", "not_releasable"]
+FlushPolicy = Literal["allow", "step", "never"]
+Outcome = Literal["freed", "partial", "nothing", "refused", "deferred", "timeout", "failed", "planned"]
+Phase = Literal["pending", "firing"]
+
+STEPS: tuple[str, ...] = ("gc", "hooks", "spill", "ipc", "workspaces", "cache", "trim")
+"""Every flush step, in the order in which they run."""
+
+DEFAULT_STEPS: tuple[str, ...] = ("ipc", "cache", "trim")
+
+MISSED_LIMIT = 3
+"""After so many readings without a device, its values are no longer shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """One process on one device, as the driver lists it; identity, comm and uid come from /proc.
+
+    ``start_ticks`` is None when /proc does not know the pid (it is gone, or in another PID namespace).
+    ``used_bytes`` is None where the driver does not say.
+    """
+
+    pid: int
+    start_ticks: int | None
+    used_bytes: int | None
+    kinds: tuple[str, ...] = ()
+    comm: str | None = None
+    uid: int | None = None
+    container: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sensors:
+    gpu_utilization_ratio: float | None = None
+    memory_controller_utilization_ratio: float | None = None
+    sm_clock_hertz: float | None = None
+    memory_clock_hertz: float | None = None
+    gpu_temperature_celsius: float | None = None
+    power_watts: float | None = None
+    energy_joules: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    """One device at one moment.
+
+    ``used_bytes`` excludes what the driver reserves for itself where the driver can tell
+    (``reserved_bytes``); ``processes`` is None where the driver lists none at all.
+    ``missed`` counts the readings in a row that brought nothing new: the values are then of the
+    last good one, and all None from ``MISSED_LIMIT`` on.
+    """
+
+    uuid: str
+    index: int
+    name: str = ""
+    vendor: str = ""
+    pci_bus_id: str = ""
+    parent_uuid: str | None = None
+    size_bytes: int | None = None
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    reserved_bytes: int | None = None
+    unified: bool = False
+    processes: tuple[ProcessUsage, ...] | None = None
+    sensors: Sensors = Sensors()
+    missed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that could not be observed. ``device_uuid`` is None if it concerns the whole source."""
+
+    source: str
+    kind: str
+    device_uuid: str | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one source says at one moment."""
+
+    devices: tuple[DeviceReading, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    driver_version: str | None = None
+    library_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """How the source itself is doing. ``reason`` is one word, empty while it is up."""
+
+    name: str
+    up: bool
+    responsive: bool
+    reason: str = ""
+    detail: str = ""
+    driver_version: str | None = None
+    library_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimable:
+    """What a flush would return to the driver: between low and high, most probably likely."""
+
+    low: int
+    likely: int
+    high: int
+    exactness: Exactness = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUsage:
+    """One allocator's pool on one device: ``held = live + reclaimable.likely + stranded``.
+
+    ``inside`` names the allocator of the same process from whose pool this one allocates; such
+    bytes are counted there. Counters grow from the start of the process and are never deltas.
+    """
+
+    allocator: str
+    device_uuid: str
+    live_bytes: int
+    held_bytes: int
+    reclaimable: Reclaimable
+    stranded_bytes: int
+    inside: str | None = None
+    peak_live_bytes: int | None = None
+    peak_held_bytes: int | None = None
+    ooms: int | None = None
+    retries: int | None = None
+    device_allocations: int | None = None
+    device_frees: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReport:
+    """The newest report of one process; pid, start_ticks and uid come from the kernel."""
+
+    pid: int
+    start_ticks: int
+    uid: int
+    workload: str
+    age_seconds: float
+    frameworks: tuple[str, ...]
+    flush_policy: FlushPolicy
+    pools: tuple[PoolUsage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All facts of one tick. Not one instant: every report carries its age."""
+
+    seq: int
+    taken_at: float
+    elapsed_seconds: float
+    source: SourceState
+    devices: tuple[DeviceReading, ...] = ()
+    reports: tuple[AgentReport, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Bytes of one share on one device; pid is None for ``unclaimed``."""
+
+    device_uuid: str
+    share: Share
+    used_bytes: int
+    pid: int | None = None
+    workload: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Overcount:
+    """By how much the lines of a device exceed what its driver counts."""
+
+    device_uuid: str
+    overcount_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Who holds what. Per device: sum of lines = used + overcount, and every line is >= 0."""
+
+    lines: tuple[Line, ...] = ()
+    overcounts: tuple[Overcount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    device_uuid: str
+    pid: int | None
+    kind: str
+    since: float
+    evidence: tuple[tuple[str, float], ...] = ()
+    time_to_oom_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A rule that is breached for one subject. ``labels`` identify it; annotations do not."""
+
+    rule: str
+    phase: Phase
+    labels: tuple[tuple[str, str], ...]
+    annotations: tuple[tuple[str, str], ...]
+    value: float
+    active_at: float
+    fired_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What every reader gets: one tick's facts and what follows from them."""
+
+    snapshot: Snapshot
+    ledger: Ledger
+    verdicts: tuple[Verdict, ...] = ()
+    alerts: tuple[Alert, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    step: str
+    released_bytes: int
+    seconds: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    low: int
+    likely: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One pool, and the driver's count for its process, before or after a flush."""
+
+    held_bytes: int
+    live_bytes: int
+    reclaimable_bytes: int
+    driver_used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Proof of one flush of one pool.
+
+    ``released_bytes`` is the allocator's held bytes before minus after; ``driver_released_bytes``
+    the driver's count for that pid on that device before minus after, once settled.
+    ``raced`` says that the program allocated meanwhile, so that the two may differ.
+    """
+
+    pid: int
+    workload: str
+    device_uuid: str | None
+    allocator: str | None
+    outcome: Outcome
+    reason: str
+    expected: Expected | None
+    released_bytes: int
+    driver_released_bytes: int | None
+    before: Held | None
+    after: Held | None
+    steps: tuple[StepResult, ...]
+    raced: bool
+    requested_by: str
+    started_at: float
+    duration_seconds: float

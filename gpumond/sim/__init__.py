@@ -1,0 +1,1 @@
+"""A simulated device for the demo, the tests and programs without a GPU."""

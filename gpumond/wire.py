@@ -1,0 +1,269 @@
+"""Frames: one JSON object a line, between agent and daemon (socket) and collector and daemon (pipe).
+
+A frame is a frozen dataclass on both ends. Decoding checks every field against the class's own
+annotations, so that what comes out is well-typed or is a ProtocolError that says where it is not.
+Keys that a class does not know are ignored: an older peer can read a newer one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from math import isfinite
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from gpumond.errors import ProtocolError
+from gpumond.model import Expected, FlushPolicy, Outcome, PoolUsage, StepResult
+
+VERSION = 1
+MAX_FRAME_BYTES = 64 * 1024
+MAX_TEXT = 256
+MAX_INTEGER = 2**63
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The agent's first frame. ``workload`` is at most 64 characters of ``[A-Za-z0-9._/-]``."""
+
+    workload: str = ""
+    agent_version: str = ""
+    python_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The agent's allocators, once a second."""
+
+    flush_policy: FlushPolicy = "allow"
+    frameworks: tuple[str, ...] = ()
+    pools: tuple[PoolUsage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """The daemon asks for one allocator of the process to be flushed, or (dry_run) for its plan."""
+
+    id: str
+    allocator: str
+    steps: tuple[str, ...]
+    dry_run: bool = False
+    timeout_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The daemon waits no longer for this flush: if it has not begun, it must not."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChange:
+    """One pool around a flush; ``expected`` was computed from ``before``'s moment."""
+
+    before: PoolUsage
+    after: PoolUsage
+    expected: Expected
+    raced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The agent's answer to a Flush."""
+
+    id: str
+    outcome: Outcome
+    reason: str = ""
+    pools: tuple[PoolChange, ...] = ()
+    steps: tuple[StepResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The agent leaves on purpose."""
+
+
+Message = Hello | Report | Flush | Cancel | Result | Bye
+MESSAGES: Mapping[str, type[Message]] = {
+    "hello": Hello,
+    "report": Report,
+    "flush": Flush,
+    "cancel": Cancel,
+    "result": Result,
+    "bye": Bye,
+}
+_NAMES = {cls: name for name, cls in MESSAGES.items()}
+
+
+def encode(message: Message) -> bytes:
+    """The frame, with its newline."""
+    return to_json({"v": VERSION, "type": _NAMES[type(message)], **_fields(message)}) + b"\n"
+
+
+def decode(frame: bytes) -> Message:
+    """The message of one frame. Raises ProtocolError."""
+    body = _object(frame)
+    if body.get("v") != VERSION:
+        raise ProtocolError("version", f"frame version {body.get('v')!r}, expected {VERSION}")
+    kind = body.get("type")
+    message = MESSAGES.get(kind) if isinstance(kind, str) else None
+    if message is None:
+        raise ProtocolError("type", f"unknown frame type {kind!r:.64}")
+    decoded: Message = _converter(message)(body, str(kind))
+    return decoded
+
+
+def to_json(value: object) -> bytes:
+    """Compact JSON; dataclasses become objects with their field names as keys."""
+    return json.dumps(value, default=_fields, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+def from_json(cls: type[T], line: bytes) -> T:
+    """A dataclass from its JSON object. Raises ProtocolError."""
+    decoded: T = _converter(cls)(_object(line), cls.__name__)
+    return decoded
+
+
+def clean(value: object) -> str:
+    """Any text, made safe to send, to log and to show: printable, at most ``MAX_TEXT`` characters."""
+    text = str(value)[:MAX_TEXT]
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def default_socket(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Where daemon and agents meet if nobody says otherwise; None if this user has no runtime directory."""
+    if os.geteuid() == 0:
+        return "/run/gpumond/agent.sock"
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    return os.path.join(runtime, "gpumond", "agent.sock") if runtime else None
+
+
+def trusted_uids() -> frozenset[int]:
+    """Whose daemon an agent obeys: root's, its own user's, and that of the service account."""
+    trusted = {0, os.geteuid()}
+    try:
+        trusted.add(pwd.getpwnam("gpumond").pw_uid)
+    except (KeyError, OSError):
+        pass
+    return frozenset(trusted)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(line, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("json", f"not a JSON object: {clean(error)}") from None
+    if not isinstance(body, dict):
+        raise ProtocolError("json", f"expected a JSON object, got {type(body).__name__}")
+    return body
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    body = dict(pairs)
+    if len(body) != len(pairs):
+        raise ValueError("duplicate key")
+    return body
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+Converter = Callable[[Any, str], Any]
+
+
+@cache
+def _converter(hint: Any) -> Converter:
+    """Checks and converts a decoded JSON value to a type: compiled once per annotation."""
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    if is_dataclass(hint):
+        return _dataclass_converter(hint)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return _literal_converter(arguments)
+    if origin is tuple and arguments[1:] == (...,):
+        return _tuple_converter(_converter(arguments[0]))
+    if origin in (Union, types.UnionType) and len(arguments) == 2 and arguments[1] is type(None):
+        return _optional_converter(_converter(arguments[0]))
+    raise TypeError(f"no JSON form for {hint}")
+
+
+def _dataclass_converter(cls: Any) -> Converter:
+    hints = get_type_hints(cls)
+    converters = [(field.name, _converter(hints[field.name])) for field in fields(cls)]
+    required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+
+    def convert(value: Any, where: str) -> Any:
+        if type(value) is not dict:
+            raise _mismatch(where, "an object", value)
+        for name in required:
+            if name not in value:
+                raise ProtocolError("missing", f"{where}.{name} is missing")
+        return cls(**{name: to(value[name], f"{where}.{name}") for name, to in converters if name in value})
+
+    return convert
+
+
+def _tuple_converter(item: Converter) -> Converter:
+    def convert(value: Any, where: str) -> Any:
+        if type(value) is not list:
+            raise _mismatch(where, "an array", value)
+        return tuple([item(entry, where) for entry in value])
+
+    return convert
+
+
+def _optional_converter(inner: Converter) -> Converter:
+    return lambda value, where: None if value is None else inner(value, where)
+
+
+def _literal_converter(allowed: tuple[Any, ...]) -> Converter:
+    def convert(value: Any, where: str) -> Any:
+        if type(value) is not str or value not in allowed:
+            raise _mismatch(where, f"one of {', '.join(allowed)}", value)
+        return value
+
+    return convert
+
+
+def _integer(value: Any, where: str) -> int:
+    if type(value) is not int or not 0 <= value < MAX_INTEGER:
+        raise _mismatch(where, "an integer from 0 to 2^63-1", value)
+    return value
+
+
+def _number(value: Any, where: str) -> float:
+    if type(value) not in (int, float) or not isfinite(value):
+        raise _mismatch(where, "a finite number", value)
+    return float(value)
+
+
+def _text(value: Any, where: str) -> str:
+    if type(value) is not str or len(value) > MAX_TEXT or not value.isprintable():
+        raise _mismatch(where, f"printable text of at most {MAX_TEXT} characters", value)
+    return value
+
+
+def _flag(value: Any, where: str) -> bool:
+    if type(value) is not bool:
+        raise _mismatch(where, "true or false", value)
+    return value
+
+
+_SCALARS: dict[Any, Converter] = {int: _integer, float: _number, str: _text, bool: _flag}
+
+
+def _mismatch(where: str, expected: str, value: Any) -> ProtocolError:
+    return ProtocolError("value", f"{where}: expected {expected}, got {clean(repr(value)[:80])}")
