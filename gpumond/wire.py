@@ -183,9 +183,7 @@ def _no_constant(name: str) -> float:
 Converter = Callable[[Any, str], Any]
 
 
-@cache
-def _converter(hint: Any) -> Converter:
-    """Checks and converts a decoded JSON value to a type: compiled once per annotation."""
+def _compile(hint: Any) -> Converter:
     if hint in _SCALARS:
         return _SCALARS[hint]
     if is_dataclass(hint):
@@ -263,6 +261,8 @@ def _flag(value: Any, where: str) -> bool:
 
 
 _SCALARS: dict[Any, Converter] = {int: _integer, float: _number, str: _text, bool: _flag}
+_converter: Callable[[Any], Converter] = cache(_compile)
+"""Checks and converts a decoded JSON value to a type; compiled once per annotation."""
 
 
 def _mismatch(where: str, expected: str, value: Any) -> ProtocolError:
