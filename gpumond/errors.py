@@ -11,6 +11,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class GpumondError(Exception):
     """Base of all errors that gpumond raises on purpose."""
@@ -60,8 +63,12 @@ class CoolingDown(FlushError):
 
 
 class DaemonError(GpumondError):
-    """The daemon cannot be reached, or refused. ``status`` is the HTTP status, 0 if there was no answer."""
+    """The daemon cannot be reached, or refused. ``status`` is the HTTP status, 0 if there was no answer.
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    ``problem`` is the problem document that it answered, if it did.
+    """
+
+    def __init__(self, message: str, status: int = 0, problem: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.problem = problem or {}

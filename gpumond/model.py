@@ -42,6 +42,7 @@ class ProcessUsage:
     kinds: tuple[str, ...] = ()
     comm: str | None = None
     uid: int | None = None
+    user: str | None = None
     container: str | None = None
 
 

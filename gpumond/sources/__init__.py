@@ -6,6 +6,7 @@ import string to ``SOURCES``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
@@ -15,6 +16,15 @@ SOURCES = {
     "nvml": "gpumond.sources.nvml:NvmlSource",
     "sim": "gpumond.sources.sim:SimSource",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One line from the child that runs a source: opened (empty), a reading, or why there is none."""
+
+    reading: Reading | None = None
+    reason: str = ""
+    message: str = ""
 
 
 class DeviceSource(Protocol):

@@ -1,0 +1,10 @@
+"""``gpumond`` and ``python -m gpumond``."""
+
+from __future__ import annotations
+
+import sys
+
+from gpumond.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

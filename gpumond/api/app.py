@@ -1,0 +1,64 @@
+"""The HTTP face: an ASGI application over one View. Nothing here touches the driver, /proc or the disk."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
+
+from fastapi import FastAPI
+
+from gpumond import __version__
+from gpumond.api import facts, flushes, operation, problems
+from gpumond.api.auth import Tokens
+from gpumond.flush import FlushAnswer, FlushRequest
+from gpumond.model import Frame, Receipt
+from gpumond.rules import Rule
+
+DESCRIPTION = (
+    "GPU memory, every byte attributed, and given back with a receipt. Bytes are integers, times unix seconds, "
+    "unknown is null. Errors are RFC 9457 problem documents."
+)
+
+
+class MetricsPage(Protocol):
+    @property
+    def content_type(self) -> str: ...
+    @property
+    def plain(self) -> bytes: ...
+    @property
+    def compressed(self) -> bytes: ...
+
+
+class View(Protocol):
+    """What the HTTP face needs of the daemon."""
+
+    started_at: float
+    rules: tuple[Rule, ...]
+
+    @property
+    def frame(self) -> Frame | None: ...
+    def receipts(self) -> Sequence[Receipt]: ...
+    def metrics(self, accept: str) -> MetricsPage: ...
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer: ...
+
+
+Lifespan = Callable[[], AbstractAsyncContextManager[None]]
+
+
+def create_app(view: View, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
+    """The application; ``lifespan`` starts and stops what the view lives on."""
+
+    @asynccontextmanager
+    async def live(app: FastAPI) -> AsyncIterator[None]:
+        async with lifespan():
+            yield
+
+    app = FastAPI(title="gpumond", version=__version__, description=DESCRIPTION, lifespan=live, redoc_url=None)
+    app.state.view = view
+    app.state.tokens = tokens
+    problems.install(app)
+    app.include_router(operation.router)
+    app.include_router(facts.router, prefix="/api/v1")
+    app.include_router(flushes.router, prefix="/api/v1")
+    return app

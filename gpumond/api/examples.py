@@ -1,0 +1,91 @@
+"""Example values for the OpenAPI document: one device, one program, its flush."""
+
+from __future__ import annotations
+
+from gpumond.model import (
+    AgentReport,
+    Alert,
+    DeviceReading,
+    Expected,
+    Held,
+    Ledger,
+    Line,
+    Overcount,
+    PoolUsage,
+    ProcessUsage,
+    Receipt,
+    Reclaimable,
+    Sensors,
+    Snapshot,
+    SourceState,
+    StepResult,
+)
+
+GIB = 1024**3
+UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
+TAKEN_AT = 1_790_000_000.0
+
+PROCESS = ProcessUsage(4242, 81_234_567, 78 * GIB, ("compute",), "python", 1000)
+DEVICE = DeviceReading(
+    UUID,
+    0,
+    "NVIDIA H100 80GB HBM3",
+    "nvidia",
+    "00000000:1B:00.0",
+    None,
+    80 * GIB,
+    78 * GIB,
+    GIB,
+    GIB,
+    processes=(PROCESS,),
+    sensors=Sensors(0.97, 0.61, 1.98e9, 2.619e9, 64.0, 612.0, 8.1e9),
+)
+POOL = PoolUsage(
+    "torch", UUID, 31 * GIB, 76 * GIB, Reclaimable(40 * GIB, 40 * GIB, 40 * GIB), 5 * GIB, ooms=0, retries=3
+)
+REPORT = AgentReport(4242, 81_234_567, 1000, "train", 0.4, ("torch 2.13.0",), "allow", (POOL,))
+SNAPSHOT = Snapshot(
+    7,
+    TAKEN_AT,
+    6.0,
+    SourceState("nvml", True, True, driver_version="580.159.03", library_version="13.580.159.03"),
+    (DEVICE,),
+    (REPORT,),
+)
+LEDGER = Ledger(
+    (
+        Line(UUID, "live", 31 * GIB, 4242, "train"),
+        Line(UUID, "cached", 40 * GIB, 4242, "train"),
+        Line(UUID, "stranded", 5 * GIB, 4242, "train"),
+        Line(UUID, "overhead", 2 * GIB, 4242, "train"),
+        Line(UUID, "unclaimed", 0),
+    ),
+    (Overcount(UUID, 0),),
+)
+ALERT = Alert(
+    "device-nearly-full",
+    "firing",
+    (("alertname", "device-nearly-full"), ("gpu", "0"), ("severity", "warning"), ("uuid", UUID)),
+    (("summary", "0 NVIDIA H100 80GB HBM3: 78.0 GiB of 80.0 GiB used; a flush would return 40.0 GiB"),),
+    0.975,
+    TAKEN_AT - 300,
+    TAKEN_AT - 240,
+)
+RECEIPT = Receipt(
+    pid=4242,
+    workload="train",
+    device_uuid=UUID,
+    allocator="torch",
+    outcome="freed",
+    reason="",
+    expected=Expected(40 * GIB, 40 * GIB, 40 * GIB),
+    released_bytes=40 * GIB,
+    driver_released_bytes=40 * GIB,
+    before=Held(76 * GIB, 31 * GIB, 40 * GIB, 78 * GIB),
+    after=Held(36 * GIB, 31 * GIB, 0, 38 * GIB),
+    steps=(StepResult("ipc", 0, 0.0001), StepResult("cache", 40 * GIB, 0.21)),
+    raced=False,
+    requested_by="token",
+    started_at=TAKEN_AT,
+    duration_seconds=0.34,
+)

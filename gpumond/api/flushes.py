@@ -1,0 +1,91 @@
+"""POST /api/v1/flushes: give memory back, and answer with the proof when it is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
+
+from gpumond.api import examples
+from gpumond.api.auth import bearer, require_token
+from gpumond.api.problems import problem, responses
+from gpumond.flush import FlushAnswer, FlushRequest, Target
+from gpumond.model import DEFAULT_STEPS, STEPS
+
+router = APIRouter(tags=["flush"])
+ANSWER = TypeAdapter(FlushAnswer)
+EXAMPLE = FlushAnswer("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
+
+
+class TargetBody(BaseModel):
+    """Exactly one of pid, device (UUID), workload, all."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    pid: int | None = Field(default=None, gt=0)
+    device: str | None = Field(default=None, min_length=1, max_length=128)
+    workload: str | None = Field(default=None, min_length=1, max_length=64)
+    all: bool = False
+
+    @model_validator(mode="after")
+    def _one(self) -> TargetBody:
+        if sum((self.pid is not None, self.device is not None, self.workload is not None, self.all)) != 1:
+            raise ValueError('expected exactly one of {"pid": N}, {"device": UUID}, {"workload": NAME}, {"all": true}')
+        return self
+
+
+class FlushBody(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"target": {"pid": 4242}, "steps": ["ipc", "cache"], "dry_run": True}]},
+    )
+
+    target: TargetBody
+    steps: tuple[str, ...] = DEFAULT_STEPS
+    min_reclaimable_bytes: int = Field(default=0, ge=0, strict=True)
+    dry_run: bool = Field(default=False, strict=True)
+    timeout_seconds: float = Field(default=30.0, gt=0, le=600)
+
+    @field_validator("steps")
+    @classmethod
+    def _known(cls, steps: tuple[str, ...]) -> tuple[str, ...]:
+        for step in steps:
+            if step not in STEPS:
+                raise ValueError(f"unknown step {step!r:.40}; expected some of {', '.join(STEPS)}")
+        if not steps:
+            raise ValueError(f"expected at least one of {', '.join(STEPS)}")
+        return tuple(step for step in STEPS if step in steps)
+
+
+_OK: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": FlushAnswer,
+        "description": "Over; every receipt is final.",
+        "content": {"application/json": {"example": ANSWER.dump_python(EXAMPLE, mode="json")}},
+    }
+}
+
+
+@router.post(
+    "/flushes",
+    summary="Flush programs and prove it",
+    dependencies=[Depends(bearer)],
+    responses={**_OK, **responses(401, 404, 409, 422, 429, 504)},
+    response_model=None,
+)
+async def flushes(request: Request, body: FlushBody, requested_by: str = Depends(require_token)) -> Response:
+    """Answers when it is over, never before.
+
+    404: no agent matches. 409: already under way for that process. 429: flushed a moment ago. 504: an
+    agent did not answer in time; the problem document carries `id`, `receipts` and `released_bytes`.
+    """
+    target = Target(body.target.pid, body.target.device, body.target.workload, body.target.all)
+    order = FlushRequest(target, body.steps, body.min_reclaimable_bytes, body.dry_run, body.timeout_seconds)
+    answer: FlushAnswer = await request.app.state.view.flush(order, requested_by)
+    silent = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
+    if silent:
+        detail = f"no answer in time from pid {', '.join(map(str, silent))}; other receipts are final"
+        return problem(504, detail, **ANSWER.dump_python(answer, mode="json"))
+    return Response(ANSWER.dump_json(answer), media_type="application/json")

@@ -1,0 +1,62 @@
+"""Errors as RFC 9457 problem documents."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from gpumond.errors import AlreadyUnderWay, CoolingDown, FlushError, NoSuchTarget
+
+STATUS: dict[type[FlushError], int] = {NoSuchTarget: 404, AlreadyUnderWay: 409, CoolingDown: 429}
+
+
+class Problem(BaseModel):
+    """What went wrong, and the mend."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+
+
+def problem(status: int, detail: str, headers: dict[str, str] | None = None, **members: Any) -> JSONResponse:
+    body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail, **members}
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For a route's OpenAPI: the problems that it can answer."""
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": {"application/problem+json": {"schema": Problem.model_json_schema()}},
+        }
+        for status in statuses
+    }
+
+
+def install(app: FastAPI) -> None:
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        return problem(error.status_code, str(error.detail), dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        wrong = error.errors()[0]
+        place = ".".join(str(part) for part in wrong["loc"])
+        return problem(422, f"{place}: {wrong['msg'].removeprefix('Value error, ')}")
+
+    @app.exception_handler(FlushError)
+    async def flush_error(request: Request, error: FlushError) -> JSONResponse:
+        headers = {"Retry-After": f"{error.retry_after_seconds:.0f}"} if isinstance(error, CoolingDown) else None
+        return problem(STATUS[type(error)], str(error), headers)
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> JSONResponse:
+        return problem(500, "an error of gpumond itself; its log has the details")

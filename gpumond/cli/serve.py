@@ -1,0 +1,75 @@
+"""``gpumond serve``: the daemon."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpumond.cli import DONE
+from gpumond.config import Settings, load
+from gpumond.errors import SourceUnavailable
+
+SETTINGS = ("source", "listen", "socket", "state_dir", "interval", "insecure")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--source", metavar="auto|nvml|sim", help="where device facts come from (auto)")
+    add_common_arguments(parser)
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """What ``serve`` and ``demo`` share."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration in YAML")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address of metrics, API and page (127.0.0.1:9917)")
+    parser.add_argument("--socket", metavar="PATH", help="unix socket of the agents (in the runtime directory)")
+    parser.add_argument("--state-dir", metavar="PATH", help="where state that outlives the daemon is kept")
+    parser.add_argument("--interval", metavar="SECONDS", help="time from tick to tick (1)")
+    parser.add_argument("--insecure", action="store_true", default=None, help="allow a non-loopback address")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    settings = load(arguments.config, flags(arguments))
+    return serve(settings, choose_source(settings.source))
+
+
+def flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name, None) for name in SETTINGS}
+
+
+def serve(settings: Settings, source: str) -> int:
+    """Runs the daemon in this process until it is told to stop."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    from gpumond import daemon
+
+    try:
+        asyncio.run(daemon.serve(settings, source))
+    except KeyboardInterrupt:
+        pass  # uvicorn raises the signal again once everything is closed
+    return DONE
+
+
+def choose_source(name: str) -> str:
+    """What ``auto`` means on this machine. Raises SourceUnavailable if there is nothing to read."""
+    if name != "auto":
+        return name
+    if _loads("libnvidia-ml.so.1"):
+        return "nvml"
+    raise SourceUnavailable(
+        "no_driver",
+        "no GPU driver found (libnvidia-ml.so.1 does not load); install the NVIDIA driver, "
+        "or try `gpumond demo`, which needs no GPU",
+    )
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,31 @@
+"""Plain text tables and sizes for people. Not a verb."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpumond.units import human
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; a header that starts with ``>`` aligns its column right."""
+    lines = [[name.lstrip(">") for name in header], *([safe(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    right = [name.startswith(">") for name in header]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def size(value: int | None) -> str:
+    """``31.2 GiB``, ``-`` for unknown."""
+    return "-" if value is None else human(value)
+
+
+def safe(text: str) -> str:
+    """Without control characters, escapes and marks that would change the terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)

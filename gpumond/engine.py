@@ -1,0 +1,138 @@
+"""From what was seen to what every reader gets. Pure; time is an argument.
+
+``observe`` makes the Snapshot of one tick, ``advance`` folds it into the Frame: facts, ledger, alerts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpumond.attribution import attribute
+from gpumond.model import (
+    MISSED_LIMIT,
+    AgentReport,
+    Alert,
+    DeviceReading,
+    Fault,
+    Frame,
+    PoolUsage,
+    Reading,
+    Snapshot,
+    SourceState,
+)
+from gpumond.rules import Activities, Labels, Rule, step
+from gpumond.subjects import hidden, subjects
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one tick leaves for the next."""
+
+    activities: Mapping[str, Activities] = field(default_factory=dict)
+    """By the name of the rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    memory: Memory
+    frame: Frame
+    raised: tuple[Alert, ...] = ()
+    resolved: tuple[Alert, ...] = ()
+
+
+def observe(
+    previous: Snapshot | None,
+    source: SourceState,
+    reading: Reading | None,
+    reports: Sequence[AgentReport],
+    taken_at: float,
+    elapsed_seconds: float,
+) -> Snapshot:
+    """The facts of one tick. ``reading`` is None if none came in time.
+
+    A device that did not answer keeps the values of its last reading for two ticks and is then
+    only known by name, until it answers again or the source no longer lists it.
+    """
+    faults = list(reading.faults if reading else ())
+    known = previous.devices if previous else ()
+    devices = tuple(_devices(known, reading))
+    reports = tuple(_possible(reports, devices, faults))
+    seq = previous.seq + 1 if previous else 1
+    return Snapshot(seq, taken_at, elapsed_seconds, source, devices, reports, tuple(faults))
+
+
+def advance(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot) -> Tick:
+    """The next frame, and which alerts began or ceased to fire with it."""
+    ledger = attribute(snapshot)
+    unseen = hidden(snapshot)
+    scopes = {scope: tuple(subjects(scope, snapshot, ledger)) for scope in {rule.scope for rule in rules}}
+    now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
+    activities = {
+        rule.name: step(rule, scopes[rule.scope], memory.activities.get(rule.name, {}), unseen, now, elapsed)
+        for rule in rules
+    }
+    alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
+    before, after = _firing(memory.activities), _firing(activities)
+    return Tick(
+        Memory(activities),
+        Frame(snapshot, ledger, (), alerts),
+        raised=tuple(alert for key, alert in after.items() if key not in before),
+        resolved=tuple(alert for key, alert in before.items() if key not in after),
+    )
+
+
+def _firing(activities: Mapping[str, Activities]) -> Mapping[tuple[str, Labels], Alert]:
+    return {
+        (rule, labels): activity.alert
+        for rule, active in activities.items()
+        for labels, activity in active.items()
+        if activity.alert.phase == "firing"
+    }
+
+
+def _devices(known: Sequence[DeviceReading], reading: Reading | None) -> Iterator[DeviceReading]:
+    fresh = {device.uuid: device for device in reading.devices} if reading else {}
+    for device in known:
+        if device.uuid in fresh:
+            yield fresh.pop(device.uuid)
+        elif reading is None or _at_fault(device, reading.faults):
+            missed = device.missed + 1
+            yield replace(device, missed=missed) if missed < MISSED_LIMIT else _unknown(device, missed)
+    yield from fresh.values()
+
+
+def _at_fault(device: DeviceReading, faults: Iterable[Fault]) -> bool:
+    return any(fault.device_uuid in (None, device.uuid, device.parent_uuid) for fault in faults)
+
+
+def _unknown(device: DeviceReading, missed: int) -> DeviceReading:
+    return DeviceReading(
+        device.uuid,
+        device.index,
+        device.name,
+        device.vendor,
+        device.pci_bus_id,
+        device.parent_uuid,
+        unified=device.unified,
+        missed=missed,
+    )
+
+
+def _possible(
+    reports: Iterable[AgentReport], devices: Iterable[DeviceReading], faults: list[Fault]
+) -> Iterator[AgentReport]:
+    """Reports without the pools that claim more than their device has; each of those is a fault."""
+    sizes = {device.uuid: device.size_bytes for device in devices}
+
+    def fits(pool: PoolUsage) -> bool:
+        size = sizes.get(pool.device_uuid)
+        return size is None or max(pool.live_bytes, pool.held_bytes, pool.reclaimable.high) <= size
+
+    for report in reports:
+        pools = tuple(pool for pool in report.pools if fits(pool))
+        if len(pools) < len(report.pools):
+            detail = f"pid {report.pid} claims more memory than its device has"
+            faults.append(Fault("agent", "impossible_value", None, detail))
+            report = replace(report, pools=pools)
+        yield report

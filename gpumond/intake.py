@@ -1,0 +1,318 @@
+"""The agents' socket: who is connected, and the newest report of each.
+
+Peers are strangers: every uid of the machine may connect. So identity comes from the kernel, one
+uid's flood or crowd costs another nothing, and a peer that breaks the protocol is closed and counted.
+
+This module does *not* cover: what reports mean (``attribution``) and when to flush (``flush``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import resource
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from gpumond.errors import ProtocolError
+from gpumond.identity import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, sender_pid
+from gpumond.model import AgentReport
+from gpumond.wire import MAX_FRAME_BYTES, Bye, Cancel, Flush, Hello, Message, Report, Result, decode, encode
+
+log = logging.getLogger(__name__)
+
+WORKLOAD = re.compile(r"[A-Za-z0-9._/-]{0,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Per uid where it says so; a uid beyond its budget is read more slowly, never at another's cost."""
+
+    peers: int = 4096
+    peers_per_uid: int = 128
+    strangers: int = 64
+    """Connections that have not said hello: beyond it no more are accepted for a moment."""
+    hello_seconds: float = 2.0
+    frame_seconds: float = 5.0
+    idle_seconds: float = 60.0
+    stale_seconds: float = 15.0
+    """An older report no longer counts as knowledge."""
+    frames_per_second: int = 512
+    bytes_per_second: int = 4 << 20
+    reserved_descriptors: int = 64
+
+
+class Budget:
+    """A token bucket of frames and bytes for one uid."""
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self._limits, self._filled_at = limits, now
+        self.frames, self.bytes = float(limits.frames_per_second), float(limits.bytes_per_second)
+
+    def wait(self, now: float) -> float:
+        """Seconds until this uid may be read again; 0 if at once."""
+        limits, passed = self._limits, now - self._filled_at
+        self._filled_at = now
+        self.frames = min(limits.frames_per_second, self.frames + passed * limits.frames_per_second)
+        self.bytes = min(limits.bytes_per_second, self.bytes + passed * limits.bytes_per_second)
+        return max(0.0, -self.frames / limits.frames_per_second, -self.bytes / limits.bytes_per_second)
+
+
+class Peer:
+    """One connection and what it has said."""
+
+    def __init__(self, connection: socket.socket, identity: Identity, pidfd: int | None, now: float) -> None:
+        self.socket, self.identity, self.pidfd = connection, identity, pidfd
+        self.buffer = bytearray()
+        self.hello: Hello | None = None
+        self.report: Report | None = None
+        self.heard_at = self.partial_since = now
+        self.answers: dict[str, asyncio.Future[Result]] = {}
+
+
+class Intake:
+    """The daemon's end of every agent. Runs on the event loop that calls ``serve``."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        limits: Limits = Limits(),
+        rejected: Callable[[str], None] = lambda reason: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - limits.reserved_descriptors
+        self._limits = replace(limits, peers=max(1, min(limits.peers, descriptors // 2)))  # a pidfd each
+        self._listener, self._rejected, self._clock = listener, rejected, clock
+        self._peers: dict[int, Peer] = {}
+        self._per_uid: Counter[int] = Counter()
+        self._budgets: dict[int, Budget] = {}
+        self._strangers = 0
+        self._accepting = False
+        self._crowded = False
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def serve(self) -> None:
+        self._listener.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._sweep()
+
+    def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._accept_no_more()
+        for peer in list(self._peers.values()):
+            self._drop(peer)
+
+    def reports(self) -> tuple[AgentReport, ...]:
+        """The newest report of every process whose agent is connected and was heard lately."""
+        now = self._clock()
+        newest: dict[Identity, tuple[float, AgentReport]] = {}
+        for peer in self._peers.values():
+            age = now - peer.heard_at
+            if peer.hello is None or peer.report is None or age > self._limits.stale_seconds:
+                continue
+            if peer.identity not in newest or age < newest[peer.identity][0]:
+                newest[peer.identity] = age, _agent_report(peer.identity, peer.hello, peer.report, age)
+        return tuple(report for _, report in newest.values())
+
+    async def flush(self, identity: Identity, request: Flush) -> Result | None:
+        """Ask one agent and wait for its answer: None if it did not come in time or the agent left.
+
+        An agent that wakes up too late finds a Cancel behind the request.
+        """
+        peer = self._newest(identity)
+        if peer is None or not self._send(peer, request):
+            return None
+        answer = peer.answers[request.id] = asyncio.get_running_loop().create_future()
+        try:
+            return await asyncio.wait_for(answer, request.timeout_seconds)
+        except (asyncio.TimeoutError, ConnectionError):
+            self._send(peer, Cancel(request.id))
+            return None
+        finally:
+            peer.answers.pop(request.id, None)
+
+    def _newest(self, identity: Identity) -> Peer | None:
+        own = [peer for peer in self._peers.values() if peer.identity == identity and peer.report is not None]
+        return max(own, key=lambda peer: peer.heard_at, default=None)
+
+    def _send(self, peer: Peer, message: Message) -> bool:
+        """True if the whole frame went out; a peer that does not read its socket is dropped."""
+        frame = encode(message)
+        try:
+            if peer.socket.send(frame) == len(frame):
+                return True
+        except OSError:
+            pass
+        self._drop(peer, "unread")
+        return False
+
+    def _accept(self) -> None:
+        for _ in range(64):
+            if self._strangers >= self._limits.strangers or len(self._peers) >= self._limits.peers:
+                self._crowded = len(self._peers) < self._limits.peers
+                self._accept_no_more()
+                return
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.warning("cannot accept agents for a moment: %s", error)
+                self._accept_no_more()
+                return
+            self._welcome(connection)
+
+    def _welcome(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        pidfd = peer_pidfd(connection)
+        identity = identify(connection, pidfd)
+        crowded = identity is not None and self._per_uid[identity.uid] >= self._limits.peers_per_uid
+        if identity is None or crowded:
+            self._rejected("crowd" if crowded else "identity")
+            connection.close()
+            if pidfd is not None:
+                os.close(pidfd)
+            return
+        peer = Peer(connection, identity, pidfd, self._clock())
+        self._peers[connection.fileno()] = peer
+        self._per_uid[identity.uid] += 1
+        self._strangers += 1
+        self._loop.add_reader(connection.fileno(), self._readable, peer)
+        if pidfd is not None:
+            self._loop.add_reader(pidfd, self._drop, peer)  # readable when the process has ended
+
+    def _readable(self, peer: Peer) -> None:
+        now = self._clock()
+        budget = self._budgets.setdefault(peer.identity.uid, Budget(self._limits, now))
+        if (wait := budget.wait(now)) > 0:
+            self._rejected("rate")
+            self._loop.remove_reader(peer.socket.fileno())
+            self._loop.call_later(max(wait, 0.1), self._resume, peer)
+            return
+        try:
+            chunk, ancillary, _, _ = peer.socket.recvmsg(MAX_FRAME_BYTES, CREDENTIALS_SPACE)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk, ancillary = b"", []
+        if not chunk:
+            self._drop(peer)
+            return
+        budget.bytes -= len(chunk)
+        if sender_pid(ancillary) not in (None, peer.identity.pid):
+            self._drop(peer, "foreign_sender")  # a forked child, or a passed descriptor
+            return
+        try:
+            for frame in self._frames(peer, chunk, now):
+                budget.frames -= 1
+                self._hear(peer, decode(frame), now)
+        except ProtocolError as error:
+            log.info("agent of pid %d, uid %d, closed: %s", peer.identity.pid, peer.identity.uid, error)
+            self._drop(peer, error.reason)
+
+    def _frames(self, peer: Peer, chunk: bytes, now: float) -> Iterator[bytes]:
+        if not peer.buffer:
+            peer.partial_since = now
+        peer.buffer += chunk
+        *frames, rest = peer.buffer.split(b"\n")
+        if len(rest) > MAX_FRAME_BYTES or any(len(frame) > MAX_FRAME_BYTES for frame in frames):
+            raise ProtocolError("oversize", f"a frame of more than {MAX_FRAME_BYTES} bytes")
+        if frames:
+            peer.partial_since = now
+        peer.buffer = rest
+        yield from map(bytes, frames)
+
+    def _hear(self, peer: Peer, message: Message, now: float) -> None:
+        if peer.hello is None:
+            if not isinstance(message, Hello):
+                raise ProtocolError("hello", "the first frame is not a hello")
+            if not WORKLOAD.fullmatch(message.workload):
+                raise ProtocolError("value", f"hello.workload: {message.workload!r:.80} is not [A-Za-z0-9._/-]{{0,64}}")
+            peer.hello = message
+            self._strangers -= 1
+            if self._crowded and self._strangers <= self._limits.strangers // 2:
+                self._accept_again()
+        elif isinstance(message, Hello):
+            raise ProtocolError("hello", "a second hello")
+        elif isinstance(message, Report):
+            peer.report, peer.heard_at = message, now
+        elif isinstance(message, Result):
+            answer = peer.answers.get(message.id)
+            if answer is not None and not answer.done():
+                answer.set_result(message)
+        elif isinstance(message, Bye):
+            self._drop(peer)
+        else:
+            raise ProtocolError("type", f"an agent cannot send {type(message).__name__}")
+
+    def _resume(self, peer: Peer) -> None:
+        if self._peers.get(peer.socket.fileno()) is peer:
+            self._loop.add_reader(peer.socket.fileno(), self._readable, peer)
+
+    def _drop(self, peer: Peer, reason: str | None = None) -> None:
+        descriptor = peer.socket.fileno()
+        if self._peers.get(descriptor) is not peer:
+            return
+        if reason is not None:
+            self._rejected(reason)
+        del self._peers[descriptor]
+        uid = peer.identity.uid
+        self._per_uid[uid] -= 1
+        if not self._per_uid[uid]:
+            del self._per_uid[uid]
+        self._strangers -= peer.hello is None
+        self._loop.remove_reader(descriptor)
+        peer.socket.close()
+        if peer.pidfd is not None:
+            self._loop.remove_reader(peer.pidfd)
+            os.close(peer.pidfd)
+        for answer in peer.answers.values():
+            if not answer.done():
+                answer.set_exception(ConnectionResetError("the agent left"))
+
+    def _sweep(self) -> None:
+        """Once a second: close who keeps us waiting, and open the door again."""
+        now, limits = self._clock(), self._limits
+        for peer in list(self._peers.values()):
+            if peer.hello is None and now - peer.heard_at > limits.hello_seconds:
+                self._drop(peer, "hello_timeout")
+            elif peer.buffer and now - peer.partial_since > limits.frame_seconds:
+                self._drop(peer, "frame_timeout")
+            elif now - peer.heard_at > limits.idle_seconds:
+                self._drop(peer, "idle")
+        for uid in [uid for uid in self._budgets if uid not in self._per_uid]:
+            if self._budgets[uid].wait(now) == 0:
+                del self._budgets[uid]
+        self._accept_again()
+        self._sweeper = self._loop.call_later(1.0, self._sweep)
+
+    def _accept_again(self) -> None:
+        if not self._accepting:
+            self._accepting, self._crowded = True, False
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _accept_no_more(self) -> None:
+        if self._accepting:
+            self._accepting = False
+            self._loop.remove_reader(self._listener.fileno())
+
+
+def _agent_report(identity: Identity, hello: Hello, report: Report, age: float) -> AgentReport:
+    return AgentReport(
+        identity.pid,
+        identity.start_ticks,
+        identity.uid,
+        hello.workload,
+        age,
+        report.frameworks,
+        report.flush_policy,
+        report.pools,
+    )

@@ -1,0 +1,280 @@
+"""The catalogue: every metric that follows from a Frame, rendered anew for each one.
+
+Nothing is kept between frames, so a device, process or pool that is gone is gone from the next
+scrape, and a value that is unknown is an absent series. To add a metric, add a Family.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from gpumond.model import MISSED_LIMIT, DeviceReading, Frame, PoolUsage, ProcessUsage
+
+Row = tuple[tuple[str, ...], float | None]
+"""Label values in the family's order, and the value; a row with None is left out."""
+
+PROCESSES_PER_DEVICE = 50
+
+
+class Family(NamedTuple):
+    name: str
+    kind: Literal["gauge", "counter"]
+    help: str
+    labels: tuple[str, ...]
+    rows: Callable[[Frame], Iterable[Row]]
+
+
+def device_family(
+    name: str, value: Callable[[DeviceReading], float | None], help: str, kind: Literal["gauge", "counter"] = "gauge"
+) -> Family:
+    def rows(frame: Frame) -> Iterator[Row]:
+        for device in frame.snapshot.devices:
+            yield (device.uuid, str(device.index)), value(device)
+
+    return Family(f"gpumond_device_{name}", kind, help, ("uuid", "gpu"), rows)
+
+
+def pool_family(
+    name: str, value: Callable[[PoolUsage], float | None], help: str, kind: Literal["gauge", "counter"] = "gauge"
+) -> Family:
+    def rows(frame: Frame) -> Iterator[Row]:
+        index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+        for report in frame.snapshot.reports:
+            for pool in report.pools:
+                labels = (pool.device_uuid, index.get(pool.device_uuid, ""), str(report.pid), report.workload)
+                yield (*labels, pool.allocator), value(pool)
+
+    return Family(f"gpumond_pool_{name}", kind, help, ("uuid", "gpu", "pid", "workload", "allocator"), rows)
+
+
+def _device_info(frame: Frame) -> Iterator[Row]:
+    source = frame.snapshot.source
+    for device in frame.snapshot.devices:
+        labels = (device.name, device.vendor, device.pci_bus_id, device.parent_uuid or "", source.driver_version or "")
+        yield (device.uuid, str(device.index), *labels), 1
+
+
+def _ledger(frame: Frame) -> Iterator[Row]:
+    index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+    sums: Counter[tuple[str, str, str, str]] = Counter()
+    for line in frame.ledger.lines:
+        sums[line.device_uuid, index[line.device_uuid], line.workload, line.share] += line.used_bytes
+    yield from sums.items()
+
+
+def _overcount(frame: Frame) -> Iterator[Row]:
+    index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+    for entry in frame.ledger.overcounts:
+        yield (entry.device_uuid, index[entry.device_uuid]), entry.overcount_bytes
+
+
+def top_processes(device: DeviceReading) -> tuple[list[ProcessUsage], list[ProcessUsage]]:
+    """The processes that get series of their own, largest first, and the rest, whose bytes are summed."""
+    ordered = sorted(device.processes or (), key=lambda process: -(process.used_bytes or 0))
+    return ordered[:PROCESSES_PER_DEVICE], ordered[PROCESSES_PER_DEVICE:]
+
+
+def _process_used(frame: Frame) -> Iterator[Row]:
+    for device in frame.snapshot.devices:
+        shown, rest = top_processes(device)
+        for process in shown:
+            yield (device.uuid, str(device.index), str(process.pid)), process.used_bytes
+        if rest:
+            used = sum(process.used_bytes or 0 for process in rest)
+            yield (device.uuid, str(device.index), "other"), used
+
+
+def _process_info(frame: Frame) -> Iterator[Row]:
+    workloads = {(report.pid, report.start_ticks): report.workload for report in frame.snapshot.reports}
+    seen: set[int] = set()
+    for device in frame.snapshot.devices:
+        for process in top_processes(device)[0]:
+            if process.pid in seen:
+                continue
+            seen.add(process.pid)
+            workload = workloads.get((process.pid, process.start_ticks or 0), "")
+            user = process.user or ("" if process.uid is None else str(process.uid))
+            labels = (str(process.pid), process.comm or "", user, workload, process.container or "")
+            yield (*labels, "", "", ""), 1
+
+
+def _verdicts(frame: Frame) -> Iterator[Row]:
+    index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+    for verdict in frame.verdicts:
+        yield (verdict.device_uuid, index.get(verdict.device_uuid, ""), str(verdict.pid or ""), verdict.kind), 1
+
+
+def _time_to_oom(frame: Frame) -> Iterator[Row]:
+    index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+    for verdict in frame.verdicts:
+        labels = (verdict.device_uuid, index.get(verdict.device_uuid, ""), str(verdict.pid or ""))
+        yield labels, verdict.time_to_oom_seconds
+
+
+def _alerts(frame: Frame) -> Iterator[Row]:
+    yield from Counter((alert.rule, alert.phase) for alert in frame.alerts).items()
+
+
+def _agents(frame: Frame) -> Iterator[Row]:
+    yield from Counter((report.workload,) for report in frame.snapshot.reports).items()
+
+
+def _report_age(frame: Frame) -> Iterator[Row]:
+    ages: defaultdict[str, float] = defaultdict(float)
+    for report in frame.snapshot.reports:
+        ages[str(report.pid)] = max(ages[str(report.pid)], report.age_seconds)
+    for pid, age in ages.items():
+        yield (pid,), age
+
+
+def _driver_up(frame: Frame) -> Iterator[Row]:
+    source = frame.snapshot.source
+    yield (source.reason,), float(source.up)
+
+
+def _count_devices(frame: Frame) -> Iterator[Row]:
+    devices = frame.snapshot.devices
+    yield ("up",), sum(device.missed == 0 for device in devices)
+    yield ("stale",), sum(0 < device.missed < MISSED_LIMIT for device in devices)
+    yield ("lost",), sum(device.missed >= MISSED_LIMIT for device in devices)
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "gpumond_device_info",
+        "gauge",
+        "Descriptive labels of a device; parent_uuid is set on MIG instances, whose bytes their parent counts too.",
+        ("uuid", "gpu", "name", "vendor", "pci_bus_id", "parent_uuid", "driver_version"),
+        _device_info,
+    ),
+    device_family("up", lambda d: float(d.missed == 0), "1 if the last reading of the device succeeded, else 0."),
+    device_family("memory_size_bytes", lambda d: d.size_bytes, "Memory of the device."),
+    device_family(
+        "memory_used_bytes",
+        lambda d: d.used_bytes,
+        "Memory in use according to the driver, its own reservation excluded where it can tell.",
+    ),
+    device_family("memory_free_bytes", lambda d: d.free_bytes, "Memory free according to the driver."),
+    device_family("memory_reserved_bytes", lambda d: d.reserved_bytes, "Memory that the driver keeps for itself."),
+    device_family(
+        "gpu_utilization_ratio",
+        lambda d: d.sensors.gpu_utilization_ratio,
+        "Share of the driver's last sampling period in which a kernel ran.",
+    ),
+    device_family(
+        "memory_controller_utilization_ratio",
+        lambda d: d.sensors.memory_controller_utilization_ratio,
+        "Share of the driver's last sampling period in which memory was read or written; not how full it is.",
+    ),
+    device_family("sm_clock_hertz", lambda d: d.sensors.sm_clock_hertz, "Clock of the multiprocessors."),
+    device_family("memory_clock_hertz", lambda d: d.sensors.memory_clock_hertz, "Clock of the memory."),
+    Family(
+        "gpumond_device_temperature_celsius",
+        "gauge",
+        "Temperature by sensor.",
+        ("uuid", "gpu", "sensor"),
+        lambda frame: (
+            ((d.uuid, str(d.index), "gpu"), d.sensors.gpu_temperature_celsius) for d in frame.snapshot.devices
+        ),
+    ),
+    device_family("power_watts", lambda d: d.sensors.power_watts, "Power drawn by the device."),
+    device_family(
+        "energy_joules_total", lambda d: d.sensors.energy_joules, "Energy used since the driver was loaded.", "counter"
+    ),
+    Family(
+        "gpumond_memory_bytes",
+        "gauge",
+        "The ledger: used memory by share (live, cached, stranded, overhead, opaque, unclaimed) and workload. "
+        "Sums per device to gpumond_device_memory_used_bytes + gpumond_memory_overcount_bytes.",
+        ("uuid", "gpu", "workload", "share"),
+        _ledger,
+    ),
+    Family(
+        "gpumond_memory_overcount_bytes",
+        "gauge",
+        "By how much agents and driver disagree, being read moments apart.",
+        ("uuid", "gpu"),
+        _overcount,
+    ),
+    Family(
+        "gpumond_process_memory_used_bytes",
+        "gauge",
+        f"Memory of a process on a device according to the driver; beyond the {PROCESSES_PER_DEVICE} largest "
+        'of a device the rest is pid="other".',
+        ("uuid", "gpu", "pid"),
+        _process_used,
+    ),
+    Family(
+        "gpumond_process_info",
+        "gauge",
+        "Descriptive labels of a process that has gpumond_process_memory_used_bytes.",
+        ("pid", "comm", "user", "workload", "container", "container_name", "pod_name", "pod_namespace"),
+        _process_info,
+    ),
+    pool_family("live_bytes", lambda p: p.live_bytes, "Memory that the allocator has handed out to the program."),
+    pool_family("held_bytes", lambda p: p.held_bytes, "Memory that the allocator has taken from the driver."),
+    pool_family("reclaimable_bytes", lambda p: p.reclaimable.likely, "Memory that a flush would most probably return."),
+    pool_family(
+        "stranded_bytes", lambda p: p.stranded_bytes, "Memory held and free that no flush returns: fragmentation."
+    ),
+    pool_family("ooms_total", lambda p: p.ooms, "Out-of-memory errors of the allocator.", "counter"),
+    pool_family(
+        "retries_total", lambda p: p.retries, "Allocations that succeeded only after a flush of the cache.", "counter"
+    ),
+    pool_family(
+        "device_allocations_total",
+        lambda p: p.device_allocations,
+        "Allocations that the allocator made at the driver.",
+        "counter",
+    ),
+    pool_family("device_frees_total", lambda p: p.device_frees, "Allocations that the allocator gave back.", "counter"),
+    Family(
+        "gpumond_verdict",
+        "gauge",
+        "1 for each verdict that stands.",
+        ("uuid", "gpu", "pid", "kind"),
+        _verdicts,
+    ),
+    Family(
+        "gpumond_time_to_oom_seconds",
+        "gauge",
+        "Time until the memory is full if it goes on growing as it does.",
+        ("uuid", "gpu", "pid"),
+        _time_to_oom,
+    ),
+    Family("gpumond_alerts", "gauge", "Active alerts.", ("rule", "phase"), _alerts),
+    Family("gpumond_agents", "gauge", "Programs whose agent is connected.", ("workload",), _agents),
+    Family(
+        "gpumond_agent_report_age_seconds", "gauge", "Age of the agent's report in this frame.", ("pid",), _report_age
+    ),
+    Family(
+        "gpumond_driver_up",
+        "gauge",
+        "1 if the devices can be read; else 0, and reason says in one word why.",
+        ("reason",),
+        _driver_up,
+    ),
+    Family(
+        "gpumond_driver_responsive",
+        "gauge",
+        "0 while a driver call is overdue, else 1.",
+        (),
+        lambda frame: [((), float(frame.snapshot.source.responsive))],
+    ),
+    Family(
+        "gpumond_devices",
+        "gauge",
+        "Devices by whether they answer; a device that falls off the bus stays counted.",
+        ("state",),
+        _count_devices,
+    ),
+    Family(
+        "gpumond_snapshot_timestamp_seconds",
+        "gauge",
+        "When the facts of this frame were taken.",
+        (),
+        lambda frame: [((), frame.snapshot.taken_at)],
+    ),
+)

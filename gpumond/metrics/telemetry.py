@@ -1,0 +1,72 @@
+"""What the daemon did, as opposed to what it saw: ordinary counters that outlive the frames."""
+
+from __future__ import annotations
+
+import platform
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+from gpumond import __version__
+from gpumond.model import Fault, Receipt
+
+TICK_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+FLUSH_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Telemetry:
+    """The daemon's own counters, in a registry of their own."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = registry = CollectorRegistry()
+        self._flushes = Counter("gpumond_flushes", "Receipts by outcome.", ["outcome"], registry=registry)
+        self._released = Counter(
+            "gpumond_flush_released_bytes", "Memory that flushes returned, by the allocators' count.", registry=registry
+        )
+        self._expected = Counter(
+            "gpumond_flush_expected_bytes", "Memory that the same flushes had predicted.", registry=registry
+        )
+        self._flush_duration = Histogram(
+            "gpumond_flush_duration_seconds",
+            "From the request to the receipt of one pool.",
+            buckets=FLUSH_BUCKETS,
+            registry=registry,
+        )
+        self._rejects = Counter(
+            "gpumond_agent_rejects", "Agents' connections and frames refused.", ["reason"], registry=registry
+        )
+        self._restarts = Counter(
+            "gpumond_collector_restarts", "Starts of the driver's process after the first.", registry=registry
+        )
+        self._faults = Counter("gpumond_faults", "Facts that could not be read.", ["source", "kind"], registry=registry)
+        self.tick_duration = Histogram(
+            "gpumond_tick_duration_seconds",
+            "One tick: reading, attribution, rules.",
+            buckets=TICK_BUCKETS,
+            registry=registry,
+        )
+        self.ticks_skipped = Counter(
+            "gpumond_ticks_skipped", "Ticks left out since the one before took too long.", registry=registry
+        )
+        build = Gauge(
+            "gpumond_build_info", "Version of the daemon and its Python.", ["version", "python"], registry=registry
+        )
+        build.labels(__version__, platform.python_version()).set(1)
+
+    def rejected(self, reason: str) -> None:
+        self._rejects.labels(reason).inc()
+
+    def restarted(self) -> None:
+        self._restarts.inc()
+
+    def fault(self, fault: Fault) -> None:
+        self._faults.labels(fault.source, fault.kind).inc()
+
+    def flushed(self, receipt: Receipt) -> None:
+        self._flushes.labels(receipt.outcome).inc()
+        if receipt.outcome == "planned":
+            return
+        self._flush_duration.observe(receipt.duration_seconds)
+        self._released.inc(max(0, receipt.released_bytes))
+        if receipt.expected is not None:
+            self._expected.inc(receipt.expected.likely)

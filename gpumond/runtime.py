@@ -1,0 +1,98 @@
+"""The daemon's runtime directory: the agents' socket and the token of the daemon's own user.
+
+A socket that anyone can replace is an agent that obeys a stranger, so the directory must belong to
+this user and be writable by nobody else, and the socket gets its mode before it listens.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import socket
+import stat
+from pathlib import Path
+
+from gpumond.errors import ConfigError
+
+BACKLOG = 128
+TOKEN_FILE = "token"
+
+
+def bind_agent_socket(path: Path, mode: int) -> socket.socket:
+    """A bound, listening socket at ``path``. Raises ConfigError with the mend."""
+    directory = prepare_directory(path.parent)
+    _claim(directory / f"{path.name}.lock", path)
+    _remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"agent socket {path}: {error.strerror or error}; choose another with --socket") from None
+    finally:
+        os.umask(before)
+    os.chmod(path, mode)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def prepare_directory(directory: Path) -> Path:
+    """Make the directory, or see that what is there is safe."""
+    try:
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        status = directory.lstat()
+    except OSError as error:
+        raise ConfigError(
+            f"runtime directory {directory}: {error.strerror}; choose another with --socket DIRECTORY/agent.sock"
+        ) from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise ConfigError(f"runtime directory {directory} is not a directory; choose another with --socket")
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
+        raise ConfigError(
+            f"runtime directory {directory} can be written by others; use one of your own with mode 0755 or stricter, "
+            "with --socket DIRECTORY/agent.sock"
+        )
+    return directory
+
+
+def leave_token(directory: Path) -> str:
+    """A new token for the daemon's own user, in a file that only this user can read."""
+    token = f"gpm_{secrets.token_urlsafe(32)}"
+    path = directory / TOKEN_FILE
+    fresh = path.with_name(f".{TOKEN_FILE}.{os.getpid()}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token + "\n")
+    fresh.rename(path)
+    return token
+
+
+def _claim(lock: Path, path: Path) -> None:
+    """Hold the lock as long as this process lives, so that two daemons never share a socket path."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise ConfigError(
+            f"another daemon serves the agent socket {path}; stop it or choose another with --socket"
+        ) from None
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket that a dead daemon left; anything else at that path is not ours to remove."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
+        raise ConfigError(f"{path} exists and is not a socket of this user; choose another with --socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        refused = probe.connect_ex(str(path)) == errno.ECONNREFUSED
+    if not refused:
+        raise ConfigError(f"another program listens on {path}; stop it or choose another with --socket")
+    path.unlink()

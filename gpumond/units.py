@@ -1,0 +1,41 @@
+"""Durations, levels and sizes as people write and read them: ``90s``, ``80%``, ``1GiB``. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
+_SECONDS: dict[str | None, float] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
+_LEVEL = re.compile(r"(-?\d+(?:\.\d+)?)\s*(%|B|[KMGT]iB|[kMGT]B)?")
+_FACTORS: dict[str | None, float] = {
+    "%": 0.01,
+    "B": 1,
+    **{f"{prefix}iB": 1024 ** (power + 1) for power, prefix in enumerate("KMGT")},
+    **{f"{prefix}B": 1000 ** (power + 1) for power, prefix in enumerate("kMGT")},
+    None: 1,
+}
+
+
+def seconds(value: object) -> float:
+    """Seconds from a number or from text as in ``1.5s``, ``5m``, ``1h``. Raises ValueError."""
+    match = _DURATION.fullmatch(str(value).strip())
+    if match is None or isinstance(value, bool):
+        raise ValueError("expected a duration such as 30s, 5m or 1h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def level(value: object) -> float:
+    """A plain number from ``0.8``, ``80%`` (0.8), ``1GiB`` (bytes). Raises ValueError."""
+    match = _LEVEL.fullmatch(str(value).strip())
+    if match is None or isinstance(value, bool):
+        raise ValueError("expected a number, a share such as 80% or a size such as 1GiB")
+    return float(match[1]) * _FACTORS[match[2]]
+
+
+def human(size: float) -> str:
+    """Bytes for people: ``31.2 GiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

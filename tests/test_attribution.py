@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumond.attribution import attribute
+from gpumond.model import Ledger, PoolUsage, Reclaimable
+from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
+
+
+def shares(ledger: Ledger, device_uuid: str = "GPU-a") -> Counter[str]:
+    total: Counter[str] = Counter()
+    for line in ledger.lines:
+        if line.device_uuid == device_uuid:
+            total[line.share] += line.used_bytes
+    return +total
+
+
+def overcount(ledger: Ledger, device_uuid: str = "GPU-a") -> int:
+    return {entry.device_uuid: entry.overcount_bytes for entry in ledger.overcounts}[device_uuid]
+
+
+def test_a_process_with_an_agent_is_split_and_the_rest_of_it_is_overhead():
+    device = a_device(used_bytes=10 * GIB, processes=(a_process(used_bytes=9 * GIB),))
+    report = a_report(pools=(a_pool(live=4 * GIB, cached=3 * GIB, stranded=GIB),))
+    assert shares(attribute(a_snapshot(device, reports=(report,)))) == {
+        "live": 4 * GIB,
+        "cached": 3 * GIB,
+        "stranded": GIB,
+        "overhead": GIB,
+        "unclaimed": GIB,
+    }
+
+
+def test_a_process_without_an_agent_is_opaque():
+    device = a_device(used_bytes=GIB, processes=(a_process(used_bytes=GIB),))
+    assert shares(attribute(a_snapshot(device))) == {"opaque": GIB}
+
+
+def test_an_agent_that_sees_no_pool_leaves_its_process_opaque():
+    device = a_device(used_bytes=GIB, processes=(a_process(used_bytes=GIB),))
+    ledger = attribute(a_snapshot(device, reports=(a_report(),)))
+    assert shares(ledger) == {"opaque": GIB}
+    assert {line.workload for line in ledger.lines if line.share == "opaque"} == {"train"}
+
+
+def test_a_returned_pid_is_another_process():
+    device = a_device(used_bytes=GIB, processes=(a_process(start_ticks=999, used_bytes=GIB),))
+    ledger = attribute(a_snapshot(device, reports=(a_report(start_ticks=100, pools=(a_pool(live=GIB),)),)))
+    assert shares(ledger) == {"opaque": GIB, "live": GIB}
+    assert overcount(ledger) == GIB
+
+
+def test_several_allocators_of_one_process_add_up():
+    device = a_device(used_bytes=6 * GIB, processes=(a_process(used_bytes=6 * GIB),))
+    pools = (a_pool(live=GIB, cached=GIB), a_pool(allocator="cupy", live=2 * GIB, stranded=GIB))
+    assert shares(attribute(a_snapshot(device, reports=(a_report(pools=pools),)))) == {
+        "live": 3 * GIB,
+        "cached": GIB,
+        "stranded": GIB,
+        "overhead": GIB,
+    }
+
+
+def test_a_pool_inside_another_is_not_counted_twice():
+    device = a_device(used_bytes=4 * GIB, processes=(a_process(used_bytes=4 * GIB),))
+    pools = (
+        a_pool(allocator="rmm", live=3 * GIB, cached=GIB),
+        a_pool(allocator="cupy", inside="rmm", live=2 * GIB, cached=GIB),
+    )
+    ledger = attribute(a_snapshot(device, reports=(a_report(pools=pools),)))
+    assert shares(ledger) == {"live": 3 * GIB, "cached": GIB}
+    assert overcount(ledger) == 0
+
+
+def test_a_pool_inside_an_unreported_one_is_counted_itself():
+    device = a_device(used_bytes=GIB, processes=(a_process(used_bytes=GIB),))
+    pools = (a_pool(allocator="cupy", inside="rmm", live=GIB),)
+    assert shares(attribute(a_snapshot(device, reports=(a_report(pools=pools),)))) == {"live": GIB}
+
+
+def test_an_agent_newer_than_the_driver_shows_as_overcount_not_in_unclaimed():
+    device = a_device(used_bytes=5 * GIB, processes=(a_process(used_bytes=2 * GIB),))
+    ledger = attribute(a_snapshot(device, reports=(a_report(pools=(a_pool(live=3 * GIB),)),)))
+    assert shares(ledger) == {"live": 3 * GIB, "unclaimed": 3 * GIB}
+    assert overcount(ledger) == GIB
+
+
+def test_without_a_process_list_agents_are_the_only_source():
+    device = a_device(used_bytes=5 * GIB, processes=None)
+    ledger = attribute(a_snapshot(device, reports=(a_report(pools=(a_pool(live=3 * GIB),)),)))
+    assert shares(ledger) == {"live": 3 * GIB, "unclaimed": 2 * GIB}
+
+
+def test_unknown_used_bytes_stay_unknown():
+    device = a_device(used_bytes=None, processes=(a_process(used_bytes=None),))
+    ledger = attribute(a_snapshot(device, reports=(a_report(pools=(a_pool(live=GIB),)),)))
+    assert shares(ledger) == {"live": GIB}
+    assert ledger.overcounts == ()
+
+
+def test_mig_instances_and_their_parent_add_up_each_for_itself():
+    parent = a_device("GPU-a", used_bytes=4 * GIB, processes=(a_process(used_bytes=4 * GIB),))
+    instance = a_device("MIG-a", parent_uuid="GPU-a", used_bytes=4 * GIB, processes=(a_process(used_bytes=4 * GIB),))
+    ledger = attribute(a_snapshot(parent, instance, reports=(a_report(pools=(a_pool("MIG-a", live=3 * GIB),)),)))
+    assert shares(ledger, "MIG-a") == shares(ledger, "GPU-a") == {"live": 3 * GIB, "overhead": GIB}
+
+
+amounts = st.integers(0, 2**63 - 1) | st.integers(0, 4)
+maybe = st.none() | amounts
+ids = st.integers(1, 4)
+uuids = st.sampled_from(["GPU-a", "GPU-b", "MIG-a", "GPU-unseen"])
+processes = st.builds(a_process, pid=ids, used_bytes=maybe, start_ticks=st.none() | ids)
+pools = st.builds(
+    PoolUsage,
+    allocator=st.sampled_from(["torch", "rmm", "cupy"]),
+    device_uuid=uuids,
+    live_bytes=amounts,
+    held_bytes=amounts,
+    reclaimable=st.builds(Reclaimable, amounts, amounts, amounts),
+    stranded_bytes=amounts,
+    inside=st.sampled_from([None, "torch", "rmm", "cupy"]),
+)
+reports = st.builds(a_report, pid=ids, start_ticks=ids, pools=st.lists(pools, max_size=4).map(tuple))
+
+
+@given(st.data())
+def test_the_lines_of_a_device_sum_to_used_plus_overcount_whatever_the_reports_say(data: st.DataObject):
+    lists = st.none() | st.lists(processes, max_size=4, unique_by=lambda p: (p.pid, p.start_ticks)).map(tuple)
+    devices = tuple(
+        a_device(uuid, used_bytes=data.draw(maybe), processes=data.draw(lists), parent_uuid=parent)
+        for uuid, parent in (("GPU-a", None), ("GPU-b", None), ("MIG-a", "GPU-a"))
+    )
+    ledger = attribute(a_snapshot(*devices, reports=tuple(data.draw(st.lists(reports, max_size=4)))))
+    assert all(line.used_bytes >= 0 for line in ledger.lines)
+    assert all(entry.overcount_bytes >= 0 for entry in ledger.overcounts)
+    for device in devices:
+        if device.used_bytes is not None:
+            total = sum(line.used_bytes for line in ledger.lines if line.device_uuid == device.uuid)
+            assert total == device.used_bytes + overcount(ledger, device.uuid)
