@@ -49,7 +49,14 @@ class Child:
     """One process that runs a source, its pipes and the question that it is working on."""
 
     def __init__(self, command: list[str], environ: Mapping[str, str] | None) -> None:
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, bufsize=0)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environ,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the parent, which ends the child in order
+        )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.stdin, self.stdout = self.process.stdin, self.process.stdout

@@ -43,6 +43,7 @@ class Daemon:
         self.frame: Frame | None = None
         self._settings = settings
         self._memory = Memory()
+        self._wake = asyncio.Event()
         self._telemetry = Telemetry()
         self._exposition = Exposition(self._telemetry)
         self._collector = Collector(source, restarted=self._telemetry.restarted)
@@ -96,7 +97,9 @@ class Daemon:
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
         log.info("flush of %s, steps %s, by %s", request.target, ",".join(request.steps), requested_by)
-        return await self._flusher.flush(request, requested_by)
+        answer = await self._flusher.flush(request, requested_by)
+        self._wake.set()  # the next frame shows what the flush did
+        return answer
 
     async def _read_driver(self) -> Reading | None:
         return await self._collector.read(wait=FLUSH_READ_SECONDS)
@@ -115,7 +118,12 @@ class Daemon:
                 skipped = int(late // interval) + 1
                 self._telemetry.ticks_skipped.inc(skipped)
                 due += skipped * interval
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), max(0.0, due - time.monotonic()))
+                due = time.monotonic()
+            except asyncio.TimeoutError:
+                pass
 
 
 async def serve(settings: Settings, source: str) -> None:

@@ -7,7 +7,6 @@ a driver that is killed in the middle of a call may not come back.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 from gpumond.errors import SourceUnavailable
@@ -16,7 +15,6 @@ from gpumond.wire import clean, to_json
 
 
 def main(name: str) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a driver library that prints must not garble the answers
 

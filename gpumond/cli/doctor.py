@@ -1,0 +1,30 @@
+"""``gpumond doctor``: what works on this machine, what does not, and the mend."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+from gpumond.cli import DONE, FAILED, client
+from gpumond.cli.table import safe
+from gpumond.doctor import examine
+from gpumond.wire import to_json
+
+MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    findings = []
+    for finding in examine(partial(client.get, arguments.url)):
+        findings.append(finding)
+        if not arguments.json:
+            print(f"{MARKS[finding.state]}  {finding.subject}: {safe(finding.detail)}", flush=True)
+            if finding.mend:
+                print(f"      -> {safe(finding.mend)}", flush=True)
+    if arguments.json:
+        print(to_json(findings).decode())
+    return FAILED if any(finding.state == "bad" for finding in findings) else DONE

@@ -1,0 +1,186 @@
+"""What works on this machine, what does not, and the mend. Looks; changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+import platform
+import resource
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, Literal
+
+from gpumond import __version__
+from gpumond.collector import Collector
+from gpumond.errors import DaemonError
+from gpumond.model import Reading, SourceState
+from gpumond.units import human
+from gpumond.wire import default_socket, trusted_uids
+
+State = Literal["good", "note", "bad"]
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the host's PID namespace (include/linux/proc_ns.h)."""
+
+ADAPTERS = {
+    "torch": ("torch",),
+    "cupy": ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
+}
+NO_ADAPTER = ("rmm-cu12", "rmm-cu13", "cudf-cu12", "cudf-cu13", "tensorflow", "jax")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. ``mend`` says what to do about it, if there is something."""
+
+    subject: str
+    state: State
+    detail: str
+    mend: str = ""
+
+
+def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -> Iterator[Finding]:
+    """All findings; ``get`` asks the daemon's API."""
+    yield Finding("gpumond", "good", f"{__version__} on Python {platform.python_version()}, {sys.prefix}")
+    yield from driver()
+    yield from device_nodes(dev)
+    yield pid_namespace(proc)
+    yield descriptors()
+    yield agent_socket()
+    yield from daemon(get)
+    yield from frameworks()
+
+
+def driver() -> Iterator[Finding]:
+    if util.find_spec("pynvml") is None:
+        yield Finding("driver", "bad", "nvidia-ml-py is not installed", "pip install 'gpumond[daemon]'")
+        return
+    state, reading = asyncio.run(probe("nvml"))
+    if reading is None:
+        mend = "" if ";" in state.detail else "without a GPU try `gpumond demo`"
+        yield Finding("driver", "bad", f"{state.reason}: {state.detail}", mend)
+        return
+    detail = f"driver {state.driver_version}, NVML {state.library_version}, {len(reading.devices)} devices"
+    yield Finding("driver", "good" if reading.devices else "bad", detail)
+    for device in reading.devices:
+        size = "size unknown" if device.size_bytes is None else human(device.size_bytes)
+        listed = "no process list" if device.processes is None else f"{len(device.processes)} processes"
+        state_of = "note" if device.processes is None or device.used_bytes is None else "good"
+        yield Finding(f"device {device.index}", state_of, f"{device.name}, {size}, {listed}, {device.uuid}")
+    for fault in reading.faults:
+        yield Finding("fault", "bad", f"{fault.device_uuid or fault.source}: {fault.kind}: {fault.detail}")
+
+
+async def probe(source: str) -> tuple[SourceState, Reading | None]:
+    """One reading through a collector of our own: a driver that hangs does not hang us."""
+    collector = Collector(source)
+    collector.start()
+    reading = await collector.read(wait=6.0)
+    state = collector.state
+    await collector.stop()
+    return state, reading
+
+
+def device_nodes(dev: str) -> Iterator[Finding]:
+    nodes = sorted(glob.glob(f"{dev}/nvidia*"))
+    closed = [node for node in nodes if os.path.exists(node) and not os.path.isdir(node) and not _opens(node)]
+    if closed:
+        yield Finding(
+            "device nodes",
+            "bad",
+            f"not accessible: {', '.join(closed)}",
+            "add this user to the group that owns them; in a container after `systemctl daemon-reload`: "
+            "create it anew, or use CDI",
+        )
+    elif nodes:
+        yield Finding("device nodes", "good", f"{len(nodes)} below {dev}, all accessible")
+
+
+def pid_namespace(proc: str) -> Finding:
+    try:
+        is_host = os.stat(f"{proc}/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
+    except OSError as error:
+        return Finding("PID namespace", "note", f"unknown: {error.strerror}")
+    if is_host:
+        return Finding("PID namespace", "good", "the host's: the driver's pids and the agents' are the same")
+    return Finding(
+        "PID namespace",
+        "note",
+        "a private one: the driver may list pids of the host that cannot be matched here",
+        "run the daemon with the host's PID namespace (hostPID: true, --pid=host)",
+    )
+
+
+def descriptors() -> Finding:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit < 1024:
+        return Finding("descriptors", "bad", f"limit {limit}", "raise it: ulimit -n 8192, or LimitNOFILE=8192")
+    return Finding("descriptors", "good", f"limit {limit}")
+
+
+def agent_socket() -> Finding:
+    path = os.environ.get("GPUMOND_SOCKET") or default_socket()
+    if path is None:
+        return Finding("agent socket", "bad", "no runtime directory", "set XDG_RUNTIME_DIR or GPUMOND_SOCKET")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except OSError as error:
+            mend = "start the daemon: `gpumond serve`" if not isinstance(error, PermissionError) else "see socket_mode"
+            return Finding("agent socket", "note", f"{path}: {error.strerror or error}", mend)
+    owner = Path(path).stat().st_uid
+    if owner not in trusted_uids():
+        return Finding("agent socket", "bad", f"{path} belongs to uid {owner}, whom agents of this user do not obey")
+    return Finding("agent socket", "good", f"{path} answers")
+
+
+def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
+    try:
+        status, agents = get("/api/v1/status"), get("/api/v1/agents")
+    except DaemonError as error:
+        yield Finding("daemon", "note", str(error))
+        return
+    source = status["source"]
+    state: State = "good" if source["up"] else "bad"
+    detail = "up" if source["up"] else f"{source['reason']}: {source['detail']}"
+    yield Finding("daemon", state, f"{status['version']}, source {source['name']} {detail}")
+    seen = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
+    mend = "" if agents else "start a program with one: gpumond run -- python YOUR_PROGRAM.py"
+    yield Finding("agents", "good" if agents else "note", seen or "none connected", mend)
+
+
+def frameworks() -> Iterator[Finding]:
+    found = False
+    for adapter, packages in ADAPTERS.items():
+        for package in packages:
+            if version := _version(package):
+                found = True
+                yield Finding(adapter, "good", f"{package} {version} is installed here; the agent reads and flushes it")
+    for package in NO_ADAPTER:
+        if version := _version(package):
+            found = True
+            yield Finding(package, "note", f"{version} is installed here; the agent has no adapter for it yet")
+    if not found:
+        yield Finding("frameworks", "note", "none in this Python environment; run doctor in the programs' own one")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _opens(node: str) -> bool:
+    try:
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+    except PermissionError:
+        return False
+    except OSError:
+        pass  # no device behind it is another matter
+    return True
