@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 
@@ -87,6 +88,7 @@ class Daemon:
         finally:
             ticking.cancel()
             self._intake.close()
+            self._settings.agent_socket().unlink(missing_ok=True)
             await self._collector.stop()
 
     def receipts(self) -> Sequence[Receipt]:
@@ -140,7 +142,21 @@ async def serve(settings: Settings, source: str) -> None:
         timeout_keep_alive=75,  # longer than a scrape interval, so that Prometheus keeps its connection
     )
     log.info("serving http://%s, agents at %s, source %s", settings.listen, settings.agent_socket(), source)
-    await uvicorn.Server(config).serve(sockets=[listener])
+    server = _Server(config)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, server.leave)
+    await server.serve(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn raises a signal once more after it has served, which would turn an orderly end into a failure."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def leave(self) -> None:
+        self.should_exit = True
 
 
 def _listen(settings: Settings) -> socket.socket:

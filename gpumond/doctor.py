@@ -69,8 +69,8 @@ def driver() -> Iterator[Finding]:
     for device in reading.devices:
         size = "size unknown" if device.size_bytes is None else human(device.size_bytes)
         listed = "no process list" if device.processes is None else f"{len(device.processes)} processes"
-        state_of = "note" if device.processes is None or device.used_bytes is None else "good"
-        yield Finding(f"device {device.index}", state_of, f"{device.name}, {size}, {listed}, {device.uuid}")
+        known: State = "note" if device.processes is None or device.used_bytes is None else "good"
+        yield Finding(f"device {device.index}", known, f"{device.name}, {size}, {listed}, {device.uuid}")
     for fault in reading.faults:
         yield Finding("fault", "bad", f"{fault.device_uuid or fault.source}: {fault.kind}: {fault.detail}")
 

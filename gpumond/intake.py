@@ -108,6 +108,7 @@ class Intake:
         self._accept_no_more()
         for peer in list(self._peers.values()):
             self._drop(peer)
+        self._listener.close()
 
     def reports(self) -> tuple[AgentReport, ...]:
         """The newest report of every process whose agent is connected and was heard lately."""

@@ -47,10 +47,8 @@ def _programs(card: Path, settings: Settings) -> Iterator[None]:
     """The programs, for as long as the daemon runs; their agents find its socket when it is there."""
     environ = os.environ | {"GPUMOND_SOCKET": str(settings.agent_socket())}
     command = (sys.executable, "-m", "gpumond.sim.programs")
-    running = [
-        subprocess.Popen((*command, name, "--card", str(card)), env=environ, stdin=subprocess.DEVNULL)
-        for name in PROGRAMS
-    ]
+    options = ("--card", str(card), "--parent", str(os.getpid()))
+    running = [subprocess.Popen((*command, name, *options), env=environ, stdin=subprocess.DEVNULL) for name in PROGRAMS]
     try:
         yield
     finally:
@@ -74,7 +72,7 @@ gpumond demo: a simulated device with four programs on it: {", ".join(PROGRAMS)}
   look   {url}/metrics   {url}/docs   {url}/api/v1/ledger
   try    gpumond status{option}
          gpumond flush{option} --all --dry-run
-         gpumond flush{option} --workload fragmentation
+         gpumond flush{option} --workload training
 
 Ctrl-C ends it.
 """

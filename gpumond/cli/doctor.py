@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from functools import partial
 
 from gpumond.cli import DONE, FAILED, client
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    logging.disable()  # what the probe would log is among the findings
     findings = []
     for finding in examine(partial(client.get, arguments.url)):
         findings.append(finding)

@@ -47,10 +47,7 @@ def serve(settings: Settings, source: str) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     from gpumond import daemon
 
-    try:
-        asyncio.run(daemon.serve(settings, source))
-    except KeyboardInterrupt:
-        pass  # uvicorn raises the signal again once everything is closed
+    asyncio.run(daemon.serve(settings, source))
     return DONE
 
 

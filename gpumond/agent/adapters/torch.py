@@ -1,0 +1,178 @@
+"""PyTorch's CUDA allocator (2.3 and later, and ROCm, which goes by the same names).
+
+Read through the nested statistics: one call a device, no flattening, no CUDA call behind it. Nothing here is
+asked of a PyTorch that has not initialised CUDA, and a device without a live context is never made current.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gpumond.agent import cuda
+from gpumond.agent.adapters import Refused
+from gpumond.agent.adapters.torch_formulas import (
+    LARGE_PAGE,
+    MIB,
+    Stats,
+    current,
+    from_async_stats,
+    from_snapshot,
+    from_stats,
+)
+from gpumond.model import PoolUsage, Reclaimable, StepResult
+
+SNAPSHOT_BLOCKS = 50_000
+"""A snapshot holds the allocator's lock and the GIL for some microseconds a block."""
+
+CONFIGURATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+class TorchAdapter:
+    name = "torch"
+
+    def __init__(self, torch: Any, environ: Mapping[str, str] = os.environ) -> None:
+        self._torch, self._cuda, self._c = torch, torch.cuda, torch._C
+        self._configuration = ",".join(environ.get(name, "") for name in CONFIGURATION)
+        self._uuids: dict[int, str | None] = {}
+        cuda.watch_captures(torch.cuda.CUDAGraph)
+
+    def framework(self) -> str:
+        return f"torch {self._torch.__version__}"
+
+    def read(self, exact: bool = False) -> Sequence[PoolUsage]:
+        if not self._cuda.is_initialized():
+            return ()
+        backend = self._cuda.get_allocator_backend()
+        if backend not in ("native", "cudaMallocAsync"):
+            return ()
+        snapshot = self._snapshot() if exact and backend == "native" else None
+        pools = []
+        for ordinal in range(self._device_count()):
+            stats = self._c._cuda_memoryStats(ordinal)
+            if not current(stats, "reserved_bytes") and not self._has_context(ordinal):
+                continue
+            uuid = self._uuid(ordinal)
+            if uuid is None:
+                continue
+            if backend == "cudaMallocAsync":
+                reclaimable = from_async_stats(stats)
+            elif snapshot is not None:
+                reclaimable = snapshot.get(ordinal, Reclaimable(0, 0, 0))
+            else:
+                reclaimable = from_stats(stats, self._expandable())
+            pools.append(_usage(uuid, stats, reclaimable, counted=backend == "native"))
+        return tuple(pools)
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        with self._on_live_device():
+            levers = {"ipc": getattr(self._c, "_cuda_ipc_collect", None), "cache": self._cuda.empty_cache}
+            return tuple(self._pull(step, lever) for step, lever in levers.items() if step in steps and lever)
+
+    def _pull(self, step: str, lever: Callable[[], object]) -> StepResult:
+        held, started = self._held_bytes(), time.perf_counter()
+        lever()
+        seconds = time.perf_counter() - started
+        return StepResult(step, max(0, held - self._held_bytes()), seconds)
+
+    @contextmanager
+    def _on_live_device(self) -> Iterator[None]:
+        """Freeing needs a current device, and a thread without one would create a context on device 0
+        (pytorch#25752). Raises Refused where nothing may be freed."""
+        if not self._cuda.is_initialized():
+            forked = self._cuda._is_in_bad_fork()
+            raise Refused(
+                "CUDA was initialised before this process was forked" if forked else "CUDA is not initialised"
+            )
+        backend = self._cuda.get_allocator_backend()
+        if backend not in ("native", "cudaMallocAsync"):
+            raise Refused(f"the allocator is {backend}, not one of PyTorch's own")
+        if cuda.CAPTURING:
+            raise Refused("a CUDA graph is being captured")
+        live = [ordinal for ordinal in range(self._device_count()) if self._has_context(ordinal)]
+        if not live:
+            raise Refused("no device has a live CUDA context")
+        before = self._c._cuda_getDevice()
+        if before in live:
+            yield
+            return
+        self._c._cuda_setDevice(live[0])
+        try:
+            yield
+        finally:
+            self._c._cuda_maybeExchangeDevice(before)  # makes no context either
+
+    def _device_count(self) -> int:
+        return len(self._cuda.default_generators)  # device_count() would ask the driver
+
+    def _has_context(self, ordinal: int) -> bool:
+        return bool(getattr(self._c, "_cuda_hasPrimaryContext", cuda.has_context)(ordinal))
+
+    def _held_bytes(self) -> int:
+        return sum(current(self._c._cuda_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
+
+    def _uuid(self, ordinal: int) -> str | None:
+        if ordinal not in self._uuids:
+            uuid = cuda.device_uuid(ordinal)
+            if uuid is None:
+                own = getattr(self._cuda.get_device_properties(ordinal), "uuid", None)
+                uuid = None if own is None else f"GPU-{own}"
+            self._uuids[ordinal] = uuid
+        return self._uuids[ordinal]
+
+    def _settings(self) -> str:
+        ask = getattr(self._c, "_accelerator_getAllocatorSettings", None)  # 2.12; knows of changes while running
+        return f"{self._configuration},{ask() if ask else ''}".lower()
+
+    def _expandable(self) -> bool:
+        return "expandable_segments:true" in self._settings()
+
+    def _snapshot(self) -> dict[int, Reclaimable] | None:
+        """What the blocks themselves say; None if looking at them all would take too long."""
+        stats = [self._c._cuda_memoryStats(ordinal) for ordinal in range(self._device_count())]
+        if sum(current(one, "active") + current(one, "inactive_split") for one in stats) > SNAPSHOT_BLOCKS:
+            return None
+        snapshot = self._cuda.memory.memory_snapshot
+        try:
+            segments = snapshot(include_traces=False)
+        except TypeError:  # before 2.11 the whole recorded history would come along
+            if self._c._cuda_isHistoryEnabled():
+                return None
+            segments = snapshot()
+        page = re.search(r"large_segment_size_mb:(\d+)", self._settings())
+        return from_snapshot(segments, int(page[1]) * MIB if page else LARGE_PAGE)
+
+
+def adapter() -> TorchAdapter:
+    return TorchAdapter(sys.modules["torch"])
+
+
+def _usage(uuid: str, stats: Stats, reclaimable: Reclaimable, counted: bool) -> PoolUsage:
+    """``counted``: the backend keeps the counters; the other one leaves them at 0."""
+    held, live = current(stats, "reserved_bytes"), current(stats, "allocated_bytes")
+    cached = max(0, held - live)  # bounds, as a snapshot is older than the statistics
+    reclaimable = Reclaimable(
+        min(reclaimable.low, cached),
+        min(reclaimable.likely, cached),
+        min(reclaimable.high, cached),
+        reclaimable.exactness,
+    )
+    return PoolUsage(
+        allocator="torch",
+        device_uuid=uuid,
+        live_bytes=live,
+        held_bytes=held,
+        reclaimable=reclaimable,
+        stranded_bytes=cached - reclaimable.likely,
+        peak_live_bytes=stats.get("allocated_bytes", {}).get("all", {}).get("peak"),
+        peak_held_bytes=stats.get("reserved_bytes", {}).get("all", {}).get("peak"),
+        ooms=stats.get("num_ooms") if counted else None,
+        retries=stats.get("num_alloc_retries") if counted else None,
+        device_allocations=stats.get("num_device_alloc") if counted else None,
+        device_frees=stats.get("num_device_free") if counted else None,
+    )

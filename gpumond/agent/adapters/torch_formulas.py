@@ -1,0 +1,93 @@
+"""What a flush of PyTorch's CUDA allocator returns, from its statistics or from its snapshot. Pure.
+
+Bytes of one device, ``.all.current`` of the nested statistics: R reserved, A allocated (handed out), V active
+(A and what still waits for a stream's event), I inactive_split (free pieces of partly used segments), P reserved
+by private pools (CUDA graphs, MemPool; told since 2.13).
+
+``empty_cache`` waits for the pending V - A, then returns whole free segments of the default pools
+(c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks). Hence R - V - I is exact as long as nothing is pending
+and there are no private pools and no expandable segments: pending blocks may join free neighbours, a live private
+pool returns nothing, and of an expandable segment only whole pages return, which the statistics do not show.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpumond.model import Reclaimable
+
+Stats = Mapping[str, Any]
+
+MIB = 1 << 20
+SMALL_PAGE = 2 * MIB
+LARGE_PAGE = 20 * MIB
+
+
+def current(stats: Stats, name: str) -> int:
+    return int(stats.get(name, {}).get("all", {}).get("current", 0))
+
+
+def from_stats(stats: Stats, expandable: bool = False) -> Reclaimable:
+    """Of the native allocator. ``expandable``: the configuration says that there may be such segments.
+
+    Private pools are taken to be as full as all pools together, for the likely value.
+    """
+    held, live, active = (current(stats, f"{name}_bytes") for name in ("reserved", "allocated", "active"))
+    split = current(stats, "inactive_split_bytes")
+    cached = max(0, held - live - split)
+    if expandable or (held and not current(stats, "segment")):
+        return Reclaimable(0, cached, max(0, held - live), "interval")
+    private = _private_bytes(stats)
+    idle = max(0, held - active - split)
+    if private == 0 and active == live:
+        return Reclaimable(idle, idle, idle, "exact")
+    low = 0 if private is None else max(0, idle - private)
+    locked = (private or 0) * (held - live) // held if held else 0
+    high = cached if active == live else max(0, held - live)
+    return Reclaimable(low, max(low, cached - locked), high, "interval")
+
+
+def from_async_stats(stats: Stats) -> Reclaimable:
+    """Of cudaMallocAsync: the driver's pool gives back what is unused, in pieces whose size it does not tell."""
+    cached = max(0, current(stats, "reserved_bytes") - current(stats, "allocated_bytes"))
+    return Reclaimable(0, cached, cached, "interval")
+
+
+def from_snapshot(segments: Iterable[Mapping[str, Any]], large_page: int = LARGE_PAGE) -> dict[int, Reclaimable]:
+    """Of the native allocator, per device: exact but for private pools, which return all or nothing."""
+    returned: defaultdict[int, int] = defaultdict(int)
+    private: defaultdict[int, int] = defaultdict(int)
+    for segment in segments:
+        if segment.get("is_expandable"):
+            idle = _whole_pages(segment, SMALL_PAGE if segment["segment_type"] == "small" else large_page)
+        else:
+            idle = 0 if segment["allocated_size"] else segment["total_size"]
+        shared = tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0)
+        (returned if shared else private)[segment["device"]] += idle
+    return {
+        device: Reclaimable(
+            low=returned[device],
+            likely=returned[device],
+            high=returned[device] + private[device],
+            exactness="interval" if private[device] else "exact",
+        )
+        for device in {*returned, *private}
+    }
+
+
+def _whole_pages(segment: Mapping[str, Any], page: int) -> int:
+    """Bytes of the pages that lie wholly in a free run. A mapped range starts on a page boundary."""
+    total, start, offset = 0, 0, 0
+    for block in [*segment["blocks"], {"state": "active_allocated", "size": 0}]:
+        if block["state"] == "active_allocated":
+            total += max(0, offset // page * page - -(-start // page) * page)
+            start = offset + block["size"]
+        offset += block["size"]
+    return total
+
+
+def _private_bytes(stats: Stats) -> int | None:
+    pools = stats.get("reserved_bytes_by_private_pools")
+    return None if pools is None else sum(int(pool.get("all", {}).get("current", 0)) for pool in pools.values())

@@ -1,0 +1,157 @@
+"""The agent's thread: when it lives, and how it keeps out of the way of fork, exec, signals and exit.
+
+What it does while it lives is in session.py, which is imported in the thread and only after `GRACE_SECONDS`:
+a program that is over by then, or a child that execs, has paid for one thread and one pipe.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+
+from gpumond.agent import POLICIES, check_workload
+from gpumond.agent.afterfork import WARNS, call_soon, gone
+from gpumond.agent.wake import Wake
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpumond.agent.session import Session
+    from gpumond.model import FlushPolicy
+    from gpumond.wire import Flush
+
+GRACE_SECONDS = 0.2
+IMPORT_SECONDS = 1.0
+FORK_SECONDS = 0.05
+EXIT_SECONDS = 0.2
+FAILED_SECONDS = 5.0
+
+
+class Loop:
+    """At most one thread in this process; in a forked child, the child's own."""
+
+    def __init__(self, hooks: list[Callable[[], int | None]]) -> None:
+        self.workload = _workload(os.environ.get("GPUMOND_WORKLOAD", ""))
+        self.flush_policy: FlushPolicy = _policy(os.environ.get("GPUMOND_FLUSH_POLICY", ""))
+        self.socket: str | None = None
+        self.hooks = hooks
+        self.waiting: dict[str, tuple[Flush, float]] = {}
+        """Flushes that wait for `step`, each with its deadline."""
+        self.wake = Wake()
+        self._wanted = False
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._session: Session | None = None
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._after_in_parent, after_in_child=self._after_in_child
+        )
+        atexit.register(self.stop)
+
+    def start(self, workload: str | None, flush_policy: FlushPolicy | None, socket: str | None) -> None:
+        self.workload = self.workload if workload is None else workload
+        self.flush_policy = self.flush_policy if flush_policy is None else flush_policy
+        self.socket = self.socket if socket is None else socket
+        if not self._wanted:
+            self._wanted = True
+            self._launch()
+        self.wake.set()
+
+    def stop(self) -> None:
+        self._wanted = False
+        self._finish(EXIT_SECONDS)
+
+    def step(self) -> None:
+        if self._session is not None:
+            self._session.step()
+
+    def _launch(self) -> None:
+        self._end = threading.Event()
+        thread = threading.Thread(target=self._run, args=(self._end, self._thread), name="gpumond-agent", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads, or the interpreter is about to exit
+            return
+        self._thread = thread
+
+    def _finish(self, seconds: float) -> None:
+        """Tells the thread to end, and waits for it so long."""
+        thread = self._thread
+        if thread is not None and thread.is_alive():
+            self._end.set()
+            self.wake.set()
+            if thread is not threading.current_thread():
+                thread.join(seconds)
+
+    def _run(self, end: threading.Event, previous: threading.Thread | None) -> None:
+        import signal
+
+        # The host's signals are for the host's threads.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        if previous is not None:
+            previous.join()
+        if self._session is None and end.wait(GRACE_SECONDS):
+            return
+        import logging
+
+        while end is self._end and not end.is_set():
+            try:
+                self._open().turn()
+            except Exception:  # the one of this thread: a guest does not raise its voice in the host's house
+                logging.getLogger("gpumond.agent").debug("the agent's turn failed", exc_info=True)
+                end.wait(FAILED_SECONDS)
+        if self._session is not None and not self._wanted:
+            self._session.close()
+            self._session = None
+
+    def _open(self) -> Session:
+        if self._session is None:
+            from gpumond.agent.session import Session
+
+            self._session = Session(self)
+        return self._session
+
+    def _before_fork(self) -> None:
+        """No thread of ours may hold a lock at the fork: the child would wait for it for ever."""
+        if self._session is None:
+            self._finish(IMPORT_SECONDS)
+        elif not self._session.flushing:
+            self._finish(FORK_SECONDS)
+        if WARNS and self._thread is not None and not self._thread.is_alive():
+            gone(self._thread)
+
+    def _after_in_parent(self) -> None:
+        if self._wanted and self._end.is_set():
+            call_soon(self._relaunch, sys._getframe(1))
+
+    def _relaunch(self) -> None:
+        if self._wanted and self._end.is_set():
+            self._launch()
+
+    def _after_in_child(self) -> None:
+        """The parent's socket and pipe are the parent's: the child starts anew."""
+        self._end = threading.Event()
+        self._thread = None
+        self.waiting.clear()
+        self.wake.renew()
+        if self._session is not None:
+            self._session.abandon()
+            self._session = None
+        if self._wanted:
+            self._launch()
+
+
+def _workload(name: str) -> str:
+    try:
+        return check_workload(name)
+    except ValueError:
+        return ""
+
+
+def _policy(name: str) -> FlushPolicy:
+    for policy in POLICIES:
+        if policy == name:
+            return policy
+    return "allow"

@@ -1,0 +1,154 @@
+"""What the agent does: says who it is, reports once a second, and flushes when a trusted daemon asks.
+
+Everything that has arrived is read before anything is done: a program that was stopped finds the daemon's
+Cancel behind its Flush, and leaves its memory alone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from gpumond import __version__
+from gpumond.agent.levers import LEVERS
+from gpumond.agent.link import Link
+from gpumond.wire import Bye, Cancel, Flush, Hello, Report, Result, clean
+
+if TYPE_CHECKING:
+    from gpumond.agent.loop import Loop
+
+REPORT_SECONDS = 1.0
+
+
+class Session:
+    """Belongs to the agent's thread; only `step` is called from another."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._link = Link()
+        self._said = ("", "")
+        self._report_at = 0.0
+        self._orders: dict[str, tuple[Flush, float]] = {}
+        self._answers: deque[Result] = deque()
+        self.flushing = False
+
+    def turn(self) -> None:
+        """Waits for something to do, until the next report at the latest, and does it."""
+        self._connect()
+        self._wait()
+        now = time.monotonic()
+        for message in self._link.receive(now):
+            if isinstance(message, Flush):
+                self._orders[message.id] = (message, now + message.timeout_seconds)
+            elif isinstance(message, Cancel):
+                self._orders.pop(message.id, None)
+                self._loop.waiting.pop(message.id, None)
+        if not self._link.connected:
+            self._orders.clear()
+            self._loop.waiting.clear()
+        self._obey()
+        self._give_up(time.monotonic())
+        self._report()
+        self._link.push(time.monotonic())
+
+    def step(self) -> None:
+        """In the program's own thread: the flushes that waited for this moment."""
+        for name, (order, deadline) in list(self._loop.waiting.items()):
+            if time.monotonic() < deadline and self._loop.waiting.pop(name, None) is not None:
+                try:
+                    answer = LEVERS.flush(order, self._loop.hooks)
+                except BaseException as error:
+                    self._answers.append(Result(order.id, "failed", clean(f"interrupted: {error!r}")))
+                    raise
+                self._answers.append(answer)
+                self._report_at = 0.0
+                self._loop.wake.set()
+
+    def close(self) -> None:
+        """Takes leave of the daemon."""
+        self._link.send(Bye())
+        self._link.push(0.0)
+        self._link.renew()
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of the parent's socket, silently."""
+        self._link.renew()
+
+    def _connect(self) -> None:
+        path = self._loop.socket or _socket_path()
+        identity = (path, self._loop.workload)
+        if self._link.connected and identity != self._said:
+            self._link.renew()
+        now = time.monotonic()
+        if not self._link.connected and now >= self._link.retry_at and self._link.connect(path, now):
+            self._said = identity
+            self._link.send(Hello(self._loop.workload, __version__, sys.version.split()[0]))
+            self._report_at = now
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        until = [self._report_at, *(deadline for _, deadline in list(self._loop.waiting.values()))]
+        if not self._link.connected:
+            until.append(self._link.retry_at)
+        poll = select.poll()
+        for descriptor, events in (
+            (self._loop.wake.fileno(), select.POLLIN),
+            (self._link.fileno(), select.POLLIN | select.POLLOUT if self._link.unsent else select.POLLIN),
+        ):
+            if descriptor >= 0:
+                poll.register(descriptor, events)
+        seconds = 0.0 if self._orders else max(0.0, min(until) - now)
+        poll.poll(1000 * min(seconds, REPORT_SECONDS))
+        self._loop.wake.clear()
+
+    def _obey(self) -> None:
+        """At most one flush: what arrives during it is read before the next."""
+        policy = self._loop.flush_policy
+        for name in list(self._orders):
+            order, deadline = self._orders.pop(name)
+            if policy == "never":
+                self._link.send(Result(order.id, "refused", "this program's flush_policy is never"))
+            elif policy == "step":
+                self._loop.waiting[name] = (order, deadline)
+            elif time.monotonic() >= deadline:
+                self._link.send(Result(order.id, "timeout", "its time was over before it began; nothing was done"))
+            else:
+                self.flushing = True
+                try:
+                    self._link.send(LEVERS.flush(order, self._loop.hooks))
+                finally:
+                    self.flushing = False
+                self._report_at = 0.0
+                return
+
+    def _give_up(self, now: float) -> None:
+        for name, (order, deadline) in list(self._loop.waiting.items()):
+            if now >= deadline and self._loop.waiting.pop(name, None) is not None:
+                reason = f"no step() was reached in {order.timeout_seconds:g} s; nothing was done"
+                self._link.send(Result(order.id, "deferred", reason))
+        while self._answers:
+            self._link.send(self._answers.popleft())
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now < self._report_at:
+            return
+        self._report_at = now + REPORT_SECONDS
+        adapters = LEVERS.adapters()
+        if self._link.connected:
+            pools = LEVERS.read()
+            if pools is not None:
+                frameworks = tuple(clean(adapter.framework()) for adapter in adapters)
+                self._link.send(Report(self._loop.flush_policy, frameworks, pools))
+
+
+def _socket_path() -> str:
+    path = os.environ.get("GPUMOND_SOCKET")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if not path and runtime and os.path.exists(own := os.path.join(runtime, "gpumond", "agent.sock")):
+        path = own
+    return path or "/run/gpumond/agent.sock"

@@ -1,0 +1,57 @@
+"""`gpumond run`: a program that knows nothing of gpumond, with the agent inside."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Mapping
+
+import gpumond.agent
+from gpumond.agent import POLICIES, check_workload
+
+INJECT = os.path.join(os.path.dirname(os.path.abspath(gpumond.agent.__file__)), "inject")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workload", metavar="NAME", help="the name under which its memory is shown")
+    parser.add_argument("--flush-policy", choices=POLICIES, help="when the daemon may flush it (default: allow)")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="the program, as in a shell")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Becomes the command; returns only if it cannot."""
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        return _fail("run: no command given, as in: gpumond run -- python train.py", 2)
+    try:
+        environ = environment(os.environ, arguments.workload, arguments.flush_policy)
+    except ValueError as error:
+        return _fail(f"run: {error}", 2)
+    sys.stdout.flush()
+    # Python ignores these signals, and the command would inherit that.
+    for name in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(name, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], command, environ)
+    except OSError as error:
+        return _fail(f"run: cannot start {command[0]}: {error.strerror}", 1)
+
+
+def environment(environ: Mapping[str, str], workload: str | None, flush_policy: str | None) -> dict[str, str]:
+    """The environment in which every Python program carries the agent. Raises ValueError for a bad name."""
+    path = environ.get("PYTHONPATH", "")
+    if INJECT not in path.split(os.pathsep):
+        path = f"{INJECT}{os.pathsep}{path}" if path else INJECT
+    ours = {"GPUMOND_AGENT": "1", "PYTHONPATH": path}
+    if workload is not None:
+        ours["GPUMOND_WORKLOAD"] = check_workload(workload)
+    if flush_policy is not None:
+        ours["GPUMOND_FLUSH_POLICY"] = flush_policy
+    return {**environ, **ours}
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"gpumond {message}", file=sys.stderr)
+    return status

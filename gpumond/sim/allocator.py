@@ -1,0 +1,243 @@
+"""A caching allocator in the image of PyTorch's, on a simulated card.
+
+Segments come from the card and are cut into blocks; a freed block merges with its free neighbours and
+stays in the cache. Whole free segments can be returned to the card; free bytes of a segment that also
+holds a live block cannot: they are stranded. The rules are those of PyTorch's native allocator without
+expandable segments, one stream (c10/cuda/CUDACachingAllocator.cpp).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from gpumond.sim.card import MIB, Card, Context, OutOfMemory
+
+ROUNDING_BYTES = 512
+SMALL_LIMIT = MIB
+"""Blocks up to this size live in the small pool; a large block is cut only if more than this remains."""
+SMALL_SEGMENT = 2 * MIB
+LARGE_SEGMENT = 20 * MIB
+HUGE_LIMIT = 10 * MIB
+"""From this size on a request gets a segment of its own, rounded up to ``HUGE_ROUNDING``."""
+HUGE_ROUNDING = 2 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Bytes and counts of one allocator: ``held = live + reclaimable + stranded``, exactly."""
+
+    live_bytes: int
+    held_bytes: int
+    reclaimable_bytes: int
+    stranded_bytes: int
+    peak_live_bytes: int
+    peak_held_bytes: int
+    retries: int
+    ooms: int
+    device_allocations: int
+    device_frees: int
+
+
+class _Block:
+    """A piece of a segment; its neighbours in the segment are linked. A segment is its first block."""
+
+    __slots__ = ("address", "free", "next", "previous", "size", "small")
+
+    def __init__(self, address: int, size: int, small: bool) -> None:
+        self.address = address
+        self.size = size
+        self.small = small
+        self.free = False
+        self.previous: _Block | None = None
+        self.next: _Block | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the block is its whole segment."""
+        return self.previous is None and self.next is None
+
+
+class CachingAllocator:
+    """The allocator of this process on one card. It attaches with its first allocation, not before.
+
+    ``lock`` may be held by others, so that several calls see and change one state.
+    """
+
+    def __init__(self, card: Card) -> None:
+        """Raises ValueError if the process has one on that card already."""
+        self.device_uuid = card.spec().uuid
+        self._card = card
+        self._clear()
+        if _allocators.setdefault(self.device_uuid, self) is not self:
+            raise ValueError(f"this process already has an allocator on {self.device_uuid}")
+
+    def _clear(self) -> None:
+        self.lock = threading.RLock()
+        self._context: Context | None = None
+        self._live: dict[int, _Block] = {}
+        self._cached: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}  # per pool, by size
+        self._next_address = LARGE_SEGMENT
+        self._live_bytes = self._held_bytes = self._peak_live_bytes = self._peak_held_bytes = 0
+        self._retries = self._ooms = self._device_allocations = self._device_frees = 0
+
+    @property
+    def attached(self) -> bool:
+        return self._context is not None
+
+    def malloc(self, size_bytes: int) -> int:
+        """The address of a block of at least that size. Raises OutOfMemory."""
+        if size_bytes < 0:
+            raise ValueError(f"a block of {size_bytes} bytes")
+        size = _round_up(max(size_bytes, 1), ROUNDING_BYTES)
+        with self.lock:
+            block = self._best_fit(size) or self._new_segment(size)
+            block.free = False
+            self._cut(block, size)
+            self._live[block.address] = block
+            self._live_bytes += block.size
+            self._peak_live_bytes = max(self._peak_live_bytes, self._live_bytes)
+            return block.address
+
+    def free(self, address: int) -> None:
+        """Puts a block into the cache. Raises KeyError if none that is live has that address."""
+        with self.lock:
+            block = self._live.pop(address)
+            self._live_bytes -= block.size
+            before, after = block.previous, block.next
+            if after is not None and after.free:
+                self._take(after)
+                _absorb(block, after)
+            if before is not None and before.free:
+                self._take(before)
+                _absorb(before, block)
+                block = before
+            self._put(block)
+
+    def empty_cache(self) -> int:
+        """Returns every whole free segment to the card, and says how many bytes these were."""
+        with self.lock:
+            released = 0
+            for small, blocks in self._cached.items():
+                segments = [block.size for _, _, block in blocks if block.whole]
+                released += sum(segments)
+                self._device_frees += len(segments)
+                self._cached[small] = [entry for entry in blocks if not entry[2].whole]
+            if self._context is not None and released:
+                self._context.free(released)
+                self._held_bytes -= released
+            return released
+
+    def close(self) -> None:
+        """Gives everything back, live blocks and context too, and leaves the card."""
+        with self.lock:
+            _allocators.pop(self.device_uuid, None)
+            if self._context is not None:
+                self._context.close()
+            self._clear()
+
+    def statistics(self) -> Statistics:
+        with self.lock:
+            blocks = (block for pool in self._cached.values() for _, _, block in pool)
+            reclaimable = sum(block.size for block in blocks if block.whole)
+            return Statistics(
+                live_bytes=self._live_bytes,
+                held_bytes=self._held_bytes,
+                reclaimable_bytes=reclaimable,
+                stranded_bytes=self._held_bytes - self._live_bytes - reclaimable,
+                peak_live_bytes=self._peak_live_bytes,
+                peak_held_bytes=self._peak_held_bytes,
+                retries=self._retries,
+                ooms=self._ooms,
+                device_allocations=self._device_allocations,
+                device_frees=self._device_frees,
+            )
+
+    def blocks(self) -> list[tuple[int, int, bool]]:
+        """Address, size and freedom of every block, in order of addresses."""
+        with self.lock:
+            cached = [block for pool in self._cached.values() for _, _, block in pool]
+            return sorted((block.address, block.size, block.free) for block in [*self._live.values(), *cached])
+
+    def _best_fit(self, size: int) -> _Block | None:
+        pool = self._cached[size <= SMALL_LIMIT]
+        position = bisect_left(pool, (size,))
+        return pool.pop(position)[2] if position < len(pool) else None
+
+    def _new_segment(self, size: int) -> _Block:
+        segment = _segment_size(size)
+        if self._context is None:
+            self._context = self._card.attach()
+        try:
+            self._context.allocate(segment)
+        except OutOfMemory:
+            self._retries += 1
+            self.empty_cache()
+            try:
+                self._context.allocate(segment)
+            except OutOfMemory:
+                self._ooms += 1
+                raise
+        self._device_allocations += 1
+        self._held_bytes += segment
+        self._peak_held_bytes = max(self._peak_held_bytes, self._held_bytes)
+        block = _Block(self._next_address, segment, size <= SMALL_LIMIT)
+        self._next_address += segment
+        return block
+
+    def _cut(self, block: _Block, size: int) -> None:
+        remaining = block.size - size
+        if remaining < ROUNDING_BYTES if block.small else remaining <= SMALL_LIMIT:
+            return
+        rest = _Block(block.address + size, remaining, block.small)
+        rest.previous, rest.next = block, block.next
+        if block.next is not None:
+            block.next.previous = rest
+        block.next = rest
+        block.size = size
+        self._put(rest)
+
+    def _put(self, block: _Block) -> None:
+        block.free = True
+        insort(self._cached[block.small], (block.size, block.address, block))
+
+    def _take(self, block: _Block) -> None:
+        pool = self._cached[block.small]
+        del pool[bisect_left(pool, (block.size, block.address))]
+
+
+def allocators() -> list[CachingAllocator]:
+    """Those of this process that are in use, one per card."""
+    return [allocator for allocator in _allocators.copy().values() if allocator.attached]
+
+
+def _segment_size(size: int) -> int:
+    if size <= SMALL_LIMIT:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size < HUGE_LIMIT else _round_up(size, HUGE_ROUNDING)
+
+
+def _absorb(block: _Block, after: _Block) -> None:
+    block.size += after.size
+    block.next = after.next
+    if after.next is not None:
+        after.next.previous = block
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+_allocators: WeakValueDictionary[str, CachingAllocator] = WeakValueDictionary()
+
+
+def _after_fork() -> None:
+    """A forked child has no context: its allocators are empty, whatever its parent's hold."""
+    for allocator in _allocators.copy().values():
+        allocator._clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,289 @@
+"""A simulated device: a directory on which processes allocate bytes that are only numbers.
+
+    DIRECTORY/card.json             what does not change
+    DIRECTORY/used                  its flock guards the card; a sum of bytes that is never below the truth
+    DIRECTORY/processes/PID-TICKS   what one process holds, and what it publishes about itself
+
+A process that has died holds nothing: whoever lists the card removes its file. All who use one card
+have to be in one PID namespace, and be one user.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumond.errors import GpumondError, ProtocolError
+from gpumond.model import DeviceReading, ProcessUsage, Sensors
+from gpumond.wire import from_json, to_json
+
+MIB = 1 << 20
+RECORD_BYTES = 128
+
+
+class OutOfMemory(MemoryError):
+    """The card has no room for so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a card is. ``context_bytes`` is what every process costs before it allocates anything.
+
+    The idle values are those of a card that nobody uses; what processes publish is added to them.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    size_bytes: int
+    reserved_bytes: int = 0
+    context_bytes: int = 256 * MIB
+    idle_celsius: float | None = None
+    idle_watts: float | None = None
+
+
+class Damaged(GpumondError):
+    """The card's directory is gone, or holds what no card writes."""
+
+
+class Card:
+    """One card. ``spec`` and ``read`` raise Damaged."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+
+    def spec(self) -> Spec:
+        try:
+            return from_json(Spec, (self.directory / "card.json").read_bytes())
+        except (OSError, ProtocolError) as error:
+            raise Damaged(f"{self.directory / 'card.json'}: {error}") from error
+
+    def attach(self) -> Context:
+        """This process's context on the card, the same one until it is closed. Raises OutOfMemory."""
+        key = str(self.directory.resolve())
+        with _attaching:
+            context = _contexts.get(key)
+            if context is None:
+                context = _contexts[key] = Context(self, key)
+            return context
+
+    def read(self) -> DeviceReading:
+        """What a driver would say: the living processes in order of pid, and the sums over them."""
+        spec = self.spec()
+        try:
+            with self._open() as lock:
+                records = self._recount(lock)
+        except (OSError, ValueError, TypeError) as error:
+            raise Damaged(f"{self.directory}: {error}") from error
+        used = sum(record.used_bytes for record in records)
+        return DeviceReading(
+            uuid=spec.uuid,
+            index=spec.index,
+            name=spec.name,
+            vendor="sim",
+            size_bytes=spec.size_bytes,
+            used_bytes=used,
+            free_bytes=spec.size_bytes - spec.reserved_bytes - used,
+            reserved_bytes=spec.reserved_bytes,
+            processes=tuple(ProcessUsage(r.pid, r.start_ticks, r.used_bytes, ("compute",)) for r in records),
+            sensors=_sensors(spec, [record.sensors for record in records]),
+        )
+
+    @contextmanager
+    def _open(self) -> Iterator[int]:
+        """The card's lock file, held."""
+        lock = os.open(self.directory / "used", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield lock
+        finally:
+            os.close(lock)
+
+    def _recount(self, lock: int) -> list[_Record]:
+        """Every living process, files of the dead removed, and the sum put right. The lock is held."""
+        records = []
+        directory = str(self.directory / "processes")
+        for name in os.listdir(directory):
+            pid, _, ticks = name.partition("-")
+            path = f"{directory}/{name}"
+            if start_ticks(int(pid)) == int(ticks):
+                used_bytes, *sensors = json.loads(_contents(path))
+                records.append(_Record(int(pid), int(ticks), used_bytes, sensors))
+            else:
+                os.unlink(path)
+        records.sort(key=lambda record: record.pid)
+        _write(lock, sum(record.used_bytes for record in records))
+        return records
+
+
+class Context:
+    """What one process holds on a card: made by ``Card.attach``, counted until closed or the process ends."""
+
+    def __init__(self, card: Card, key: str) -> None:
+        self.card = card
+        self.spec = card.spec()
+        self.used_bytes = 0
+        self._key = key
+        self._sensors = Sensors()
+        self._capacity = self.spec.size_bytes - self.spec.reserved_bytes
+        self._mutex = threading.Lock()
+        pid = os.getpid()
+        self._path = card.directory / "processes" / f"{pid}-{start_ticks(pid)}"
+        self._lock = os.open(card.directory / "used", os.O_RDWR | os.O_CLOEXEC)
+        self._file = -1
+        try:
+            self.allocate(self.spec.context_bytes)
+        except BaseException:
+            self._forget()
+            raise
+
+    def allocate(self, size_bytes: int) -> None:
+        """Raises OutOfMemory, and then has changed nothing."""
+        with self._held() as lock:
+            used = _read(lock)
+            if used + size_bytes > self._capacity:
+                used = sum(record.used_bytes for record in self.card._recount(lock))
+            if used + size_bytes > self._capacity:
+                raise OutOfMemory(
+                    f"tried to allocate {size_bytes / MIB:.2f} MiB on {self.spec.uuid}: "
+                    f"{self._capacity / MIB:.2f} MiB in all, {max(0, self._capacity - used) / MIB:.2f} MiB free"
+                )
+            # the sum first: whoever is killed between the two leaves too high a sum, which a recount mends
+            _write(lock, used + size_bytes)
+            self.used_bytes += size_bytes
+            self._save()
+
+    def free(self, size_bytes: int) -> None:
+        with self._held() as lock:
+            if size_bytes > self.used_bytes - self.spec.context_bytes:
+                raise ValueError(f"{size_bytes} bytes to free, {self.used_bytes - self.spec.context_bytes} allocated")
+            self.used_bytes -= size_bytes
+            self._save()
+            _write(lock, _read(lock) - size_bytes)
+
+    def publish(self, sensors: Sensors) -> None:
+        """This process's part of the card's utilisation, and what it adds to temperature and power."""
+        with self._held():
+            self._sensors = sensors
+            self._save()
+
+    def close(self) -> None:
+        """Gives everything back. The context is of no use afterwards."""
+        with _attaching:
+            _contexts.pop(self._key, None)
+        with self._held() as lock:
+            os.unlink(self._path)
+            _write(lock, _read(lock) - self.used_bytes)
+            self._forget()
+
+    @contextmanager
+    def _held(self) -> Iterator[int]:
+        with self._mutex:  # an flock does not keep apart the threads that share its descriptor
+            if self._lock < 0:
+                raise ValueError("this context was closed, or belongs to the process that forked this one")
+            lock = self._lock
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield lock
+            finally:
+                if self._lock >= 0:
+                    fcntl.flock(lock, fcntl.LOCK_UN)
+
+    def _save(self) -> None:
+        s = self._sensors
+        record = (self.used_bytes, s.gpu_utilization_ratio, s.gpu_temperature_celsius, s.power_watts)
+        text = json.dumps(record).encode().ljust(RECORD_BYTES)
+        if self._file < 0:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.pwrite(self._file, text, 0)
+
+    def _forget(self) -> None:
+        for descriptor in (self._lock, self._file):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lock = self._file = -1
+
+
+def create(directory: str | os.PathLike[str], spec: Spec) -> Card:
+    """A new, empty card in a directory that does not exist yet."""
+    card = Card(directory)
+    (card.directory / "processes").mkdir(parents=True)
+    (card.directory / "used").write_bytes(b"0".ljust(RECORD_BYTES))
+    draft = card.directory / "card.json.new"
+    draft.write_bytes(to_json(spec))
+    draft.rename(card.directory / "card.json")
+    return card
+
+
+def cards(root: str | os.PathLike[str]) -> list[Card]:
+    """The cards in the directories below ``root``, damaged ones among them, in order of their names."""
+    return [Card(path.parent) for path in sorted(Path(root).glob("*/card.json"))]
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process began, in clock ticks after boot; None if it is dead, as a zombie is."""
+    try:
+        stat = _contents(f"/proc/{pid}/stat")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, *fields = stat[stat.rindex(b")") + 1 :].split()  # comm may hold spaces and brackets
+    return None if state in (b"Z", b"X") else int(fields[18])
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    pid: int
+    start_ticks: int
+    used_bytes: int
+    sensors: list[float | None]
+    """utilisation ratio, degrees Celsius, watts"""
+
+
+def _sensors(spec: Spec, published: list[list[float | None]]) -> Sensors:
+    idle = [None, spec.idle_celsius, spec.idle_watts]
+    columns = ([value for value in column if value is not None] for column in zip(idle, *published, strict=True))
+    utilization, celsius, watts = (sum(values) if values else None for values in columns)
+    return Sensors(
+        gpu_utilization_ratio=None if utilization is None else min(1.0, utilization),
+        gpu_temperature_celsius=celsius,
+        power_watts=watts,
+    )
+
+
+def _contents(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 1024)
+    finally:
+        os.close(descriptor)
+
+
+def _read(lock: int) -> int:
+    return int(os.pread(lock, RECORD_BYTES, 0))
+
+
+def _write(lock: int, used_bytes: int) -> None:
+    os.pwrite(lock, b"%-*d" % (RECORD_BYTES, used_bytes), 0)
+
+
+_contexts: dict[str, Context] = {}
+_attaching = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A forked child holds nothing: it attaches as itself, and must not write to its parent's file."""
+    global _attaching
+    _attaching = threading.Lock()
+    for context in _contexts.values():
+        context._forget()
+        context._mutex = threading.Lock()
+    _contexts.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

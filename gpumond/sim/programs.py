@@ -1,0 +1,214 @@
+"""The demo's programs, as processes that carry the agent and share one simulated card.
+
+    python -m gpumond.sim.programs {training,serving,leak,fragmentation} --card DIR
+
+A program is a generator: it allocates and frees a little, then yields the seconds until it goes on. It
+starts over when the card is full. Sizes are shares of the card, chosen for 24 GiB; the four together hold
+50 to 78 % of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, count, repeat
+from random import Random
+
+from gpumond.model import Sensors
+from gpumond.sim.allocator import HUGE_ROUNDING, CachingAllocator
+from gpumond.sim.card import Card, OutOfMemory
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+BUSY_CELSIUS = 40.0
+BUSY_WATTS = 300.0
+"""What a program adds to the card's temperature and power when it claims all of it."""
+
+
+class Memory:
+    """A program's blocks on its card."""
+
+    def __init__(self, card: Card) -> None:
+        self.allocator = CachingAllocator(card)
+        self._card = card
+        self._size_bytes = card.spec().size_bytes
+        self._live: set[int] = set()
+
+    def take(self, share: float) -> int:
+        """A block of that share of the card. Raises OutOfMemory."""
+        size = int(share * self._size_bytes) // HUGE_ROUNDING * HUGE_ROUNDING
+        address = self.allocator.malloc(max(size, HUGE_ROUNDING))
+        self._live.add(address)
+        return address
+
+    def give(self, *addresses: int) -> None:
+        for address in addresses:
+            self._live.remove(address)
+            self.allocator.free(address)
+
+    def clear(self) -> None:
+        """As if the program had been started again."""
+        self.give(*self._live)
+        self.allocator.empty_cache()
+
+    def busy(self, ratio: float) -> None:
+        """Claims that much of the card's time."""
+        self._card.attach().publish(
+            Sensors(
+                gpu_utilization_ratio=ratio,
+                gpu_temperature_celsius=ratio * BUSY_CELSIUS,
+                power_watts=ratio * BUSY_WATTS,
+            )
+        )
+
+
+Program = Callable[[Memory, Random], Iterator[float]]
+
+
+def training(memory: Memory, dice: Random) -> Iterator[float]:
+    """Steps whose activations rise and fall; after some of them an evaluation that leaves a large cache behind."""
+    for _ in ("weights", "gradients", "first moments", "second moments"):
+        memory.take(0.02)
+        yield 0.5
+    for steps in chain([4], repeat(20)):
+        for _ in range(steps):
+            memory.busy(dice.uniform(0.45, 0.6))
+            activations = []
+            for _ in range(6):
+                activations.append(memory.take(0.01))
+                yield dice.uniform(0.4, 0.6)
+            while activations:
+                memory.give(activations.pop())
+                yield 0.3
+        batches = []
+        for _ in range(3):
+            batches.append(memory.take(0.04))
+            yield 1.0
+        memory.give(*batches)
+
+
+def serving(memory: Memory, dice: Random) -> Iterator[float]:
+    """Requests come and go, more of them and fewer in waves; each holds a key-value cache that grows."""
+    memory.take(0.06)
+    requests: list[list[int]] = []
+    for tick in count():
+        rate = 0.22 + 0.18 * math.sin(tick / 60)
+        if dice.random() < rate and len(requests) < 16:
+            requests.append([memory.take(dice.uniform(0.001, 0.004))])
+        if requests:
+            dice.choice(requests).append(memory.take(0.0007))
+            if dice.random() < len(requests) / 40:
+                memory.give(*requests.pop(dice.randrange(len(requests))))
+        memory.busy(0.02 * len(requests))
+        yield 0.5
+
+
+def leak(memory: Memory, dice: Random) -> Iterator[float]:
+    """Every step keeps a tensor that nobody needs; starts over before that fills the card."""
+    while True:
+        memory.take(0.03)
+        for _ in range(190):
+            memory.busy(dice.uniform(0.02, 0.08))
+            batch = memory.take(0.01)
+            yield 0.5
+            memory.take(0.0008)
+            memory.give(batch)
+            yield 0.5
+        memory.clear()
+        yield 10.0
+
+
+def fragmentation(memory: Memory, dice: Random) -> Iterator[float]:
+    """As much is live as ever, but blocks die between others that stay, and the holes are too small for the next.
+
+    Every generation is of blocks twice as large as those before; of each window of that size in older
+    segments one block stays (the program of J. M. Robson, J. ACM 21(3), 1974).
+    """
+    unit = 1 / 3072
+    while True:
+        generations: list[list[int]] = [[]]
+        for _ in range(11):
+            generations[0] += _carve(memory, unit, 16)
+            yield 0.5
+        for scale in (2, 4, 8):
+            young: list[int] = []
+            room: list[int] = []
+            freed = 0
+            for age, blocks in enumerate(generations):
+                for block in blocks[1::2]:
+                    memory.give(block)
+                    freed += 2**age
+                    if freed == scale:
+                        room = room or _carve(memory, scale * unit, 16 // scale)
+                        young.append(room.pop(0))
+                        freed = 0
+                        memory.busy(dice.uniform(0.05, 0.1))
+                        yield 0.75 * scale
+                del blocks[1::2]
+            generations.append(young)
+        yield 20.0
+        memory.clear()
+
+
+def _carve(memory: Memory, share: float, number: int) -> list[int]:
+    """That many neighbours in one segment."""
+    memory.give(memory.take(number * share))
+    return [memory.take(share) for _ in range(number)]
+
+
+PROGRAMS: Mapping[str, Program] = {
+    "training": training,
+    "serving": serving,
+    "leak": leak,
+    "fragmentation": fragmentation,
+}
+
+
+def run(program: Program, memory: Memory, dice: Random, pause: Callable[[float], bool]) -> None:
+    """Runs a program until ``pause(seconds)`` says that it is over."""
+    while True:
+        try:
+            for seconds in program(memory, dice):
+                if not pause(seconds):
+                    return
+        except OutOfMemory:
+            memory.clear()
+            if not pause(5.0):
+                return
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="gpumond.sim.programs", description="A program on a simulated card.")
+    parser.add_argument("program", choices=PROGRAMS)
+    parser.add_argument("--card", required=True, metavar="DIR")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--duration", type=float, default=math.inf, metavar="S", help="end after so many seconds")
+    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="run so many times as fast")
+    parser.add_argument("--parent", type=int, metavar="PID", help="end when this is no longer the parent process")
+    options = parser.parse_args(arguments)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before there are threads, which inherit it; see pause
+    end = time.monotonic() + options.duration
+
+    from gpumond import agent
+
+    def pause(seconds: float) -> bool:
+        agent.step()
+        left = end - time.monotonic()
+        if left <= 0 or options.parent not in (None, os.getppid()):
+            return False
+        return signal.sigtimedwait(SIGNALS, max(0.0, min(seconds / options.speed, left))) is None
+
+    agent.start(workload=options.program)
+    memory = Memory(Card(options.card))
+    run(PROGRAMS[options.program], memory, Random(options.seed), pause)
+    agent.stop()
+    memory.allocator.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

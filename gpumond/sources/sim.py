@@ -1,0 +1,71 @@
+"""Simulated cards (gpumond.sim.card) as devices: all those below the directory that GPUMOND_SIM_DIR names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gpumond import __version__
+from gpumond.errors import SourceUnavailable
+from gpumond.model import DeviceReading, Fault, Reading
+from gpumond.sim.card import Damaged, cards
+from gpumond.sources.processes import Identity, ProcessTable
+
+
+class SimSource:
+    name = "sim"
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+        self._root = Path()
+        self._table = ProcessTable()
+        self._known: dict[tuple[int, int | None], Identity] = {}
+        self._seen: dict[Path, str] = {}
+        """UUIDs of the cards that could be read once: they are missed if they cannot."""
+
+    def open(self) -> None:
+        directory = self._environ.get("GPUMOND_SIM_DIR")
+        if not directory:
+            raise SourceUnavailable(
+                "unset", "GPUMOND_SIM_DIR is not set: let it name a directory of simulated cards, or run `gpumond demo`"
+            )
+        self._root = Path(directory)
+        if not self._root.is_dir():
+            raise SourceUnavailable(
+                "missing", f"GPUMOND_SIM_DIR names {directory}, which is no directory: create it, or run `gpumond demo`"
+            )
+
+    def read(self) -> Reading:
+        devices: list[DeviceReading] = []
+        faults: list[Fault] = []
+        present = cards(self._root)
+        for card in present:
+            try:
+                device = card.read()
+            except Damaged as error:
+                faults.append(Fault(self.name, "damaged", self._seen.get(card.directory), str(error)))
+            else:
+                self._seen[card.directory] = device.uuid
+                devices.append(device)
+        for directory in self._seen.keys() - {card.directory for card in present}:
+            faults.append(Fault(self.name, "lost", self._seen[directory], f"{directory} is gone"))
+        devices.sort(key=lambda device: device.index)
+        known, self._known = self._known, {}
+        named = tuple(self._named(device, known) for device in devices)
+        return Reading(named, tuple(faults), driver_version=f"sim {__version__}")
+
+    def close(self) -> None:
+        self._seen.clear()
+
+    def _named(self, device: DeviceReading, known: Mapping[tuple[int, int | None], Identity]) -> DeviceReading:
+        """The device with names and owners of its processes, each looked up once in its life."""
+        processes = []
+        for process in device.processes or ():
+            life = (process.pid, process.start_ticks)
+            identity = self._known[life] = known.get(life) or self._table.read([process.pid])[process.pid]
+            if identity.start_ticks == process.start_ticks:
+                process = replace(process, comm=identity.comm, uid=identity.uid, user=identity.user)
+            processes.append(process)
+        return replace(device, processes=tuple(processes))

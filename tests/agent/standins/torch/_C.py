@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from typing import Any
+
+from .world import WORLD
+
+
+def _cuda_memoryStats(device: int) -> dict[str, Any]:
+    return WORLD.stats(device)
+
+
+def _cuda_ipc_collect() -> None:
+    WORLD.calls.append("ipc_collect")
+
+
+def _cuda_emptyCache() -> None:
+    WORLD.calls.append(f"empty_cache on {WORLD.current}")
+    WORLD.contexts.add(WORLD.current)  # a plain cudaFree uses the current device
+    WORLD.empty_cache()
+
+
+def _cuda_getDevice() -> int:
+    return WORLD.current
+
+
+def _cuda_setDevice(device: int) -> None:
+    WORLD.contexts.add(device)  # so does CUDA, from 12 on
+    WORLD.current = device
+
+
+def _cuda_maybeExchangeDevice(device: int) -> int:
+    before, WORLD.current = WORLD.current, device if device in WORLD.contexts else WORLD.current
+    return before
+
+
+def _cuda_hasPrimaryContext(device: int) -> bool:
+    return device in WORLD.contexts
+
+
+def _cuda_isHistoryEnabled() -> bool:
+    return WORLD.records_history
+
+
+def _accelerator_getAllocatorSettings() -> str:
+    return WORLD.settings

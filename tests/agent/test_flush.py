@@ -1,0 +1,211 @@
+"""A flush that the daemon asks for: when it is carried out, when it is not, and what the answer proves."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import pytest
+
+from gpumond.agent.levers import judge, raced
+from gpumond.model import Expected, PoolUsage, Reclaimable
+from gpumond.wire import Cancel, Flush, Report, Result
+from tests.agent.daemon import STANDINS, Daemon, environment, finished, host
+
+MIB = 1 << 20
+
+PROGRAM = f"""
+import sys
+import torch
+from torch.world import ACTIVE, FREE, Segment
+import gpumond.agent
+torch.WORLD.reset(segments=[Segment([({12 * MIB}, ACTIVE), ({8 * MIB}, FREE)]), Segment([({40 * MIB}, FREE)])])
+SETUP
+gpumond.agent.start(workload="train", flush_policy=POLICY)
+for line in sys.stdin:
+    exec(line)
+    print("did", line, end="", flush=True)
+print(torch.WORLD.calls)
+"""
+
+
+def program(policy: str = "allow", setup: str = "") -> str:
+    return PROGRAM.replace("POLICY", repr(policy)).replace("SETUP", setup)
+
+
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    """Has the program carry out a line, and waits until it has."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == f"did {line}\n"
+
+
+def order(steps: tuple[str, ...] = ("ipc", "cache", "trim"), allocator: str = "torch", **values: object) -> Flush:
+    return Flush("f1", allocator, steps, **values)  # type: ignore[arg-type]
+
+
+def ask(daemon: Daemon, flush: Flush) -> Result:
+    daemon.wait_message(Report)
+    daemon.wait_peer().send(flush)
+    return daemon.wait_message(Result)
+
+
+def test_a_flush_is_predicted_carried_out_and_proved(daemon: Daemon) -> None:
+    with host(program(), environment(daemon.path, STANDINS)) as process:
+        result = ask(daemon, order())
+        (change,) = result.pools
+        assert (result.id, result.outcome, result.reason) == ("f1", "freed", "")
+        assert change.expected == Expected(40 * MIB, 40 * MIB, 40 * MIB)
+        assert (change.before.held_bytes, change.after.held_bytes) == (60 * MIB, 20 * MIB)
+        assert [(step.step, step.released_bytes) for step in result.steps] == [("ipc", 0), ("cache", 40 * MIB)]
+        assert not change.raced
+        daemon.wait(lambda d: True if d.heard(Report)[-1].pools[0].held_bytes == 20 * MIB else None)
+        assert "empty_cache on 0" in finished(process)
+
+
+def test_a_dry_run_only_predicts(daemon: Daemon) -> None:
+    with host(program(), environment(daemon.path, STANDINS)) as process:
+        result = ask(daemon, order(dry_run=True))
+        assert (result.outcome, result.pools[0].expected.likely) == ("planned", 40 * MIB)
+        assert finished(process) == "['snapshot']\n"
+
+
+def test_policy_never_refuses(daemon: Daemon) -> None:
+    with host(program("never"), environment(daemon.path, STANDINS)) as process:
+        assert ask(daemon, order()).outcome == "refused"
+        assert finished(process) == "[]\n"
+
+
+def test_policy_step_flushes_in_the_programs_own_step(daemon: Daemon) -> None:
+    with host(program("step"), environment(daemon.path, STANDINS)) as process:
+        daemon.wait_message(Report)
+        tell(process, "gpumond.agent.step()")
+        daemon.wait_peer().send(order())
+        tell(process, "while not gpumond.agent._loop.waiting: pass")
+        assert not daemon.heard(Result)
+        tell(process, "gpumond.agent.step()")
+        assert daemon.wait_message(Result).outcome == "freed"
+        finished(process)
+
+
+def test_policy_step_without_a_step_defers(daemon: Daemon) -> None:
+    with host(program("step"), environment(daemon.path, STANDINS)) as process:
+        result = ask(daemon, order(timeout_seconds=0.2))
+        assert (result.outcome, "nothing was done" in result.reason) == ("deferred", True)
+        tell(process, "gpumond.agent.step()")
+        assert finished(process) == "[]\n"
+
+
+def test_what_the_daemon_no_longer_waits_for_is_not_done(daemon: Daemon) -> None:
+    """The program was stopped; when it goes on it finds the cancellation behind the order."""
+    with host(program(), environment(daemon.path, STANDINS)) as process:
+        daemon.wait_message(Report)
+        process.send_signal(signal.SIGSTOP)
+        daemon.wait_peer().send(order(), Cancel("f1"), Flush("f2", "torch", ("ipc",)))
+        process.send_signal(signal.SIGCONT)
+        assert daemon.wait_message(Result).id == "f2"
+        assert "empty_cache" not in finished(process)
+
+
+def test_a_waiting_flush_can_be_cancelled(daemon: Daemon) -> None:
+    with host(program("step"), environment(daemon.path, STANDINS)) as process:
+        daemon.wait_message(Report)
+        daemon.wait_peer().send(order())
+        tell(process, "while not gpumond.agent._loop.waiting: pass")
+        daemon.wait_peer().send(Cancel("f1"))
+        tell(process, "while gpumond.agent._loop.waiting: pass")
+        tell(process, "gpumond.agent.step()")
+        assert finished(process) == "[]\n"
+
+
+def test_an_expired_flush_is_not_carried_out(daemon: Daemon) -> None:
+    with host(program(), environment(daemon.path, STANDINS)) as process:
+        assert ask(daemon, order(timeout_seconds=0.0)).outcome == "timeout"
+        assert finished(process) == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("flush", "setup", "reason"),
+    [
+        (order(("cache", "exec")), "", "no step is called 'exec'"),
+        (order(allocator="rmm"), "", "no allocator 'rmm'"),
+        (order(), "gpumond.agent.report(); g = torch.cuda.CUDAGraph(); g.capture_begin()", "captured"),
+        (order(), "torch.WORLD.initialized = False", "CUDA is not initialised"),
+    ],
+)
+def test_what_cannot_be_done_safely_is_refused_with_the_reason(
+    daemon: Daemon, flush: Flush, setup: str, reason: str
+) -> None:
+    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+        result = ask(daemon, flush)
+        assert result.outcome == "refused"
+        assert reason in result.reason
+        assert "empty_cache" not in finished(process)
+
+
+def test_hooks_run_first_and_their_errors_are_the_answer(daemon: Daemon) -> None:
+    setup = """
+@gpumond.agent.on_flush
+def drop() -> int:
+    for segment in torch.WORLD.segments:
+        segment.blocks = [(segment.size, FREE)]
+    return 12 << 20
+"""
+    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+        result = ask(daemon, order(("cache", "hooks", "gc")))
+        assert result.outcome == "freed"
+        assert [step.step for step in result.steps] == ["gc", "hooks", "cache"]
+        assert str(12 * MIB) in result.steps[1].detail
+        assert result.pools[0].after.held_bytes == 0
+        tell(process, "gpumond.agent.on_flush(lambda: 1 / 0)")
+        daemon.wait_peer().send(Flush("f2", "torch", ("hooks", "cache")))
+        failed = daemon.wait(lambda d: next((r for r in d.heard(Result) if r.id == "f2"), None))
+        assert (failed.outcome, "ZeroDivisionError" in failed.reason) == ("failed", True)
+        finished(process)
+
+
+def test_steps_that_the_library_has_not_are_said_to_be_missing(daemon: Daemon) -> None:
+    with host(program(), environment(daemon.path, STANDINS)) as process:
+        result = ask(daemon, order(("trim",)))
+        assert (result.outcome, result.reason) == ("nothing", "torch has none of the steps trim")
+        finished(process)
+
+
+def test_a_program_can_flush_by_itself_without_a_daemon() -> None:
+    code = program().replace("gpumond.agent.start(", "dict(")
+    code = code.replace("print(torch.WORLD.calls)", "print(gpumond.agent.flush(), gpumond.agent.report())")
+    with host(code, environment("/nowhere", STANDINS)) as process:
+        out = finished(process)
+    assert "outcome='freed'" in out
+    assert f"released_bytes={40 * MIB}, driver_released_bytes=None" in out
+    assert f"held_bytes={20 * MIB}, reclaimable" in out
+
+
+@pytest.mark.parametrize(
+    ("released", "outcome"),
+    [(-5, "nothing"), (0, "nothing"), (1, "partial"), (9, "partial"), (10, "freed"), (99, "freed")],
+)
+def test_the_outcome_is_judged_by_bytes(released: int, outcome: str) -> None:
+    assert judge(released, Expected(10, 20, 30)) == outcome
+
+
+@pytest.mark.parametrize(
+    ("live", "device_allocations", "steps", "expected"),
+    [
+        (10, 3, ("cache",), False),
+        (10, 4, ("cache",), True),
+        (11, 3, ("cache",), True),
+        (9, 3, ("cache",), True),
+        (9, 3, ("gc", "cache"), False),
+    ],
+)
+def test_a_race_is_what_the_steps_cannot_have_done(
+    live: int, device_allocations: int, steps: tuple[str, ...], expected: bool
+) -> None:
+    def pool(live: int, device_allocations: int) -> PoolUsage:
+        nothing = Reclaimable(0, 0, 0)
+        return PoolUsage("torch", "GPU-0", live, 50, nothing, 0, device_allocations=device_allocations)
+
+    assert raced(pool(10, 3), pool(live, device_allocations), steps) is expected

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumond.agent.adapters import AllocatorAdapter, present
+from gpumond.agent.adapters.sim import SimAdapter, adapter
+from gpumond.model import Reclaimable, StepResult
+from gpumond.sim.allocator import CachingAllocator
+from gpumond.sim.card import MIB, Card
+from tests.sim.holding import run, small_card
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Card:
+    return small_card(tmp_path)
+
+
+@pytest.fixture
+def allocator(card: Card) -> Iterator[CachingAllocator]:
+    """It holds 60 MiB live and 40 stranded in one segment, and 50 cached."""
+    allocator = CachingAllocator(card)
+    for address in [allocator.malloc(100 * MIB), allocator.malloc(50 * MIB)]:
+        allocator.free(address)
+    allocator.malloc(60 * MIB)
+    yield allocator
+    allocator.close()
+
+
+def test_it_is_found_in_a_program_that_uses_the_allocator() -> None:
+    found: list[AllocatorAdapter] = list(present())
+    assert "sim" in [adapter.name for adapter in found]
+
+
+IMPORT = """
+import sys
+from gpumond.agent.adapters.sim import adapter
+assert list(adapter().read()) == [] and list(adapter().flush(["cache"]))[0].released_bytes == 0
+print("gpumond.sim.allocator" in sys.modules)
+"""
+
+
+def test_it_never_imports_the_allocator() -> None:
+    assert run(IMPORT) == "False\n"
+
+
+def test_its_numbers_are_exact(allocator: CachingAllocator) -> None:
+    (pool,) = adapter().read()
+    assert (pool.allocator, pool.device_uuid) == ("sim", "SIM-test")
+    assert (pool.live_bytes, pool.held_bytes, pool.stranded_bytes) == (60 * MIB, 150 * MIB, 40 * MIB)
+    assert pool.reclaimable == Reclaimable(50 * MIB, 50 * MIB, 50 * MIB, "exact")
+    assert (pool.peak_live_bytes, pool.ooms, pool.retries) == (150 * MIB, 0, 0)
+    assert (pool.device_allocations, pool.device_frees) == (2, 0)
+
+
+def test_an_allocator_that_was_not_used_is_no_pool(card: Card) -> None:
+    allocator = CachingAllocator(card)
+    assert list(adapter().read()) == []
+    allocator.close()
+
+
+def test_a_flush_releases_what_was_predicted_and_the_card_sees_it(allocator: CachingAllocator, card: Card) -> None:
+    sim = SimAdapter()
+    used = card.read().used_bytes or 0
+    (before,) = sim.read(exact=True)
+    (result,) = sim.flush(["ipc", "cache", "trim"])
+    (after,) = sim.read()
+    assert isinstance(result, StepResult)
+    assert (result.step, result.released_bytes) == ("cache", before.reclaimable.likely)
+    assert after.held_bytes == before.held_bytes - before.reclaimable.likely
+    assert card.read().used_bytes == used - before.reclaimable.likely
+    assert (after.live_bytes, after.stranded_bytes, after.reclaimable.high) == (60 * MIB, 40 * MIB, 0)
+
+
+def test_only_what_was_asked_for_is_done(allocator: CachingAllocator) -> None:
+    assert list(adapter().flush(["ipc", "trim"])) == []
+    (pool,) = adapter().read()
+    assert pool.held_bytes == 150 * MIB

@@ -1,0 +1,150 @@
+"""The adapter over a stand-in with PyTorch's call surface, which fails on every call that could make a context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpumond.agent import cuda
+from gpumond.agent.adapters import Refused
+from gpumond.agent.adapters.torch import TorchAdapter
+from gpumond.model import Reclaimable
+from tests.agent.standins import torch
+from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
+
+UUID = "GPU-00000000-0000-0000-0000-000000000000"
+
+
+@pytest.fixture
+def world() -> Iterator[Any]:
+    torch.WORLD.reset(
+        segments=[
+            Segment([(12 * MIB, ACTIVE), (8 * MIB, FREE)]),
+            Segment([(40 * MIB, FREE)]),
+            Segment([(2 * MIB, PENDING)], small=True),
+        ]
+    )
+    yield torch.WORLD
+    assert not [call for call in torch.WORLD.calls if call.startswith("forbidden")]
+
+
+@pytest.fixture
+def adapter() -> TorchAdapter:
+    return TorchAdapter(torch, environ={})
+
+
+def test_a_pool_is_live_and_reclaimable_and_stranded(world: Any, adapter: TorchAdapter) -> None:
+    (pool,) = adapter.read()
+    assert (pool.allocator, pool.device_uuid) == ("torch", UUID)
+    assert (pool.live_bytes, pool.held_bytes, pool.stranded_bytes) == (12 * MIB, 62 * MIB, 8 * MIB)
+    assert pool.reclaimable == Reclaimable(40 * MIB, 42 * MIB, 50 * MIB, "interval")
+    assert (pool.ooms, pool.retries, pool.device_allocations, pool.device_frees) == (1, 2, 3, 0)
+    (pool,) = adapter.read(exact=True)
+    assert pool.reclaimable == Reclaimable(42 * MIB, 42 * MIB, 42 * MIB, "exact")
+
+
+def test_nothing_is_asked_before_cuda_is_initialised(world: Any, adapter: TorchAdapter) -> None:
+    world.reset(initialized=False)
+    assert adapter.read(exact=True) == ()
+    with pytest.raises(Refused, match="not initialised"):
+        adapter.flush(("cache",))
+    assert world.calls == []
+
+
+def test_a_forked_child_is_left_alone(world: Any, adapter: TorchAdapter) -> None:
+    world.bad_fork = True
+    assert adapter.read() == ()
+    with pytest.raises(Refused, match="forked"):
+        adapter.flush(("cache",))
+
+
+def test_a_device_that_the_program_does_not_use_is_not_reported(world: Any, adapter: TorchAdapter) -> None:
+    world.devices = 8
+    assert [pool.device_uuid for pool in adapter.read()] == [UUID]
+
+
+@pytest.mark.parametrize("steps", [("cache",), ("ipc", "cache")])
+def test_a_flush_returns_what_was_predicted(world: Any, adapter: TorchAdapter, steps: tuple[str, ...]) -> None:
+    (before,) = adapter.read(exact=True)
+    results = adapter.flush((*steps, "trim", "gc"))
+    assert tuple(result.step for result in results) == steps
+    assert results[-1].released_bytes == before.reclaimable.likely
+    assert ("ipc_collect" in world.calls) == ("ipc" in steps)
+
+
+def test_a_flush_makes_no_context_on_device_0(world: Any, adapter: TorchAdapter) -> None:
+    world.reset(segments=[Segment([(20 * MIB, FREE)], device=3)], devices=4, contexts={3}, current=0)
+    adapter.flush(("cache",))
+    assert world.contexts == {3}
+    assert world.calls == ["empty_cache on 3"]
+    assert world.held(3) == 0
+
+
+def test_a_flush_leaves_the_threads_device_as_it_was(world: Any, adapter: TorchAdapter) -> None:
+    world.devices, world.contexts, world.current = 2, {0, 1}, 1
+    adapter.flush(("cache",))
+    assert (world.current, world.calls) == (1, ["empty_cache on 1"])
+
+
+def test_without_a_live_context_nothing_is_freed(world: Any, adapter: TorchAdapter) -> None:
+    world.contexts.clear()
+    with pytest.raises(Refused, match="no device"):
+        adapter.flush(("cache",))
+
+
+def test_no_flush_during_a_capture(world: Any, adapter: TorchAdapter) -> None:
+    graph = torch.cuda.CUDAGraph()
+    assert graph.capture_begin() == "began"
+    with pytest.raises(Refused, match="captured"):
+        adapter.flush(("cache",))
+    assert graph.capture_end() == "ended"
+    assert adapter.flush(("cache",))
+
+
+def test_a_capture_that_fails_to_begin_is_none(world: Any, adapter: TorchAdapter) -> None:
+    with pytest.raises(RuntimeError, match="cannot capture"):
+        torch.cuda.CUDAGraph().capture_begin(capture_error_mode="fail")
+    assert not cuda.CAPTURING
+    assert torch.cuda.CUDAGraph.capture_begin.__doc__ == "Begin."
+
+
+@pytest.mark.parametrize("records_history", [False, True])
+def test_before_2_11_a_snapshot_is_taken_only_without_history(
+    world: Any, adapter: TorchAdapter, records_history: bool
+) -> None:
+    world.takes_include_traces, world.records_history = False, records_history
+    (pool,) = adapter.read(exact=True)
+    assert pool.reclaimable.exactness == ("interval" if records_history else "exact")
+    assert ("snapshot" in world.calls) is not records_history
+
+
+def test_too_many_blocks_are_not_looked_at(world: Any, adapter: TorchAdapter) -> None:
+    world.segments.append(Segment([(512, ACTIVE)] * 50_001))
+    adapter.read(exact=True)
+    assert "snapshot" not in world.calls
+
+
+@pytest.mark.parametrize("where", ["environment", "settings"])
+def test_configured_expandable_segments_are_an_interval(world: Any, where: str) -> None:
+    world.reset(segments=[Segment([(20, FREE)])])
+    conf = "max_split_size_mb:64,expandable_segments:True"
+    world.settings = conf if where == "settings" else ""
+    environ = {"PYTORCH_CUDA_ALLOC_CONF": conf} if where == "environment" else {}
+    (pool,) = TorchAdapter(torch, environ).read()
+    assert pool.reclaimable == Reclaimable(0, 20, 20, "interval")
+
+
+def test_the_stream_ordered_backend_counts_nothing(world: Any, adapter: TorchAdapter) -> None:
+    world.backend = "cudaMallocAsync"
+    (pool,) = adapter.read(exact=True)
+    assert pool.reclaimable == Reclaimable(0, 50 * MIB, 50 * MIB, "interval")
+    assert (pool.ooms, pool.device_allocations) == (None, None)
+
+
+def test_anothers_allocator_is_not_pytorchs_to_report(world: Any, adapter: TorchAdapter) -> None:
+    world.backend = "pluggable"
+    assert adapter.read() == ()
+    with pytest.raises(Refused, match="pluggable"):
+        adapter.flush(("cache",))

@@ -1,0 +1,85 @@
+"""What is predicted for an allocator is what its own rules then return."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumond.agent.adapters.torch_formulas import from_async_stats, from_snapshot, from_stats
+from gpumond.model import Reclaimable
+from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment, World
+
+SIZES = st.integers(1, 60 * MIB)
+BLOCKS = st.lists(st.tuples(SIZES, st.sampled_from([ACTIVE, PENDING, FREE])), min_size=1, max_size=6)
+SEGMENTS = st.lists(
+    st.builds(Segment, BLOCKS, pool=st.sampled_from([(0, 0), (0, 1)]), expandable=st.booleans(), small=st.booleans())
+)
+
+
+def settled(segments: list[Segment]) -> World:
+    """As the allocator keeps them: two free blocks are never neighbours."""
+    for segment in segments:
+        if not any(state == PENDING for _, state in segment.blocks):
+            segment.settle()
+    return World(segments)
+
+
+@given(SEGMENTS)
+def test_statistics_bound_what_a_flush_returns(segments: list[Segment]) -> None:
+    world = settled(segments)
+    mixed = any(segment.expandable for segment in segments)
+    expected = from_stats(world.stats(0), expandable=mixed)
+    assert expected.low <= expected.likely <= expected.high
+    released = world.empty_cache()
+    assert expected.low <= released <= expected.high
+    if expected.exactness == "exact":
+        assert released == expected.likely
+
+
+@given(SEGMENTS)
+def test_a_snapshot_tells_exactly_what_a_flush_returns(segments: list[Segment]) -> None:
+    world = settled(segments)
+    expected = from_snapshot(world.snapshot()).get(0, Reclaimable(0, 0, 0))
+    assert expected.likely == expected.low == world.empty_cache()
+    if not any(segment.pool != (0, 0) for segment in segments):
+        assert expected.exactness == "exact"
+
+
+@pytest.mark.parametrize(
+    ("segments", "expected"),
+    [
+        ([], Reclaimable(0, 0, 0, "exact")),
+        ([Segment([(20, FREE)]), Segment([(6, ACTIVE), (14, FREE)])], Reclaimable(20, 20, 20, "exact")),
+        ([Segment([(20, FREE)]), Segment([(6, PENDING), (14, FREE)])], Reclaimable(20, 26, 40, "interval")),
+        ([Segment([(20, FREE)]), Segment([(20, FREE)], pool=(0, 1))], Reclaimable(20, 20, 40, "interval")),
+        ([Segment([(6, ACTIVE), (14, FREE)], expandable=True)], Reclaimable(0, 14, 14, "interval")),
+    ],
+    ids=["nothing held", "split segments stay", "pending may unsplit", "private pools may stay", "expandable"],
+)
+def test_from_statistics(segments: list[Segment], expected: Reclaimable) -> None:
+    assert from_stats(World(segments).stats(0)) == expected
+
+
+def test_before_2_13_private_pools_cannot_be_excluded() -> None:
+    world = World([Segment([(20, FREE)])], tells_private_pools=False)
+    assert from_stats(world.stats(0)) == Reclaimable(0, 20, 20, "interval")
+
+
+def test_a_freed_range_of_an_expandable_segment_returns_its_whole_pages_only() -> None:
+    blocks = [(15 * MIB, ACTIVE), (50 * MIB, FREE), (5 * MIB, ACTIVE)]
+    assert from_snapshot(World([Segment(blocks, expandable=True)]).snapshot())[0].likely == 40 * MIB
+    assert from_snapshot(World([Segment(blocks, expandable=True)]).snapshot(), 25 * MIB)[0].likely == 25 * MIB
+
+
+def test_a_free_private_pool_may_return_or_not() -> None:
+    world = World([Segment([(20, FREE)]), Segment([(8, FREE)], pool=(0, 1)), Segment([(9, FREE)], device=1)])
+    assert from_snapshot(world.snapshot()) == {
+        0: Reclaimable(20, 20, 28, "interval"),
+        1: Reclaimable(9, 9, 9, "exact"),
+    }
+
+
+def test_the_stream_ordered_pool_promises_nothing() -> None:
+    stats = World([Segment([(6, ACTIVE), (14, FREE)])]).stats(0)
+    assert from_async_stats(stats) == Reclaimable(0, 14, 14, "interval")

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+from tests.fakenvml import FakeDriver, build
+from tests.running import RunningDaemon
+
+hypothesis.settings.register_profile(
+    "gpumond", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], derandomize=True
+)
+hypothesis.settings.load_profile("gpumond")
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake libnvidia-ml.so.1."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler (cc) to build the fake NVML library")
+    return build(tmp_path_factory.mktemp("fakenvml"))
+
+
+@pytest.fixture
+def driver(nvml_library: Path, tmp_path: Path) -> FakeDriver:
+    """A fake NVIDIA driver without devices: fill ``driver.devices``, then ``driver.write()``."""
+    return FakeDriver(tmp_path, nvml_library)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., RunningDaemon]]:
+    """Starts daemons, and ends them with the test."""
+    started: list[RunningDaemon] = []
+
+    def start(*options: str, **fields: Any) -> RunningDaemon:
+        started.append(RunningDaemon(tmp_path / f"daemon{len(started)}", *options, **fields))
+        return started[-1]
+
+    yield start
+    for daemon in started:
+        if daemon.process.poll() is None:
+            daemon.stop()

@@ -1,0 +1,242 @@
+"""A driver without a card: a C libnvidia-ml.so.1 that answers from a file, and the file's writer.
+
+    driver = FakeDriver(tmp_path, library, devices=machine(8, pids=pids))
+    subprocess.Popen([...], env={**os.environ, **driver.env})
+    driver.devices[2].used_bytes = 5 << 30
+    driver.lose(3)
+    driver.write()                   # running programs see it in their next call
+
+The library is chosen at process start, so whatever uses it runs in a subprocess.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NOT_AVAILABLE = 2**64 - 1
+"""What NVML says for bytes it does not know."""
+
+NO_INSTANCE = 2**32 - 1
+GIB = 1 << 30
+MIB = 1 << 20
+KINDS = {"compute": 1, "graphics": 2, "mps": 4}
+FOREVER = 86400.0
+
+
+def build(directory: Path) -> Path:
+    """Compiles the library into ``directory``, and returns its path; needs ``cc``."""
+    library = directory / "libnvidia-ml.so.1"
+    sources = [str(Path(__file__).with_name(name)) for name in ("nvml.c", "world.c")]
+    warnings = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"]
+    flags = ["-std=gnu11", "-O2", "-fno-strict-aliasing", "-shared", "-fPIC", "-pthread"]
+    subprocess.run(["cc", *flags, *warnings, "-o", str(library), *sources], check=True)
+    return library
+
+
+@dataclass
+class Process:
+    pid: int
+    used_bytes: int = NOT_AVAILABLE
+    kinds: tuple[str, ...] = ("compute",)
+    gpu_instance: int = NO_INSTANCE
+    compute_instance: int = NO_INSTANCE
+
+
+@dataclass
+class Device:
+    """A device or, in ``instances``, a MIG instance. A number that is None is not supported.
+
+    ``free_bytes`` None: what total leaves. ``total_bytes`` None: no memory information, as on unified memory.
+    Units are NVML's own where the name does not say: MHz, mW, mJ, percent, KB/s.
+    """
+
+    uuid: str
+    name: str = "NVIDIA H200"
+    pci_bus_id: str = ""
+    total_bytes: int | None = 141 * GIB
+    reserved_bytes: int = 512 * MIB
+    used_bytes: int = 0
+    free_bytes: int | None = None
+    minor: int | None = None
+    gpu_utilization: int | None = None
+    memory_utilization: int | None = None
+    sm_clock: int | None = None
+    memory_clock: int | None = None
+    max_sm_clock: int | None = 1980
+    max_memory_clock: int | None = 3201
+    temperature: int | None = None
+    power: int | None = None
+    power_limit: int | None = 700_000
+    energy: int | None = None
+    performance_state: int | None = 0
+    fan: int | None = None
+    ecc_corrected: int | None = 0
+    ecc_uncorrected: int | None = 0
+    pcie_transmit: int | None = 0
+    pcie_receive: int | None = 0
+    encoder: int | None = 0
+    decoder: int | None = 0
+    throttle: int | None = 0
+    mig_mode: int | None = None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+    processes: list[Process] = field(default_factory=list)
+    instances: list[Device] = field(default_factory=list)
+    events: list[tuple[int, int]] = field(default_factory=list)
+    """(type, data) for nvmlEventSetWait: an XID is (8, xid). Each comes once after each write."""
+
+
+_NUMBERS = (
+    *("minor", "gpu_utilization", "memory_utilization", "sm_clock", "memory_clock", "max_sm_clock"),
+    *("max_memory_clock", "temperature", "power", "power_limit", "energy", "performance_state", "fan"),
+    *("ecc_corrected", "ecc_uncorrected", "pcie_transmit", "pcie_receive", "encoder", "decoder", "throttle"),
+    *("mig_mode", "gpu_instance", "compute_instance"),
+)
+
+
+class FakeDriver:
+    """``devices`` and the faults, until ``write`` only here; ``write`` makes them the driver's truth."""
+
+    def __init__(self, directory: Path, library: Path, devices: Sequence[Device] = ()) -> None:
+        self.devices = list(devices)
+        self.driver_version = "580.65.06"
+        self.nvml_version = "13.580.65.06"
+        self.cuda_version = 13000
+        self.path = directory / "fakenvml.txt"
+        self.log = directory / "fakenvml-calls.txt"
+        self.env = {
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(library.parent), os.environ.get("LD_LIBRARY_PATH")])),
+            "FAKENVML_FILE": str(self.path),
+        }
+        self._faults: list[str] = []
+        self.write()
+
+    def write(self) -> None:
+        lines = [
+            f"driver_version {self.driver_version}",
+            f"nvml_version {self.nvml_version}",
+            f"cuda_version {self.cuda_version}",
+        ]
+        for device in self.devices:
+            lines += _describe("device", device)
+            for instance in device.instances:
+                lines += _describe("instance", instance)
+        written = self.path.with_suffix(".new")
+        written.write_bytes("\n".join([*lines, *self._faults, ""]).encode("utf-8", "surrogateescape"))
+        now = time.time_ns()
+        os.utime(written, ns=(now, now))  # the kernel's own stamp is too coarse to tell two quick writes apart
+        written.replace(self.path)
+
+    def fail(
+        self, function: str, device: int | str | None = None, *, code: int, after: int = 0, times: int = 0
+    ) -> None:
+        """The function returns ``code``, after so many calls since the write, and so many times (0: for ever).
+
+        ``function`` "*" is every function. ``device`` is an index, a UUID, None for any call, or "stale" for
+        calls with a handle that has become invalid.
+        """
+        self._fault(function, device, "code", code, after, times)
+
+    def missing(self, function: str) -> None:
+        """To pynvml it is as if the library had no such symbol."""
+        self.fail(function, code=13)
+
+    def lose(self, device: int | str) -> None:
+        """The device fell off the bus."""
+        self.fail("*", device, code=15)
+
+    def hang(
+        self,
+        function: str = "*",
+        device: int | str | None = None,
+        *,
+        seconds: float = FOREVER,
+        after: int = 0,
+        times: int = 0,
+    ) -> None:
+        self._fault(function, device, "hang", seconds, after, times)
+
+    def crash(
+        self, function: str = "*", device: int | str | None = None, *, signal: str = "segv", after: int = 0
+    ) -> None:
+        """The calling process dies. ``signal`` is segv or abort."""
+        self._fault(function, device, signal, 0, after, 0)
+
+    def slow(self, microseconds: float, function: str = "*", device: int | str | None = None) -> None:
+        """Every call takes so much processor time more."""
+        self._fault(function, device, "busy", microseconds, 0, 0)
+
+    def heal(self) -> None:
+        """No faults any more, from the next write on."""
+        self._faults.clear()
+
+    def count_calls(self) -> None:
+        """Lets programs that start from now on log their calls for ``calls``."""
+        self.env["FAKENVML_CALLS"] = str(self.log)
+
+    def calls(self) -> Counter[str]:
+        """How often each function was called since the last time this was asked."""
+        counted = Counter(self.log.read_text().split()) if self.log.exists() else Counter[str]()
+        self.log.write_bytes(b"")
+        return counted
+
+    def _fault(
+        self, function: str, device: int | str | None, action: str, value: float, after: int, times: int
+    ) -> None:
+        selector = "*" if device is None else self.devices[device].uuid if isinstance(device, int) else device
+        self._faults.append(f"fault {function} {selector} {action} {value} {after} {times}")
+
+
+def machine(devices: int, pids: Sequence[int] = ()) -> list[Device]:
+    """So many devices with every value distinct, and the pids dealt out to them in equal runs."""
+    share = len(pids) // devices
+    return [_device(i, pids[i * share : (i + 1) * share]) for i in range(devices)]
+
+
+def _device(i: int, pids: Sequence[int]) -> Device:
+    share = 70 * GIB // max(1, len(pids))
+    processes = [Process(pid, share + (1 + i) * MIB + j * 65536 + pid) for j, pid in enumerate(pids)]
+    return Device(
+        uuid=f"GPU-{i:08x}-1111-2222-3333-444455556666",
+        pci_bus_id=f"00000000:{0x10 + i:02X}:00.0",
+        reserved_bytes=(600 + i) * MIB + 1,
+        used_bytes=sum(process.used_bytes for process in processes) + (700 + i) * MIB + 3,
+        minor=i,
+        gpu_utilization=11 + i,
+        memory_utilization=31 + i,
+        sm_clock=1200 + i,
+        memory_clock=2600 + i,
+        temperature=41 + i,
+        power=301_001 + i,
+        energy=9_000_000_007 + i,
+        processes=processes,
+    )
+
+
+def _describe(kind: str, device: Device) -> list[str]:
+    lines = [f"{kind} {device.uuid}", f"name {device.name}"]
+    if device.pci_bus_id:
+        lines.append(f"pci_bus_id {device.pci_bus_id}")
+    if device.total_bytes is not None:
+        free = device.free_bytes
+        if free is None:
+            free = max(0, device.total_bytes - device.reserved_bytes - device.used_bytes)
+        lines += [f"total {device.total_bytes}", f"reserved {device.reserved_bytes}"]
+        lines += [f"used {device.used_bytes}", f"free {free}"]
+    numbers = ((key, getattr(device, key)) for key in _NUMBERS)
+    lines += [f"{key} {number}" for key, number in numbers if number is not None]
+    lines += [f"event {event} {data}" for event, data in device.events]
+    # The driver lists the processes of its instances on the device, too.
+    owners = [device, *device.instances]
+    return lines + [_process_line(process) for owner in owners for process in owner.processes]
+
+
+def _process_line(process: Process) -> str:
+    kinds = sum(KINDS[kind] for kind in process.kinds)
+    return f"process {kinds} {process.pid} {process.used_bytes} {process.gpu_instance} {process.compute_instance}"

@@ -1,0 +1,397 @@
+/* A libnvidia-ml.so.1 without a card: the functions that a memory monitor calls, answered from a file (world.h).
+   It obeys NVML's protocols (versions, sizes, handles), so that the real bindings run on it unmodified. */
+#include "world.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct { Bytes total, free, used; } Memory;
+typedef struct { unsigned version; Bytes total, reserved, free, used; } MemoryV2;
+typedef struct { char bus_id_legacy[16]; unsigned domain, bus, device, device_id, subsystem_id; char bus_id[32]; } PciInfo;
+typedef struct { unsigned gpu, memory; } Utilization;
+typedef struct { unsigned version, sensor; int temperature; } TemperatureV1;
+typedef struct { void *device; Bytes type, data; unsigned gpu_instance, compute_instance; } EventData;
+
+static int references;
+
+/* Opens a call without a device. */
+#define BEGIN                                   \
+    do {                                        \
+        int failure = begin(__func__, "");      \
+        if (!failure && !references)            \
+            failure = UNINITIALIZED;            \
+        if (failure)                            \
+            return failure;                     \
+    } while (0)
+
+/* Opens a call on a device, which is then `device`. A hang may outlive the device, so it is looked up again. */
+#define BEGIN_DEVICE                                              \
+    Device *device = references ? device_of(handle) : NULL;       \
+    do {                                                          \
+        int failure = begin(__func__, device ? device->uuid : "stale"); \
+        device = device_of(handle);                               \
+        if (!failure && !references)                              \
+            failure = UNINITIALIZED;                              \
+        if (!failure && !device)                                  \
+            failure = INVALID_ARGUMENT;                           \
+        if (failure)                                              \
+            return failure;                                       \
+    } while (0)
+
+#define NEED(key)                    \
+    do {                             \
+        if (!device->known[N_##key]) \
+            return NOT_SUPPORTED;    \
+    } while (0)
+
+#define GETTER(function, key, type)            \
+    int function(void *handle, type *out)      \
+    {                                          \
+        BEGIN_DEVICE;                          \
+        NEED(key);                             \
+        *out = (type)device->number[N_##key];  \
+        return SUCCESS;                        \
+    }
+
+static int put_text(char *out, unsigned length, const char *text)
+{
+    if (strlen(text) >= length)
+        return INSUFFICIENT_SIZE;
+    strcpy(out, text);
+    return SUCCESS;
+}
+
+static void *handle_of(const Device *device)
+{
+    return (void *)(uintptr_t)device->handle;
+}
+
+static int start(const char *function)
+{
+    int failure = begin(function, "");
+    if (!failure && !world())
+        failure = DRIVER_NOT_LOADED;
+    if (!failure)
+        references++;
+    return failure;
+}
+
+int nvmlInit(void) { return start(__func__); }
+int nvmlInit_v2(void) { return start(__func__); }
+int nvmlInitWithFlags(unsigned flags) { return start(__func__); }
+
+int nvmlShutdown(void)
+{
+    BEGIN;
+    references--;
+    return SUCCESS;
+}
+
+const char *nvmlErrorString(int code)
+{
+    static const char *const names[] = {
+        "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
+        "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded",
+        "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found",
+        "Corrupted infoROM", "GPU is lost", "GPU requires restart", "Operating System Blocked Call",
+        "RM has detected an NVML/RM version mismatch.", "In Use", "Insufficient Memory", "No Data",
+        "vGPU ECC Not Supported", "Insufficient Resources", "Frequency Not Supported", "Argument Version Mismatch",
+        "Deprecated", "Not Ready"};
+    return code >= 0 && code < (int)(sizeof names / sizeof *names) ? names[code] : "Unknown Error";
+}
+
+int nvmlSystemGetDriverVersion(char *out, unsigned length)
+{
+    BEGIN;
+    return put_text(out, length, world()->driver_version);
+}
+
+int nvmlSystemGetNVMLVersion(char *out, unsigned length)
+{
+    int failure = begin(__func__, ""); /* answers before nvmlInit, too */
+    return failure ? failure : put_text(out, length, world() ? world()->nvml_version : "");
+}
+
+int nvmlSystemGetCudaDriverVersion_v2(int *out)
+{
+    BEGIN;
+    *out = world()->cuda_version;
+    return SUCCESS;
+}
+
+int nvmlSystemGetCudaDriverVersion(int *out) { return nvmlSystemGetCudaDriverVersion_v2(out); }
+
+/* The nth device (parent < 0) or the nth instance of a device; NULL if there are fewer. */
+static Device *nth(unsigned n, int parent)
+{
+    World *w = world();
+    for (size_t i = 0; i < w->device_count; i++)
+        if ((parent < 0 ? w->devices[i].parent < 0 : w->devices[i].parent == parent) && n-- == 0)
+            return &w->devices[i];
+    return NULL;
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count)
+{
+    BEGIN;
+    for (*count = 0; nth(*count, -1);)
+        ++*count;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle)
+{
+    Device *device = references ? nth(index, -1) : NULL;
+    int failure = begin(__func__, device ? device->uuid : "");
+    if (failure || !references)
+        return failure ? failure : UNINITIALIZED;
+    device = nth(index, -1);
+    if (!device)
+        return INVALID_ARGUMENT;
+    *handle = handle_of(device);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle)
+{
+    int failure = begin(__func__, uuid);
+    if (failure || !references)
+        return failure ? failure : UNINITIALIZED;
+    World *w = world();
+    for (size_t i = 0; i < w->device_count; i++)
+        if (!strcmp(w->devices[i].uuid, uuid)) {
+            *handle = handle_of(&w->devices[i]);
+            return SUCCESS;
+        }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetName(void *handle, char *out, unsigned length)
+{
+    BEGIN_DEVICE;
+    return put_text(out, length, device->name);
+}
+
+int nvmlDeviceGetUUID(void *handle, char *out, unsigned length)
+{
+    BEGIN_DEVICE;
+    return put_text(out, length, device->uuid);
+}
+
+int nvmlDeviceGetIndex(void *handle, unsigned *out)
+{
+    BEGIN_DEVICE;
+    if (device->parent >= 0)
+        return NOT_SUPPORTED;
+    for (*out = 0; nth(*out, -1) != device;)
+        ++*out;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPciInfo_v3(void *handle, PciInfo *out)
+{
+    BEGIN_DEVICE;
+    memset(out, 0, sizeof *out);
+    if (!*device->pci_bus_id)
+        return NOT_SUPPORTED;
+    snprintf(out->bus_id, sizeof out->bus_id, "%.31s", device->pci_bus_id);
+    sscanf(device->pci_bus_id, "%x:%x:%x", &out->domain, &out->bus, &out->device);
+    snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "%04x:%02x:%02x.0", out->domain & 0xffff, out->bus & 0xff,
+             out->device & 0xff);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo(void *handle, Memory *out)
+{
+    BEGIN_DEVICE;
+    NEED(total);
+    const Bytes *number = device->number;
+    *out = (Memory){number[N_total], number[N_free], number[N_used] + number[N_reserved]};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(void *handle, MemoryV2 *out)
+{
+    BEGIN_DEVICE;
+    NEED(total);
+    if (out->version != (sizeof *out | 2u << 24))
+        return ARGUMENT_VERSION_MISMATCH;
+    const Bytes *number = device->number;
+    *out = (MemoryV2){out->version, number[N_total], number[N_reserved], number[N_free], number[N_used]};
+    return SUCCESS;
+}
+
+/* NVML's size protocol: the count goes in as capacity and comes out as the number there is. */
+static int list(const Device *device, unsigned kind, unsigned *count, Process *out)
+{
+    unsigned found = 0, capacity = out ? *count : 0;
+    for (size_t i = 0; i < device->process_count; i++)
+        if (device->kinds[i] & kind) {
+            if (found < capacity)
+                out[found] = device->processes[i];
+            found++;
+        }
+    *count = found;
+    return found > capacity ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+#define LIST(function, kind)                                      \
+    int function(void *handle, unsigned *count, Process *out)     \
+    {                                                             \
+        BEGIN_DEVICE;                                             \
+        return list(device, kind, count, out);                    \
+    }
+
+LIST(nvmlDeviceGetComputeRunningProcesses_v2, COMPUTE)
+LIST(nvmlDeviceGetComputeRunningProcesses_v3, COMPUTE)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, GRAPHICS)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, MPS)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS)
+
+GETTER(nvmlDeviceGetMinorNumber, minor, unsigned)
+GETTER(nvmlDeviceGetPowerUsage, power, unsigned)
+GETTER(nvmlDeviceGetEnforcedPowerLimit, power_limit, unsigned)
+GETTER(nvmlDeviceGetPowerManagementLimit, power_limit, unsigned)
+GETTER(nvmlDeviceGetTotalEnergyConsumption, energy, Bytes)
+GETTER(nvmlDeviceGetPerformanceState, performance_state, unsigned)
+GETTER(nvmlDeviceGetPowerState, performance_state, unsigned)
+GETTER(nvmlDeviceGetFanSpeed, fan, unsigned)
+GETTER(nvmlDeviceGetCurrentClocksThrottleReasons, throttle, Bytes)
+GETTER(nvmlDeviceGetCurrentClocksEventReasons, throttle, Bytes)
+GETTER(nvmlDeviceGetGpuInstanceId, gpu_instance, unsigned)
+GETTER(nvmlDeviceGetComputeInstanceId, compute_instance, unsigned)
+
+/* A getter with an argument that chooses between two numbers. */
+#define CHOICE(function, other_if, other, key, type)                              \
+    int function(void *handle, unsigned choice, type *out)                        \
+    {                                                                             \
+        BEGIN_DEVICE;                                                             \
+        int chosen = (other_if) ? N_##other : N_##key;                            \
+        *out = (type)device->number[chosen];                                      \
+        return device->known[chosen] ? SUCCESS : NOT_SUPPORTED;                   \
+    }
+
+CHOICE(nvmlDeviceGetClockInfo, choice == 2, memory_clock, sm_clock, unsigned)
+CHOICE(nvmlDeviceGetMaxClockInfo, choice == 2, max_memory_clock, max_sm_clock, unsigned)
+CHOICE(nvmlDeviceGetTemperature, choice == 0, temperature, temperature, unsigned)
+CHOICE(nvmlDeviceGetPcieThroughput, choice == 1, pcie_receive, pcie_transmit, unsigned)
+
+int nvmlDeviceGetTotalEccErrors(void *handle, unsigned type, unsigned counter, Bytes *out)
+{
+    BEGIN_DEVICE;
+    int chosen = type == 0 ? N_ecc_corrected : N_ecc_uncorrected;
+    *out = device->number[chosen];
+    return device->known[chosen] ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetTemperatureV(void *handle, TemperatureV1 *out)
+{
+    BEGIN_DEVICE;
+    NEED(temperature);
+    if (out->version != (sizeof *out | 1u << 24))
+        return ARGUMENT_VERSION_MISMATCH;
+    out->temperature = (int)device->number[N_temperature];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(void *handle, Utilization *out)
+{
+    BEGIN_DEVICE;
+    NEED(gpu_utilization);
+    out->gpu = (unsigned)device->number[N_gpu_utilization];
+    out->memory = (unsigned)device->number[N_memory_utilization];
+    return SUCCESS;
+}
+
+#define CODEC(function, key)                                          \
+    int function(void *handle, unsigned *out, unsigned *period)       \
+    {                                                                 \
+        BEGIN_DEVICE;                                                 \
+        NEED(key);                                                    \
+        *out = (unsigned)device->number[N_##key];                     \
+        *period = 1000000;                                            \
+        return SUCCESS;                                               \
+    }
+
+CODEC(nvmlDeviceGetEncoderUtilization, encoder)
+CODEC(nvmlDeviceGetDecoderUtilization, decoder)
+
+int nvmlDeviceGetMigMode(void *handle, unsigned *mode, unsigned *pending)
+{
+    BEGIN_DEVICE;
+    NEED(mig_mode);
+    *mode = *pending = (unsigned)device->number[N_mig_mode];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count)
+{
+    BEGIN_DEVICE;
+    NEED(mig_mode);
+    *count = 7;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **out)
+{
+    BEGIN_DEVICE;
+    Device *instance = device->parent < 0 ? nth(index, (int)(device - world()->devices)) : NULL;
+    if (!instance)
+        return NOT_FOUND;
+    *out = handle_of(instance);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *handle, void **out)
+{
+    BEGIN_DEVICE;
+    if (device->parent < 0)
+        return INVALID_ARGUMENT;
+    *out = handle_of(&world()->devices[device->parent]);
+    return SUCCESS;
+}
+
+int nvmlDeviceIsMigDeviceHandle(void *handle, unsigned *out)
+{
+    BEGIN_DEVICE;
+    *out = device->parent >= 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetSupportedEventTypes(void *handle, Bytes *out)
+{
+    BEGIN_DEVICE;
+    *out = 0x1f;
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(void *handle, Bytes types, void *set) { BEGIN_DEVICE; return SUCCESS; }
+
+int nvmlEventSetCreate(void **set)
+{
+    BEGIN;
+    *set = (void *)(uintptr_t)1;
+    return SUCCESS;
+}
+
+int nvmlEventSetFree(void *set) { return begin(__func__, ""); }
+
+/* Each event of the file comes once after each change of the file. */
+int nvmlEventSetWait_v2(void *set, EventData *out, unsigned milliseconds)
+{
+    BEGIN;
+    World *w = world();
+    if (w->next_event == w->event_count) {
+        usleep(milliseconds * 1000);
+        return TIMEOUT;
+    }
+    const Event *event = &w->events[w->next_event++];
+    *out = (EventData){NULL, event->type, event->data, ~0u, ~0u};
+    for (size_t i = 0; i < w->device_count; i++)
+        if (!strcmp(w->devices[i].uuid, event->uuid))
+            out->device = handle_of(&w->devices[i]);
+    return SUCCESS;
+}

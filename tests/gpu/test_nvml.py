@@ -1,0 +1,132 @@
+"""The NVML source against nvidia-smi, which asks the same driver by another way.
+
+nvidia-smi is asked between two readings of ours, and has to lie between them within the stated tolerance.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from gpumond.errors import SourceUnavailable
+from gpumond.model import DeviceReading
+from gpumond.sources.nvml import NvmlSource
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+TOLERANCES = {
+    # nvidia-smi's field: (ours, unit of nvidia-smi's number, tolerance in our unit)
+    "memory.total": ("size_bytes", MIB, MIB),
+    "memory.reserved": ("reserved_bytes", MIB, MIB),
+    "memory.used": ("used_bytes", MIB, 64 * MIB),
+    "memory.free": ("free_bytes", MIB, 64 * MIB),
+    "utilization.gpu": ("gpu_utilization_ratio", 0.01, 0.2),
+    "utilization.memory": ("memory_controller_utilization_ratio", 0.01, 0.2),
+    "clocks.sm": ("sm_clock_hertz", 1e6, 300e6),
+    "clocks.mem": ("memory_clock_hertz", 1e6, 300e6),
+    "temperature.gpu": ("gpu_temperature_celsius", 1, 3),
+    "power.draw": ("power_watts", 1, 30),
+}
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[NvmlSource]:
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip("needs an NVIDIA card and nvidia-smi")
+    source = NvmlSource()
+    try:
+        source.open()
+    except SourceUnavailable as error:
+        pytest.skip(f"needs an NVIDIA card: {error}")
+    yield source
+    source.close()
+
+
+def smi(query: str, fields: Sequence[str]) -> list[dict[str, str]]:
+    command = ["nvidia-smi", f"--query-{query}={','.join(fields)}", "--format=csv,noheader,nounits"]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return [dict(zip(fields, line.split(", "), strict=True)) for line in output.splitlines()]
+
+
+def devices(source: NvmlSource) -> dict[str, DeviceReading]:
+    reading = source.read()
+    assert not [fault for fault in reading.faults if fault.kind == "impossible_value"]
+    return {device.uuid: device for device in reading.devices if device.parent_uuid is None}
+
+
+def value(device: DeviceReading, field: str) -> float | None:
+    found: float | None = getattr(device, field) if hasattr(device, field) else getattr(device.sensors, field)
+    return found
+
+
+def test_every_value_is_what_nvidia_smi_says(source: NvmlSource) -> None:
+    before = devices(source)
+    rows = smi("gpu", ["uuid", "index", "name", "pci.bus_id", *TOLERANCES])
+    after = devices(source)
+    assert {row["uuid"] for row in rows} == before.keys()
+    for row in rows:
+        ours = after[row["uuid"]]
+        assert (str(ours.index), ours.name, ours.pci_bus_id) == (row["index"], row["name"], row["pci.bus_id"])
+        for smi_field, (field, unit, tolerance) in TOLERANCES.items():
+            first, last = value(before[ours.uuid], field), value(ours, field)
+            if not row[smi_field][:1].isdigit():
+                assert last is None, f"{smi_field} is {row[smi_field]}"
+                continue
+            assert first is not None, smi_field
+            assert last is not None, smi_field
+            said = float(row[smi_field]) * unit
+            assert min(first, last) - tolerance <= said <= max(first, last) + tolerance, smi_field
+
+
+def test_the_parts_of_a_devices_memory_make_up_its_size(source: NvmlSource) -> None:
+    for device in devices(source).values():
+        if device.size_bytes is not None and device.reserved_bytes is not None:
+            assert device.used_bytes is not None
+            assert device.free_bytes is not None
+            parts = device.used_bytes + device.free_bytes + device.reserved_bytes
+            assert abs(parts - device.size_bytes) <= 2 * MIB
+
+
+HOLD = """
+import cupy, sys
+block = cupy.cuda.alloc({bytes})
+print(cupy.cuda.Device().pci_bus_id, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processes_are_those_that_nvidia_smi_lists_and_a_new_one_is_seen(source: NvmlSource) -> None:
+    if importlib.util.find_spec("cupy") is None:
+        pytest.skip("needs CuPy to allocate on the device")
+    size = 2048 * MIB
+    before = devices(source)
+    program = [sys.executable, "-c", HOLD.format(bytes=size)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout
+        bus_id = holder.stdout.readline().strip()
+        during = devices(source)
+        rows = smi("compute-apps", ["gpu_uuid", "pid", "used_gpu_memory"])
+        holder.communicate()
+    (uuid,) = [device.uuid for device in during.values() if device.pci_bus_id.endswith(bus_id[-10:])]
+    grown = (during[uuid].used_bytes or 0) - (before[uuid].used_bytes or 0)
+    assert grown >= size
+    ours = {
+        (device.uuid, process.pid): process.used_bytes
+        for device in during.values()
+        for process in device.processes or ()
+        if "compute" in process.kinds
+    }
+    assert {(row["gpu_uuid"], int(row["pid"])) for row in rows} == ours.keys()
+    for row in rows:
+        used = ours[row["gpu_uuid"], int(row["pid"])]
+        if row["used_gpu_memory"].isdigit():
+            assert used is not None
+            assert abs(used - int(row["used_gpu_memory"]) * MIB) <= MIB
+    if (uuid, holder.pid) in ours:  # not where the driver says pids of another namespace, or none
+        assert (ours[uuid, holder.pid] or 0) >= size

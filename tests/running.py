@@ -1,0 +1,106 @@
+"""A real daemon in a subprocess, asked over HTTP as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
+
+T = TypeVar("T")
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def until(condition: Callable[[], T], seconds: float = 20.0) -> T:
+    """Asks again until the answer is true, and returns it."""
+    end = time.monotonic() + seconds
+    while not (answer := condition()):
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.02)
+    return answer
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RunningDaemon:
+    """``gpumond serve`` with its own socket and port, below ``directory``."""
+
+    def __init__(self, directory: Path, *options: str, environ: Mapping[str, str] | None = None, verb: str = "serve"):
+        self.directory = directory
+        directory.mkdir(mode=0o755, exist_ok=True)
+        self.socket = directory / "agent.sock"
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.log = directory / "log"
+        command = [sys.executable, "-m", "gpumond", verb, "--listen", self.url.removeprefix("http://")]
+        command += ["--socket", str(self.socket), *options]
+        self.environ = {**os.environ, **(environ or {}), "GPUMOND_SOCKET": str(self.socket), "GPUMOND_URL": self.url}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, env=self.environ, stdout=log, stderr=log)
+        until(lambda: self.process.poll() is not None or self.healthy())
+        assert self.process.poll() is None, self.log.read_text()
+
+    def healthy(self) -> bool:
+        try:
+            return self.request("/-/healthy")[0] == 200
+        except OSError:
+            return False
+
+    def request(self, path: str, body: object = None, **headers: str) -> tuple[int, bytes, Mapping[str, str]]:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=60) as answer:
+                return answer.status, answer.read(), answer.headers
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read(), error.headers
+
+    def get(self, route: str) -> Any:
+        status, body, _ = self.request(f"/api/v1/{route}")
+        assert status == 200, body
+        return json.loads(body)
+
+    def flush(self, **body: Any) -> tuple[int, Any, Mapping[str, str]]:
+        token = (self.directory / "token").read_text().strip()
+        status, answer, headers = self.request("/api/v1/flushes", body, Authorization=f"Bearer {token}")
+        return status, json.loads(answer), headers
+
+    def series(self) -> Series:
+        """Every sample of /metrics."""
+        text = self.request("/metrics")[1].decode()
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """The one sample that has this name and at least these labels; None if there is none."""
+        wanted = labels.items()
+        found = [value for (own, own_labels), value in self.series().items() if own == name and wanted <= own_labels]
+        assert len(found) < 2, f"{name} {labels} is ambiguous"
+        return found[0] if found else None
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A gpumond command that talks to this daemon."""
+        command = [sys.executable, "-m", "gpumond", *arguments]
+        return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=60)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=20)

@@ -1,0 +1,47 @@
+"""Real processes that hold memory on a simulated card."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpumond.sim.card import MIB, Card, Spec, create
+
+HOLD = """
+import sys
+from gpumond.sim.card import Card
+context = Card(sys.argv[1]).attach()
+context.allocate(int(sys.argv[2]))
+print("holding", flush=True)
+sys.stdin.read()
+"""
+
+
+def small_card(directory: Path, uuid: str = "SIM-test", size_mib: int = 1024, index: int = 0) -> Card:
+    """A card whose contexts cost 16 MiB, and of which the driver keeps 24 MiB."""
+    spec = Spec(uuid, index, "Simulated", size_mib * MIB, reserved_bytes=24 * MIB, context_bytes=16 * MIB)
+    return create(directory / uuid, spec)
+
+
+@contextmanager
+def holder(card: Card, size_bytes: int, python: str = sys.executable) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds so many bytes until it is killed, or its input ends."""
+    command = [python, "-c", HOLD, str(card.directory), str(size_bytes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holding\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run(script: str, *arguments: str) -> str:
+    """What a program of its own prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True, check=True, timeout=60
+    )
+    return done.stdout

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from gpumond.sim.allocator import CachingAllocator, allocators
+from gpumond.sim.card import MIB, Card, OutOfMemory
+from tests.sim.holding import run, small_card
+
+SIZES = st.one_of(st.integers(0, 2 * MIB), st.integers(MIB, 12 * MIB), st.integers(10 * MIB, 60 * MIB))
+
+
+class Allocations(RuleBasedStateMachine):
+    """Whatever a program does, the bytes add up."""
+
+    live = Bundle("live")
+
+    @initialize()
+    def make(self) -> None:
+        self.directory = tempfile.TemporaryDirectory()
+        self.card = small_card(Path(self.directory.name), size_mib=300)
+        self.allocator = CachingAllocator(self.card)
+        self.sizes: dict[int, int] = {}
+
+    @rule(target=live, size=SIZES)
+    def malloc(self, size: int) -> int | None:
+        before = self.allocator.statistics()
+        try:
+            address = self.allocator.malloc(size)
+        except OutOfMemory:
+            after = self.allocator.statistics()
+            assert (after.live_bytes, after.ooms, after.reclaimable_bytes) == (before.live_bytes, before.ooms + 1, 0)
+            return None
+        self.sizes[address] = size
+        return address
+
+    @rule(address=consumes(live))
+    def free(self, address: int | None) -> None:
+        if address is not None:
+            self.allocator.free(address)
+            del self.sizes[address]
+
+    @rule()
+    def empty_cache(self) -> None:
+        before = self.allocator.statistics()
+        assert self.allocator.empty_cache() == before.reclaimable_bytes
+        after = self.allocator.statistics()
+        assert before.held_bytes - after.held_bytes == before.reclaimable_bytes
+        assert (after.reclaimable_bytes, after.stranded_bytes) == (0, before.stranded_bytes)
+
+    @invariant()
+    def shares_add_up(self) -> None:
+        now = self.allocator.statistics()
+        assert now.held_bytes == now.live_bytes + now.reclaimable_bytes + now.stranded_bytes
+        assert min(now.live_bytes, now.reclaimable_bytes, now.stranded_bytes) >= 0
+        assert now.peak_live_bytes >= now.live_bytes
+        assert now.peak_held_bytes >= now.held_bytes
+        processes = self.card.read().processes
+        assert processes is not None
+        assert sum(process.used_bytes or 0 for process in processes) == now.held_bytes + 16 * MIB * len(processes)
+
+    @invariant()
+    def blocks_partition_the_segments(self) -> None:
+        blocks = self.allocator.blocks()
+        assert all(here + size <= there for (here, size, _), (there, _, _) in pairwise(blocks))
+        assert sum(size for _, size, _ in blocks) == self.allocator.statistics().held_bytes
+        live = {address: size for address, size, free in blocks if not free}
+        assert live.keys() == self.sizes.keys()
+        assert all(live[address] >= size for address, size in self.sizes.items())
+
+    def teardown(self) -> None:
+        for address in self.sizes:
+            self.allocator.free(address)
+        self.allocator.empty_cache()
+        now = self.allocator.statistics()
+        assert (now.live_bytes, now.held_bytes) == (0, 0)
+        assert now.device_allocations == now.device_frees
+        self.allocator.close()
+        self.directory.cleanup()
+
+
+Allocations.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAllocations = Allocations.TestCase
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Card:
+    return small_card(tmp_path)
+
+
+@pytest.fixture
+def allocator(card: Card) -> Iterator[CachingAllocator]:
+    allocator = CachingAllocator(card)
+    yield allocator
+    allocator.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "live", "held"),
+    [
+        (0, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 1, 10 * MIB, 10 * MIB),
+        (19 * MIB - 1, 20 * MIB, 20 * MIB),
+        (31 * MIB + 1, 32 * MIB, 32 * MIB),
+    ],
+)
+def test_sizes_are_those_of_pytorch(allocator: CachingAllocator, size: int, live: int, held: int) -> None:
+    allocator.malloc(size)
+    now = allocator.statistics()
+    assert (now.live_bytes, now.held_bytes) == (live, held)
+
+
+def test_a_live_neighbour_strands_the_rest_of_its_segment(allocator: CachingAllocator) -> None:
+    allocator.free(allocator.malloc(100 * MIB))
+    assert allocator.statistics().reclaimable_bytes == 100 * MIB
+    allocator.malloc(4 * MIB)
+    now = allocator.statistics()
+    assert (now.live_bytes, now.reclaimable_bytes, now.stranded_bytes) == (4 * MIB, 0, 96 * MIB)
+    assert allocator.empty_cache() == 0
+
+
+def test_the_cache_is_given_back_before_an_allocation_fails(allocator: CachingAllocator) -> None:
+    allocator.free(allocator.malloc(600 * MIB))
+    allocator.malloc(700 * MIB)
+    now = allocator.statistics()
+    assert (now.retries, now.ooms, now.held_bytes) == (1, 0, 700 * MIB)
+
+
+def test_a_double_free_is_an_error(allocator: CachingAllocator) -> None:
+    address = allocator.malloc(1)
+    allocator.free(address)
+    with pytest.raises(KeyError):
+        allocator.free(address)
+
+
+def test_a_process_has_one_allocator_per_card(card: Card) -> None:
+    allocator = CachingAllocator(card)
+    with pytest.raises(ValueError, match="already"):
+        CachingAllocator(card)
+    assert allocator not in allocators(), "nothing was allocated yet"
+    allocator.malloc(1)
+    assert allocator in allocators()
+    allocator.close()
+    assert card.read().used_bytes == 0
+    CachingAllocator(card)
+
+
+def test_nobody_changes_what_the_holder_of_the_lock_reads_and_flushes(allocator: CachingAllocator) -> None:
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            allocator.free(allocator.malloc(30 * MIB))
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    for _ in range(50):
+        with allocator.lock:
+            assert allocator.statistics().reclaimable_bytes == allocator.empty_cache()
+    stop.set()
+    thread.join()
+
+
+FORK = """
+import os, sys
+from gpumond.sim.allocator import CachingAllocator, allocators
+from gpumond.sim.card import MIB, Card
+allocator = CachingAllocator(Card(sys.argv[1]))
+allocator.malloc(30 * MIB)
+if os.fork() == 0:
+    assert allocators() == []
+    allocator.malloc(20 * MIB)
+    print(allocator.statistics().held_bytes // MIB, flush=True)
+    os._exit(0)
+os.wait()
+print(allocator.statistics().held_bytes // MIB)
+"""
+
+
+def test_a_forked_child_has_an_empty_allocator(card: Card) -> None:
+    assert run(FORK, str(card.directory)).split() == ["20", "30"]

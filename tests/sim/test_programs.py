@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from gpumond.sim.allocator import Statistics
+from gpumond.sim.card import MIB, Card, OutOfMemory, Spec, create
+from gpumond.sim.programs import PROGRAMS, Memory, leak, run
+from tests.sim.holding import holder, small_card
+
+SIZE = 24 * 1024 * MIB
+
+
+def minutes(name: str, card: Card, number: int, seed: int = 1) -> list[Statistics]:
+    """What a program's allocator says after every second of its own time, of which none passes."""
+    memory, seconds = Memory(card), 0.0
+    seen: list[Statistics] = []
+    for pause in PROGRAMS[name](memory, Random(seed)):
+        seconds += pause
+        while len(seen) < seconds:
+            seen.append(memory.allocator.statistics())
+        if seconds > 60 * number:
+            break
+    memory.allocator.close()
+    return seen
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Card:
+    return create(tmp_path / "card", Spec("SIM-demo", 0, "Simulated", SIZE))
+
+
+def test_training_leaves_a_large_cache(card: Card) -> None:
+    seen = minutes("training", card, 3)
+    assert max(now.reclaimable_bytes for now in seen) > 0.1 * SIZE
+    assert max(now.stranded_bytes for now in seen) == 0
+    steps = [now.live_bytes for now in seen[60:80]]
+    assert max(steps) - min(steps) > 0.04 * SIZE, "activations rise and fall"
+
+
+def test_serving_grows_and_releases(card: Card) -> None:
+    live = [now.live_bytes for now in minutes("serving", card, 10)]
+    assert min(live[120:]) < 0.1 * SIZE < max(live[120:])
+
+
+def test_leak_keeps_more_every_minute_and_starts_over(card: Card) -> None:
+    live = [now.live_bytes for now in minutes("leak", card, 4)]
+    per_minute = [min(live[start : start + 60]) for start in (0, 60, 120)]
+    assert per_minute[2] - per_minute[1] > 1024 * MIB
+    assert per_minute[1] - per_minute[0] > 1024 * MIB
+    assert min(live[180:]) == 0
+
+
+def test_fragmentation_strands_more_and_more_while_as_much_is_live_as_ever(card: Card) -> None:
+    seen = minutes("fragmentation", card, 3)
+    live = [now.live_bytes for now in seen[10:]]
+    assert max(live) - min(live) < 0.008 * SIZE
+    stranded = [now.stranded_bytes for now in seen[10::30]]
+    assert stranded == sorted(stranded)
+    assert stranded[-1] > live[-1]
+    assert max(now.reclaimable_bytes for now in seen) == 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_four_fit_on_one_card(card: Card, seed: int) -> None:
+    together = list(zip(*(minutes(name, card, 8, seed) for name in PROGRAMS), strict=False))
+    used = [sum(now.held_bytes + 256 * MIB for now in moment) for moment in together[60:]]
+    assert max(used) < 0.8 * SIZE
+    assert 0.55 * SIZE < sum(used) / len(used) < 0.75 * SIZE
+
+
+def test_the_seed_decides_everything(card: Card) -> None:
+    assert minutes("serving", card, 2, seed=7) == minutes("serving", card, 2, seed=7)
+    assert minutes("serving", card, 2, seed=7) != minutes("serving", card, 2, seed=8)
+
+
+def test_a_program_starts_over_when_the_card_is_full(tmp_path: Path) -> None:
+    card = small_card(tmp_path, size_mib=160)
+    memory = Memory(card)
+    cleared: list[float] = []
+
+    def pause(seconds: float) -> bool:
+        if seconds == 5.0:
+            cleared.append(seconds)
+            assert memory.allocator.statistics().held_bytes == 0
+        return len(cleared) < 3
+
+    run(leak, memory, Random(1), pause)
+    assert memory.allocator.statistics().ooms == 3
+    with pytest.raises(OutOfMemory):
+        memory.take(1.0)
+    memory.allocator.close()
+
+
+def test_a_program_waits_for_a_card_that_has_no_room_for_its_context(tmp_path: Path) -> None:
+    card = small_card(tmp_path)
+    memory = Memory(card)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> bool:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            other.kill()
+            other.wait()
+        return len(pauses) < 3
+
+    with holder(card, 980 * MIB) as other:
+        run(leak, memory, Random(1), pause)
+    assert pauses == [5.0, 5.0, 0.5]
+    memory.allocator.close()
+
+
+@contextmanager
+def program(card: Card, name: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "gpumond.sim.programs", name, "--card", str(card.directory), *options]
+    environ = os.environ | {"GPUMOND_SOCKET": str(card.directory / "nobody.sock")}
+    with subprocess.Popen(command, env=environ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "waited for 30 s"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_ends_cleanly_when_asked(card: Card, name: str) -> None:
+    with program(card, name) as process:
+        wait_for(lambda: card.read().processes)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert card.read().used_bytes == 0
+
+
+def test_it_ends_after_its_duration(card: Card) -> None:
+    with program(card, "serving", "--duration", "0.2", "--speed", "20") as process:
+        assert process.wait(30) == 0
+
+
+def test_it_ends_with_its_parent(card: Card) -> None:
+    with program(card, "serving", "--parent", "1") as process:
+        assert process.wait(30) == 0

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpumond.model import Sensors
+from tests.fakenvml import GIB, NOT_AVAILABLE, Device, FakeDriver, Process, machine
+from tests.sources.nvml_child import NvmlChild, kinds, used_by_pid
+
+PIDS = range(1, 65)
+DRIVER_GONE = {1: "uninitialized", 9: "driver_not_loaded", 12: "library_not_found", 18: "lib_rm_version_mismatch"}
+
+
+def test_every_value_of_64_processes_on_8_devices_is_the_drivers_to_the_byte(driver: FakeDriver) -> None:
+    driver.devices = machine(8, PIDS)
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        reading = child.read()
+    assert reading.faults == ()
+    assert (reading.driver_version, reading.library_version) == ("580.65.06", "13.580.65.06")
+    assert [device.index for device in reading.devices] == list(range(8))
+    for said, device in zip(driver.devices, reading.devices, strict=True):
+        assert (device.uuid, device.name, device.vendor) == (said.uuid, said.name, "nvidia")
+        assert (device.pci_bus_id, device.parent_uuid, device.unified) == (said.pci_bus_id, None, False)
+        assert (device.size_bytes, device.used_bytes) == (said.total_bytes, said.used_bytes)
+        assert device.reserved_bytes == said.reserved_bytes
+        assert device.free_bytes == said.total_bytes - said.used_bytes - said.reserved_bytes
+        assert used_by_pid(device) == {process.pid: process.used_bytes for process in said.processes}
+        assert device.sensors == Sensors(
+            gpu_utilization_ratio=said.gpu_utilization / 100,
+            memory_controller_utilization_ratio=said.memory_utilization / 100,
+            sm_clock_hertz=said.sm_clock * 1e6,
+            memory_clock_hertz=said.memory_clock * 1e6,
+            gpu_temperature_celsius=said.temperature,
+            power_watts=said.power / 1000,
+            energy_joules=said.energy / 1000,
+        )
+
+
+def test_processes_carry_their_identity_from_proc(driver: FakeDriver) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    driver.devices = machine(1, [os.getpid(), ended.pid])
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        processes = {process.pid: process for process in child.read().devices[0].processes or ()}
+    mine, gone = processes[os.getpid()], processes[ended.pid]
+    assert mine.start_ticks is not None
+    assert (mine.uid, mine.comm) == (os.geteuid(), Path("/proc/self/comm").read_text().rstrip("\n"))
+    assert (gone.start_ticks, gone.uid, gone.comm) == (None, None, None)
+
+
+def test_a_poll_costs_few_calls(driver: FakeDriver) -> None:
+    driver.devices = machine(8, PIDS)
+    driver.write()
+    driver.count_calls()
+    with NvmlChild(driver.env) as child:
+        child.read(0)
+        driver.calls()
+        child.read(1)
+        calls = driver.calls()
+    assert calls.total() == 8 * 11  # one more for every further list that is not empty
+    assert "nvmlInitWithFlags" not in calls
+
+
+def test_memory_of_version_1_where_the_library_is_old(driver: FakeDriver) -> None:
+    """Its `used` contains what the driver reserves, which then is unknown."""
+    driver.devices = machine(1)
+    driver.missing("nvmlDeviceGetMemoryInfo_v2")
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        first = child.read(0)
+        driver.heal()
+        driver.write()
+        second = child.read(20)
+    said = driver.devices[0]
+    for reading in (first, second):
+        assert reading.devices[0].used_bytes == said.used_bytes + said.reserved_bytes
+        assert reading.devices[0].reserved_bytes is None
+        assert reading.faults == ()
+
+
+def test_a_failing_version_2_is_never_replaced_by_version_1(driver: FakeDriver) -> None:
+    driver.devices = machine(1)
+    driver.fail("nvmlDeviceGetMemoryInfo_v2", code=10)
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        reading = child.read()
+    assert reading.devices[0].used_bytes is None
+    assert kinds(reading) == {(driver.devices[0].uuid, "timeout")}
+
+
+def test_a_process_in_several_lists_counts_once_and_in_several_instances_adds_up(driver: FakeDriver) -> None:
+    driver.devices = [
+        Device(
+            "GPU-0",
+            processes=[
+                Process(10, 5 * GIB, ("compute",)),
+                Process(10, 6 * GIB, ("graphics", "mps")),
+                Process(11, 1 * GIB, gpu_instance=1, compute_instance=0),
+                Process(11, 2 * GIB, gpu_instance=2, compute_instance=0),
+                Process(12, NOT_AVAILABLE),
+                Process(12, 3 * GIB, ("graphics",)),
+                Process(13, NOT_AVAILABLE),
+            ],
+        )
+    ]
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        reading = child.read()
+    assert used_by_pid(reading.devices[0]) == {10: 6 * GIB, 11: 3 * GIB, 12: 3 * GIB, 13: None}
+    assert [process.kinds for process in reading.devices[0].processes or ()] == [
+        ("compute", "graphics", "mps"),
+        ("compute",),
+        ("compute", "graphics"),
+        ("compute",),
+    ]
+    assert reading.faults == ()
+
+
+def test_older_process_lists_serve_where_the_newer_are_missing(driver: FakeDriver) -> None:
+    driver.devices = machine(1, [1, 2])
+    for name in ("Compute", "Graphics", "MPSCompute"):
+        driver.missing(f"nvmlDeviceGet{name}RunningProcesses_v3")
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        reading = child.read()
+        assert set(used_by_pid(reading.devices[0])) == {1, 2}
+        for name in ("Compute", "Graphics", "MPSCompute"):
+            driver.missing(f"nvmlDeviceGet{name}RunningProcesses_v2")
+        driver.write()
+        reading = child.read()
+    assert reading.devices[0].processes is None
+    assert reading.faults == ()
+
+
+def test_a_list_that_grows_while_it_is_read_is_read_again(driver: FakeDriver) -> None:
+    function = "nvmlDeviceGetComputeRunningProcesses_v3"
+    driver.devices = machine(1, [1, 2])
+    driver.fail(function, code=7, after=1, times=1)  # the size was given, and is no longer enough
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        reading = child.read()
+        assert set(used_by_pid(reading.devices[0])) == {1, 2}
+        assert reading.faults == ()
+        driver.heal()
+        for call in range(1, 20, 2):
+            driver.fail(function, code=7, after=call, times=1)
+        driver.write()
+        reading = child.read()
+    assert reading.devices[0].processes is None
+    assert kinds(reading) == {(driver.devices[0].uuid, "insufficient_size")}
+
+
+@pytest.mark.parametrize("total", [None, 0])
+def test_no_memory_information_is_unknown_without_a_fault(driver: FakeDriver, total: int | None) -> None:
+    driver.devices = machine(1, [1])
+    driver.devices[0].total_bytes = total
+    driver.devices[0].reserved_bytes = driver.devices[0].used_bytes = 0
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        reading = child.read()
+    (device,) = reading.devices
+    assert (device.size_bytes, device.used_bytes, device.free_bytes, device.unified) == (None, None, None, False)
+    assert used_by_pid(device) == {1: driver.devices[0].processes[0].used_bytes}
+    assert reading.faults == ()
+
+
+def test_names_that_are_no_text_are_made_text(driver: FakeDriver) -> None:
+    driver.devices = machine(1)
+    driver.devices[0].name = "NVIDIA \udcff\x1b[31m"
+    driver.devices[0].pci_bus_id = "0000\udcff:01:00.0"
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        reading = child.read()
+    assert reading.devices[0].name == "NVIDIA \N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}[31m"
+    assert kinds(reading) == {(driver.devices[0].uuid, "unreadable")}
+
+
+@pytest.mark.parametrize("code", DRIVER_GONE)
+def test_a_driver_that_goes_away_ends_the_source(driver: FakeDriver, code: int) -> None:
+    driver.devices = machine(1)
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        child.read()
+        driver.fail("nvmlDeviceGetMemoryInfo_v2", code=code)
+        driver.write()
+        assert child.answer(1).reason == DRIVER_GONE[code]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "mend"),
+    [(9, "driver_not_loaded", "modprobe nvidia"), (4, "no_permission", "/dev/nvidia*"), (999, "unknown", "")],
+)
+def test_a_driver_that_does_not_start_says_what_to_do(driver: FakeDriver, code: int, reason: str, mend: str) -> None:
+    driver.fail("nvmlInitWithFlags", code=code)
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        answer = child.answer()
+    assert answer.reason == reason
+    assert mend in answer.message
+
+
+def test_no_library_says_what_to_do(tmp_path: Path) -> None:
+    with NvmlChild({"LD_LIBRARY_PATH": str(tmp_path)}) as child:
+        answer = child.answer()
+    if answer.reason != "library_not_found":
+        pytest.skip("this machine has the library")
+    assert "install the NVIDIA driver" in answer.message
+
+
+@pytest.mark.parametrize("code", [4, 999])
+def test_a_device_cgroup_that_shuts_the_driver_is_told_apart(driver: FakeDriver, code: int) -> None:
+    driver.fail("nvmlInitWithFlags", code=code)
+    driver.write()
+    with NvmlChild(driver.env, no_device_access=True) as child:
+        answer = child.answer()
+    assert answer.reason == "device_access_lost"
+    assert "recreate the container" in answer.message
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\n",
+    ],
+)
+def test_a_version_mismatch_names_both_versions(driver: FakeDriver, tmp_path: Path, version: str) -> None:
+    driver.fail("nvmlInitWithFlags", code=18)
+    driver.write()
+    proc = tmp_path / "proc"
+    (proc / "driver/nvidia").mkdir(parents=True)
+    (proc / "driver/nvidia/version").write_text(version)
+    with NvmlChild(driver.env, proc=proc) as child:
+        answer = child.answer()
+    assert answer.reason == "lib_rm_version_mismatch"
+    assert "550.54.15" in answer.message
+    assert "13.580.65.06" in answer.message
+    assert "reboot" in answer.message
+
+
+def test_descriptors_do_not_grow(driver: FakeDriver) -> None:
+    driver.devices = machine(8, PIDS)
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        child.read(0)
+        before = child.descriptors()
+        for at in range(100):
+            child.read(at)
+        assert child.descriptors() == before

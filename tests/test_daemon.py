@@ -1,0 +1,144 @@
+"""The daemon as a user meets it: a real process over the fake driver library, asked over HTTP."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.fakenvml import FakeDriver, machine
+from tests.running import RunningDaemon, until
+
+Serve = Callable[..., RunningDaemon]
+
+
+@pytest.fixture
+def pids() -> Iterator[list[int]]:
+    """64 living processes."""
+    sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(64)]
+    yield [sleeper.pid for sleeper in sleepers]
+    for sleeper in sleepers:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def start(serve: Serve, driver: FakeDriver, *options: str) -> RunningDaemon:
+    driver.write()
+    daemon = serve("--source", "nvml", *options, environ=driver.env)
+    until(lambda: daemon.value("gpumond_driver_up"))
+    return daemon
+
+
+def test_every_value_on_metrics_is_the_drivers_to_the_byte(serve: Serve, driver: FakeDriver, pids: list[int]):
+    driver.devices = machine(8, pids=pids)
+    daemon = start(serve, driver)
+    assert daemon.request("/-/ready")[0] == 200
+    series = daemon.series()
+    for index, device in enumerate(driver.devices):
+        own = {"uuid": device.uuid, "gpu": str(index)}
+        free = device.total_bytes - device.reserved_bytes - device.used_bytes
+        expected = {
+            ("memory_size_bytes", device.total_bytes),
+            ("memory_used_bytes", device.used_bytes),
+            ("memory_free_bytes", device.free_bytes if device.free_bytes is not None else free),
+            ("memory_reserved_bytes", device.reserved_bytes),
+            ("gpu_utilization_ratio", device.gpu_utilization / 100),
+            ("memory_controller_utilization_ratio", device.memory_utilization / 100),
+            ("sm_clock_hertz", device.sm_clock * 1e6),
+            ("memory_clock_hertz", device.memory_clock * 1e6),
+            ("power_watts", device.power / 1000),
+            ("energy_joules_total", device.energy / 1000),
+            ("up", 1),
+        }
+        for name, value in expected:
+            assert series[f"gpumond_device_{name}", frozenset(own.items())] == value, (name, index)
+        temperature = frozenset({**own, "sensor": "gpu"}.items())
+        assert series["gpumond_device_temperature_celsius", temperature] == device.temperature
+        for process in device.processes:
+            labels = frozenset({**own, "pid": str(process.pid)}.items())
+            assert series["gpumond_process_memory_used_bytes", labels] == process.used_bytes
+        ledger = sum(
+            value
+            for (name, labels), value in series.items()
+            if name == "gpumond_memory_bytes" and ("uuid", device.uuid) in labels
+        )
+        assert ledger == device.used_bytes + series["gpumond_memory_overcount_bytes", frozenset(own.items())]
+
+
+def test_a_lost_device_loses_its_values_and_comes_back_while_the_others_go_on(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(4)
+    daemon = start(serve, driver, "--interval", "0.2")
+    lost, other = driver.devices[1].uuid, driver.devices[2].uuid
+    driver.lose(1)
+    driver.devices[2].used_bytes += 4096
+    driver.write()
+    until(lambda: daemon.value("gpumond_device_memory_used_bytes", uuid=other) == driver.devices[2].used_bytes)
+    until(lambda: daemon.value("gpumond_device_up", uuid=lost) == 0)
+    until(lambda: daemon.value("gpumond_device_memory_used_bytes", uuid=lost) is None)
+    assert daemon.value("gpumond_device_info", uuid=lost) == 1
+    assert daemon.value("gpumond_device_up", uuid=other) == 1
+    driver.heal()
+    driver.write()
+    until(lambda: daemon.value("gpumond_device_up", uuid=lost) == 1)
+    assert daemon.value("gpumond_device_memory_used_bytes", uuid=lost) == driver.devices[1].used_bytes
+
+
+def test_a_driver_that_hangs_freezes_nothing_and_comes_back(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(2)
+    daemon = start(serve, driver)
+    driver.hang("nvmlDeviceGetMemoryInfo_v2", 0, seconds=8, times=1)
+    driver.write()
+    until(lambda: daemon.value("gpumond_driver_responsive") == 0)
+    assert daemon.value("gpumond_driver_up", reason="timeout") == 0
+    assert not [name for name, _ in daemon.series() if name.startswith("gpumond_device_memory")]
+    assert daemon.request("/-/healthy")[0] == 200
+    assert daemon.request("/-/ready")[0] == 503
+    until(lambda: daemon.value("gpumond_device_memory_used_bytes", gpu="0"))
+    assert daemon.value("gpumond_driver_responsive") == 1
+
+
+def test_a_crash_in_the_driver_costs_a_restart_of_its_process_only(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(2)
+    daemon = start(serve, driver, "--interval", "0.2")
+    driver.crash("nvmlDeviceGetMemoryInfo_v2", 1)
+    driver.write()
+    until(lambda: (daemon.value("gpumond_collector_restarts_total") or 0) >= 2)
+    driver.heal()
+    driver.devices[1].used_bytes += 4096
+    driver.write()
+    until(lambda: daemon.value("gpumond_device_memory_used_bytes", gpu="1") == driver.devices[1].used_bytes)
+    assert daemon.process.poll() is None
+
+
+def test_a_driver_that_comes_late_is_found(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(1)
+    driver.fail("nvmlInit_v2", code=9)
+    driver.fail("nvmlInitWithFlags", code=9)
+    driver.write()
+    daemon = serve("--source", "nvml", environ=driver.env)
+    until(lambda: daemon.value("gpumond_driver_up", reason="driver_not_loaded") == 0)
+    driver.heal()
+    driver.write()
+    until(lambda: daemon.value("gpumond_device_up", gpu="0"))
+
+
+@pytest.mark.parametrize("state", ["idle", "hanging", "never opened"])
+def test_sigterm_ends_it_in_order_whatever_the_driver_does(serve: Serve, driver: FakeDriver, state: str):
+    driver.devices = machine(1)
+    if state == "never opened":
+        driver.hang("nvmlInitWithFlags")
+        driver.hang("nvmlInit_v2")
+    driver.write()
+    daemon = serve("--source", "nvml", environ=driver.env)
+    if state != "never opened":
+        until(lambda: daemon.value("gpumond_driver_up"))
+    if state == "hanging":
+        driver.hang()
+        driver.write()
+        until(lambda: daemon.value("gpumond_device_memory_used_bytes", gpu="0") is None)
+    began = time.monotonic()
+    assert daemon.stop() == 0
+    assert time.monotonic() - began < 10
+    assert not daemon.socket.exists()

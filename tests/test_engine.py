@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpumond.engine import Memory, advance, observe
+from gpumond.model import AgentReport, DeviceReading, Reading, Snapshot, SourceState
+from gpumond.rules import Rule
+from tests.making import GIB, a_device, a_fault, a_pool, a_report, a_snapshot
+
+UP = SourceState("nvml", up=True, responsive=True)
+FULL = (Rule("full", "device", "used_ratio", above=0.8),)
+
+
+def seen(previous: Snapshot | None, reading: Reading | None, reports: tuple[AgentReport, ...] = ()) -> Snapshot:
+    return observe(previous, UP, reading, reports, taken_at=1.0, elapsed_seconds=1.0)
+
+
+def reading_of(*devices: DeviceReading, **fields: object) -> Reading:
+    return Reading(devices, **fields)  # type: ignore[arg-type]
+
+
+def test_a_silent_device_keeps_its_values_for_two_readings_and_then_has_none():
+    both = reading_of(a_device("GPU-a", used_bytes=GIB), a_device("GPU-b", used_bytes=GIB))
+    one = reading_of(a_device("GPU-b", used_bytes=2 * GIB), faults=(a_fault("GPU-a"),))
+    snapshot = seen(None, both)
+    history = []
+    for _ in range(4):
+        snapshot = seen(snapshot, one)
+        silent, other = snapshot.devices
+        assert other.used_bytes == 2 * GIB
+        history.append((silent.missed, silent.used_bytes))
+    assert history == [(1, GIB), (2, GIB), (3, None), (4, None)]
+    assert seen(snapshot, both).devices == both.devices
+
+
+def test_without_any_reading_every_device_goes_silent():
+    snapshot = seen(None, reading_of(a_device(used_bytes=GIB)))
+    for _ in range(3):
+        snapshot = seen(snapshot, None)
+    assert (snapshot.devices[0].missed, snapshot.devices[0].used_bytes, snapshot.devices[0].uuid) == (3, None, "GPU-a")
+
+
+def test_a_device_that_the_source_no_longer_lists_is_gone_at_once():
+    snapshot = seen(None, reading_of(a_device("MIG-a")))
+    assert seen(snapshot, reading_of()).devices == ()
+
+
+def test_an_instance_of_a_lost_card_is_lost_with_it():
+    parent, instance = a_device("GPU-a"), a_device("MIG-a", parent_uuid="GPU-a")
+    snapshot = seen(seen(None, reading_of(parent, instance)), reading_of(faults=(a_fault("GPU-a"),)))
+    assert [device.missed for device in snapshot.devices] == [1, 1]
+
+
+def test_a_pool_larger_than_its_device_is_a_fault_and_not_a_number():
+    fits, lies = a_pool(live=GIB), a_pool(allocator="cupy", live=81 * GIB)
+    snapshot = seen(None, reading_of(a_device(used_bytes=GIB)), (a_report(pools=(fits, lies)),))
+    assert snapshot.reports[0].pools == (fits,)
+    assert [fault.kind for fault in snapshot.faults] == ["impossible_value"]
+
+
+def test_raised_and_resolved_tell_only_of_changes():
+    full, empty = a_snapshot(a_device(used_bytes=70 * GIB)), a_snapshot(a_device(used_bytes=GIB))
+    first = advance(Memory(), FULL, full)
+    second = advance(first.memory, FULL, full)
+    third = advance(second.memory, FULL, empty)
+    assert [len(tick.raised) for tick in (first, second, third)] == [1, 0, 0]
+    assert [len(tick.resolved) for tick in (first, second, third)] == [0, 0, 1]
+    assert second.frame.alerts[0].rule == "full"
+
+
+@pytest.mark.parametrize("missed", [1, 3])
+def test_an_unseen_device_does_not_resolve(missed: int):
+    device = a_device(used_bytes=70 * GIB)
+    first = advance(Memory(), FULL, a_snapshot(device))
+    unseen = replace(device, missed=missed, used_bytes=None if missed > 2 else device.used_bytes)
+    second = advance(first.memory, FULL, a_snapshot(unseen))
+    assert second.resolved == ()
+    assert second.frame.alerts == first.frame.alerts
+
+
+def test_a_process_on_an_unseen_device_does_not_resolve():
+    rule = (Rule("hog", "pool", "held_bytes", above=GIB),)
+    report = a_report(pools=(a_pool(live=2 * GIB),))
+    first = advance(Memory(), rule, a_snapshot(a_device(), reports=(report,)))
+    lost = a_device(missed=3, size_bytes=None, used_bytes=None, processes=None)
+    assert advance(first.memory, rule, a_snapshot(lost)).resolved == ()
+    assert len(advance(first.memory, rule, a_snapshot(a_device())).resolved) == 1

@@ -1,0 +1,305 @@
+"""The agents' socket, met by real sockets: honest agents, strangers and vandals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gpumond.errors import ConfigError
+from gpumond.identity import Identity, start_ticks
+from gpumond.intake import Intake, Limits
+from gpumond.model import AgentReport
+from gpumond.runtime import bind_agent_socket
+from gpumond.wire import MAX_FRAME_BYTES, Bye, Cancel, Flush, Hello, Report, Result, decode, encode
+from tests.fuzzing import mutated
+from tests.making import a_pool
+
+HELLO = encode(Hello("train"))
+REPORT = encode(Report(pools=(a_pool(live=7),)))
+ME = Identity(os.getpid(), start_ticks(os.getpid()) or 0, os.getuid())
+
+
+class Door:
+    """An intake under test, with what it refused."""
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        self.path = path
+        self.refused: Counter[str] = Counter()
+        listener = bind_agent_socket(path, 0o600)
+        self.intake = Intake(listener, limits=limits, rejected=lambda reason: self.refused.update([reason]))
+
+    def connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(self.path))
+        return connection
+
+    async def reports(self, count: int = 1) -> tuple[AgentReport, ...]:
+        await eventually(lambda: len(self.intake.reports()) == count)
+        return self.intake.reports()
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the condition did not come true in time")
+
+
+@asynccontextmanager
+async def door(directory: Path, limits: Limits = Limits()) -> AsyncIterator[Door]:
+    opened = Door(directory / "agent.sock", limits)
+    opened.intake.serve()
+    try:
+        yield opened
+    finally:
+        opened.intake.close()
+
+
+def in_a_loop(test: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
+    def run(tmp_path: Path) -> None:
+        asyncio.run(test(tmp_path))  # type: ignore[arg-type]
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+async def closed(connection: socket.socket) -> None:
+    """Waits until the other end has closed the connection."""
+    connection.setblocking(False)
+
+    def at_end() -> bool:
+        try:
+            return connection.recv(4096) == b""
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True
+
+    await eventually(at_end)
+
+
+@in_a_loop
+async def test_a_report_is_the_kernels_word_on_who_and_the_agents_on_what(tmp_path: Path):
+    async with door(tmp_path) as at:
+        with at.connect() as agent:
+            agent.sendall(HELLO[:-1].replace(b"{", b'{"pid":1,"uid":0,', 1) + b"\n" + REPORT)
+            (report,) = await at.reports()
+            assert (report.pid, report.start_ticks, report.uid) == (ME.pid, ME.start_ticks, ME.uid)
+            assert (report.workload, report.pools) == ("train", (a_pool(live=7),))
+        await at.reports(0)
+
+
+@in_a_loop
+async def test_frames_may_come_in_pieces_and_the_newest_report_wins(tmp_path: Path):
+    async with door(tmp_path) as at:
+        with at.connect() as agent:
+            for byte in HELLO + REPORT + encode(Report(pools=(a_pool(live=8),))):
+                agent.send(bytes([byte]))
+                await asyncio.sleep(0)  # unread, so many small pieces would fill the socket
+            await eventually(lambda: [r.pools[0].live_bytes for r in at.intake.reports()] == [8])
+
+
+@in_a_loop
+async def test_a_forked_child_on_its_parents_connection_is_refused(tmp_path: Path):
+    async with door(tmp_path) as at:
+        with at.connect() as agent:
+            agent.sendall(HELLO + REPORT)
+            await at.reports()
+            child = os.fork()
+            if child == 0:
+                agent.send(REPORT)
+                os._exit(0)
+            os.waitpid(child, 0)
+            await eventually(lambda: at.refused["foreign_sender"] == 1)
+            assert at.intake.reports() == ()
+
+
+@in_a_loop
+async def test_an_agent_that_leaves_is_gone_at_once(tmp_path: Path):
+    async with door(tmp_path) as at:
+        with at.connect() as agent:
+            agent.sendall(HELLO + REPORT)
+            await at.reports()
+            agent.sendall(encode(Bye()))
+            await at.reports(0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (REPORT, "hello"),
+        (HELLO + HELLO, "hello"),
+        (encode(Hello("no spaces please")), "value"),
+        (HELLO + b'{"v":1,"type":"report","pools":[{}]}\n', "missing"),
+        (HELLO + encode(Flush("id", "torch", ())), "type"),
+        (HELLO + b"x" * (MAX_FRAME_BYTES + 1), "oversize"),
+        (b"GET / HTTP/1.1\r\n", "json"),
+    ],
+)
+def test_who_breaks_the_protocol_is_closed_and_counted(tmp_path: Path, sent: bytes, reason: str):
+    async def run() -> None:
+        async with door(tmp_path) as at:
+            with at.connect() as vandal:
+                try:
+                    vandal.sendall(sent)
+                except BrokenPipeError:
+                    pass
+                await closed(vandal)
+            assert at.refused == {reason: 1}
+
+    asyncio.run(run())
+
+
+@in_a_loop
+async def test_who_says_nothing_or_half_a_frame_is_not_waited_for(tmp_path: Path):
+    async with door(tmp_path, Limits(hello_seconds=0.1, frame_seconds=0.1)) as at:
+        with at.connect() as silent, at.connect() as slow:
+            slow.sendall(HELLO + REPORT[:10])
+            await closed(silent)
+            await closed(slow)
+        assert at.refused == {"hello_timeout": 1, "frame_timeout": 1}
+
+
+@in_a_loop
+async def test_one_uid_gets_so_many_connections_and_no_more(tmp_path: Path):
+    async with door(tmp_path, Limits(peers_per_uid=3)) as at:
+        agents = [at.connect() for _ in range(4)]
+        for agent in agents[:3]:
+            agent.sendall(HELLO)
+        await closed(agents[3])
+        assert at.refused == {"crowd": 1}
+        for agent in agents:
+            agent.close()
+
+
+@in_a_loop
+async def test_strangers_at_the_door_do_not_keep_others_out_for_long(tmp_path: Path):
+    async with door(tmp_path, Limits(strangers=2, hello_seconds=0.1)) as at:
+        strangers = [at.connect() for _ in range(2)]
+        with at.connect() as agent:
+            agent.sendall(HELLO + REPORT)
+            await at.reports()
+        for stranger in strangers:
+            stranger.close()
+
+
+@in_a_loop
+async def test_a_flood_is_read_more_slowly_and_loses_nothing(tmp_path: Path):
+    async with door(tmp_path, Limits(frames_per_second=200)) as at:
+        with at.connect() as agent:
+            last = encode(Report(pools=(a_pool(live=9),)))
+            agent.setblocking(False)
+            await asyncio.get_running_loop().sock_sendall(agent, HELLO + REPORT * 500 + last)
+            await eventually(lambda: [r.pools[0].live_bytes for r in at.intake.reports()] == [9])
+        assert at.refused["rate"] > 0
+
+
+@in_a_loop
+async def test_an_old_report_is_no_knowledge(tmp_path: Path):
+    async with door(tmp_path, Limits(stale_seconds=0.2)) as at:
+        with at.connect() as agent:
+            agent.sendall(HELLO + REPORT)
+            await at.reports()
+            await at.reports(0)
+
+
+@in_a_loop
+async def test_a_flush_is_answered_by_its_result(tmp_path: Path):
+    async with door(tmp_path) as at:
+        with at.connect() as agent:
+            agent.sendall(HELLO + REPORT)
+            await at.reports()
+            asked = asyncio.create_task(at.intake.flush(ME, Flush("one", "torch", ("cache",))))
+            await asyncio.sleep(0)
+            agent.settimeout(5)
+            received = agent.recv(4096)
+            assert decode(received) == Flush("one", "torch", ("cache",))
+            agent.sendall(encode(Result("another", "freed")) + encode(Result("one", "nothing")))
+            assert await asked == Result("one", "nothing")
+
+
+@in_a_loop
+async def test_a_flush_that_is_not_answered_is_called_off(tmp_path: Path):
+    async with door(tmp_path) as at:
+        with at.connect() as agent:
+            agent.sendall(HELLO + REPORT)
+            await at.reports()
+            assert await at.intake.flush(ME, Flush("one", "torch", (), timeout_seconds=0.05)) is None
+            frames = agent.recv(4096).splitlines()
+            assert decode(frames[1]) == Cancel("one")
+        await at.reports(0)
+        assert await at.intake.flush(ME, Flush("two", "torch", ())) is None
+
+
+@in_a_loop
+async def test_a_hundred_thousand_fuzzed_frames_hurt_nobody(tmp_path: Path):
+    """Mutated frames over many connections, while an honest agent is heard all along."""
+    dice = random.Random(7)
+    seeds = [HELLO, REPORT, encode(Result("one", "freed")), encode(Bye()), b'{"v":1,"type":"report","pools":[[]]}\n']
+    loop = asyncio.get_running_loop()
+    limits = Limits(frames_per_second=10**7, bytes_per_second=10**10)
+    async with door(tmp_path, limits) as at:
+        with at.connect() as honest:
+            honest.sendall(HELLO + REPORT)
+            await at.reports()
+            sent = 0
+            while sent < 100_000:
+                with at.connect() as vandal:
+                    vandal.setblocking(False)
+                    volley = HELLO * dice.randint(0, 1) + b"".join(mutated(dice, dice.choice(seeds)) for _ in range(50))
+                    sent += volley.count(b"\n")
+                    try:
+                        await loop.sock_sendall(vandal, volley)
+                    except OSError:
+                        pass
+                    await asyncio.sleep(0)
+                if not dice.randrange(100):
+                    honest.sendall(encode(Report(pools=(a_pool(live=sent),))))
+                    await eventually(partial(heard, at, sent))
+        await at.reports(0)
+        assert sum(at.refused.values()) > 1000
+
+
+def heard(at: Door, live: int) -> bool:
+    return any(pool.live_bytes == live for report in at.intake.reports() for pool in report.pools)
+
+
+def test_the_socket_has_its_mode_before_anyone_can_connect(tmp_path: Path):
+    with bind_agent_socket(tmp_path / "agent.sock", 0o600):
+        assert (tmp_path / "agent.sock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(tmp_path: Path):
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(tmp_path / "agent.sock"))
+    stale.close()
+    with (
+        bind_agent_socket(tmp_path / "agent.sock", 0o600),
+        pytest.raises(ConfigError, match="another daemon serves"),
+    ):
+        bind_agent_socket(tmp_path / "agent.sock", 0o600)
+
+
+@pytest.mark.parametrize("obstacle", ["file", "link", "open directory"])
+def test_an_unsafe_place_is_refused_with_the_mend(tmp_path: Path, obstacle: str):
+    path = tmp_path / "place" / "agent.sock"
+    path.parent.mkdir(mode=0o755)
+    if obstacle == "file":
+        path.write_text("precious")
+    elif obstacle == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match="--socket"):
+        bind_agent_socket(path, 0o600)

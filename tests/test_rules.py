@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from gpumond.model import Alert
+from gpumond.rules import Activities, Rule, Subject, step
+
+LABELS = (("gpu", "0"), ("uuid", "GPU-a"))
+
+
+def run(rule: Rule, values: list[float | None], seconds: float = 1.0) -> list[str | None]:
+    """The phase after each evaluation."""
+    phases: list[str | None] = []
+    activities: Activities = {}
+    for tick, value in enumerate(values):
+        subject = Subject(LABELS, {"used_ratio": value}, dict)
+        now = tick * seconds
+        activities = step(rule, [subject], activities, frozenset(), 1e6 + now, now)
+        phases.append(activities[LABELS].alert.phase if activities else None)
+    return phases
+
+
+def a_rule(**fields: float) -> Rule:
+    return Rule("r", "device", "used_ratio", **({"above": 0.8} | fields))  # type: ignore[arg-type]
+
+
+def test_without_for_it_fires_at_once():
+    assert run(a_rule(), [0.7, 0.9, 0.8]) == [None, "firing", None]
+
+
+def test_for_counts_from_the_first_breach_and_starts_over_after_a_gap():
+    rule = a_rule(for_seconds=2)
+    assert run(rule, [0.9, 0.9, 0.9, 0.9]) == ["pending", "pending", "firing", "firing"]
+    assert run(rule, [0.9, 0.9, 0.1, 0.9]) == ["pending", "pending", None, "pending"]
+
+
+def test_keep_firing_for_counts_from_the_last_breach():
+    rule = a_rule(keep_firing_for_seconds=2)
+    assert run(rule, [0.9, 0.9, 0.1, 0.1, 0.1]) == ["firing", "firing", "firing", None, None]
+
+
+def test_it_stays_until_the_clear_level():
+    rule = a_rule(clear=0.6)
+    assert run(rule, [0.7, 0.9, 0.7, 0.6, 0.7]) == [None, "firing", "firing", None, None]
+
+
+def test_below_is_the_mirror_of_above():
+    rule = Rule("r", "device", "used_ratio", below=0.2, clear=0.4)
+    assert run(rule, [0.3, 0.1, 0.3, 0.4]) == [None, "firing", "firing", None]
+
+
+def test_an_unknown_value_neither_fires_nor_resolves():
+    assert run(a_rule(for_seconds=2), [None, 0.9, None, 0.9, None]) == [
+        None,
+        "pending",
+        "pending",
+        "firing",
+        "firing",
+    ]
+
+
+def test_a_match_is_a_glob_over_labels():
+    rule = Rule("r", "workload", "used_ratio", above=0.5, match=(("workload", "train-*"),))
+    subjects = [Subject((("workload", name),), {"used_ratio": 0.9}, dict) for name in ("train-1", "serve")]
+    assert list(step(rule, subjects, {}, frozenset(), 0, 0)) == [(("workload", "train-1"),)]
+
+
+def test_an_alert_carries_its_identity_and_its_filled_annotations():
+    rule = Rule(
+        "full",
+        "device",
+        "used_ratio",
+        above=0.5,
+        labels=(("severity", "warning"),),
+        annotations=(("summary", "{gpu}: {used} used, {what}"),),
+    )
+    subject = Subject(LABELS, {"used_ratio": 0.9}, lambda: {"gpu": "0", "used": "9 GiB"})
+    alert: Alert = step(rule, [subject], {}, frozenset(), 5.0, 0)[LABELS].alert
+    assert dict(alert.labels) == {"alertname": "full", "gpu": "0", "severity": "warning", "uuid": "GPU-a"}
+    assert dict(alert.annotations) == {"summary": "0: 9 GiB used, {what}"}
+    assert (alert.active_at, alert.fired_at, alert.value) == (5.0, 5.0, 0.9)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumond import wire
+from gpumond.errors import ProtocolError
+from gpumond.model import Expected, PoolUsage, Reading, Reclaimable, StepResult
+from tests.fuzzing import mutated
+from tests.making import a_device, a_fault, a_pool, a_process
+
+POOL = a_pool(live=1, cached=2)
+MESSAGES = [
+    wire.Hello("train", "0.1.0", "3.11.7"),
+    wire.Report("step", ("torch 2.13.0",), (POOL,)),
+    wire.Flush("id", "torch", ("ipc", "cache"), True, 2.5),
+    wire.Cancel("id"),
+    wire.Result("id", "freed", "", (wire.PoolChange(POOL, POOL, Expected(0, 1, 2)),), (StepResult("cache", 1, 0.1),)),
+    wire.Bye(),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_survives_the_wire(message: wire.Message):
+    frame = wire.encode(message)
+    assert frame.endswith(b"\n")
+    assert frame.count(b"\n") == 1
+    assert wire.decode(frame) == message
+
+
+def test_a_reading_survives_the_pipe():
+    reading = Reading((a_device(processes=(a_process(used_bytes=None),)),), (a_fault("GPU-a"),), "580.1")
+    assert wire.from_json(Reading, wire.to_json(reading)) == reading
+
+
+def test_a_newer_peer_may_say_more():
+    frame = json.dumps({"v": 1, "type": "hello", "workload": "w", "mood": {"good": [True]}}).encode()
+    assert wire.decode(frame) == wire.Hello("w")
+
+
+@pytest.mark.parametrize(
+    ("frame", "says"),
+    [
+        (b"", "JSON"),
+        (b"[]", "object"),
+        (b'{"v":2,"type":"bye"}', "version"),
+        (b'{"v":1,"type":"shout"}', "shout"),
+        (b'{"v":1,"type":["bye"]}', "type"),
+        (b'{"v":1,"type":"cancel"}', "cancel.id is missing"),
+        (b'{"v":1,"type":"cancel","id":7}', "cancel.id"),
+        (b'{"v":1,"type":"hello","workload":"a\\nb"}', "printable"),
+        (b'{"v":1,"type":"hello","workload":"\\ud800"}', "printable"),
+        (b'{"v":1,"type":"hello","v":1}', "duplicate"),
+        (b'{"v":1,"type":"report","flush_policy":"maybe"}', "allow, step, never"),
+        (b'{"v":1,"type":"report","pools":{}}', "array"),
+        (b'{"v":1,"type":"flush","id":"","allocator":"","steps":[],"timeout_seconds":NaN}', "NaN"),
+        (b'{"v":1,"type":"flush","id":"","allocator":"","steps":[],"timeout_seconds":1e999}', "finite"),
+        (b"[" * 60_000, "JSON"),
+        (b"\xff\xfe", "JSON"),
+    ],
+)
+def test_nonsense_is_refused_and_says_where(frame: bytes, says: str):
+    with pytest.raises(ProtocolError, match=says):
+        wire.decode(frame)
+
+
+@pytest.mark.parametrize("amount", [-1, 2**63, 1.5, "1", True, None])
+def test_bytes_are_whole_numbers_that_a_device_can_have(amount: object):
+    body = json.loads(wire.encode(wire.Report(pools=(POOL,))))
+    body["pools"][0]["live_bytes"] = amount
+    with pytest.raises(ProtocolError, match=r"report\.pools\.live_bytes"):
+        wire.decode(json.dumps(body).encode())
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+trees = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner))
+
+
+@given(st.dictionaries(st.sampled_from(["v", "type", "workload", "pools", "id", "steps", "outcome"]), trees))
+def test_any_json_is_a_message_or_a_protocol_error(body: dict[str, object]):
+    body |= {"v": 1, "type": "report"}
+    try:
+        message = wire.decode(json.dumps(body).encode())
+    except ProtocolError:
+        return
+    assert isinstance(message, wire.Report)
+
+
+def test_a_hundred_thousand_mutated_frames_are_messages_or_protocol_errors():
+    dice = random.Random(7)
+    frames = [wire.encode(message) for message in MESSAGES]
+    said = {verdict(mutated(dice, dice.choice(frames))) for _ in range(100_000)}
+    assert "" in said
+    assert all(text.isprintable() for text in said)
+
+
+def verdict(frame: bytes) -> str:
+    try:
+        wire.decode(frame)
+    except ProtocolError as error:
+        return str(error)
+    return ""
+
+
+def test_text_is_cleaned_for_wire_log_and_terminal():
+    assert (
+        wire.clean("a\x1b[31m\nb\u202e")
+        == "a\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
+    )
+    assert len(wire.clean("x" * 4096)) == wire.MAX_TEXT
+
+
+def test_pool_usage_is_the_same_on_both_ends():
+    pool = PoolUsage("torch", "GPU-a", 1, 2, Reclaimable(0, 1, 1, "interval"), 0, inside="rmm", ooms=3)
+    message = wire.decode(wire.encode(wire.Report(pools=(pool,))))
+    assert isinstance(message, wire.Report)
+    assert message.pools == (pool,)
