@@ -174,7 +174,7 @@ class Flusher:
         result = await self._agents.flush(identity, frame)
         if result is None:
             return [receipt("timeout", f"the agent did not answer within {request.timeout_seconds:g} s, or left")]
-        if result.outcome in ("freed", "partial"):
+        if result.outcome not in ("planned", "refused", "deferred"):
             self._flushed_at[identity] = self._clock()
         after = before if request.dry_run else await self._settled(identity, before, result.pools)
         if not result.pools:

@@ -8,7 +8,6 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
 _SECONDS: dict[str | None, float] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 _LEVEL = re.compile(r"(-?\d+(?:\.\d+)?)\s*(%|B|[KMGT]iB|[kMGT]B)?")
 _FACTORS: dict[str | None, float] = {
-    "%": 0.01,
     "B": 1,
     **{f"{prefix}iB": 1024 ** (power + 1) for power, prefix in enumerate("KMGT")},
     **{f"{prefix}B": 1000 ** (power + 1) for power, prefix in enumerate("kMGT")},
@@ -29,7 +28,8 @@ def level(value: object) -> float:
     match = _LEVEL.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
         raise ValueError("expected a number, a share such as 80% or a size such as 1GiB")
-    return float(match[1]) * _FACTORS[match[2]]
+    number = float(match[1])
+    return number / 100 if match[2] == "%" else number * _FACTORS[match[2]]
 
 
 def human(size: float) -> str:

@@ -19,6 +19,7 @@ from gpumond.model import (
     Snapshot,
     SourceState,
     StepResult,
+    Verdict,
 )
 
 GIB = 1024**3
@@ -71,6 +72,7 @@ ALERT = Alert(
     TAKEN_AT - 300,
     TAKEN_AT - 240,
 )
+VERDICT = Verdict(UUID, 4242, "leak", TAKEN_AT - 900, (("slope_bytes_per_second", 559_240.0),), 3840.0)
 RECEIPT = Receipt(
     pid=4242,
     workload="train",

@@ -28,7 +28,7 @@ from gpumond.model import (
     SourceState,
     Verdict,
 )
-from gpumond.rules import Rule
+from gpumond.rules import BUILT_IN, Rule
 
 router = APIRouter(tags=["facts"])
 
@@ -70,6 +70,25 @@ class Status:
     faults: tuple[Fault, ...]
 
 
+EXAMPLE_HOLDING = ProcessHolding(
+    examples.UUID,
+    examples.PROCESS.pid,
+    examples.PROCESS.start_ticks,
+    examples.PROCESS.comm,
+    examples.PROCESS.uid,
+    None,
+    None,
+    examples.REPORT.workload,
+    examples.PROCESS.kinds,
+    examples.PROCESS.used_bytes,
+    *(line.used_bytes for line in examples.LEDGER.lines[:4]),
+    None,
+)
+EXAMPLE_STATUS = Status(
+    __version__, examples.TAKEN_AT - 6, 6.0, examples.SNAPSHOT.source, 7, examples.TAKEN_AT, 1, 1, 1, ()
+)
+
+
 def _json(kind: Any, example: Any) -> dict[str, Any]:
     """Keyword arguments of a route that answers ``kind``: its schema and an example for OpenAPI."""
     content = {"application/json": {"example": TypeAdapter(kind).dump_python(example, mode="json")}}
@@ -103,7 +122,7 @@ async def devices(request: Request) -> Response:
     return answer(list[DeviceReading], list(_frame(request).snapshot.devices))
 
 
-@router.get("/processes", summary="Processes and their shares", **_json(list[ProcessHolding], []))
+@router.get("/processes", summary="Processes and their shares", **_json(list[ProcessHolding], [EXAMPLE_HOLDING]))
 async def processes(request: Request) -> Response:
     return answer(list[ProcessHolding], list(holdings(_frame(request))))
 
@@ -118,7 +137,7 @@ async def ledger(request: Request) -> Response:
     return answer(Ledger, _frame(request).ledger)
 
 
-@router.get("/verdicts", summary="Verdicts that stand", **_json(list[Verdict], []))
+@router.get("/verdicts", summary="Verdicts that stand", **_json(list[Verdict], [examples.VERDICT]))
 async def verdicts(request: Request) -> Response:
     return answer(list[Verdict], list(_frame(request).verdicts))
 
@@ -128,7 +147,7 @@ async def alerts(request: Request) -> Response:
     return answer(list[Alert], list(_frame(request).alerts))
 
 
-@router.get("/rules", summary="The rules that hold", **_json(list[Rule], []))
+@router.get("/rules", summary="The rules that hold", **_json(list[Rule], [BUILT_IN[0]]))
 async def rules(request: Request) -> Response:
     return answer(list[Rule], list(request.app.state.view.rules))
 
@@ -138,7 +157,7 @@ async def receipts(request: Request) -> Response:
     return answer(list[Receipt], list(request.app.state.view.receipts()))
 
 
-@router.get("/status", summary="How the daemon itself is doing", **_json(Status, None))
+@router.get("/status", summary="How the daemon itself is doing", **_json(Status, EXAMPLE_STATUS))
 async def status(request: Request) -> Response:
     frame, started_at = _frame(request), request.app.state.view.started_at
     seen = frame.snapshot

@@ -1,0 +1,184 @@
+"""The HTTP face over a view that is made of values."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from gpumond.api.app import create_app
+from gpumond.api.auth import Tokens
+from gpumond.api.examples import DEVICE, RECEIPT, REPORT, SNAPSHOT
+from gpumond.engine import Memory, advance
+from gpumond.errors import AlreadyUnderWay, CoolingDown, FlushError, NoSuchTarget
+from gpumond.flush import FlushAnswer, FlushRequest
+from gpumond.metrics import Exposition, Page
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.model import Frame, Receipt
+from gpumond.rules import BUILT_IN
+
+FRAME = advance(Memory(), BUILT_IN, SNAPSHOT).frame
+TOKEN = {"Authorization": "Bearer secret"}
+
+
+class View:
+    def __init__(self, frame: Frame | None = FRAME, answer: FlushAnswer | FlushError | None = None) -> None:
+        self.started_at = 1.0
+        self.rules = BUILT_IN
+        self.frame = frame
+        self.answer = answer or FlushAnswer("id", (RECEIPT,), RECEIPT.released_bytes)
+        self.asked: list[FlushRequest] = []
+        self._exposition = Exposition(Telemetry())
+
+    def receipts(self) -> list[Receipt]:
+        return [RECEIPT]
+
+    def metrics(self, accept: str) -> Page:
+        return self._exposition.page(self.frame, accept)
+
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
+        self.asked.append(request)
+        if isinstance(self.answer, FlushError):
+            raise self.answer
+        return self.answer
+
+
+@asynccontextmanager
+async def nothing() -> AsyncIterator[None]:
+    yield
+
+
+def ask(view: View, path: str, method: str = "GET", **options: Any) -> httpx.Response:
+    app = create_app(view, Tokens("secret"), nothing)
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9917") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(run())
+
+
+def test_json_keys_are_the_field_names_of_the_types():
+    snapshot = ask(View(), "/api/v1/snapshot").json()
+    assert snapshot["devices"][0]["used_bytes"] == DEVICE.used_bytes
+    assert snapshot["reports"][0]["pools"][0]["reclaimable"]["likely"] == REPORT.pools[0].reclaimable.likely
+    (process,) = ask(View(), "/api/v1/processes").json()
+    assert process["cached_bytes"] == 40 * 1024**3
+    assert process["opaque_bytes"] is None
+    assert process["workload"] == "train"
+
+
+FRAME_ROUTES = ("snapshot", "devices", "processes", "agents", "ledger", "verdicts", "alerts", "status")
+
+
+@pytest.mark.parametrize("route", [*FRAME_ROUTES, "rules", "receipts"])
+def test_read_routes_need_no_token_and_answer_503_before_the_first_frame(route: str):
+    assert ask(View(), f"/api/v1/{route}").status_code == 200
+    early = ask(View(frame=None), f"/api/v1/{route}")
+    assert early.status_code == (503 if route in FRAME_ROUTES else 200)
+
+
+def test_metrics_come_as_text_or_openmetrics_plain_or_compressed():
+    text = ask(View(), "/metrics", headers={"Accept-Encoding": "identity"})
+    assert text.headers["content-type"].startswith("text/plain; version=")
+    zipped = ask(View(), "/metrics", headers={"Accept-Encoding": "gzip"})
+    assert zipped.headers["content-encoding"] == "gzip"
+    assert zipped.text == text.text
+    newer = ask(View(), "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert newer.headers["content-type"].startswith("application/openmetrics-text")
+    assert newer.text.endswith("# EOF\n")
+    assert ask(View(frame=None), "/metrics").status_code == 200
+
+
+def test_liveness_is_not_readiness():
+    assert ask(View(frame=None), "/-/healthy").status_code == 200
+    assert ask(View(frame=None), "/-/ready").status_code == 503
+    assert ask(View(), "/-/ready").status_code == 200
+
+
+def test_a_flush_answers_with_its_receipts():
+    view = View()
+    answer = ask(
+        view, "/api/v1/flushes", "POST", headers=TOKEN, json={"target": {"pid": 4242}, "steps": ["cache", "ipc"]}
+    )
+    assert answer.status_code == 200
+    assert answer.json()["receipts"][0]["outcome"] == "freed"
+    assert answer.json()["released_bytes"] == RECEIPT.released_bytes
+    assert view.asked[0].steps == ("ipc", "cache")
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}])
+def test_without_the_token_nothing_happens(headers: dict[str, str]):
+    view = View()
+    answer = ask(view, "/api/v1/flushes", "POST", headers=headers, json={"target": {"all": True}})
+    assert (answer.status_code, view.asked) == (401, [])
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(NoSuchTarget("no"), 404), (AlreadyUnderWay("busy"), 409), (CoolingDown("soon", 12.0), 429)],
+)
+def test_what_cannot_start_is_a_problem(error: FlushError, status: int):
+    answer = ask(View(answer=error), "/api/v1/flushes", "POST", headers=TOKEN, json={"target": {"all": True}})
+    assert answer.status_code == answer.json()["status"] == status
+    assert answer.json()["detail"] == str(error)
+    assert answer.headers.get("retry-after") == ("12" if status == 429 else None)
+
+
+def test_what_has_not_ended_is_never_200():
+    timeout = FlushAnswer("id", (RECEIPT, Receipt(**{**_fields(RECEIPT), "outcome": "timeout"})), 1)
+    answer = ask(View(answer=timeout), "/api/v1/flushes", "POST", headers=TOKEN, json={"target": {"all": True}})
+    assert answer.status_code == 504
+    assert [receipt["outcome"] for receipt in answer.json()["receipts"]] == ["freed", "timeout"]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, "target"),
+        ({"target": {}}, "exactly one"),
+        ({"target": {"pid": 1, "all": True}}, "exactly one"),
+        ({"target": {"pid": "1"}}, "pid"),
+        ({"target": {"pid": -1}}, "pid"),
+        ({"target": {"all": True}, "steps": ["magic"]}, "unknown step 'magic'"),
+        ({"target": {"all": True}, "steps": []}, "at least one"),
+        ({"target": {"all": True}, "dryrun": True}, "dryrun"),
+        ({"target": {"all": True}, "timeout_seconds": 0}, "timeout_seconds"),
+        ({"target": {"all": True}, "min_reclaimable_bytes": -1}, "min_reclaimable_bytes"),
+    ],
+)
+def test_a_wrong_request_is_told_what_is_expected(body: dict[str, Any], says: str):
+    view = View()
+    answer = ask(view, "/api/v1/flushes", "POST", headers=TOKEN, json=body)
+    assert (answer.status_code, view.asked) == (422, [])
+    assert says in answer.json()["detail"]
+
+
+def test_openapi_describes_every_route_with_an_example_of_its_answer():
+    document = ask(View(), "/openapi.json").json()
+    assert {"/metrics", "/-/healthy", "/-/ready", "/api/v1/flushes", "/api/v1/ledger"} <= document["paths"].keys()
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            assert operation["summary"], path
+            good = operation["responses"]["200"]["content"]
+            if "application/json" in good:
+                assert good["application/json"]["schema"], path
+                assert "example" in good["application/json"], path
+    assert "Receipt" in document["components"]["schemas"]
+    assert json.dumps(document)
+
+
+def test_unknown_routes_are_problems_too():
+    answer = ask(View(), "/api/v1/nothing")
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+
+
+def _fields(receipt: Receipt) -> dict[str, Any]:
+    return {name: getattr(receipt, name) for name in receipt.__slots__}

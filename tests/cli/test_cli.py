@@ -1,0 +1,87 @@
+"""The command line's promises: help, exit codes, one clear line and the mend."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpumond.cli import VERBS
+from tests.running import free_port
+
+
+def gpumond(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpumond", *arguments]
+    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb: str):
+    shown = gpumond(verb, "--help")
+    assert shown.returncode == 0
+    assert len(shown.stdout.splitlines()) > 3
+
+
+@pytest.mark.parametrize("arguments", [(), ("dance",), ("flush",), ("flush", "--pid", "x"), ("serve", "--sauce", "x")])
+def test_wrong_use_is_2(arguments: tuple[str, ...]):
+    refused = gpumond(*arguments)
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
+
+
+def test_bad_configuration_is_2_and_says_where(tmp_path: Path):
+    file = tmp_path / "gpumond.yaml"
+    file.write_text("interval: soon\n")
+    for verb in (("serve", "--config"), ("check-config",)):
+        refused = gpumond(*verb, str(file))
+        assert refused.returncode == 2
+        assert f"{file}: interval: 'soon'" in refused.stderr
+
+
+def test_a_good_configuration_is_0(tmp_path: Path):
+    file = tmp_path / "gpumond.yaml"
+    file.write_text("interval: 2s\n")
+    assert gpumond("check-config", str(file)).returncode == 0
+
+
+def one_line(refused: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in refused.stderr.splitlines() if line.startswith("gpumond: ")]
+    assert len(lines) == 1, refused.stderr
+    assert "Traceback" not in refused.stderr
+    return lines[0]
+
+
+def test_a_port_that_is_taken_is_one_line_with_the_mend(tmp_path: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = gpumond("serve", "--source", "sim", "--listen", f"127.0.0.1:{port}", "--socket", f"{tmp_path}/s")
+    assert refused.returncode == 2
+    assert "--listen" in one_line(refused)
+
+
+def test_a_socket_path_that_cannot_be_used_is_one_line_with_the_mend(tmp_path: Path):
+    tmp_path.chmod(0o777)
+    refused = gpumond("serve", "--source", "sim", "--listen", f"127.0.0.1:{free_port()}", "--socket", f"{tmp_path}/s")
+    assert refused.returncode == 2
+    assert "--socket" in one_line(refused)
+
+
+def test_no_driver_is_one_line_that_names_the_demo():
+    refused = gpumond("serve")
+    if "no GPU driver" not in refused.stderr:
+        pytest.skip("this machine has a GPU driver")
+    assert refused.returncode == 1
+    assert "gpumond demo" in one_line(refused)
+
+
+@pytest.mark.parametrize("verb", [("status",), ("flush", "--all")])
+def test_no_daemon_is_one_line_with_the_mend(verb: tuple[str, ...]):
+    refused = gpumond(*verb, GPUMOND_URL=f"http://127.0.0.1:{free_port()}")
+    assert refused.returncode == 1
+    assert "gpumond serve" in one_line(refused)

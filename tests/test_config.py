@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpumond.config import load
+from gpumond.errors import ConfigError
+from gpumond.rules import BUILT_IN
+
+
+def written(directory: Path, text: str) -> Path:
+    file = directory / "gpumond.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path):
+    file = written(tmp_path, "listen: 127.0.0.1:1\nsource: sim\ninterval: 2s\n")
+    settings = load(file, {"listen": "127.0.0.1:3", "source": None}, {"GPUMOND_LISTEN": "127.0.0.1:2"})
+    assert (settings.listen, settings.source, settings.interval, settings.flush_cooldown) == (
+        "127.0.0.1:3",
+        "sim",
+        2.0,
+        30.0,
+    )
+
+
+def test_an_own_rule_replaces_the_built_in_one_of_its_name(tmp_path: Path):
+    file = written(
+        tmp_path,
+        """
+disabled_rules: [orphan-memory]
+rules:
+  - {name: device-nearly-full, scope: device, value: used_ratio, above: 95%, clear: 90%, for: 5m}
+  - {name: hog, scope: process, value: used_bytes, above: 40GiB, match: {pid: "1*"}}
+""",
+    )
+    rules = {rule.name: rule for rule in load(file, environ={}).active_rules()}
+    assert (rules["device-nearly-full"].above, rules["device-nearly-full"].for_seconds) == (0.95, 300)
+    assert rules["hog"].above == 40 * 1024**3
+    assert rules.keys() == {rule.name for rule in BUILT_IN} - {"orphan-memory"} | {"hog"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("lisen: 127.0.0.1:1", ["lisen", "unknown key", "did you mean listen?"]),
+        ("listen: nowhere", ["listen", "'nowhere'", "HOST:PORT"]),
+        ("listen: 0.0.0.0:9917", ["0.0.0.0:9917", "--insecure"]),
+        ("source: magic", ["source", "'magic'", "'auto', 'nvml'"]),
+        ("interval: soon", ["interval", "'soon'", "duration"]),
+        ("interval: 0", ["interval", "greater than or equal to 0.1"]),
+        ("disabled_rules: [nope]", ["disabled_rules", "'nope'", "device-nearly-full"]),
+        ("rules: [{name: A B}]", ["rules[0].name", "'A B'"]),
+        ("rules: [{name: a, scope: device, value: mood, above: 1}]", ["rules[0]", "'mood'", "used_ratio"]),
+        ("rules: [{name: a, scope: device, value: used_ratio}]", ["rules[0]", "above", "below"]),
+        ("rules: [{name: a, scope: device, value: used_ratio, above: lots}]", ["rules[0].above", "'lots'", "80%"]),
+        ("rules: [{name: a, scope: device, value: used_ratio, above: 1, clear: 2}]", ["rules[0]", "safe side"]),
+        ("rules: [{name: a, scope: device, value: used_ratio, above: 1, fro: 5s}]", ["rules[0].fro", "mean for?"]),
+        ("- a list", ["expected keys and values"]),
+        ("a: [", ["not YAML"]),
+    ],
+)
+def test_a_mistake_names_file_key_value_and_what_is_expected(tmp_path: Path, text: str, says: list[str]):
+    file = written(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        load(file, environ={})
+    for part in [str(file), *says]:
+        assert part in str(error.value)
+
+
+def test_a_mistake_in_the_environment_names_the_variable():
+    with pytest.raises(ConfigError, match="environment variable GPUMOND_INTERVAL: interval: 'x'"):
+        load(environ={"GPUMOND_INTERVAL": "x"})
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
+        load(tmp_path / "absent.yaml", environ={})

@@ -1,0 +1,84 @@
+"""The main job, end to end: real programs with the real agent over the real socket, on the simulated device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from tests.running import RunningDaemon, until
+
+PROGRAMS = {"training", "serving", "leak", "fragmentation"}
+
+
+@pytest.fixture
+def demo(serve: Callable[..., RunningDaemon]) -> RunningDaemon:
+    daemon: RunningDaemon = serve("--interval", "0.2", verb="demo")
+    until(lambda: daemon.request("/-/ready")[0] == 200)
+    until(lambda: {agent["workload"] for agent in daemon.get("agents") if agent["pools"]} == PROGRAMS)
+    return daemon
+
+
+def test_the_ledger_of_living_programs_adds_up(demo: RunningDaemon):
+    for _ in range(5):
+        frame = demo.get("snapshot")
+        ledger = demo.get("ledger")
+        if demo.get("snapshot")["seq"] != frame["seq"]:
+            continue
+        (device,) = frame["devices"]
+        (overcount,) = ledger["overcounts"]
+        assert (
+            sum(line["used_bytes"] for line in ledger["lines"]) == device["used_bytes"] + overcount["overcount_bytes"]
+        )
+        assert {line["share"] for line in ledger["lines"]} >= {"live", "cached", "stranded", "overhead", "unclaimed"}
+        assert not [line for line in ledger["lines"] if line["share"] == "opaque" and line["used_bytes"]]
+        return
+    pytest.fail("no two answers of one frame")
+
+
+def test_a_flush_returns_exactly_what_it_promised_and_the_driver_agrees(demo: RunningDaemon):
+    until(lambda: sum(pool["reclaimable"]["likely"] > 0 for a in demo.get("agents") for pool in a["pools"]) >= 1)
+    status, answer, _ = demo.flush(target={"all": True})
+    assert status == 200
+    assert {receipt["workload"] for receipt in answer["receipts"]} == PROGRAMS
+    assert answer["released_bytes"] > 0
+    for receipt in answer["receipts"]:
+        if not receipt["raced"]:
+            assert receipt["released_bytes"] == receipt["expected"]["likely"] == receipt["driver_released_bytes"]
+            assert receipt["outcome"] == ("freed" if receipt["released_bytes"] else "nothing")
+    assert sum(not receipt["raced"] for receipt in answer["receipts"]) >= 3
+    again = demo.flush(target={"all": True})
+    assert again[0] == 429
+    assert 0 < int(again[2]["Retry-After"]) <= 30
+
+
+def test_the_command_line_shows_and_flushes(demo: RunningDaemon):
+    status = demo.run("status")
+    assert status.returncode == 0
+    assert all(name in status.stdout for name in PROGRAMS)
+    assert json.loads(demo.run("status", "--json").stdout)["devices"]
+    plan = demo.run("flush", "--workload", "training", "--dry-run", "--json")
+    assert json.loads(plan.stdout)["receipts"][0]["outcome"] == "planned"
+    nobody = demo.run("flush", "--pid", "1")
+    assert (nobody.returncode, nobody.stdout) == (3, "")
+    assert "pid 1" in nobody.stderr
+    receipts = demo.run("flush", "--all")
+    assert receipts.returncode == 0, receipts
+    assert "released" in receipts.stdout
+    doctor = demo.run("doctor")
+    assert "training" in doctor.stdout
+
+
+def test_it_ends_with_its_programs(demo: RunningDaemon):
+    pids = [agent["pid"] for agent in demo.get("agents")]
+    assert demo.stop() == 0
+    until(lambda: not [pid for pid in pids if _alive(pid)])
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,230 @@
+"""Plan, run, verify, receipt: the flusher between a scripted agent and a scripted driver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from gpumond.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
+from gpumond.flush import FlushAnswer, Flusher, FlushRequest, Target
+from gpumond.identity import Identity
+from gpumond.model import AgentReport, Expected, Outcome, Reading, StepResult
+from gpumond.wire import Flush, PoolChange, Result
+from tests.making import GIB, a_device, a_pool, a_process, a_report
+
+Behave = Callable[["Scene", Identity, Flush], Result | None]
+
+
+class Scene:
+    """Programs on devices: an agent's flush changes what the driver counts, at once or after some readings."""
+
+    def __init__(self, *reports: AgentReport, behave: Behave | None = None, lag: int = 0) -> None:
+        self.programs = list(reports)
+        self.behave = behave or give_all
+        self.lag = lag
+        self.flushed: list[int] = []
+        self.running = 0
+        self.most_running = 0
+        self.driver_counts = {
+            (report.pid, pool.device_uuid): pool.held_bytes + GIB for report in reports for pool in report.pools
+        }
+        self.coming: list[tuple[int, str, int]] = []
+        self.gate: asyncio.Event | None = None
+
+    def reports(self) -> Sequence[AgentReport]:
+        return self.programs
+
+    async def flush(self, identity: Identity, request: Flush) -> Result | None:
+        self.flushed.append(identity.pid)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        await (self.gate.wait() if self.gate else asyncio.sleep(0))
+        self.running -= 1
+        return self.behave(self, identity, request)
+
+    async def read_driver(self) -> Reading | None:
+        if self.lag:
+            self.lag -= 1
+        else:
+            while self.coming:
+                pid, device, freed = self.coming.pop()
+                self.driver_counts[pid, device] -= freed
+        devices = {device for _, device in self.driver_counts}
+        return Reading(
+            tuple(
+                a_device(
+                    uuid,
+                    processes=tuple(
+                        a_process(pid, used_bytes=used) for (pid, on), used in self.driver_counts.items() if on == uuid
+                    ),
+                )
+                for uuid in sorted(devices)
+            )
+        )
+
+    def flusher(self) -> Flusher:
+        return Flusher(self, self.read_driver, settle_seconds=0.5)
+
+    def run(self, **fields: object) -> FlushAnswer:
+        request = FlushRequest(**({"target": Target(all=True)} | fields))  # type: ignore[arg-type]
+        return asyncio.run(self.flusher().flush(request, "test"))
+
+
+def give_all(scene: Scene, identity: Identity, request: Flush) -> Result:
+    """An agent whose pools return exactly what they promised."""
+    changes = []
+    report = next(report for report in scene.programs if report.pid == identity.pid)
+    for pool in report.pools:
+        if pool.allocator == request.allocator:
+            likely = pool.reclaimable.likely
+            after = a_pool(pool.device_uuid, live=pool.live_bytes, stranded=pool.stranded_bytes)
+            if not request.dry_run:
+                scene.coming.append((identity.pid, pool.device_uuid, likely))
+            changes.append(PoolChange(pool, pool if request.dry_run else after, Expected(likely, likely, likely)))
+    outcome: Outcome = "planned" if request.dry_run else "freed"
+    return Result(request.id, outcome, "", tuple(changes), (StepResult("cache", 0, 0.1),))
+
+
+def train(pid: int = 10, cached: int = 3 * GIB, device: str = "GPU-a") -> AgentReport:
+    return a_report(pid, pools=(a_pool(device, live=GIB, cached=cached),))
+
+
+def test_a_receipt_proves_what_came_back_at_the_allocator_and_at_the_driver():
+    answer = Scene(train()).run()
+    (receipt,) = answer.receipts
+    assert (receipt.outcome, receipt.released_bytes, receipt.driver_released_bytes) == ("freed", 3 * GIB, 3 * GIB)
+    assert receipt.expected == Expected(3 * GIB, 3 * GIB, 3 * GIB)
+    assert receipt.before is not None
+    assert receipt.after is not None
+    assert (receipt.before.held_bytes, receipt.before.driver_used_bytes) == (4 * GIB, 5 * GIB)
+    assert (receipt.after.held_bytes, receipt.after.driver_used_bytes) == (GIB, 2 * GIB)
+    assert (receipt.pid, receipt.allocator, receipt.requested_by) == (10, "torch", "test")
+    assert answer.released_bytes == 3 * GIB
+
+
+def test_a_driver_that_takes_its_time_is_waited_for():
+    (receipt,) = Scene(train(), lag=4).run().receipts
+    assert (receipt.outcome, receipt.driver_released_bytes) == ("freed", 3 * GIB)
+
+
+def test_what_the_driver_never_sees_come_back_is_freed_in_part():
+    (receipt,) = Scene(train(), lag=10**6).run().receipts
+    assert (receipt.outcome, receipt.released_bytes, receipt.driver_released_bytes) == ("partial", 3 * GIB, 0)
+    assert "driver saw 0" in receipt.reason
+
+
+def test_a_plan_changes_nothing():
+    scene = Scene(train())
+    (receipt,) = scene.run(dry_run=True).receipts
+    assert (receipt.outcome, receipt.released_bytes, receipt.after) == ("planned", 0, None)
+    assert receipt.expected == Expected(3 * GIB, 3 * GIB, 3 * GIB)
+    assert scene.driver_counts == {(10, "GPU-a"): 5 * GIB}
+
+
+def test_an_agent_that_does_not_answer_is_a_timeout():
+    (receipt,) = Scene(train(), behave=lambda *_: None).run().receipts
+    assert receipt.outcome == "timeout"
+
+
+def test_a_refusal_is_handed_on_with_its_reason():
+    def refuse(scene: Scene, identity: Identity, request: Flush) -> Result:
+        return Result(request.id, "refused", "a CUDA graph is being captured")
+
+    (receipt,) = Scene(train(), behave=refuse).run().receipts
+    assert (receipt.outcome, receipt.reason) == ("refused", "a CUDA graph is being captured")
+
+
+def test_who_would_return_less_than_asked_is_left_alone():
+    scene = Scene(train(10, cached=GIB), train(11, cached=3 * GIB))
+    answer = scene.run(min_reclaimable_bytes=2 * GIB)
+    assert scene.flushed == [11]
+    assert {receipt.pid: receipt.outcome for receipt in answer.receipts} == {10: "nothing", 11: "freed"}
+
+
+def test_every_allocator_of_a_process_gets_its_own_receipt():
+    pools = (a_pool(cached=GIB), a_pool(allocator="cupy", cached=2 * GIB))
+    scene = Scene(a_report(pools=pools))
+    scene.driver_counts = {(10, "GPU-a"): 4 * GIB}
+    answer = scene.run()
+    assert [(r.allocator, r.released_bytes, r.driver_released_bytes) for r in answer.receipts] == [
+        ("torch", GIB, GIB),
+        ("cupy", 2 * GIB, 2 * GIB),
+    ]
+
+
+def test_processes_of_one_device_take_turns_and_those_of_several_do_not_wait():
+    async def most_at_once(*reports: AgentReport) -> int:
+        scene = Scene(*reports)
+        scene.gate = asyncio.Event()
+        flush = asyncio.create_task(scene.flusher().flush(FlushRequest(Target(all=True)), "test"))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        scene.gate.set()
+        await flush
+        return scene.most_running
+
+    assert asyncio.run(most_at_once(train(10), train(11))) == 1
+    assert asyncio.run(most_at_once(train(10), train(11, device="GPU-b"))) == 2
+
+
+def test_a_process_is_flushed_once_at_a_time_and_then_rests():
+    async def run() -> None:
+        scene = Scene(train())
+        scene.gate = asyncio.Event()
+        flusher = scene.flusher()
+        request = FlushRequest(Target(pid=10))
+        first = asyncio.create_task(flusher.flush(request, "test"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        with pytest.raises(AlreadyUnderWay):
+            await flusher.flush(request, "test")
+        scene.gate.set()
+        await first
+        with pytest.raises(CoolingDown) as refused:
+            await flusher.flush(request, "test")
+        assert 0 < refused.value.retry_after_seconds <= 30
+        planned = await flusher.flush(FlushRequest(Target(pid=10), dry_run=True), "test")
+        assert planned.receipts[0].outcome == "planned"
+
+    asyncio.run(run())
+
+
+def test_those_that_rest_are_refused_and_the_others_flushed():
+    async def run() -> None:
+        scene = Scene(train(10), train(11))
+        flusher = scene.flusher()
+        await flusher.flush(FlushRequest(Target(pid=10)), "test")
+        answer = await flusher.flush(FlushRequest(Target(all=True)), "test")
+        assert {receipt.pid: receipt.outcome for receipt in answer.receipts} == {10: "refused", 11: "freed"}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("target", "pids"),
+    [
+        (Target(pid=10), [10]),
+        (Target(device="GPU-b"), [11]),
+        (Target(workload="serve"), [11]),
+        (Target(all=True), [10, 11]),
+        (Target(pid=12), None),
+        (Target(device="GPU-c"), None),
+    ],
+    ids=str,
+)
+def test_a_target_names_processes(target: Target, pids: list[int] | None):
+    serve = a_report(11, pools=(a_pool("GPU-b", cached=GIB),), workload="serve")
+    scene = Scene(train(10), serve)
+    if pids is None:
+        with pytest.raises(NoSuchTarget, match=str(target)):
+            scene.run(target=target)
+    else:
+        scene.run(target=target)
+        assert sorted(scene.flushed) == pids
+
+
+def test_a_process_whose_agent_sees_no_pool_has_nothing_to_give():
+    (receipt,) = Scene(a_report()).run().receipts
+    assert receipt.outcome == "nothing"
