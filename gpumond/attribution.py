@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gpumond.model import AgentReport, DeviceReading, Ledger, Line, Overcount, PoolUsage, Share, Snapshot
+from gpumond.model import AgentReport, DeviceReading, Ledger, Line, Overcount, PoolUsage, Snapshot
 
 Identity = tuple[int, int | None]
 """(pid, start_ticks)"""
@@ -22,17 +22,16 @@ Identity = tuple[int, int | None]
 class _Pools(NamedTuple):
     """What the agent of one process says about one device, summed over its allocators."""
 
-    live: int = 0
-    cached: int = 0
-    stranded: int = 0
+    live: int
+    cached: int
+    stranded: int
 
     @property
     def held(self) -> int:
         return self.live + self.cached + self.stranded
 
-    def __add__(self, other: object) -> _Pools:
-        assert isinstance(other, _Pools)
-        return _Pools(self.live + other.live, self.cached + other.cached, self.stranded + other.stranded)
+
+_NONE = _Pools(0, 0, 0)
 
 
 def attribute(snapshot: Snapshot) -> Ledger:
@@ -54,6 +53,9 @@ def attribute(snapshot: Snapshot) -> Ledger:
 def outermost(pools: Iterable[PoolUsage]) -> Iterator[PoolUsage]:
     """The pools of one process without those that allocate from another of them (CuPy on RMM, say)."""
     pools = tuple(pools)
+    if all(pool.inside is None for pool in pools):
+        yield from pools
+        return
     present = {(pool.allocator, pool.device_uuid) for pool in pools}
     for pool in pools:
         if pool.inside == pool.allocator or (pool.inside, pool.device_uuid) not in present:
@@ -62,15 +64,15 @@ def outermost(pools: Iterable[PoolUsage]) -> Iterator[PoolUsage]:
 
 def _pools_by_device(snapshot: Snapshot) -> Mapping[str, dict[Identity, _Pools]]:
     """Pools of every process on every device; a MIG instance's also count to its parent, as its bytes do."""
-    parents = {device.uuid: device.parent_uuid for device in snapshot.devices}
+    parents = {device.uuid: device.parent_uuid for device in snapshot.devices if device.parent_uuid is not None}
     table: defaultdict[str, dict[Identity, _Pools]] = defaultdict(dict)
     for report in snapshot.reports:
         identity = (report.pid, report.start_ticks)
         for pool in outermost(report.pools):
             shares = _shares(pool)
-            for uuid in (pool.device_uuid, parents.get(pool.device_uuid)):
-                if uuid is not None:
-                    table[uuid][identity] = table[uuid].get(identity, _Pools()) + shares
+            for uuid in filter(None, (pool.device_uuid, parents.get(pool.device_uuid))):
+                before = table[uuid].get(identity)
+                table[uuid][identity] = _Pools(*map(sum, zip(before, shares, strict=True))) if before else shares
     return table
 
 
@@ -84,43 +86,35 @@ def _shares(pool: PoolUsage) -> _Pools:
 def _process_lines(
     device: DeviceReading, reports: Mapping[Identity, AgentReport], pools: Mapping[Identity, _Pools]
 ) -> Iterator[Line]:
-    listed: set[Identity] = set()
+    uuid, listed = device.uuid, set()
     for process in device.processes or ():
-        identity = (process.pid, process.start_ticks)
+        identity, used = (process.pid, process.start_ticks), process.used_bytes
         listed.add(identity)
         report = reports.get(identity)
         if report is not None and report.pools:
-            own = pools.get(identity, _Pools())
-            yield from _agent_lines(device.uuid, report, own)
-            if process.used_bytes is not None:
-                overhead = max(0, process.used_bytes - own.held)
-                yield Line(device.uuid, "overhead", overhead, process.pid, report.workload)
-        elif process.used_bytes is not None:
+            own = pools.get(identity, _NONE)
+            yield from _agent_lines(uuid, report, own)
+            if used is not None:
+                yield Line(uuid, "overhead", max(0, used - own.held), process.pid, report.workload)
+        elif used is not None:
             # An agent that sees no pool knows nothing of the process either.
-            workload = report.workload if report else ""
-            yield Line(device.uuid, "opaque", process.used_bytes, process.pid, workload)
+            yield Line(uuid, "opaque", used, process.pid, report.workload if report else "")
     for identity, own in pools.items():
         if identity not in listed:
-            yield from _agent_lines(device.uuid, reports[identity], own)
+            yield from _agent_lines(uuid, reports[identity], own)
 
 
 def _agent_lines(uuid: str, report: AgentReport, pools: _Pools) -> Iterator[Line]:
-    parts: tuple[tuple[Share, int], ...] = (
-        ("live", pools.live),
-        ("cached", pools.cached),
-        ("stranded", pools.stranded),
-    )
-    for share, used in parts:
-        yield Line(uuid, share, used, report.pid, report.workload)
+    yield Line(uuid, "live", pools.live, report.pid, report.workload)
+    yield Line(uuid, "cached", pools.cached, report.pid, report.workload)
+    yield Line(uuid, "stranded", pools.stranded, report.pid, report.workload)
 
 
 def _seen_bytes(device: DeviceReading, pools: Mapping[Identity, _Pools]) -> int:
     """Bytes of the device that some visible process owns: the driver's count, else its agent's."""
-    seen = 0
-    listed: set[Identity] = set()
-    for process in device.processes or ():
-        identity = (process.pid, process.start_ticks)
-        listed.add(identity)
-        held = pools[identity].held if identity in pools else 0
-        seen += held if process.used_bytes is None else process.used_bytes
-    return seen + sum(own.held for identity, own in pools.items() if identity not in listed)
+    counted = {
+        (process.pid, process.start_ticks): process.used_bytes
+        for process in device.processes or ()
+        if process.used_bytes is not None
+    }
+    return sum(counted.values()) + sum(own.held for identity, own in pools.items() if identity not in counted)

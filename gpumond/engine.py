@@ -21,7 +21,7 @@ from gpumond.model import (
     Snapshot,
     SourceState,
 )
-from gpumond.rules import Activities, Labels, Rule, step
+from gpumond.rules import Activities, Rule, step
 from gpumond.subjects import hidden, subjects
 
 
@@ -73,22 +73,23 @@ def advance(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot) -> Tick:
         for rule in rules
     }
     alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
-    before, after = _firing(memory.activities), _firing(activities)
     return Tick(
         Memory(activities),
         Frame(snapshot, ledger, (), alerts),
-        raised=tuple(alert for key, alert in after.items() if key not in before),
-        resolved=tuple(alert for key, alert in before.items() if key not in after),
+        raised=tuple(_began(memory.activities, activities)),
+        resolved=tuple(_began(activities, memory.activities)),
     )
 
 
-def _firing(activities: Mapping[str, Activities]) -> Mapping[tuple[str, Labels], Alert]:
-    return {
-        (rule, labels): activity.alert
-        for rule, active in activities.items()
-        for labels, activity in active.items()
-        if activity.alert.phase == "firing"
-    }
+def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) -> Iterator[Alert]:
+    """The alerts that fire in ``after`` and did not in ``before``."""
+    for rule, active in after.items():
+        known = before.get(rule, {})
+        for labels, activity in active.items():
+            if activity.alert.phase == "firing":
+                other = known.get(labels)
+                if other is None or other.alert.phase != "firing":
+                    yield activity.alert
 
 
 def _devices(known: Sequence[DeviceReading], reading: Reading | None) -> Iterator[DeviceReading]:

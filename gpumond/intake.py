@@ -40,6 +40,8 @@ class Limits:
     hello_seconds: float = 2.0
     frame_seconds: float = 5.0
     idle_seconds: float = 60.0
+    answer_seconds: float = 0.5
+    """Longer than a flush may take, so that an agent can say why it did not."""
     stale_seconds: float = 15.0
     """An older report no longer counts as knowledge."""
     frames_per_second: int = 512
@@ -132,7 +134,7 @@ class Intake:
             return None
         answer = peer.answers[request.id] = asyncio.get_running_loop().create_future()
         try:
-            return await asyncio.wait_for(answer, request.timeout_seconds)
+            return await asyncio.wait_for(answer, request.timeout_seconds + self._limits.answer_seconds)
         except (asyncio.TimeoutError, ConnectionError):
             self._send(peer, Cancel(request.id))
             return None

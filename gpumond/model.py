@@ -24,16 +24,34 @@ STEPS: tuple[str, ...] = ("gc", "hooks", "spill", "ipc", "workspaces", "cache", 
 
 DEFAULT_STEPS: tuple[str, ...] = ("ipc", "cache", "trim")
 
+THROTTLE_REASONS: tuple[str, ...] = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clocks_setting",
+    "board_limit",
+    "reliability",
+)
+"""Why a clock is not at its maximum; nvidia-smi's names, in the order of NVML's bits."""
+
 MISSED_LIMIT = 3
 """After so many readings without a device, its values are no longer shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """One process on one device, as the driver lists it; identity, comm and uid come from /proc.
+    """One process on one device, as the driver lists it; identity, comm, uid and what follows come from /proc.
 
     ``start_ticks`` is None when /proc does not know the pid (it is gone, or in another PID namespace).
-    ``used_bytes`` is None where the driver does not say.
+    ``used_bytes`` is None where the driver does not say. Kind ``holder`` is a process that the driver does
+    not list, but that keeps the device open while much of its memory has no owner.
+    ``state``: alive, stopped, uninterruptible (in a system call that no signal ends), zombie (ended, its
+    parent has not taken notice), gone (the driver lists a pid that no longer is).
     """
 
     pid: int
@@ -44,10 +62,23 @@ class ProcessUsage:
     uid: int | None = None
     user: str | None = None
     container: str | None = None
+    container_name: str | None = None
+    pod_name: str | None = None
+    pod_namespace: str | None = None
+    unit: str | None = None
+    slurm_job: str | None = None
+    state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sensors:
+    """What a device measures, how it is set, and what its hardware counts as errors.
+
+    The ECC counters are since the driver was loaded (volatile) and in the life of the device (aggregate).
+    ``performance_state`` is 0 (fastest) to 15. ``throttle_reasons`` are those of ``THROTTLE_REASONS`` that hold.
+    ``xid_events`` is True while the driver tells of XID errors as they happen.
+    """
+
     gpu_utilization_ratio: float | None = None
     memory_controller_utilization_ratio: float | None = None
     sm_clock_hertz: float | None = None
@@ -55,6 +86,44 @@ class Sensors:
     gpu_temperature_celsius: float | None = None
     power_watts: float | None = None
     energy_joules: float | None = None
+    encoder_utilization_ratio: float | None = None
+    decoder_utilization_ratio: float | None = None
+    sm_clock_max_hertz: float | None = None
+    memory_clock_max_hertz: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    performance_state: int | None = None
+    memory_temperature_celsius: float | None = None
+    slowdown_temperature_celsius: float | None = None
+    shutdown_temperature_celsius: float | None = None
+    power_limit_watts: float | None = None
+    fan_speed_ratio: float | None = None
+    persistence_mode: bool | None = None
+    compute_mode: str | None = None
+    bar1_size_bytes: int | None = None
+    bar1_used_bytes: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_receive_bytes_per_second: float | None = None
+    pcie_transmit_bytes_per_second: float | None = None
+    pcie_replays: int | None = None
+    ecc_corrected_volatile: int | None = None
+    ecc_corrected_aggregate: int | None = None
+    ecc_uncorrected_volatile: int | None = None
+    ecc_uncorrected_aggregate: int | None = None
+    retired_pages_single_bit: int | None = None
+    retired_pages_double_bit: int | None = None
+    retired_pages_pending: bool | None = None
+    remapped_rows_correctable: int | None = None
+    remapped_rows_uncorrectable: int | None = None
+    remapped_rows_pending: bool | None = None
+    remapped_rows_failed: bool | None = None
+    nvlink_crc_flit_errors: int | None = None
+    nvlink_crc_data_errors: int | None = None
+    nvlink_replay_errors: int | None = None
+    nvlink_recovery_errors: int | None = None
+    xid_events: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +132,9 @@ class DeviceReading:
 
     ``used_bytes`` excludes what the driver reserves for itself where the driver can tell
     (``reserved_bytes``); ``processes`` is None where the driver lists none at all.
+    ``unified`` memory is the host's: its size is that of the machine, ``free_bytes`` what the kernel could still
+    give, ``used_bytes`` the sum of the processes, so that the three do not add up.
+    ``gpu_instance_id`` is set on MIG instances.
     ``missed`` counts the readings in a row that brought nothing new: the values are then of the
     last good one, and all None from ``MISSED_LIMIT`` on.
     """
@@ -81,6 +153,7 @@ class DeviceReading:
     processes: tuple[ProcessUsage, ...] | None = None
     sensors: Sensors = Sensors()
     missed: int = 0
+    gpu_instance_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +167,25 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class XidErrors:
+    """How often a device reported one XID error, and when last, since the daemon began to listen."""
+
+    device_uuid: str
+    xid: int
+    count: int
+    last_seen_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
-    """What one source says at one moment."""
+    """What one source says at one moment. ``xids`` outlive the device that reported them."""
 
     devices: tuple[DeviceReading, ...] = ()
     faults: tuple[Fault, ...] = ()
     driver_version: str | None = None
     library_version: str | None = None
+    cuda_version: str | None = None
+    xids: tuple[XidErrors, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +199,7 @@ class SourceState:
     detail: str = ""
     driver_version: str | None = None
     library_version: str | None = None
+    cuda_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +260,7 @@ class Snapshot:
     devices: tuple[DeviceReading, ...] = ()
     reports: tuple[AgentReport, ...] = ()
     faults: tuple[Fault, ...] = ()
+    xids: tuple[XidErrors, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

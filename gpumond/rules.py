@@ -77,9 +77,14 @@ def step(
     """
     after: dict[Labels, Activity] = {}
     for subject in subjects:
+        value = subject.values.get(rule.value)
+        activity = before.get(subject.labels) if before else None
+        if activity is None and (value is None or not rule.breached(value, active=False)):
+            continue  # nearly every subject of nearly every tick
         if rule.match and not rule.concerns(dict(subject.labels)):
             continue
-        activity = _advance(rule, subject, before.get(subject.labels), now, elapsed)
+        if value is not None:
+            activity = _advance(rule, subject, value, activity, now, elapsed)
         if activity is not None:
             after[subject.labels] = activity
     for labels, activity in before.items():
@@ -88,10 +93,9 @@ def step(
     return after
 
 
-def _advance(rule: Rule, subject: Subject, before: Activity | None, now: float, elapsed: float) -> Activity | None:
-    value = subject.values.get(rule.value)
-    if value is None:
-        return before
+def _advance(
+    rule: Rule, subject: Subject, value: float, before: Activity | None, now: float, elapsed: float
+) -> Activity | None:
     if not rule.breached(value, active=before is not None):
         if before is None or before.alert.phase == "pending":
             return None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,13 @@ hypothesis.settings.register_profile(
     "gpumond", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], derandomize=True
 )
 hypothesis.settings.load_profile("gpumond")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where everything is installed, a test that is skipped is a test that is missing."""
+    reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
+    if os.environ.get("GPUMOND_TEST_SKIPS") == "forbidden" and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session")

@@ -231,7 +231,7 @@ async def test_a_flush_is_answered_by_its_result(tmp_path: Path):
 
 @in_a_loop
 async def test_a_flush_that_is_not_answered_is_called_off(tmp_path: Path):
-    async with door(tmp_path) as at:
+    async with door(tmp_path, Limits(answer_seconds=0)) as at:
         with at.connect() as agent:
             agent.sendall(HELLO + REPORT)
             await at.reports()

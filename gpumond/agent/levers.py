@@ -43,7 +43,9 @@ class Levers:
         for library in KNOWN:
             if library not in self._found and library in sys.modules:
                 try:
-                    self._found.update((library, adapter) for adapter in present({library: KNOWN[library]}))
+                    for adapter in present({library: KNOWN[library]}):
+                        adapter.framework()
+                        self._found[library] = adapter
                 except Exception:  # a version of the library that the adapter does not understand
                     self._found[library] = None
         return [adapter for adapter in list(self._found.values()) if adapter is not None]

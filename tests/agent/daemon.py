@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -133,3 +134,11 @@ def finished(process: subprocess.Popen[str], status: int = 0) -> str:
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, err) == (status, "")
     return out
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Waits until it holds."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

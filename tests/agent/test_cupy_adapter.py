@@ -58,8 +58,8 @@ def test_a_slice_has_its_own_name(library: Path) -> None:
     assert run(code, library, "s") == ["MIG-00ababab-abab-abab-abab-ababababab00"]
 
 
-@pytest.mark.parametrize("chunks", ["[5, 30, 7]", "[0, 30, 7]", "[5, 0, 0]"])
-def test_pools_of_devices_with_a_context_are_read(library: Path, chunks: str) -> None:
+@pytest.mark.parametrize("chunks", [[5, 30, 7], [0, 30, 7], [5, 0, 0]])
+def test_pools_of_devices_with_a_context_are_read(library: Path, chunks: list[int]) -> None:
     code = f"""{PROGRAM}
 cupy.cuda.runtime.setDevice(1)
 pool.chunks = {{1: {chunks}, 0: [1, 1, 1]}}
@@ -68,7 +68,7 @@ print(usage.device_uuid[-1], usage.live_bytes, usage.held_bytes, usage.stranded_
 print(usage.reclaimable)
 print(cupy.cuda.runtime.getDevice(), cuda.contexts())
 """
-    used, whole, split = eval_chunks(chunks)
+    used, whole, split = chunks
     low = whole + split if not used else 0
     exactness = "exact" if low == whole + split else "interval"
     assert run(code, library, "---") == [
@@ -76,10 +76,6 @@ print(cupy.cuda.runtime.getDevice(), cuda.contexts())
         f"Reclaimable(low={low}, likely={whole + split}, high={whole + split}, exactness='{exactness}')",
         "1 [1]",
     ]
-
-
-def eval_chunks(text: str) -> list[int]:
-    return [int(number) for number in text.strip("[]").split(",")]
 
 
 def test_no_context_is_made_on_a_device_that_the_thread_has_but_does_not_use(library: Path) -> None:

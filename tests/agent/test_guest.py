@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from pathlib import Path
 
@@ -16,7 +19,7 @@ import pytest
 from gpumond import agent
 from gpumond.model import DEFAULT_STEPS
 from gpumond.wire import MAX_FRAME_BYTES, Bye, Flush, Hello, Report, encode
-from tests.agent.daemon import STANDINS, Daemon, environment, finished, host
+from tests.agent.daemon import STANDINS, Daemon, environment, eventually, finished, host
 
 COUNT = """
 import sys, time
@@ -105,12 +108,18 @@ def test_a_daemon_that_never_reads_blocks_nobody(tmp_path: Path) -> None:
             with connection, connection.makefile("rb") as lines:
                 frames = [lines.readline(), lines.readline()]
                 connection.sendall(b"".join(map(encode, orders)))
+                eventually(lambda: not unread_bytes(connection))
                 assert finished(process) == "done\n"
                 frames += lines.readlines()
     types = [json.loads(frame)["type"] for frame in frames if frame.endswith(b"\n")]
     assert types[:2] == ["hello", "report"]
     assert types[2:].count("result") in range(1, len(orders))
     assert all(len(frame) <= MAX_FRAME_BYTES for frame in frames)
+
+
+def unread_bytes(connection: socket.socket) -> int:
+    """What the peer has not read yet."""
+    return struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
 
 
 def test_a_daemon_that_dies_is_not_missed_and_its_successor_is_found(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ receipts = gpumond.agent.flush()
 print([receipt.outcome for receipt in receipts], gpumond.agent.report(), torch.cuda.is_initialized())
 print([name for name in set(sys.modules) - before if name.startswith("torch")])
 """
-    with host(code, environment(daemon.path)) as process:
+    with host(code, environment(daemon.path), "-W", "ignore") as process:  # PyTorch misses NumPy
         framework = daemon.wait(lambda d: next((r.frameworks for r in d.heard(Report) if r.frameworks), None))
         assert framework[0].startswith("torch 2.")
         assert finished(process) == "['refused'] () False\n[]\n"

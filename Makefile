@@ -1,0 +1,35 @@
+# `make run` and `make test` work on a bare Debian or Ubuntu machine with Python >= 3.10.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: run demo test check docs clean
+
+run: $(VENV)/.installed  ## the daemon on this machine's GPUs; without any, the demo
+	@if ls /dev/nvidia[0-9]* >/dev/null 2>&1; then exec $(BIN)/gpumond serve; else exec $(BIN)/gpumond demo; fi
+
+demo: $(VENV)/.installed  ## the daemon on a simulated device with programs on it
+	@exec $(BIN)/gpumond demo
+
+test: $(VENV)/.installed  ## every test that this machine can run; it says which it skips, and why
+	$(BIN)/python -m pytest -q -rs -m "not gpu"
+
+check: $(VENV)/.installed  ## style, types and tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+docs: $(VENV)/.installed  ## docs/metrics.md from the catalogue
+	$(BIN)/python -m tests.metrics.document > docs/metrics.md
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "gpumond needs Python 3.10 or newer: make run PYTHON=python3.X" >&2; exit 2; }
+	@rm -rf $(VENV); $(PYTHON) -m venv $(VENV) \
+	  || { echo "the venv module is missing: apt-get install python3-venv, then again" >&2; exit 2; }
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,144 @@
+"""What the agent costs the program that carries it: its import, its thread, one reading.
+
+    python bench/agent.py [--processes 15] [--seconds 10] [--write]
+
+Prints JSON; ``--write`` also stores it as results/agent.json. Torch is the stand-in of the tests (its statistics are
+built in Python on each call, PyTorch's own in C++), so that one reading is an upper bound of our part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import gpumond
+
+ROOT = Path(__file__).resolve().parents[1]
+STANDINS = ROOT / "tests" / "agent" / "standins"
+
+TIMED = "import time; started = time.perf_counter(); {}; print(1000 * (time.perf_counter() - started))"
+
+MODULES = """
+import sys
+before = set(sys.modules)
+import gpumond.agent, time
+gpumond.agent.start()
+gpumond.agent.report()
+time.sleep(1.5)
+names = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(sorted(names - {"gpumond", *sys.stdlib_module_names}))
+"""
+
+READ = """
+import time, torch
+from torch.world import ACTIVE, FREE, Segment
+from gpumond.agent.adapters.torch import adapter
+torch.WORLD.reset(segments=[Segment([(6 << 20, ACTIVE), (14 << 20, FREE)])])
+stats = torch.WORLD.stats(0)
+torch.WORLD.stats = lambda device: stats
+read = adapter().read
+read()
+started = time.perf_counter()
+for _ in range(10_000):
+    read()
+print(1e6 * (time.perf_counter() - started) / 10_000)
+"""
+
+STEP = """
+import timeit, gpumond.agent
+gpumond.agent.start()
+print(1e9 * min(timeit.repeat(gpumond.agent.step, number=1_000_000, repeat=5)) / 1_000_000)
+"""
+
+SHARE = """
+import resource, sys, time, torch
+from torch.world import ACTIVE, FREE, Segment
+import gpumond.agent
+torch.WORLD.reset(segments=[Segment([(6 << 20, ACTIVE), (14 << 20, FREE)])])
+gpumond.agent.start()
+time.sleep(2)
+used = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+before, started = used(), time.monotonic()
+time.sleep(SECONDS)
+print((used() - before) / (time.monotonic() - started))
+"""
+
+LISTENER = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen(8)
+    print("listening", flush=True)
+    connection, _ = listener.accept()
+    while connection.recv(65536):
+        pass
+"""
+
+
+def run(code: str, socket: str = "/nowhere") -> str:
+    """What a fresh process prints."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (STANDINS, ROOT))), "GPUMOND_SOCKET": socket}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def milliseconds(statement: str, processes: int) -> float:
+    """Of a statement in a fresh process, the bare interpreter not counted: the median."""
+    return round(statistics.median(float(run(TIMED.format(statement))) for _ in range(processes)), 2)
+
+
+def cpu_share(seconds: float) -> float:
+    """The share of one core that a program uses which sleeps, and reports once a second to a listening daemon."""
+    with TemporaryDirectory() as directory:
+        path = os.path.join(directory, "agent.sock")
+        command = [sys.executable, "-c", LISTENER, path]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
+            try:
+                assert listener.stdout is not None
+                assert listener.stdout.readline() == "listening\n"
+                return round(float(run(SHARE.replace("SECONDS", str(seconds)), path)), 5)
+            finally:
+                listener.kill()
+
+
+def cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    results = ROOT / "bench" / "results"
+    started = "gpumond.agent.start()"
+    measured = {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": platform.platform()},
+        "versions": {"python": platform.python_version(), "gpumond": gpumond.__version__, "torch": "stand-in"},
+        "import_milliseconds": milliseconds("import gpumond.agent", arguments.processes),
+        "import_and_start_milliseconds": milliseconds(f"import gpumond.agent; {started}", arguments.processes),
+        "modules_outside_stdlib": json.loads(run(MODULES).replace("'", '"')),
+        "torch_read_microseconds": round(float(run(READ)), 1),
+        "step_nanoseconds": round(float(run(STEP)), 0),
+        "cpu_share_at_1_hertz": cpu_share(arguments.seconds),
+    }
+    text = json.dumps(measured, indent=2)
+    print(text)
+    if arguments.write:
+        (results / "agent.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

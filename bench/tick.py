@@ -1,0 +1,67 @@
+"""One tick of 8 devices x 64 processes, each with an agent, under 20 rules: attribution and engine.
+
+Calm: hardly an alert. Storm: every rule fires for everything that it looks at, and every value changes."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+from bench.result import publish, spread
+from gpumond.daemon import GC_THRESHOLD
+from gpumond.engine import Memory, advance, observe
+from gpumond.model import Reading, SourceState
+from gpumond.rules import BUILT_IN, Rule, Scope
+from gpumond.subjects import VALUES
+from tests.making import GIB, a_device, a_pool, a_process, a_report
+
+DEVICES, PROCESSES, RULES, TICKS = 8, 64, 20, 300
+CALM, STORM = 60 * GIB, 0
+UP = SourceState("bench", up=True, responsive=True)
+
+
+def rules(level: float) -> tuple[Rule, ...]:
+    """The built-in ones, and others over every scope that compare bytes with a level."""
+    scopes: tuple[Scope, ...] = ("process", "pool", "workload", "device")
+    values = {scope: next(name for name in VALUES[scope] if name.endswith("_bytes")) for scope in scopes}
+    own = (Rule(f"bench-{i}", scopes[i % 4], values[scopes[i % 4]], above=level) for i in range(RULES - len(BUILT_IN)))
+    return (*BUILT_IN, *own)
+
+
+def measure(active: tuple[Rule, ...]) -> dict[str, object]:
+    pids = [[1 + device * PROCESSES + i for i in range(PROCESSES)] for device in range(DEVICES)]
+    memory, snapshot, seconds = Memory(), None, []
+    for tick in range(TICKS):
+        reading = Reading(
+            tuple(
+                a_device(
+                    f"GPU-{device}",
+                    index=device,
+                    used_bytes=70 * GIB,
+                    processes=tuple(a_process(pid, GIB + tick) for pid in pids[device]),
+                )
+                for device in range(DEVICES)
+            )
+        )
+        reports = tuple(
+            a_report(pid, (a_pool(f"GPU-{device}", live=GIB // 2 + tick, cached=GIB // 4),), workload=f"w{pid % 8}")
+            for device in range(DEVICES)
+            for pid in pids[device]
+        )
+        began = time.perf_counter()
+        snapshot = observe(snapshot, UP, reading, reports, float(tick), float(tick))
+        result = advance(memory, active, snapshot)
+        seconds.append(time.perf_counter() - began)
+        memory = result.memory
+    return {"alerts": len(result.frame.alerts), **spread(seconds)}
+
+
+def main() -> None:
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    size = {"devices": DEVICES, "processes": DEVICES * PROCESSES, "rules": RULES}
+    publish("tick", {**size, "calm": measure(rules(CALM)), "storm": measure(rules(STORM))})
+
+
+if __name__ == "__main__":
+    main()
