@@ -1,0 +1,132 @@
+"""The exposition: its names, its documentation, its golden text."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gpumond.api.examples import RECEIPT, SNAPSHOT
+from gpumond.engine import Memory, advance, observe
+from gpumond.metrics import Exposition
+from gpumond.metrics.families import FAMILIES, PROCESSES_PER_DEVICE, Family
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.model import Fault, Frame, Reading, Receipt, SourceState, Verdict
+from gpumond.rules import BUILT_IN
+from tests.making import GIB, a_device, a_process, a_snapshot
+from tests.metrics.document import document
+
+GOLDEN = Path(__file__).with_name("golden.txt")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+FORBIDDEN_LABELS = {"job", "instance", "hostname", "host", "node", "pod", "namespace", "type"}
+
+
+def page(frame: Frame | None, telemetry: Telemetry | None = None, accept: str = "") -> str:
+    return Exposition(telemetry or Telemetry()).page(frame, accept).plain.decode()
+
+
+def full_frame() -> Frame:
+    """Something of everything."""
+    frame = advance(Memory(), BUILT_IN, SNAPSHOT).frame
+    uuid = SNAPSHOT.devices[0].uuid
+    leak = Verdict(uuid, 4242, "leak", 1.0, (("slope", 1.0),), 3840.0)
+    return Frame(frame.snapshot, frame.ledger, (leak,), frame.alerts)
+
+
+def busy_telemetry(receipt: Receipt) -> Telemetry:
+    telemetry = Telemetry()
+    telemetry.rejected("oversize")
+    telemetry.fault(Fault("nvml", "timeout", None, ""))
+    telemetry.flushed(receipt)
+    return telemetry
+
+
+def names(text: str) -> set[str]:
+    return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+
+
+def test_the_text_is_the_golden_one():
+    """What a dashboard relies on does not change by accident; `python -m tests.metrics.test_metrics` writes it anew."""
+    assert page(full_frame()).partition("# HELP gpumond_flushes_total")[0] == GOLDEN.read_text()
+
+
+def test_the_documentation_is_current():
+    assert DOCUMENT.read_text() == document(), "run `make docs`"
+
+
+def test_every_exported_name_is_documented_and_the_other_way_round():
+    text = page(full_frame())
+    documented = set(re.findall(r"^\| `(\w+)`", document(), re.MULTILINE))
+    assert {name.removesuffix("_created") for name in names(text)} == documented
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_names_and_labels_follow_the_conventions(family: Family):
+    assert re.fullmatch(r"gpumond_[a-z][a-z0-9_]*", family.name)
+    assert (family.kind == "counter") == family.name.endswith("_total")
+    assert not FORBIDDEN_LABELS & set(family.labels)
+    assert len(family.labels) <= 12
+    assert family.help.endswith(".")
+    for abbreviation in ("_mib", "_mb", "_gb", "_percent", "_mhz", "_ms", "_milliseconds", "_kb"):
+        assert abbreviation not in family.name
+
+
+def test_both_formats_say_the_same():
+    text, newer = page(full_frame()), page(full_frame(), accept="application/openmetrics-text")
+    of_text = {(s.name, frozenset(s.labels.items()), s.value) for f in parse_text(text) for s in f.samples}
+    of_newer = {(s.name, frozenset(s.labels.items()), s.value) for f in parse_openmetrics(newer) for s in f.samples}
+    assert of_text == of_newer
+
+
+def test_promtool_has_no_complaint():
+    if shutil.which("promtool") is None:
+        pytest.skip("needs promtool (Debian: prometheus)")
+    receipt_text = page(full_frame(), busy_telemetry(RECEIPT))
+    checked = subprocess.run(["promtool", "check", "metrics"], input=receipt_text, capture_output=True, text=True)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_what_is_unknown_is_absent():
+    text = page(advance(Memory(), (), a_snapshot(a_device(size_bytes=None, used_bytes=None, processes=None))).frame)
+    assert "gpumond_device_memory_used_bytes{" not in text
+    assert "gpumond_device_power_watts{" not in text
+    assert 'gpumond_device_up{gpu="0",uuid="GPU-a"} 1.0' in text
+
+
+def test_nothing_is_left_of_a_device_that_is_gone():
+    exposition = Exposition(Telemetry())
+    up = SourceState("sim", up=True, responsive=True)
+    first = observe(None, up, Reading((a_device("GPU-a"), a_device("GPU-b"))), (), 1.0, 1.0)
+    second = observe(first, up, Reading((a_device("GPU-b"),)), (), 2.0, 2.0)
+    assert b"GPU-a" in exposition.page(advance(Memory(), (), first).frame, "").plain
+    assert b"GPU-a" not in exposition.page(advance(Memory(), (), second).frame, "").plain
+
+
+def test_a_frame_is_rendered_once():
+    exposition, frame = Exposition(Telemetry()), full_frame()
+    assert exposition.page(frame, "") is exposition.page(frame, "")
+
+
+def test_processes_beyond_the_cap_are_summed():
+    count = PROCESSES_PER_DEVICE + 30
+    device = a_device(used_bytes=count * GIB, processes=tuple(a_process(pid, GIB + pid) for pid in range(1, count + 1)))
+    text = page(advance(Memory(), (), a_snapshot(device)).frame)
+    shown = re.findall(r'gpumond_process_memory_used_bytes\{gpu="0",pid="(\w+)",uuid="GPU-a"\} (\S+)', text)
+    assert len(shown) == PROCESSES_PER_DEVICE + 1
+    assert float(dict(shown)["other"]) == sum(GIB + pid for pid in range(1, 31))
+
+
+def test_texts_from_outside_cannot_break_out_of_their_label():
+    device = a_device(name='x"}\n# TYPE evil gauge\nevil 1\\', used_bytes=0)
+    text = page(advance(Memory(), (), a_snapshot(device)).frame)
+    families = {family.name for family in parse_text(text)}
+    assert "evil" not in families
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(page(full_frame()).partition("# HELP gpumond_flushes_total")[0])
