@@ -16,10 +16,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from gpumond.errors import ProtocolError
-from gpumond.model import Reading, SourceState
+from gpumond.model import STARTING, Reading, SourceState, XidErrors
 from gpumond.sources import Answer
 from gpumond.wire import from_json
 
@@ -66,6 +67,8 @@ class Child:
         self.opened = False
         self.overdue = False
         self.unavailable = False
+        self.xids: tuple[XidErrors, ...] = ()
+        """What it counted so far."""
 
     def ask(self, request: Request) -> None:
         self.request = request
@@ -92,12 +95,14 @@ class Collector:
         environ: Mapping[str, str] | None = None,
         restarted: Callable[[], None] = lambda: None,
     ) -> None:
-        self.state = SourceState(source, up=False, responsive=True, reason="starting")
+        self.state = SourceState(source, up=False, responsive=True, reason=STARTING)
         self._command = [sys.executable, "-m", "gpumond.sources", source]
         self._deadline, self._replace_after = deadline, replace_after
         self._environ, self._restarted = environ, restarted
         self._child: Child | None = None
         self._abandoned: list[Child] = []
+        self._xids: tuple[XidErrors, ...] = ()
+        """What the children before this one counted."""
         self._failures = 0
         self._started = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -159,6 +164,7 @@ class Collector:
         if self._started:
             self._restarted()
         self._started += 1
+        self._xids = add_up(self._xids, self._child.xids if self._child else ())
         child = Child(self._command, self._environ)
         child.request = Request(time.monotonic())  # opening the driver can hang as any call can
         self._child = child
@@ -223,6 +229,8 @@ class Collector:
         child.opened = True
         reading = answer.reading
         if reading is not None:
+            child.xids = reading.xids
+            reading = replace(reading, xids=add_up(self._xids, reading.xids))
             self._failures = 0
             self._become(up=True, responsive=True, reading=reading)
         request.finish(None if late else reading)  # a late answer is about the past
@@ -237,6 +245,7 @@ class Collector:
         if child is not self._child or self._stopped:
             return
         self._child = None
+        self._xids = add_up(self._xids, child.xids)
         if child.request is not None:
             child.request.finish(None)
         if child.unavailable:
@@ -261,13 +270,24 @@ class Collector:
         self, *, up: bool, responsive: bool, reason: str = "", detail: str = "", reading: Reading | None = None
     ) -> None:
         """Log a change of state, once."""
-        driver, library = self.state.driver_version, self.state.library_version
-        if reading is not None:
-            driver, library = reading.driver_version, reading.library_version
         before = self.state
-        self.state = SourceState(before.name, up, responsive, reason, detail, driver, library)
+        known = before if reading is None else reading
+        driver = known.driver_version
+        self.state = SourceState(
+            before.name, up, responsive, reason, detail, driver, known.library_version, known.cuda_version
+        )
         if (before.up, before.reason) != (up, reason):
             if up:
                 log.info("source %s is up, driver %s", before.name, driver or "unknown")
             else:
                 log.warning("source %s is down: %s: %s", before.name, reason, detail)
+
+
+def add_up(first: Iterable[XidErrors], second: Iterable[XidErrors]) -> tuple[XidErrors, ...]:
+    """The errors of two children that did not listen at the same time."""
+    sums = {(errors.device_uuid, errors.xid): errors for errors in first}
+    for errors in second:
+        before = sums.get((errors.device_uuid, errors.xid))
+        count = errors.count + (before.count if before else 0)
+        sums[errors.device_uuid, errors.xid] = replace(errors, count=count)
+    return tuple(sums.values())

@@ -77,13 +77,14 @@ class RuleConfig(_Strict):
 class Settings(_Strict):
     """Everything that can be set. ``check-config --help`` and docs/operations.md describe the keys."""
 
-    source: Literal["auto", "nvml", "sim"] = "auto"
+    source: Literal["auto", "nvml", "drm", "sim"] = "auto"
     listen: str = "127.0.0.1:9917"
     socket: Path | None = None
     socket_mode: str | None = Field(default=None, pattern=r"^0?[0-7]{3}$")
     state_dir: Path | None = None
     interval: Seconds = Field(default=1.0, ge=0.1, le=60)
     insecure: bool = False
+    compat: Literal["dcgm"] | None = None
     flush_cooldown: Seconds = 30.0
     disabled_rules: tuple[str, ...] = ()
     rules: tuple[RuleConfig, ...] = ()

@@ -26,7 +26,7 @@ from gpumond.engine import Memory, advance, observe
 from gpumond.errors import ConfigError
 from gpumond.flush import FlushAnswer, Flusher, FlushRequest
 from gpumond.intake import Intake
-from gpumond.metrics import Exposition, Page
+from gpumond.metrics import Compat, Exposition, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Frame, Reading, Receipt
 from gpumond.runtime import bind_agent_socket, leave_token
@@ -49,7 +49,7 @@ class Daemon:
         self._memory = Memory()
         self._wake = asyncio.Event()
         self._telemetry = Telemetry()
-        self._exposition = Exposition(self._telemetry)
+        self._exposition = Exposition(self._telemetry, settings.compat)
         self._collector = Collector(source, restarted=self._telemetry.restarted)
         path = settings.agent_socket()
         mode = int(settings.socket_mode, 8) if settings.socket_mode else _default_mode(path.parent.as_posix())
@@ -99,8 +99,8 @@ class Daemon:
     def receipts(self) -> Sequence[Receipt]:
         return tuple(self._flusher.receipts)
 
-    def metrics(self, accept: str) -> Page:
-        return self._exposition.page(self.frame, accept)
+    def metrics(self, accept: str, compat: Compat | None = None) -> Page:
+        return self._exposition.page(self.frame, accept, compat)
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
         log.info("flush of %s, steps %s, by %s", request.target, ",".join(request.steps), requested_by)

@@ -19,6 +19,8 @@ from gpumond import __version__
 from gpumond.collector import Collector
 from gpumond.errors import DaemonError
 from gpumond.model import Reading, SourceState
+from gpumond.sources.drm_cards import cards
+from gpumond.stuck import stuck
 from gpumond.units import human
 from gpumond.wire import default_socket, trusted_uids
 
@@ -56,15 +58,24 @@ def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -
 
 
 def driver() -> Iterator[Finding]:
+    """Each source by itself; an AMD or Intel device makes a missing NVIDIA driver no fault."""
+    others = any(cards("/sys"))
+    if others:
+        yield from _source("drm", "bad")
     if util.find_spec("pynvml") is None:
         yield Finding("driver", "bad", "nvidia-ml-py is not installed", "pip install 'gpumond[daemon]'")
         return
-    state, reading = asyncio.run(probe("nvml"))
+    yield from _source("nvml", "note" if others else "bad")
+
+
+def _source(name: str, absent: State) -> Iterator[Finding]:
+    state, reading = asyncio.run(probe(name))
     if reading is None:
         mend = "" if ";" in state.detail else "without a GPU try `gpumond demo`"
-        yield Finding("driver", "bad", f"{state.reason}: {state.detail}", mend)
+        yield Finding("driver", absent, f"{state.reason}: {state.detail}", mend)
         return
-    detail = f"driver {state.driver_version}, NVML {state.library_version}, {len(reading.devices)} devices"
+    library = f", NVML {state.library_version}" if state.library_version else ""
+    detail = f"driver {state.driver_version}{library}, {len(reading.devices)} devices"
     yield Finding("driver", "good" if reading.devices else "bad", detail)
     for device in reading.devices:
         size = "size unknown" if device.size_bytes is None else human(device.size_bytes)
@@ -141,7 +152,7 @@ def agent_socket() -> Finding:
 
 def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     try:
-        status, agents = get("/api/v1/status"), get("/api/v1/agents")
+        status, agents, processes = (get(f"/api/v1/{route}") for route in ("status", "agents", "processes"))
     except DaemonError as error:
         yield Finding("daemon", "note", str(error))
         return
@@ -152,6 +163,8 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     seen = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
     mend = "" if agents else "start a program with one: gpumond run -- python YOUR_PROGRAM.py"
     yield Finding("agents", "good" if agents else "note", seen or "none connected", mend)
+    for entry in stuck(processes):
+        yield Finding("process", "bad", entry.what, entry.mend)
 
 
 def frameworks() -> Iterator[Finding]:

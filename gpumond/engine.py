@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from gpumond.attribution import attribute
 from gpumond.model import (
     MISSED_LIMIT,
+    STARTING,
     AgentReport,
     Alert,
     DeviceReading,
@@ -58,8 +59,11 @@ def observe(
     known = previous.devices if previous else ()
     devices = tuple(_devices(known, reading))
     reports = tuple(_possible(reports, devices, faults))
+    if not source.up and source.reason != STARTING:
+        faults.append(Fault(source.name, source.reason, None, source.detail))
     seq = previous.seq + 1 if previous else 1
-    return Snapshot(seq, taken_at, elapsed_seconds, source, devices, reports, tuple(faults))
+    xids = reading.xids if reading else previous.xids if previous else ()
+    return Snapshot(seq, taken_at, elapsed_seconds, source, devices, reports, tuple(faults), xids)
 
 
 def advance(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot) -> Tick:

@@ -50,8 +50,8 @@ class ProcessUsage:
     ``start_ticks`` is None when /proc does not know the pid (it is gone, or in another PID namespace).
     ``used_bytes`` is None where the driver does not say. Kind ``holder`` is a process that the driver does
     not list, but that keeps the device open while much of its memory has no owner.
-    ``state``: alive, stopped, uninterruptible (in a system call that no signal ends), zombie (ended, its
-    parent has not taken notice), gone (the driver lists a pid that no longer is).
+    ``state``: alive, stopped, uninterruptible (for seconds in a system call that no signal ends), zombie
+    (ended, its parent has not taken notice), gone (the driver lists a pid that no longer is).
     """
 
     pid: int
@@ -186,6 +186,10 @@ class Reading:
     library_version: str | None = None
     cuda_version: str | None = None
     xids: tuple[XidErrors, ...] = ()
+
+
+STARTING = "starting"
+"""The reason while a source has not answered for the first time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from typing import Literal, Protocol
 
 from fastapi import FastAPI
 
@@ -39,7 +39,7 @@ class View(Protocol):
     @property
     def frame(self) -> Frame | None: ...
     def receipts(self) -> Sequence[Receipt]: ...
-    def metrics(self, accept: str) -> MetricsPage: ...
+    def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer: ...
 
 

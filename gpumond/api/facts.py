@@ -44,6 +44,12 @@ class ProcessHolding:
     uid: int | None
     user: str | None
     container: str | None
+    container_name: str | None
+    pod_name: str | None
+    pod_namespace: str | None
+    unit: str | None
+    slurm_job: str | None
+    state: str | None
     workload: str
     kinds: tuple[str, ...]
     used_bytes: int | None
@@ -78,11 +84,16 @@ EXAMPLE_HOLDING = ProcessHolding(
     examples.PROCESS.uid,
     None,
     None,
+    None,
+    None,
+    None,
+    None,
+    None,
+    "alive",
     examples.REPORT.workload,
     examples.PROCESS.kinds,
     examples.PROCESS.used_bytes,
-    *(line.used_bytes for line in examples.LEDGER.lines[:4]),
-    None,
+    *(*(line.used_bytes for line in examples.LEDGER.lines[:4]), None),
 )
 EXAMPLE_STATUS = Status(
     __version__, examples.TAKEN_AT - 6, 6.0, examples.SNAPSHOT.source, 7, examples.TAKEN_AT, 1, 1, 1, ()
@@ -196,6 +207,12 @@ def holdings(frame: Frame) -> Iterator[ProcessHolding]:
                 process.uid,
                 process.user,
                 process.container,
+                process.container_name,
+                process.pod_name,
+                process.pod_namespace,
+                process.unit,
+                process.slurm_job,
+                process.state,
                 report.workload if report else "",
                 process.kinds,
                 process.used_bytes,
@@ -205,7 +222,8 @@ def holdings(frame: Frame) -> Iterator[ProcessHolding]:
         if pid is not None:
             start = next((r.start_ticks for r in frame.snapshot.reports if r.pid == pid), None)
             workload = own[0].workload
-            yield ProcessHolding(uuid, pid, start, None, None, None, None, workload, (), None, *_shares(own))
+            nothing = (None,) * 10
+            yield ProcessHolding(uuid, pid, start, *nothing, workload, (), None, *_shares(own))
 
 
 def _shares(lines: Iterable[Line]) -> Iterator[int | None]:

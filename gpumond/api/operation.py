@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
@@ -11,8 +13,9 @@ router = APIRouter(tags=["operation"])
 
 
 @router.get("/metrics", response_class=PlainTextResponse, summary="Prometheus text or OpenMetrics")
-async def metrics(request: Request) -> Response:
-    page = request.app.state.view.metrics(request.headers.get("accept", ""))
+async def metrics(request: Request, compat: Literal["dcgm"] | None = None) -> Response:
+    """``compat=dcgm``: the devices under dcgm-exporter's names, labels and units."""
+    page = request.app.state.view.metrics(request.headers.get("accept", ""), compat)
     headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
         return Response(page.compressed, headers=headers | {"Content-Encoding": "gzip"})

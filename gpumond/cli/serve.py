@@ -18,7 +18,7 @@ SETTINGS = ("source", "listen", "socket", "state_dir", "interval", "insecure")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", metavar="auto|nvml|sim", help="where device facts come from (auto)")
+    parser.add_argument("--source", metavar="auto|nvml|drm|sim", help="where device facts come from (auto)")
     add_common_arguments(parser)
 
 
@@ -51,15 +51,18 @@ def serve(settings: Settings, source: str) -> int:
     return DONE
 
 
-def choose_source(name: str) -> str:
+def choose_source(name: str, sys_root: str = "/sys") -> str:
     """What ``auto`` means on this machine. Raises SourceUnavailable if there is nothing to read."""
     if name != "auto":
         return name
-    if _loads("libnvidia-ml.so.1"):
-        return "nvml"
+    from gpumond.sources.drm_cards import cards
+
+    nvidia, others = _loads("libnvidia-ml.so.1"), any(cards(sys_root))
+    if nvidia or others:
+        return "every" if nvidia and others else "nvml" if nvidia else "drm"
     raise SourceUnavailable(
         "no_driver",
-        "no GPU driver found (libnvidia-ml.so.1 does not load); install the NVIDIA driver, "
+        "no GPU driver found (libnvidia-ml.so.1 does not load, no device of amdgpu, i915 or xe); install the driver, "
         "or try `gpumond demo`, which needs no GPU",
     )
 

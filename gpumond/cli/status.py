@@ -9,6 +9,7 @@ from typing import Any
 
 from gpumond.cli import DONE, client
 from gpumond.cli.table import size, table
+from gpumond.stuck import stuck
 
 HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
 
@@ -39,6 +40,7 @@ def _sections(seen: dict[str, Any]) -> Iterator[str]:
             ("GPU", ">PID", "PROGRAM", "USER", ">USED", *(f">{name.upper()}" for name in HOLDINGS)),
             _processes(holders, index),
         )
+    yield "\n".join(f"{entry.what}: {entry.mend}" for entry in stuck(seen["processes"]))
     cached = sum(line["used_bytes"] for line in seen["ledger"]["lines"] if line["share"] == "cached")
     if cached:
         yield f"a flush of everything would return about {size(cached)}: gpumond flush --all"

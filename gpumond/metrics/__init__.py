@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from gpumond.metrics.families import FAMILIES, Family
+from gpumond.metrics import dcgm
+from gpumond.metrics.devices import XID_ERRORS
+from gpumond.metrics.families import FAMILIES
+from gpumond.metrics.family import Family
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Frame
 
 GZIP_LEVEL = 1
+
+Compat = Literal["dcgm"]
 
 
 class Page(NamedTuple):
@@ -24,28 +29,37 @@ class Page(NamedTuple):
 
 
 class Exposition:
-    """Renders a frame when the first scrape asks for it, once for each format."""
+    """Renders a frame when the first scrape asks for it, once for each format.
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    With ``also`` the page has the families of that other exporter beside ours.
+    """
+
+    def __init__(self, telemetry: Telemetry, also: Compat | None = None) -> None:
         self._telemetry = telemetry
+        self._ours = [own_metrics, dcgm.metrics] if also else [own_metrics]
         self._frame: Frame | None = None
-        self._pages: dict[bool, Page] = {}
+        self._pages: dict[tuple[bool, Compat | None], Page] = {}
 
-    def page(self, frame: Frame | None, accept: str) -> Page:
-        """The page in the format that the ``Accept`` header asks for. Before the first frame: the counters alone."""
+    def page(self, frame: Frame | None, accept: str, compat: Compat | None = None) -> Page:
+        """The page in the format that the ``Accept`` header asks for. Before the first frame: the counters alone.
+
+        With ``compat`` the devices under that exporter's names and no others, XID errors as a counter excepted.
+        """
         if frame is not self._frame:
             self._frame, self._pages = frame, {}
-        wants_openmetrics = "application/openmetrics-text" in accept
-        page = self._pages.get(wants_openmetrics)
+        key = ("application/openmetrics-text" in accept, compat)
+        page = self._pages.get(key)
         if page is None:
-            page = self._pages[wants_openmetrics] = self._render(frame, wants_openmetrics)
+            page = self._pages[key] = self._render(frame, *key)
         return page
 
-    def _render(self, frame: Frame | None, wants_openmetrics: bool) -> Page:
+    def _render(self, frame: Frame | None, wants_openmetrics: bool, compat: Compat | None) -> Page:
         registry = CollectorRegistry()
         if frame is not None:
-            registry.register(FrameCollector(frame))
-        registry.register(self._telemetry.registry)
+            for metrics in [dcgm.metrics, xid_metrics] if compat else self._ours:
+                registry.register(FrameCollector(metrics, frame))
+        if compat is None:
+            registry.register(self._telemetry.registry)
         module = openmetrics if wants_openmetrics else exposition
         plain = module.generate_latest(registry)
         return Page(module.CONTENT_TYPE_LATEST, plain, gzip.compress(plain, GZIP_LEVEL, mtime=0))
@@ -54,15 +68,24 @@ class Exposition:
 class FrameCollector:
     """A prometheus_client collector of one frame."""
 
-    def __init__(self, frame: Frame) -> None:
-        self._frame = frame
+    def __init__(self, metrics: Callable[[Frame], Iterable[Metric]], frame: Frame) -> None:
+        self._metrics, self._frame = metrics, frame
 
     def describe(self) -> list[Metric]:
         return []
 
-    def collect(self) -> Iterator[Metric]:
-        for family in FAMILIES:
-            yield to_metric(family, self._frame)
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics(self._frame)
+
+
+def own_metrics(frame: Frame) -> Iterator[Metric]:
+    for family in FAMILIES:
+        yield to_metric(family, frame)
+
+
+def xid_metrics(frame: Frame) -> Iterator[Metric]:
+    """DCGM has the last one only."""
+    yield to_metric(XID_ERRORS, frame)
 
 
 def to_metric(family: Family, frame: Frame) -> Metric:

@@ -7,38 +7,16 @@ scrape, and a value that is unknown is an absent series. To add a metric, add a 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator
 
-from gpumond.model import MISSED_LIMIT, DeviceReading, Frame, PoolUsage, ProcessUsage
-
-Row = tuple[tuple[str, ...], float | None]
-"""Label values in the family's order, and the value; a row with None is left out."""
+from gpumond.metrics import devices
+from gpumond.metrics.family import Family, Kind, Row
+from gpumond.model import DeviceReading, Frame, PoolUsage, ProcessUsage
 
 PROCESSES_PER_DEVICE = 50
 
 
-class Family(NamedTuple):
-    name: str
-    kind: Literal["gauge", "counter"]
-    help: str
-    labels: tuple[str, ...]
-    rows: Callable[[Frame], Iterable[Row]]
-
-
-def device_family(
-    name: str, value: Callable[[DeviceReading], float | None], help: str, kind: Literal["gauge", "counter"] = "gauge"
-) -> Family:
-    def rows(frame: Frame) -> Iterator[Row]:
-        for device in frame.snapshot.devices:
-            yield (device.uuid, str(device.index)), value(device)
-
-    return Family(f"gpumond_device_{name}", kind, help, ("uuid", "gpu"), rows)
-
-
-def pool_family(
-    name: str, value: Callable[[PoolUsage], float | None], help: str, kind: Literal["gauge", "counter"] = "gauge"
-) -> Family:
+def pool_family(name: str, value: Callable[[PoolUsage], float | None], help: str, kind: Kind = "gauge") -> Family:
     def rows(frame: Frame) -> Iterator[Row]:
         index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
         for report in frame.snapshot.reports:
@@ -47,13 +25,6 @@ def pool_family(
                 yield (*labels, pool.allocator), value(pool)
 
     return Family(f"gpumond_pool_{name}", kind, help, ("uuid", "gpu", "pid", "workload", "allocator"), rows)
-
-
-def _device_info(frame: Frame) -> Iterator[Row]:
-    source = frame.snapshot.source
-    for device in frame.snapshot.devices:
-        labels = (device.name, device.vendor, device.pci_bus_id, device.parent_uuid or "", source.driver_version or "")
-        yield (device.uuid, str(device.index), *labels), 1
 
 
 def _ledger(frame: Frame) -> Iterator[Row]:
@@ -97,7 +68,8 @@ def _process_info(frame: Frame) -> Iterator[Row]:
             workload = workloads.get((process.pid, process.start_ticks or 0), "")
             user = process.user or ("" if process.uid is None else str(process.uid))
             labels = (str(process.pid), process.comm or "", user, workload, process.container or "")
-            yield (*labels, "", "", ""), 1
+            names = (process.container_name or "", process.pod_name or "", process.pod_namespace or "")
+            yield (*labels, *names), 1
 
 
 def _verdicts(frame: Frame) -> Iterator[Row]:
@@ -134,55 +106,15 @@ def _driver_up(frame: Frame) -> Iterator[Row]:
     yield (source.reason,), float(source.up)
 
 
-def _count_devices(frame: Frame) -> Iterator[Row]:
-    devices = frame.snapshot.devices
-    yield ("up",), sum(device.missed == 0 for device in devices)
-    yield ("stale",), sum(0 < device.missed < MISSED_LIMIT for device in devices)
-    yield ("lost",), sum(device.missed >= MISSED_LIMIT for device in devices)
+def _driver_info(frame: Frame) -> Iterator[Row]:
+    source = frame.snapshot.source
+    versions = (source.driver_version, source.library_version, source.cuda_version)
+    if any(versions):
+        yield (source.name, *(version or "" for version in versions)), 1
 
 
 FAMILIES: tuple[Family, ...] = (
-    Family(
-        "gpumond_device_info",
-        "gauge",
-        "Descriptive labels of a device; parent_uuid is set on MIG instances, whose bytes their parent counts too.",
-        ("uuid", "gpu", "name", "vendor", "pci_bus_id", "parent_uuid", "driver_version"),
-        _device_info,
-    ),
-    device_family("up", lambda d: float(d.missed == 0), "1 if the last reading of the device succeeded, else 0."),
-    device_family("memory_size_bytes", lambda d: d.size_bytes, "Memory of the device."),
-    device_family(
-        "memory_used_bytes",
-        lambda d: d.used_bytes,
-        "Memory in use according to the driver, its own reservation excluded where it can tell.",
-    ),
-    device_family("memory_free_bytes", lambda d: d.free_bytes, "Memory free according to the driver."),
-    device_family("memory_reserved_bytes", lambda d: d.reserved_bytes, "Memory that the driver keeps for itself."),
-    device_family(
-        "gpu_utilization_ratio",
-        lambda d: d.sensors.gpu_utilization_ratio,
-        "Share of the driver's last sampling period in which a kernel ran.",
-    ),
-    device_family(
-        "memory_controller_utilization_ratio",
-        lambda d: d.sensors.memory_controller_utilization_ratio,
-        "Share of the driver's last sampling period in which memory was read or written; not how full it is.",
-    ),
-    device_family("sm_clock_hertz", lambda d: d.sensors.sm_clock_hertz, "Clock of the multiprocessors."),
-    device_family("memory_clock_hertz", lambda d: d.sensors.memory_clock_hertz, "Clock of the memory."),
-    Family(
-        "gpumond_device_temperature_celsius",
-        "gauge",
-        "Temperature by sensor.",
-        ("uuid", "gpu", "sensor"),
-        lambda frame: (
-            ((d.uuid, str(d.index), "gpu"), d.sensors.gpu_temperature_celsius) for d in frame.snapshot.devices
-        ),
-    ),
-    device_family("power_watts", lambda d: d.sensors.power_watts, "Power drawn by the device."),
-    device_family(
-        "energy_joules_total", lambda d: d.sensors.energy_joules, "Energy used since the driver was loaded.", "counter"
-    ),
+    *devices.FAMILIES,
     Family(
         "gpumond_memory_bytes",
         "gauge",
@@ -264,11 +196,11 @@ FAMILIES: tuple[Family, ...] = (
         lambda frame: [((), float(frame.snapshot.source.responsive))],
     ),
     Family(
-        "gpumond_devices",
+        "gpumond_driver_info",
         "gauge",
-        "Devices by whether they answer; a device that falls off the bus stays counted.",
-        ("state",),
-        _count_devices,
+        "Versions of the driver, of its library, and of the newest CUDA that it serves.",
+        ("source", "driver_version", "library_version", "cuda_version"),
+        _driver_info,
     ),
     Family(
         "gpumond_snapshot_timestamp_seconds",

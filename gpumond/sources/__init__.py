@@ -14,6 +14,8 @@ from gpumond.model import Reading
 
 SOURCES = {
     "nvml": "gpumond.sources.nvml:NvmlSource",
+    "drm": "gpumond.sources.drm:DrmSource",
+    "every": "gpumond.sources.every:EverySource",
     "sim": "gpumond.sources.sim:SimSource",
 }
 

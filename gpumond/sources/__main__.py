@@ -11,6 +11,7 @@ import sys
 
 from gpumond.errors import SourceUnavailable
 from gpumond.sources import Answer, load
+from gpumond.sources.owners import Owners
 from gpumond.wire import clean, to_json
 
 
@@ -26,8 +27,9 @@ def main(name: str) -> int:
         source = load(name)
         source.open()
         answer(Answer())
+        owners = Owners()
         for _ in sys.stdin.buffer:
-            answer(Answer(source.read()))
+            answer(Answer(owners.complete(source.read())))
         source.close()
     except SourceUnavailable as error:
         answer(Answer(reason=error.reason, message=clean(error)))

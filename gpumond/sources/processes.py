@@ -1,4 +1,4 @@
-"""Who a pid is, from /proc: start time, command name, owner.
+"""Who a pid is, from /proc: start time, command name, owner, state.
 
 Covers: vanished pids, pids of another PID namespace (both unknown), reused pids (never mistaken for
 the one before), command names with any bytes in them.
@@ -29,6 +29,26 @@ class Identity(NamedTuple):
 
 
 UNKNOWN = Identity()
+
+KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD of the kernel's include/linux/sched.h."""
+
+
+class Life(NamedTuple):
+    """What changes while a process lives: ``state`` is the kernel's letter, ``flags`` are the kernel's PF_*."""
+
+    start_ticks: int
+    state: str
+    flags: int
+
+
+def life(root: str, pid: int) -> Life | None:
+    """None if there is no such process."""
+    try:
+        fields = _content(f"{root}/{pid}/stat").rpartition(b")")[2].split(maxsplit=20)
+        return Life(int(fields[19]), fields[0].decode("ascii"), int(fields[6]))
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 class ProcessTable:

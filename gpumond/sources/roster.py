@@ -63,6 +63,7 @@ class Device:
     memory_version: int | None = None
     memory_failures: int = 0
     size_bytes: int | None = None
+    gpu_instance_id: int | None = None
 
 
 class Roster:

@@ -111,8 +111,7 @@ os.execv(show[0], show)
 
 
 def test_python_does_not_warn_of_a_fork_with_threads_because_of_the_agent(daemon: Daemon) -> None:
-    if sys.version_info < (3, 12):
-        pytest.skip("Python warns of it since 3.12")
+    """Python has such a warning since 3.12."""
     code = f"""{START}
 for seconds in (0, 0, 0.21, 0.4, 0, 0.01, 0.1):
     time.sleep(seconds)

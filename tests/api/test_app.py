@@ -17,7 +17,7 @@ from gpumond.api.examples import DEVICE, RECEIPT, REPORT, SNAPSHOT
 from gpumond.engine import Memory, advance
 from gpumond.errors import AlreadyUnderWay, CoolingDown, FlushError, NoSuchTarget
 from gpumond.flush import FlushAnswer, FlushRequest
-from gpumond.metrics import Exposition, Page
+from gpumond.metrics import Compat, Exposition, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Frame, Receipt
 from gpumond.rules import BUILT_IN
@@ -38,8 +38,8 @@ class View:
     def receipts(self) -> list[Receipt]:
         return [RECEIPT]
 
-    def metrics(self, accept: str) -> Page:
-        return self._exposition.page(self.frame, accept)
+    def metrics(self, accept: str, compat: Compat | None = None) -> Page:
+        return self._exposition.page(self.frame, accept, compat)
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
         self.asked.append(request)

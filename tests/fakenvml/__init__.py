@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 NOT_AVAILABLE = 2**64 - 1
@@ -32,7 +32,7 @@ FOREVER = 86400.0
 def build(directory: Path) -> Path:
     """Compiles the library into ``directory``, and returns its path; needs ``cc``."""
     library = directory / "libnvidia-ml.so.1"
-    sources = [str(Path(__file__).with_name(name)) for name in ("nvml.c", "world.c")]
+    sources = [str(Path(__file__).with_name(name)) for name in ("nvml.c", "sensors.c", "world.c")]
     warnings = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"]
     flags = ["-std=gnu11", "-O2", "-fno-strict-aliasing", "-shared", "-fPIC", "-pthread"]
     subprocess.run(["cc", *flags, *warnings, "-o", str(library), *sources], check=True)
@@ -83,6 +83,31 @@ class Device:
     encoder: int | None = 0
     decoder: int | None = 0
     throttle: int | None = 0
+    ecc_corrected_aggregate: int | None = 0
+    ecc_uncorrected_aggregate: int | None = 0
+    memory_temperature: int | None = None
+    slowdown_temperature: int | None = 87
+    shutdown_temperature: int | None = 92
+    persistence: int | None = 1
+    compute_mode: int | None = 0
+    bar1_total: int | None = 256 * GIB
+    bar1_used: int | None = MIB
+    pcie_generation: int | None = 5
+    pcie_generation_max: int | None = 5
+    pcie_width: int | None = 16
+    pcie_width_max: int | None = 16
+    pcie_replays: int | None = 0
+    retired_single_bit: int | None = None
+    retired_double_bit: int | None = None
+    retired_pending: int | None = None
+    remapped_correctable: int | None = 0
+    remapped_uncorrectable: int | None = 0
+    remapped_pending: int | None = 0
+    remapped_failure: int | None = 0
+    nvlink_crc_flit: int | None = None
+    nvlink_crc_data: int | None = None
+    nvlink_replay: int | None = None
+    nvlink_recovery: int | None = None
     mig_mode: int | None = None
     gpu_instance: int | None = None
     compute_instance: int | None = None
@@ -92,11 +117,13 @@ class Device:
     """(type, data) for nvmlEventSetWait: an XID is (8, xid). Each comes once after each write."""
 
 
-_NUMBERS = (
-    *("minor", "gpu_utilization", "memory_utilization", "sm_clock", "memory_clock", "max_sm_clock"),
-    *("max_memory_clock", "temperature", "power", "power_limit", "energy", "performance_state", "fan"),
-    *("ecc_corrected", "ecc_uncorrected", "pcie_transmit", "pcie_receive", "encoder", "decoder", "throttle"),
-    *("mig_mode", "gpu_instance", "compute_instance"),
+_TEXTS = ("uuid", "name", "pci_bus_id")
+_NUMBERS = tuple(
+    entry.name
+    for entry in fields(Device)
+    if entry.name not in _TEXTS
+    and not entry.name.endswith("_bytes")
+    and entry.name not in ("processes", "instances", "events")
 )
 
 
@@ -215,6 +242,43 @@ def _device(i: int, pids: Sequence[int]) -> Device:
         temperature=41 + i,
         power=301_001 + i,
         energy=9_000_000_007 + i,
+        max_sm_clock=1900 + i,
+        max_memory_clock=3100 + i,
+        power_limit=600_002 + i,
+        performance_state=i % 16,
+        fan=51 + i,
+        encoder=1 + i,
+        decoder=2 + i,
+        throttle=0x4 | 0x40 << i % 4,
+        memory_temperature=61 + i,
+        slowdown_temperature=81 + i,
+        shutdown_temperature=91 + i,
+        persistence=i % 2,
+        compute_mode=i % 4,
+        bar1_total=(100 + i) * GIB,
+        bar1_used=(3 + i) * MIB,
+        pcie_generation=1 + i % 4,
+        pcie_generation_max=5 + i % 2,
+        pcie_width=1 << i % 4,
+        pcie_width_max=16,
+        pcie_receive=10_001 + i,
+        pcie_transmit=20_002 + i,
+        pcie_replays=101 + i,
+        ecc_corrected=201 + i,
+        ecc_corrected_aggregate=301 + i,
+        ecc_uncorrected=401 + i,
+        ecc_uncorrected_aggregate=501 + i,
+        retired_single_bit=3 + i,
+        retired_double_bit=4 + i,
+        retired_pending=i % 2,
+        remapped_correctable=601 + i,
+        remapped_uncorrectable=701 + i,
+        remapped_pending=i % 2,
+        remapped_failure=(i + 1) % 2,
+        nvlink_crc_flit=801 + i,
+        nvlink_crc_data=901 + i,
+        nvlink_replay=1001 + i,
+        nvlink_recovery=1101 + i,
         processes=processes,
     )
 

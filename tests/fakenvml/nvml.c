@@ -1,6 +1,6 @@
 /* A libnvidia-ml.so.1 without a card: the functions that a memory monitor calls, answered from a file (world.h).
    It obeys NVML's protocols (versions, sizes, handles), so that the real bindings run on it unmodified. */
-#include "world.h"
+#include "calls.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -10,50 +10,9 @@
 typedef struct { Bytes total, free, used; } Memory;
 typedef struct { unsigned version; Bytes total, reserved, free, used; } MemoryV2;
 typedef struct { char bus_id_legacy[16]; unsigned domain, bus, device, device_id, subsystem_id; char bus_id[32]; } PciInfo;
-typedef struct { unsigned gpu, memory; } Utilization;
-typedef struct { unsigned version, sensor; int temperature; } TemperatureV1;
 typedef struct { void *device; Bytes type, data; unsigned gpu_instance, compute_instance; } EventData;
 
-static int references;
-
-/* Opens a call without a device. */
-#define BEGIN                                   \
-    do {                                        \
-        int failure = begin(__func__, "");      \
-        if (!failure && !references)            \
-            failure = UNINITIALIZED;            \
-        if (failure)                            \
-            return failure;                     \
-    } while (0)
-
-/* Opens a call on a device, which is then `device`. A hang may outlive the device, so it is looked up again. */
-#define BEGIN_DEVICE                                              \
-    Device *device = references ? device_of(handle) : NULL;       \
-    do {                                                          \
-        int failure = begin(__func__, device ? device->uuid : "stale"); \
-        device = device_of(handle);                               \
-        if (!failure && !references)                              \
-            failure = UNINITIALIZED;                              \
-        if (!failure && !device)                                  \
-            failure = INVALID_ARGUMENT;                           \
-        if (failure)                                              \
-            return failure;                                       \
-    } while (0)
-
-#define NEED(key)                    \
-    do {                             \
-        if (!device->known[N_##key]) \
-            return NOT_SUPPORTED;    \
-    } while (0)
-
-#define GETTER(function, key, type)            \
-    int function(void *handle, type *out)      \
-    {                                          \
-        BEGIN_DEVICE;                          \
-        NEED(key);                             \
-        *out = (type)device->number[N_##key];  \
-        return SUCCESS;                        \
-    }
+int references;
 
 static int put_text(char *out, unsigned length, const char *text)
 {
@@ -252,72 +211,8 @@ LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, MPS)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS)
 
 GETTER(nvmlDeviceGetMinorNumber, minor, unsigned)
-GETTER(nvmlDeviceGetPowerUsage, power, unsigned)
-GETTER(nvmlDeviceGetEnforcedPowerLimit, power_limit, unsigned)
-GETTER(nvmlDeviceGetPowerManagementLimit, power_limit, unsigned)
-GETTER(nvmlDeviceGetTotalEnergyConsumption, energy, Bytes)
-GETTER(nvmlDeviceGetPerformanceState, performance_state, unsigned)
-GETTER(nvmlDeviceGetPowerState, performance_state, unsigned)
-GETTER(nvmlDeviceGetFanSpeed, fan, unsigned)
-GETTER(nvmlDeviceGetCurrentClocksThrottleReasons, throttle, Bytes)
-GETTER(nvmlDeviceGetCurrentClocksEventReasons, throttle, Bytes)
 GETTER(nvmlDeviceGetGpuInstanceId, gpu_instance, unsigned)
 GETTER(nvmlDeviceGetComputeInstanceId, compute_instance, unsigned)
-
-/* A getter with an argument that chooses between two numbers. */
-#define CHOICE(function, other_if, other, key, type)                              \
-    int function(void *handle, unsigned choice, type *out)                        \
-    {                                                                             \
-        BEGIN_DEVICE;                                                             \
-        int chosen = (other_if) ? N_##other : N_##key;                            \
-        *out = (type)device->number[chosen];                                      \
-        return device->known[chosen] ? SUCCESS : NOT_SUPPORTED;                   \
-    }
-
-CHOICE(nvmlDeviceGetClockInfo, choice == 2, memory_clock, sm_clock, unsigned)
-CHOICE(nvmlDeviceGetMaxClockInfo, choice == 2, max_memory_clock, max_sm_clock, unsigned)
-CHOICE(nvmlDeviceGetTemperature, choice == 0, temperature, temperature, unsigned)
-CHOICE(nvmlDeviceGetPcieThroughput, choice == 1, pcie_receive, pcie_transmit, unsigned)
-
-int nvmlDeviceGetTotalEccErrors(void *handle, unsigned type, unsigned counter, Bytes *out)
-{
-    BEGIN_DEVICE;
-    int chosen = type == 0 ? N_ecc_corrected : N_ecc_uncorrected;
-    *out = device->number[chosen];
-    return device->known[chosen] ? SUCCESS : NOT_SUPPORTED;
-}
-
-int nvmlDeviceGetTemperatureV(void *handle, TemperatureV1 *out)
-{
-    BEGIN_DEVICE;
-    NEED(temperature);
-    if (out->version != (sizeof *out | 1u << 24))
-        return ARGUMENT_VERSION_MISMATCH;
-    out->temperature = (int)device->number[N_temperature];
-    return SUCCESS;
-}
-
-int nvmlDeviceGetUtilizationRates(void *handle, Utilization *out)
-{
-    BEGIN_DEVICE;
-    NEED(gpu_utilization);
-    out->gpu = (unsigned)device->number[N_gpu_utilization];
-    out->memory = (unsigned)device->number[N_memory_utilization];
-    return SUCCESS;
-}
-
-#define CODEC(function, key)                                          \
-    int function(void *handle, unsigned *out, unsigned *period)       \
-    {                                                                 \
-        BEGIN_DEVICE;                                                 \
-        NEED(key);                                                    \
-        *out = (unsigned)device->number[N_##key];                     \
-        *period = 1000000;                                            \
-        return SUCCESS;                                               \
-    }
-
-CODEC(nvmlDeviceGetEncoderUtilization, encoder)
-CODEC(nvmlDeviceGetDecoderUtilization, decoder)
 
 int nvmlDeviceGetMigMode(void *handle, unsigned *mode, unsigned *pending)
 {

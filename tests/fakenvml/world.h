@@ -17,6 +17,11 @@ typedef unsigned long long Bytes;
     X(minor) X(total) X(reserved) X(free) X(used) X(gpu_utilization) X(memory_utilization) X(sm_clock) X(memory_clock) \
     X(max_sm_clock) X(max_memory_clock) X(temperature) X(power) X(power_limit) X(energy) X(performance_state) X(fan) \
     X(ecc_corrected) X(ecc_uncorrected) X(pcie_transmit) X(pcie_receive) X(encoder) X(decoder) X(throttle) \
+    X(ecc_corrected_aggregate) X(ecc_uncorrected_aggregate) X(memory_temperature) X(slowdown_temperature) \
+    X(shutdown_temperature) X(persistence) X(compute_mode) X(bar1_total) X(bar1_used) X(pcie_generation) \
+    X(pcie_generation_max) X(pcie_width) X(pcie_width_max) X(pcie_replays) X(retired_single_bit) \
+    X(retired_double_bit) X(retired_pending) X(remapped_correctable) X(remapped_uncorrectable) X(remapped_pending) \
+    X(remapped_failure) X(nvlink_crc_flit) X(nvlink_crc_data) X(nvlink_replay) X(nvlink_recovery) \
     X(mig_mode) X(gpu_instance) X(compute_instance)
 #define ENUMERATE(key) N_##key,
 enum Number { NUMBERS(ENUMERATE) NUMBER_COUNT };

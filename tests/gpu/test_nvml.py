@@ -32,6 +32,19 @@ TOLERANCES = {
     "clocks.mem": ("memory_clock_hertz", 1e6, 300e6),
     "temperature.gpu": ("gpu_temperature_celsius", 1, 3),
     "power.draw": ("power_watts", 1, 30),
+    "enforced.power.limit": ("power_limit_watts", 1, 1),
+    "utilization.encoder": ("encoder_utilization_ratio", 0.01, 0.2),
+    "utilization.decoder": ("decoder_utilization_ratio", 0.01, 0.2),
+    "clocks.max.sm": ("sm_clock_max_hertz", 1e6, 0),
+    "clocks.max.mem": ("memory_clock_max_hertz", 1e6, 0),
+    "temperature.memory": ("memory_temperature_celsius", 1, 5),
+    "fan.speed": ("fan_speed_ratio", 0.01, 0.1),
+    "pcie.link.gen.current": ("pcie_generation", 1, 5),
+    "pcie.link.gen.max": ("pcie_generation_max", 1, 0),
+    "pcie.link.width.current": ("pcie_width", 1, 0),
+    "pcie.link.width.max": ("pcie_width_max", 1, 0),
+    "ecc.errors.corrected.volatile.total": ("ecc_corrected_volatile", 1, 0),
+    "ecc.errors.uncorrected.aggregate.total": ("ecc_uncorrected_aggregate", 1, 0),
 }
 
 
@@ -44,6 +57,8 @@ def source() -> Iterator[NvmlSource]:
         source.open()
     except SourceUnavailable as error:
         pytest.skip(f"needs an NVIDIA card: {error}")
+    for _ in range(8):  # slow sensors of many devices are spread over readings
+        source.read()
     yield source
     source.close()
 

@@ -76,7 +76,7 @@ def main(proc: str, access: str) -> None:
     def refuse(path: str, flags: int) -> int:
         raise PermissionError(1, "Operation not permitted", path)
 
-    source = NvmlSource(lambda: now, proc, refuse if access else os.open)
+    source = NvmlSource(lambda: now, proc, refuse if access else os.open, wall=lambda: now)
     opened = False
     for line in sys.stdin:
         now = float(line)

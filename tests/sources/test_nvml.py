@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.model import Sensors
 from tests.fakenvml import GIB, NOT_AVAILABLE, Device, FakeDriver, Process, machine
 from tests.sources.nvml_child import NvmlChild, kinds, used_by_pid
 
@@ -29,15 +28,6 @@ def test_every_value_of_64_processes_on_8_devices_is_the_drivers_to_the_byte(dri
         assert device.reserved_bytes == said.reserved_bytes
         assert device.free_bytes == said.total_bytes - said.used_bytes - said.reserved_bytes
         assert used_by_pid(device) == {process.pid: process.used_bytes for process in said.processes}
-        assert device.sensors == Sensors(
-            gpu_utilization_ratio=said.gpu_utilization / 100,
-            memory_controller_utilization_ratio=said.memory_utilization / 100,
-            sm_clock_hertz=said.sm_clock * 1e6,
-            memory_clock_hertz=said.memory_clock * 1e6,
-            gpu_temperature_celsius=said.temperature,
-            power_watts=said.power / 1000,
-            energy_joules=said.energy / 1000,
-        )
 
 
 def test_processes_carry_their_identity_from_proc(driver: FakeDriver) -> None:
@@ -62,7 +52,8 @@ def test_a_poll_costs_few_calls(driver: FakeDriver) -> None:
         driver.calls()
         child.read(1)
         calls = driver.calls()
-    assert calls.total() == 8 * 11  # one more for every further list that is not empty
+    assert calls.pop("nvmlEventSetWait_v2") == 1
+    assert calls.total() == 8 * 11
     assert "nvmlInitWithFlags" not in calls
 
 
@@ -137,22 +128,42 @@ def test_older_process_lists_serve_where_the_newer_are_missing(driver: FakeDrive
     assert reading.faults == ()
 
 
-def test_a_list_that_grows_while_it_is_read_is_read_again(driver: FakeDriver) -> None:
-    function = "nvmlDeviceGetComputeRunningProcesses_v3"
+def test_a_list_takes_one_call_whatever_its_length(driver: FakeDriver) -> None:
+    """The binding takes two, between which it may grow."""
     driver.devices = machine(1, [1, 2])
-    driver.fail(function, code=7, after=1, times=1)  # the size was given, and is no longer enough
+    driver.write()
+    driver.count_calls()
+    with NvmlChild(driver.env) as child:
+        child.read(0)
+        driver.devices[0].processes = [Process(pid, 4096) for pid in range(1, 4000)]
+        driver.write()
+        driver.calls()
+        reading = child.read(1)
+    assert set(used_by_pid(reading.devices[0])) == set(range(1, 4000))
+    assert driver.calls()["nvmlDeviceGetComputeRunningProcesses_v3"] == 1
+    assert reading.faults == ()
+
+
+def test_a_list_longer_than_any_device_can_run_is_dropped_with_a_flag(driver: FakeDriver) -> None:
+    driver.devices = machine(2, [1, 2])
+    driver.devices[0].processes = [Process(1 + i % 30_000, 4096) for i in range(100_000)]
     driver.write()
     with NvmlChild(driver.env) as child:
         reading = child.read()
-        assert set(used_by_pid(reading.devices[0])) == {1, 2}
-        assert reading.faults == ()
-        driver.heal()
-        for call in range(1, 20, 2):
-            driver.fail(function, code=7, after=call, times=1)
-        driver.write()
-        reading = child.read()
     assert reading.devices[0].processes is None
-    assert kinds(reading) == {(driver.devices[0].uuid, "insufficient_size")}
+    assert set(used_by_pid(reading.devices[1])) == {2}
+    assert kinds(reading) == {(driver.devices[0].uuid, "impossible_value")}
+
+
+def test_an_instance_says_which_one_it_is(driver: FakeDriver) -> None:
+    driver.devices = machine(1)
+    driver.devices[0].mig_mode = 1
+    driver.devices[0].instances = [Device("MIG-a", gpu_instance=7), Device("MIG-b", gpu_instance=None)]
+    driver.write()
+    with NvmlChild(driver.env) as child:
+        reading = child.read()
+    assert [device.gpu_instance_id for device in reading.devices] == [None, 7, None]
+    assert reading.faults == ()
 
 
 @pytest.mark.parametrize("total", [None, 0])

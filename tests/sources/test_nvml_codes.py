@@ -10,6 +10,7 @@ import pytest
 from gpumond.model import DeviceReading
 from tests.fakenvml import FakeDriver, machine
 from tests.sources.nvml_child import NvmlChild, by_uuid
+from tests.sources.test_nvml_sensors import ONCE_FUNCTIONS, SLOW_FUNCTIONS
 
 CODES = [*range(1, 31), 999]
 DRIVER_GONE = {1, 9, 12, 18}
@@ -23,6 +24,7 @@ MEMORY = "nvmlDeviceGetMemoryInfo_v2"
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
 LISTS = (COMPUTE, "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
 TEMPERATURE = "nvmlDeviceGetTemperature"
+REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
 UNKNOWN: dict[str, dict[str, Any]] = {
     "nvmlDeviceGetName": {"name": ""},
     "nvmlDeviceGetPciInfo_v3": {"pci_bus_id": ""},
@@ -34,6 +36,8 @@ UNKNOWN: dict[str, dict[str, Any]] = {
     TEMPERATURE: {"gpu_temperature_celsius": None},
     "nvmlDeviceGetPowerUsage": {"power_watts": None},
     "nvmlDeviceGetTotalEnergyConsumption": {"energy_joules": None},
+    REASONS: {"throttle_reasons": None},
+    **{function: dict.fromkeys(names) for function, names in (SLOW_FUNCTIONS | ONCE_FUNCTIONS).items()},
 }
 """What is unknown of a device when the function fails."""
 
@@ -46,7 +50,7 @@ def flat(device: DeviceReading) -> dict[str, Any]:
 def expected(healthy: dict[str, Any], function: str, code: int) -> dict[str, Any]:
     if function == MEMORY and code in UNSUPPORTED:
         return healthy | {"used_bytes": healthy["used_bytes"] + healthy["reserved_bytes"], "reserved_bytes": None}
-    if code in SUPERSEDED and function in (*LISTS, TEMPERATURE):
+    if code in SUPERSEDED and function in (*LISTS, TEMPERATURE, REASONS):
         return healthy  # an older or a newer function answers
     if code == 3 and function in LISTS:
         return healthy | ({"processes": ()} if function == COMPUTE else {})

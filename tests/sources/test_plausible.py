@@ -52,6 +52,19 @@ def test_a_list_with_pids_and_bytes_swapped_is_dropped_as_a_whole(driver: FakeDr
         ({"temperature": 2**32 - 5}, {"gpu_temperature_celsius"}),
         ({"power": 2**32 - 1}, {"power_watts"}),
         ({"energy": NOT_AVAILABLE}, {"energy_joules"}),
+        ({"encoder": 101}, {"encoder_utilization_ratio"}),
+        ({"fan": 2**32 - 1}, {"fan_speed_ratio"}),
+        ({"throttle": NOT_AVAILABLE}, {"throttle_reasons"}),
+        ({"memory_temperature": 2**32 - 1}, {"memory_temperature_celsius"}),
+        ({"compute_mode": 9}, {"compute_mode"}),
+        ({"performance_state": 16}, {"performance_state"}),
+        ({"bar1_used": NOT_AVAILABLE}, {"bar1_used_bytes"}),
+        ({"pcie_width": 2**32 - 1}, {"pcie_width"}),
+        ({"pcie_receive": 2**32 - 1}, {"pcie_receive_bytes_per_second"}),
+        ({"pcie_replays": 2**32 - 1}, {"pcie_replays"}),
+        ({"ecc_corrected": NOT_AVAILABLE}, {"ecc_corrected_volatile"}),
+        ({"remapped_pending": 7}, {"remapped_rows_pending"}),
+        ({"nvlink_replay": NOT_AVAILABLE}, {"nvlink_replay_errors"}),
     ],
 )
 def test_impossible_numbers_are_unknown_not_shown(driver: FakeDriver, wrong: dict[str, int], unknown: set[str]) -> None:
@@ -62,7 +75,7 @@ def test_impossible_numbers_are_unknown_not_shown(driver: FakeDriver, wrong: dic
     with NvmlChild(driver.env) as child:
         reading = child.read()
     values = asdict(reading.devices[0]) | asdict(reading.devices[0].sensors)
-    assert {key for key, value in values.items() if value is None} - {"parent_uuid"} == unknown
+    assert {key for key, value in values.items() if value is None} - {"parent_uuid", "gpu_instance_id"} == unknown
     assert kinds(reading) == {(driver.devices[0].uuid, "impossible_value")}
 
 

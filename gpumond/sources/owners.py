@@ -1,0 +1,137 @@
+"""Completes a reading with what the host knows of the processes in it: container, pod, unit, job and state.
+
+All of it is read on the host's side, in the collector's child: what a program says of itself is no part of it.
+No command lines, no environments. Does not cover: who a pid is (processes.py).
+
+In a PID namespace of its own the daemon may find another process under a pid that the driver means for the
+host's. There a process is taken for the listed one only if it has a device open.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from gpumond.model import DeviceReading, ProcessUsage, Reading
+from gpumond.sources.cgroups import Place, place
+from gpumond.sources.containers import Containers, Names
+from gpumond.sources.descriptors import Descriptors
+from gpumond.sources.holders import Holders
+from gpumond.sources.processes import Life, life
+from gpumond.wire import clean
+
+FORGET_SECONDS = 30.0
+"""Containers are renamed, processes moved between cgroups: so often all is looked up again."""
+
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the host's PID namespace (include/linux/proc_ns.h)."""
+
+WAITING_SECONDS = 10.0
+"""Every process is in an uninterruptible call now and then; for so long it has to be found in one."""
+
+_STATES = {"Z": "zombie", "X": "zombie", "T": "stopped", "t": "stopped"}
+
+
+class _Owner(NamedTuple):
+    place: Place
+    names: Names
+
+
+class Owners:
+    """``proc``, ``sys``, ``root`` and ``dev`` are directories with the shapes of /proc, /sys, / and /dev."""
+
+    def __init__(
+        self,
+        proc: str = "/proc",
+        sys: str = "/sys",
+        root: str = "/",
+        dev: str = "/dev",
+        clock: Callable[[], float] = time.monotonic,
+        is_private: bool | None = None,
+    ) -> None:
+        self._proc, self._clock = proc, clock
+        self._is_private = not _in_host_namespace(proc) if is_private is None else is_private
+        self._has_nodes = any(os.path.exists(f"{dev}/{node}") for node in ("nvidiactl", "dri"))
+        self._containers = Containers(root)
+        self._holders = Holders(proc, sys, clock)
+        self._nodes = Descriptors(("/dev/nvidia", "/dev/dri/"), proc)
+        self._known: dict[tuple[int, int], _Owner] = {}
+        self._same: set[tuple[int, int]] = set()
+        self._waiting: dict[tuple[int, int], float] = {}
+        self._forget_at = float("-inf")
+
+    def complete(self, reading: Reading) -> Reading:
+        if self._clock() >= self._forget_at:
+            self._known.clear()
+            self._same.clear()
+            self._waiting = {key: since for key, since in self._waiting.items() if life(self._proc, key[0])}
+            self._forget_at = self._clock() + FORGET_SECONDS
+        return replace(reading, devices=tuple(map(self._device, self._holders.add(reading.devices))))
+
+    def _device(self, device: DeviceReading) -> DeviceReading:
+        if not device.processes:
+            return device
+        in_doubt = self._is_private and self._has_nodes and device.vendor != "sim"
+        return replace(device, processes=tuple(self._process(process, in_doubt) for process in device.processes))
+
+    def _process(self, process: ProcessUsage, in_doubt: bool) -> ProcessUsage:
+        now = life(self._proc, process.pid)
+        if now is None:
+            return process if self._is_private else replace(process, state="gone")
+        if in_doubt and not self._is_same(process.pid, now.start_ticks):
+            return replace(process, start_ticks=None, comm=None, uid=None, user=None)
+        if now.start_ticks != process.start_ticks:
+            return process  # the pid has passed to another process since the reading
+        owner = self._owner(process.pid, now.start_ticks)
+        return replace(
+            process,
+            container=owner.place.container,
+            container_name=owner.names.container,
+            pod_name=owner.names.pod,
+            pod_namespace=owner.names.namespace,
+            unit=clean(owner.place.unit) if owner.place.unit else None,
+            slurm_job=owner.place.slurm_job,
+            state=self._state(process.pid, now),
+        )
+
+    def _state(self, pid: int, now: Life) -> str:
+        key = (pid, now.start_ticks)
+        if now.state != "D":
+            self._waiting.pop(key, None)
+            return _STATES.get(now.state, "alive")
+        since = self._waiting.setdefault(key, self._clock())
+        return "uninterruptible" if self._clock() - since >= WAITING_SECONDS else "alive"
+
+    def _owner(self, pid: int, start_ticks: int) -> _Owner:
+        known = self._known.get((pid, start_ticks))
+        if known is not None:
+            return known
+        where = place(self._cgroup(pid))
+        owner = _Owner(where, self._containers.names(where))
+        again = life(self._proc, pid)
+        if again is None or again.start_ticks != start_ticks:
+            return _Owner(Place(), Names())  # it was another process's cgroup
+        self._known[pid, start_ticks] = owner
+        return owner
+
+    def _is_same(self, pid: int, start_ticks: int) -> bool:
+        if (pid, start_ticks) not in self._same and self._nodes.nodes(pid):
+            self._same.add((pid, start_ticks))
+        return (pid, start_ticks) in self._same
+
+    def _cgroup(self, pid: int) -> str:
+        try:
+            with open(f"{self._proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+                return file.read(16384)
+        except OSError:
+            return ""
+
+
+def _in_host_namespace(proc: str) -> bool:
+    try:
+        return os.stat(f"{proc}/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
+    except OSError:
+        return True

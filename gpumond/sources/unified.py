@@ -1,0 +1,24 @@
+"""Memory of devices that have none of their own and use the host's, where the driver does not say how much."""
+
+from __future__ import annotations
+
+import re
+
+from gpumond.sources.plausible import Memory
+
+INTEGRATED = re.compile(r"\b(GB10|Orin|Thor)\b")
+"""DGX Spark and Jetson. A name that is not here is not guessed at: a discrete card with no memory
+information must not show the host's."""
+
+
+def shared_memory(name: str, proc: str) -> Memory | None:
+    """The machine's memory, what of it is used by the device not included; None unless ``name`` is integrated."""
+    if not INTEGRATED.search(name):
+        return None
+    try:
+        with open(f"{proc}/meminfo", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file if b":" in line)
+        size, free = (int(lines[key].split()[0]) * 1024 for key in (b"MemTotal", b"MemAvailable"))
+    except (OSError, ValueError, LookupError):
+        return None
+    return Memory(size, None, free, None)

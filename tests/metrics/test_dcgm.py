@@ -1,0 +1,158 @@
+"""What dcgm-exporter's dashboards and rules find: its names, its labels, its units."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpumond.metrics import Exposition, FrameCollector, dcgm
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.model import Frame, Ledger, Sensors, SourceState, XidErrors
+from tests.making import a_device, a_snapshot
+
+GOLDEN = Path(__file__).with_name("dcgm.txt")
+MIB = 1 << 20
+DASHBOARD_12239 = {"DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_UTIL"}
+LABELS = {"gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "DCGM_FI_DRIVER_VERSION"}
+
+SENSORS = Sensors(
+    gpu_utilization_ratio=0.29,  # times 100 is not 29 in floating point
+    memory_controller_utilization_ratio=0.61,
+    sm_clock_hertz=1.98e9,
+    memory_clock_hertz=3.201e9,
+    gpu_temperature_celsius=64.0,
+    power_watts=612.345,
+    energy_joules=8_100_000.123,
+    encoder_utilization_ratio=0.0,
+    decoder_utilization_ratio=0.07,
+    memory_temperature_celsius=71.0,
+    pcie_replays=3,
+    ecc_corrected_volatile=1,
+    ecc_corrected_aggregate=12,
+    ecc_uncorrected_volatile=0,
+    ecc_uncorrected_aggregate=2,
+    remapped_rows_correctable=4,
+    remapped_rows_uncorrectable=5,
+    remapped_rows_failed=False,
+    xid_events=True,
+)
+
+
+def a_frame() -> Frame:
+    """A card that has said two XIDs, a MIG card with an instance, a card of another vendor."""
+    nvidia = {"vendor": "nvidia", "reserved_bytes": 512 * MIB, "sensors": SENSORS}
+    h200 = a_device("GPU-a", name="NVIDIA H200", pci_bus_id="00000000:1B:00.0", used_bytes=1000 * MIB, **nvidia)
+    h100 = a_device("GPU-b", index=1, name="NVIDIA H100", pci_bus_id="00000000:2B:00.0", free_bytes=MIB, **nvidia)
+    instance = a_device(
+        *("MIG-c",),
+        index=1,
+        name="NVIDIA H100 MIG 1g.10gb",
+        vendor="nvidia",
+        parent_uuid="GPU-b",
+        gpu_instance_id=7,
+        size_bytes=9984 * MIB,
+        used_bytes=12 * MIB + MIB // 2,
+    )
+    other = a_device("pci-0000:03:00.0", index=2, name="Radeon", vendor="amd")
+    xids = (XidErrors("GPU-a", 79, 2, 10.0), XidErrors("GPU-a", 31, 1, 20.0), XidErrors("GPU-a", 48, 9, 5.0))
+    source = SourceState("nvml", True, True, driver_version="580.65.06")
+    return Frame(a_snapshot(h200, h100, instance, other, source=source, xids=xids), Ledger())
+
+
+def page(frame: Frame | None = None) -> str:
+    registry = CollectorRegistry()
+    registry.register(FrameCollector(partial(dcgm.metrics, hostname="node-1"), frame or a_frame()))
+    return generate_latest(registry).decode()
+
+
+def samples(text: str) -> dict[tuple[str, str, str], float]:
+    """By name, UUID and MIG instance."""
+    return {
+        (sample.name, sample.labels["UUID"], sample.labels.get("GPU_I_ID", "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_text_is_the_golden_one():
+    """``python -m tests.metrics.test_dcgm`` writes it anew."""
+    assert page() == GOLDEN.read_text()
+
+
+def test_dashboard_12239_finds_what_nvml_can_answer():
+    found = samples(page())
+    assert {name for name, uuid, _ in found if uuid == "GPU-a"} >= {*DASHBOARD_12239, "DCGM_FI_DEV_FB_USED"}
+    assert found["DCGM_FI_DEV_GPU_UTIL", "GPU-a", ""] == 29
+    assert found["DCGM_FI_DEV_SM_CLOCK", "GPU-a", ""] == 1980
+    assert found["DCGM_FI_DEV_FB_USED", "GPU-a", ""] == 1000
+    assert found["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "GPU-a", ""] == 8_100_000_123
+
+
+def test_labels_are_dcgms():
+    for family in text_string_to_metric_families(page()):
+        for sample in family.samples:
+            own = sample.labels.keys() - {"err_code"}
+            assert own in (LABELS, LABELS | {"GPU_I_PROFILE", "GPU_I_ID"})
+            assert sample.labels["device"] == f"nvidia{sample.labels['gpu']}"
+            assert sample.labels["Hostname"] == "node-1"
+
+
+def test_memory_is_of_the_instances_where_there_are_any_and_all_else_of_the_gpu():
+    found = samples(page())
+    assert found["DCGM_FI_DEV_FB_USED", "GPU-b", "7"] == 12.5
+    assert ("DCGM_FI_DEV_FB_USED", "GPU-b", "") not in found
+    assert ("DCGM_FI_DEV_GPU_TEMP", "GPU-b", "") in found
+    assert ("DCGM_FI_DEV_GPU_TEMP", "GPU-b", "7") not in found
+    assert 'GPU_I_PROFILE="1g.10gb"' in page()
+
+
+def test_the_xid_is_the_last_one_and_0_only_where_the_driver_would_tell():
+    found = samples(page())
+    assert found["DCGM_FI_DEV_XID_ERRORS", "GPU-a", ""] == 31
+    assert found["DCGM_FI_DEV_XID_ERRORS", "GPU-b", ""] == 0
+    assert 'err_code="31"' in page()
+    deaf = Frame(a_snapshot(a_device(vendor="nvidia")), Ledger())
+    assert samples(page(deaf)) == {
+        ("DCGM_FI_DEV_FB_TOTAL", "GPU-a", ""): 81920,
+        ("DCGM_FI_DEV_FB_USED", "GPU-a", ""): 0,
+    }
+
+
+def test_a_page_has_those_names_alone_or_both():
+    frame, telemetry = a_frame(), Telemetry()
+    alone = Exposition(telemetry).page(frame, "", "dcgm").plain.decode()
+    both = Exposition(telemetry, also="dcgm").page(frame, "").plain.decode()
+    plain = Exposition(telemetry).page(frame, "").plain.decode()
+
+    def names(text: str) -> set[str]:
+        return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+
+    assert {name for name in names(alone) if not name.startswith("DCGM_")} == {"gpumond_device_xid_errors_total"}
+    assert names(both) == names(plain) | names(alone)
+    assert not [name for name in names(plain) if name.startswith("DCGM_")]
+
+
+def test_promtool_reads_it():
+    """What it says against names and labels is said of dcgm-exporter's own, and is not ours to change."""
+    if shutil.which("promtool") is None:
+        pytest.skip("needs promtool (Debian: prometheus)")
+    text = Exposition(Telemetry()).page(a_frame(), "", "dcgm").plain.decode()
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+    complaints = {line.partition(" ")[2] for line in checked.stderr.splitlines() + checked.stdout.splitlines()}
+    assert checked.returncode in (0, 3), checked.stderr
+    assert complaints <= {
+        "metric name should not include type 'counter'",
+        'non-counter metrics should not have "_total" suffix',
+        "label names should be written in 'snake_case' not 'camelCase'",
+    }
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(page())

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from gpumond.errors import SourceUnavailable
+from gpumond.model import DeviceReading, Fault, Reading
+from gpumond.sources import load
+from gpumond.sources.every import EverySource
+from tests.making import a_device
+
+
+class Stub:
+    """A source that answers what it is told to."""
+
+    def __init__(self, name: str, *devices: DeviceReading, version: str | None = None) -> None:
+        self.name, self.devices, self.version = name, devices, version
+        self.reason = self.gone = ""
+        self.is_open = False
+
+    def open(self) -> None:
+        if self.reason:
+            raise SourceUnavailable(self.reason, f"no {self.name}")
+        self.is_open = True
+
+    def read(self) -> Reading:
+        assert self.is_open
+        if self.gone:
+            raise SourceUnavailable(self.gone, "went away")
+        return Reading(self.devices, (Fault(self.name, "k", "u", ""),), f"driver of {self.name}", self.version)
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+class Machine:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.nvml = Stub("nvml", a_device("GPU-a", index=0, vendor="nvidia"), version="580.1")
+        self.drm = Stub("drm", a_device("AMD-a", index=0, vendor="amd"), a_device("DRM-b", index=1, vendor="intel"))
+        self.every = EverySource([self.nvml, self.drm], lambda: self.now)
+
+    def indices(self) -> dict[str, int]:
+        return {device.uuid: device.index for device in self.every.read().devices}
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def test_the_table_knows_it():
+    assert load("every").name == "every"
+
+
+def test_cards_of_all_vendors_are_served_at_once_with_different_numbers(machine: Machine):
+    machine.every.open()
+    assert machine.indices() == {"GPU-a": 0, "AMD-a": 1, "DRM-b": 2}
+    reading = machine.every.read()
+    assert (reading.driver_version, reading.library_version) == ("driver of nvml, driver of drm", "580.1")
+    assert [fault.source for fault in reading.faults] == ["nvml", "drm"]
+    machine.every.close()
+    assert not machine.nvml.is_open
+
+
+def test_a_source_that_is_missing_is_a_fault_and_is_tried_again(machine: Machine):
+    machine.nvml.reason = "driver_not_loaded"
+    machine.every.open()
+    assert machine.indices() == {"AMD-a": 0, "DRM-b": 1}
+    assert Fault("nvml", "driver_not_loaded", None, "no nvml") in machine.every.read().faults
+    machine.nvml.reason = ""
+    machine.now += 31.0
+    assert machine.indices() == {"GPU-a": 0, "AMD-a": 2, "DRM-b": 1}
+    assert [fault.source for fault in machine.every.read().faults] == ["nvml", "drm"]
+
+
+def test_with_nothing_to_read_it_says_why(machine: Machine):
+    machine.nvml.reason, machine.drm.reason = "driver_not_loaded", "no_device"
+    with pytest.raises(SourceUnavailable, match="no nvml"):
+        machine.every.open()
+
+
+def test_a_driver_that_goes_away_asks_for_a_new_process(machine: Machine):
+    machine.every.open()
+    machine.nvml.gone = "uninitialized"
+    with pytest.raises(SourceUnavailable):
+        machine.every.read()

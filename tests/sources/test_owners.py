@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.model import DeviceReading, ProcessUsage, Reading
+from gpumond.sim.card import MIB
+from gpumond.sources.owners import Owners
+from tests.making import GIB, a_device, a_process
+from tests.sim.holding import holder, small_card
+from tests.sources.trees import ProcTree, SysTree
+
+A, B = "a1" * 32, "b2" * 32
+NODE = "/dev/nvidia0"
+
+
+class Host:
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.root, self.now = root, 0.0
+        self.proc, self.sys = ProcTree(root / "proc"), SysTree(root / "sys")
+        (root / "dev/dri").mkdir(parents=True)
+        places = {name: str(root / name) for name in ("proc", "sys", "dev")}
+        self.owners = Owners(**places, root=str(root), clock=lambda: self.now, **{"is_private": False} | options)
+
+    def complete(self, *devices: DeviceReading) -> tuple[DeviceReading, ...]:
+        return self.owners.complete(Reading(devices)).devices
+
+    def process(self, process: ProcessUsage, **fields: Any) -> ProcessUsage:
+        (device,) = self.complete(a_device(processes=(process,), used_bytes=GIB, **fields))
+        (completed,) = device.processes or ()
+        return completed
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_a_process_in_a_container_is_named(host: Host):
+    file = host.root / f"var/lib/docker/containers/{A}/config.v2.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"Name": "/training"}))
+    host.proc.add(7, start_ticks=100, cgroup=f"0::/system.slice/docker-{A}.scope\n")
+    process = host.process(a_process(7))
+    assert (process.container, process.container_name, process.unit, process.state) == (A, "training", None, "alive")
+
+
+def test_a_pod_a_unit_and_a_job_are_named(host: Host):
+    pod = "2c48913c-b29f-11e7-9350-020968147796"
+    (host.root / f"var/log/pods/research_llama-0_{pod}").mkdir(parents=True)
+    host.proc.add(7, start_ticks=100, cgroup=f"0::/kubepods/burstable/pod{pod}/{A}\n")
+    process = host.process(a_process(7))
+    assert (process.container, process.pod_name, process.pod_namespace) == (A, "llama-0", "research")
+    host.proc.add(8, start_ticks=100, cgroup="0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n")
+    process = host.process(a_process(8))
+    assert (process.unit, process.slurm_job, process.container) == ("slurmstepd.scope", "4711", None)
+
+
+@pytest.mark.parametrize(
+    ("letter", "state"),
+    [("S", "alive"), ("R", "alive"), ("I", "alive"), ("Z", "zombie"), ("T", "stopped")],
+)
+def test_its_state_is_shown(host: Host, letter: str, state: str):
+    host.proc.add(7, start_ticks=100, state=letter)
+    assert host.process(a_process(7)).state == state
+
+
+def test_a_process_waits_in_the_kernel_once_it_has_done_so_for_a_while(host: Host):
+    directory = host.proc.add(7, start_ticks=100, state="D")
+    seen = []
+    for _ in range(3):
+        seen.append(host.process(a_process(7)).state)
+        host.now += 6.0
+    (directory / "stat").write_text((directory / "stat").read_text().replace(") D", ") S"))
+    assert [*seen, host.process(a_process(7)).state] == ["alive", "alive", "uninterruptible", "alive"]
+
+
+def test_a_pid_that_is_no_more_is_gone(host: Host):
+    assert host.process(a_process(7, start_ticks=None)).state == "gone"
+
+
+def test_a_zombie_of_this_machine_is_one():
+    """The kernel's own files, of a child that ended and was not waited for."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    start_ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    device = a_device(used_bytes=GIB, processes=(a_process(child.pid, start_ticks=start_ticks),))
+    (completed,) = Owners().complete(Reading((device,))).devices
+    assert [process.state for process in completed.processes or ()] == ["zombie"]
+    child.wait()
+
+
+def test_a_stopped_process_of_this_machine_is_stopped():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        start_ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        device = a_device(used_bytes=GIB, processes=(a_process(child.pid, start_ticks=start_ticks),))
+        (completed,) = Owners().complete(Reading((device,))).devices
+        assert [process.state for process in completed.processes or ()] == ["stopped"]
+        child.send_signal(signal.SIGCONT)
+        child.communicate(b"\n")
+
+
+def test_the_collectors_child_completes_its_readings(tmp_path: Path):
+    with holder(small_card(tmp_path, "SIM-a"), 100 * MIB) as process:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpumond.sources", "sim"],
+            input="read\n",
+            env={**os.environ, "GPUMOND_SIM_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    reading = json.loads(done.stdout.splitlines()[1])["reading"]
+    assert [(p["pid"], p["state"]) for p in reading["devices"][0]["processes"]] == [(process.pid, "alive")]
+
+
+def test_a_pid_that_returns_gets_its_own_container(host: Host):
+    host.proc.add(7, start_ticks=100, cgroup=f"0::/docker/{A}\n")
+    assert host.process(a_process(7)).container == A
+    host.proc.add(7, start_ticks=200, cgroup=f"0::/docker/{B}\n")
+    stale = host.process(a_process(7, start_ticks=100))
+    assert (stale.container, stale.state) == (None, None)
+    assert host.process(a_process(7, start_ticks=200)).container == B
+
+
+def test_pids_are_never_taken_for_one_another(host: Host):
+    """10 000 lives under five pids, each with a container of its own."""
+    chance = random.Random(1)
+    lives: dict[int, tuple[int, str]] = {}
+    for life in range(10_000):
+        pid = 10 + chance.randrange(5)
+        if chance.random() < 0.2 or pid not in lives:
+            lives[pid] = (life + 1000, f"{life:064x}")
+            directory = host.proc.root / str(pid)
+            if directory.exists():
+                stat = (directory / "stat").read_text().split()
+                stat[21] = str(life + 1000)
+                (directory / "stat").write_text(" ".join(stat))
+                (directory / "cgroup").write_text(f"0::/docker/{lives[pid][1]}\n")
+            else:
+                host.proc.add(pid, start_ticks=life + 1000, cgroup=f"0::/docker/{lives[pid][1]}\n")
+        start_ticks, container = lives[pid]
+        listed = start_ticks if chance.random() < 0.9 else start_ticks - 1
+        found = host.process(a_process(pid, start_ticks=listed)).container
+        assert found == (container if listed == start_ticks else None)
+
+
+def test_places_are_looked_up_once_and_again_after_a_while(host: Host):
+    directory = host.proc.add(7, start_ticks=100, cgroup=f"0::/docker/{A}\n")
+    host.process(a_process(7))
+    (directory / "cgroup").write_text(f"0::/docker/{B}\n")
+    assert host.process(a_process(7)).container == A
+    host.now += 31.0
+    assert host.process(a_process(7)).container == B
+
+
+def test_in_a_private_pid_namespace_only_those_with_the_device_open_are_believed(tmp_path: Path):
+    host = Host(tmp_path, is_private=True)
+    host.proc.add(7, start_ticks=100, cgroup=f"0::/docker/{A}\n")
+    listed = a_process(7, comm="sshd", uid=0, user="root")
+    other = host.process(listed)
+    assert (other.start_ticks, other.comm, other.uid, other.container, other.state) == (None,) * 5
+    assert other.used_bytes == GIB
+    assert host.process(listed, vendor="sim").container == A
+    host.proc.add(7, start_ticks=100, cgroup=f"0::/docker/{A}\n", nodes={3: (NODE, "")})
+    assert host.process(listed).container == A
+    assert host.process(a_process(99, start_ticks=None)).state is None
+
+
+@pytest.mark.parametrize(("around", "shown"), [([], "itself"), (["unshare", "--pid", "--fork", "--mount-proc"], None)])
+def test_a_private_pid_namespace_is_noticed(tmp_path: Path, around: list[str], shown: str | None):
+    (tmp_path / "nvidiactl").touch()
+    if around and subprocess.run([*around, "true"], capture_output=True).returncode:
+        pytest.skip("no new PID namespace may be made here")
+    program = (
+        "import os, sys; from gpumond.model import *; from gpumond.sources.owners import Owners\n"
+        "from gpumond.sources.processes import life\n"
+        "listed = ProcessUsage(os.getpid(), life('/proc', os.getpid()).start_ticks, 1, comm='itself')\n"
+        "owners = Owners(dev=sys.argv[1])\n"
+        "(device,) = owners.complete(Reading((DeviceReading('GPU-a', 0, processes=(listed,)),))).devices\n"
+        "print(device.processes[0].comm)"
+    )
+    command = [*around, sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{shown}\n"
+
+
+def nvidia(host: Host, minor: int = 0, pci: str = "0000:3b:00.0") -> None:
+    directory = host.proc.root / "driver/nvidia/gpus" / pci
+    directory.mkdir(parents=True)
+    (directory / "information").write_text(f"Model: \t\t NVIDIA H100\nIRQ:   \t\t 42\nDevice Minor: \t {minor}\n")
+
+
+def orphaned(**fields: Any) -> DeviceReading:
+    return a_device(**{"used_bytes": 40 * GIB, "pci_bus_id": "00000000:3B:00.0", "processes": ()} | fields)
+
+
+def holders(device: DeviceReading) -> list[int]:
+    return [process.pid for process in device.processes or () if process.kinds == ("holder",)]
+
+
+def test_who_keeps_a_device_open_is_named_while_memory_has_no_owner(host: Host):
+    nvidia(host)
+    nvidia(host, 1, "0000:af:00.0")
+    host.proc.add(7, "python", start_ticks=100, cgroup=f"0::/docker/{A}\n", nodes={3: (NODE, ""), 4: (NODE, "")})
+    host.proc.add(8, nodes={3: ("/dev/nvidia1", "")})
+    host.proc.add(9, nodes={3: ("/dev/nvidiactl", "")})
+    (device,) = host.complete(orphaned())
+    (holder,) = device.processes or ()
+    assert holder == ProcessUsage(7, 100, None, ("holder",), "python", 1000, holder.user, A, unit=None, state="alive")
+
+
+def test_the_nodes_of_amd_and_intel_count_too(host: Host):
+    host.sys.amdgpu(pci="0000:03:00.0")
+    host.proc.add(7, nodes={3: ("/dev/dri/renderD128", "")})
+    assert holders(host.complete(orphaned(pci_bus_id="0000:03:00.0"))[0]) == [7]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"used_bytes": 4 * GIB},
+        {"used_bytes": None},
+        {"size_bytes": None},
+        {"unified": True},
+        {"processes": (a_process(8, 37 * GIB),)},
+        {"processes": (a_process(8, None),)},
+    ],
+)
+def test_nobody_is_looked_for_where_nothing_is_amiss(host: Host, fields: dict[str, Any]):
+    nvidia(host)
+    host.proc.add(7, nodes={3: (NODE, "")})
+    assert holders(host.complete(orphaned(**fields))[0]) == []
+
+
+def test_those_that_the_driver_lists_are_no_holders(host: Host):
+    nvidia(host)
+    host.proc.add(7, nodes={3: (NODE, "")})
+    host.proc.add(8, nodes={3: (NODE, "")})
+    instance = a_device("MIG-a", parent_uuid="GPU-a", processes=(a_process(8, GIB),))
+    device, _ = host.complete(orphaned(processes=(a_process(7, GIB),)), instance)
+    assert holders(device) == []
+
+
+def test_a_holder_that_ends_is_none_at_once_and_a_new_one_is_found_at_the_next_search(host: Host):
+    nvidia(host)
+    host.proc.add(7, nodes={3: (NODE, "")})
+    assert holders(host.complete(orphaned())[0]) == [7]
+    host.proc.add(7, start_ticks=900)
+    host.proc.add(8, nodes={3: (NODE, "")})
+    assert holders(host.complete(orphaned())[0]) == []
+    host.now += 31.0
+    assert holders(host.complete(orphaned())[0]) == [8]
