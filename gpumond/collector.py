@@ -1,9 +1,9 @@
 """The parent's half of the collector: a child process owns the driver, and nothing here waits for it.
 
 A driver call may block for ever or crash its process, so the child is asked over a pipe and watched
-on the monotonic clock. A child that misses its deadline is not killed, as killing a process inside
-the driver can wedge the card: it is left to finish, and after a while another one is tried, while
-no more than ``MAX_ABANDONED`` hang.
+on the monotonic clock. One that misses its deadline is left to finish, and another one is tried: at once
+without the device at which it hangs, or after a while if it hangs elsewhere. No more than
+``MAX_ABANDONED`` are left hanging.
 
 This module does *not* cover: what is read (``sources/``) and what a missing reading means (``engine``).
 """
@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import subprocess
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from gpumond.child import Child, Request, end
 from gpumond.errors import ProtocolError
-from gpumond.model import STARTING, Reading, SourceState, XidErrors
-from gpumond.sources import Answer
+from gpumond.model import RELEASED, STARTING, Reading, SourceState, XidErrors
+from gpumond.sources import Answer, LeftOut
 from gpumond.wire import from_json
 
 log = logging.getLogger(__name__)
@@ -31,56 +30,12 @@ REPLACE_AFTER_SECONDS = 60.0
 MAX_ABANDONED = 2
 MAX_RESTART_SECONDS = 10.0
 QUICK_RESTARTS = 3
+"""So many crashes in a row are answered at once; so many at one device, and it is left out."""
 MAX_RETRY_SECONDS = 30.0
-
-
-class Request:
-    """One question to the child: done with a Reading, or with None if there will be none."""
-
-    def __init__(self, asked: float) -> None:
-        self.asked = asked
-        self.done: asyncio.Future[Reading | None] = asyncio.get_running_loop().create_future()
-
-    def finish(self, reading: Reading | None) -> None:
-        if not self.done.done():
-            self.done.set_result(reading)
-
-
-class Child:
-    """One process that runs a source, its pipes and the question that it is working on."""
-
-    def __init__(self, command: list[str], environ: Mapping[str, str] | None) -> None:
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environ,
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the parent, which ends the child in order
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.stdin, self.stdout = self.process.stdin, self.process.stdout
-        os.set_blocking(self.stdout.fileno(), False)
-        self.buffer = bytearray()
-        self.request: Request | None = None
-        self.opened = False
-        self.overdue = False
-        self.unavailable = False
-        self.xids: tuple[XidErrors, ...] = ()
-        """What it counted so far."""
-
-    def ask(self, request: Request) -> None:
-        self.request = request
-        try:
-            self.stdin.write(b"read\n")
-        except OSError:
-            pass  # it is gone; the end of its stdout says so
-
-    def hang_up(self) -> None:
-        """Close the pipes: the child leaves in order as soon as it is out of the driver."""
-        self.stdin.close()
-        self.stdout.close()
+LEFT_OUT_SECONDS = 5.0
+MAX_LEFT_OUT_SECONDS = 600.0
+"""A device that crashed the driver is asked again after so long, doubling each time; one at which a child hangs when
+that child is out of the driver, or after the longest time."""
 
 
 class Collector:
@@ -96,14 +51,20 @@ class Collector:
         restarted: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = SourceState(source, up=False, responsive=True, reason=STARTING)
-        self._command = [sys.executable, "-m", "gpumond.sources", source]
         self._deadline, self._replace_after = deadline, replace_after
         self._environ, self._restarted = environ, restarted
         self._child: Child | None = None
         self._abandoned: list[Child] = []
+        self._leaving: list[Child] = []
+        """Those that have closed their end, and have yet to be reaped."""
+        self._left_out: dict[LeftOut, Child | None] = {}
+        """Devices that are not asked, each with the child that hangs at it, or None if they crashed it."""
+        self._times_left_out: Counter[str] = Counter()
+        self._uuids: dict[int, str] = {}
         self._xids: tuple[XidErrors, ...] = ()
         """What the children before this one counted."""
         self._failures = 0
+        self._crashed_at: list[int] = []
         self._started = 0
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -124,38 +85,43 @@ class Collector:
                 return request.done.result()
         return None
 
+    async def release(self, seconds: float) -> bool:
+        """Let go of the driver for so long, that it can be unloaded or the card reset. Whether every child is gone."""
+        children = self._let_go()
+        self._become(up=False, responsive=not self._abandoned, reason=RELEASED, detail=f"released for {seconds:g} s")
+        self._schedule(seconds, self._spawn)
+        gone = await end(children)
+        self._abandoned = [child for child in children if not child.is_gone()]
+        return gone
+
     async def stop(self) -> None:
-        """Close the pipe, let the child shut the driver down, then SIGTERM. Takes less than a second; never SIGKILL."""
+        """Close the pipes, let the children shut the driver down, then SIGTERM. Takes less than a second."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+        await end(self._let_go())
+
+    def _let_go(self) -> list[Child]:
         children = [*self._abandoned, *([self._child] if self._child else [])]
+        leaving, self._leaving = self._leaving, []
         for child in children:
             self._unwatch(child)
-            child.hang_up()
-        await self._gone(children, 0.5)
-        for child in children:
-            if child.process.poll() is None:
-                child.process.terminate()
-        await self._gone(children, 0.3)
-        for child in children:
-            child.process.returncode = child.process.poll() or 0  # whoever still hangs is not waited for
-
-    @staticmethod
-    async def _gone(children: list[Child], wait: float) -> None:
-        until = time.monotonic() + wait
-        while any(child.process.poll() is None for child in children) and time.monotonic() < until:
-            await asyncio.sleep(0.01)
+            if child.request is not None:
+                child.request.finish(None)
+            self._xids = add_up(self._xids, child.xids)
+        self._child = None
+        self._abandoned = []
+        self._left_out.clear()
+        return children + leaving
 
     def _ask(self) -> Request | None:
         """The question under way, or a new one; None while there is no child to ask."""
+        self._leaving = [child for child in self._leaving if not child.is_gone()]
         child = self._child
         if child is None or child.overdue:
             return None
         if child.request is None and child.opened:
-            request = Request(time.monotonic())
-            child.ask(request)
-            self._watch_deadline(child, request)
+            self._watch_deadline(child, child.ask(self._left_out))
         return child.request
 
     def _spawn(self) -> None:
@@ -165,10 +131,9 @@ class Collector:
             self._restarted()
         self._started += 1
         self._xids = add_up(self._xids, self._child.xids if self._child else ())
-        child = Child(self._command, self._environ)
-        child.request = Request(time.monotonic())  # opening the driver can hang as any call can
-        self._child = child
+        child = self._child = Child(self.state.name, self._environ)
         asyncio.get_running_loop().add_reader(child.stdout.fileno(), self._readable, child)
+        assert child.request is not None
         self._watch_deadline(child, child.request)
 
     def _watch_deadline(self, child: Child, request: Request) -> None:
@@ -181,7 +146,29 @@ class Collector:
         request.finish(None)
         detail = f"a driver call has not returned for {self._deadline:g} s; values are withheld until it does"
         self._become(up=False, responsive=False, reason="timeout", detail=detail)
-        self._schedule(self._replace_after, self._replace)
+        if self._leave_out(child.place(), child):
+            self._replace()
+        else:
+            self._schedule(self._replace_after, self._replace)
+
+    def _leave_out(self, index: int, child: Child | None) -> bool:
+        """Ask that device no more for a while; False if it is not known, or left out already."""
+        uuid = self._uuids.get(index)
+        if uuid is None or LeftOut(index, uuid) in self._left_out:
+            return False
+        device = LeftOut(index, uuid)
+        log.warning("device %d %s is left out: the driver %s at it", index, uuid, "hangs" if child else "crashes")
+        self._left_out[device] = child
+        seconds = MAX_LEFT_OUT_SECONDS if child else LEFT_OUT_SECONDS * 2 ** self._times_left_out[uuid]
+        self._times_left_out[uuid] += 1
+        asyncio.get_running_loop().call_later(min(seconds, MAX_LEFT_OUT_SECONDS), self._try_again, device)
+        return True
+
+    def _try_again(self, device: LeftOut) -> None:
+        if len(self._abandoned) < MAX_ABANDONED:
+            self._left_out.pop(device, None)
+        elif device in self._left_out and not self._stopped:
+            asyncio.get_running_loop().call_later(MAX_LEFT_OUT_SECONDS, self._try_again, device)
 
     def _replace(self) -> None:
         """Leave the hung child to itself and try another one, unless enough of them hang already."""
@@ -191,7 +178,6 @@ class Collector:
                 self._schedule(self._replace_after, self._replace)
                 return
             self._abandoned.append(child)
-            child.stdin.close()
         self._spawn()
 
     def _readable(self, child: Child) -> None:
@@ -205,9 +191,9 @@ class Collector:
             self._ended(child)
             return
         child.buffer += chunk
-        while (end := child.buffer.find(b"\n")) >= 0:
-            line = bytes(child.buffer[:end])
-            del child.buffer[: end + 1]
+        while (stop := child.buffer.find(b"\n")) >= 0:
+            line = bytes(child.buffer[:stop])
+            del child.buffer[: stop + 1]
             try:
                 self._answered(child, from_json(Answer, line))
             except ProtocolError as error:
@@ -217,6 +203,9 @@ class Collector:
     def _answered(self, child: Child, answer: Answer) -> None:
         request, child.request = child.request, None
         late, child.overdue = child.overdue, False
+        if child in self._abandoned:
+            self._returned(child, answer.reading)
+            return
         if child is not self._child or request is None:
             return
         if answer.reason:
@@ -231,15 +220,36 @@ class Collector:
         if reading is not None:
             child.xids = reading.xids
             reading = replace(reading, xids=add_up(self._xids, reading.xids))
-            self._failures = 0
-            self._become(up=True, responsive=True, reading=reading)
+            self._failures, self._crashed_at = 0, []
+            for device in reading.devices:
+                if device.parent_uuid is None:
+                    self._uuids[device.index] = device.uuid
+                    self._times_left_out.pop(device.uuid, None)
+            self._become(up=True, responsive=not self._abandoned, reading=reading)
         request.finish(None if late else reading)  # a late answer is about the past
+
+    def _returned(self, child: Child, reading: Reading | None) -> None:
+        """A child that was left hanging is out of the driver again, and the device at which it hung with it.
+
+        What that device said meanwhile, only this child has heard.
+        """
+        asked_again = {device.uuid for device, hung in self._left_out.items() if hung is child}
+        self._left_out = {device: hung for device, hung in self._left_out.items() if hung is not child}
+        heard = {(errors.device_uuid, errors.xid): errors.count for errors in child.xids}
+        news = [
+            replace(errors, count=errors.count - heard.get((errors.device_uuid, errors.xid), 0))
+            for errors in (reading.xids if reading else ())
+            if errors.device_uuid in asked_again
+        ]
+        self._xids = add_up(self._xids, [errors for errors in news if errors.count > 0])
+        child.stdin.close()
 
     def _ended(self, child: Child) -> None:
         """The child has left: because it could not open its source, or because the driver crashed."""
         self._unwatch(child)
+        place = child.place()
         child.hang_up()
-        child.process.poll()
+        self._leaving.append(child)
         if child in self._abandoned:
             self._abandoned.remove(child)
         if child is not self._child or self._stopped:
@@ -254,6 +264,9 @@ class Collector:
             detail = f"the process that owns the driver ended with {child.process.poll()}"
             self._become(up=False, responsive=True, reason="crashed", detail=detail)
             delay = min(MAX_RESTART_SECONDS, 0.1 * 2 ** max(0, self._failures - QUICK_RESTARTS))
+            self._crashed_at.append(place)
+            if self._crashed_at[-QUICK_RESTARTS:] == [place] * QUICK_RESTARTS and self._leave_out(place, None):
+                self._crashed_at, self._failures = [], 0
         self._failures += 1
         self._schedule(delay, self._spawn)
 

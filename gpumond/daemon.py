@@ -34,6 +34,7 @@ from gpumond.runtime import bind_agent_socket, leave_token
 log = logging.getLogger(__name__)
 
 FLUSH_READ_SECONDS = 2.0
+RELEASE_SECONDS = 120.0
 GC_THRESHOLD = 50_000
 """A tick makes thousands of values that live until the next and are in no cycle: not worth a look each time."""
 
@@ -108,6 +109,16 @@ class Daemon:
         self._wake.set()  # the next frame shows what the flush did
         return answer
 
+    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+        """Until when the driver is let go of, and whether it is really free."""
+        log.info("driver released for %g s by %s", seconds, requested_by)
+        until = time.time() + seconds
+        return until, await self._collector.release(seconds)
+
+    def release_for_maintenance(self) -> None:
+        """SIGUSR1, for driver upgrade hooks that cannot speak HTTP."""
+        self._releasing = asyncio.ensure_future(self.release(RELEASE_SECONDS, "SIGUSR1"))
+
     async def _read_driver(self) -> Reading | None:
         return await self._collector.read(wait=FLUSH_READ_SECONDS)
 
@@ -150,6 +161,7 @@ async def serve(settings: Settings, source: str) -> None:
     server = _Server(config)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, server.leave)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, daemon.release_for_maintenance)
     await server.serve(sockets=[listener])
 
 

@@ -102,8 +102,8 @@ def _devices(known: Sequence[DeviceReading], reading: Reading | None) -> Iterato
         if device.uuid in fresh:
             yield fresh.pop(device.uuid)
         elif reading is None or _at_fault(device, reading.faults):
-            missed = device.missed + 1
-            yield replace(device, missed=missed) if missed < MISSED_LIMIT else _unknown(device, missed)
+            missed, up = device.missed + 1, device.up and reading is None
+            yield replace(device, missed=missed, up=up) if missed < MISSED_LIMIT else _unknown(device, missed)
     yield from fresh.values()
 
 
@@ -121,6 +121,7 @@ def _unknown(device: DeviceReading, missed: int) -> DeviceReading:
         device.parent_uuid,
         unified=device.unified,
         missed=missed,
+        up=False,
     )
 
 

@@ -135,8 +135,9 @@ class DeviceReading:
     ``unified`` memory is the host's: its size is that of the machine, ``free_bytes`` what the kernel could still
     give, ``used_bytes`` the sum of the processes, so that the three do not add up.
     ``gpu_instance_id`` is set on MIG instances.
-    ``missed`` counts the readings in a row that brought nothing new: the values are then of the
-    last good one, and all None from ``MISSED_LIMIT`` on.
+    ``missed`` counts the ticks in a row that brought nothing new: the values are then of the
+    last good reading, and all None from ``MISSED_LIMIT`` on. ``up`` is False at once if the device
+    was asked and is at fault; a reading that is merely late says nothing against it yet.
     """
 
     uuid: str
@@ -153,6 +154,7 @@ class DeviceReading:
     processes: tuple[ProcessUsage, ...] | None = None
     sensors: Sensors = Sensors()
     missed: int = 0
+    up: bool = True
     gpu_instance_id: int | None = None
 
 
@@ -190,6 +192,9 @@ class Reading:
 
 STARTING = "starting"
 """The reason while a source has not answered for the first time."""
+
+RELEASED = "released"
+"""The reason while the driver has been let go of on purpose: nothing is known, and nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
-from gpumond.model import MISSED_LIMIT, AgentReport, DeviceReading, Ledger, PoolUsage, ProcessUsage, Share, Snapshot
+from gpumond.model import (
+    MISSED_LIMIT,
+    RELEASED,
+    AgentReport,
+    DeviceReading,
+    Ledger,
+    PoolUsage,
+    ProcessUsage,
+    Share,
+    Snapshot,
+)
 from gpumond.rules import Scope, Subject
 from gpumond.units import human
 
@@ -66,6 +76,7 @@ def _devices(snapshot: Snapshot, ledger: Ledger) -> Iterator[Subject]:
     shares: defaultdict[tuple[str, Share], int] = defaultdict(int)
     for line in ledger.lines:
         shares[line.device_uuid, line.share] += line.used_bytes
+    released = snapshot.source.reason == RELEASED
     for device in snapshot.devices:
         known = device.used_bytes is not None
         cached, stranded, unclaimed = (
@@ -74,7 +85,7 @@ def _devices(snapshot: Snapshot, ledger: Ledger) -> Iterator[Subject]:
         yield Subject(
             (("gpu", str(device.index)), ("uuid", device.uuid)),
             {
-                "up": float(device.missed == 0),
+                "up": None if released else float(device.up),
                 "used_bytes": device.used_bytes,
                 "free_bytes": device.free_bytes,
                 "used_ratio": _ratio(device.used_bytes, device.size_bytes),
@@ -137,8 +148,11 @@ def _workloads(snapshot: Snapshot, ledger: Ledger) -> Iterator[Subject]:
 
 def _daemon(snapshot: Snapshot, ledger: Ledger) -> Iterator[Subject]:
     source = snapshot.source
-    values = {"driver_up": float(source.up), "driver_responsive": float(source.responsive)}
-    values["agents"] = float(len(snapshot.reports))
+    values: dict[str, float | None] = {
+        "driver_up": None if source.reason == RELEASED else float(source.up),
+        "driver_responsive": float(source.responsive),
+        "agents": float(len(snapshot.reports)),
+    }
     yield Subject((), values, lambda: {"reason": source.detail or source.reason})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -78,7 +79,7 @@ def test_a_lost_device_loses_its_values_and_comes_back_while_the_others_go_on(se
     until(lambda: daemon.value("gpumond_device_up", uuid=lost) == 0)
     until(lambda: daemon.value("gpumond_device_memory_used_bytes", uuid=lost) is None)
     assert daemon.value("gpumond_device_info", uuid=lost) == 1
-    assert daemon.value("gpumond_device_up", uuid=other) == 1
+    until(lambda: daemon.value("gpumond_device_up", uuid=other) == 1)
     driver.heal()
     driver.write()
     until(lambda: daemon.value("gpumond_device_up", uuid=lost) == 1)
@@ -88,15 +89,57 @@ def test_a_lost_device_loses_its_values_and_comes_back_while_the_others_go_on(se
 def test_a_driver_that_hangs_freezes_nothing_and_comes_back(serve: Serve, driver: FakeDriver):
     driver.devices = machine(2)
     daemon = start(serve, driver)
-    driver.hang("nvmlDeviceGetMemoryInfo_v2", 0, seconds=8, times=1)
+    driver.hang("nvmlDeviceGetCount_v2", seconds=20, times=1)
     driver.write()
     until(lambda: daemon.value("gpumond_driver_responsive") == 0)
     assert daemon.value("gpumond_driver_up", reason="timeout") == 0
     assert not [name for name, _ in daemon.series() if name.startswith("gpumond_device_memory")]
     assert daemon.request("/-/healthy")[0] == 200
     assert daemon.request("/-/ready")[0] == 503
-    until(lambda: daemon.value("gpumond_device_memory_used_bytes", gpu="0"))
+    until(lambda: daemon.value("gpumond_device_memory_used_bytes", gpu="0"), 40)
     assert daemon.value("gpumond_driver_responsive") == 1
+
+
+def test_a_device_that_hangs_is_left_out_and_the_others_go_on(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(3)
+    daemon = start(serve, driver)
+    driver.hang("*", 1, seconds=12)
+    driver.write()
+    until(lambda: daemon.value("gpumond_driver_responsive") == 0)
+    driver.heal()
+    driver.devices[2].used_bytes += 4096
+    driver.write()
+    until(lambda: daemon.value("gpumond_device_memory_used_bytes", gpu="2") == driver.devices[2].used_bytes)
+    assert daemon.value("gpumond_device_up", gpu="1") == 0
+    assert daemon.value("gpumond_device_memory_used_bytes", gpu="1") is None
+    assert daemon.value("gpumond_driver_up") == 1
+    until(lambda: daemon.value("gpumond_device_up", gpu="1") == 1)
+    assert daemon.value("gpumond_driver_responsive") == 1
+
+
+def test_a_device_that_crashes_the_driver_again_and_again_is_left_out(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(3)
+    daemon = start(serve, driver, "--interval", "0.2")
+    driver.crash("nvmlDeviceGetMemoryInfo_v2", 1)
+    driver.write()
+    until(lambda: daemon.value("gpumond_device_fault", gpu="1", kind="left_out"))
+    assert daemon.value("gpumond_device_memory_used_bytes", gpu="2") == driver.devices[2].used_bytes
+    assert daemon.value("gpumond_device_up", gpu="1") == 0
+
+
+def test_released_the_driver_is_held_by_nobody_until_it_is_taken_again(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(1)
+    daemon = start(serve, driver, "--interval", "0.2")
+    held = subprocess.run(["pgrep", "-P", str(daemon.process.pid)], capture_output=True, text=True).stdout.split()
+    assert len(held) == 1
+    assert daemon.run("release", "--for", "3s").returncode == 0
+    assert not subprocess.run(["pgrep", "-P", str(daemon.process.pid)], capture_output=True).stdout
+    until(lambda: daemon.value("gpumond_driver_up", reason="released") == 0)
+    until(lambda: daemon.value("gpumond_device_memory_used_bytes", gpu="0") is None)
+    assert daemon.get("alerts") == []
+    until(lambda: daemon.value("gpumond_device_memory_used_bytes", gpu="0"))
+    daemon.process.send_signal(signal.SIGUSR1)
+    until(lambda: daemon.value("gpumond_driver_up", reason="released") == 0)
 
 
 def test_a_crash_in_the_driver_costs_a_restart_of_its_process_only(serve: Serve, driver: FakeDriver):

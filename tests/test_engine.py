@@ -31,14 +31,18 @@ def test_a_silent_device_keeps_its_values_for_two_readings_and_then_has_none():
         silent, other = snapshot.devices
         assert other.used_bytes == 2 * GIB
         history.append((silent.missed, silent.used_bytes))
+        assert (silent.up, other.up) == (False, True)
     assert history == [(1, GIB), (2, GIB), (3, None), (4, None)]
     assert seen(snapshot, both).devices == both.devices
 
 
 def test_without_any_reading_every_device_goes_silent():
     snapshot = seen(None, reading_of(a_device(used_bytes=GIB)))
+    ups = []
     for _ in range(3):
         snapshot = seen(snapshot, None)
+        ups.append(snapshot.devices[0].up)
+    assert ups == [True, True, False]
     assert (snapshot.devices[0].missed, snapshot.devices[0].used_bytes, snapshot.devices[0].uuid) == (3, None, "GPU-a")
 
 

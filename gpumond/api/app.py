@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from fastapi import FastAPI
 
 from gpumond import __version__
-from gpumond.api import facts, flushes, operation, problems
+from gpumond.api import facts, flushes, operation, problems, release
 from gpumond.api.auth import Tokens
 from gpumond.flush import FlushAnswer, FlushRequest
 from gpumond.model import Frame, Receipt
@@ -41,6 +41,7 @@ class View(Protocol):
     def receipts(self) -> Sequence[Receipt]: ...
     def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer: ...
+    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]: ...
 
 
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
@@ -61,4 +62,5 @@ def create_app(view: View, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
     app.include_router(operation.router)
     app.include_router(facts.router, prefix="/api/v1")
     app.include_router(flushes.router, prefix="/api/v1")
+    app.include_router(release.router, prefix="/api/v1")
     return app

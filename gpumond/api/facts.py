@@ -182,7 +182,7 @@ async def status(request: Request) -> Response:
             seen.seq,
             seen.taken_at,
             len(seen.devices),
-            sum(device.missed == 0 for device in seen.devices),
+            sum(device.up for device in seen.devices),
             len(seen.reports),
             seen.faults,
         ),

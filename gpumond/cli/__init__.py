@@ -23,6 +23,7 @@ VERBS = {
     "demo": "run the daemon on a simulated device with programs on it; needs no GPU",
     "status": "devices, processes and who holds what",
     "flush": "make programs give memory back, with a receipt",
+    "release": "let go of the driver for maintenance",
     "run": "start an unmodified program with the agent inside",
     "doctor": "what works on this machine, what does not, and the mend",
     "check-config": "check a configuration file",

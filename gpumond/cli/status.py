@@ -58,7 +58,7 @@ def _devices(seen: dict[str, Any]) -> Iterator[list[str]]:
             size(sum(line["used_bytes"] for line in lines if line["share"] == share)) if lines else "-"
             for share in ("cached", "stranded", "unclaimed")
         ]
-        state = "up" if not device["missed"] else f"no answer, {device['missed']} readings"
+        state = "up" if device["up"] else f"no answer for {device['missed']} readings"
         yield [
             str(device["index"]),
             device["name"],

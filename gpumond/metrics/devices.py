@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 
 from gpumond.metrics.family import Family, Kind, Row
-from gpumond.model import MISSED_LIMIT, THROTTLE_REASONS, DeviceReading, Frame, XidErrors
+from gpumond.model import THROTTLE_REASONS, DeviceReading, Frame, XidErrors
 
 Values = Mapping[tuple[str, ...], float | None]
 """By the values of the labels besides uuid and gpu."""
@@ -81,9 +81,8 @@ def _faults(frame: Frame) -> Iterator[Row]:
 
 def _count(frame: Frame) -> Iterator[Row]:
     devices = frame.snapshot.devices
-    yield ("up",), sum(device.missed == 0 for device in devices)
-    yield ("stale",), sum(0 < device.missed < MISSED_LIMIT for device in devices)
-    yield ("lost",), sum(device.missed >= MISSED_LIMIT for device in devices)
+    yield ("up",), sum(device.up for device in devices)
+    yield ("down",), sum(not device.up for device in devices)
 
 
 XID_ERRORS = Family(
@@ -102,7 +101,7 @@ FAMILIES: tuple[Family, ...] = (
         ("uuid", "gpu", "name", "vendor", "pci_bus_id", "parent_uuid", "driver_version"),
         _info,
     ),
-    plain("up", lambda d: float(d.missed == 0), "1 if the last reading of the device succeeded, else 0."),
+    plain("up", lambda d: float(d.up), "1 while the device answers its driver, else 0."),
     Family(
         "gpumond_device_fault",
         "gauge",

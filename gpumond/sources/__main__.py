@@ -1,7 +1,7 @@
 """The collector's child: owns the driver, answers each line on stdin with one Answer on stdout.
 
-``python -m gpumond.sources NAME``. It leaves when stdin closes, after closing the driver in order:
-a driver that is killed in the middle of a call may not come back.
+``python -m gpumond.sources NAME PLACE``, where PLACE is the descriptor of a Place. It leaves when stdin
+closes, after closing the driver in order: a driver that is killed in the middle of a call may not come back.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import os
 import sys
 
 from gpumond.errors import SourceUnavailable
-from gpumond.sources import Answer, load
+from gpumond.sources import NOWHERE, Answer, Ask, Course, Place, load
 from gpumond.sources.owners import Owners
-from gpumond.wire import clean, to_json
+from gpumond.wire import clean, from_json, to_json
 
 
-def main(name: str) -> int:
+def main(name: str, place: int) -> int:
+    os.set_inheritable(place, False)
+    whereabouts = Place(place)
+    course = Course(whereabouts.at)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a driver library that prints must not garble the answers
 
@@ -24,12 +27,15 @@ def main(name: str) -> int:
         answers.flush()
 
     try:
-        source = load(name)
+        source = load(name, course)
         source.open()
         answer(Answer())
         owners = Owners()
-        for _ in sys.stdin.buffer:
-            answer(Answer(owners.complete(source.read())))
+        for line in sys.stdin.buffer:
+            course.leave_out = {device.index: device.uuid for device in from_json(Ask, line).leave_out}
+            reading = source.read()
+            whereabouts.at(NOWHERE)
+            answer(Answer(owners.complete(reading)))
         source.close()
     except SourceUnavailable as error:
         answer(Answer(reason=error.reason, message=clean(error)))
@@ -40,4 +46,4 @@ def main(name: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

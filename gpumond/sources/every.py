@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gpumond.errors import SourceUnavailable
 from gpumond.model import DeviceReading, Fault, Reading
-from gpumond.sources import DeviceSource, load
+from gpumond.sources import Course, DeviceSource, Follower, load
 
 NAMES = ("nvml", "drm")
 RETRY_SECONDS = 30.0
@@ -29,6 +29,11 @@ class EverySource:
         self._missing: dict[str, SourceUnavailable] = {}
         self._retry_at = float("-inf")
         self._indices: dict[str, int] = {}
+
+    def follow(self, course: Course) -> None:
+        for source in self._sources:
+            if isinstance(source, Follower):
+                source.follow(course)
 
     def open(self) -> None:
         self._missing = {source.name: SourceUnavailable("starting", "") for source in self._sources}

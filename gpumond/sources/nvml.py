@@ -16,6 +16,7 @@ from typing import Any
 import pynvml
 
 from gpumond.model import MISSED_LIMIT, DeviceReading, ProcessUsage, Reading, Sensors
+from gpumond.sources import NOWHERE, Course
 from gpumond.sources.nvml_events import XidEvents
 from gpumond.sources.nvml_library import LONGEST_LIST, PROCESS_LISTS, Library, functions
 from gpumond.sources.nvml_sensors import SensorClocks
@@ -64,13 +65,16 @@ class NvmlSource:
             self._library.cuda_version(),
         )
 
+    def follow(self, course: Course) -> None:
+        self._library.course = course
+
     def close(self) -> None:
         self._events.close()
         self._library.close()
 
     def read(self) -> Reading:
         """Raises SourceUnavailable when the driver itself is gone: only a new process can load it again."""
-        self._roster.refresh(self._clock())
+        self._roster.refresh(self._clock(), self._library.course.leave_out)
         tally = Tally()
         tally.extend(self._roster.faults)
         present = self._roster.devices()
@@ -79,6 +83,7 @@ class NvmlSource:
         observed: list[tuple[DeviceReading, dict[int, Usage] | None]] = []
         for device in present:
             if device.handle is not None:
+                self._library.at(device.index)
                 try:
                     observed.append((self._observe(device, tally), self._usages(device, tally)))
                     continue
@@ -86,6 +91,7 @@ class NvmlSource:
                     self._roster.lose(device, lost.kind)
                     self._sensors.forget(device)
             tally.add(device.uuid, device.lost, f"device {device.index} {device.name}".rstrip())
+        self._library.at(NOWHERE)
         self._events.fetch(tally)  # last, so that a hang or a crash before loses none
         identities = self._table.read(pid for _, by_pid in observed for pid in by_pid or ())
         devices = tuple(_with_processes(reading, by_pid, identities) for reading, by_pid in observed)

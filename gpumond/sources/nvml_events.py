@@ -57,6 +57,7 @@ class XidEvents:
             self._fail(None, refusal)
             return
         for device in new:
+            self._library.at(device.index)
             arguments = (device.handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
             try:
                 self._library.query(functions("nvmlDeviceRegisterEvents"), *arguments)

@@ -18,6 +18,7 @@ from typing import Any
 import pynvml
 
 from gpumond.errors import SourceUnavailable
+from gpumond.sources import Course
 from gpumond.sources.roster import Failed, Lost, Unsupported
 from gpumond.wire import clean
 
@@ -94,8 +95,13 @@ class Library:
     def __init__(self, proc: str = "/proc", open_node: Callable[[str, int], int] = os.open) -> None:
         self._proc = proc
         self._open_node = open_node
+        self.course = Course()
         self._entries = bytearray(LONGEST_LIST * _LISTED.size)
         self._initialized = False
+
+    def at(self, index: int) -> None:
+        """Which device is asked from now on, for whoever watches."""
+        self.course.at(index)
 
     def open(self) -> None:
         try:

@@ -6,11 +6,14 @@ instance that is gone was taken away, and is forgotten. A lost device's handle i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpumond.sources.plausible import Tally
+
+LEFT_OUT = "left_out"
+"""The fault's kind of a device that is not asked, since the driver hangs or crashes at it."""
 
 RESCAN_SECONDS = 10.0
 RETRY_SECONDS = 1.0
@@ -39,6 +42,9 @@ class Lost(Refusal):
 
 class Enumerator(Protocol):
     """Handles are fresh at every call. Each raises a Refusal."""
+
+    def at(self, index: int) -> None:
+        """Which device is asked from now on."""
 
     def count(self) -> int: ...
     def handle(self, index: int) -> Any: ...
@@ -72,6 +78,7 @@ class Roster:
     def __init__(self, driver: Enumerator) -> None:
         self._driver = driver
         self._devices: dict[str, Device] = {}
+        self._left_out: Mapping[int, str] = {}
         self._next_scan = float("-inf")
         self._retry_seconds = 0.0
         self.faults = Tally()
@@ -80,8 +87,13 @@ class Roster:
         """Every instance after its parent."""
         return sorted(self._devices.values(), key=lambda device: (device.index, device.parent_uuid is not None))
 
-    def refresh(self, now: float) -> None:
-        """Scans if it is time to, or if a device was lost since the last time."""
+    def refresh(self, now: float, leave_out: Mapping[int, str]) -> None:
+        """Scans if it is time to, or if a device was lost since the last time. ``leave_out``: UUIDs by index."""
+        self._left_out = leave_out
+        for device in self._devices.values():
+            left_out = leave_out.get(device.index, "")
+            if device.handle is not None and left_out in (device.uuid, device.parent_uuid):
+                self.lose(device, LEFT_OUT)
         if not self._incomplete():
             self._retry_seconds = 0.0
         elif not self._retry_seconds:
@@ -107,6 +119,12 @@ class Roster:
             return
         enumerated: set[str] = set()
         for index in range(count):
+            if index in self._left_out:
+                uuid = self._left_out[index]
+                self.lose(self._devices.setdefault(uuid, Device(uuid, index)), LEFT_OUT)
+                enumerated.add(uuid)
+                continue
+            self._driver.at(index)
             try:
                 handle = self._driver.handle(index)
                 uuid = self._driver.uuid(handle)

@@ -47,6 +47,9 @@ class View:
             raise self.answer
         return self.answer
 
+    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+        return 1.0 + seconds, seconds < 100
+
 
 @asynccontextmanager
 async def nothing() -> AsyncIterator[None]:
@@ -159,6 +162,13 @@ def test_a_wrong_request_is_told_what_is_expected(body: dict[str, Any], says: st
     answer = ask(view, "/api/v1/flushes", "POST", headers=TOKEN, json=body)
     assert (answer.status_code, view.asked) == (422, [])
     assert says in answer.json()["detail"]
+
+
+def test_a_release_says_until_when_and_is_not_200_if_the_driver_is_still_held():
+    free = ask(View(), "/api/v1/release", "POST", headers=TOKEN, json={"for_seconds": 60})
+    assert (free.status_code, free.json()) == (200, {"released_until": 61.0})
+    assert ask(View(), "/api/v1/release", "POST", headers=TOKEN, json={"for_seconds": 600}).status_code == 504
+    assert ask(View(), "/api/v1/release", "POST", json={"for_seconds": 60}).status_code == 401
 
 
 def test_openapi_describes_every_route_with_an_example_of_its_answer():

@@ -194,6 +194,9 @@ class SlowLibrary:
         self.now = 0.0
         self.asked: Counter[str] = Counter()
 
+    def at(self, index: int) -> None:
+        pass
+
     def query(self, functions: Any, handle: str, *arguments: Any) -> int:
         self.now += 0.01
         self.asked[handle] += 1

@@ -111,10 +111,11 @@ def test_a_stopped_process_of_this_machine_is_stopped():
 
 
 def test_the_collectors_child_completes_its_readings(tmp_path: Path):
-    with holder(small_card(tmp_path, "SIM-a"), 100 * MIB) as process:
+    with holder(small_card(tmp_path, "SIM-a"), 100 * MIB) as process, (tmp_path / "place").open("w+b") as place:
         done = subprocess.run(
-            [sys.executable, "-m", "gpumond.sources", "sim"],
-            input="read\n",
+            [sys.executable, "-m", "gpumond.sources", "sim", str(place.fileno())],
+            input="{}\n",
+            pass_fds=(place.fileno(),),
             env={**os.environ, "GPUMOND_SIM_DIR": str(tmp_path)},
             capture_output=True,
             text=True,

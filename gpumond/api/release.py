@@ -1,0 +1,45 @@
+"""POST /api/v1/release: let go of the driver for a while, for an upgrade, a reset or a change of MIG mode."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from gpumond.api.auth import bearer, require_token
+from gpumond.api.problems import problem, responses
+
+router = APIRouter(tags=["operation"])
+
+
+class ReleaseBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"for_seconds": 120}]})
+
+    for_seconds: float = Field(gt=0, le=86400)
+
+
+class Released(BaseModel):
+    """The driver is free until then."""
+
+    released_until: float = Field(examples=[1_790_000_120.0])
+
+
+@router.post(
+    "/release",
+    summary="Let go of the driver for a while",
+    dependencies=[Depends(bearer)],
+    responses={
+        200: {"model": Released, "content": {"application/json": {"example": {"released_until": 1_790_000_120.0}}}},
+        **responses(401, 422, 504),
+    },
+    response_model=None,
+)
+async def release(request: Request, body: ReleaseBody, requested_by: str = Depends(require_token)) -> Response:
+    """Answers when no descriptor of the driver is open any more; the daemon attaches again by itself.
+
+    504: a driver call does not return, so that the driver is still held by a process of ours.
+    """
+    until, free = await request.app.state.view.release(body.for_seconds, requested_by)
+    if not free:
+        return problem(504, "a driver call does not return; the process that hangs in it still holds the driver")
+    return Response(TypeAdapter(Released).dump_json(Released(released_until=until)), media_type="application/json")

@@ -1,0 +1,28 @@
+"""``gpumond release --for SECONDS``: let go of the driver for maintenance."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from gpumond.cli import DONE, WRONG_USE, client
+from gpumond.units import seconds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--for", dest="duration", required=True, metavar="SECONDS", help="how long, as in 120s or 5m")
+    client.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        duration = seconds(arguments.duration)
+    except ValueError as error:
+        print(f"gpumond: --for {arguments.duration!r}: {error}", file=sys.stderr)
+        return WRONG_USE
+    answer = client.post(arguments.url, "/api/v1/release", {"for_seconds": duration}, timeout=30)
+    until = time.strftime("%H:%M:%S", time.localtime(answer["released_until"]))
+    print(json.dumps(answer) if arguments.json else f"the driver is free until {until}; then gpumond attaches again")
+    return DONE
