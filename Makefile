@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 .PHONY: run demo test check docs clean
 
 run: $(VENV)/.installed  ## the daemon on this machine's GPUs; without any, the demo
-	@if ls /dev/nvidia[0-9]* >/dev/null 2>&1; then exec $(BIN)/gpumond serve; else exec $(BIN)/gpumond demo; fi
+	@if $(BIN)/python -c 'from gpumond.cli.serve import choose_source; choose_source("auto")' 2>/dev/null; \
+	  then exec $(BIN)/gpumond serve; else exec $(BIN)/gpumond demo; fi
 
 demo: $(VENV)/.installed  ## the daemon on a simulated device with programs on it
 	@exec $(BIN)/gpumond demo
@@ -20,8 +21,9 @@ check: $(VENV)/.installed  ## style, types and tests
 	$(BIN)/mypy
 	$(MAKE) test
 
-docs: $(VENV)/.installed  ## docs/metrics.md from the catalogue
+docs: $(VENV)/.installed  ## docs/metrics.md from the catalogue, docs/rules.md from the rules
 	$(BIN)/python -m tests.metrics.document > docs/metrics.md
+	$(BIN)/python -m tests.rules_document > docs/rules.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,9 +9,10 @@ import time
 
 from bench.result import publish, spread
 from gpumond.daemon import GC_THRESHOLD
+from gpumond.built_in import BUILT_IN
 from gpumond.engine import Memory, advance, observe
 from gpumond.model import Reading, SourceState
-from gpumond.rules import BUILT_IN, Rule, Scope
+from gpumond.rules import Rule, Scope
 from gpumond.subjects import VALUES
 from tests.making import GIB, a_device, a_pool, a_process, a_report
 

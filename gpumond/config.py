@@ -7,74 +7,63 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from gpumond import units
+from gpumond.built_in import BUILT_IN
 from gpumond.errors import ConfigError
-from gpumond.rules import BUILT_IN, Rule, Scope
-from gpumond.subjects import VALUES
+from gpumond.notify import Receiver
+from gpumond.rule_config import ActionConfig, FlushConfig, RuleConfig, Seconds, Strict
+from gpumond.rules import Rule
 from gpumond.wire import default_socket
 
-Seconds = Annotated[float, BeforeValidator(units.seconds)]
-Level = Annotated[float, BeforeValidator(units.level)]
+RELOADED = ("rules", "disabled_rules")
+"""What a reload changes; the rest holds from start to end."""
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-
-class RuleConfig(_Strict):
-    """A rule as it is written: see design and docs/operations.md for its meaning."""
+class ReceiverConfig(Strict):
+    """Who is told of alerts. An address can be a secret: it is never shown, and can stay in a file."""
 
     name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
-    scope: Scope
-    value: str
-    above: Level | None = None
-    below: Level | None = None
-    clear: Level | None = None
-    for_: Seconds = Field(default=0.0, alias="for")
-    keep_firing_for: Seconds = 0.0
-    match: dict[str, str] = {}
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    type: Literal["log", "webhook", "alertmanager"]
+    url: str | None = None
+    url_file: Path | None = None
+    secret_file: Path | None = None
+    bearer_token_file: Path | None = None
+    ca_file: Path | None = None
+    resend: Seconds | None = Field(default=None, ge=1, le=3600)
 
     @model_validator(mode="after")
-    def _consistent(self) -> RuleConfig:
-        if self.value not in VALUES[self.scope]:
-            raise ValueError(f"scope {self.scope} has no value {self.value!r}; it has {', '.join(VALUES[self.scope])}")
-        if (self.above is None) == (self.below is None):
-            raise ValueError("expected exactly one of above and below")
-        if self.clear is not None:
-            bound = self.above if self.above is not None else self.below
-            assert bound is not None
-            if (self.clear > bound) if self.above is not None else (self.clear < bound):
-                raise ValueError("clear must lie on the safe side of the level")
+    def _addressed(self) -> ReceiverConfig:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None][2:]
+        if self.type == "log":
+            if given:
+                raise ValueError(f"{self.name}: a receiver of type log has no {given[0]}")
+            return self
+        if (self.url is None) == (self.url_file is None):
+            raise ValueError(f"{self.name}: expected exactly one of url and url_file")
+        if self.secret_file is not None and self.type != "webhook":
+            raise ValueError(f"{self.name}: secret_file signs webhooks; Alertmanager takes bearer_token_file")
+        if self.resend is not None and self.type != "alertmanager":
+            raise ValueError(f"{self.name}: resend is for Alertmanager; a webhook is told once")
+        if self.url is not None and not _web_address(self.url):
+            raise ValueError(f"{self.name}: url is not http:// or https:// with a host and without user or password")
         return self
 
-    def rule(self) -> Rule:
-        return Rule(
-            self.name,
-            self.scope,
-            self.value,
-            self.above,
-            self.below,
-            self.clear,
-            self.for_,
-            self.keep_firing_for,
-            tuple(self.match.items()),
-            tuple(self.labels.items()),
-            tuple(self.annotations.items()),
-        )
+    def receiver(self) -> Receiver:
+        files = (self.url_file, self.secret_file, self.bearer_token_file, self.ca_file)
+        url_file, secret, token, ca = (None if file is None else str(file) for file in files)
+        return Receiver(self.name, self.type, self.url, url_file, secret, token, ca, self.resend or 60.0)
 
 
-class Settings(_Strict):
+class Settings(Strict):
     """Everything that can be set. ``check-config --help`` and docs/operations.md describe the keys."""
 
     source: Literal["auto", "nvml", "drm", "sim"] = "auto"
@@ -88,6 +77,7 @@ class Settings(_Strict):
     flush_cooldown: Seconds = 30.0
     disabled_rules: tuple[str, ...] = ()
     rules: tuple[RuleConfig, ...] = ()
+    receivers: tuple[ReceiverConfig, ...] = (ReceiverConfig(name="log", type="log"),)
 
     @field_validator("listen")
     @classmethod
@@ -117,6 +107,14 @@ class Settings(_Strict):
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"rules: two rules are called {twice!r}")
+        receivers = [receiver.name for receiver in self.receivers]
+        if len(set(receivers)) < len(receivers):
+            twice = next(name for name in receivers if receivers.count(name) > 1)
+            raise ValueError(f"receivers: two receivers are called {twice!r}")
+        for rule in self.rules:
+            for name in rule.receivers:
+                if name not in receivers:
+                    raise ValueError(f"rules: {rule.name}: there is no receiver {name!r}; there are {receivers}")
         return self
 
     @property
@@ -136,11 +134,28 @@ class Settings(_Strict):
             )
         return Path(path)
 
+    def store_file(self) -> Path:
+        """What outlives the daemon. Without ``state_dir``: /var/lib for root, else where XDG says."""
+        if self.state_dir is not None:
+            return self.state_dir / "gpumond.db"
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return (Path("/var/lib") if os.geteuid() == 0 else Path(home)) / "gpumond" / "gpumond.db"
+
     def active_rules(self) -> tuple[Rule, ...]:
         """The file's rules, and the built-in ones that it neither replaces nor disables."""
-        own = {rule.name: rule.rule() for rule in self.rules}
-        built_in = {rule.name: rule for rule in BUILT_IN if rule.name not in self.disabled_rules}
-        return tuple({**built_in, **own}.values())
+        own = {rule.name: rule for rule in self.own_rules()}
+        return tuple({**{rule.name: rule for rule in self.built_in_rules()}, **own}.values())
+
+    def built_in_rules(self) -> tuple[Rule, ...]:
+        return tuple(rule for rule in BUILT_IN if rule.name not in self.disabled_rules)
+
+    def own_rules(self) -> tuple[Rule, ...]:
+        return tuple(rule.rule() for rule in self.rules)
+
+    def differs(self, other: Settings) -> list[str]:
+        """The settings that ``other`` has otherwise and that hold only from a start on."""
+        fixed = (name for name in type(self).model_fields if name not in RELOADED)
+        return [name for name in fixed if getattr(self, name) != getattr(other, name)]
 
 
 def load(
@@ -151,11 +166,11 @@ def load(
     """The settings that hold. ``flags`` with value None were not given. Raises ConfigError."""
     values, where = {}, "configuration"
     if file is not None:
-        values, where = _read(file), str(file)
+        values, where = read_yaml(file), str(file)
     origin = dict.fromkeys(values, where)
     for name in Settings.model_fields:
         variable = f"GPUMOND_{name.upper()}"
-        if variable in environ and name not in ("rules", "disabled_rules"):
+        if variable in environ and name not in ("rules", "disabled_rules", "receivers"):
             values[name], origin[name] = environ[variable], f"environment variable {variable}"
         if flags and flags.get(name) is not None:
             values[name], origin[name] = flags[name], f"--{name.replace('_', '-')}"
@@ -165,7 +180,7 @@ def load(
         raise ConfigError("\n".join(_explain(entry, origin, where) for entry in error.errors())) from None
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -179,13 +194,23 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
+def _model(location: Sequence[object]) -> type[BaseModel]:
+    """What the key at ``location`` belongs to."""
+    if location[0] == "receivers" and len(location) > 2:
+        return ReceiverConfig
+    if location[0] != "rules" or len(location) < 3:
+        return Settings
+    parts: dict[str, type[BaseModel]] = {"action": ActionConfig, "flush": FlushConfig}
+    return parts.get(str(location[-2]), RuleConfig)
+
+
 def _explain(error: Any, origin: Mapping[str, str], where: str) -> str:
     """One line: place, key, value, expectation."""
     location = error["loc"]
     place = origin.get(str(location[0]), where) if location else where
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
     if error["type"] == "extra_forbidden":
-        model: type[BaseModel] = RuleConfig if len(location) > 1 else Settings
+        model = _model(location)
         known = [field.alias or name for name, field in model.model_fields.items()]
         close = difflib.get_close_matches(str(location[-1]), known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
@@ -193,5 +218,15 @@ def _explain(error: Any, origin: Mapping[str, str], where: str) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if not key:
         return f"{place}: {message}"
-    shown = "" if isinstance(error["input"], dict) else f" {error['input']!r:.80}:"
+    shown = "" if isinstance(error["input"], dict) or location[-1] == "url" else f" {error['input']!r:.80}:"
     return f"{place}: {key}:{shown} {message[:1].lower()}{message[1:]}"
+
+
+def _web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc and parts.port != 0
+        )
+    except ValueError:
+        return False

@@ -13,23 +13,35 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import Any
 
 import uvicorn
 
 from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
+from gpumond.audit import AuditEntry
 from gpumond.collector import Collector
-from gpumond.config import Settings
+from gpumond.config import RELOADED, Settings
+from gpumond.consequences import Consequences
 from gpumond.engine import Memory, advance, observe
-from gpumond.errors import ConfigError
+from gpumond.errors import ConfigError, FlushError, StoreUnavailable
 from gpumond.flush import FlushAnswer, Flusher, FlushRequest
 from gpumond.intake import Intake
 from gpumond.metrics import Compat, Exposition, Page
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model import Frame, Reading, Receipt
+from gpumond.model import Frame, Reading, Receipt, Snapshot
+from gpumond.notify import notifier
+from gpumond.notify.outbox import Outbox
+from gpumond.preview import KEPT_SECONDS, RESOLUTION_SECONDS, PastAlert, Preview, preview
+from gpumond.resume import awaited
+from gpumond.rulebook import RuleBook
+from gpumond.rules import Rule
 from gpumond.runtime import bind_agent_socket, leave_token
+from gpumond.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +51,32 @@ GC_THRESHOLD = 50_000
 """A tick makes thousands of values that live until the next and are in no cycle: not worth a look each time."""
 
 
-class Daemon:
-    """One machine's devices and programs. ``source`` names an entry of ``sources.SOURCES``."""
+PAST_ALERTS = 1000
 
-    def __init__(self, settings: Settings, source: str) -> None:
-        self.rules = settings.active_rules()
+Load = Callable[[], Settings]
+
+
+class Daemon:
+    """One machine's devices and programs. ``source`` names an entry of ``sources.SOURCES``.
+
+    ``load`` reads the configuration again, for ``reload``.
+    """
+
+    def __init__(self, settings: Settings, source: str, load: Load | None = None) -> None:
+        self._store = Store(settings.store_file())
+        receivers = [each.name for each in settings.receivers]
+        self.rulebook = RuleBook(settings.built_in_rules(), settings.own_rules(), self._store, receivers)
+        self._load = load
+        self._past: deque[PastAlert] = deque(maxlen=PAST_ALERTS)
+        self._hour: deque[Snapshot] = deque(maxlen=int(KEPT_SECONDS / RESOLUTION_SECONDS))
         self.started_at = time.time()
         self.frame: Frame | None = None
         self._settings = settings
         self._memory = Memory()
         self._wake = asyncio.Event()
         self._telemetry = Telemetry()
+        notifiers = [notifier(each.receiver()) for each in settings.receivers]
+        self._outbox = Outbox(notifiers, self._store, self._telemetry, wants=self._wants)
         self._exposition = Exposition(self._telemetry, settings.compat)
         self._collector = Collector(source, restarted=self._telemetry.restarted)
         path = settings.agent_socket()
@@ -70,22 +97,33 @@ class Daemon:
             previous = self.frame.snapshot if self.frame else None
             reports = self._intake.reports()
             snapshot = observe(
-                previous, self._collector.state, reading, reports, time.time(), time.monotonic() - self._began
+                previous,
+                self._collector.state,
+                reading,
+                reports,
+                time.time(),
+                time.monotonic() - self._began,
+                self._store.writable,
+                self._store.faults(),
             )
-            tick = advance(self._memory, self.rules, snapshot)
-            self._memory, self.frame = tick.memory, tick.frame
+            rules = self.rulebook.rules
+            tick = advance(self._memory, rules, snapshot)
+            alerts = self._consequences.follow(rules, tick.frame.alerts, snapshot, tick.memory.activities)
+            self._memory, self.frame = tick.memory, replace(tick.frame, alerts=alerts)
+            self._past.extend(PastAlert(alert, snapshot.taken_at) for alert in tick.resolved)
+            if not self._hour or snapshot.elapsed_seconds - self._hour[-1].elapsed_seconds >= RESOLUTION_SECONDS:
+                self._hour.append(snapshot)
         for fault in snapshot.faults:
             self._telemetry.fault(fault)
-        for alert in tick.raised:
-            log.warning("alert %s fires: %s", alert.rule, dict(alert.annotations).get("summary", alert.labels))
-        for alert in tick.resolved:
-            log.info("alert %s resolved: %s", alert.rule, dict(alert.labels))
+        self._telemetry.store_writable.set(self._store.writable)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         self._began = time.monotonic()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
+        await self._store.open()
+        await self._resume()
         self._collector.start()
         self._intake.serve()
         ticking = asyncio.create_task(self._tick_forever())
@@ -96,16 +134,86 @@ class Daemon:
             self._intake.close()
             self._settings.agent_socket().unlink(missing_ok=True)
             await self._collector.stop()
+            await self._outbox.close()
+            await self._store.close()
+
+    async def _resume(self) -> None:
+        """What the daemon before left."""
+        self._consequences = Consequences(self._store, self._outbox, self.flush, self._began)
+        activities = await self._consequences.resume()
+        self._memory = Memory(activities, awaited=awaited(activities))
+        await self._outbox.open()
+        try:
+            self._flusher.receipts.extend(await self._store.receipts())
+            await self._load_rules()
+        except StoreUnavailable:
+            pass  # it was said; the rules are loaded when the store can be read
 
     def receipts(self) -> Sequence[Receipt]:
         return tuple(self._flusher.receipts)
+
+    def past_alerts(self) -> Sequence[PastAlert]:
+        return tuple(self._past)
+
+    async def audit_entries(self, limit: int) -> list[AuditEntry]:
+        return await self._store.audit_entries(limit)
+
+    async def preview(self, rule: Rule) -> Preview:
+        return await asyncio.to_thread(preview, rule, tuple(self._hour))
+
+    async def reload(self, requested_by: str) -> str:
+        """What became of it, in a sentence. Raises ConfigError; what held then still holds."""
+        try:
+            if self._load is None:
+                raise ConfigError("this daemon was started without a configuration that could be read again")
+            settings = await asyncio.to_thread(self._load)
+        except ConfigError as error:
+            log.error("the configuration is wrong, the one before holds: %s", error)
+            raise
+        later = self._settings.differs(settings)
+        self._settings = self._settings.model_copy(update={name: getattr(settings, name) for name in RELOADED})
+        self.rulebook.configure(settings.built_in_rules(), settings.own_rules())
+        said = f"reloaded; {len(self.rulebook.rules)} rules" + (
+            f"; needs a restart: {', '.join(later)}" if later else ""
+        )
+        log.info("configuration %s, by %s", said, requested_by)
+        try:
+            await self._store.audit(requested_by, "reload", {"rules": len(settings.rules), "needs_restart": later})
+        except StoreUnavailable as error:
+            log.error("a reload is not in the audit: %s", error)
+        return said
+
+    def reload_on_signal(self) -> None:
+        """SIGHUP."""
+        self._reloading = asyncio.ensure_future(self._reload_quietly())
+
+    async def _reload_quietly(self) -> None:
+        try:
+            await self.reload("SIGHUP")
+        except ConfigError:
+            pass  # reload has said so
+
+    async def _load_rules(self) -> None:
+        """The rules that the store keeps, as soon as it can be read."""
+        for wrong in await self.rulebook.load():
+            log.error("a rule of the store is left out: %s", wrong)
 
     def metrics(self, accept: str, compat: Compat | None = None) -> Page:
         return self._exposition.page(self.frame, accept, compat)
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
         log.info("flush of %s, steps %s, by %s", request.target, ",".join(request.steps), requested_by)
-        answer = await self._flusher.flush(request, requested_by)
+        if not request.dry_run:
+            asked = {"target": str(request.target), "steps": request.steps}
+            await self._store.audit(requested_by, "flush.request", asked)
+        try:
+            answer = await self._flusher.flush(request, requested_by)
+        except FlushError as error:
+            if not request.dry_run:
+                await self._note(requested_by, "flush.refused", str(error))
+            raise
+        if not request.dry_run:
+            await self._note(requested_by, "flush.receipts", _proof(answer), answer.receipts)
         self._wake.set()  # the next frame shows what the flush did
         return answer
 
@@ -119,6 +227,18 @@ class Daemon:
         """SIGUSR1, for driver upgrade hooks that cannot speak HTTP."""
         self._releasing = asyncio.ensure_future(self.release(RELEASE_SECONDS, "SIGUSR1"))
 
+    async def _note(self, actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
+        """What is done is done, whether or not it can be written down; the store says loudly when it cannot."""
+        try:
+            await self._store.audit(actor, action, detail)
+            await self._store.add_receipts(receipts)
+        except StoreUnavailable:
+            pass
+
+    def _wants(self, receiver: str, rule: str) -> bool:
+        named = next((each.receivers for each in self.rulebook.rules if each.name == rule), ())
+        return not named or receiver in named
+
     async def _read_driver(self) -> Reading | None:
         return await self._collector.read(wait=FLUSH_READ_SECONDS)
 
@@ -127,6 +247,8 @@ class Daemon:
         interval, due = self._settings.interval, time.monotonic()
         while True:
             try:
+                if self._store.writable and not self.rulebook.loaded:
+                    await self._load_rules()
                 await self.tick()
             except Exception:
                 log.exception("a tick failed; the frame before it stays")
@@ -144,10 +266,10 @@ class Daemon:
                 pass
 
 
-async def serve(settings: Settings, source: str) -> None:
+async def serve(settings: Settings, source: str, load: Load | None = None) -> None:
     """Runs until SIGINT or SIGTERM. Raises ConfigError if port or socket cannot be had."""
     listener = _listen(settings)
-    daemon = Daemon(settings, source)
+    daemon = Daemon(settings, source, load)
     app = create_app(daemon, Tokens(daemon.token), daemon.running)
     config = uvicorn.Config(
         app,
@@ -161,6 +283,7 @@ async def serve(settings: Settings, source: str) -> None:
     server = _Server(config)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, server.leave)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.reload_on_signal)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, daemon.release_for_maintenance)
     await server.serve(sockets=[listener])
 
@@ -174,6 +297,13 @@ class _Server(uvicorn.Server):
 
     def leave(self) -> None:
         self.should_exit = True
+
+
+def _proof(answer: FlushAnswer) -> dict[str, Any]:
+    """A flush in the audit; the receipts themselves are kept beside it."""
+    fields = ("pid", "workload", "device_uuid", "allocator", "outcome", "reason", "released_bytes")
+    receipts = [{name: getattr(receipt, name) for name in fields} for receipt in answer.receipts]
+    return {"id": answer.id, "released_bytes": answer.released_bytes, "receipts": receipts}
 
 
 def _listen(settings: Settings) -> socket.socket:

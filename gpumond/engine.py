@@ -22,6 +22,8 @@ from gpumond.model import (
     Snapshot,
     SourceState,
 )
+from gpumond.recent import Recent, remember
+from gpumond.resume import Awaited, hold
 from gpumond.rules import Activities, Rule, step
 from gpumond.subjects import hidden, subjects
 
@@ -32,6 +34,8 @@ class Memory:
 
     activities: Mapping[str, Activities] = field(default_factory=dict)
     """By the name of the rule."""
+    recent: Recent = field(default_factory=Recent)
+    awaited: Awaited = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,36 +53,43 @@ def observe(
     reports: Sequence[AgentReport],
     taken_at: float,
     elapsed_seconds: float,
+    store_writable: bool | None = None,
+    faults: Sequence[Fault] = (),
 ) -> Snapshot:
     """The facts of one tick. ``reading`` is None if none came in time.
 
     A device that did not answer keeps the values of its last reading for two ticks and is then
     only known by name, until it answers again or the source no longer lists it.
     """
-    faults = list(reading.faults if reading else ())
+    seen = [*(reading.faults if reading else ()), *faults]
     known = previous.devices if previous else ()
     devices = tuple(_devices(known, reading))
-    reports = tuple(_possible(reports, devices, faults))
+    reports = tuple(_possible(reports, devices, seen))
     if not source.up and source.reason != STARTING:
-        faults.append(Fault(source.name, source.reason, None, source.detail))
+        seen.append(Fault(source.name, source.reason, None, source.detail))
     seq = previous.seq + 1 if previous else 1
     xids = reading.xids if reading else previous.xids if previous else ()
-    return Snapshot(seq, taken_at, elapsed_seconds, source, devices, reports, tuple(faults), xids)
+    return Snapshot(seq, taken_at, elapsed_seconds, source, devices, reports, tuple(seen), xids, store_writable)
 
 
 def advance(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot) -> Tick:
     """The next frame, and which alerts began or ceased to fire with it."""
     ledger = attribute(snapshot)
-    unseen = hidden(snapshot)
-    scopes = {scope: tuple(subjects(scope, snapshot, ledger)) for scope in {rule.scope for rule in rules}}
+    recent = remember(memory.recent, snapshot)
+    unseen = hidden(snapshot, recent)
+    scopes = {scope: tuple(subjects(scope, snapshot, ledger, recent)) for scope in {rule.scope for rule in rules}}
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
-    activities = {
+    activities: Mapping[str, Activities] = {
         rule.name: step(rule, scopes[rule.scope], memory.activities.get(rule.name, {}), unseen, now, elapsed)
         for rule in rules
     }
+    awaited = memory.awaited
+    if awaited:
+        seen = {rule.name: frozenset(subject.labels for subject in scopes[rule.scope]) for rule in rules}
+        activities, awaited = hold(awaited, memory.activities, activities, seen, elapsed)
     alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
     return Tick(
-        Memory(activities),
+        Memory(activities, recent, awaited),
         Frame(snapshot, ledger, (), alerts),
         raised=tuple(_began(memory.activities, activities)),
         resolved=tuple(_began(activities, memory.activities)),
@@ -92,7 +103,7 @@ def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) ->
         for labels, activity in active.items():
             if activity.alert.phase == "firing":
                 other = known.get(labels)
-                if other is None or other.alert.phase != "firing":
+                if other is None or other.alert.phase != "firing" or other.alert.labels != activity.alert.labels:
                     yield activity.alert
 
 

@@ -6,6 +6,10 @@
   - ProtocolError       a peer sent nonsense: it is closed and counted
   - FlushError          a flush cannot start; its subclasses are the HTTP answers
     · NoSuchTarget, AlreadyUnderWay, CoolingDown
+  - StoreUnavailable    a change cannot be kept, so it was not made: HTTP 503, or 507 on a full disk
+  - NoSuchRule          the store has no rule of that name
+  - RuleChanged         the rule is no longer the one that the caller meant: HTTP 412
+  - RuleConflict        the rule cannot be changed in that way: HTTP 409
   - DaemonError         a command could not reach the daemon, or it answered with a problem: exit code 1
 """
 
@@ -60,6 +64,26 @@ class CoolingDown(FlushError):
     def __init__(self, message: str, retry_after_seconds: float) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class StoreUnavailable(GpumondError):
+    """The store cannot commit; nothing was changed. ``full``: for want of space."""
+
+    def __init__(self, message: str, full: bool = False) -> None:
+        super().__init__(message)
+        self.full = full
+
+
+class NoSuchRule(GpumondError):
+    """The store has no rule of that name."""
+
+
+class RuleChanged(GpumondError):
+    """The rule's etag is not the one that was asked for."""
+
+
+class RuleConflict(GpumondError):
+    """The rule is read-only, or is there already; the message says what to do instead."""
 
 
 class DaemonError(GpumondError):

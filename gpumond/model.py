@@ -270,6 +270,7 @@ class Snapshot:
     reports: tuple[AgentReport, ...] = ()
     faults: tuple[Fault, ...] = ()
     xids: tuple[XidErrors, ...] = ()
+    store_writable: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +321,7 @@ class Alert:
     value: float
     active_at: float
     fired_at: float | None = None
+    resolved_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

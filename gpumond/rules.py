@@ -1,8 +1,8 @@
 """Rules and their alerts: Prometheus' semantics for pending, firing, `for` and `keep_firing_for`. Pure.
 
 A rule compares one value of each subject of its scope with a level. An alert that is active stays
-active until the value passes the `clear` level; a value that is unknown changes nothing, since
-absence is not recovery.
+active until the value passes the `clear` level; a subject that is gone has passed it. A value that is
+unknown changes nothing, since absence is not recovery.
 """
 
 from __future__ import annotations
@@ -13,15 +13,34 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
-from gpumond.model import Alert, Phase
+from gpumond.model import DEFAULT_STEPS, Alert, Phase
+from gpumond.units import human
 
 Scope = Literal["device", "process", "pool", "workload", "daemon"]
 Labels = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Action:
+    """A flush of the alert's subject when it fires: what, at most how often, and of whom (globs on workloads).
+
+    ``dry_run`` plans and tells, and flushes nothing.
+    """
+
+    min_reclaimable_bytes: int = 0
+    steps: tuple[str, ...] = DEFAULT_STEPS
+    cooldown_seconds: float = 600.0
+    max_per_hour: int = 6
+    workloads: tuple[str, ...] = ("*",)
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
-    """One level (``above`` or ``below``), how long it must hold, and whom it concerns (``match``, globs on labels)."""
+    """One level (``above`` or ``below``), how long it must hold, and whom it concerns (``match``, globs on labels).
+
+    ``receivers`` are names from the configuration; none means all.
+    """
 
     name: str
     scope: Scope
@@ -34,6 +53,8 @@ class Rule:
     match: Labels = ()
     labels: Labels = ()
     annotations: Labels = ()
+    receivers: tuple[str, ...] = ()
+    action: Action | None = None
 
     def breached(self, value: float, active: bool) -> bool:
         """Whether ``value`` is beyond the level, or, while active, not yet back past ``clear``."""
@@ -43,24 +64,51 @@ class Rule:
             return value < (self.clear if active and self.clear is not None else self.below)
         return False
 
-    def concerns(self, labels: Mapping[str, str]) -> bool:
-        return all(fnmatchcase(labels.get(name, ""), pattern) for name, pattern in self.match)
+    def concerns(self, subject: Subject) -> bool:
+        labels = dict(subject.labels)
+        for name, pattern in self.match:
+            own = subject.programs if name == "workload" and name not in labels else (labels.get(name, ""),)
+            if not any(fnmatchcase(text, pattern) for text in own):
+                return False
+        return True
 
 
 class Subject(NamedTuple):
-    """What a rule looks at. ``values`` holds None for what is unknown now; ``texts`` fill annotations."""
+    """What a rule looks at. ``values`` holds None for what is unknown now; ``texts`` fill annotations.
+
+    ``programs`` are the names of the programs on it: what a match on ``workload`` looks at where that is no label.
+    """
 
     labels: Labels
     values: Mapping[str, float | None]
     texts: Callable[[], Mapping[str, str]]
+    programs: tuple[str, ...] = ()
+
+
+class Hidden(NamedTuple):
+    """What cannot be seen now though nobody said that it is gone: alerts about it are kept as they were."""
+
+    devices: frozenset[str] = frozenset()
+    pids: frozenset[str] = frozenset()
+    workloads: frozenset[str] = frozenset()
+
+    def covers(self, labels: Mapping[str, str]) -> bool:
+        return (
+            labels.get("uuid") in self.devices
+            or labels.get("pid") in self.pids
+            or labels.get("workload") in self.workloads
+        )
 
 
 class Activity(NamedTuple):
-    """The memory of one alert. ``*_elapsed`` are monotonic, so that no clock jump fires or resolves."""
+    """The memory of one alert. ``*_elapsed`` are monotonic, so that no clock jump fires or resolves.
+
+    ``cleared_elapsed``: the first evaluation without a breach, while ``keep_firing_for`` holds the alert.
+    """
 
     alert: Alert
     active_elapsed: float
-    breached_elapsed: float
+    cleared_elapsed: float | None = None
 
 
 Activities = Mapping[Labels, Activity]
@@ -68,119 +116,73 @@ Activities = Mapping[Labels, Activity]
 
 
 def step(
-    rule: Rule, subjects: Iterable[Subject], before: Activities, hidden: frozenset[str], now: float, elapsed: float
+    rule: Rule, subjects: Iterable[Subject], before: Activities, hidden: Hidden, now: float, elapsed: float
 ) -> Activities:
-    """The rule's alerts after one evaluation.
-
-    ``hidden`` holds the UUIDs of devices that cannot be seen now: alerts about them, or about
-    what runs on them, are kept as they were.
-    """
+    """The rule's alerts after one evaluation."""
     after: dict[Labels, Activity] = {}
+    absent = dict(before)
     for subject in subjects:
         value = subject.values.get(rule.value)
-        activity = before.get(subject.labels) if before else None
+        activity = absent.pop(subject.labels, None) if absent else None
         if activity is None and (value is None or not rule.breached(value, active=False)):
             continue  # nearly every subject of nearly every tick
-        if rule.match and not rule.concerns(dict(subject.labels)):
+        if rule.match and not rule.concerns(subject):
             continue
         if value is not None:
             activity = _advance(rule, subject, value, activity, now, elapsed)
         if activity is not None:
             after[subject.labels] = activity
-    for labels, activity in before.items():
-        if labels not in after and dict(labels).get("uuid") in hidden:
-            after[labels] = activity
+    for labels, activity in absent.items():
+        kept = activity if hidden.covers(dict(labels)) else _cleared(rule, activity, elapsed)
+        if kept is not None:
+            after[labels] = kept
     return after
 
 
 def _advance(
     rule: Rule, subject: Subject, value: float, before: Activity | None, now: float, elapsed: float
 ) -> Activity | None:
-    if not rule.breached(value, active=before is not None):
-        if before is None or before.alert.phase == "pending":
-            return None
-        keep = elapsed - before.breached_elapsed < rule.keep_firing_for_seconds
-        return before if keep else None
+    if not rule.breached(value, active=before is not None and before.cleared_elapsed is None):
+        return _cleared(rule, before, elapsed) if before else None
+    identity = _identity(rule, subject)
+    if before is not None and before.alert.labels != identity:
+        before = None  # the rule has other labels now: another alert
     active_at, since = (before.alert.active_at, before.active_elapsed) if before else (now, elapsed)
     phase: Phase = "firing" if elapsed - since >= rule.for_seconds else "pending"
-    if before and before.alert.phase == phase and before.alert.value == value:
-        return Activity(before.alert, since, elapsed)
     fired_at = None if phase == "pending" else (before and before.alert.fired_at) or now
-    identity = before.alert.labels if before else _identity(rule, subject)
-    alert = Alert(rule.name, phase, identity, _annotations(rule, subject), value, active_at, fired_at)
-    return Activity(alert, since, elapsed)
+    alert = Alert(rule.name, phase, identity, _annotations(rule, subject, value), value, active_at, fired_at)
+    return Activity(alert, since)
+
+
+def _cleared(rule: Rule, before: Activity, elapsed: float) -> Activity | None:
+    """As Prometheus does it: ``keep_firing_for`` counts from the first evaluation that is no longer a breach."""
+    if before.alert.phase == "pending":
+        return None
+    since = elapsed if before.cleared_elapsed is None else before.cleared_elapsed
+    return before._replace(cleared_elapsed=since) if elapsed - since < rule.keep_firing_for_seconds else None
 
 
 def _identity(rule: Rule, subject: Subject) -> Labels:
     return tuple(sorted({"alertname": rule.name, **dict(subject.labels), **dict(rule.labels)}.items()))
 
 
-def _annotations(rule: Rule, subject: Subject) -> Labels:
+def _annotations(rule: Rule, subject: Subject, value: float) -> Labels:
     if not rule.annotations:
         return ()
-    texts = subject.texts()
+    level = rule.above if rule.above is not None else rule.below
+    texts = {**subject.texts(), "value": readable(rule.value, value), "level": readable(rule.value, level or 0.0)}
 
     def text(match: re.Match[str]) -> str:
         return texts.get(match[1], match[0])
 
-    return tuple((name, re.sub(r"\{(\w+)\}", text, template)) for name, template in rule.annotations)
+    return tuple((name, PLACEHOLDER.sub(text, template)) for name, template in rule.annotations)
 
 
-BUILT_IN: tuple[Rule, ...] = (
-    Rule(
-        "device-nearly-full",
-        "device",
-        "used_ratio",
-        above=0.80,
-        clear=0.75,
-        for_seconds=60,
-        labels=(("severity", "warning"),),
-        annotations=(("summary", "{gpu} {name}: {used} of {size} used; a flush would return {reclaimable}"),),
-    ),
-    Rule(
-        "reclaimable-waste",
-        "device",
-        "reclaimable_ratio",
-        above=0.30,
-        clear=0.25,
-        for_seconds=300,
-        labels=(("severity", "info"),),
-        annotations=(("summary", "{gpu} {name}: {reclaimable} of {size} are cache that a flush would return"),),
-    ),
-    Rule(
-        "orphan-memory",
-        "device",
-        "unclaimed_ratio",
-        above=0.05,
-        for_seconds=300,
-        labels=(("severity", "warning"),),
-        annotations=(("summary", "{gpu} {name}: {unclaimed} are used and no visible process owns them"),),
-    ),
-    Rule(
-        "device-lost",
-        "device",
-        "up",
-        below=1,
-        for_seconds=10,
-        labels=(("severity", "critical"),),
-        annotations=(("summary", "{gpu} {name} does not answer its driver"),),
-    ),
-    Rule(
-        "driver-unresponsive",
-        "daemon",
-        "driver_responsive",
-        below=1,
-        labels=(("severity", "critical"),),
-        annotations=(("summary", "a driver call does not return: {reason}"),),
-    ),
-    Rule(
-        "driver-down",
-        "daemon",
-        "driver_up",
-        below=1,
-        for_seconds=60,
-        labels=(("severity", "critical"),),
-        annotations=(("summary", "no device can be read: {reason}"),),
-    ),
-)
-"""On by default; a rule of the same name in the configuration replaces one."""
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+def readable(name: str, value: float) -> str:
+    """A value for people, by the unit in which its name ends."""
+    if name.endswith("_bytes"):
+        return human(value)
+    return f"{100 * value:.1f} %" if name.endswith("_ratio") else f"{value:g}"

@@ -1,17 +1,20 @@
-"""What rules look at: the subjects of each scope in one snapshot, with their documented values. Pure.
+"""What rules look at: the subjects of each scope in one snapshot, with the values of ``values.VALUES``. Pure.
 
 A value that is unknown is None: a rule on it then neither fires nor resolves.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import NamedTuple
 
+from gpumond.attribution import outermost
 from gpumond.model import (
     MISSED_LIMIT,
     RELEASED,
+    STARTING,
     AgentReport,
     DeviceReading,
     Ledger,
@@ -20,101 +23,123 @@ from gpumond.model import (
     Share,
     Snapshot,
 )
-from gpumond.rules import Scope, Subject
+from gpumond.recent import WINDOW_SECONDS, Identity, Recent, Track, pool_of
+from gpumond.rules import Hidden, Scope, Subject
 from gpumond.units import human
+from gpumond.values import VALUES as VALUES
 
-VALUES: Mapping[Scope, Mapping[str, str]] = {
-    "device": {
-        "up": "1 while the device answers its driver, else 0",
-        "used_bytes": "memory in use, without the driver's own reservation",
-        "free_bytes": "memory free according to the driver",
-        "used_ratio": "used bytes over size",
-        "reclaimable_bytes": "what a flush of all programs on it would return",
-        "reclaimable_ratio": "reclaimable bytes over size",
-        "stranded_bytes": "held and free in pools, and out of a flush's reach",
-        "unclaimed_bytes": "used, and no visible process owns it",
-        "unclaimed_ratio": "unclaimed bytes over size",
-    },
-    "process": {
-        "used_bytes": "the driver's count for the process on the device",
-        "used_ratio": "used bytes over the device's size",
-    },
-    "pool": {
-        "live_bytes": "handed out to the program",
-        "held_bytes": "taken from the driver",
-        "reclaimable_bytes": "what a flush would return",
-        "stranded_bytes": "held and free, and out of a flush's reach",
-        "stranded_ratio": "stranded bytes over held bytes",
-        "ooms": "out-of-memory errors since the program started",
-        "retries": "allocations that succeeded only after a flush, since the program started",
-    },
-    "workload": {
-        "live_bytes": "handed out to the programs of that name",
-        "reclaimable_bytes": "what a flush of them would return",
-        "stranded_bytes": "held and free, and out of a flush's reach",
-    },
-    "daemon": {
-        "driver_up": "1 while the driver can be read, else 0",
-        "driver_responsive": "0 while a driver call is overdue, else 1",
-        "agents": "programs with an agent",
-    },
-}
-
-Shares = Mapping[tuple[str, Share], int]
+NEARLY_FULL = 0.80
+FRAGMENTED_FROM = 0.05
+"""Share of the device that a pool must keep before its fragmentation is worth a word."""
 
 
-def subjects(scope: Scope, snapshot: Snapshot, ledger: Ledger) -> Iterator[Subject]:
-    return _SCOPES[scope](snapshot, ledger)
+def subjects(scope: Scope, snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Subject]:
+    return _SCOPES[scope](snapshot, ledger, recent)
 
 
-def hidden(snapshot: Snapshot) -> frozenset[str]:
-    """UUIDs of the devices that cannot be seen now: they did not answer, and nobody said that they are gone."""
-    return frozenset(device.uuid for device in snapshot.devices if device.missed >= MISSED_LIMIT)
+def hidden(snapshot: Snapshot, recent: Recent) -> Hidden:
+    """Devices that did not answer, and processes that live while their agent is silent."""
+    silent = recent.silent
+    return Hidden(
+        frozenset(device.uuid for device in snapshot.devices if device.missed >= MISSED_LIMIT),
+        frozenset(str(pid) for pid, _ in silent),
+        frozenset(recent.agents[identity] for identity in silent),
+    )
 
 
-def _devices(snapshot: Snapshot, ledger: Ledger) -> Iterator[Subject]:
-    shares: defaultdict[tuple[str, Share], int] = defaultdict(int)
+class _Holdings(NamedTuple):
+    """One device's lines, summed by share, and its programs' names and caches."""
+
+    shares: Counter[Share]
+    caches: Counter[int]
+    programs: dict[int, str]
+
+
+def _devices(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Subject]:
+    table: defaultdict[str, _Holdings] = defaultdict(lambda: _Holdings(Counter(), Counter(), {}))
     for line in ledger.lines:
-        shares[line.device_uuid, line.share] += line.used_bytes
-    released = snapshot.source.reason == RELEASED
+        own = table[line.device_uuid]
+        own.shares[line.share] += line.used_bytes
+        if line.pid is not None and line.share in ("cached", "opaque"):  # every process has one of them
+            if line.workload:
+                own.programs[line.pid] = line.workload
+            if line.share == "cached":
+                own.caches[line.pid] += line.used_bytes
+    short, watched = _short(recent), recent.elapsed >= WINDOW_SECONDS
     for device in snapshot.devices:
+        own = table[device.uuid]
         known = device.used_bytes is not None
-        cached, stranded, unclaimed = (
-            shares[device.uuid, share] if known else None for share in ("cached", "stranded", "unclaimed")
-        )
+        cached, stranded, unclaimed = (own.shares[s] if known else None for s in ("cached", "stranded", "unclaimed"))
+        used = _ratio(device.used_bytes, device.size_bytes)
+        busy = device.sensors.gpu_utilization_ratio
+        xids = {
+            seen.xid: recent.xids[seen.device_uuid, seen.xid].increase
+            for seen in snapshot.xids
+            if seen.device_uuid == device.uuid
+        }
+        wasted = _wasted(used, cached, own, short[device.uuid])
         yield Subject(
             (("gpu", str(device.index)), ("uuid", device.uuid)),
             {
-                "up": None if released else float(device.up),
+                "up": None if snapshot.source.reason == RELEASED else float(device.up),
                 "used_bytes": device.used_bytes,
                 "free_bytes": device.free_bytes,
-                "used_ratio": _ratio(device.used_bytes, device.size_bytes),
+                "used_ratio": used,
                 "reclaimable_bytes": cached,
                 "reclaimable_ratio": _ratio(cached, device.size_bytes),
+                "wasted_ratio": _ratio(wasted, device.size_bytes),
                 "stranded_bytes": stranded,
                 "unclaimed_bytes": unclaimed,
                 "unclaimed_ratio": _ratio(unclaimed, device.size_bytes),
+                "idle_used_ratio": None if busy is None else used if busy == 0 else 0.0,
+                "xid_errors_increase": float(count) if (count := sum(xids.values())) or watched else None,
             },
-            partial(_device_texts, device, cached, unclaimed),
+            partial(_device_texts, device, own, cached, stranded, unclaimed, xids),
+            tuple(own.programs.values()),
         )
 
 
-def _processes(snapshot: Snapshot, ledger: Ledger) -> Iterator[Subject]:
+def _short(recent: Recent) -> Mapping[str, set[int]]:
+    """By device, the processes that ran out of memory, or needed a retry, within the window."""
+    short: defaultdict[str, set[int]] = defaultdict(set)
+    for (pid, _, _, uuid), track in recent.pools.items():
+        if track.short:
+            short[uuid].add(pid)
+    return short
+
+
+def _wasted(used: float | None, cached: int | None, own: _Holdings, short: set[int]) -> int | None:
+    if cached is None or used is None or used >= NEARLY_FULL:
+        return cached
+    return max((cached - own.caches[pid] for pid in short), default=0)
+
+
+def _processes(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Subject]:
     for device in snapshot.devices:
         for process in device.processes or ():
+            identity: Identity = (process.pid, process.start_ticks)
+            workload = recent.agents.get(identity)
             yield Subject(
                 (("gpu", str(device.index)), ("pid", str(process.pid)), ("uuid", device.uuid)),
-                {"used_bytes": process.used_bytes, "used_ratio": _ratio(process.used_bytes, device.size_bytes)},
-                partial(_process_texts, device, process),
+                {
+                    "used_bytes": process.used_bytes,
+                    "used_ratio": _ratio(process.used_bytes, device.size_bytes),
+                    "agent_gone": None if workload is None else float(identity in recent.silent),
+                },
+                partial(_process_texts, device, process, workload or ""),
+                (workload or "", process.comm or ""),
             )
 
 
-def _pools(snapshot: Snapshot, ledger: Ledger) -> Iterator[Subject]:
+def _pools(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Subject]:
+    devices = {device.uuid: device for device in snapshot.devices}
     for report in snapshot.reports:
         for pool in report.pools:
+            device, track = devices.get(pool.device_uuid), recent.pools[pool_of(report, pool)]
             yield Subject(
                 (
                     ("allocator", pool.allocator),
+                    ("gpu", str(device.index) if device else ""),
                     ("pid", str(report.pid)),
                     ("uuid", pool.device_uuid),
                     ("workload", report.workload),
@@ -125,73 +150,116 @@ def _pools(snapshot: Snapshot, ledger: Ledger) -> Iterator[Subject]:
                     "reclaimable_bytes": pool.reclaimable.likely,
                     "stranded_bytes": pool.stranded_bytes,
                     "stranded_ratio": _ratio(pool.stranded_bytes, pool.held_bytes),
+                    "fragmentation_ratio": _fragmentation(device, recent, track),
                     "ooms": pool.ooms,
+                    "ooms_increase": recent.increase(track.ooms, track.since),
                     "retries": pool.retries,
+                    "retries_increase": recent.increase(track.retries, track.since),
                 },
-                partial(_pool_texts, report, pool),
+                partial(_pool_texts, device, report, pool),
             )
 
 
-def _workloads(snapshot: Snapshot, ledger: Ledger) -> Iterator[Subject]:
-    named: defaultdict[str, list[PoolUsage]] = defaultdict(list)
+def _fragmentation(device: DeviceReading | None, recent: Recent, track: Track) -> float | None:
+    if device is None or not device.size_bytes:
+        return None
+    return recent.fragmentation(track) if track.kept >= FRAGMENTED_FROM * device.size_bytes else 0.0
+
+
+def _workloads(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Subject]:
+    partly = {recent.agents[identity] for identity in recent.silent}
+    named: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for report in snapshot.reports:
         if report.workload:
-            named[report.workload] += report.pools
-    for workload, pools in named.items():
-        values = {
-            "live_bytes": _sum(pool.live_bytes for pool in pools),
-            "reclaimable_bytes": _sum(pool.reclaimable.likely for pool in pools),
-            "stranded_bytes": _sum(pool.stranded_bytes for pool in pools),
-        }
-        yield Subject((("workload", workload),), values, partial(_workload_texts, workload, values))
+            sums = named[report.workload]
+            for pool in outermost(report.pools):
+                sums[0] += pool.live_bytes
+                sums[1] += pool.held_bytes
+                sums[2] += pool.reclaimable.likely
+                sums[3] += pool.stranded_bytes
+    for workload, sums in named.items():
+        values = dict(zip(_SUMS, map(float, sums), strict=True))
+        known: Mapping[str, float | None] = dict.fromkeys(_SUMS) if workload in partly else values
+        yield Subject((("workload", workload),), known, partial(_workload_texts, workload, values))
 
 
-def _daemon(snapshot: Snapshot, ledger: Ledger) -> Iterator[Subject]:
-    source = snapshot.source
-    values: dict[str, float | None] = {
-        "driver_up": None if source.reason == RELEASED else float(source.up),
+_SUMS = ("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes")
+
+
+def _daemon(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Subject]:
+    source, writable = snapshot.source, snapshot.store_writable
+    values = {
+        "driver_up": None if source.reason in (STARTING, RELEASED) else float(source.up),
         "driver_responsive": float(source.responsive),
         "agents": float(len(snapshot.reports)),
+        "store_writable": None if writable is None else float(writable),
     }
     yield Subject((), values, lambda: {"reason": source.detail or source.reason})
 
 
-def _device_texts(device: DeviceReading, cached: int | None, unclaimed: int | None) -> dict[str, str]:
+def _device_texts(
+    device: DeviceReading,
+    own: _Holdings,
+    cached: int | None,
+    stranded: int | None,
+    unclaimed: int | None,
+    xids: Mapping[int, int],
+) -> dict[str, str]:
+    top = max(device.processes or (), key=lambda process: process.used_bytes or 0, default=None)
+    name = "" if top is None else own.programs.get(top.pid) or top.comm or "unknown program"
+    pid = max(own.caches, key=lambda pid: own.caches[pid], default=None)
+    comms = {process.pid: process.comm for process in device.processes or ()}
+    cache = "" if pid is None else own.programs.get(pid) or comms.get(pid) or "unknown program"
+    return {
+        **_named(device),
+        "used": _size(device.used_bytes),
+        "free": _size(device.free_bytes),
+        "reclaimable": _size(cached),
+        "stranded": _size(stranded),
+        "unclaimed": _size(unclaimed),
+        "top_process": f"{name} (pid {top.pid}, {_size(top.used_bytes)})" if top else "no visible process",
+        "top_cache": f"{cache} (pid {pid}, {_size(own.caches[pid])})"
+        if pid is not None
+        else "no program with an agent",
+        "xids": ", ".join(f"{xid} ({count} times)" for xid, count in sorted(xids.items()) if count),
+    }
+
+
+def _process_texts(device: DeviceReading, process: ProcessUsage, workload: str) -> dict[str, str]:
+    return {
+        **_named(device),
+        "pid": str(process.pid),
+        "comm": process.comm or "unknown program",
+        "workload": workload,
+        "used": _size(process.used_bytes),
+        "state": process.state or "unknown",
+    }
+
+
+def _pool_texts(device: DeviceReading | None, report: AgentReport, pool: PoolUsage) -> dict[str, str]:
+    return {
+        **(_named(device) if device else {"gpu": "?", "uuid": pool.device_uuid, "name": "?", "size": _size(None)}),
+        "pid": str(report.pid),
+        "workload": report.workload,
+        "allocator": pool.allocator,
+        "live": _size(pool.live_bytes),
+        "held": _size(pool.held_bytes),
+        "reclaimable": _size(pool.reclaimable.likely),
+        "stranded": _size(pool.stranded_bytes),
+    }
+
+
+def _workload_texts(workload: str, sums: Mapping[str, float]) -> dict[str, str]:
+    return {"workload": workload, **{name.removesuffix("_bytes"): _size(value) for name, value in sums.items()}}
+
+
+def _named(device: DeviceReading) -> dict[str, str]:
     return {
         "gpu": str(device.index),
         "uuid": device.uuid,
         "name": device.name,
         "size": _size(device.size_bytes),
-        "used": _size(device.used_bytes),
-        "reclaimable": _size(cached),
-        "unclaimed": _size(unclaimed),
     }
-
-
-def _process_texts(device: DeviceReading, process: ProcessUsage) -> dict[str, str]:
-    return {
-        "gpu": str(device.index),
-        "uuid": device.uuid,
-        "name": device.name,
-        "pid": str(process.pid),
-        "comm": process.comm or "?",
-        "used": _size(process.used_bytes),
-    }
-
-
-def _pool_texts(report: AgentReport, pool: PoolUsage) -> dict[str, str]:
-    return {
-        "uuid": pool.device_uuid,
-        "pid": str(report.pid),
-        "workload": report.workload,
-        "allocator": pool.allocator,
-        "held": _size(pool.held_bytes),
-        "reclaimable": _size(pool.reclaimable.likely),
-    }
-
-
-def _workload_texts(workload: str, values: Mapping[str, float]) -> dict[str, str]:
-    return {"workload": workload, "reclaimable": _size(values["reclaimable_bytes"])}
 
 
 def _size(value: float | None) -> str:
@@ -202,11 +270,7 @@ def _ratio(part: int | None, whole: int | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def _sum(values: Iterable[int]) -> float:
-    return float(sum(values))
-
-
-_SCOPES: Mapping[Scope, Callable[[Snapshot, Ledger], Iterator[Subject]]] = {
+_SCOPES: Mapping[Scope, Callable[[Snapshot, Ledger, Recent], Iterator[Subject]]] = {
     "device": _devices,
     "process": _processes,
     "pool": _pools,

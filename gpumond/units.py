@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
+_DURATION = re.compile(r"\d+(?:\.\d+)?|(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
 _SECONDS: dict[str | None, float] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 _LEVEL = re.compile(r"(-?\d+(?:\.\d+)?)\s*(%|B|[KMGT]iB|[kMGT]B)?")
 _FACTORS: dict[str | None, float] = {
@@ -16,11 +17,11 @@ _FACTORS: dict[str | None, float] = {
 
 
 def seconds(value: object) -> float:
-    """Seconds from a number or from text as in ``1.5s``, ``5m``, ``1h``. Raises ValueError."""
+    """Seconds from a number or from text as in ``1.5s``, ``5m``, ``1h30m``. Raises ValueError."""
     match = _DURATION.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
         raise ValueError("expected a duration such as 30s, 5m or 1h")
-    return float(match[1]) * _SECONDS[match[2]]
+    return sum(float(number) * _SECONDS[unit or None] for number, unit in _PART.findall(match[0]))
 
 
 def level(value: object) -> float:

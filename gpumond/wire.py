@@ -137,12 +137,20 @@ def clean(value: object) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+SERVICE_SOCKET = "/run/gpumond/agent.sock"
+
+
 def default_socket(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Where daemon and agents meet if nobody says otherwise; None if this user has no runtime directory."""
-    if os.geteuid() == 0:
-        return "/run/gpumond/agent.sock"
-    runtime = environ.get("XDG_RUNTIME_DIR")
-    return os.path.join(runtime, "gpumond", "agent.sock") if runtime else None
+    """Where daemon and agents meet if nobody says otherwise; None if this user has no directory of his own."""
+    return SERVICE_SOCKET if os.geteuid() == 0 else own_socket(environ)
+
+
+def own_socket(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Where a daemon of this user alone would be: in the runtime directory or, without one, below the home."""
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        return os.path.join(runtime, "gpumond", "agent.sock")
+    home = environ.get("HOME")
+    return os.path.join(home, ".local", "state", "gpumond", "agent.sock") if home else None
 
 
 def trusted_uids() -> frozenset[int]:

@@ -47,7 +47,7 @@ class RunningDaemon:
         self.url = f"http://127.0.0.1:{free_port()}"
         self.log = directory / "log"
         command = [sys.executable, "-m", "gpumond", verb, "--listen", self.url.removeprefix("http://")]
-        command += ["--socket", str(self.socket), *options]
+        command += ["--socket", str(self.socket), "--state-dir", str(directory / "state"), *options]
         self.environ = {**os.environ, **(environ or {}), "GPUMOND_SOCKET": str(self.socket), "GPUMOND_URL": self.url}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, env=self.environ, stdout=log, stderr=log)

@@ -15,7 +15,22 @@ import gpumond
 PACKAGE = Path(gpumond.__file__).parent
 EDGES = ("sources", "intake", "notify", "api", "metrics", "store")
 KNOW_MORE_THAN_ONE_EDGE = ("daemon", "cli")
-PURE = ("model", "attribution", "rules", "subjects", "engine", "units")
+PURE = (
+    "model",
+    "attribution",
+    "rules",
+    "built_in",
+    "values",
+    "subjects",
+    "recent",
+    "engine",
+    "preview",
+    "units",
+    "records",
+    "resume",
+    "audit",
+    "actions",
+)
 HOMES = {
     "pynvml": ("sources",),
     "prometheus_client": ("metrics",),
@@ -24,7 +39,7 @@ HOMES = {
     "uvicorn": ("daemon",),
     "yaml": ("config",),
     "sitecustomize": ("agent",),  # the user's own, after which ours comes
-    "pydantic": ("config", "api"),  # the two doors through which what people write comes in
+    "pydantic": ("config", "rule_config", "rule_tests", "api"),  # the doors through which what people write comes in
 }
 FORBIDDEN = ("pickle", "marshal", "shelve", "multiprocessing")
 MAX_LINES = 400

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gpumond import __version__
 from gpumond.agent.levers import LEVERS
 from gpumond.agent.link import Link
-from gpumond.wire import Bye, Cancel, Flush, Hello, Report, Result, clean
+from gpumond.wire import SERVICE_SOCKET, Bye, Cancel, Flush, Hello, Report, Result, clean, own_socket
 
 if TYPE_CHECKING:
     from gpumond.agent.loop import Loop
@@ -147,8 +147,7 @@ class Session:
 
 
 def _socket_path() -> str:
-    path = os.environ.get("GPUMOND_SOCKET")
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if not path and runtime and os.path.exists(own := os.path.join(runtime, "gpumond", "agent.sock")):
+    path, own = os.environ.get("GPUMOND_SOCKET"), own_socket()
+    if not path and own and os.path.exists(own):
         path = own
-    return path or "/run/gpumond/agent.sock"
+    return path or SERVICE_SOCKET

@@ -9,10 +9,13 @@ from typing import Literal, Protocol
 from fastapi import FastAPI
 
 from gpumond import __version__
-from gpumond.api import facts, flushes, operation, problems, release
+from gpumond.api import facts, flushes, operation, problems, release, rules
 from gpumond.api.auth import Tokens
+from gpumond.audit import AuditEntry
 from gpumond.flush import FlushAnswer, FlushRequest
 from gpumond.model import Frame, Receipt
+from gpumond.preview import PastAlert, Preview
+from gpumond.rulebook import RuleBook
 from gpumond.rules import Rule
 
 DESCRIPTION = (
@@ -34,11 +37,15 @@ class View(Protocol):
     """What the HTTP face needs of the daemon."""
 
     started_at: float
-    rules: tuple[Rule, ...]
+    rulebook: RuleBook
 
     @property
     def frame(self) -> Frame | None: ...
     def receipts(self) -> Sequence[Receipt]: ...
+    def past_alerts(self) -> Sequence[PastAlert]: ...
+    async def audit_entries(self, limit: int) -> list[AuditEntry]: ...
+    async def preview(self, rule: Rule) -> Preview: ...
+    async def reload(self, requested_by: str) -> str: ...
     def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer: ...
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]: ...
@@ -62,5 +69,6 @@ def create_app(view: View, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
     app.include_router(operation.router)
     app.include_router(facts.router, prefix="/api/v1")
     app.include_router(flushes.router, prefix="/api/v1")
+    app.include_router(rules.router, prefix="/api/v1")
     app.include_router(release.router, prefix="/api/v1")
     return app

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpumond.audit import follow
 from gpumond.model import (
     AgentReport,
     Alert,
@@ -91,3 +92,4 @@ RECEIPT = Receipt(
     started_at=TAKEN_AT,
     duration_seconds=0.34,
 )
+AUDIT_ENTRY = follow(None, TAKEN_AT, "token", "rule.delete", {"name": "device-nearly-full"})

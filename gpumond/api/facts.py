@@ -6,15 +6,16 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond import __version__
 from gpumond.api import examples
 from gpumond.api.problems import responses
+from gpumond.audit import AuditEntry
 from gpumond.model import (
     AgentReport,
     Alert,
@@ -28,7 +29,7 @@ from gpumond.model import (
     SourceState,
     Verdict,
 )
-from gpumond.rules import BUILT_IN, Rule
+from gpumond.preview import PastAlert
 
 router = APIRouter(tags=["facts"])
 
@@ -158,9 +159,19 @@ async def alerts(request: Request) -> Response:
     return answer(list[Alert], list(_frame(request).alerts))
 
 
-@router.get("/rules", summary="The rules that hold", **_json(list[Rule], [BUILT_IN[0]]))
-async def rules(request: Request) -> Response:
-    return answer(list[Rule], list(request.app.state.view.rules))
+@router.get(
+    "/alerts/history",
+    summary="Alerts that fired and are over, newest last",
+    **_json(list[PastAlert], [PastAlert(examples.ALERT, examples.TAKEN_AT)]),
+)
+async def alert_history(request: Request) -> Response:
+    return answer(list[PastAlert], list(request.app.state.view.past_alerts()))
+
+
+@router.get("/audit", summary="Changes and flushes, newest last", **_json(list[AuditEntry], [examples.AUDIT_ENTRY]))
+async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> Response:
+    """Each entry holds the hash of the one before; `gpumond audit verify` checks them on the machine itself."""
+    return answer(list[AuditEntry], await request.app.state.view.audit_entries(limit))
 
 
 @router.get("/receipts", summary="Receipts of flushes, newest last", **_json(list[Receipt], [examples.RECEIPT]))

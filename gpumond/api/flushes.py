@@ -72,7 +72,7 @@ _OK: dict[int | str, dict[str, Any]] = {
     "/flushes",
     summary="Flush programs and prove it",
     dependencies=[Depends(bearer)],
-    responses={**_OK, **responses(401, 404, 409, 422, 429, 504)},
+    responses={**_OK, **responses(401, 404, 409, 422, 429, 503, 504, 507)},
     response_model=None,
 )
 async def flushes(request: Request, body: FlushBody, requested_by: str = Depends(require_token)) -> Response:
@@ -80,6 +80,7 @@ async def flushes(request: Request, body: FlushBody, requested_by: str = Depends
 
     404: no agent matches. 409: already under way for that process. 429: flushed a moment ago. 504: an
     agent did not answer in time; the problem document carries `id`, `receipts` and `released_bytes`.
+    503, 507: the flush cannot be recorded, so it was not begun.
     """
     target = Target(body.target.pid, body.target.device, body.target.workload, body.target.all)
     order = FlushRequest(target, body.steps, body.min_reclaimable_bytes, body.dry_run, body.timeout_seconds)

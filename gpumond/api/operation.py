@@ -1,12 +1,13 @@
-"""`/metrics`, `/-/healthy`, `/-/ready`: for Prometheus and whoever keeps the daemon running."""
+"""`/metrics`, `/-/healthy`, `/-/ready`, `/-/reload`: for Prometheus and whoever keeps the daemon running."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse, Response
 
+from gpumond.api.auth import bearer, require_token
 from gpumond.api.problems import problem, responses
 
 router = APIRouter(tags=["operation"])
@@ -38,3 +39,15 @@ async def ready(request: Request) -> Response:
     if not source.up:
         return problem(503, f"no device can be read: {source.reason}: {source.detail}")
     return PlainTextResponse("gpumond is ready\n")
+
+
+@router.post(
+    "/-/reload",
+    response_class=PlainTextResponse,
+    responses=responses(401, 422),
+    dependencies=[Depends(bearer)],
+    summary="Read the configuration again",
+)
+async def reload(request: Request, by: str = Depends(require_token)) -> Response:
+    """As SIGHUP does. 422: it is wrong, and the one that held still holds; `detail` says where."""
+    return PlainTextResponse(await request.app.state.view.reload(by) + "\n")

@@ -11,9 +11,28 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from gpumond.errors import AlreadyUnderWay, CoolingDown, FlushError, NoSuchTarget
+from gpumond.errors import (
+    AlreadyUnderWay,
+    ConfigError,
+    CoolingDown,
+    FlushError,
+    GpumondError,
+    NoSuchRule,
+    NoSuchTarget,
+    RuleChanged,
+    RuleConflict,
+    StoreUnavailable,
+)
 
-STATUS: dict[type[FlushError], int] = {NoSuchTarget: 404, AlreadyUnderWay: 409, CoolingDown: 429}
+STATUS: dict[type[GpumondError], int] = {
+    NoSuchTarget: 404,
+    AlreadyUnderWay: 409,
+    CoolingDown: 429,
+    NoSuchRule: 404,
+    RuleConflict: 409,
+    RuleChanged: 412,
+    ConfigError: 422,
+}
 
 
 class Problem(BaseModel):
@@ -52,10 +71,21 @@ def install(app: FastAPI) -> None:
         place = ".".join(str(part) for part in wrong["loc"])
         return problem(422, f"{place}: {wrong['msg'].removeprefix('Value error, ')}")
 
+    @app.exception_handler(NoSuchRule)
+    @app.exception_handler(RuleConflict)
+    @app.exception_handler(RuleChanged)
+    @app.exception_handler(ConfigError)
+    async def refused(request: Request, error: GpumondError) -> JSONResponse:
+        return problem(STATUS[type(error)], str(error))
+
     @app.exception_handler(FlushError)
     async def flush_error(request: Request, error: FlushError) -> JSONResponse:
         headers = {"Retry-After": f"{error.retry_after_seconds:.0f}"} if isinstance(error, CoolingDown) else None
         return problem(STATUS[type(error)], str(error), headers)
+
+    @app.exception_handler(StoreUnavailable)
+    async def store_unavailable(request: Request, error: StoreUnavailable) -> JSONResponse:
+        return problem(507 if error.full else 503, f"{error}; nothing was changed")
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> JSONResponse:

@@ -27,6 +27,8 @@ VERBS = {
     "run": "start an unmodified program with the agent inside",
     "doctor": "what works on this machine, what does not, and the mend",
     "check-config": "check a configuration file",
+    "rules": "check rules, and test them on series of values",
+    "audit": "who changed and flushed what, and whether the record is whole",
 }
 
 

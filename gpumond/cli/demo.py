@@ -33,13 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settings = load(arguments.config, flags(arguments) | {"source": "sim"})
     with tempfile.TemporaryDirectory(prefix="gpumond-demo-") as directory:
+
+        def reload() -> Settings:
+            given = {name: value for name, value in flags(arguments).items() if value is not None}
+            return load(arguments.config, {"state_dir": directory} | given | {"source": "sim"})
+
+        settings = reload()
         create(Path(directory) / "card0", CARD)
         os.environ["GPUMOND_SIM_DIR"] = directory
         with _programs(Path(directory) / "card0", settings):
             print(_welcome(settings), flush=True)
-            return serve(settings, "sim")
+            return serve(settings, "sim", reload)
 
 
 @contextmanager

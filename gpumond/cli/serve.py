@@ -7,6 +7,7 @@ import asyncio
 import ctypes
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,24 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settings = load(arguments.config, flags(arguments))
-    return serve(settings, choose_source(settings.source))
+    def reload() -> Settings:
+        return load(arguments.config, flags(arguments))
+
+    settings = reload()
+    return serve(settings, choose_source(settings.source), reload)
 
 
 def flags(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(arguments, name, None) for name in SETTINGS}
 
 
-def serve(settings: Settings, source: str) -> int:
+def serve(settings: Settings, source: str, reload: Callable[[], Settings]) -> int:
     """Runs the daemon in this process until it is told to stop."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     from gpumond import daemon
 
-    asyncio.run(daemon.serve(settings, source))
+    asyncio.run(daemon.serve(settings, source, reload))
     return DONE
 
 

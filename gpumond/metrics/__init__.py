@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, exposition
@@ -18,6 +19,8 @@ from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Frame
 
 GZIP_LEVEL = 1
+MAX_SERIES = 50_000
+"""Of one frame; those of the last families of the catalogue are left out first."""
 
 Compat = Literal["dcgm"]
 
@@ -34,8 +37,8 @@ class Exposition:
     With ``also`` the page has the families of that other exporter beside ours.
     """
 
-    def __init__(self, telemetry: Telemetry, also: Compat | None = None) -> None:
-        self._telemetry = telemetry
+    def __init__(self, telemetry: Telemetry, also: Compat | None = None, max_series: int = MAX_SERIES) -> None:
+        self._telemetry, self._max_series = telemetry, max_series
         self._ours = [own_metrics, dcgm.metrics] if also else [own_metrics]
         self._frame: Frame | None = None
         self._pages: dict[tuple[bool, Compat | None], Page] = {}
@@ -57,25 +60,30 @@ class Exposition:
         registry = CollectorRegistry()
         if frame is not None:
             for metrics in [dcgm.metrics, xid_metrics] if compat else self._ours:
-                registry.register(FrameCollector(metrics, frame))
+                registry.register(FrameCollector(partial(self._capped, metrics, frame)))
         if compat is None:
             registry.register(self._telemetry.registry)
         module = openmetrics if wants_openmetrics else exposition
         plain = module.generate_latest(registry)
         return Page(module.CONTENT_TYPE_LATEST, plain, gzip.compress(plain, GZIP_LEVEL, mtime=0))
 
+    def _capped(self, metrics: Callable[[Frame], Iterable[Metric]], frame: Frame) -> Iterator[Metric]:
+        left = self._max_series
+        for metric in metrics(frame):
+            self._telemetry.series_dropped.inc(max(0, len(metric.samples) - left))
+            del metric.samples[left:]
+            left -= len(metric.samples)
+            yield metric
+
 
 class FrameCollector:
     """A prometheus_client collector of one frame."""
 
-    def __init__(self, metrics: Callable[[Frame], Iterable[Metric]], frame: Frame) -> None:
-        self._metrics, self._frame = metrics, frame
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self.collect = collect
 
     def describe(self) -> list[Metric]:
         return []
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics(self._frame)
 
 
 def own_metrics(frame: Frame) -> Iterator[Metric]:

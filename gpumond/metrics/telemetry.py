@@ -48,6 +48,21 @@ class Telemetry:
         self.ticks_skipped = Counter(
             "gpumond_ticks_skipped", "Ticks left out since the one before took too long.", registry=registry
         )
+        self._notifications = Counter(
+            "gpumond_notifications",
+            "Messages sent to a receiver, failed ones included.",
+            ["notifier"],
+            registry=registry,
+        )
+        self._notifications_failed = Counter(
+            "gpumond_notifications_failed", "Those that it did not take.", ["notifier", "reason"], registry=registry
+        )
+        self.store_writable = Gauge(
+            "gpumond_store_writable", "1 while changes and alerts can be kept on disk, else 0.", registry=registry
+        )
+        self.series_dropped = Counter(
+            "gpumond_series_dropped", "Series left out of a page since it would have had too many.", registry=registry
+        )
         build = Gauge(
             "gpumond_build_info", "Version of the daemon and its Python.", ["version", "python"], registry=registry
         )
@@ -58,6 +73,12 @@ class Telemetry:
 
     def restarted(self) -> None:
         self._restarts.inc()
+
+    def notified(self, notifier: str) -> None:
+        self._notifications.labels(notifier).inc()
+
+    def not_notified(self, notifier: str, reason: str) -> None:
+        self._notifications_failed.labels(notifier, reason).inc()
 
     def fault(self, fault: Fault) -> None:
         self._faults.labels(fault.source, fault.kind).inc()

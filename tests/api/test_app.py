@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,23 +13,66 @@ import pytest
 
 from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
-from gpumond.api.examples import DEVICE, RECEIPT, REPORT, SNAPSHOT
+from gpumond.api.examples import ALERT, AUDIT_ENTRY, DEVICE, RECEIPT, REPORT, SNAPSHOT
+from gpumond.audit import AuditEntry
+from gpumond.built_in import BUILT_IN
 from gpumond.engine import Memory, advance
-from gpumond.errors import AlreadyUnderWay, CoolingDown, FlushError, NoSuchTarget
+from gpumond.errors import (
+    AlreadyUnderWay,
+    ConfigError,
+    CoolingDown,
+    FlushError,
+    NoSuchRule,
+    NoSuchTarget,
+    RuleChanged,
+    StoreUnavailable,
+)
 from gpumond.flush import FlushAnswer, FlushRequest
 from gpumond.metrics import Compat, Exposition, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Frame, Receipt
-from gpumond.rules import BUILT_IN
+from gpumond.preview import PastAlert, Preview, preview
+from gpumond.rulebook import RuleBook
+from gpumond.rules import Rule
 
 FRAME = advance(Memory(), BUILT_IN, SNAPSHOT).frame
 TOKEN = {"Authorization": "Bearer secret"}
 
 
+class Kept:
+    """What a store does, in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.full = False
+
+    async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        return self.kept
+
+    async def put_rule(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
+        self._may_change(name, if_match)
+        self.kept[name] = (f"{len(self.kept)}-{hash(str(body))}", dict(body))
+        return self.kept[name][0]
+
+    async def delete_rule(self, name: str, actor: str, if_match: str | None = None) -> None:
+        if name not in self.kept:
+            raise NoSuchRule(f"no rule {name}")
+        self._may_change(name, if_match)
+        del self.kept[name]
+
+    def _may_change(self, name: str, if_match: str | None) -> None:
+        if self.full:
+            raise StoreUnavailable("the disk is full", full=True)
+        if if_match is not None and if_match != self.kept.get(name, ("",))[0]:
+            raise RuleChanged(f"{name} has changed")
+
+
 class View:
     def __init__(self, frame: Frame | None = FRAME, answer: FlushAnswer | FlushError | None = None) -> None:
         self.started_at = 1.0
-        self.rules = BUILT_IN
+        self.store = Kept()
+        self.rulebook = RuleBook(BUILT_IN, (), self.store)
+        self.wrong_configuration = ""
         self.frame = frame
         self.answer = answer or FlushAnswer("id", (RECEIPT,), RECEIPT.released_bytes)
         self.asked: list[FlushRequest] = []
@@ -40,6 +83,20 @@ class View:
 
     def metrics(self, accept: str, compat: Compat | None = None) -> Page:
         return self._exposition.page(self.frame, accept, compat)
+
+    def past_alerts(self) -> list[PastAlert]:
+        return [PastAlert(ALERT, 2.0)]
+
+    async def audit_entries(self, limit: int) -> list[AuditEntry]:
+        return [AUDIT_ENTRY][:limit]
+
+    async def preview(self, rule: Rule) -> Preview:
+        return preview(rule, [SNAPSHOT])
+
+    async def reload(self, requested_by: str) -> str:
+        if self.wrong_configuration:
+            raise ConfigError(self.wrong_configuration)
+        return "reloaded"
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
         self.asked.append(request)
@@ -80,7 +137,7 @@ def test_json_keys_are_the_field_names_of_the_types():
 FRAME_ROUTES = ("snapshot", "devices", "processes", "agents", "ledger", "verdicts", "alerts", "status")
 
 
-@pytest.mark.parametrize("route", [*FRAME_ROUTES, "rules", "receipts"])
+@pytest.mark.parametrize("route", [*FRAME_ROUTES, "rules", "rules/device-lost", "receipts", "alerts/history", "audit"])
 def test_read_routes_need_no_token_and_answer_503_before_the_first_frame(route: str):
     assert ask(View(), f"/api/v1/{route}").status_code == 200
     early = ask(View(frame=None), f"/api/v1/{route}")
@@ -177,7 +234,10 @@ def test_openapi_describes_every_route_with_an_example_of_its_answer():
     for path, methods in document["paths"].items():
         for operation in methods.values():
             assert operation["summary"], path
-            good = operation["responses"]["200"]["content"]
+            good = next(
+                operation["responses"][code] for code in ("200", "201", "204") if code in operation["responses"]
+            )
+            good = good.get("content", {})
             if "application/json" in good:
                 assert good["application/json"]["schema"], path
                 assert "example" in good["application/json"], path

@@ -68,7 +68,7 @@ def a_frame() -> Frame:
 
 def page(frame: Frame | None = None) -> str:
     registry = CollectorRegistry()
-    registry.register(FrameCollector(partial(dcgm.metrics, hostname="node-1"), frame or a_frame()))
+    registry.register(FrameCollector(partial(dcgm.metrics, frame or a_frame(), hostname="node-1")))
     return generate_latest(registry).decode()
 
 

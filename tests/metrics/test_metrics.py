@@ -12,12 +12,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpumond.api.examples import RECEIPT, SNAPSHOT
+from gpumond.built_in import BUILT_IN
 from gpumond.engine import Memory, advance, observe
 from gpumond.metrics import Exposition
 from gpumond.metrics.families import FAMILIES, PROCESSES_PER_DEVICE, Family
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Fault, Frame, Reading, Receipt, SourceState, Verdict
-from gpumond.rules import BUILT_IN
 from tests.making import GIB, a_device, a_process, a_snapshot
 from tests.metrics.document import document
 
@@ -119,6 +119,18 @@ def test_processes_beyond_the_cap_are_summed():
     shown = re.findall(r'gpumond_process_memory_used_bytes\{gpu="0",pid="(\w+)",uuid="GPU-a"\} (\S+)', text)
     assert len(shown) == PROCESSES_PER_DEVICE + 1
     assert float(dict(shown)["other"]) == sum(GIB + pid for pid in range(1, 31))
+
+
+def test_a_page_has_so_many_series_and_counts_what_it_leaves_out():
+    frame = full_frame()
+    everything = page(frame)
+    telemetry = Telemetry()
+    capped = Exposition(telemetry, max_series=10).page(frame, "").plain.decode()
+    names = [sample.name for family in parse_text(capped) for sample in family.samples]
+    ours = [name for name in names if f"\n{name}" in everything.partition("# HELP gpumond_flushes_total")[0]]
+    assert len(ours) == 10
+    assert float(re.search(r"^gpumond_series_dropped_total (\S+)$", capped, re.MULTILINE)[1]) > 0  # type: ignore[index]
+    assert "gpumond_series_dropped_total 0.0" in everything
 
 
 def test_texts_from_outside_cannot_break_out_of_their_label():

@@ -1,0 +1,27 @@
+"""kill -9 at random instants under rule changes and flushes: is anything lost, how soon is it serving again."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from bench.result import publish, spread
+from tests.fakenvml import FakeDriver, build
+from tests.integration.killing import Killing
+
+KILLS = 100
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        killing = Killing(Path(directory), FakeDriver(Path(directory), build(Path(directory))))
+        for _ in range(KILLS):
+            killing.round()  # raises if anything is lost
+        killing.end()
+    figures = killing.figures
+    serving = spread(figures.serving_seconds)
+    publish("kill", {"kills": figures.kills, "acknowledged": figures.acknowledged, "lost": 0, "serving_again": serving})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""The closed loop's decisions: which firing alerts flush which programs now. A fold, pure; time is an argument.
+
+An action waits its cooldown between two flushes and keeps to its number an hour. A flush that released
+nothing, or whose memory was taken again by the time of the next one, doubles that wait, so that an
+action that does not help soon hardly costs anything, and its alert says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from gpumond.model import AgentReport, Alert, PoolUsage, Receipt
+from gpumond.rules import Action, Labels, Rule
+from gpumond.units import human
+
+HOUR_SECONDS = 3600.0
+MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
+THRASHED_RATIO = 0.5
+"""Of what a flush released, this much taken again makes it one that did not help."""
+
+ANNOTATION = "action"
+
+Key = tuple[str, Labels]
+"""Rule and labels of an alert."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Flush these programs, for this alert."""
+
+    alert: Alert
+    action: Action
+    pids: tuple[int, ...]
+
+    @property
+    def key(self) -> Key:
+        return self.alert.rule, self.alert.labels
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What a flush left in a pool, and what it released; kept to see whether it was worth it."""
+
+    pid: int
+    device_uuid: str
+    allocator: str
+    held_bytes: int
+    released_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """What an action did for one alert. ``attempts``: elapsed seconds of the last hour's."""
+
+    attempts: tuple[float, ...] = ()
+    failures: int = 0
+    under_way: bool = False
+    released: tuple[Released, ...] = ()
+    note: str = ""
+
+    def due_at(self, action: Action) -> float:
+        if not self.attempts:
+            return float("-inf")
+        wait = action.cooldown_seconds * 2.0 ** min(self.failures, 30)
+        return self.attempts[-1] + max(action.cooldown_seconds, min(wait, MAX_WAIT_SECONDS))
+
+
+Tracks = Mapping[Key, Track]
+
+
+def decide(
+    rules: Iterable[Rule], alerts: Iterable[Alert], reports: Sequence[AgentReport], tracks: Tracks, elapsed: float
+) -> tuple[list[Order], Tracks]:
+    """The flushes that are due now; their tracks are then ``under_way`` until ``conclude``."""
+    actions = {rule.name: rule.action for rule in rules if rule.action is not None}
+    if not actions:
+        return [], tracks
+    own = dict(tracks)
+    orders: list[Order] = []
+    for alert in alerts:
+        action = actions.get(alert.rule)
+        if action is None or alert.phase != "firing":
+            continue
+        key = (alert.rule, alert.labels)
+        track = _judged(own.get(key, Track()), action, reports, elapsed)
+        pids = tuple(_programs(alert, action, reports))
+        due = not track.under_way and elapsed >= track.due_at(action)
+        if pids and due and _attempts(own, alert.rule, elapsed) < action.max_per_hour:
+            orders.append(Order(alert, action, pids))
+            track = replace(track, under_way=True, attempts=(*_recent(track, elapsed), elapsed), released=())
+        if track != Track():
+            own[key] = track
+    return orders, own
+
+
+def conclude(tracks: Tracks, order: Order, receipts: Sequence[Receipt], problem: str = "") -> Tracks:
+    """The tracks once the flush is over; ``problem`` says why there was none."""
+    track = tracks.get(order.key, Track())
+    released = sum(receipt.released_bytes for receipt in receipts)
+    failed = released <= 0 and not (order.action.dry_run and receipts)
+    track = replace(
+        track,
+        under_way=False,
+        failures=track.failures + 1 if failed else track.failures,
+        released=tuple(_released(receipts)),
+    )
+    note = _note(order, receipts, problem)
+    if failed:
+        note += f"; next try in {_wait(track, order.action)}"
+    return {**tracks, order.key: replace(track, note=note)}
+
+
+def remembered(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
+    """The tracks of a daemon that starts: no restart makes an action forget what it did in the last hour.
+
+    ``attempts`` are unix seconds, oldest first.
+    """
+    tracks: dict[Key, Track] = {}
+    for key, at in attempts:
+        ago = max(0.0, now - at)
+        if ago < HOUR_SECONDS:
+            tracks[key] = Track((*tracks.get(key, Track()).attempts, -ago))
+    return tracks
+
+
+def annotate(alerts: Iterable[Alert], tracks: Tracks) -> tuple[Alert, ...]:
+    """The alerts, with what an action did about each as an annotation."""
+    if not tracks:
+        return tuple(alerts)
+    return tuple(
+        replace(alert, annotations=(*alert.annotations, (ANNOTATION, note)))
+        if (note := tracks.get((alert.rule, alert.labels), Track()).note)
+        else alert
+        for alert in alerts
+    )
+
+
+def forget(tracks: Tracks, alerts: Iterable[Alert], elapsed: float) -> Tracks:
+    """Without those of alerts that are over for longer than any wait counts."""
+    active = {(alert.rule, alert.labels) for alert in alerts}
+    return {
+        key: track if key in active else replace(track, note="")
+        for key, track in tracks.items()
+        if key in active or track.under_way or (track.attempts and elapsed - track.attempts[-1] < MAX_WAIT_SECONDS)
+    }
+
+
+def _judged(track: Track, action: Action, reports: Sequence[AgentReport], elapsed: float) -> Track:
+    """The track once its last flush is old enough to tell whether it helped."""
+    if not track.released or track.under_way or elapsed < track.due_at(action):
+        return track
+    pools = {(report.pid, pool.device_uuid, pool.allocator): pool for report in reports for pool in report.pools}
+    released = sum(each.released_bytes for each in track.released)
+    if sum(_taken(each, pools) for each in track.released) < THRASHED_RATIO * released:
+        return replace(track, failures=0, released=())
+    track = replace(track, failures=track.failures + 1, released=())
+    note = f"the programs took again what the last flush released ({human(released)})"
+    return replace(track, note=f"{note}; next try in {_wait(track, action)} from that one")
+
+
+def _taken(each: Released, pools: Mapping[tuple[int, str, str], PoolUsage]) -> int:
+    pool = pools.get((each.pid, each.device_uuid, each.allocator))
+    return max(0, min(each.released_bytes, pool.held_bytes - each.held_bytes)) if pool else 0
+
+
+def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[int]:
+    """The programs that the alert is about, may be flushed, and have enough to give."""
+    labels = dict(alert.labels)
+    for report in reports:
+        if report.flush_policy == "never" or not any(fnmatchcase(report.workload, glob) for glob in action.workloads):
+            continue
+        if labels.get("pid", str(report.pid)) != str(report.pid):
+            continue
+        if labels.get("workload", report.workload) != report.workload:
+            continue
+        pools = [pool for pool in report.pools if labels.get("uuid", pool.device_uuid) == pool.device_uuid]
+        if sum(pool.reclaimable.likely for pool in pools) >= max(1, action.min_reclaimable_bytes):
+            yield report.pid
+
+
+def _recent(track: Track, elapsed: float) -> tuple[float, ...]:
+    return tuple(at for at in track.attempts if elapsed - at < HOUR_SECONDS)
+
+
+def _attempts(tracks: Tracks, rule: str, elapsed: float) -> int:
+    return sum(len(_recent(track, elapsed)) for (name, _), track in tracks.items() if name == rule)
+
+
+def _released(receipts: Iterable[Receipt]) -> Iterator[Released]:
+    for receipt in receipts:
+        if receipt.released_bytes > 0 and receipt.after and receipt.device_uuid and receipt.allocator:
+            yield Released(
+                receipt.pid,
+                receipt.device_uuid,
+                receipt.allocator,
+                receipt.after.held_bytes,
+                receipt.released_bytes,
+            )
+
+
+def _wait(track: Track, action: Action) -> str:
+    seconds = track.due_at(action) - track.attempts[-1] if track.attempts else action.cooldown_seconds
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
+def _note(order: Order, receipts: Sequence[Receipt], problem: str) -> str:
+    if not receipts:
+        return f"no flush: {problem or 'no receipt'}"
+    programs = ", ".join(dict.fromkeys(receipt.workload or f"pid {receipt.pid}" for receipt in receipts))
+    expected = human(sum(receipt.expected.likely for receipt in receipts if receipt.expected))
+    if order.action.dry_run:
+        return f"rehearsed: a flush of {programs} would return {expected}"
+    released = sum(receipt.released_bytes for receipt in receipts)
+    if released > 0:
+        return f"flushed {programs}: {human(released)} released of {expected} expected"
+    reasons = "; ".join(dict.fromkeys(f"{each.outcome}: {each.reason}".rstrip(": ") for each in receipts))
+    return f"a flush of {programs} released nothing ({reasons})"

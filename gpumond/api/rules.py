@@ -1,0 +1,114 @@
+"""Rules over HTTP: read, made, replaced, removed, and tried out on the last hour."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, HTTPException, Request
+from fastapi.responses import Response
+from pydantic import TypeAdapter
+
+from gpumond.api import examples
+from gpumond.api.auth import bearer, require_token
+from gpumond.api.problems import responses
+from gpumond.built_in import BUILT_IN
+from gpumond.preview import PastAlert, Preview
+from gpumond.rule_config import RuleConfig, written
+from gpumond.rulebook import RuleBook, RuleEntry
+
+router = APIRouter(tags=["rules"])
+
+BODY = written(BUILT_IN[0])
+ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
+PREVIEW = Preview(
+    examples.TAKEN_AT - 3600, examples.TAKEN_AT, 30.0, 120, (PastAlert(examples.ALERT, examples.TAKEN_AT - 600),)
+)
+ENTRIES = TypeAdapter(list[RuleEntry])
+ONE = TypeAdapter(RuleEntry)
+PREVIEWED = TypeAdapter(Preview)
+
+IfMatch = Annotated[str | None, Header(description="The ETag of the rule that is meant; another one is a 412.")]
+
+
+def _answers(status: int, kind: Any, example: Any, *problems: int) -> dict[str, Any]:
+    content = {"application/json": {"example": TypeAdapter(kind).dump_python(example, mode="json")}}
+    return {
+        "response_model": None,
+        "status_code": status,
+        "responses": {status: {"model": kind, "content": content}, **responses(*problems)},
+    }
+
+
+def _book(request: Request) -> RuleBook:
+    book: RuleBook = request.app.state.view.rulebook
+    return book
+
+
+def _tag(if_match: str | None) -> str | None:
+    return None if if_match in (None, "*") else if_match.strip().removeprefix("W/").strip('"')
+
+
+def _entry(entry: RuleEntry, status: int = 200) -> Response:
+    headers = {"ETag": f'"{entry.etag}"', "Location": f"/api/v1/rules/{entry.name}"}
+    return Response(ONE.dump_json(entry), status, headers, media_type="application/json")
+
+
+CHANGES = [Depends(bearer)]
+
+
+@router.get("/rules", summary="The rules that hold, and whose they are", **_answers(200, list[RuleEntry], [ENTRY]))
+async def rules(request: Request) -> Response:
+    return Response(ENTRIES.dump_json(_book(request).entries()), media_type="application/json")
+
+
+@router.get("/rules/{name}", summary="One rule, with its ETag", **_answers(200, RuleEntry, ENTRY, 404))
+async def rule(request: Request, name: str) -> Response:
+    return _entry(_book(request).get(name))
+
+
+@router.post(
+    "/rules",
+    summary="Make a rule",
+    dependencies=CHANGES,
+    **_answers(201, RuleEntry, ENTRY, 401, 409, 422, 503, 507),
+)
+async def make(request: Request, body: RuleConfig, by: str = Depends(require_token)) -> Response:
+    return _entry(await _book(request).put(body, by, new=True), 201)
+
+
+@router.put(
+    "/rules/{name}",
+    summary="Make or replace a rule",
+    dependencies=CHANGES,
+    **_answers(200, RuleEntry, ENTRY, 401, 409, 412, 422, 503, 507),
+)
+async def replace(
+    request: Request, name: str, body: RuleConfig, if_match: IfMatch = None, by: str = Depends(require_token)
+) -> Response:
+    if body.name != name:
+        raise HTTPException(422, f"body.name: {body.name!r} is not the rule of this address, {name!r}")
+    return _entry(await _book(request).put(body, by, _tag(if_match)))
+
+
+@router.delete(
+    "/rules/{name}",
+    summary="Remove a rule",
+    dependencies=CHANGES,
+    status_code=204,
+    response_model=None,
+    responses=responses(401, 404, 409, 412, 503, 507),
+)
+async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_token)) -> Response:
+    await _book(request).delete(name, by, _tag(if_match))
+    return Response(status_code=204)
+
+
+@router.post(
+    "/rules/preview",
+    summary="Would this rule have fired in the last hour?",
+    **_answers(200, Preview, PREVIEW, 422),
+)
+async def preview(request: Request, body: RuleConfig) -> Response:
+    """Changes nothing. One snapshot per half minute is kept: what was shorter is not seen."""
+    seen: Preview = await request.app.state.view.preview(body.rule())
+    return Response(PREVIEWED.dump_json(seen), media_type="application/json")

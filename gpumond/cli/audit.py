@@ -1,0 +1,69 @@
+"""``gpumond audit [verify]``: who changed and flushed what, and whether the record is whole."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from gpumond.cli import DONE, FAILED, client
+from gpumond.cli.table import table
+
+FORMAT = "%Y-%m-%d %H:%M:%S"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        nargs="?",
+        choices=("show", "verify"),
+        default="show",
+        help="verify: check the chain of hashes, on this machine",
+    )
+    parser.add_argument("--limit", type=int, default=100, metavar="N", help="show the newest N entries (100)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="verify: the daemon's configuration")
+    parser.add_argument("--state-dir", type=Path, metavar="PATH", help="verify: where the daemon keeps its state")
+    client.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return _verify(arguments) if arguments.what == "verify" else _show(arguments)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    entries = client.get(arguments.url, f"/api/v1/audit?limit={arguments.limit}")
+    print(
+        json.dumps(entries, indent=2)
+        if arguments.json
+        else table((">SEQ", "AT", "BY", "WHAT", "DETAIL"), _rows(entries))
+    )
+    return DONE
+
+
+def _rows(entries: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+    for entry in entries:
+        detail = json.dumps(entry["detail"])
+        at = datetime.fromtimestamp(entry["at"]).strftime(FORMAT)
+        yield [
+            str(entry["seq"]),
+            at,
+            entry["actor"],
+            entry["action"],
+            detail if len(detail) <= 80 else f"{detail[:79]}…",
+        ]
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from gpumond.config import load
+    from gpumond.store import verify_audit
+
+    file = load(arguments.config, {"state_dir": arguments.state_dir}).store_file()
+    wrong = verify_audit(file)
+    if arguments.json:
+        print(json.dumps({"file": str(file), "problems": wrong}, indent=2))
+    else:
+        print("\n".join(f"{file}: {problem}" for problem in wrong) or f"{file}: the chain of the audit is whole")
+    return FAILED if wrong else DONE

@@ -1,0 +1,62 @@
+"""``gpumond rules check|test FILE``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from gpumond import rule_tests
+from gpumond.cli import DONE, FAILED
+from gpumond.config import load
+from gpumond.rule_config import written
+from gpumond.rules import Rule, readable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(dest="what", metavar="check|test", required=True)
+    check = what.add_parser("check", help="check the rules of a configuration file, and show which are in force")
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("--json", action="store_true", help="print the rules in force, as JSON")
+    test = what.add_parser("test", help="run a file of tests: series, times, expected alerts (docs/rules.md)")
+    test.add_argument("file", type=Path, metavar="FILE", nargs="+")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return _check(arguments) if arguments.what == "check" else _test(arguments.file)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    settings = load(arguments.file, environ={})
+    rules = settings.active_rules()
+    if arguments.json:
+        print(json.dumps([written(rule) for rule in rules], indent=2))
+        return DONE
+    own = {rule.name for rule in settings.rules}
+    print(f"{arguments.file}: {len(own)} rules of its own, {len(rules)} in force")
+    for rule in rules:
+        print(f"  {rule.name}{'' if rule.name in own else ' (built in)'}: {_sentence(rule)}")
+    return DONE
+
+
+def _sentence(rule: Rule) -> str:
+    side, level = ("above", rule.above) if rule.above is not None else ("below", rule.below)
+    held = f" for {rule.for_seconds:g} s" if rule.for_seconds else ""
+    whom = "".join(f", {name} {pattern}" for name, pattern in rule.match)
+    return f"{rule.scope} {rule.value} {side} {readable(rule.value, level or 0.0)}{held}{whom}"
+
+
+def _test(files: list[Path]) -> int:
+    failed = False
+    for file in files:
+        count, failures = rule_tests.run(file)
+        failed = failed or bool(failures)
+        print(f"{file}: {count - len(failures)} of {count} expectations met")
+        for failure in failures:
+            print(
+                f"  FAILED {failure.test}: {failure.alertname} at {failure.eval_time:g} s\n"
+                f"  expected\n    {failure.expected}\n  got\n    {failure.got}",
+                file=sys.stderr,
+            )
+    return FAILED if failed else DONE

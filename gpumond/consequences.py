@@ -1,0 +1,116 @@
+"""What follows from a frame's alerts: who is told, which programs are flushed, what is kept for a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpumond.actions import Key, Order, Tracks, annotate, conclude, decide, forget, remembered
+from gpumond.audit import AuditEntry
+from gpumond.errors import FlushError, StoreUnavailable
+from gpumond.flush import FlushAnswer, FlushRequest, Target
+from gpumond.model import Alert, Receipt, Snapshot
+from gpumond.records import Labels
+from gpumond.resume import kept, resume
+from gpumond.rules import Activities, Rule
+
+if TYPE_CHECKING:
+    from gpumond.notify.outbox import Outbox
+    from gpumond.store import Store
+
+ACTION = "action"
+"""The audit's word for a rule that is about to flush."""
+
+
+class Consequences:
+    """``flush`` is the one path by which anything is flushed; ``began`` the monotonic time of elapsed 0."""
+
+    def __init__(
+        self,
+        store: Store,
+        outbox: Outbox,
+        flush: Callable[[FlushRequest, str], Awaitable[FlushAnswer]],
+        began: float,
+    ) -> None:
+        self._store, self._outbox, self._flush, self._began = store, outbox, flush, began
+        self._tracks: Tracks = {}
+        self._news: dict[Labels, Alert] = {}
+        self._flushing: dict[Labels, Alert] = {}
+        self._kept: object = None
+        self._tasks: set[asyncio.Future[None]] = set()
+
+    async def resume(self) -> Mapping[str, Activities]:
+        """The alerts as the daemon before left them; what its actions did lately is not forgotten either."""
+        try:
+            alerts, alive = await self._store.kept()
+            entries = await self._store.audit_entries()
+        except StoreUnavailable:
+            return {}
+        attempts = [
+            (
+                (entry.actor.removeprefix("rule:"), tuple((name, text) for name, text in entry.detail["labels"])),
+                entry.at,
+            )
+            for entry in entries
+            if entry.action == ACTION
+        ]
+        self._tracks = remembered(attempts, time.time())
+        return resume(alerts, alive, time.time())
+
+    def follow(
+        self, rules: Sequence[Rule], alerts: Sequence[Alert], snapshot: Snapshot, activities: Mapping[str, Activities]
+    ) -> tuple[Alert, ...]:
+        """Sets everything in motion and waits for none of it. The alerts, with what was done about them."""
+        elapsed = snapshot.elapsed_seconds
+        orders, tracks = decide(rules, alerts, snapshot.reports, self._tracks, elapsed)
+        self._tracks = forget(tracks, alerts, elapsed)
+        for order in orders:
+            self._start(self._carry_out(order))
+        alerts = annotate(alerts, self._tracks)
+        news, self._news = self._news, {}
+        over = set(self._flushing) - {alert.labels for alert in alerts}  # is told with its receipts, in a moment
+        notices = self._outbox.put((*alerts, *(self._flushing[labels] for labels in over)), news)
+        state = frozenset(
+            (labels, each.alert.phase, each.active_elapsed, each.cleared_elapsed, each.alert.labels)
+            for active in activities.values()
+            for labels, each in active.items()
+        )
+        if (notices or state != self._kept) and self._store.writable:
+            self._kept = state
+            self._start(self._keep(self._store.keep(kept(activities, self._began), notices)))
+        return alerts
+
+    async def _keep(self, keeping: Awaitable[None]) -> None:
+        try:
+            await keeping
+        except StoreUnavailable:
+            self._kept = None  # once more when it is writable again
+
+    async def _carry_out(self, order: Order) -> None:
+        actor, problem = f"rule:{order.alert.rule}", ""
+        receipts: list[Receipt] = []
+        self._flushing[order.alert.labels] = order.alert
+        try:
+            if not order.action.dry_run:
+                await self._store.audit(actor, ACTION, {"labels": order.alert.labels, "pids": order.pids})
+            for pid in order.pids:
+                request = FlushRequest(Target(pid=pid), order.action.steps, dry_run=order.action.dry_run)
+                receipts += (await self._flush(request, actor)).receipts
+        except (FlushError, StoreUnavailable) as error:
+            problem = str(error)
+        finally:
+            del self._flushing[order.alert.labels]
+            self._tracks = conclude(self._tracks, order, receipts, problem)
+            (self._news[order.alert.labels],) = annotate([order.alert], self._tracks)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _attempt(entry: AuditEntry) -> tuple[Key, float]:
+    labels = tuple((name, text) for name, text in entry.detail["labels"])
+    return (entry.actor.removeprefix("rule:"), labels), entry.at

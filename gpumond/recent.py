@@ -1,0 +1,168 @@
+"""What one snapshot cannot tell: how counters grew lately, peaks, agents that fell silent. A fold, pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpumond.model import MISSED_LIMIT, AgentReport, PoolUsage, Snapshot
+
+WINDOW_SECONDS = 600.0
+BUCKET_SECONDS = 30.0
+"""The window moves in steps of this length."""
+
+OBSERVED_SECONDS = 60.0
+"""A peak is one only after so long a look."""
+
+Identity = tuple[int, int | None]
+"""(pid, start_ticks)"""
+
+Pool = tuple[int, int, str, str]
+"""(pid, start_ticks, allocator, device UUID)"""
+
+Xid = tuple[str, int]
+"""(device UUID, number)"""
+
+
+class Growth(NamedTuple):
+    """A counter as it was last, and by how much it grew in the steps of the window in which it did."""
+
+    last: int
+    grown: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def increase(self) -> int:
+        return sum(amount for _, amount in self.grown)
+
+
+class Track(NamedTuple):
+    """Of one pool: when it was first seen, the peak it last reported, and the most live and kept bytes per step.
+
+    *Kept* is what no flush returns: held less reclaimable, that is live and stranded.
+    ``live`` and ``kept`` are the most of the window.
+    """
+
+    since: float
+    reported: int | None
+    steps: tuple[tuple[float, int, int], ...]
+    live: int
+    kept: int
+    ooms: Growth | None
+    retries: Growth | None
+
+    @property
+    def short(self) -> bool:
+        """It ran out of memory, or nearly did, within the window."""
+        return bool((self.ooms and self.ooms.grown) or (self.retries and self.retries.grown))
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    elapsed: float = 0.0
+    pools: Mapping[Pool, Track] = field(default_factory=dict)
+    xids: Mapping[Xid, Growth] = field(default_factory=dict)
+    agents: Mapping[Identity, str] = field(default_factory=dict)
+    """Workload of every process that has an agent, or had one and is still on a device."""
+    silent: frozenset[Identity] = frozenset()
+    """Those of them whose agent reports no more."""
+
+    def increase(self, growth: Growth | None, since: float = 0.0) -> float | None:
+        """By how much it grew within the window; that it did not is known after a whole window only."""
+        if growth is None:
+            return None
+        return float(growth.increase) if growth.grown or self.elapsed - since >= WINDOW_SECONDS else None
+
+    def fragmentation(self, track: Track) -> float | None:
+        """1 - peak live / peak kept over the window; None until it was seen for a minute.
+
+        At a moment of low use a healthy pool looks just as split up; at its peak it is not.
+        """
+        if self.elapsed - track.since < OBSERVED_SECONDS:
+            return None
+        return 1 - min(1.0, track.live / track.kept) if track.kept else 0.0
+
+
+def pool_of(report: AgentReport, pool: PoolUsage) -> Pool:
+    return report.pid, report.start_ticks, pool.allocator, pool.device_uuid
+
+
+def remember(before: Recent, snapshot: Snapshot) -> Recent:
+    """What is known after ``snapshot``."""
+    elapsed = snapshot.elapsed_seconds
+    agents: dict[Identity, str] = {(report.pid, report.start_ticks): report.workload for report in snapshot.reports}
+    silent = frozenset(before.agents.keys() - agents.keys()) & _present(before, agents, snapshot)
+    pools: dict[Pool, Track] = {}
+    for report in snapshot.reports:
+        for usage in report.pools:
+            pool = pool_of(report, usage)
+            pools[pool] = _track(before.pools.get(pool), usage, elapsed)
+    if silent:
+        agents.update((who, before.agents[who]) for who in silent)
+        pools.update((pool, track) for pool, track in before.pools.items() if pool[:2] in silent)
+    # The count of an XID begins with the daemon, so that its first report is news.
+    xids = {
+        (seen.device_uuid, seen.xid): _grown(before.xids.get((seen.device_uuid, seen.xid), NONE), seen.count, elapsed)
+        for seen in snapshot.xids
+    }
+    return Recent(elapsed, pools, xids, agents, silent)
+
+
+NONE = Growth(0)
+
+
+def _present(before: Recent, reporting: Mapping[Identity, str], snapshot: Snapshot) -> frozenset[Identity]:
+    """The processes that are on a device; all that were, while one cannot be seen."""
+    if before.agents.keys() <= reporting.keys():
+        return frozenset()  # of no interest: nobody is silent
+    if any(device.missed >= MISSED_LIMIT for device in snapshot.devices):
+        return frozenset(before.agents)
+    return frozenset(
+        (process.pid, process.start_ticks)
+        for device in snapshot.devices
+        for process in device.processes or ()
+        if process.state != "gone"
+    )
+
+
+def _track(before: Track | None, pool: PoolUsage, elapsed: float) -> Track:
+    peak = pool.peak_live_bytes
+    # A reported peak that rose was reached within this step, however short it was.
+    rose = 0 if peak is None or (before is not None and peak == before.reported) else peak
+    live = max(pool.live_bytes, rose)
+    kept = max(live, pool.held_bytes - pool.reclaimable.likely)
+    if before is None:
+        ooms, retries = (None if count is None else Growth(count) for count in (pool.ooms, pool.retries))
+        return Track(elapsed, peak, ((elapsed, live, kept),), live, kept, ooms, retries)
+    ooms, retries = _counted(before.ooms, pool.ooms, elapsed), _counted(before.retries, pool.retries, elapsed)
+    last = before.steps[-1]
+    if elapsed - last[0] >= BUCKET_SECONDS:
+        earlier = (step for step in before.steps if step[0] > elapsed - WINDOW_SECONDS)
+        steps = (*earlier, (elapsed, live, kept))
+        most_live, most_kept = max(step[1] for step in steps), max(step[2] for step in steps)
+    elif live > last[1] or kept > last[2]:
+        steps = (*before.steps[:-1], (last[0], max(last[1], live), max(last[2], kept)))
+        most_live, most_kept = max(before.live, live), max(before.kept, kept)
+    elif ooms is before.ooms and retries is before.retries and peak == before.reported:
+        return before  # nearly every pool of nearly every tick
+    else:
+        steps, most_live, most_kept = before.steps, before.live, before.kept
+    return Track(before.since, peak, steps, most_live, most_kept, ooms, retries)
+
+
+def _counted(growth: Growth | None, count: int | None, elapsed: float) -> Growth | None:
+    if count is None:
+        return growth
+    return Growth(count) if growth is None else _grown(growth, count, elapsed)
+
+
+def _grown(growth: Growth, count: int, elapsed: float) -> Growth:
+    grown = growth.grown
+    if grown and grown[0][0] <= elapsed - WINDOW_SECONDS:
+        grown = tuple(entry for entry in grown if entry[0] > elapsed - WINDOW_SECONDS)
+    amount = count - growth.last if count >= growth.last else count  # it began anew
+    if amount and grown and elapsed - grown[-1][0] < BUCKET_SECONDS:
+        grown = (*grown[:-1], (grown[-1][0], grown[-1][1] + amount))
+    elif amount:
+        grown = (*grown, (elapsed, amount))
+    return growth if grown is growth.grown and count == growth.last else Growth(count, grown)

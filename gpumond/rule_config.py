@@ -1,0 +1,145 @@
+"""A rule as people write it, in the configuration file or over the API; docs/rules.md describes the keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from gpumond import units
+from gpumond.model import DEFAULT_STEPS, STEPS
+from gpumond.rules import PLACEHOLDER, Action, Rule, Scope
+from gpumond.values import LABELS, PLACEHOLDERS, VALUES
+
+Seconds = Annotated[float, BeforeValidator(units.seconds)]
+Level = Annotated[float, BeforeValidator(units.level)]
+
+LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class FlushConfig(Strict):
+    min_reclaimable: Level = Field(default=0.0, ge=0)
+    steps: tuple[str, ...] = DEFAULT_STEPS
+
+    @field_validator("steps")
+    @classmethod
+    def _known(cls, steps: tuple[str, ...]) -> tuple[str, ...]:
+        for step in steps:
+            if step not in STEPS:
+                raise ValueError(f"unknown step {step!r:.40}; expected some of {', '.join(STEPS)}")
+        if not steps:
+            raise ValueError(f"expected at least one of {', '.join(STEPS)}")
+        return tuple(step for step in STEPS if step in steps)
+
+
+class ActionConfig(Strict):
+    flush: FlushConfig
+    cooldown: Seconds = Field(default=600.0, ge=1)
+    max_per_hour: int = Field(default=6, ge=1, le=3600)
+    workloads: tuple[str, ...] = Field(default=("*",), min_length=1)
+    dry_run: bool = False
+
+    def action(self) -> Action:
+        least = int(self.flush.min_reclaimable)
+        return Action(least, self.flush.steps, self.cooldown, self.max_per_hour, self.workloads, self.dry_run)
+
+
+class RuleConfig(Strict):
+    name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
+    scope: Scope
+    value: str
+    above: Level | None = None
+    below: Level | None = None
+    clear: Level | None = None
+    for_: Seconds = Field(default=0.0, alias="for")
+    keep_firing_for: Seconds = 0.0
+    match: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    receivers: tuple[str, ...] = ()
+    action: ActionConfig | None = None
+
+    @field_validator("labels", "annotations")
+    @classmethod
+    def _names(cls, texts: dict[str, str]) -> dict[str, str]:
+        for name in texts:
+            if not LABEL_NAME.fullmatch(name):
+                raise ValueError(f"{name!r:.40} is no name for a label: expected letters, digits and _")
+        return texts
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RuleConfig:
+        if self.value not in VALUES[self.scope]:
+            raise ValueError(f"scope {self.scope} has no value {self.value!r}; it has {', '.join(VALUES[self.scope])}")
+        if (self.above is None) == (self.below is None):
+            raise ValueError("expected exactly one of above and below")
+        if self.clear is not None:
+            bound = self.above if self.above is not None else self.below
+            assert bound is not None
+            if (self.clear > bound) if self.above is not None else (self.clear < bound):
+                raise ValueError("clear must lie on the safe side of the level")
+        _check(self.match, LABELS[self.scope], f"scope {self.scope} has no label", "match")
+        for name, text in self.annotations.items():
+            used = PLACEHOLDER.findall(text)
+            _check(used, PLACEHOLDERS[self.scope], f"scope {self.scope} has no placeholder", f"annotations.{name}")
+        taken = [name for name in self.labels if name == "alertname" or name in LABELS[self.scope]]
+        if taken:
+            raise ValueError(f"labels: {taken[0]!r} is set by gpumond itself; choose another name")
+        if self.action is not None and self.scope == "daemon":
+            raise ValueError("action: scope daemon has nothing to flush")
+        return self
+
+    def rule(self) -> Rule:
+        return Rule(
+            self.name,
+            self.scope,
+            self.value,
+            self.above,
+            self.below,
+            self.clear,
+            self.for_,
+            self.keep_firing_for,
+            tuple(self.match.items()),
+            tuple(self.labels.items()),
+            tuple(self.annotations.items()),
+            self.receivers,
+            self.action.action() if self.action else None,
+        )
+
+
+def _check(used: Iterable[str], known: Mapping[str, str], what: str, place: str) -> None:
+    for word in used:
+        if word not in known:
+            raise ValueError(f"{place}: {what} {word!r:.40}; it has {', '.join(known) or 'none'}")
+
+
+def written(rule: Rule) -> dict[str, Any]:
+    """The rule in the words of RuleConfig, which reads it back as it was."""
+    body: dict[str, Any] = {"name": rule.name, "scope": rule.scope, "value": rule.value}
+    numbers = {
+        "above": rule.above,
+        "below": rule.below,
+        "clear": rule.clear,
+        "for": rule.for_seconds or None,
+        "keep_firing_for": rule.keep_firing_for_seconds or None,
+    }
+    body.update({name: number for name, number in numbers.items() if number is not None})
+    texts = {"match": dict(rule.match), "labels": dict(rule.labels), "annotations": dict(rule.annotations)}
+    body.update({name: own for name, own in texts.items() if own})
+    if rule.receivers:
+        body["receivers"] = list(rule.receivers)
+    if (action := rule.action) is not None:
+        body["action"] = {
+            "flush": {"min_reclaimable": action.min_reclaimable_bytes, "steps": list(action.steps)},
+            "cooldown": action.cooldown_seconds,
+            "max_per_hour": action.max_per_hour,
+            "workloads": list(action.workloads),
+            "dry_run": action.dry_run,
+        }
+    return body

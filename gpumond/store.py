@@ -1,0 +1,258 @@
+"""What outlives the daemon: rules, the audit, receipts, the state of alerts and what is still to be told.
+
+SQLite in WAL mode with synchronous=FULL: what was acknowledged is on the disk. One thread writes, so
+that the event loop waits for no disk. A store that cannot commit says so (``writable``, ``trouble``),
+refuses changes, and tries again every few seconds; the daemon goes on without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpumond import records
+from gpumond.audit import AuditEntry, canonical
+from gpumond.audit_table import append, entries
+from gpumond.audit_table import verify_audit as verify_audit
+from gpumond.database import Database
+from gpumond.errors import NoSuchRule, RuleChanged, StoreUnavailable
+from gpumond.model import Alert, Fault, Receipt
+from gpumond.records import Heartbeat, KeptAlert, Notice
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BEAT_SECONDS = 5.0
+OPEN_SECONDS = 2.0
+MAX_BYTES = 64 * 1024**2
+MAX_ENTRIES = 100_000
+MAX_RECEIPTS = 10_000
+
+
+class Store:
+    """One file. Every method that changes something returns after the commit, or raises StoreUnavailable."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        beat_seconds: float = BEAT_SECONDS,
+        max_bytes: int = MAX_BYTES,
+        max_entries: int = MAX_ENTRIES,
+    ) -> None:
+        self.path = path
+        self.writable = False
+        self.trouble = ""
+        self._set_aside: tuple[str, ...] = ()
+        self._beat_seconds, self._max_bytes, self._max_entries = beat_seconds, max_bytes, max_entries
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpumond-store")
+        self._database = Database(path, self._replaced)
+        self._beating: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Open or make the file. Never raises: a store that cannot be opened is not ``writable``, and tries again."""
+        tried = asyncio.Event()
+        self._beating = asyncio.create_task(self._beat_forever(tried))
+        try:
+            await asyncio.wait_for(tried.wait(), OPEN_SECONDS)
+        except (asyncio.TimeoutError, TimeoutError):
+            self.trouble = f"the store {self.path} takes too long to open"
+            log.error("%s; the daemon goes on without it", self.trouble)
+
+    async def close(self) -> None:
+        if self._beating:
+            self._beating.cancel()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
+        self._thread.shutdown(wait=False)
+
+    def faults(self) -> tuple[Fault, ...]:
+        """What is wrong with the store, for the snapshot."""
+        faults = [
+            Fault("store", "corrupt", None, f"{name} could not be read and is set aside in {self.path.parent}; look")
+            for name in self._set_aside
+        ]
+        if not self.writable and self.trouble:
+            faults.append(Fault("store", "not_writable", None, self.trouble))
+        return tuple(faults)
+
+    async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """By name: etag and body."""
+        rows = await self._run(lambda db: db.execute("SELECT name, etag, body FROM rules ORDER BY name").fetchall())
+        return {name: (etag, json.loads(body)) for name, etag, body in rows}
+
+    async def put_rule(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
+        """The new etag. Raises RuleChanged if ``if_match`` is given and is not the etag of what is there."""
+        text = canonical(body)
+        etag = sha256(text.encode()).hexdigest()[:16]
+
+        def put(db: sqlite3.Connection) -> str:
+            known = _etag(db, name)
+            _require(name, known, if_match)
+            db.execute("INSERT OR REPLACE INTO rules VALUES (?, ?, ?)", (name, etag, text))
+            self._record(
+                db, actor, "rule.replace" if known else "rule.create", {"name": name, "body": json.loads(text)}
+            )
+            return etag
+
+        return await self._run(put)
+
+    async def delete_rule(self, name: str, actor: str, if_match: str | None = None) -> None:
+        """Raises NoSuchRule or RuleChanged."""
+
+        def delete(db: sqlite3.Connection) -> None:
+            known = _etag(db, name)
+            if known is None:
+                raise NoSuchRule(f"the store has no rule {name}")
+            _require(name, known, if_match)
+            db.execute("DELETE FROM rules WHERE name = ?", (name,))
+            self._record(db, actor, "rule.delete", {"name": name})
+
+        await self._run(delete)
+
+    async def audit(self, actor: str, action: str, detail: Any) -> None:
+        """``detail`` is any JSON value."""
+        await self._run(lambda db: self._record(db, actor, action, detail))
+
+    async def audit_entries(self, limit: int = 1000) -> list[AuditEntry]:
+        """The newest, oldest first."""
+        return await self._run(lambda db: entries(db, limit))
+
+    async def add_receipts(self, receipts: Iterable[Receipt]) -> None:
+        rows = [(records.to_text(receipt),) for receipt in receipts]
+
+        def add(db: sqlite3.Connection) -> None:
+            db.executemany("INSERT INTO receipts (body) VALUES (?)", rows)
+            db.execute("DELETE FROM receipts WHERE seq <= (SELECT max(seq) FROM receipts) - ?", (MAX_RECEIPTS,))
+
+        await self._run(add)
+
+    async def receipts(self, limit: int = 1000) -> list[Receipt]:
+        """The newest, oldest first."""
+        query = "SELECT body FROM receipts ORDER BY seq DESC LIMIT ?"
+        rows = await self._run(lambda db: db.execute(query, (limit,)).fetchall())
+        return [records.receipt(json.loads(body)) for (body,) in reversed(rows)]
+
+    def keep(self, alerts: Iterable[KeptAlert], notices: Sequence[Notice]) -> Awaitable[None]:
+        """All alerts as they are now, and what became to be told by it, in one transaction.
+
+        Its place before whatever is called later is certain once this returns, awaited or not.
+        """
+        current = tuple(alerts)
+
+        def keep(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM alerts")
+            db.executemany("INSERT INTO alerts VALUES (?)", ((records.to_text(alert),) for alert in current))
+            queued = ((each.receiver, each.seq, each.kind, records.to_text(each.alert)) for each in notices)
+            db.executemany("INSERT OR REPLACE INTO notices VALUES (?, ?, ?, ?)", queued)
+
+        return self._settle(self._submit(keep))
+
+    async def kept(self) -> tuple[list[KeptAlert], Heartbeat | None]:
+        """The alerts that were kept, and when the daemon that kept them was last alive."""
+        rows = await self._run(lambda db: db.execute("SELECT body FROM alerts").fetchall())
+        return [records.kept_alert(json.loads(body)) for (body,) in rows], self._database.before
+
+    async def delivered(self, notices: Sequence[Notice], told: bool) -> None:
+        """These are no longer to be told; if ``told``, their receiver knows of them now."""
+
+        def deliver(db: sqlite3.Connection) -> None:
+            for each in notices:
+                db.execute("DELETE FROM notices WHERE receiver = ? AND seq = ?", (each.receiver, each.seq))
+                key = (each.receiver, canonical(each.alert.labels))
+                if each.kind == "resolved":
+                    db.execute("DELETE FROM told WHERE receiver = ? AND labels = ?", key)
+                elif told:
+                    db.execute("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", (*key, records.to_text(each.alert)))
+
+        await self._run(deliver)
+
+    async def undelivered(self, receivers: Iterable[str]) -> tuple[list[Notice], list[tuple[str, Alert]]]:
+        """What is to be told, in order, and what each of these receivers knows to fire; others' is forgotten."""
+        names = tuple(receivers)
+        among = f"({','.join('?' * len(names))})"
+
+        def load(db: sqlite3.Connection) -> tuple[list[Any], list[Any]]:
+            for table in ("notices", "told"):
+                db.execute(f"DELETE FROM {table} WHERE receiver NOT IN {among}", names)
+            return (
+                db.execute("SELECT receiver, seq, kind, alert FROM notices ORDER BY receiver, seq").fetchall(),
+                db.execute("SELECT receiver, alert FROM told").fetchall(),
+            )
+
+        notices, told = await self._run(load)
+        return (
+            [Notice(receiver, seq, kind, records.alert(json.loads(body))) for receiver, seq, kind, body in notices],
+            [(receiver, records.alert(json.loads(body))) for receiver, body in told],
+        )
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._settle(self._submit(work))
+
+    def _submit(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._database.transaction, work)
+
+    async def _settle(self, submitted: asyncio.Future[T]) -> T:
+        try:
+            done = await submitted
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from None
+        if not self.writable:
+            log.info("the store %s is writable", self.path)
+        self.writable, self.trouble = True, ""
+        return done
+
+    def _failed(self, error: Exception) -> StoreUnavailable:
+        full = "full" in str(error) or _full(self.path.parent)
+        trouble = f"the store {self.path} cannot be written: {error}{' (the disk is full)' if full else ''}"
+        if trouble != self.trouble:
+            log.error("%s; monitoring and alerting go on, changes are refused", trouble)
+        self.writable, self.trouble = False, trouble
+        return StoreUnavailable(trouble, full)
+
+    async def _beat(self) -> None:
+        def beat(db: sqlite3.Connection) -> tuple[str, ...]:
+            db.execute("INSERT OR REPLACE INTO heartbeat VALUES (1, ?, ?)", (time.time(), time.monotonic()))
+            return self._database.set_aside()
+
+        try:
+            self._set_aside = await self._run(beat)
+        except StoreUnavailable:
+            pass  # it was said
+
+    async def _beat_forever(self, tried: asyncio.Event) -> None:
+        while True:
+            await self._beat()
+            tried.set()
+            await asyncio.sleep(self._beat_seconds)
+
+    def _record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
+        append(db, actor, action, detail, max_entries=self._max_entries, max_bytes=self._max_bytes)
+
+    def _replaced(self, db: sqlite3.Connection, aside: str, reason: str) -> None:
+        self._record(db, "gpumond", "store.set-aside", {"file": aside, "reason": reason})
+
+
+def _etag(db: sqlite3.Connection, name: str) -> str | None:
+    row = db.execute("SELECT etag FROM rules WHERE name = ?", (name,)).fetchone()
+    return str(row[0]) if row else None
+
+
+def _require(name: str, known: str | None, if_match: str | None) -> None:
+    if if_match is not None and if_match != known:
+        raise RuleChanged(f"rule {name} is not what was asked for: its etag is {known or 'none, it does not exist'}")
+
+
+def _full(directory: Path) -> bool:
+    try:
+        return os.statvfs(directory).f_bavail == 0
+    except OSError:
+        return False

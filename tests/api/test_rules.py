@@ -1,0 +1,143 @@
+"""Rules over HTTP: whose they are, who may change them, and that nothing is lost between two writers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gpumond.built_in import BUILT_IN
+from gpumond.rules import Rule
+from tests.api.test_app import TOKEN, View, ask
+
+HOG: dict[str, Any] = {"name": "hog", "scope": "process", "value": "used_bytes", "above": "40GiB", "for": "5m"}
+
+
+def put(view: View, body: dict[str, Any], if_match: str | None = None) -> Any:
+    headers = TOKEN | ({"If-Match": if_match} if if_match else {})
+    return ask(view, f"/api/v1/rules/{body['name']}", "PUT", headers=headers, json=body)
+
+
+def names(view: View) -> list[str]:
+    return [rule.name for rule in view.rulebook.rules]
+
+
+def test_a_rule_is_made_read_replaced_and_removed():
+    view = View()
+    made = ask(view, "/api/v1/rules", "POST", headers=TOKEN, json=HOG)
+    assert (made.status_code, made.headers["location"]) == (201, "/api/v1/rules/hog")
+    read = ask(view, "/api/v1/rules/hog")
+    assert (
+        read.json()
+        == made.json()
+        == {
+            "name": "hog",
+            "origin": "api",
+            "etag": made.headers["etag"].strip('"'),
+            "rule": HOG | {"above": 40 * 1024**3, "for": 300},
+        }
+    )
+    replaced = put(view, read.json()["rule"] | {"above": "50GiB"}, read.headers["etag"])
+    assert (replaced.status_code, replaced.json()["rule"]["above"]) == (200, 50 * 1024**3)
+    assert view.rulebook.rules[-1].above == 50 * 1024**3
+    removed = ask(view, "/api/v1/rules/hog", "DELETE", headers=TOKEN | {"If-Match": replaced.headers["etag"]})
+    assert (removed.status_code, ask(view, "/api/v1/rules/hog").status_code, "hog" in names(view)) == (204, 404, False)
+
+
+def test_who_means_another_version_changes_nothing():
+    view = View()
+    first = ask(view, "/api/v1/rules", "POST", headers=TOKEN, json=HOG).headers["etag"]
+    assert put(view, HOG | {"above": "50GiB"}, first).status_code == 200
+    assert put(view, HOG | {"above": "60GiB"}, first).status_code == 412
+    assert ask(view, "/api/v1/rules/hog", "DELETE", headers=TOKEN | {"If-Match": first}).status_code == 412
+    assert view.rulebook.rules[-1].above == 50 * 1024**3
+
+
+def test_rules_of_the_file_and_built_in_ones_are_read_only_and_say_how_to_change_them():
+    view = View()
+    view.rulebook.configure(BUILT_IN, [Rule("mine", "device", "used_ratio", above=0.5)])
+    for name, hint in (("mine", "configuration file"), ("device-lost", "disabled_rules")):
+        body = ask(view, f"/api/v1/rules/{name}").json()["rule"]
+        refused = [put(view, body), ask(view, f"/api/v1/rules/{name}", "DELETE", headers=TOKEN)]
+        assert [answer.status_code for answer in refused] == [409, 409]
+        assert all(hint in answer.json()["detail"] for answer in refused)
+    again = ask(view, "/api/v1/rules", "POST", headers=TOKEN, json=HOG)
+    assert (again.status_code, ask(view, "/api/v1/rules", "POST", headers=TOKEN, json=HOG).status_code) == (201, 409)
+
+
+def test_every_rule_comes_back_as_it_was_shown():
+    """Reading a rule and writing it again changes nothing, whatever it uses."""
+    entries = ask(View(), "/api/v1/rules").json()
+    assert {entry["origin"] for entry in entries} == {"built-in"}
+    view = View()
+    view.rulebook.configure((), ())
+    for entry in entries:
+        assert ask(view, "/api/v1/rules", "POST", headers=TOKEN, json=entry["rule"]).json()["rule"] == entry["rule"]
+    assert view.rulebook.rules == BUILT_IN
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"value": "mood"}, "'mood'"),
+        ({"above": "lots"}, "80%"),
+        ({"below": 1}, "exactly one of above and below"),
+        ({"frequency": 1}, "frequency"),
+        ({"annotations": {"summary": "{gpu} {mood}"}}, "has no placeholder 'mood'; it has"),
+        ({"match": {"colour": "red"}}, "has no label 'colour'; it has gpu, uuid, pid"),
+        ({"labels": {"pid": "1"}}, "'pid' is set by gpumond itself"),
+        ({"labels": {"a b": "1"}}, "'a b' is no name"),
+        ({"action": {"flush": {"steps": ["reboot"]}}}, "'reboot'"),
+        ({"scope": "daemon", "value": "agents", "action": {"flush": {}}}, "nothing to flush"),
+        ({"name": "other"}, "is not the rule of this address"),
+    ],
+)
+def test_a_wrong_rule_is_told_what_is_expected(change: dict[str, Any], says: str):
+    view = View()
+    answer = ask(view, "/api/v1/rules/hog", "PUT", headers=TOKEN, json=HOG | change)
+    assert (answer.status_code, names(view)) == (422, [rule.name for rule in BUILT_IN])
+    assert says in answer.json()["detail"]
+
+
+def test_without_the_token_nothing_changes():
+    view = View()
+    assert ask(view, "/api/v1/rules", "POST", json=HOG).status_code == 401
+    assert ask(view, "/api/v1/rules/hog", "PUT", json=HOG).status_code == 401
+    assert ask(view, "/api/v1/rules/hog", "DELETE").status_code == 401
+    assert ask(view, "/-/reload", "POST").status_code == 401
+    assert not view.store.kept
+
+
+def test_a_store_that_cannot_keep_a_rule_does_not_have_it():
+    view = View()
+    view.store.full = True
+    answer = ask(view, "/api/v1/rules", "POST", headers=TOKEN, json=HOG)
+    assert (answer.status_code, "hog" in names(view)) == (507, False)
+
+
+def test_a_preview_tells_what_would_have_fired_and_changes_nothing():
+    view = View()
+    full = {"name": "full", "scope": "device", "value": "used_ratio", "above": "90%"}
+    seen = ask(view, "/api/v1/rules/preview", "POST", json=full).json()
+    assert [(past["alert"]["rule"], past["resolved_at"]) for past in seen["fired"]] == [("full", None)]
+    assert ask(view, "/api/v1/rules/preview", "POST", json=full | {"above": 2}).json()["fired"] == []
+    assert "full" not in names(view)
+
+
+def test_reload_answers_why_the_configuration_is_wrong():
+    view = View()
+    assert ask(view, "/-/reload", "POST", headers=TOKEN).status_code == 200
+    view.wrong_configuration = "gpumond.yaml: listen: 'nowhere'"
+    answer = ask(view, "/-/reload", "POST", headers=TOKEN)
+    assert (answer.status_code, answer.json()["detail"]) == (422, view.wrong_configuration)
+
+
+def test_a_stored_rule_that_cannot_be_read_is_left_out_and_named():
+    view = View()
+    view.store.kept = {"hog": ("1", HOG), "later": ("2", HOG | {"name": "later", "scope": "galaxy"})}
+    (wrong,) = asyncio.run(view.rulebook.load())
+    assert wrong.startswith("later: ")
+    assert names(view)[-1] == "hog"
+    view.rulebook.configure(BUILT_IN, [Rule("hog", "device", "used_ratio", above=0.5)])
+    assert [entry.origin for entry in view.rulebook.entries() if entry.name == "hog"] == ["file"]

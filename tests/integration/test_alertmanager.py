@@ -1,0 +1,180 @@
+"""A daemon, a real Alertmanager, and who the Alertmanager tells: through outages, restarts and a kill."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakenvml import FakeDriver, machine
+from tests.notify.listener import Listener
+from tests.running import RunningDaemon, free_port, until
+
+BINARY = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
+pytestmark = pytest.mark.skipif(BINARY is None, reason="needs prometheus-alertmanager (apt)")
+
+ROUTES = """
+route: {{receiver: hook, group_by: [alertname], group_wait: 0s, group_interval: 1s, repeat_interval: 1h}}
+receivers: [{{name: hook, webhook_configs: [{{url: "{url}", send_resolved: true}}]}}]
+"""
+CONFIG = """
+interval: 0.2
+receivers:
+  - {{name: am, type: alertmanager, url: "{url}", resend: 1}}
+rules:
+  - {{name: full, scope: device, value: used_ratio, above: 50%, labels: {{severity: page}}}}
+"""
+
+
+class Alertmanager:
+    def __init__(self, directory: Path, hook: Listener):
+        self.directory, self.url = directory, f"http://127.0.0.1:{free_port()}"
+        directory.mkdir()
+        (directory / "config.yaml").write_text(ROUTES.format(url=hook.url))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        assert BINARY
+        command = [BINARY, f"--config.file={self.directory}/config.yaml", f"--storage.path={self.directory}/data"]
+        command += [f"--web.listen-address={self.url.removeprefix('http://')}", "--cluster.listen-address="]
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        until(lambda: self.alerts() is not None)
+
+    def stop(self) -> None:
+        if self.process:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(20)
+        self.process = None
+
+    def lose_everything(self) -> None:
+        self.stop()
+        shutil.rmtree(self.directory / "data")
+
+    def alerts(self) -> list[Any] | None:
+        """Those that fire, as the Alertmanager has them; None while it cannot be asked."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v2/alerts?active=true", timeout=5) as answer:
+                return list(json.load(answer))
+        except OSError:
+            return None
+
+
+class Scene:
+    def __init__(self, directory: Path, driver: FakeDriver):
+        self.hook, self.driver, self.directory = Listener(), driver, directory
+        self.manager = Alertmanager(directory / "alertmanager", self.hook)
+        self.config = directory / "config.yaml"
+        self.config.write_text(CONFIG.format(url=self.manager.url))
+        driver.devices = machine(1)
+        self.daemon: RunningDaemon | None = None
+
+    def use(self, ratio: float) -> None:
+        self.driver.devices[0].used_bytes = int(self.driver.devices[0].total_bytes * ratio)
+        self.driver.write()
+
+    def start_daemon(self) -> RunningDaemon:
+        options = ("--source", "nvml", "--config", str(self.config))
+        self.daemon = RunningDaemon(self.directory / "daemon", *options, environ=self.driver.env)
+        return self.daemon
+
+    def fires(self) -> list[Any]:
+        return [alert for alert in self.manager.alerts() or () if alert["labels"]["alertname"] == "full"]
+
+    def told(self) -> list[str]:
+        """What the Alertmanager's own receiver was told of the rule, in order."""
+        groups = [request.json for request in self.hook.requests]
+        return [group["status"] for group in groups if group["groupLabels"] == {"alertname": "full"}]
+
+    def close(self) -> None:
+        if self.daemon and self.daemon.process.poll() is None:
+            self.daemon.stop()
+        self.manager.stop()
+        self.hook.close()
+
+
+@pytest.fixture
+def scene(tmp_path: Path, driver: FakeDriver) -> Iterator[Scene]:
+    scene = Scene(tmp_path, driver)
+    yield scene
+    scene.close()
+
+
+def test_what_fires_arrives_and_what_is_over_is_resolved(scene: Scene):
+    scene.manager.start()
+    scene.use(0.9)
+    daemon = scene.start_daemon()
+    (alert,) = until(scene.fires)
+    assert alert["labels"] == {
+        "alertname": "full",
+        "gpu": "0",
+        "instance": socket.gethostname(),
+        "severity": "page",
+        "uuid": scene.driver.devices[0].uuid,
+    }
+    scene.use(0.1)
+    until(lambda: not scene.fires())
+    until(lambda: scene.told() == ["firing", "resolved"])
+    assert daemon.value("gpumond_notifications_failed_total") is None
+    assert (daemon.value("gpumond_notifications_total", notifier="am") or 0) >= 2
+
+
+def test_a_daemon_that_is_killed_and_comes_back_resolves_nothing(scene: Scene):
+    scene.manager.start()
+    scene.use(0.9)
+    daemon = scene.start_daemon()
+    (before,) = until(scene.fires)
+    until(lambda: scene.told() == ["firing"])
+    daemon.process.kill()
+    daemon.process.wait()
+    daemon = scene.start_daemon()
+    until(lambda: (daemon.value("gpumond_notifications_total", notifier="am") or 0) >= 3)
+    (after,) = scene.fires()
+    assert after["startsAt"] == before["startsAt"]
+    assert scene.told() == ["firing"]
+    scene.use(0.1)
+    until(lambda: scene.told() == ["firing", "resolved"])
+
+
+def test_what_fires_while_the_alertmanager_is_down_arrives_when_it_is_back(scene: Scene):
+    scene.use(0.9)
+    daemon = scene.start_daemon()
+    until(lambda: daemon.value("gpumond_notifications_failed_total", notifier="am", reason="connection"))
+    scene.manager.start()
+    until(scene.fires)
+    until(lambda: scene.told() == ["firing"])
+
+
+def test_an_alertmanager_that_lost_everything_is_told_again(scene: Scene):
+    scene.manager.start()
+    scene.use(0.9)
+    scene.start_daemon()
+    until(scene.fires)
+    scene.manager.lose_everything()
+    scene.manager.start()
+    until(scene.fires)
+
+
+def test_what_ended_while_the_alertmanager_was_down_is_resolved_when_it_is_back(scene: Scene):
+    scene.manager.start()
+    scene.use(0.9)
+    daemon = scene.start_daemon()
+    until(scene.fires)
+    until(lambda: scene.told() == ["firing"])
+    scene.manager.stop()
+    scene.use(0.1)
+    until(lambda: daemon.value("gpumond_notifications_failed_total", notifier="am", reason="connection"))
+    daemon.process.kill()
+    daemon.process.wait()
+    scene.start_daemon()
+    scene.manager.start()
+    until(lambda: scene.told() == ["firing", "resolved"])
+    assert not scene.fires()

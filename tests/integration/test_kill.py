@@ -1,0 +1,18 @@
+"""kill -9 at random instants loses nothing that was acknowledged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.fakenvml import FakeDriver
+from tests.integration.killing import Killing
+
+KILLS = 20
+
+
+def test_a_daemon_that_is_killed_loses_no_rule_no_audit_entry_and_no_alert(tmp_path: Path, driver: FakeDriver):
+    killing = Killing(tmp_path, driver)
+    for _ in range(KILLS):
+        killing.round()
+    killing.end()
+    assert killing.figures.acknowledged > 5 * KILLS

@@ -1,0 +1,66 @@
+"""The states of one Prometheus alert, written anew from its documentation and `rules/alerting.go`: the oracle.
+
+Nothing here is gpumond's. Times are seconds; an evaluation sees whether the expression gave a result.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+
+class Oracle:
+    def __init__(self, hold: float, keep: float) -> None:
+        self.hold, self.keep = hold, keep
+        self.state = "inactive"
+        self.active_at = 0.0
+        self.keep_since: float | None = None
+
+    def evaluate(self, at: float, result: bool) -> str:
+        """The state after one evaluation."""
+        if result:
+            if self.state == "inactive":
+                self.state, self.active_at = "pending", at
+            self.keep_since = None
+        elif self.state == "pending":
+            self.state = "inactive"
+        elif self.state == "firing":
+            if self.keep_since is None:
+                self.keep_since = at
+            if at - self.keep_since >= self.keep:
+                self.state = "inactive"
+        if self.state == "pending" and at - self.active_at >= self.hold:
+            self.state = "firing"
+            self.keep_since = None
+        return self.state
+
+
+UNKNOWN, GONE = "unknown", "gone"
+Value = float | str
+
+
+class Series(NamedTuple):
+    """Values at evaluations; a rule `> 0.5` over them."""
+
+    hold: float
+    keep: float
+    times: tuple[float, ...]
+    values: tuple[Value, ...]
+
+
+def a_series(dice: Random, evaluations: int = 40, regular: bool = False) -> Series:
+    """Runs above and below the level, of random length, with gaps; evaluations come late and are missed."""
+    step = 60.0 if regular else dice.choice((1.0, 15.0, 60.0))
+    kinds = (GONE,) if regular else (GONE, UNKNOWN)
+    values: list[Value] = []
+    times: list[float] = []
+    at = 0.0
+    while len(values) < evaluations:
+        kind = dice.choice(("high", "low", "high", "low", *kinds))
+        for _ in range(dice.choice((1, 1, 2, 3, 5, 8))):
+            values.append({"high": dice.choice((0.6, 0.9)), "low": dice.choice((0.5, 0.1))}.get(kind, kind))
+    for _ in values[:evaluations]:
+        times.append(at)
+        at += step * (1 if regular else dice.choice((1, 1, 1, 1, 1.07, 3, 20)))
+    hold, keep = (step * dice.choice((0, 0, 1, 2, 3, 7)) for _ in range(2))
+    return Series(hold, keep, tuple(times), tuple(values[:evaluations]))

@@ -1,0 +1,101 @@
+"""The alerts against Prometheus' own: an oracle over many series, promtool over some, and clocks that jump."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from gpumond.rules import Activities, Hidden, Rule, Subject, step
+from tests.prometheus_rules import GONE, UNKNOWN, Oracle, Series, a_series
+
+LABELS = (("gpu", "0"), ("uuid", "GPU-a"))
+HIDING = Hidden(devices=frozenset({"GPU-a"}))
+
+
+def states(series: Series, wall: Callable[[float], float] = lambda elapsed: 1e9 + elapsed) -> list[str]:
+    """gpumond's state after each evaluation. An unknown value comes in both its shapes."""
+    rule = Rule("r", "device", "x", above=0.5, for_seconds=series.hold, keep_firing_for_seconds=series.keep)
+    activities: Activities = {}
+    seen = []
+    for number, (elapsed, value) in enumerate(zip(series.times, series.values, strict=True)):
+        hidden = HIDING if value == UNKNOWN and number % 2 else Hidden()
+        known = value if isinstance(value, float) else None
+        subjects = [] if value == GONE or hidden is HIDING else [Subject(LABELS, {"x": known}, dict)]
+        activities = step(rule, subjects, activities, hidden, wall(elapsed), elapsed)
+        seen.append(activities[LABELS].alert.phase if activities else "inactive")
+    return seen
+
+
+def expected(series: Series) -> list[str]:
+    """An unknown value is an evaluation that did not take place."""
+    oracle = Oracle(series.hold, series.keep)
+    return [
+        oracle.state if value == UNKNOWN else oracle.evaluate(elapsed, isinstance(value, float) and value > 0.5)
+        for elapsed, value in zip(series.times, series.values, strict=True)
+    ]
+
+
+def test_ten_thousand_random_series_go_through_the_states_that_prometheus_would():
+    dice = Random(164)
+    reached = set()
+    for _ in range(10_000):
+        series = a_series(dice)
+        ours = states(series)
+        assert ours == expected(series), series
+        reached.update(pairwise(ours))
+    assert len(reached) == 8  # of nine; firing is never followed by pending at once
+
+
+def test_promtool_agrees(tmp_path: Path):
+    if shutil.which("promtool") is None:
+        pytest.skip("needs promtool (Debian: prometheus)")
+    dice = Random(42)
+    chosen = {f"a{number}": a_series(dice, 30, regular=True) for number in range(40)}
+    rules = [
+        {"alert": name, "expr": f"{name} > 0.5", "for": f"{s.hold:.0f}s", "keep_firing_for": f"{s.keep:.0f}s"}
+        for name, s in chosen.items()
+    ]
+    inputs = [
+        {"series": name, "values": " ".join("stale" if value == GONE else str(value) for value in s.values)}
+        for name, s in chosen.items()
+    ]
+    ours = {name: states(series) for name, series in chosen.items()}
+    expectations = [
+        {
+            "expr": "ALERTS",
+            "eval_time": f"{minute}m",
+            "exp_samples": [
+                {"labels": f'ALERTS{{alertname="{name}",alertstate="{phases[minute]}"}}', "value": 1}
+                for name, phases in ours.items()
+                if phases[minute] != "inactive"
+            ],
+        }
+        for minute in range(30)
+    ]
+    tests = [{"interval": "1m", "input_series": inputs, "promql_expr_test": expectations}]
+    (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "g", "rules": rules}]}))
+    (tmp_path / "tests.yaml").write_text(
+        json.dumps({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests})
+    )
+    done = subprocess.run(["promtool", "test", "rules", tmp_path / "tests.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+HOUR, TEN_YEARS = 3600.0, 10 * 365 * 86400.0
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR, TEN_YEARS, -TEN_YEARS])
+def test_no_jump_of_the_clock_fires_or_resolves(jump: float):
+    dice = Random(7)
+    for _ in range(300):
+        series = a_series(dice)
+        when = dice.choice(series.times)
+        jumping = states(series, lambda elapsed, when=when: 1e9 + elapsed + (jump if elapsed >= when else 0))  # type: ignore[misc]
+        assert jumping == states(series)

@@ -1,0 +1,79 @@
+"""A restart resolves nothing, forgets nothing and invents nothing."""
+
+from __future__ import annotations
+
+from gpumond.engine import Memory, Tick, advance
+from gpumond.model import DeviceReading, Snapshot
+from gpumond.records import Heartbeat
+from gpumond.resume import GRACE_SECONDS, awaited, kept, resume
+from gpumond.rules import Rule
+from tests.making import GIB, a_device, a_snapshot
+
+RULE = Rule("full", "device", "used_ratio", above=0.8, for_seconds=60.0)
+BEGAN = 5000.0
+"""Monotonic time at the start of the daemon before."""
+
+
+def full(used: int = 70 * GIB) -> DeviceReading:
+    return a_device(used_bytes=used, processes=None)
+
+
+def at(elapsed: float, *devices: DeviceReading) -> Snapshot:
+    return a_snapshot(*devices, taken_at=1e6 + elapsed, elapsed_seconds=elapsed)
+
+
+def run(memory: Memory, *seconds: float, device: DeviceReading | None = None) -> Tick:
+    for second in seconds:
+        tick = advance(memory, [RULE], at(second, device or full()))
+        memory = tick.memory
+    return tick
+
+
+def restart(memory: Memory, lived: float, outage: float = 2.0) -> Memory:
+    alerts = list(kept(memory.activities, BEGAN))
+    activities = resume(alerts, Heartbeat(1e6 + lived, BEGAN + lived), 1e6 + lived + outage)
+    return Memory(activities, awaited=awaited(activities))
+
+
+def test_what_fires_fires_on_and_is_not_raised_anew():
+    tick = run(Memory(), 0.0, 60.0)
+    assert len(tick.raised) == 1
+    after = run(restart(tick.memory, 100.0), 0.0)
+    assert (len(after.frame.alerts), after.raised, after.resolved) == (1, (), ())
+    assert after.frame.alerts[0].fired_at == tick.frame.alerts[0].fired_at
+
+
+def test_what_was_pending_has_been_so_as_long_as_before_and_the_outage_does_not_count():
+    memory = restart(run(Memory(), 0.0).memory, 50.0, outage=1000.0)
+    assert run(memory, 0.0, 9.0).frame.alerts[0].phase == "pending"
+    assert run(memory, 0.0, 10.0).frame.alerts[0].phase == "firing"
+
+
+def test_an_alert_whose_subject_was_not_seen_yet_is_kept_for_ten_minutes():
+    memory = restart(run(Memory(), 0.0, 60.0).memory, 60.0)
+    unseen = advance(memory, [RULE], at(1.0))
+    assert (len(unseen.frame.alerts), unseen.resolved) == (1, ())
+    gone = advance(unseen.memory, [RULE], at(GRACE_SECONDS + 1))
+    assert (gone.frame.alerts, len(gone.resolved)) == ((), 1)
+
+
+def test_an_alert_that_is_over_when_its_subject_is_seen_resolves():
+    memory = restart(run(Memory(), 0.0, 60.0).memory, 60.0)
+    unseen = advance(memory, [RULE], at(1.0))
+    over = advance(unseen.memory, [RULE], at(2.0, full(GIB)))
+    assert len(over.resolved) == 1
+    again = advance(over.memory, [RULE], at(3.0))
+    assert again.frame.alerts == ()
+
+
+def test_after_more_than_an_hour_everything_begins_anew():
+    assert restart(run(Memory(), 0.0, 60.0).memory, 60.0, outage=3601.0) == Memory()
+
+
+def test_a_clock_that_was_set_back_meanwhile_loses_nothing():
+    assert len(run(restart(run(Memory(), 0.0, 60.0).memory, 60.0, outage=-1e8), 0.0).frame.alerts) == 1
+
+
+def test_a_rule_that_is_gone_keeps_no_alert():
+    memory = restart(run(Memory(), 0.0, 60.0).memory, 60.0)
+    assert advance(memory, [], at(0.0)).frame.alerts == ()

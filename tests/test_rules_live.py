@@ -1,0 +1,86 @@
+"""Rules of a running daemon: made over HTTP, taken from its file again, still there after a restart."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.sim.card import Spec, create
+from tests.making import GIB
+from tests.running import RunningDaemon, until
+
+Serve = Callable[..., RunningDaemon]
+CARD = Spec("GPU-51300000-0000-4000-8000-000000000001", 0, "Simulated", 24 * GIB, GIB)
+NOBODY = {"name": "nobody", "scope": "daemon", "value": "agents", "below": 1}
+
+
+@pytest.fixture
+def start(serve: Serve, tmp_path: Path) -> Callable[..., RunningDaemon]:
+    create(tmp_path / "cards" / "card0", CARD)
+    (tmp_path / "gpumond.yaml").write_text("rules: []\n")
+
+    def started(*options: str) -> RunningDaemon:
+        environ = {"GPUMOND_SIM_DIR": str(tmp_path / "cards")}
+        config = ("--config", str(tmp_path / "gpumond.yaml"), "--state-dir", str(tmp_path / "state"))
+        daemon = serve("--source", "sim", "--interval", "0.2", *config, environ=environ)
+        until(lambda: daemon.value("gpumond_driver_up"))
+        return daemon
+
+    return started
+
+
+def send(daemon: RunningDaemon, route: str, body: object) -> tuple[int, Any]:
+    token = (daemon.directory / "token").read_text().strip()
+    status, answer, _ = daemon.request(route, body, Authorization=f"Bearer {token}")
+    return status, answer.decode() if route == "/-/reload" else json.loads(answer)
+
+
+def firing(daemon: RunningDaemon) -> set[str]:
+    return {alert["rule"] for alert in daemon.get("alerts") if alert["phase"] == "firing"}
+
+
+def test_a_rule_made_over_http_fires_is_kept_and_is_in_the_audit(start: Callable[..., RunningDaemon]):
+    daemon = start()
+    (past,) = send(daemon, "/api/v1/rules/preview", NOBODY)[1]["fired"]
+    assert (past["alert"]["rule"], past["resolved_at"]) == ("nobody", None)
+    assert send(daemon, "/api/v1/rules", NOBODY)[0] == 201
+    until(lambda: "nobody" in firing(daemon))
+    state = str(daemon.directory.parent / "state")
+    assert daemon.stop() == 0
+    again = start()
+    until(lambda: "nobody" in firing(again))
+    assert "rule.create" in again.run("audit").stdout
+    verified = again.run("audit", "verify", "--state-dir", state)
+    assert (verified.returncode, "whole" in verified.stdout) == (0, True)
+
+
+@pytest.mark.parametrize("how", ["SIGHUP", "POST"])
+def test_a_reload_takes_up_rules_and_a_wrong_file_changes_nothing(
+    start: Callable[..., RunningDaemon], tmp_path: Path, how: str
+):
+    daemon = start()
+
+    def reload(text: str) -> tuple[int, Any]:
+        (tmp_path / "gpumond.yaml").write_text(text)
+        if how == "POST":
+            return send(daemon, "/-/reload", {})
+        daemon.process.send_signal(signal.SIGHUP)
+        return 0, ""
+
+    reload(f"rules: [{json.dumps(NOBODY)}]\ninterval: 5s\n")
+    until(lambda: "nobody" in firing(daemon))
+    status, answer = reload("rules: [{name: nobody, scope: daemon}]\n")
+    until(lambda: "the one before holds" in daemon.log.read_text())
+    assert "nobody" in firing(daemon)
+    if how == "POST":
+        assert status == 422
+        assert "rules[0].value" in json.loads(answer)["detail"]
+    reload("disabled_rules: [device-lost]\n")
+    until(lambda: "nobody" not in firing(daemon))
+    assert daemon.get("alerts/history")[-1]["alert"]["rule"] == "nobody"
+    assert {"device-lost", "nobody"}.isdisjoint(entry["name"] for entry in daemon.get("rules"))
