@@ -8,8 +8,8 @@ import gc
 import time
 
 from bench.result import publish, spread
-from gpumond.daemon import GC_THRESHOLD
 from gpumond.built_in import BUILT_IN
+from gpumond.daemon import GC_THRESHOLD
 from gpumond.engine import Memory, advance, observe
 from gpumond.model import Reading, SourceState
 from gpumond.rules import Rule, Scope

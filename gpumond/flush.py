@@ -169,6 +169,7 @@ class Flusher:
         if reported < request.min_reclaimable_bytes:
             reason = f"{reported} bytes are reclaimable, asked for at least {request.min_reclaimable_bytes}"
             return [receipt("nothing", reason)]
+        told_before = self._told(identity)
         before = await self._driver_counts(identity)
         frame = Flush(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
         result = await self._agents.flush(identity, frame)
@@ -179,9 +180,9 @@ class Flusher:
         after = before if request.dry_run else await self._settled(identity, before, result.pools)
         if not result.pools:
             return [replace(receipt(result.outcome, result.reason), steps=result.steps)]
-        return [
-            verify(receipt(result.outcome, result.reason), result, change, before, after) for change in result.pools
-        ]
+        blank = receipt(result.outcome, result.reason)
+        told = [pool for seen in (told_before, self._told(identity)) for pool in (seen.pools if seen else ())]
+        return [verify(blank, result, change, moved(change, told), before, after) for change in result.pools]
 
     async def _settled(self, identity: Identity, before: DriverCounts, changes: Iterable[PoolChange]) -> DriverCounts:
         """The driver's counts once they show what was released, or have not moved for a second, or time is up."""
@@ -206,6 +207,9 @@ class Flusher:
             counts = latest
         return counts
 
+    def _told(self, identity: Identity) -> AgentReport | None:
+        return next((report for report in self._agents.reports() if _identity(report) == identity), None)
+
     async def _driver_counts(self, identity: Identity) -> DriverCounts:
         reading = await self._read_driver()
         return {
@@ -217,7 +221,20 @@ class Flusher:
         }
 
 
-def verify(receipt: Receipt, result: Result, change: PoolChange, before: DriverCounts, after: DriverCounts) -> Receipt:
+def moved(change: PoolChange, told: Iterable[PoolUsage]) -> bool:
+    """Whether the program took or gave device memory just before or after what its agent saw of the flush.
+
+    The driver is read a moment earlier and a moment later than that. ``told`` are the agent's reports from
+    around both: if they differ from what it saw, the program did something in between.
+    """
+    seen = {_takings(change.before), _takings(change.after)}
+    pool = (change.before.allocator, change.before.device_uuid)
+    return any(_takings(own) not in seen for own in told if (own.allocator, own.device_uuid) == pool)
+
+
+def verify(
+    receipt: Receipt, result: Result, change: PoolChange, has_moved: bool, before: DriverCounts, after: DriverCounts
+) -> Receipt:
     """The receipt of one pool: what its allocator released, beside what the driver saw.
 
     The driver has the last word: a pool that says it freed memory which the driver still counts to
@@ -227,8 +244,9 @@ def verify(receipt: Receipt, result: Result, change: PoolChange, before: DriverC
     released = change.before.held_bytes - change.after.held_bytes
     driver_before, driver_after = before.get(device), after.get(device)
     seen = None if driver_before is None or driver_after is None else driver_before - driver_after
+    raced = change.raced or (has_moved and seen not in (None, released))
     outcome, reason = result.outcome, result.reason
-    if outcome == "freed" and seen is not None and seen < released and not change.raced:
+    if outcome == "freed" and seen is not None and seen < released and not raced:
         outcome, reason = "partial", f"the driver saw {seen} of {released} released bytes come back"
     planned = outcome == "planned"
     return replace(
@@ -242,8 +260,12 @@ def verify(receipt: Receipt, result: Result, change: PoolChange, before: DriverC
         before=_held(change.before, driver_before),
         after=None if planned else _held(change.after, driver_after),
         steps=result.steps,
-        raced=change.raced,
+        raced=raced,
     )
+
+
+def _takings(pool: PoolUsage) -> tuple[int | None, ...]:
+    return pool.held_bytes, pool.device_allocations, pool.device_frees
 
 
 def _held(pool: PoolUsage, driver_used: int | None) -> Held:

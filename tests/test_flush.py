@@ -115,6 +115,18 @@ def test_what_the_driver_never_sees_come_back_is_freed_in_part():
     assert "driver saw 0" in receipt.reason
 
 
+def test_what_the_program_took_just_around_the_flush_is_a_race_and_not_a_part():
+    def takes_more(scene: Scene, identity: Identity, request: Flush) -> Result:
+        result = give_all(scene, identity, request)
+        scene.driver_counts[10, "GPU-a"] += GIB
+        scene.programs = [a_report(10, pools=(a_pool(live=2 * GIB, device_allocations=1),))]
+        return result
+
+    (receipt,) = Scene(train(), behave=takes_more).run().receipts
+    assert (receipt.outcome, receipt.raced) == ("freed", True)
+    assert (receipt.released_bytes, receipt.driver_released_bytes) == (3 * GIB, 2 * GIB)
+
+
 def test_a_plan_changes_nothing():
     scene = Scene(train())
     (receipt,) = scene.run(dry_run=True).receipts
