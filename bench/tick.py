@@ -8,12 +8,12 @@ import gc
 import time
 
 from bench.result import publish, spread
-from gpumond.built_in import BUILT_IN
 from gpumond.daemon import GC_THRESHOLD
 from gpumond.engine import Memory, advance, observe
 from gpumond.model import Reading, SourceState
 from gpumond.rules import Rule, Scope
-from gpumond.subjects import VALUES
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.rules.subjects import VALUES
 from tests.making import GIB, a_device, a_pool, a_process, a_report
 
 DEVICES, PROCESSES, RULES, TICKS = 8, 64, 20, 300

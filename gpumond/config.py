@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from gpumond.built_in import BUILT_IN
 from gpumond.errors import ConfigError
 from gpumond.notify import Receiver
-from gpumond.rule_config import ActionConfig, FlushConfig, RuleConfig, Seconds, Strict
 from gpumond.rules import Rule
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.rules.config import ActionConfig, FlushConfig, RuleConfig, Seconds, Strict
 from gpumond.wire import default_socket
 
 RELOADED = ("rules", "disabled_rules")

@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpumond.actions import Key, Order, Tracks, annotate, conclude, decide, forget, remembered
 from gpumond.audit import AuditEntry
 from gpumond.errors import FlushError, StoreUnavailable
 from gpumond.flush import FlushAnswer, FlushRequest, Target
@@ -15,6 +14,7 @@ from gpumond.model import Alert, Receipt, Snapshot
 from gpumond.records import Labels
 from gpumond.resume import kept, resume
 from gpumond.rules import Activities, Rule
+from gpumond.rules.actions import Key, Order, Tracks, annotate, conclude, decide, forget, remembered
 
 if TYPE_CHECKING:
     from gpumond.notify.outbox import Outbox

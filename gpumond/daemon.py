@@ -36,10 +36,10 @@ from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Frame, Reading, Receipt, Snapshot
 from gpumond.notify import notifier
 from gpumond.notify.outbox import Outbox
-from gpumond.preview import KEPT_SECONDS, RESOLUTION_SECONDS, PastAlert, Preview, preview
 from gpumond.resume import awaited
-from gpumond.rulebook import RuleBook
 from gpumond.rules import Rule
+from gpumond.rules.book import RuleBook
+from gpumond.rules.preview import KEPT_SECONDS, RESOLUTION_SECONDS, PastAlert, Preview, preview
 from gpumond.runtime import bind_agent_socket, leave_token
 from gpumond.store import Store
 

@@ -22,10 +22,10 @@ from gpumond.model import (
     Snapshot,
     SourceState,
 )
-from gpumond.recent import Recent, remember
 from gpumond.resume import Awaited, hold
 from gpumond.rules import Activities, Rule, step
-from gpumond.subjects import hidden, subjects
+from gpumond.rules.recent import Recent, remember
+from gpumond.rules.subjects import hidden, subjects
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.built_in import BUILT_IN
 from gpumond.config import load
 from gpumond.errors import ConfigError
+from gpumond.rules.built_in import BUILT_IN
 
 
 def written(directory: Path, text: str) -> Path:

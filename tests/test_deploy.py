@@ -12,16 +12,16 @@ import pytest
 import yaml
 
 from gpumond.api.examples import SNAPSHOT
-from gpumond.built_in import BUILT_IN
 from gpumond.config import load
 from gpumond.engine import Memory, advance
 from gpumond.metrics import Exposition
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.rule_config import RuleConfig, written
-from gpumond.rule_tests import run
 from gpumond.rules import Rule
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.rules.cases import run
+from gpumond.rules.config import RuleConfig, written
 from gpumond.units import seconds
-from tests.rules_document import document
+from tests.rules.document import document
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"

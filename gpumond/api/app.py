@@ -14,9 +14,9 @@ from gpumond.api.auth import Tokens
 from gpumond.audit import AuditEntry
 from gpumond.flush import FlushAnswer, FlushRequest
 from gpumond.model import Frame, Receipt
-from gpumond.preview import PastAlert, Preview
-from gpumond.rulebook import RuleBook
 from gpumond.rules import Rule
+from gpumond.rules.book import RuleBook
+from gpumond.rules.preview import PastAlert, Preview
 
 DESCRIPTION = (
     "GPU memory, every byte attributed, and given back with a receipt. Bytes are integers, times unix seconds, "

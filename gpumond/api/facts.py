@@ -29,7 +29,7 @@ from gpumond.model import (
     SourceState,
     Verdict,
 )
-from gpumond.preview import PastAlert
+from gpumond.rules.preview import PastAlert
 
 router = APIRouter(tags=["facts"])
 

@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_token
 from gpumond.api.problems import responses
-from gpumond.built_in import BUILT_IN
-from gpumond.preview import PastAlert, Preview
-from gpumond.rule_config import RuleConfig, written
-from gpumond.rulebook import RuleBook, RuleEntry
+from gpumond.rules.book import RuleBook, RuleEntry
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.rules.config import RuleConfig, written
+from gpumond.rules.preview import PastAlert, Preview
 
 router = APIRouter(tags=["rules"])
 

@@ -7,11 +7,10 @@ import json
 import sys
 from pathlib import Path
 
-from gpumond import rule_tests
 from gpumond.cli import DONE, FAILED
 from gpumond.config import load
-from gpumond.rule_config import written
-from gpumond.rules import Rule, readable
+from gpumond.rules import Rule, cases, readable
+from gpumond.rules.config import written
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +49,7 @@ def _sentence(rule: Rule) -> str:
 def _test(files: list[Path]) -> int:
     failed = False
     for file in files:
-        count, failures = rule_tests.run(file)
+        count, failures = cases.run(file)
         failed = failed or bool(failures)
         print(f"{file}: {count - len(failures)} of {count} expectations met")
         for failure in failures:

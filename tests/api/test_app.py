@@ -15,7 +15,6 @@ from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
 from gpumond.api.examples import ALERT, AUDIT_ENTRY, DEVICE, RECEIPT, REPORT, SNAPSHOT
 from gpumond.audit import AuditEntry
-from gpumond.built_in import BUILT_IN
 from gpumond.engine import Memory, advance
 from gpumond.errors import (
     AlreadyUnderWay,
@@ -31,9 +30,10 @@ from gpumond.flush import FlushAnswer, FlushRequest
 from gpumond.metrics import Compat, Exposition, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Frame, Receipt
-from gpumond.preview import PastAlert, Preview, preview
-from gpumond.rulebook import RuleBook
 from gpumond.rules import Rule
+from gpumond.rules.book import RuleBook
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.rules.preview import PastAlert, Preview, preview
 
 FRAME = advance(Memory(), BUILT_IN, SNAPSHOT).frame
 TOKEN = {"Authorization": "Bearer secret"}

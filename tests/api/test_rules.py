@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.built_in import BUILT_IN
 from gpumond.rules import Rule
+from gpumond.rules.built_in import BUILT_IN
 from tests.api.test_app import TOKEN, View, ask
 
 HOG: dict[str, Any] = {"name": "hog", "scope": "process", "value": "used_bytes", "above": "40GiB", "for": "5m"}

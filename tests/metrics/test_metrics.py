@@ -12,12 +12,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpumond.api.examples import RECEIPT, SNAPSHOT
-from gpumond.built_in import BUILT_IN
 from gpumond.engine import Memory, advance, observe
 from gpumond.metrics import Exposition
 from gpumond.metrics.families import FAMILIES, PROCESSES_PER_DEVICE, Family
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Fault, Frame, Reading, Receipt, SourceState, Verdict
+from gpumond.rules.built_in import BUILT_IN
 from tests.making import GIB, a_device, a_process, a_snapshot
 from tests.metrics.document import document
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpumond.built_in import BUILT_IN
 from gpumond.rules import Rule, Scope, readable
-from gpumond.values import LABELS, PLACEHOLDERS, VALUES
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.rules.values import LABELS, PLACEHOLDERS, VALUES
 
 HEADER = """\
 # Rules

@@ -23,10 +23,10 @@ from gpumond.model import (
     Share,
     Snapshot,
 )
-from gpumond.recent import WINDOW_SECONDS, Identity, Recent, Track, pool_of
 from gpumond.rules import Hidden, Scope, Subject
+from gpumond.rules.recent import WINDOW_SECONDS, Identity, Recent, Track, pool_of
+from gpumond.rules.values import VALUES as VALUES
 from gpumond.units import human
-from gpumond.values import VALUES as VALUES
 
 NEARLY_FULL = 0.80
 FRAGMENTED_FROM = 0.05

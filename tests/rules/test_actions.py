@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from gpumond.actions import ANNOTATION, Order, Track, Tracks, annotate, conclude, decide, forget, remembered
 from gpumond.model import AgentReport, Alert, Expected, Held, Receipt
 from gpumond.rules import Action, Rule
+from gpumond.rules.actions import ANNOTATION, Order, Track, Tracks, annotate, conclude, decide, forget, remembered
 from tests.making import GIB, a_pool, a_report
 
 LABELS = (("alertname", "waste"), ("gpu", "0"), ("uuid", "GPU-a"))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpumond.recent import WINDOW_SECONDS
 from gpumond.rules import Scope
+from gpumond.rules.recent import WINDOW_SECONDS
 
 _LATELY = f"in the last {WINDOW_SECONDS / 60:.0f} minutes"
 _UNTIL = "none is unknown until it was watched for so long"

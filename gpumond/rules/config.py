@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from gpumond import units
 from gpumond.model import DEFAULT_STEPS, STEPS
 from gpumond.rules import PLACEHOLDER, Action, Rule, Scope
-from gpumond.values import LABELS, PLACEHOLDERS, VALUES
+from gpumond.rules.values import LABELS, PLACEHOLDERS, VALUES
 
 Seconds = Annotated[float, BeforeValidator(units.seconds)]
 Level = Annotated[float, BeforeValidator(units.level)]

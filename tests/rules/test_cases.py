@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.errors import ConfigError
-from gpumond.rule_tests import GONE, parse_series, run
+from gpumond.rules.cases import GONE, parse_series, run
 from tests.cli.test_cli import gpumond
 
 RULES = """

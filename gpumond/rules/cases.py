@@ -17,9 +17,9 @@ from pydantic import Field, ValidationError
 from gpumond.config import load, read_yaml
 from gpumond.errors import ConfigError
 from gpumond.model import Alert
-from gpumond.rule_config import Seconds, Strict
 from gpumond.rules import Activities, Hidden, Labels, Rule, Scope, Subject, readable, step
-from gpumond.values import PLACEHOLDERS, VALUES
+from gpumond.rules.config import Seconds, Strict
+from gpumond.rules.values import PLACEHOLDERS, VALUES
 
 GONE = "stale"
 Sample = float | str | None

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from gpumond.errors import ConfigError, NoSuchRule, RuleConflict
-from gpumond.rule_config import RuleConfig, written
 from gpumond.rules import Rule
+from gpumond.rules.config import RuleConfig, written
 
 Origin = Literal["built-in", "file", "api"]
 

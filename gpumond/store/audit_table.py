@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.audit import TRIM, AuditEntry, canonical, follow, verify
-from gpumond.database import LOCK_SECONDS
+from gpumond.store.database import LOCK_SECONDS
 
 
 def append(db: sqlite3.Connection, actor: str, action: str, detail: Any, *, max_entries: int, max_bytes: int) -> None:

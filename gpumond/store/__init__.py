@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 
 from gpumond import records
 from gpumond.audit import AuditEntry, canonical
-from gpumond.audit_table import append, entries
-from gpumond.audit_table import verify_audit as verify_audit
-from gpumond.database import Database
 from gpumond.errors import NoSuchRule, RuleChanged, StoreUnavailable
 from gpumond.model import Alert, Fault, Receipt
 from gpumond.records import Heartbeat, KeptAlert, Notice
+from gpumond.store.audit_table import append, entries
+from gpumond.store.audit_table import verify_audit as verify_audit
+from gpumond.store.database import Database
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from gpumond.rules import Activities, Hidden, Rule, Subject, step
-from tests.prometheus_rules import GONE, UNKNOWN, Oracle, Series, a_series
+from tests.rules.prometheus import GONE, UNKNOWN, Oracle, Series, a_series
 
 LABELS = (("gpu", "0"), ("uuid", "GPU-a"))
 HIDING = Hidden(devices=frozenset({"GPU-a"}))

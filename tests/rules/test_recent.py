@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpumond.built_in import BUILT_IN
 from gpumond.engine import Memory, Tick, advance
 from gpumond.model import AgentReport, DeviceReading, PoolUsage, Snapshot, XidErrors
-from gpumond.recent import WINDOW_SECONDS, Recent, remember
 from gpumond.rules import Rule
-from gpumond.subjects import subjects
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.rules.recent import WINDOW_SECONDS, Recent, remember
+from gpumond.rules.subjects import subjects
 from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
 
 DEVICE = a_device(used_bytes=40 * GIB)
