@@ -7,22 +7,15 @@ reader gets that Frame; none of them waits for anything else.
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import logging
-import signal
-import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-import uvicorn
-
-from gpumond.api.app import create_app
-from gpumond.api.auth import Tokens
 from gpumond.audit import AuditEntry
 from gpumond.collector import Collector
 from gpumond.config import RELOADED, Settings
@@ -266,58 +259,11 @@ class Daemon:
                 pass
 
 
-async def serve(settings: Settings, source: str, load: Load | None = None) -> None:
-    """Runs until SIGINT or SIGTERM. Raises ConfigError if port or socket cannot be had."""
-    listener = _listen(settings)
-    daemon = Daemon(settings, source, load)
-    app = create_app(daemon, Tokens(daemon.token), daemon.running)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=1,
-        timeout_keep_alive=75,  # longer than a scrape interval, so that Prometheus keeps its connection
-    )
-    log.info("serving http://%s, agents at %s, source %s", settings.listen, settings.agent_socket(), source)
-    server = _Server(config)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, server.leave)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.reload_on_signal)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, daemon.release_for_maintenance)
-    await server.serve(sockets=[listener])
-
-
-class _Server(uvicorn.Server):
-    """uvicorn raises a signal once more after it has served, which would turn an orderly end into a failure."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def leave(self) -> None:
-        self.should_exit = True
-
-
 def _proof(answer: FlushAnswer) -> dict[str, Any]:
     """A flush in the audit; the receipts themselves are kept beside it."""
     fields = ("pid", "workload", "device_uuid", "allocator", "outcome", "reason", "released_bytes")
     receipts = [{name: getattr(receipt, name) for name in fields} for receipt in answer.receipts]
     return {"id": answer.id, "released_bytes": answer.released_bytes, "receipts": receipts}
-
-
-def _listen(settings: Settings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio asks for it before TCP_NODELAY
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        taken = error.errno == errno.EADDRINUSE
-        mend = "another program has the port; stop it or choose another with --listen" if taken else "see --listen"
-        raise ConfigError(f"cannot listen on {settings.listen}: {error.strerror}: {mend}") from None
-    return listener
 
 
 def _default_mode(directory: str) -> int:

@@ -33,10 +33,11 @@ PURE = (
 )
 HOMES = {
     "pynvml": ("sources",),
+    "grpc": ("sources",),
     "prometheus_client": ("metrics",),
     "fastapi": ("api",),
     "starlette": ("api",),
-    "uvicorn": ("daemon",),
+    "uvicorn": ("server",),
     "yaml": ("config", "rules.cases"),
     "sitecustomize": ("agent",),  # the user's own, after which ours comes
     "pydantic": ("config", "rules.config", "rules.cases", "api"),  # the doors through which what people write comes in

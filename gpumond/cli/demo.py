@@ -28,6 +28,22 @@ CARD = Spec(
 )
 
 
+RULES = (
+    {
+        "name": "give-back-after-fragmentation",
+        "scope": "pool",
+        "value": "reclaimable_bytes",
+        "above": "1GiB",
+        "for": "5s",
+        "match": {"workload": "fragmentation"},
+        "labels": {"severity": "info"},
+        "annotations": {"summary": "{workload} keeps {reclaimable} that it does not use"},
+        "action": {"flush": {"min_reclaimable": "1GiB", "steps": ["cache"]}, "cooldown": "1m"},
+    },
+)
+"""The closed loop: what the fragmented program leaves in its cache is flushed by itself."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_arguments(parser)
 
@@ -37,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         def reload() -> Settings:
             given = {name: value for name, value in flags(arguments).items() if value is not None}
-            return load(arguments.config, {"state_dir": directory} | given | {"source": "sim"})
+            own = {} if arguments.config else {"rules": RULES}
+            return load(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
 
         settings = reload()
         create(Path(directory) / "card0", CARD)

@@ -49,9 +49,9 @@ def serve(settings: Settings, source: str, reload: Callable[[], Settings]) -> in
     """Runs the daemon in this process until it is told to stop."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    from gpumond import daemon
+    from gpumond import server
 
-    asyncio.run(daemon.serve(settings, source, reload))
+    asyncio.run(server.serve(settings, source, reload))
     return DONE
 
 

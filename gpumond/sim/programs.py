@@ -50,9 +50,13 @@ class Memory:
             self._live.remove(address)
             self.allocator.free(address)
 
+    def drop(self) -> None:
+        """Nothing is live any more; the allocator keeps it all."""
+        self.give(*self._live)
+
     def clear(self) -> None:
         """As if the program had been started again."""
-        self.give(*self._live)
+        self.drop()
         self.allocator.empty_cache()
 
     def busy(self, ratio: float) -> None:
@@ -150,6 +154,8 @@ def fragmentation(memory: Memory, dice: Random) -> Iterator[float]:
                         yield 0.75 * scale
                 del blocks[1::2]
             generations.append(young)
+        yield 20.0
+        memory.drop()
         yield 20.0
         memory.clear()
 

@@ -20,6 +20,7 @@ from gpumond.sources.cgroups import Place, place
 from gpumond.sources.containers import Containers, Names
 from gpumond.sources.descriptors import Descriptors
 from gpumond.sources.holders import Holders
+from gpumond.sources.kubelet import SOCKET, Kubelet
 from gpumond.sources.processes import Life, life
 from gpumond.wire import clean
 
@@ -51,11 +52,13 @@ class Owners:
         dev: str = "/dev",
         clock: Callable[[], float] = time.monotonic,
         is_private: bool | None = None,
+        kubelet: Kubelet | None = None,
     ) -> None:
         self._proc, self._clock = proc, clock
         self._is_private = not _in_host_namespace(proc) if is_private is None else is_private
         self._has_nodes = any(os.path.exists(f"{dev}/{node}") for node in ("nvidiactl", "dri"))
         self._containers = Containers(root)
+        self._kubelet = kubelet or Kubelet(os.path.join(root, SOCKET))
         self._holders = Holders(proc, sys, clock)
         self._nodes = Descriptors(("/dev/nvidia", "/dev/dri/"), proc)
         self._known: dict[tuple[int, int], _Owner] = {}
@@ -75,7 +78,24 @@ class Owners:
         if not device.processes:
             return device
         in_doubt = self._is_private and self._has_nodes and device.vendor != "sim"
-        return replace(device, processes=tuple(self._process(process, in_doubt) for process in device.processes))
+        processes = tuple(self._process(process, in_doubt) for process in device.processes)
+        return replace(device, processes=self._in_pods(device, processes))
+
+    def _in_pods(self, device: DeviceReading, processes: tuple[ProcessUsage, ...]) -> tuple[ProcessUsage, ...]:
+        """Names the pod that no file names, if one pod only is on the device and it was allocated to one only."""
+        places = [self._known[key].place if (key := _key(process)) in self._known else Place() for process in processes]
+        if len({place.pod_uid for place in places if place.pod_uid}) != 1:
+            return processes
+        return tuple(
+            self._in_pod(device, process) if place.pod_uid and not place.delegated else process
+            for process, place in zip(processes, places, strict=True)
+        )
+
+    def _in_pod(self, device: DeviceReading, process: ProcessUsage) -> ProcessUsage:
+        if process.pod_name or process.container is None or process.start_ticks is None:
+            return process
+        pod = self._kubelet.pod((device.uuid, device.pci_bus_id), process.start_ticks)
+        return replace(process, pod_name=pod.name, pod_namespace=pod.namespace) if pod else process
 
     def _process(self, process: ProcessUsage, in_doubt: bool) -> ProcessUsage:
         now = life(self._proc, process.pid)
@@ -128,6 +148,10 @@ class Owners:
                 return file.read(16384)
         except OSError:
             return ""
+
+
+def _key(process: ProcessUsage) -> tuple[int, int | None]:
+    return process.pid, process.start_ticks
 
 
 def _in_host_namespace(proc: str) -> bool:
