@@ -50,16 +50,15 @@ def attribute(snapshot: Snapshot) -> Ledger:
     return Ledger(tuple(lines), tuple(overcounts))
 
 
-def outermost(pools: Iterable[PoolUsage]) -> Iterator[PoolUsage]:
+def outermost(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
     """The pools of one process without those that allocate from another of them (CuPy on RMM, say)."""
     pools = tuple(pools)
-    if all(pool.inside is None for pool in pools):
-        yield from pools
-        return
+    if not any(pool.inside for pool in pools):
+        return pools
     present = {(pool.allocator, pool.device_uuid) for pool in pools}
-    for pool in pools:
-        if pool.inside == pool.allocator or (pool.inside, pool.device_uuid) not in present:
-            yield pool
+    return tuple(
+        pool for pool in pools if pool.inside == pool.allocator or (pool.inside, pool.device_uuid) not in present
+    )
 
 
 def _pools_by_device(snapshot: Snapshot) -> Mapping[str, dict[Identity, _Pools]]:
@@ -70,9 +69,10 @@ def _pools_by_device(snapshot: Snapshot) -> Mapping[str, dict[Identity, _Pools]]
         identity = (report.pid, report.start_ticks)
         for pool in outermost(report.pools):
             shares = _shares(pool)
-            for uuid in filter(None, (pool.device_uuid, parents.get(pool.device_uuid))):
-                before = table[uuid].get(identity)
-                table[uuid][identity] = _Pools(*map(sum, zip(before, shares, strict=True))) if before else shares
+            for uuid in (pool.device_uuid, parents.get(pool.device_uuid)):
+                if uuid is not None:
+                    before = table[uuid].get(identity)
+                    table[uuid][identity] = _Pools(*map(sum, zip(before, shares, strict=True))) if before else shares
     return table
 
 

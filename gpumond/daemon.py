@@ -40,8 +40,9 @@ log = logging.getLogger(__name__)
 
 FLUSH_READ_SECONDS = 2.0
 RELEASE_SECONDS = 120.0
-GC_THRESHOLD = 50_000
-"""A tick makes thousands of values that live until the next and are in no cycle: not worth a look each time."""
+COLLECT_SECONDS = 10.0
+"""A tick makes thousands of values that live until the next and are in no cycle: the garbage collector looks at them
+so often, between two ticks, and not in the middle of one."""
 
 
 PAST_ALERTS = 1000
@@ -114,7 +115,7 @@ class Daemon:
     async def running(self) -> AsyncIterator[None]:
         self._began = time.monotonic()
         gc.freeze()
-        gc.set_threshold(GC_THRESHOLD)
+        gc.disable()
         await self._store.open()
         await self._resume()
         self._collector.start()
@@ -238,6 +239,7 @@ class Daemon:
     async def _tick_forever(self) -> None:
         """Ticks on a monotonic schedule; one that comes too late is skipped and counted, never queued."""
         interval, due = self._settings.interval, time.monotonic()
+        collect_at = due + COLLECT_SECONDS
         while True:
             try:
                 if self._store.writable and not self.rulebook.loaded:
@@ -245,6 +247,9 @@ class Daemon:
                 await self.tick()
             except Exception:
                 log.exception("a tick failed; the frame before it stays")
+            if time.monotonic() >= collect_at:
+                gc.collect()
+                collect_at = time.monotonic() + COLLECT_SECONDS
             due += interval
             late = time.monotonic() - due
             if late > 0:
