@@ -89,6 +89,8 @@ class Roster:
 
     def refresh(self, now: float, leave_out: Mapping[int, str]) -> None:
         """Scans if it is time to, or if a device was lost since the last time. ``leave_out``: UUIDs by index."""
+        if self._left_out.keys() - leave_out.keys():
+            self._retry_seconds = 0.0  # one may be asked again: at once
         self._left_out = leave_out
         for device in self._devices.values():
             left_out = leave_out.get(device.index, "")
