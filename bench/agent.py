@@ -1,26 +1,22 @@
 """What the agent costs the program that carries it: its import, its thread, one reading.
 
-    python bench/agent.py [--processes 15] [--seconds 10] [--write]
-
-Prints JSON; ``--write`` also stores it as results/agent.json. Torch is the stand-in of the tests (its statistics are
-built in Python on each call, PyTorch's own in C++), so that one reading is an upper bound of our part.
+Torch is the stand-in of the tests (its statistics are built in Python on each call, PyTorch's own in C++), so
+that one reading is an upper bound of our part.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import gpumond
+from bench.result import publish
 
+PROCESSES, SECONDS = 15, 10.0
 ROOT = Path(__file__).resolve().parents[1]
 STANDINS = ROOT / "tests" / "agent" / "standins"
 
@@ -110,34 +106,20 @@ def cpu_share(seconds: float) -> float:
                 listener.kill()
 
 
-def cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--write", action="store_true")
-    arguments = parser.parse_args()
-    results = ROOT / "bench" / "results"
     started = "gpumond.agent.start()"
-    measured = {
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": platform.platform()},
-        "versions": {"python": platform.python_version(), "gpumond": gpumond.__version__, "torch": "stand-in"},
-        "import_milliseconds": milliseconds("import gpumond.agent", arguments.processes),
-        "import_and_start_milliseconds": milliseconds(f"import gpumond.agent; {started}", arguments.processes),
-        "modules_outside_stdlib": json.loads(run(MODULES).replace("'", '"')),
-        "torch_read_microseconds": round(float(run(READ)), 1),
-        "step_nanoseconds": round(float(run(STEP)), 0),
-        "cpu_share_at_1_hertz": cpu_share(arguments.seconds),
-    }
-    text = json.dumps(measured, indent=2)
-    print(text)
-    if arguments.write:
-        (results / "agent.json").write_text(text + "\n")
+    publish(
+        "agent",
+        {
+            "import_ms": milliseconds("import gpumond.agent", PROCESSES),
+            "import_and_start_ms": milliseconds(f"import gpumond.agent; {started}", PROCESSES),
+            "modules_outside_stdlib": json.loads(run(MODULES).replace("'", '"')),
+            "torch_read_us": round(float(run(READ)), 1),
+            "torch": "a stand-in with the statistics of a real one",
+            "step_ns": round(float(run(STEP)), 0),
+            "cpu_share_of_a_core_at_1_hz": cpu_share(SECONDS),
+        },
+    )
 
 
 if __name__ == "__main__":
