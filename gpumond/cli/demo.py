@@ -87,14 +87,15 @@ def _programs(card: Path, settings: Settings) -> Iterator[None]:
 
 def _welcome(settings: Settings) -> str:
     url = f"http://{settings.listen}"
+    command = sys.argv[0] if os.path.basename(sys.argv[0]) == "gpumond" else "gpumond"
     option = "" if settings.port == 9917 else f" --url {url}"
     return f"""\
 gpumond demo: a simulated device with four programs on it: {", ".join(PROGRAMS)}.
 
   look   {url}/metrics   {url}/docs   {url}/api/v1/ledger
-  try    gpumond status{option}
-         gpumond flush{option} --all --dry-run
-         gpumond flush{option} --workload training
+  try    {command} status{option}
+         {command} flush{option} --all --dry-run
+         {command} flush{option} --workload training
 
-Ctrl-C ends it.
+Within two minutes the fragmented program raises an alert. Ctrl-C ends it.
 """
