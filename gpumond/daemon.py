@@ -213,13 +213,17 @@ class Daemon:
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Until when the driver is let go of, and whether it is really free."""
-        log.info("driver released for %g s by %s", seconds, requested_by)
-        until = time.time() + seconds
-        return until, await self._collector.release(seconds)
+        await self._store.audit(requested_by, "release", {"for_seconds": seconds})
+        return await self._release(seconds, requested_by)
 
     def release_for_maintenance(self) -> None:
         """SIGUSR1, for driver upgrade hooks that cannot speak HTTP."""
-        self._releasing = asyncio.ensure_future(self.release(RELEASE_SECONDS, "SIGUSR1"))
+        self._releasing = asyncio.ensure_future(self._release(RELEASE_SECONDS, "SIGUSR1"))
+
+    async def _release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+        log.info("driver released for %g s by %s", seconds, requested_by)
+        until = time.time() + seconds
+        return until, await self._collector.release(seconds)
 
     async def _note(self, actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
         """What is done is done, whether or not it can be written down; the store says loudly when it cannot."""

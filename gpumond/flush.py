@@ -21,6 +21,7 @@ from gpumond.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
 from gpumond.identity import Identity
 from gpumond.model import (
     DEFAULT_STEPS,
+    STEPS,
     AgentReport,
     Held,
     Outcome,
@@ -81,6 +82,16 @@ class FlushAnswer:
     id: str
     receipts: tuple[Receipt, ...]
     released_bytes: int
+
+
+def ordered_steps(steps: tuple[str, ...]) -> tuple[str, ...]:
+    """The steps in the order in which they run, each once. Raises ValueError for one that there is not."""
+    for step in steps:
+        if step not in STEPS:
+            raise ValueError(f"unknown step {step!r:.40}; expected some of {', '.join(STEPS)}")
+    if not steps:
+        raise ValueError(f"expected at least one of {', '.join(STEPS)}")
+    return tuple(step for step in STEPS if step in steps)
 
 
 class Flusher:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_token
 from gpumond.api.problems import problem, responses
-from gpumond.flush import FlushAnswer, FlushRequest, Target
-from gpumond.model import DEFAULT_STEPS, STEPS
+from gpumond.flush import FlushAnswer, FlushRequest, Target, ordered_steps
+from gpumond.model import DEFAULT_STEPS
 
 router = APIRouter(tags=["flush"])
 ANSWER = TypeAdapter(FlushAnswer)
@@ -43,20 +43,10 @@ class FlushBody(BaseModel):
     )
 
     target: TargetBody
-    steps: tuple[str, ...] = DEFAULT_STEPS
+    steps: Annotated[tuple[str, ...], AfterValidator(ordered_steps)] = DEFAULT_STEPS
     min_reclaimable_bytes: int = Field(default=0, ge=0, strict=True)
     dry_run: bool = Field(default=False, strict=True)
     timeout_seconds: float = Field(default=30.0, gt=0, le=600)
-
-    @field_validator("steps")
-    @classmethod
-    def _known(cls, steps: tuple[str, ...]) -> tuple[str, ...]:
-        for step in steps:
-            if step not in STEPS:
-                raise ValueError(f"unknown step {step!r:.40}; expected some of {', '.join(STEPS)}")
-        if not steps:
-            raise ValueError(f"expected at least one of {', '.join(STEPS)}")
-        return tuple(step for step in STEPS if step in steps)
 
 
 _OK: dict[int | str, dict[str, Any]] = {

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from gpumond import units
-from gpumond.model import DEFAULT_STEPS, STEPS
+from gpumond.flush import ordered_steps
+from gpumond.model import DEFAULT_STEPS
 from gpumond.rules import PLACEHOLDER, Action, Rule, Scope
 from gpumond.rules.values import LABELS, PLACEHOLDERS, VALUES
 
@@ -25,17 +26,7 @@ class Strict(BaseModel):
 
 class FlushConfig(Strict):
     min_reclaimable: Level = Field(default=0.0, ge=0)
-    steps: tuple[str, ...] = DEFAULT_STEPS
-
-    @field_validator("steps")
-    @classmethod
-    def _known(cls, steps: tuple[str, ...]) -> tuple[str, ...]:
-        for step in steps:
-            if step not in STEPS:
-                raise ValueError(f"unknown step {step!r:.40}; expected some of {', '.join(STEPS)}")
-        if not steps:
-            raise ValueError(f"expected at least one of {', '.join(STEPS)}")
-        return tuple(step for step in STEPS if step in steps)
+    steps: Annotated[tuple[str, ...], AfterValidator(ordered_steps)] = DEFAULT_STEPS
 
 
 class ActionConfig(Strict):
