@@ -151,7 +151,7 @@ def fragmentation(memory: Memory, dice: Random) -> Iterator[float]:
                         young.append(room.pop(0))
                         freed = 0
                         memory.busy(dice.uniform(0.05, 0.1))
-                        yield 0.75 * scale
+                        yield 0.3 * scale
                 del blocks[1::2]
             generations.append(young)
         yield 20.0

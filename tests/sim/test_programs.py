@@ -61,13 +61,15 @@ def test_leak_keeps_more_every_minute_and_starts_over(card: Card) -> None:
 
 
 def test_fragmentation_strands_more_and_more_while_as_much_is_live_as_ever(card: Card) -> None:
-    seen = minutes("fragmentation", card, 3)
+    both = minutes("fragmentation", card, 2)
+    seen, then = both[:100], both[100:]
     live = [now.live_bytes for now in seen[10:]]
     assert max(live) - min(live) < 0.008 * SIZE
     stranded = [now.stranded_bytes for now in seen[10::30]]
     assert stranded == sorted(stranded)
     assert stranded[-1] > live[-1]
     assert max(now.reclaimable_bytes for now in seen) == 0
+    assert max(now.reclaimable_bytes for now in then) > max(stranded)  # in the end it needs none of it any more
 
 
 @pytest.mark.parametrize("seed", [1, 2])
