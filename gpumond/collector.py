@@ -49,10 +49,11 @@ class Collector:
         replace_after: float = REPLACE_AFTER_SECONDS,
         environ: Mapping[str, str] | None = None,
         restarted: Callable[[], None] = lambda: None,
+        opened: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = SourceState(source, up=False, responsive=True, reason=STARTING)
         self._deadline, self._replace_after = deadline, replace_after
-        self._environ, self._restarted = environ, restarted
+        self._environ, self._restarted, self._opened = environ, restarted, opened
         self._child: Child | None = None
         self._abandoned: list[Child] = []
         self._leaving: list[Child] = []
@@ -88,10 +89,13 @@ class Collector:
     async def release(self, seconds: float) -> bool:
         """Let go of the driver for so long, that it can be unloaded or the card reset. Whether every child is gone."""
         children = self._let_go()
-        self._become(up=False, responsive=not self._abandoned, reason=RELEASED, detail=f"released for {seconds:g} s")
+        detail = f"released for {seconds:g} s"
+        self._become(up=False, responsive=True, reason=RELEASED, detail=detail)
         self._schedule(seconds, self._spawn)
         gone = await end(children)
-        self._abandoned = [child for child in children if not child.is_gone()]
+        if not gone:
+            detail += "; a process that hangs in a driver call still holds the driver"
+            self._become(up=False, responsive=False, reason=RELEASED, detail=detail)
         return gone
 
     async def stop(self) -> None:
@@ -215,7 +219,9 @@ class Collector:
             return
         if late and self._timer is not None:
             self._timer.cancel()
-        child.opened = True
+        if not child.opened:
+            child.opened = True
+            self._opened()
         reading = answer.reading
         if reading is not None:
             child.xids = reading.xids

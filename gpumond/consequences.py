@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from gpumond.audit import AuditEntry
 from gpumond.errors import FlushError, StoreUnavailable
 from gpumond.flush import FlushAnswer, FlushRequest, Target
 from gpumond.model import Alert, Receipt, Snapshot
-from gpumond.records import Labels
+from gpumond.records import Heartbeat, KeptAlert, Labels, Notice
 from gpumond.resume import kept, resume
 from gpumond.rules import Activities, Rule
 from gpumond.rules.actions import Key, Order, Tracks, annotate, conclude, decide, forget, remembered
 
-if TYPE_CHECKING:
-    from gpumond.notify.outbox import Outbox
-    from gpumond.store import Store
-
 ACTION = "action"
 """The audit's word for a rule that is about to flush."""
+
+
+class Store(Protocol):
+    """What is needed of the store; raises StoreUnavailable."""
+
+    writable: bool
+
+    async def audit(self, actor: str, action: str, detail: Any) -> None: ...
+    async def audit_entries(self) -> list[AuditEntry]: ...
+    def keep(self, alerts: Iterable[KeptAlert], notices: Sequence[Notice]) -> Awaitable[None]: ...
+    async def kept(self) -> tuple[list[KeptAlert], Heartbeat | None]: ...
+
+
+class Outbox(Protocol):
+    def put(self, alerts: Iterable[Alert], news: Mapping[Labels, Alert]) -> list[Notice]: ...
 
 
 class Consequences:
@@ -48,15 +59,7 @@ class Consequences:
             entries = await self._store.audit_entries()
         except StoreUnavailable:
             return {}
-        attempts = [
-            (
-                (entry.actor.removeprefix("rule:"), tuple((name, text) for name, text in entry.detail["labels"])),
-                entry.at,
-            )
-            for entry in entries
-            if entry.action == ACTION
-        ]
-        self._tracks = remembered(attempts, time.time())
+        self._tracks = remembered([_attempt(entry) for entry in entries if entry.action == ACTION], time.time())
         return resume(alerts, alive, time.time())
 
     def follow(

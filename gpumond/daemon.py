@@ -72,7 +72,7 @@ class Daemon:
         notifiers = [notifier(each.receiver()) for each in settings.receivers]
         self._outbox = Outbox(notifiers, self._store, self._telemetry, wants=self._wants)
         self._exposition = Exposition(self._telemetry, settings.compat)
-        self._collector = Collector(source, restarted=self._telemetry.restarted)
+        self._collector = Collector(source, restarted=self._telemetry.restarted, opened=self._wake.set)
         path = settings.agent_socket()
         mode = int(settings.socket_mode, 8) if settings.socket_mode else _default_mode(path.parent.as_posix())
         self._intake = Intake(bind_agent_socket(path, mode), rejected=self._telemetry.rejected)
@@ -245,6 +245,7 @@ class Daemon:
         interval, due = self._settings.interval, time.monotonic()
         collect_at = due + COLLECT_SECONDS
         while True:
+            self._wake.clear()
             try:
                 if self._store.writable and not self.rulebook.loaded:
                     await self._load_rules()
@@ -260,7 +261,6 @@ class Daemon:
                 skipped = int(late // interval) + 1
                 self._telemetry.ticks_skipped.inc(skipped)
                 due += skipped * interval
-            self._wake.clear()
             try:
                 await asyncio.wait_for(self._wake.wait(), max(0.0, due - time.monotonic()))
                 due = time.monotonic()

@@ -54,8 +54,9 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Every module that the file imports, at any depth but not under TYPE_CHECKING."""
-    for node in _running(ast.parse(path.read_text())):
+    """Every module that the file imports, at any depth. Only the agent may name types without importing them."""
+    lazy = path.relative_to(PACKAGE).parts[0] == "agent"
+    for node in _running(ast.parse(path.read_text()), lazy):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -65,12 +66,12 @@ def imports(path: Path) -> Iterator[str]:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _running(node: ast.AST) -> Iterator[ast.AST]:
+def _running(node: ast.AST, lazy: bool) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+        if lazy and isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
             continue
         yield child
-        yield from _running(child)
+        yield from _running(child, lazy)
 
 
 def within(module: str, places: tuple[str, ...]) -> bool:
