@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gpumond.sensors import NO_SENSORS, Sensors
+
 Share = Literal["live", "cached", "stranded", "overhead", "opaque", "unclaimed"]
 SHARES: tuple[Share, ...] = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
 
@@ -23,21 +25,6 @@ STEPS: tuple[str, ...] = ("gc", "hooks", "spill", "ipc", "workspaces", "cache", 
 """Every flush step, in the order in which they run."""
 
 DEFAULT_STEPS: tuple[str, ...] = ("ipc", "cache", "trim")
-
-THROTTLE_REASONS: tuple[str, ...] = (
-    "gpu_idle",
-    "applications_clocks_setting",
-    "sw_power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-    "display_clocks_setting",
-    "board_limit",
-    "reliability",
-)
-"""Why a clock is not at its maximum; nvidia-smi's names, in the order of NVML's bits."""
 
 MISSED_LIMIT = 3
 """After so many readings without a device, its values are no longer shown."""
@@ -71,62 +58,6 @@ class ProcessUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class Sensors:
-    """What a device measures, how it is set, and what its hardware counts as errors.
-
-    The ECC counters are since the driver was loaded (volatile) and in the life of the device (aggregate).
-    ``performance_state`` is 0 (fastest) to 15. ``throttle_reasons`` are those of ``THROTTLE_REASONS`` that hold.
-    ``xid_events`` is True while the driver tells of XID errors as they happen.
-    """
-
-    gpu_utilization_ratio: float | None = None
-    memory_controller_utilization_ratio: float | None = None
-    sm_clock_hertz: float | None = None
-    memory_clock_hertz: float | None = None
-    gpu_temperature_celsius: float | None = None
-    power_watts: float | None = None
-    energy_joules: float | None = None
-    encoder_utilization_ratio: float | None = None
-    decoder_utilization_ratio: float | None = None
-    sm_clock_max_hertz: float | None = None
-    memory_clock_max_hertz: float | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-    performance_state: int | None = None
-    memory_temperature_celsius: float | None = None
-    slowdown_temperature_celsius: float | None = None
-    shutdown_temperature_celsius: float | None = None
-    power_limit_watts: float | None = None
-    fan_speed_ratio: float | None = None
-    persistence_mode: bool | None = None
-    compute_mode: str | None = None
-    bar1_size_bytes: int | None = None
-    bar1_used_bytes: int | None = None
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-    pcie_receive_bytes_per_second: float | None = None
-    pcie_transmit_bytes_per_second: float | None = None
-    pcie_replays: int | None = None
-    ecc_corrected_volatile: int | None = None
-    ecc_corrected_aggregate: int | None = None
-    ecc_uncorrected_volatile: int | None = None
-    ecc_uncorrected_aggregate: int | None = None
-    retired_pages_single_bit: int | None = None
-    retired_pages_double_bit: int | None = None
-    retired_pages_pending: bool | None = None
-    remapped_rows_correctable: int | None = None
-    remapped_rows_uncorrectable: int | None = None
-    remapped_rows_pending: bool | None = None
-    remapped_rows_failed: bool | None = None
-    nvlink_crc_flit_errors: int | None = None
-    nvlink_crc_data_errors: int | None = None
-    nvlink_replay_errors: int | None = None
-    nvlink_recovery_errors: int | None = None
-    xid_events: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceReading:
     """One device at one moment.
 
@@ -152,7 +83,7 @@ class DeviceReading:
     reserved_bytes: int | None = None
     unified: bool = False
     processes: tuple[ProcessUsage, ...] | None = None
-    sensors: Sensors = Sensors()
+    sensors: Sensors = NO_SENSORS
     missed: int = 0
     up: bool = True
     gpu_instance_id: int | None = None
@@ -302,12 +233,15 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """What a curve means, in one sentence for people. ``pid`` is None for the device as a whole."""
+
     device_uuid: str
     pid: int | None
     kind: str
     since: float
     evidence: tuple[tuple[str, float], ...] = ()
     time_to_oom_seconds: float | None = None
+    summary: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ EDGES = ("sources", "intake", "notify", "api", "metrics", "store")
 KNOW_MORE_THAN_ONE_EDGE = ("daemon", "cli")
 PURE = (
     "model",
+    "sensors",
     "attribution",
     "engine",
     "rules",

@@ -16,12 +16,12 @@ from gpumond.model import (
     ProcessUsage,
     Receipt,
     Reclaimable,
-    Sensors,
     Snapshot,
     SourceState,
     StepResult,
     Verdict,
 )
+from gpumond.sensors import Sensors
 
 GIB = 1024**3
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
@@ -73,7 +73,15 @@ ALERT = Alert(
     TAKEN_AT - 300,
     TAKEN_AT - 240,
 )
-VERDICT = Verdict(UUID, 4242, "leak", TAKEN_AT - 900, (("slope_bytes_per_second", 559_240.0),), 3840.0)
+VERDICT = Verdict(
+    UUID,
+    4242,
+    "leak",
+    TAKEN_AT - 900,
+    (("slope_bytes_per_second", 559_240.0),),
+    3840.0,
+    "train (pid 4242) keeps 32.0 MiB more each minute; at this rate GPU 0 is full in 1 h 4 min",
+)
 RECEIPT = Receipt(
     pid=4242,
     workload="train",

@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple
 
 from prometheus_client.core import Metric
 
-from gpumond.model import DeviceReading, Frame, Sensors
+from gpumond.model import DeviceReading, Frame
+from gpumond.sensors import Sensors
 
 MIB = 1 << 20
 VENDORS = ("nvidia", "sim")

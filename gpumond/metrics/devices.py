@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 
 from gpumond.metrics.family import Family, Kind, Row
-from gpumond.model import THROTTLE_REASONS, DeviceReading, Frame, XidErrors
+from gpumond.model import DeviceReading, Frame, XidErrors
+from gpumond.sensors import THROTTLE_REASONS
 
 Values = Mapping[tuple[str, ...], float | None]
 """By the values of the labels besides uuid and gpu."""

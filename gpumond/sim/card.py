@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpumond.errors import GpumondError, ProtocolError
-from gpumond.model import DeviceReading, ProcessUsage, Sensors
+from gpumond.model import DeviceReading, ProcessUsage
+from gpumond.sensors import Sensors
 from gpumond.wire import from_json, to_json
 
 MIB = 1 << 20

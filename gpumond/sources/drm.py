@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from gpumond.errors import SourceUnavailable
-from gpumond.model import DeviceReading, ProcessUsage, Reading, Sensors
+from gpumond.model import DeviceReading, ProcessUsage, Reading
+from gpumond.sensors import Sensors
 from gpumond.sources import intel
 from gpumond.sources.descriptors import Descriptors, Node
 from gpumond.sources.drm_cards import Card, cards, kind_of

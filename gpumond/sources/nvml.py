@@ -15,7 +15,8 @@ from typing import Any
 
 import pynvml
 
-from gpumond.model import MISSED_LIMIT, DeviceReading, ProcessUsage, Reading, Sensors
+from gpumond.model import MISSED_LIMIT, DeviceReading, ProcessUsage, Reading
+from gpumond.sensors import Sensors
 from gpumond.sources import NOWHERE, Course
 from gpumond.sources.nvml_events import XidEvents
 from gpumond.sources.nvml_library import LONGEST_LIST, PROCESS_LISTS, Library, functions

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from gpumond.model import THROTTLE_REASONS
+from gpumond.sensors import THROTTLE_REASONS
 from gpumond.sources.nvml_library import Functions, Library, functions
 from gpumond.sources.plausible import IMPOSSIBLE, Tally
 from gpumond.sources.roster import Device, Failed, Lost, Unsupported

@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpumond.metrics import Exposition, FrameCollector, dcgm
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model import Frame, Ledger, Sensors, SourceState, XidErrors
+from gpumond.model import Frame, Ledger, SourceState, XidErrors
+from gpumond.sensors import Sensors
 from tests.making import a_device, a_snapshot
 
 GOLDEN = Path(__file__).with_name("dcgm.txt")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.model import Sensors
+from gpumond.sensors import Sensors
 from gpumond.sim.card import MIB, Card, Context, Damaged, OutOfMemory, Spec, cards, create, start_ticks
 from tests.sim.holding import holder, run, small_card
 

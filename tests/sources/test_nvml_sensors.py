@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.model import THROTTLE_REASONS, Sensors
+from gpumond.sensors import THROTTLE_REASONS, Sensors
 from gpumond.sources.nvml_sensors import SLOW_SECONDS, SensorClocks
 from gpumond.sources.plausible import Tally
 from gpumond.sources.roster import Device as RosterDevice
