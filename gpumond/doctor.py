@@ -17,22 +17,27 @@ from typing import Any, Literal
 
 from gpumond import __version__
 from gpumond.collector import Collector
+from gpumond.conditions import of_device
 from gpumond.errors import DaemonError
+from gpumond.identity import in_private_pid_namespace
+from gpumond.mends import mend
 from gpumond.model import Reading, SourceState
 from gpumond.sources.drm_cards import cards
-from gpumond.stuck import stuck
+from gpumond.stuck import LIKELY_MEANT, stuck
 from gpumond.units import human
 from gpumond.wire import default_socket, trusted_uids
 
 State = Literal["good", "note", "bad"]
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the host's PID namespace (include/linux/proc_ns.h)."""
 
 ADAPTERS = {
     "torch": ("torch",),
     "cupy": ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
+    "rmm": ("rmm", "rmm-cu11", "rmm-cu12", "rmm-cu13"),
+    "cudf": ("cudf", "cudf-cu11", "cudf-cu12", "cudf-cu13"),
+    "tensorflow": ("tensorflow",),
+    "jax": ("jax",),
 }
-NO_ADAPTER = ("rmm-cu12", "rmm-cu13", "cudf-cu12", "cudf-cu13", "tensorflow", "jax")
+"""Packages by the library for which the agent has an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +76,7 @@ def driver() -> Iterator[Finding]:
 def _source(name: str, absent: State) -> Iterator[Finding]:
     state, reading = asyncio.run(probe(name))
     if reading is None:
-        mend = "" if ";" in state.detail else "without a GPU try `gpumond demo`"
-        yield Finding("driver", absent, f"{state.reason}: {state.detail}", mend)
+        yield Finding("driver", absent, *_stated(state.reason, state.detail))
         return
     library = f", NVML {state.library_version}" if state.library_version else ""
     detail = f"driver {state.driver_version}{library}, {len(reading.devices)} devices"
@@ -82,8 +86,18 @@ def _source(name: str, absent: State) -> Iterator[Finding]:
         listed = "no process list" if device.processes is None else f"{len(device.processes)} processes"
         known: State = "note" if device.processes is None or device.used_bytes is None else "good"
         yield Finding(f"device {device.index}", known, f"{device.name}, {size}, {listed}, {device.uuid}")
+        for kind in of_device(device):
+            yield Finding(f"device {device.index}", "note", kind, mend(kind))
     for fault in reading.faults:
-        yield Finding("fault", "bad", f"{fault.device_uuid or fault.source}: {fault.kind}: {fault.detail}")
+        yield Finding(
+            "fault", "bad", f"{fault.device_uuid or fault.source}: {fault.kind}: {fault.detail}", mend(fault.kind)
+        )
+
+
+def _stated(kind: str, detail: str) -> tuple[str, str]:
+    """What is wrong, and what to do about it; some details end with that."""
+    what_to_do = mend(kind)
+    return f"{kind}: {detail.removesuffix(what_to_do).rstrip(': ')}", what_to_do
 
 
 async def probe(source: str) -> tuple[SourceState, Reading | None]:
@@ -112,17 +126,16 @@ def device_nodes(dev: str) -> Iterator[Finding]:
 
 
 def pid_namespace(proc: str) -> Finding:
-    try:
-        is_host = os.stat(f"{proc}/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
-    except OSError as error:
-        return Finding("PID namespace", "note", f"unknown: {error.strerror}")
-    if is_host:
+    is_private = in_private_pid_namespace(proc)
+    if is_private is None:
+        return Finding("PID namespace", "note", f"unknown: {proc}/self/ns/pid cannot be read")
+    if not is_private:
         return Finding("PID namespace", "good", "the host's: the driver's pids and the agents' are the same")
     return Finding(
         "PID namespace",
         "note",
         "a private one: the driver may list pids of the host that cannot be matched here",
-        "run the daemon with the host's PID namespace (hostPID: true, --pid=host)",
+        mend("private_pid_namespace"),
     )
 
 
@@ -158,13 +171,20 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
         return
     source = status["source"]
     state: State = "good" if source["up"] else "bad"
-    detail = "up" if source["up"] else f"{source['reason']}: {source['detail']}"
-    yield Finding("daemon", state, f"{status['version']}, source {source['name']} {detail}")
+    detail, what_to_do = ("up", "") if source["up"] else _stated(source["reason"], source["detail"])
+    yield Finding("daemon", state, f"{status['version']}, source {source['name']} {detail}", what_to_do)
+    for fault in status["faults"]:
+        if (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
+            where = fault["device_uuid"] or fault["source"]
+            yield Finding("fault", "bad", f"{where}: {fault['kind']}: {fault['detail']}", fault["mend"])
+    for condition in status["conditions"]:
+        where = condition["device_uuid"] or "this machine"
+        yield Finding("condition", "note", f"{where}: {condition['kind']}", condition["mend"])
     seen = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
-    mend = "" if agents else "start a program with one: gpumond run -- python YOUR_PROGRAM.py"
-    yield Finding("agents", "good" if agents else "note", seen or "none connected", mend)
+    how = "" if agents else "start a program with one: gpumond run -- python YOUR_PROGRAM.py"
+    yield Finding("agents", "good" if agents else "note", seen or "none connected", how)
     for entry in stuck(processes):
-        yield Finding("process", "bad", entry.what, entry.mend)
+        yield Finding("process", "note" if entry.kind in LIKELY_MEANT else "bad", entry.what, entry.mend)
 
 
 def frameworks() -> Iterator[Finding]:
@@ -173,11 +193,7 @@ def frameworks() -> Iterator[Finding]:
         for package in packages:
             if version := _version(package):
                 found = True
-                yield Finding(adapter, "good", f"{package} {version} is installed here; the agent reads and flushes it")
-    for package in NO_ADAPTER:
-        if version := _version(package):
-            found = True
-            yield Finding(package, "note", f"{version} is installed here; the agent has no adapter for it yet")
+                yield Finding(adapter, "good", f"{package} {version} is installed here; the agent reads it")
     if not found:
         yield Finding("frameworks", "note", "none in this Python environment; run doctor in the programs' own one")
 

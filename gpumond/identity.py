@@ -16,6 +16,8 @@ from dataclasses import dataclass
 _CREDENTIALS = struct.Struct("3i")
 SO_PEERPIDFD = 77
 CREDENTIALS_SPACE = socket.CMSG_SPACE(_CREDENTIALS.size)
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the host's PID namespace (include/linux/proc_ns.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,12 @@ def identify(peer: socket.socket, pidfd: int | None, proc: str = "/proc") -> Ide
     return Identity(pid, start, uid)
 
 
+def peer_uid(peer: socket.socket) -> int:
+    """The user that connected, as the kernel had it then."""
+    uid: int = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+    return uid
+
+
 def start_ticks(pid: int, proc: str = "/proc") -> int | None:
     """Field 22 of /proc/PID/stat: clock ticks from boot to the process's start."""
     try:
@@ -41,6 +49,14 @@ def start_ticks(pid: int, proc: str = "/proc") -> int | None:
             fields = stat.read().rpartition(b")")[2].split()
         return int(fields[19])
     except (OSError, IndexError, ValueError):
+        return None
+
+
+def in_private_pid_namespace(proc: str = "/proc") -> bool | None:
+    """Whether this process has pids of its own, in which a driver's pids mean nothing; None if that cannot be told."""
+    try:
+        return os.stat(f"{proc}/self/ns/pid").st_ino != INITIAL_PID_NAMESPACE
+    except OSError:
         return None
 
 

@@ -20,13 +20,21 @@ THROTTLE_REASONS: tuple[str, ...] = (
 """Why a clock is not at its maximum; nvidia-smi's names, in the order of NVML's bits."""
 
 
+VIRTUALIZATION_MODES = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
+"""``vgpu``: a part of a device, in a virtual machine; ``host_*``: the host of such machines. In NVML's order."""
+
+ADDRESSING_MODES = ("none", "hmm", "ats")
+"""Whether device and host share addresses: not, by software, or by hardware that keeps both coherent. NVML's order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sensors:
     """What a device measures, how it is set, and what its hardware counts as errors.
 
     The ECC counters are since the driver was loaded (volatile) and in the life of the device (aggregate).
     ``performance_state`` is 0 (fastest) to 15. ``throttle_reasons`` are those of ``THROTTLE_REASONS`` that hold.
-    ``xid_events`` is True while the driver tells of XID errors as they happen.
+    ``xid_events`` is True while the driver tells of XID errors as they happen. ``numa_node``: where the host has the
+    device's memory as a node of its own; ``file_cache_bytes``: what the kernel keeps of files there.
     """
 
     gpu_utilization_ratio: float | None = None
@@ -74,6 +82,17 @@ class Sensors:
     nvlink_replay_errors: int | None = None
     nvlink_recovery_errors: int | None = None
     xid_events: bool | None = None
+    virtualization_mode: str | None = None
+    addressing_mode: str | None = None
+    numa_node: int | None = None
+    file_cache_bytes: int | None = None
+    graphics_engine_active_ratio: float | None = None
+    sm_active_ratio: float | None = None
+    sm_occupancy_ratio: float | None = None
+    tensor_active_ratio: float | None = None
+    dram_active_ratio: float | None = None
+    nvlink_receive_bytes_per_second: float | None = None
+    nvlink_transmit_bytes_per_second: float | None = None
 
 
 NO_SENSORS = Sensors()

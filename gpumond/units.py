@@ -33,6 +33,15 @@ def level(value: object) -> float:
     return number / 100 if match[2] == "%" else number * _FACTORS[match[2]]
 
 
+def duration(seconds: float) -> str:
+    """For people: ``45 s``, ``34 min``, ``2 h 5 min``, ``3 d 4 h``."""
+    for whole, part, size in (("d", "h", 86400), ("h", "min", 3600)):
+        if seconds >= size:
+            rest = int(seconds % size // _SECONDS[part[0]])
+            return f"{int(seconds // size)} {whole}" + (f" {rest} {part}" if rest else "")
+    return f"{int(seconds // 60)} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
 def human(size: float) -> str:
     """Bytes for people: ``31.2 GiB``."""
     for unit in ("B", "KiB", "MiB"):

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.stuck import stuck
+from gpumond.stuck import LIKELY_MEANT, stuck
+from gpumond.units import duration
 
 GIB = 1024**3
 
@@ -27,6 +28,19 @@ def a_holding(pid: int = 7, **fields: Any) -> dict[str, Any]:
             "pid 7 (python in container web)",
             "kill 7",
         ),
+        ({"orphaned": True}, "pid 7 (python) is orphaned, 3.0 GiB", "nohup"),
+        (
+            {"orphaned": True, "idle_seconds": 4000.0},
+            "pid 7 (python) is orphaned, idle for 1 h 6 min, 3.0 GiB",
+            "kill 7",
+        ),
+        ({"kinds": ["holder"], "used_bytes": None, "orphaned": True}, "pid 7 (python) is a holder", "kill 7"),
+        ({"state": "zombie", "orphaned": True}, "pid 7 (python) is a zombie, 3.0 GiB", "parent"),
+        (
+            {"idle_seconds": 2040.0, "unit": "web.service"},
+            "pid 7 (python in unit web.service) is idle for 34 min",
+            "--pid 7",
+        ),
     ],
 )
 def test_each_is_named_with_what_to_do(fields: dict[str, Any], what: str, mend: str):
@@ -36,4 +50,27 @@ def test_each_is_named_with_what_to_do(fields: dict[str, Any], what: str, mend: 
 
 
 def test_those_that_are_well_are_not():
-    assert list(stuck([a_holding(), a_holding(state=None)])) == []
+    well = [{}, {"state": None}, {"idle_seconds": 1799.0}, {"idle_seconds": 9999.0, "used_bytes": GIB - 1}]
+    well += [{"orphaned": False}, {"idle_seconds": 9999.0, "used_bytes": None}]
+    assert list(stuck([a_holding(pid, **fields) for pid, fields in enumerate(well)])) == []
+
+
+def test_what_may_be_meant_is_told_from_what_is_not():
+    kinds = [entry.kind for entry in stuck([a_holding(1, orphaned=True), a_holding(2, state="zombie")])]
+    assert [kind in LIKELY_MEANT for kind in kinds] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (59.4, "59 s"),
+        (60, "1 min"),
+        (3599, "59 min"),
+        (3600, "1 h"),
+        (7500, "2 h 5 min"),
+        (273600, "3 d 4 h"),
+    ],
+)
+def test_a_duration_for_people(seconds: float, text: str):
+    assert duration(seconds) == text

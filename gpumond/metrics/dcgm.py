@@ -1,7 +1,9 @@
 """The devices under the names, labels and units of dcgm-exporter, for dashboards and rules that were made for it.
 
-Covers: those of its default families that NVML can answer, ECC and retired pages, and FB_TOTAL.
-Does not cover: PROF_* and NVLINK_BANDWIDTH_TOTAL, which need DCGM's own sampling; pod and container labels.
+Covers: those of its default families that NVML can answer, ECC and retired pages, FB_TOTAL, and PROF_* from NVML's GPM
+(Hopper and later) and its PCIe counters. A device that only one container's processes are on has ``pod``, ``namespace``
+and ``container`` as dcgm-exporter has with its Kubernetes mapping; it knows whom a device was given to, we who uses it.
+Does not cover: ``LEFT_OUT``.
 Names: etc/default-counters.csv of github.com/NVIDIA/dcgm-exporter at 4.5.3-4.8.2.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from prometheus_client.core import Metric
@@ -42,6 +45,10 @@ def _sensor(name: str, help: str, value: Callable[[Sensors], float | None], fact
 
 def _counter(name: str, help: str, value: Callable[[Sensors], float | None], factor: float = 1) -> DcgmFamily:
     return _sensor(name, help, value, factor)._replace(kind="untyped")
+
+
+def _profiled(name: str, help: str, field: str) -> DcgmFamily:
+    return DcgmFamily(f"DCGM_FI_PROF_{name}", help, attrgetter(f"sensors.{field}"))
 
 
 def _memory(name: str, help: str, value: Callable[[DeviceReading], int | None]) -> DcgmFamily:
@@ -80,7 +87,31 @@ FAMILIES = (
         "CORRECTABLE_REMAPPED_ROWS", "Remapped rows for correctable errors.", lambda s: s.remapped_rows_correctable
     ),
     _sensor("ROW_REMAP_FAILURE", "Whether remapping of rows has failed.", lambda s: s.remapped_rows_failed),
+    _profiled("GR_ENGINE_ACTIVE", "Ratio of time the graphics engine is active.", "graphics_engine_active_ratio"),
+    _profiled("SM_ACTIVE", "Ratio of the SMs that have work.", "sm_active_ratio"),
+    _profiled("SM_OCCUPANCY", "Ratio of the warps resident on the SMs.", "sm_occupancy_ratio"),
+    _profiled("PIPE_TENSOR_ACTIVE", "Ratio of time the tensor cores are active.", "tensor_active_ratio"),
+    _profiled("DRAM_ACTIVE", "Ratio of the memory bandwidth that is used.", "dram_active_ratio"),
+    _profiled(
+        "PCIE_TX_BYTES", "Traffic to the host over PCIe (in bytes per second).", "pcie_transmit_bytes_per_second"
+    ),
+    _profiled(
+        "PCIE_RX_BYTES", "Traffic from the host over PCIe (in bytes per second).", "pcie_receive_bytes_per_second"
+    ),
+    _profiled("NVLINK_TX_BYTES", "Traffic sent over NVLink (in bytes per second).", "nvlink_transmit_bytes_per_second"),
+    _profiled(
+        "NVLINK_RX_BYTES", "Traffic received over NVLink (in bytes per second).", "nvlink_receive_bytes_per_second"
+    ),
 )
+
+
+LEFT_OUT: Mapping[str, str] = {
+    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": "needs DCGM's own sampling; PROF_NVLINK_TX_BYTES and _RX_BYTES have it",
+    "DCGM_FI_PROF_PIPE_FP64_ACTIVE, _FP32_ACTIVE, _FP16_ACTIVE, _INT_ACTIVE": "of pipes only the tensor cores are read",
+    "DCGM_FI_DEV_VGPU_LICENSE_STATUS": "licences are not looked at",
+    "DCGM_FI_DEV_POWER_VIOLATION and the other violations": "gpumond_device_throttle has the reasons that hold",
+}
+"""Families of dcgm-exporter's lists that are not offered, and why."""
 
 
 def metrics(frame: Frame, hostname: str = HOSTNAME) -> Iterator[Metric]:
@@ -126,4 +157,17 @@ def _labels(device: DeviceReading, devices: Mapping[str, DeviceReading], hostnam
         instance = device.gpu_instance_id
         labels["GPU_I_PROFILE"] = device.name.rpartition("MIG ")[2]
         labels["GPU_I_ID"] = "" if instance is None else str(instance)
-    return labels
+    return labels | _pod(device)
+
+
+def _pod(device: DeviceReading) -> dict[str, str]:
+    """Whose device it is, if all of its processes in pods are of one container."""
+    places = {
+        (process.pod_name, process.pod_namespace, process.container_name or "")
+        for process in device.processes or ()
+        if process.pod_name and process.pod_namespace
+    }
+    if len(places) != 1:
+        return {}
+    pod, namespace, container = next(iter(places))
+    return {"pod": str(pod), "namespace": str(namespace), "container": container}

@@ -9,6 +9,8 @@ from gpumond.metrics.family import Family, Kind, Row
 from gpumond.model import DeviceReading, Frame, XidErrors
 from gpumond.sensors import THROTTLE_REASONS
 
+COUNTED = "counted by the hardware over the last ten seconds (Hopper and later)"
+
 Values = Mapping[tuple[str, ...], float | None]
 """By the values of the labels besides uuid and gpu."""
 
@@ -102,6 +104,11 @@ FAMILIES: tuple[Family, ...] = (
         ("uuid", "gpu", "name", "vendor", "pci_bus_id", "parent_uuid", "driver_version"),
         _info,
     ),
+    plain(
+        "idle_seconds",
+        lambda d: d.idle_seconds,
+        "For how long nothing ran on the device, as far as the driver samples it and the daemon has watched.",
+    ),
     plain("up", lambda d: float(d.up), "1 while the device answers its driver, else 0."),
     Family(
         "gpumond_device_fault",
@@ -133,6 +140,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     sensor("encoder_utilization_ratio", "Share of the sampling period in which the video encoder ran."),
     sensor("decoder_utilization_ratio", "Share of the sampling period in which the video decoder ran."),
+    sensor("graphics_engine_active_ratio", f"Share of the time in which any kernel ran, {COUNTED}."),
+    sensor("sm_active_ratio", f"Share of the multiprocessors that had work, {COUNTED}."),
+    sensor("sm_occupancy_ratio", f"Share of the warps that fit on the multiprocessors which they had, {COUNTED}."),
+    sensor("tensor_active_ratio", f"Share of the time in which the tensor cores worked, {COUNTED}."),
+    sensor("dram_active_ratio", f"Share of the memory's bandwidth that was used, {COUNTED}."),
+    sensor("nvlink_receive_bytes_per_second", f"Traffic to the device on all NVLinks, {COUNTED}."),
+    sensor("nvlink_transmit_bytes_per_second", f"Traffic from the device on all NVLinks, {COUNTED}."),
     sensor("sm_clock_hertz", "Clock of the multiprocessors."),
     sensor("sm_clock_max_hertz", "The highest clock of the multiprocessors."),
     sensor("memory_clock_hertz", "Clock of the memory."),
@@ -194,6 +208,11 @@ FAMILIES: tuple[Family, ...] = (
         {kind: f"nvlink_{kind}_errors" for kind in ("crc_flit", "crc_data", "replay", "recovery")},
         "Errors on all NVLinks of the device.",
         "counter",
+    ),
+    sensor(
+        "file_cache_bytes",
+        "What the host's kernel keeps of files in the device's memory, which it has as a NUMA node (Grace Hopper); "
+        "unclaimed, and given up when memory is short.",
     ),
     XID_ERRORS,
     Family(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from gpumond.errors import SourceUnavailable
+from gpumond.mends import mend
 from gpumond.model import DeviceReading, ProcessUsage, Reading
 from gpumond.sensors import Sensors
 from gpumond.sources import intel
@@ -58,7 +59,7 @@ class DrmSource:
         if not any(cards(self._sys)):
             raise SourceUnavailable(
                 "no_device",
-                "no device of amdgpu, i915 or xe below /sys/class/drm: load the driver, or try `gpumond demo`",
+                f"no device of amdgpu, i915 or xe below /sys/class/drm: {mend('no_device')}",
             )
 
     def close(self) -> None:
@@ -82,15 +83,14 @@ class DrmSource:
                 continue
             size = self._memory(card, tally)
             own = clients.get(card.pci_bus_id, {})
-            by_pid = self._usages(card, size, own, compute.get(card.pci_bus_id, {}), tally)
-            processes = None if by_pid is None else tuple(_processes(by_pid, identities))
+            rocm = compute.get(card.pci_bus_id, {})
+            by_pid = self._usages(card, size, own, rocm, tally)
+            used_by = {pid: ratio for pid, ratio in self._used_by(card, own, now) if pid not in rocm}
+            processes = None if by_pid is None else tuple(_processes(by_pid, identities, used_by))
             working = {number: entry for number, (_, entry) in own.items()}
             devices.append(self._device(card, size, processes, self._sensors(card, working, now, tally)))
             if self._descriptors.hidden:
-                detail = (
-                    f"{self._descriptors.hidden} processes of other users may not be looked into, what they hold is "
-                    "unclaimed: give the daemon CAP_SYS_PTRACE"
-                )
+                detail = f"{self._descriptors.hidden} processes of other users may not be looked into"
                 tally.add(card.uuid, "processes_hidden", detail)
         for uuid in self._seen.keys() - present.keys():
             tally.add(uuid, "lost", f"device {self._seen[uuid][0]} {self._seen[uuid][1]} is gone from /sys/class/drm")
@@ -114,6 +114,7 @@ class DrmSource:
             unified=card.unified,
             processes=processes,
             sensors=sensors,
+            source=self.name,
         )
 
     def _memory(self, card: Card, tally: Tally) -> Memory:
@@ -140,6 +141,16 @@ class DrmSource:
             if now > at and energy >= joules:
                 values["power_watts"] = (energy - joules) / (now - at)
         return Sensors(**values)
+
+    def _used_by(self, card: Card, own: Mapping[int, tuple[int, Client]], now: float) -> Iterator[tuple[int, float]]:
+        """How much of the card each process used since the reading before; not of those that use KFD, whose work is
+        in no file."""
+        before, known = self._busy
+        earlier = known.get(card.pci_bus_id, {})
+        for pid in {pid for pid, _ in own.values()} if now > before else ():
+            clients = {number: entry for number, (owner, entry) in own.items() if owner == pid}
+            if any(entry.engines and number in earlier for number, entry in clients.items()):
+                yield pid, utilization(earlier, clients, now - before)
 
     def _shared(self, awake: Iterable[Card]) -> Shared:
         by_node = {f"/dev/dri/{node}": card for card in awake for node in card.nodes}
@@ -200,7 +211,14 @@ def _owned(shared: Shared, identities: Mapping[int, Identity]) -> dict[str, dict
     return owned
 
 
-def _processes(by_pid: Mapping[int, Usage], identities: Mapping[int, Identity]) -> Iterator[ProcessUsage]:
+def _processes(
+    by_pid: Mapping[int, Usage], identities: Mapping[int, Identity], used_by: Mapping[int, float]
+) -> Iterator[ProcessUsage]:
     for pid, usage in sorted(by_pid.items()):
-        start_ticks, comm, uid, user = identities[pid]
-        yield ProcessUsage(pid, start_ticks, usage.used_bytes, usage.kinds, comm, uid, user)
+        yield ProcessUsage(
+            pid=pid,
+            used_bytes=usage.used_bytes,
+            kinds=usage.kinds,
+            utilization_ratio=used_by.get(pid),
+            **identities[pid]._asdict(),
+        )

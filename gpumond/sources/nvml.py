@@ -24,7 +24,7 @@ from gpumond.sources.nvml_sensors import SensorClocks
 from gpumond.sources.plausible import IMPOSSIBLE, Listed, Memory, Tally, Usage, memory, usages
 from gpumond.sources.processes import Identity, ProcessTable
 from gpumond.sources.roster import Device, Failed, Lost, Roster, Unsupported
-from gpumond.sources.unified import shared_memory
+from gpumond.sources.unified import file_cache, shared_memory
 from gpumond.wire import MAX_INTEGER
 
 NOT_AVAILABLE = 2**64 - 1
@@ -35,7 +35,8 @@ _MEMORY_ARGUMENTS = {2: (pynvml.nvmlMemory_v2,), 1: ()}
 
 
 class NvmlSource:
-    """``clock`` is monotonic seconds, ``wall`` unix time, ``proc`` a directory with the shape of /proc."""
+    """``clock`` is monotonic seconds, ``wall`` unix time, ``proc`` and ``sys`` are directories with the shapes of
+    /proc and /sys."""
 
     name = "nvml"
 
@@ -45,8 +46,9 @@ class NvmlSource:
         proc: str = "/proc",
         open_node: Callable[[str, int], int] = os.open,
         wall: Callable[[], float] = time.time,
+        sys: str = "/sys",
     ) -> None:
-        self._clock = clock
+        self._clock, self._sys = clock, sys
         self._proc = proc
         self._table = ProcessTable(proc)
         self._pid_max = self._table.pid_max()
@@ -81,12 +83,12 @@ class NvmlSource:
         present = self._roster.devices()
         self._sensors.refresh(present, self._roster.lose)
         self._events.listen(present)
-        observed: list[tuple[DeviceReading, dict[int, Usage] | None]] = []
+        observed: list[tuple[Device, DeviceReading, dict[int, Usage] | None]] = []
         for device in present:
             if device.handle is not None:
                 self._library.at(device.index)
                 try:
-                    observed.append((self._observe(device, tally), self._usages(device, tally)))
+                    observed.append((device, self._observe(device, tally), self._usages(device, tally)))
                     continue
                 except Lost as lost:
                     self._roster.lose(device, lost.kind)
@@ -94,14 +96,19 @@ class NvmlSource:
             tally.add(device.uuid, device.lost, f"device {device.index} {device.name}".rstrip())
         self._library.at(NOWHERE)
         self._events.fetch(tally)  # last, so that a hang or a crash before loses none
-        identities = self._table.read(pid for _, by_pid in observed for pid in by_pid or ())
-        devices = tuple(_with_processes(reading, by_pid, identities) for reading, by_pid in observed)
+        identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
+        devices = tuple(
+            _with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ()))
+            for device, reading, by_pid in observed
+        )
         return Reading(devices, tally.faults(self.name), *self._versions, self._events.counts)
 
     def _observe(self, device: Device, tally: Tally) -> DeviceReading:
         """Everything but the processes."""
         (size, used, free, reserved), unified = self._memory(device, tally)
         values = self._sensors.read(device, tally) if device.parent_uuid is None else {}
+        if (node := values.get("numa_node")) is not None and values.get("addressing_mode") == "ats":
+            values["file_cache_bytes"] = file_cache(node, self._sys)
         if device.parent_uuid is not None and device.gpu_instance_id is None:
             device.gpu_instance_id = self._library.gpu_instance_id(device.handle)
         return DeviceReading(
@@ -118,6 +125,7 @@ class NvmlSource:
             unified=unified,
             sensors=Sensors(**values, xid_events=self._events.hears(device)),
             gpu_instance_id=device.gpu_instance_id,
+            source=self.name,
         )
 
     def _memory(self, device: Device, tally: Tally) -> tuple[Memory, bool]:
@@ -178,7 +186,10 @@ class NvmlSource:
 
 
 def _with_processes(
-    reading: DeviceReading, by_pid: Mapping[int, Usage] | None, identities: Mapping[int, Identity]
+    reading: DeviceReading,
+    by_pid: Mapping[int, Usage] | None,
+    identities: Mapping[int, Identity],
+    used_by: Mapping[int, float],
 ) -> DeviceReading:
     """Where the driver does not count a device's memory, its use is the sum of its processes'."""
     if by_pid is None:
@@ -187,9 +198,17 @@ def _with_processes(
     if reading.unified:
         known = [usage.used_bytes for usage in by_pid.values() if usage.used_bytes is not None]
         used = sum(known) if len(known) == len(by_pid) else None
-    return replace(reading, used_bytes=used, processes=tuple(_processes(by_pid, identities)))
+    return replace(reading, used_bytes=used, processes=tuple(_processes(by_pid, identities, used_by)))
 
 
-def _processes(by_pid: Mapping[int, Usage], identities: Mapping[int, Identity]) -> Iterator[ProcessUsage]:
+def _processes(
+    by_pid: Mapping[int, Usage], identities: Mapping[int, Identity], used_by: Mapping[int, float]
+) -> Iterator[ProcessUsage]:
     for pid, usage in sorted(by_pid.items()):
-        yield ProcessUsage(pid=pid, used_bytes=usage.used_bytes, kinds=usage.kinds, **identities[pid]._asdict())
+        yield ProcessUsage(
+            pid=pid,
+            used_bytes=usage.used_bytes,
+            kinds=usage.kinds,
+            utilization_ratio=used_by.get(pid),
+            **identities[pid]._asdict(),
+        )

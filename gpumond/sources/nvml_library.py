@@ -18,6 +18,7 @@ from typing import Any
 import pynvml
 
 from gpumond.errors import SourceUnavailable
+from gpumond.mends import mend
 from gpumond.sources import Course
 from gpumond.sources.roster import Failed, Lost, Unsupported
 from gpumond.wire import clean
@@ -29,14 +30,13 @@ KINDS: dict[int, str] = {
 }
 """The fault kind of every return code."""
 
-MENDS = {
-    "library_not_found": "libnvidia-ml.so.1 was not found: install the NVIDIA driver or, in a container, "
-    "start it with the NVIDIA container toolkit (--gpus all)",
-    "driver_not_loaded": "the NVIDIA kernel module is not loaded: load it (modprobe nvidia) or install the driver",
-    "uninitialized": "the NVIDIA driver was unloaded: it is opened anew once it is back",
-    "no_permission": "no permission to use the NVIDIA driver: give this user read and write access to /dev/nvidia*",
-    "device_access_lost": "the kernel refuses access to /dev/nvidiactl: the container's device rules are gone "
-    "(systemctl daemon-reload does that); recreate the container with CDI or explicit --device options",
+_CAUSES = {
+    "library_not_found": "libnvidia-ml.so.1 was not found",
+    "driver_not_loaded": "the NVIDIA kernel module is not loaded",
+    "uninitialized": "the NVIDIA driver was unloaded",
+    "no_permission": "no permission to use the NVIDIA driver",
+    "device_access_lost": "the kernel refuses access to /dev/nvidiactl, as the container's device rules are gone "
+    "(systemctl daemon-reload does that)",
 }
 
 LONGEST_LIST = 4096
@@ -203,7 +203,8 @@ class Library:
 
     def _unavailable(self, kind: str) -> SourceUnavailable:
         if kind != "lib_rm_version_mismatch":
-            return SourceUnavailable(kind, MENDS.get(kind, f"NVML does not start: {kind.replace('_', ' ')}"))
+            cause = _CAUSES.get(kind, f"NVML does not start ({kind.replace('_', ' ')})")
+            return SourceUnavailable(kind, f"{cause}: {mend(kind)}")
         try:
             module = Path(self._proc, "driver/nvidia/version").read_text(errors="replace")
         except OSError:
@@ -212,8 +213,8 @@ class Library:
         return SourceUnavailable(
             kind,
             f"the loaded kernel module is {number.group() if number else 'unknown'}, the NVML library "
-            f"{self.version('nvmlSystemGetNVMLVersion') or 'unknown'}: the driver was upgraded under a running "
-            "system; reboot, or stop all users of the GPU and reload the module",
+            f"{self.version('nvmlSystemGetNVMLVersion') or 'unknown'}, as the driver was upgraded under a running "
+            f"system: {mend(kind)}",
         )
 
 

@@ -6,13 +6,15 @@ Three clocks: at every reading what changes from second to second in one cheap c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pynvml
 
-from gpumond.sensors import THROTTLE_REASONS
+from gpumond.sensors import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES
+from gpumond.sources.nvml_activity import Activity
+from gpumond.sources.nvml_gpm import Profile
 from gpumond.sources.nvml_library import Functions, Library, functions
 from gpumond.sources.plausible import IMPOSSIBLE, Tally
 from gpumond.sources.roster import Device, Failed, Lost, Unsupported
@@ -157,6 +159,19 @@ ONCE = (
     Question(_THRESHOLD, ("shutdown_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,)),
     Question(functions("nvmlDeviceGetMaxPcieLinkGeneration"), ("pcie_generation_max",), 20, unknown=0),
     Question(functions("nvmlDeviceGetMaxPcieLinkWidth"), ("pcie_width_max",), 64, unknown=0),
+    Question(
+        functions("nvmlDeviceGetVirtualizationMode"),
+        ("virtualization_mode",),
+        len(VIRTUALIZATION_MODES) - 1,
+        meaning=VIRTUALIZATION_MODES.__getitem__,
+    ),
+    Question(
+        functions("nvmlDeviceGetAddressingMode"),
+        ("addressing_mode",),
+        len(ADDRESSING_MODES) - 1,
+        meaning=ADDRESSING_MODES.__getitem__,
+    ),
+    Question(functions("nvmlDeviceGetNumaNodeId"), ("numa_node",), 2**16),
 )
 
 
@@ -167,6 +182,8 @@ class _Kept:
     due: float = float("-inf")
     values: dict[str, Any] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
+    samples: Mapping[int, float] | None = None
+    used_by: Mapping[int, float] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
     unasked: tuple[Question, ...] = ONCE
 
@@ -177,6 +194,7 @@ class SensorClocks:
     def __init__(self, library: Library, clock: Callable[[], float]) -> None:
         self._library = library
         self._clock = clock
+        self._activity, self._profile = Activity(library), Profile(library)
         self._kept: dict[str, _Kept] = {}
 
     def refresh(self, devices: Iterable[Device], lose: Callable[[Device, str], None]) -> None:
@@ -198,6 +216,7 @@ class SensorClocks:
 
     def forget(self, device: Device) -> None:
         self._kept.pop(device.uuid, None)
+        self._profile.forget(device.uuid)
 
     def read(self, device: Device, tally: Tally) -> dict[str, Any]:
         """The values of Sensors that are known. Raises Lost."""
@@ -208,8 +227,17 @@ class SensorClocks:
         tally.extend(kept.tally)
         return values
 
+    def used_by(self, device: Device, pids: Iterable[int]) -> Mapping[int, float]:
+        """How much of the device each of the processes used lately; without those that are new since it was asked."""
+        kept = self._kept.get(device.uuid) or _Kept()
+        if kept.samples is not None:
+            kept.used_by, kept.samples = {pid: kept.samples.get(pid, 0.0) for pid in pids}, None
+        return kept.used_by
+
     def _ask_slowly(self, device: Device, kept: _Kept) -> None:
         kept.values, kept.tally = {}, Tally()
+        kept.samples, kept.used_by = self._activity.ask(device, kept.tally), {}
+        kept.values.update(self._profile.ask(device, kept.tally))
         for question in SLOW:
             self._ask(question, device, kept.values, kept.tally)
         kept.unasked = tuple(

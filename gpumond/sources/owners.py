@@ -10,11 +10,13 @@ host's. There a process is taken for the listed one only if it has a device open
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from gpumond.identity import in_private_pid_namespace
 from gpumond.model import DeviceReading, ProcessUsage, Reading
 from gpumond.sources.cgroups import Place, place
 from gpumond.sources.containers import Containers, Names
@@ -27,11 +29,11 @@ from gpumond.wire import clean
 FORGET_SECONDS = 30.0
 """Containers are renamed, processes moved between cgroups: so often all is looked up again."""
 
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the host's PID namespace (include/linux/proc_ns.h)."""
-
 WAITING_SECONDS = 10.0
 """Every process is in an uninterruptible call now and then; for so long it has to be found in one."""
+
+_LOGIN = re.compile(r"session-.+\.scope")
+"""The unit of what someone started by hand. Nobody ends it after them, unless systemd does (KillUserProcesses)."""
 
 _STATES = {"Z": "zombie", "X": "zombie", "T": "stopped", "t": "stopped"}
 
@@ -55,7 +57,7 @@ class Owners:
         kubelet: Kubelet | None = None,
     ) -> None:
         self._proc, self._clock = proc, clock
-        self._is_private = not _in_host_namespace(proc) if is_private is None else is_private
+        self._is_private = bool(in_private_pid_namespace(proc)) if is_private is None else is_private
         self._has_nodes = any(os.path.exists(f"{dev}/{node}") for node in ("nvidiactl", "dri"))
         self._containers = Containers(root)
         self._kubelet = kubelet or Kubelet(os.path.join(root, SOCKET))
@@ -64,12 +66,15 @@ class Owners:
         self._known: dict[tuple[int, int], _Owner] = {}
         self._same: set[tuple[int, int]] = set()
         self._waiting: dict[tuple[int, int], float] = {}
+        self._orphans: dict[tuple[int, int, int], bool] = {}
+        """By pid, start time and parent."""
         self._forget_at = float("-inf")
 
     def complete(self, reading: Reading) -> Reading:
         if self._clock() >= self._forget_at:
             self._known.clear()
             self._same.clear()
+            self._orphans.clear()
             self._waiting = {key: since for key, since in self._waiting.items() if life(self._proc, key[0])}
             self._forget_at = self._clock() + FORGET_SECONDS
         return replace(reading, devices=tuple(map(self._device, self._holders.add(reading.devices))))
@@ -115,7 +120,24 @@ class Owners:
             unit=clean(owner.place.unit) if owner.place.unit else None,
             slurm_job=owner.place.slurm_job,
             state=self._state(process.pid, now),
+            orphaned=self._is_orphan(process.pid, now, owner.place),
         )
+
+    def _is_orphan(self, pid: int, now: Life, place: Place) -> bool | None:
+        """A child is born into its parent's session: one whose parent is of another was handed on to a reaper (init,
+        or a subreaper), as its own parent is gone. One that leads its session made it, and may be meant to be alone.
+        """
+        if place.unit is not None and not _LOGIN.fullmatch(place.unit):
+            return False  # a service manager knows it, and can end it
+        if now.session == pid:
+            return False
+        key = (pid, now.start_ticks, now.parent)
+        if key not in self._orphans:
+            parent = life(self._proc, now.parent) if now.parent else None
+            if parent is None or not now.session:
+                return None  # of another PID namespace, or gone just now
+            self._orphans[key] = parent.session != now.session
+        return self._orphans[key]
 
     def _state(self, pid: int, now: Life) -> str:
         key = (pid, now.start_ticks)
@@ -152,10 +174,3 @@ class Owners:
 
 def _key(process: ProcessUsage) -> tuple[int, int | None]:
     return process.pid, process.start_ticks
-
-
-def _in_host_namespace(proc: str) -> bool:
-    try:
-        return os.stat(f"{proc}/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
-    except OSError:
-        return True

@@ -35,18 +35,23 @@ KERNEL_THREAD = 0x00200000
 
 
 class Life(NamedTuple):
-    """What changes while a process lives: ``state`` is the kernel's letter, ``flags`` are the kernel's PF_*."""
+    """What changes while a process lives: ``state`` is the kernel's letter, ``flags`` are the kernel's PF_*.
+
+    ``parent`` and ``session`` are pids, 0 where they are of another PID namespace.
+    """
 
     start_ticks: int
     state: str
     flags: int
+    parent: int
+    session: int
 
 
 def life(root: str, pid: int) -> Life | None:
     """None if there is no such process."""
     try:
         fields = _content(f"{root}/{pid}/stat").rpartition(b")")[2].split(maxsplit=20)
-        return Life(int(fields[19]), fields[0].decode("ascii"), int(fields[6]))
+        return Life(int(fields[19]), fields[0].decode("ascii"), int(fields[6]), int(fields[1]), int(fields[3]))
     except (OSError, ValueError, IndexError):
         return None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpumond import __version__
 from gpumond.errors import SourceUnavailable
+from gpumond.mends import mend
 from gpumond.model import DeviceReading, Fault, Reading
 from gpumond.sim.card import Damaged, cards
 from gpumond.sources.processes import Identity, ProcessTable
@@ -28,13 +29,11 @@ class SimSource:
     def open(self) -> None:
         directory = self._environ.get("GPUMOND_SIM_DIR")
         if not directory:
-            raise SourceUnavailable(
-                "unset", "GPUMOND_SIM_DIR is not set: let it name a directory of simulated cards, or run `gpumond demo`"
-            )
+            raise SourceUnavailable("unset", f"GPUMOND_SIM_DIR is not set: {mend('unset')}")
         self._root = Path(directory)
         if not self._root.is_dir():
             raise SourceUnavailable(
-                "missing", f"GPUMOND_SIM_DIR names {directory}, which is no directory: create it, or run `gpumond demo`"
+                "missing", f"GPUMOND_SIM_DIR names {directory}, which is no directory: {mend('missing')}"
             )
 
     def read(self) -> Reading:

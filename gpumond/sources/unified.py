@@ -1,4 +1,8 @@
-"""Memory of devices that have none of their own and use the host's, where the driver does not say how much."""
+"""Memory that devices share with the host.
+
+Of devices that have none of their own and use the host's, where the driver does not say how much; and what the host
+puts into a device's own (Grace Hopper), which it has as a NUMA node.
+"""
 
 from __future__ import annotations
 
@@ -22,3 +26,13 @@ def shared_memory(name: str, proc: str) -> Memory | None:
     except (OSError, ValueError, LookupError):
         return None
     return Memory(size, None, free, None)
+
+
+def file_cache(node: int, sys: str) -> int | None:
+    """Bytes of files that the kernel keeps in the memory of that node; None where there is no such node."""
+    try:
+        with open(f"{sys}/devices/system/node/node{node}/meminfo", "rb") as file:
+            lines = (line.split() for line in file if b"FilePages:" in line)
+            return int(next(lines)[3]) * 1024
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None

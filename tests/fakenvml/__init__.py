@@ -46,6 +46,8 @@ class Process:
     kinds: tuple[str, ...] = ("compute",)
     gpu_instance: int = NO_INSTANCE
     compute_instance: int = NO_INSTANCE
+    utilization: int | None = None
+    """Percent of the device that it used lately; None: no sample."""
 
 
 @dataclass
@@ -108,6 +110,13 @@ class Device:
     nvlink_crc_data: int | None = None
     nvlink_replay: int | None = None
     nvlink_recovery: int | None = None
+    process_sampling: int | None = None
+    """1: the driver tells of each process how much it used the device."""
+    gpm_permille: int | None = None
+    """What the two samples that a question compares say: see nvmlGpmMetricsGet in sensors.c."""
+    virtualization: int | None = None
+    addressing: int | None = None
+    numa_node: int | None = None
     mig_mode: int | None = None
     gpu_instance: int | None = None
     compute_instance: int | None = None
@@ -228,7 +237,9 @@ def machine(devices: int, pids: Sequence[int] = ()) -> list[Device]:
 
 def _device(i: int, pids: Sequence[int]) -> Device:
     share = 70 * GIB // max(1, len(pids))
-    processes = [Process(pid, share + (1 + i) * MIB + j * 65536 + pid) for j, pid in enumerate(pids)]
+    processes = [
+        Process(pid, share + (1 + i) * MIB + j * 65536 + pid, utilization=1 + j % 100) for j, pid in enumerate(pids)
+    ]
     return Device(
         uuid=f"GPU-{i:08x}-1111-2222-3333-444455556666",
         pci_bus_id=f"00000000:{0x10 + i:02X}:00.0",
@@ -279,6 +290,10 @@ def _device(i: int, pids: Sequence[int]) -> Device:
         nvlink_crc_data=901 + i,
         nvlink_replay=1001 + i,
         nvlink_recovery=1101 + i,
+        virtualization=i % 5,
+        addressing=i % 3,
+        numa_node=100 + i,
+        process_sampling=1,
         processes=processes,
     )
 
@@ -303,4 +318,6 @@ def _describe(kind: str, device: Device) -> list[str]:
 
 def _process_line(process: Process) -> str:
     kinds = sum(KINDS[kind] for kind in process.kinds)
-    return f"process {kinds} {process.pid} {process.used_bytes} {process.gpu_instance} {process.compute_instance}"
+    utilization = -1 if process.utilization is None else process.utilization
+    instances = f"{process.gpu_instance} {process.compute_instance}"
+    return f"process {kinds} {process.pid} {process.used_bytes} {instances} {utilization}"

@@ -1,6 +1,9 @@
 /* Sensors: numbers of the file, each by the function that NVML has for it. */
 #include "calls.h"
 
+#include <stdlib.h>
+#include <time.h>
+
 typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned version, sensor; int temperature; } TemperatureV1;
 typedef struct { Bytes total, free, used; } Bar1;
@@ -12,7 +15,12 @@ typedef struct {
     Bytes value;
 } FieldValue;
 
+typedef struct { unsigned version, value; } AddressingMode;
+typedef struct { unsigned pid; Bytes timestamp; unsigned sm, memory, encoder, decoder; } UtilizationSample;
+
 GETTER(nvmlDeviceGetPowerUsage, power, unsigned)
+GETTER(nvmlDeviceGetVirtualizationMode, virtualization, unsigned)
+GETTER(nvmlDeviceGetNumaNodeId, numa_node, int)
 GETTER(nvmlDeviceGetEnforcedPowerLimit, power_limit, unsigned)
 GETTER(nvmlDeviceGetPowerManagementLimit, power_limit, unsigned)
 GETTER(nvmlDeviceGetTotalEnergyConsumption, energy, Bytes)
@@ -74,6 +82,85 @@ int nvmlDeviceGetUtilizationRates(void *handle, Utilization *out)
     out->gpu = (unsigned)device->number[N_gpu_utilization];
     out->memory = (unsigned)device->number[N_memory_utilization];
     return SUCCESS;
+}
+
+int nvmlDeviceGetAddressingMode(void *handle, AddressingMode *out)
+{
+    BEGIN_DEVICE;
+    NEED(addressing);
+    if (out->version != (sizeof *out | 1u << 24))
+        return ARGUMENT_VERSION_MISMATCH;
+    out->value = (unsigned)device->number[N_addressing];
+    return SUCCESS;
+}
+
+typedef struct { unsigned version, is_supported; } GpmSupport;
+typedef struct { unsigned id; int code; double value; const char *info[3]; } GpmMetric;
+typedef struct { unsigned version, count; int *sample1, *sample2; GpmMetric metrics[]; } GpmQuestion;
+
+static int samples_held;
+
+int nvmlGpmQueryDeviceSupport(void *handle, GpmSupport *out)
+{
+    BEGIN_DEVICE;
+    out->is_supported = device->known[N_gpm_permille];
+    return SUCCESS;
+}
+
+int nvmlGpmSampleAlloc(int **out)
+{
+    BEGIN;
+    if (samples_held >= 2 * 64) /* two for each device of the largest machine: more are not freed */
+        return INSUFFICIENT_RESOURCES;
+    samples_held++;
+    *out = calloc(1, sizeof **out);
+    return *out ? SUCCESS : INSUFFICIENT_RESOURCES;
+}
+
+int nvmlGpmSampleFree(int *sample)
+{
+    samples_held--;
+    free(sample);
+    return SUCCESS;
+}
+
+int nvmlGpmSampleGet(void *handle, int *sample)
+{
+    BEGIN_DEVICE;
+    NEED(gpm_permille);
+    *sample = (int)device->number[N_gpm_permille];
+    return SUCCESS;
+}
+
+/* Each metric is the mean of the two samples, in tenths, plus its number. */
+int nvmlGpmMetricsGet(GpmQuestion *question)
+{
+    BEGIN;
+    if (question->version != 1)
+        return ARGUMENT_VERSION_MISMATCH;
+    for (unsigned i = 0; i < question->count; i++) {
+        GpmMetric *metric = &question->metrics[i];
+        metric->code = metric->id == 3 ? NOT_SUPPORTED : SUCCESS;
+        metric->value = (*question->sample1 + *question->sample2) / 20.0 + metric->id;
+    }
+    return SUCCESS;
+}
+
+/* The samples do not get old: `since` is obeyed only if it is in the future. */
+int nvmlDeviceGetProcessUtilization(void *handle, UtilizationSample *out, unsigned *count, Bytes since)
+{
+    BEGIN_DEVICE;
+    NEED(process_sampling);
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    Bytes stamp = (Bytes)now.tv_sec * 1000000 + (Bytes)now.tv_nsec / 1000;
+    unsigned found = 0, capacity = out ? *count : 0;
+    for (size_t i = 0; i < device->process_count && since < stamp; i++)
+        if (device->utilization[i] >= 0 && found++ < capacity)
+            out[found - 1] = (UtilizationSample){device->processes[i].pid, stamp,
+                                                 (unsigned)device->utilization[i], 0, 0, 0};
+    *count = found;
+    return found > capacity ? INSUFFICIENT_SIZE : found ? SUCCESS : NOT_FOUND;
 }
 
 #define CODEC(function, key)                                          \

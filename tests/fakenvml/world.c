@@ -63,12 +63,15 @@ static Device *add_device(World *w, const char *uuid, bool is_instance)
 static void add_process(Device *device, const char *text)
 {
     unsigned kinds;
+    int utilization;
     Process process;
-    if (sscanf(text, "%u %u %llu %u %u", &kinds, &process.pid, &process.used, &process.gpu_instance,
-               &process.compute_instance) != 5)
+    if (sscanf(text, "%u %u %llu %u %u %d", &kinds, &process.pid, &process.used, &process.gpu_instance,
+               &process.compute_instance, &utilization) != 6)
         abort();
     size_t count = device->process_count;
     *(unsigned char *)append(&device->kinds, &count, sizeof *device->kinds) = (unsigned char)kinds;
+    count = device->process_count;
+    *(int *)append(&device->utilization, &count, sizeof *device->utilization) = utilization;
     *(Process *)append(&device->processes, &device->process_count, sizeof process) = process;
 }
 
@@ -124,6 +127,7 @@ static void discard(World *w)
     for (size_t i = 0; w && i < w->device_count; i++) {
         free(w->devices[i].processes);
         free(w->devices[i].kinds);
+        free(w->devices[i].utilization);
     }
     if (w) {
         free(w->devices);

@@ -9,6 +9,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -145,3 +146,50 @@ def test_processes_are_those_that_nvidia_smi_lists_and_a_new_one_is_seen(source:
             assert abs(used - int(row["used_gpu_memory"]) * MIB) <= MIB
     if (uuid, holder.pid) in ours:  # not where the driver says pids of another namespace, or none
         assert (ours[uuid, holder.pid] or 0) >= size
+
+
+USE = """
+import ctypes, sys, time
+cuda, device, context, block = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+assert not cuda.cuInit(0) and not cuda.cuDeviceGet(ctypes.byref(device), 0)
+assert not cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device)
+assert not cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(1 << 30))
+print("ready", flush=True)
+until = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < until:
+    assert not cuda.cuMemsetD8_v2(block, ctypes.c_ubyte(1), ctypes.c_size_t(1 << 30)) and not cuda.cuCtxSynchronize()
+sys.stdin.read()
+"""
+
+
+def test_who_uses_the_device_is_told_from_who_only_holds_memory(source: NvmlSource) -> None:
+    """One program writes its memory for four seconds, the other one only keeps its own."""
+    now = [0.0]
+    own = NvmlSource(clock=lambda: now[0])
+    own.open()
+    programs = [
+        subprocess.Popen([sys.executable, "-c", USE, seconds], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for seconds in ("0", "4")
+    ]
+    try:
+        for program in programs:
+            assert program.stdout
+            assert program.stdout.readline() == "ready\n"
+        time.sleep(1)  # what making them took is over
+        own.read()
+        time.sleep(3)
+        now[0] += 11.0
+        reading = own.read()
+    finally:
+        for program in programs:
+            program.communicate()
+        own.close()
+    assert not reading.faults
+    ratios = {p.pid: p.utilization_ratio for device in reading.devices for p in device.processes or ()}
+    idle, busy = (ratios.get(program.pid) for program in programs)
+    if idle is None or busy is None:
+        pytest.skip("this driver does not tell processes apart, or says pids of another namespace")
+    assert (idle, busy > 0.3) == (0.0, True)
+    active = [device.sensors.sm_active_ratio for device in reading.devices]
+    if any(ratio is not None for ratio in active):
+        assert max(ratio or 0.0 for ratio in active) > 0.3

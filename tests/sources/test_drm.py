@@ -296,3 +296,31 @@ def test_many_readings_keep_no_descriptor_open(machine: Machine):
     for _ in range(200):
         machine.read()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def shares(device: DeviceReading) -> dict[int, float | None]:
+    return {process.pid: process.utilization_ratio for process in device.processes or ()}
+
+
+def test_who_uses_the_device_is_told_from_who_only_holds_memory(machine: Machine):
+    """From the second reading on that a client is there: its busy time is counted from its own beginning."""
+    machine.sys.i915()
+    machine.proc.add(7, nodes={3: (I915, trees.i915(1, 100, busy=5_000_000_000))})
+    machine.proc.add(8, nodes={3: (I915, trees.i915(2, 100, busy=9_000_000_000))})
+    assert shares(machine.read()) == {7: None, 8: None}
+    machine.now += 2.0
+    machine.proc.add(
+        7, nodes={3: (I915, trees.i915(1, 100, busy=7_000_000_000))}
+    )  # of an engine that is there four times
+    machine.proc.add(9, nodes={3: (I915, trees.i915(3, 100, busy=1))})
+    assert shares(machine.read()) == {7: 0.25, 8: 0.0, 9: None}
+
+
+def test_of_who_computes_through_kfd_it_is_not_known(machine: Machine):
+    machine.sys.amdgpu()
+    machine.sys.kfd(7, 300 * MIB)
+    machine.proc.add(7, nodes={3: (AMD, trees.amdgpu(1, 300))})
+    machine.proc.add(8, nodes={3: (AMD, trees.amdgpu(2, 10, busy=1))})
+    machine.read()
+    machine.now += 1.0
+    assert shares(machine.read()) == {7: None, 8: 0.0}

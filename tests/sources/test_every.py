@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from gpumond.engine import observe
 from gpumond.errors import SourceUnavailable
-from gpumond.model import DeviceReading, Fault, Reading
+from gpumond.model import DeviceReading, Fault, Reading, SourceState
 from gpumond.sources import load
 from gpumond.sources.every import EverySource
+from tests.fakenvml import FakeDriver
+from tests.fakenvml import machine as nvidia_machine
 from tests.making import a_device
+from tests.sources.trees import SysTree
 
 
 class Stub:
@@ -84,3 +94,34 @@ def test_a_driver_that_goes_away_asks_for_a_new_process(machine: Machine):
     machine.nvml.gone = "uninitialized"
     with pytest.raises(SourceUnavailable):
         machine.every.read()
+
+
+def test_a_source_that_stays_away_says_nothing_of_the_devices_of_others(machine: Machine):
+    """Its fault is of no device: an AMD card that was taken out is forgotten, an NVIDIA card whose driver was unloaded
+    is not."""
+    up = SourceState("every", up=True, responsive=True)
+    nvidia, amd, intel = (
+        replace(device, source=source)
+        for source, devices in (("nvml", machine.nvml.devices), ("drm", machine.drm.devices))
+        for device in devices
+    )
+    gone = Fault("nvml", "driver_not_loaded", None, "no nvml")
+    first = observe(None, up, Reading((nvidia, amd, intel)), (), 0.0, 0.0)
+    second = observe(first, up, Reading((intel,), (gone,)), (), 1.0, 1.0)
+    assert [(device.uuid, device.up) for device in second.devices] == [("GPU-a", False), ("DRM-b", True)]
+
+
+def test_each_device_says_which_source_reads_it(driver: FakeDriver, tmp_path: Path):
+    driver.devices = nvidia_machine(1)
+    driver.write()
+    SysTree(tmp_path / "sys").amdgpu()
+    (tmp_path / "proc").mkdir()
+    program = (
+        "import sys; from gpumond.sources.every import EverySource; from gpumond.sources.nvml import NvmlSource\n"
+        "from gpumond.sources.drm import DrmSource\n"
+        "every = EverySource([NvmlSource(), DrmSource(sys.argv[1], sys.argv[2])]); every.open()\n"
+        "print(*(f'{device.vendor}={device.source}' for device in every.read().devices))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "sys"), str(tmp_path / "proc")]
+    done = subprocess.run(command, env={**os.environ, **driver.env}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["nvidia=nvml", "amd=drm"]

@@ -17,6 +17,7 @@ DRIVER_GONE = {1, 9, 12, 18}
 LOST = {15, 28}
 SUPERSEDED = {13, 25, 26}
 UNSUPPORTED = {3, *SUPERSEDED}
+NOT_FOUND = 6
 
 IDENTITY = ("nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID")
 MIG = ("nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex")
@@ -25,6 +26,7 @@ COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
 LISTS = (COMPUTE, "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
 TEMPERATURE = "nvmlDeviceGetTemperature"
 REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
+ACTIVITY = "nvmlDeviceGetProcessUtilization"
 UNKNOWN: dict[str, dict[str, Any]] = {
     "nvmlDeviceGetName": {"name": ""},
     "nvmlDeviceGetPciInfo_v3": {"pci_bus_id": ""},
@@ -37,6 +39,7 @@ UNKNOWN: dict[str, dict[str, Any]] = {
     "nvmlDeviceGetPowerUsage": {"power_watts": None},
     "nvmlDeviceGetTotalEnergyConsumption": {"energy_joules": None},
     REASONS: {"throttle_reasons": None},
+    ACTIVITY: {},
     **{function: dict.fromkeys(names) for function, names in (SLOW_FUNCTIONS | ONCE_FUNCTIONS).items()},
 }
 """What is unknown of a device when the function fails."""
@@ -54,6 +57,9 @@ def expected(healthy: dict[str, Any], function: str, code: int) -> dict[str, Any
         return healthy  # an older or a newer function answers
     if code == 3 and function in LISTS:
         return healthy | ({"processes": ()} if function == COMPUTE else {})
+    if function == ACTIVITY:
+        ratio = 0.0 if code == NOT_FOUND else None  # no sample: nothing ran
+        return healthy | {"processes": tuple(p | {"utilization_ratio": ratio} for p in healthy["processes"])}
     return healthy | UNKNOWN[function]
 
 
@@ -91,5 +97,5 @@ def test_a_failing_function_costs_its_fields_only(driver: FakeDriver, function: 
                 assert {u: flat(d) for u, d in devices.items()} == {
                     u: expected(healthy[u], function, code) for u in healthy
                 }, code
-                empty_position = function == "nvmlDeviceGetMigDeviceHandleByIndex" and code == 6
-                assert bool(answer.reading.faults) == (code not in UNSUPPORTED and not empty_position), code
+                nothing_there = function in (ACTIVITY, "nvmlDeviceGetMigDeviceHandleByIndex") and code == NOT_FOUND
+                assert bool(answer.reading.faults) == (code not in UNSUPPORTED and not nothing_there), code

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
-from gpumond.sensors import THROTTLE_REASONS, Sensors
+from gpumond.sensors import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES, Sensors
+from gpumond.sources import nvml_activity
+from gpumond.sources.nvml_gpm import METRICS
 from gpumond.sources.nvml_sensors import SLOW_SECONDS, SensorClocks
 from gpumond.sources.plausible import Tally
 from gpumond.sources.roster import Device as RosterDevice
 from tests.fakenvml import Device, FakeDriver, machine
 from tests.sources.nvml_child import NvmlChild, by_uuid, kinds
 
+NOT_ASKED = ("xid_events", "file_cache_bytes")
 COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 SLOW_FUNCTIONS = {
     "nvmlDeviceGetEncoderUtilization": {"encoder_utilization_ratio"},
@@ -48,6 +51,9 @@ ONCE_FUNCTIONS = {
     "nvmlDeviceGetTemperatureThreshold": {"slowdown_temperature_celsius", "shutdown_temperature_celsius"},
     "nvmlDeviceGetMaxPcieLinkGeneration": {"pcie_generation_max"},
     "nvmlDeviceGetMaxPcieLinkWidth": {"pcie_width_max"},
+    "nvmlDeviceGetVirtualizationMode": {"virtualization_mode"},
+    "nvmlDeviceGetAddressingMode": {"addressing_mode"},
+    "nvmlDeviceGetNumaNodeId": {"numa_node"},
 }
 
 
@@ -103,6 +109,10 @@ def expected(said: Device) -> dict[str, Any]:
         "nvlink_replay_errors": said.nvlink_replay,
         "nvlink_recovery_errors": said.nvlink_recovery,
         "xid_events": True,
+        "virtualization_mode": VIRTUALIZATION_MODES[said.virtualization or 0],
+        "addressing_mode": ADDRESSING_MODES[said.addressing or 0],
+        "numa_node": said.numa_node,
+        **dict.fromkeys((*(metric.field for metric in METRICS), "file_cache_bytes")),
     }
 
 
@@ -120,6 +130,7 @@ def test_every_sensor_of_8_devices_is_the_drivers(driver: FakeDriver) -> None:
 
 def test_a_device_without_a_sensor_has_none_and_no_fault(driver: FakeDriver) -> None:
     driver.devices = [Device("GPU-0", fan=None, memory_temperature=0, performance_state=32, ecc_corrected=None)]
+    driver.devices[0].virtualization = driver.devices[0].addressing = driver.devices[0].numa_node = 0
     for name in SLOW_FUNCTIONS.keys() - {"nvmlDeviceGetPerformanceState", "nvmlDeviceGetFieldValues"}:
         driver.fail(name, code=3)
     driver.write()
@@ -180,11 +191,12 @@ def test_a_device_that_is_back_is_asked_everything_anew(driver: FakeDriver) -> N
     assert asdict(device.sensors) == expected(driver.devices[0])
 
 
-@pytest.mark.parametrize("field_", [entry.name for entry in fields(Sensors) if entry.name != "xid_events"])
+@pytest.mark.parametrize("field_", [entry.name for entry in fields(Sensors) if entry.name not in NOT_ASKED])
 def test_every_sensor_is_on_one_clock(field_: str) -> None:
     from gpumond.sources.nvml_sensors import FAST, ONCE, SLOW
 
-    assert Counter(name for question in (*FAST, *SLOW, *ONCE) for name in question.fields)[field_] == 1
+    profile = [metric.field for metric in METRICS]
+    assert Counter([*profile, *(name for question in (*FAST, *SLOW, *ONCE) for name in question.fields)])[field_] == 1
 
 
 class SlowLibrary:
@@ -197,10 +209,10 @@ class SlowLibrary:
     def at(self, index: int) -> None:
         pass
 
-    def query(self, functions: Any, handle: str, *arguments: Any) -> int:
+    def query(self, functions: Any, handle: str, *arguments: Any) -> Any:
         self.now += 0.01
         self.asked[handle] += 1
-        return 0
+        return [] if functions[0] is nvml_activity._samples else 0  # GPM: not supported
 
 
 def test_slow_sensors_of_many_devices_are_spread_over_readings_and_none_starves() -> None:

@@ -13,8 +13,10 @@ import pytest
 
 from gpumond.model import DeviceReading, ProcessUsage, Reading
 from gpumond.sim.card import MIB
+from gpumond.sources.cgroups import place
 from gpumond.sources.owners import Owners
 from tests.making import GIB, a_device, a_process
+from tests.running import until
 from tests.sim.holding import holder, small_card
 from tests.sources.trees import ProcTree, SysTree
 
@@ -196,6 +198,75 @@ def test_a_private_pid_namespace_is_noticed(tmp_path: Path, around: list[str], s
     assert done.stdout == f"{shown}\n"
 
 
+SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
+
+
+@pytest.mark.parametrize(
+    ("parents", "cgroup", "orphaned"),
+    [
+        ({5: 5}, SESSION, False),  # a parent of the same session, which leads it
+        ({5: 4}, SESSION, False),
+        ({1: 1}, SESSION, True),
+        ({900: 800}, SESSION, True),  # a subreaper: a user's systemd, a container's shim
+        ({1: 1}, f"0::/docker/{A}\n", True),
+        ({1: 1}, "0::/system.slice/nvidia-persistenced.service\n", False),
+        ({1: 1}, "0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-x.scope\n", False),
+        ({}, SESSION, None),  # a parent of another PID namespace
+    ],
+)
+def test_a_process_that_was_handed_on_to_a_reaper_is_an_orphan(
+    host: Host, parents: dict[int, int], cgroup: str, orphaned: bool | None
+):
+    parent, session = next(iter(parents.items()), (0, 4))
+    host.proc.add(7, start_ticks=100, parent=parent, session=4 if parent != 5 else session, cgroup=cgroup)
+    for pid, its_session in parents.items():
+        host.proc.add(pid, session=its_session)
+    assert host.process(a_process(7)).orphaned is orphaned
+
+
+def test_one_that_leads_a_session_may_be_meant_to_be_alone(host: Host):
+    host.proc.add(1, session=1)
+    host.proc.add(7, start_ticks=100, parent=1, session=7, cgroup=SESSION)
+    assert host.process(a_process(7)).orphaned is False
+
+
+def test_it_is_an_orphan_from_the_moment_on(host: Host):
+    host.proc.add(1, session=1)
+    host.proc.add(5, session=4)
+    host.proc.add(7, start_ticks=100, parent=5, session=4, cgroup=SESSION)
+    assert host.process(a_process(7)).orphaned is False
+    host.proc.add(7, start_ticks=100, parent=1, session=4, cgroup=SESSION)
+    assert host.process(a_process(7)).orphaned is True
+
+
+def test_a_holder_of_the_device_may_be_one(host: Host):
+    nvidia(host)
+    host.proc.add(1, session=1)
+    host.proc.add(7, session=4, cgroup=SESSION, nodes={3: (NODE, "")})
+    (device,) = host.complete(orphaned())
+    assert [(p.kinds, p.orphaned) for p in device.processes or ()] == [(("holder",), True)]
+
+
+def test_an_orphan_of_this_machine_is_one(tmp_path: Path):
+    """A shell that leads a session starts two programs and ends; one of them has made a session of its own."""
+    program = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+    script = f"exec 3<&0; {sys.executable} -c '{program}' <&3 & setsid {sys.executable} -c '{program}' <&3 & exit 0"
+    read, write = os.pipe()
+    with open(tmp_path / "pids", "w+b") as said, os.fdopen(write, "wb"):
+        with os.fdopen(read, "rb") as stdin:
+            subprocess.run(["sh", "-c", script], stdin=stdin, stdout=said, start_new_session=True, check=True)
+        until(lambda: (tmp_path / "pids").read_text().count("\n") == 2)
+        pids = [int(line) for line in (tmp_path / "pids").read_text().splitlines()]
+        ticks = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) for pid in pids}
+        listed = tuple(a_process(pid, start_ticks=ticks[pid]) for pid in pids)
+        (device,) = Owners(dev=str(tmp_path)).complete(Reading((a_device(used_bytes=GIB, processes=listed),))).devices
+        leads = {pid: os.getsid(pid) == pid for pid in pids}
+        unit = place(Path("/proc/self/cgroup").read_text()).unit
+        kept = unit is not None and not unit.startswith("session-")  # by the service that runs the tests
+        assert {p.pid: p.orphaned for p in device.processes or ()} == {pid: not (leads[pid] or kept) for pid in pids}
+        assert sorted(leads.values()) == [False, True]
+
+
 def nvidia(host: Host, minor: int = 0, pci: str = "0000:3b:00.0") -> None:
     directory = host.proc.root / "driver/nvidia/gpus" / pci
     directory.mkdir(parents=True)
@@ -218,7 +289,9 @@ def test_who_keeps_a_device_open_is_named_while_memory_has_no_owner(host: Host):
     host.proc.add(9, nodes={3: ("/dev/nvidiactl", "")})
     (device,) = host.complete(orphaned())
     (holder,) = device.processes or ()
-    assert holder == ProcessUsage(7, 100, None, ("holder",), "python", 1000, holder.user, A, unit=None, state="alive")
+    assert holder == ProcessUsage(
+        7, 100, None, ("holder",), "python", 1000, holder.user, A, state="alive", orphaned=False
+    )
 
 
 def test_the_nodes_of_amd_and_intel_count_too(host: Host):

@@ -7,11 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumond.model import Fault
+from gpumond.sources.nvml_gpm import METRICS
 from gpumond.sources.plausible import Listed, Memory, Tally, memory, usages
 from tests.fakenvml import GIB, NOT_AVAILABLE, FakeDriver, Process, machine
 from tests.sources.nvml_child import NvmlChild, kinds, used_by_pid
 
 PIDS = range(1, 65)
+
+NOT_ASKED = {
+    *("parent_uuid", "gpu_instance_id", "idle_seconds", "file_cache_bytes"),
+    *(metric.field for metric in METRICS),
+}
 
 
 def test_impossible_entries_are_dropped_and_counted(driver: FakeDriver) -> None:
@@ -65,6 +71,9 @@ def test_a_list_with_pids_and_bytes_swapped_is_dropped_as_a_whole(driver: FakeDr
         ({"ecc_corrected": NOT_AVAILABLE}, {"ecc_corrected_volatile"}),
         ({"remapped_pending": 7}, {"remapped_rows_pending"}),
         ({"nvlink_replay": NOT_AVAILABLE}, {"nvlink_replay_errors"}),
+        ({"virtualization": 5}, {"virtualization_mode"}),
+        ({"addressing": 3}, {"addressing_mode"}),
+        ({"numa_node": 2**31}, {"numa_node"}),
     ],
 )
 def test_impossible_numbers_are_unknown_not_shown(driver: FakeDriver, wrong: dict[str, int], unknown: set[str]) -> None:
@@ -75,7 +84,7 @@ def test_impossible_numbers_are_unknown_not_shown(driver: FakeDriver, wrong: dic
     with NvmlChild(driver.env) as child:
         reading = child.read()
     values = asdict(reading.devices[0]) | asdict(reading.devices[0].sensors)
-    assert {key for key, value in values.items() if value is None} - {"parent_uuid", "gpu_instance_id"} == unknown
+    assert {key for key, value in values.items() if value is None} - NOT_ASKED == unknown
     assert kinds(reading) == {(driver.devices[0].uuid, "impossible_value")}
 
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from gpumond.sources.unified import shared_memory
+from gpumond.sources.unified import file_cache, shared_memory
 from tests.fakenvml import NOT_AVAILABLE, Device, FakeDriver, Process
 from tests.sources.nvml_child import NvmlChild
 
@@ -95,3 +98,32 @@ def test_a_machine_that_does_not_say_its_memory_leaves_it_unknown(tmp_path: Path
     if content is not None:
         (tmp_path / "meminfo").write_text(content)
     assert shared_memory("NVIDIA GB10", str(tmp_path)) is None
+
+
+NODE = "Node 8 MemTotal:       100663296 kB\nNode 8 FilePages:       2048 kB\nNode 8 Mapped:   7 kB\n"
+
+
+@pytest.mark.parametrize(("addressing", "cached"), [(2, 2048 * KIB), (1, None), (None, None)])
+def test_files_in_a_coherent_devices_memory_are_told(
+    driver: FakeDriver, tmp_path: Path, addressing: int | None, cached: int | None
+) -> None:
+    driver.devices = [Device("GPU-0", addressing=addressing, numa_node=8)]
+    driver.write()
+    (tmp_path / "devices/system/node/node8").mkdir(parents=True)
+    (tmp_path / "devices/system/node/node8/meminfo").write_text(NODE)
+    program = (
+        "import sys; from gpumond.sources.nvml import NvmlSource\n"
+        "source = NvmlSource(sys=sys.argv[1]); source.open()\n"
+        "print(source.read().devices[0].sensors.file_cache_bytes)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, **driver.env}, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{cached}\n"
+
+
+@pytest.mark.parametrize("content", [None, "", "Node 8 FilePages:\n", "Node 8 FilePages: x kB\n"])
+def test_a_node_that_does_not_say_its_files_leaves_them_unknown(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "devices/system/node/node8").mkdir(parents=True)
+        (tmp_path / "devices/system/node/node8/meminfo").write_text(content)
+    assert file_cache(8, str(tmp_path)) is None

@@ -109,6 +109,8 @@ class ProcTree:
         uid: int = 1000,
         state: str = "S",
         flags: int = 0x400000,
+        parent: int = 1,
+        session: int = 1,
         cgroup: str = "0::/user.slice\n",
         nodes: Mapping[int, tuple[str, str]] | None = None,
     ) -> Path:
@@ -117,7 +119,19 @@ class ProcTree:
         shutil.rmtree(directory, ignore_errors=True)
         for name in ("fd", "fdinfo"):
             (directory / name).mkdir(parents=True)
-        fields = [state, "1", "1", "1", "0", "-1", str(flags), *map(str, range(10, 22)), str(start_ticks), "0", "0"]
+        fields = [
+            state,
+            str(parent),
+            "1",
+            str(session),
+            "0",
+            "-1",
+            str(flags),
+            *map(str, range(10, 22)),
+            str(start_ticks),
+            "0",
+            "0",
+        ]
         (directory / "stat").write_text(f"{pid} ({comm}) {' '.join(fields)}\n")
         (directory / "status").write_text(f"Name:\t{comm}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nGid:\t5\t6\t7\t8\n")
         (directory / "cgroup").write_text(cgroup)
