@@ -54,6 +54,20 @@ gpumond.agent.start()
 print(1e9 * min(timeit.repeat(gpumond.agent.step, number=1_000_000, repeat=5)) / 1_000_000)
 """
 
+SCOPE = """
+import timeit, torch
+from torch.world import ACTIVE, FREE, Segment
+import gpumond.agent
+torch.WORLD.reset(segments=[Segment([(6 << 20, ACTIVE), (14 << 20, FREE)])])
+stats = torch.WORLD.stats(0)
+torch.WORLD.stats = lambda device: stats
+def block():
+    with gpumond.agent.scope("block"):
+        pass
+block()
+print(1e6 * min(timeit.repeat(block, number=5_000, repeat=5)) / 5_000)
+"""
+
 SHARE = """
 import resource, sys, time, torch
 from torch.world import ACTIVE, FREE, Segment
@@ -117,6 +131,7 @@ def main() -> None:
             "torch_read_us": round(float(run(READ)), 1),
             "torch": "a stand-in with the statistics of a real one",
             "step_ns": round(float(run(STEP)), 0),
+            "scope_us": round(float(run(SCOPE)), 1),
             "cpu_share_of_a_core_at_1_hz": cpu_share(SECONDS),
         },
     )

@@ -1,8 +1,9 @@
 """A flush that proves itself: plan, run, verify, receipt.
 
 The driver's count for the process is read, its agent flushes one allocator and tells what its pools
-held before and after, and the driver is read again until its count has settled. Processes that
-share a device take turns: a flush stalls its device, and ranks of one program must not stall at once.
+held before and after, and the driver is read again until its count has settled. A flush stalls its device and its
+program: processes that share a device take turns, and so do those of one workload and the ranks of a job, which
+wait for each other on their devices and may hang if two stall at the same instant.
 
 This module does *not* cover: what an allocator can return (the agent's adapters), nor who may ask (``api``).
 """
@@ -23,12 +24,12 @@ from gpumond.model import (
     DEFAULT_STEPS,
     STEPS,
     AgentReport,
-    Held,
     Outcome,
-    PoolUsage,
     Reading,
     Receipt,
 )
+from gpumond.receipts import DriverCounts, blank, moved, verify, with_thrash
+from gpumond.turns import Turns, identity_of
 from gpumond.wire import Flush, PoolChange, Result
 
 SETTLE_SECONDS = 5.0
@@ -36,25 +37,26 @@ STABLE_SECONDS = 1.0
 COOLDOWN_SECONDS = 30.0
 RECEIPTS_KEPT = 1000
 
-DriverCounts = dict[str, int]
-"""Bytes of one process by device, as the driver counts them."""
-
 
 class Agents(Protocol):
     def reports(self) -> Sequence[AgentReport]: ...
     async def flush(self, identity: Identity, request: Flush) -> Result | None: ...
+    def flushing(self, identity: Identity) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom a flush concerns: exactly one of the four."""
+    """Whom a flush concerns: exactly one of the first four; with ``uid`` only programs of that user."""
 
     pid: int | None = None
     device: str | None = None
     workload: str | None = None
     all: bool = False
+    uid: int | None = None
 
     def matches(self, report: AgentReport) -> bool:
+        if self.uid is not None and report.uid != self.uid:
+            return False
         if self.pid is not None:
             return report.pid == self.pid
         if self.device is not None:
@@ -65,7 +67,8 @@ class Target:
 
     def __str__(self) -> str:
         names = (("pid", self.pid), ("device", self.device), ("workload", self.workload))
-        return next((f"{name} {value}" for name, value in names if value is not None), "all")
+        whose = "" if self.uid is None else f" of uid {self.uid}"
+        return next((f"{name} {value}" for name, value in names if value is not None), "all") + whose
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +112,10 @@ class Flusher:
     ) -> None:
         self.receipts: deque[Receipt] = deque(maxlen=RECEIPTS_KEPT)
         self._agents, self._read_driver, self._done, self._clock = agents, read_driver, done, clock
-        self._cooldown, self._settle = cooldown_seconds, settle_seconds
+        self.cooldown_seconds, self._settle = cooldown_seconds, settle_seconds
         self._under_way: set[Identity] = set()
         self._flushed_at: dict[Identity, float] = {}
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._turns = Turns()
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
         """Answers when all of it is over. Raises NoSuchTarget, AlreadyUnderWay or CoolingDown if nothing can start."""
@@ -120,14 +123,14 @@ class Flusher:
         if not targets:
             raise NoSuchTarget(f"no connected agent matches {request.target}; `gpumond status` lists the agents")
         free = self._admit(targets, request)
-        identities = {_identity(report) for report in free}
+        identities = {identity_of(report) for report in free}
         self._under_way |= identities
         try:
             flushed = await asyncio.gather(*(self._process(report, request, requested_by) for report in free))
         finally:
             self._under_way -= identities
         busy = [
-            _receipt(report, "refused", "it was flushed a moment ago, or is being flushed", requested_by)
+            blank(report, "refused", "it was flushed a moment ago, or is being flushed", requested_by, time.time())
             for report in targets
             if report not in free
         ]
@@ -140,50 +143,49 @@ class Flusher:
     def _admit(self, targets: Sequence[AgentReport], request: FlushRequest) -> list[AgentReport]:
         """The targets that can be flushed now; raises if there is none."""
         now = self._clock()
-        self._flushed_at = {who: at for who, at in self._flushed_at.items() if now - at < self._cooldown}
-        idle = [report for report in targets if _identity(report) not in self._under_way]
+        self._flushed_at = {who: at for who, at in self._flushed_at.items() if now - at < self.cooldown_seconds}
+        idle = [report for report in targets if identity_of(report) not in self._under_way]
         if not idle:
             raise AlreadyUnderWay(f"a flush of {request.target} is under way; wait for its receipt")
         if request.dry_run:
             return idle
-        rested = [report for report in idle if _identity(report) not in self._flushed_at]
+        rested = [report for report in idle if identity_of(report) not in self._flushed_at]
         if not rested:
-            wait = self._cooldown - (now - max(self._flushed_at[_identity(report)] for report in idle))
+            wait = self.cooldown_seconds - (now - max(self._flushed_at[identity_of(report)] for report in idle))
             raise CoolingDown(f"{request.target} was flushed a moment ago; flushing again costs speed", max(1.0, wait))
         return rested
 
     async def _process(self, report: AgentReport, request: FlushRequest, requested_by: str) -> list[Receipt]:
-        devices = sorted({pool.device_uuid for pool in report.pools})
-        turns = [self._turns.setdefault(device, asyncio.Lock()) for device in devices]
-        for turn in turns:
-            await turn.acquire()
-        try:
-            receipts: list[Receipt] = []
-            for allocator in dict.fromkeys(pool.allocator for pool in report.pools):
-                receipts += await self._allocator(report, allocator, request, requested_by)
-            return receipts or [_receipt(report, "nothing", "its agent sees no pool", requested_by)]
-        finally:
-            for turn in turns:
-                turn.release()
+        receipts: list[Receipt] = []
+        for allocator in dict.fromkeys(pool.allocator for pool in report.pools):
+            receipts += await self._allocator(report, allocator, request, requested_by)
+        return receipts or [blank(report, "nothing", "its agent sees no pool", requested_by, time.time())]
 
     async def _allocator(
         self, report: AgentReport, allocator: str, request: FlushRequest, requested_by: str
     ) -> list[Receipt]:
-        identity = _identity(report)
+        identity = identity_of(report)
         started_at, began = time.time(), self._clock()
 
         def receipt(outcome: Outcome, reason: str) -> Receipt:
-            blank = _receipt(report, outcome, reason, requested_by)
-            return replace(blank, allocator=allocator, started_at=started_at, duration_seconds=self._clock() - began)
+            bare = blank(report, outcome, reason, requested_by, started_at)
+            return replace(bare, allocator=allocator, duration_seconds=self._clock() - began)
 
         reported = sum(pool.reclaimable.likely for pool in report.pools if pool.allocator == allocator)
         if reported < request.min_reclaimable_bytes:
             reason = f"{reported} bytes are reclaimable, asked for at least {request.min_reclaimable_bytes}"
             return [receipt("nothing", reason)]
-        told_before = self._told(identity)
-        before = await self._driver_counts(identity)
         frame = Flush(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
-        result = await self._agents.flush(identity, frame)
+        async with self._turns.of(report):
+            started_at, began = time.time(), self._clock()
+            silent = self._turns.unanswering(report, self._agents.flushing)
+            if silent is not None:
+                return [receipt("refused", f"pid {silent.pid} of the same workload or job may be in a flush still")]
+            told_before = self._told(identity)
+            before = await self._driver_counts(identity)
+            result = await self._agents.flush(identity, frame)
+            if result is None:
+                self._turns.unanswered(report)
         if result is None:
             return [receipt("timeout", f"the agent did not answer within {request.timeout_seconds:g} s, or left")]
         if result.outcome not in ("planned", "refused", "deferred"):
@@ -191,13 +193,15 @@ class Flusher:
         after = before if request.dry_run else await self._settled(identity, before, result.pools)
         if not result.pools:
             return [replace(receipt(result.outcome, result.reason), steps=result.steps)]
-        blank = receipt(result.outcome, result.reason)
-        told = [pool for seen in (told_before, self._told(identity)) for pool in (seen.pools if seen else ())]
-        return [verify(blank, result, change, moved(change, told), before, after) for change in result.pools]
+        bare = receipt(result.outcome, result.reason)
+        told_after = self._told(identity)
+        told = [pool for seen in (told_before, told_after) for pool in (seen.pools if seen else ())]
+        receipts = [verify(bare, result, change, moved(change, told), before, after) for change in result.pools]
+        return [with_thrash(one, told_before, told_after) for one in receipts]
 
     async def _settled(self, identity: Identity, before: DriverCounts, changes: Iterable[PoolChange]) -> DriverCounts:
         """The driver's counts once they show what was released, or have not moved for a second, or time is up."""
-        released: DriverCounts = {}
+        released: dict[str, int] = {}
         for change in changes:
             device = change.before.device_uuid
             released[device] = released.get(device, 0) + change.before.held_bytes - change.after.held_bytes
@@ -219,7 +223,7 @@ class Flusher:
         return counts
 
     def _told(self, identity: Identity) -> AgentReport | None:
-        return next((report for report in self._agents.reports() if _identity(report) == identity), None)
+        return next((report for report in self._agents.reports() if identity_of(report) == identity), None)
 
     async def _driver_counts(self, identity: Identity) -> DriverCounts:
         reading = await self._read_driver()
@@ -232,77 +236,5 @@ class Flusher:
         }
 
 
-def moved(change: PoolChange, told: Iterable[PoolUsage]) -> bool:
-    """Whether the program took or gave device memory just before or after what its agent saw of the flush.
-
-    The driver is read a moment earlier and a moment later than that. ``told`` are the agent's reports from
-    around both: if they differ from what it saw, the program did something in between.
-    """
-    seen = {_takings(change.before), _takings(change.after)}
-    pool = (change.before.allocator, change.before.device_uuid)
-    return any(_takings(own) not in seen for own in told if (own.allocator, own.device_uuid) == pool)
-
-
-def verify(
-    receipt: Receipt, result: Result, change: PoolChange, has_moved: bool, before: DriverCounts, after: DriverCounts
-) -> Receipt:
-    """The receipt of one pool: what its allocator released, beside what the driver saw.
-
-    The driver has the last word: a pool that says it freed memory which the driver still counts to
-    the process was freed in part, unless the program allocated meanwhile.
-    """
-    device = change.before.device_uuid
-    released = change.before.held_bytes - change.after.held_bytes
-    driver_before, driver_after = before.get(device), after.get(device)
-    seen = None if driver_before is None or driver_after is None else driver_before - driver_after
-    raced = change.raced or (has_moved and seen not in (None, released))
-    outcome, reason = result.outcome, result.reason
-    if outcome == "freed" and seen is not None and seen < released and not raced:
-        outcome, reason = "partial", f"the driver saw {seen} of {released} released bytes come back"
-    planned = outcome == "planned"
-    return replace(
-        receipt,
-        device_uuid=device,
-        outcome=outcome,
-        reason=reason,
-        expected=change.expected,
-        released_bytes=released,
-        driver_released_bytes=None if planned else seen,
-        before=_held(change.before, driver_before),
-        after=None if planned else _held(change.after, driver_after),
-        steps=result.steps,
-        raced=raced,
-    )
-
-
-def _takings(pool: PoolUsage) -> tuple[int | None, ...]:
-    return pool.held_bytes, pool.device_allocations, pool.device_frees
-
-
-def _held(pool: PoolUsage, driver_used: int | None) -> Held:
-    return Held(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, driver_used)
-
-
 def _identity(report: AgentReport) -> Identity:
     return Identity(report.pid, report.start_ticks, report.uid)
-
-
-def _receipt(report: AgentReport, outcome: Outcome, reason: str, requested_by: str) -> Receipt:
-    return Receipt(
-        pid=report.pid,
-        workload=report.workload,
-        device_uuid=None,
-        allocator=None,
-        outcome=outcome,
-        reason=reason,
-        expected=None,
-        released_bytes=0,
-        driver_released_bytes=None,
-        before=None,
-        after=None,
-        steps=(),
-        raced=False,
-        requested_by=requested_by,
-        started_at=time.time(),
-        duration_seconds=0.0,
-    )

@@ -14,11 +14,12 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from math import isfinite
+from sys import float_info
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gpumond.errors import ProtocolError
-from gpumond.model import Expected, FlushPolicy, Outcome, PoolUsage, StepResult
+from gpumond.model import Expected, FlushPolicy, HostPool, Outcome, PoolUsage, StepResult
+from gpumond.program import SILENT, AppliedLimit, ByteChange, Dump, Program
 
 VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024
@@ -27,14 +28,20 @@ MAX_INTEGER = 2**63
 
 T = TypeVar("T")
 
+Asked = Literal["limit", "snapshot"]
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The agent's first frame. ``workload`` is at most 64 characters of ``[A-Za-z0-9._/-]``."""
+    """The agent's first frame. ``workload`` is at most 64 characters of ``[A-Za-z0-9._/-]``.
+
+    ``answers`` are the kinds of Ask that it understands and the program allows; a daemon sends it no other.
+    """
 
     workload: str = ""
     agent_version: str = ""
     python_version: str = ""
+    answers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,8 @@ class Report:
     flush_policy: FlushPolicy = "allow"
     frameworks: tuple[str, ...] = ()
     pools: tuple[PoolUsage, ...] = ()
+    program: Program = SILENT
+    host_pools: tuple[HostPool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +95,39 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """The daemon asks for a soft quota (``limit_bytes`` None: no more) or for the framework's own memory snapshot."""
+
+    id: str
+    kind: Asked
+    limit_bytes: int | None = None
+    device_uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The agent's answer to an Ask. ``reason`` says why nothing was done."""
+
+    id: str
+    reason: str = ""
+    limits: tuple[AppliedLimit, ...] = ()
+    dump: Dump | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Bye:
     """The agent leaves on purpose."""
 
 
-Message = Hello | Report | Flush | Cancel | Result | Bye
+Message = Hello | Report | Flush | Cancel | Result | Ask | Answer | Bye
 MESSAGES: Mapping[str, type[Message]] = {
     "hello": Hello,
     "report": Report,
     "flush": Flush,
     "cancel": Cancel,
     "result": Result,
+    "ask": Ask,
+    "answer": Answer,
     "bye": Bye,
 }
 _NAMES = {cls: name for name, cls in MESSAGES.items()}
@@ -250,8 +281,14 @@ def _integer(value: Any, where: str) -> int:
     return value
 
 
+def _change(value: Any, where: str) -> int:
+    if type(value) is not int or not -MAX_INTEGER < value < MAX_INTEGER:
+        raise _mismatch(where, "an integer between -2^63 and 2^63", value)
+    return value
+
+
 def _number(value: Any, where: str) -> float:
-    if type(value) not in (int, float) or not isfinite(value):
+    if type(value) not in (int, float) or not abs(value) <= float_info.max:  # no NaN, and no integer that is no float
         raise _mismatch(where, "a finite number", value)
     return float(value)
 
@@ -268,7 +305,7 @@ def _flag(value: Any, where: str) -> bool:
     return value
 
 
-_SCALARS: dict[Any, Converter] = {int: _integer, float: _number, str: _text, bool: _flag}
+_SCALARS: dict[Any, Converter] = {int: _integer, ByteChange: _change, float: _number, str: _text, bool: _flag}
 _converter: Callable[[Any], Converter] = cache(_compile)
 """Checks and converts a decoded JSON value to a type; compiled once per annotation."""
 

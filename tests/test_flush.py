@@ -11,6 +11,7 @@ from gpumond.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
 from gpumond.flush import FlushAnswer, Flusher, FlushRequest, Target
 from gpumond.identity import Identity
 from gpumond.model import AgentReport, Expected, Outcome, Reading, StepResult
+from gpumond.program import Program
 from gpumond.wire import Flush, PoolChange, Result
 from tests.making import GIB, a_device, a_pool, a_process, a_report
 
@@ -32,6 +33,7 @@ class Scene:
         }
         self.coming: list[tuple[int, str, int]] = []
         self.gate: asyncio.Event | None = None
+        self.unanswered: set[Identity] = set()
 
     def reports(self) -> Sequence[AgentReport]:
         return self.programs
@@ -43,6 +45,9 @@ class Scene:
         await (self.gate.wait() if self.gate else asyncio.sleep(0))
         self.running -= 1
         return self.behave(self, identity, request)
+
+    def flushing(self, identity: Identity) -> bool:
+        return identity in self.unanswered
 
     async def read_driver(self) -> Reading | None:
         if self.lag:
@@ -87,8 +92,13 @@ def give_all(scene: Scene, identity: Identity, request: Flush) -> Result:
     return Result(request.id, outcome, "", tuple(changes), (StepResult("cache", 0, 0.1),))
 
 
-def train(pid: int = 10, cached: int = 3 * GIB, device: str = "GPU-a") -> AgentReport:
-    return a_report(pid, pools=(a_pool(device, live=GIB, cached=cached),))
+def train(
+    pid: int = 10, cached: int = 3 * GIB, device: str = "GPU-a", thrashes: int = 0, **fields: object
+) -> AgentReport:
+    return a_report(pid, pools=(a_pool(device, live=GIB, cached=cached, thrashes=thrashes),), **fields)
+
+
+RANK = Program(distributed=True)
 
 
 def test_a_receipt_proves_what_came_back_at_the_allocator_and_at_the_driver():
@@ -166,8 +176,23 @@ def test_every_allocator_of_a_process_gets_its_own_receipt():
     ]
 
 
-def test_processes_of_one_device_take_turns_and_those_of_several_do_not_wait():
-    async def most_at_once(*reports: AgentReport) -> int:
+OTHER = {"device": "GPU-b", "workload": "serve"}
+
+
+@pytest.mark.parametrize(
+    ("reports", "at_once"),
+    [
+        pytest.param((train(10), train(11, workload="serve")), 1, id="one device"),
+        pytest.param((train(10), train(11, **OTHER)), 2, id="nothing in common"),
+        pytest.param((train(10), train(11, device="GPU-b")), 1, id="one workload"),
+        pytest.param((train(10), train(11, device="GPU-b", uid=7)), 2, id="one name, two users"),
+        pytest.param((train(10, program=RANK), train(11, program=RANK, **OTHER)), 1, id="ranks"),
+        pytest.param((train(10, program=RANK), train(11, program=RANK, uid=7, **OTHER)), 2, id="ranks of two users"),
+        pytest.param((train(10, program=RANK), train(11, **OTHER)), 2, id="a rank and another program"),
+    ],
+)
+def test_what_must_not_stall_together_takes_turns(reports: Sequence[AgentReport], at_once: int):
+    async def most_at_once() -> int:
         scene = Scene(*reports)
         scene.gate = asyncio.Event()
         flush = asyncio.create_task(scene.flusher().flush(FlushRequest(Target(all=True)), "test"))
@@ -177,8 +202,36 @@ def test_processes_of_one_device_take_turns_and_those_of_several_do_not_wait():
         await flush
         return scene.most_running
 
-    assert asyncio.run(most_at_once(train(10), train(11))) == 1
-    assert asyncio.run(most_at_once(train(10), train(11, device="GPU-b"))) == 2
+    assert asyncio.run(most_at_once()) == at_once
+
+
+def test_a_rank_that_may_be_in_a_flush_still_keeps_the_others_waiting_until_it_has_answered():
+    first, second = train(10, program=RANK), train(11, device="GPU-b", program=RANK)
+    scene = Scene(
+        first, second, behave=lambda scene, who, order: None if who.pid == 10 else give_all(scene, who, order)
+    )
+    scene.unanswered = {Identity(10, 100, 1000)}
+
+    async def run() -> list[Outcome]:
+        flusher = scene.flusher()
+        together = await flusher.flush(FlushRequest(Target(all=True)), "test")
+        later = await flusher.flush(FlushRequest(Target(pid=11)), "test")
+        scene.unanswered.clear()
+        last = await flusher.flush(FlushRequest(Target(pid=11)), "test")
+        return [receipt.outcome for answer in (together, later, last) for receipt in answer.receipts]
+
+    assert asyncio.run(run()) == ["timeout", "refused", "refused", "freed"]
+
+
+def test_a_receipt_says_when_the_program_took_its_memory_back_at_once():
+    def thrash(scene: Scene, identity: Identity, order: Flush) -> Result:
+        result = give_all(scene, identity, order)
+        scene.programs = [train(cached=3 * GIB, thrashes=1)]
+        return result
+
+    (receipt,) = Scene(train(), behave=thrash).run().receipts
+    assert (receipt.outcome, receipt.released_bytes) == ("freed", 3 * GIB)
+    assert "thrash" in receipt.reason
 
 
 def test_a_process_is_flushed_once_at_a_time_and_then_rests():

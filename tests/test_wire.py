@@ -10,16 +10,49 @@ from hypothesis import strategies as st
 from gpumond import wire
 from gpumond.errors import ProtocolError
 from gpumond.model import Expected, PoolUsage, Reading, Reclaimable, StepResult
+from gpumond.program import (
+    AppliedLimit,
+    ByteChange,
+    Dump,
+    Oom,
+    OomPool,
+    Program,
+    ScopeDevice,
+    ScopeKept,
+    ScopeUsage,
+    StepUsage,
+)
 from tests.fuzzing import mutated
 from tests.making import a_device, a_fault, a_pool, a_process
 
 POOL = a_pool(live=1, cached=2)
+PROGRAM = Program(
+    (ScopeUsage("epoch/forward", 2, 0, 1, 0, (ScopeDevice("GPU-a", ByteChange(-5), ByteChange(3), 7, True),)),),
+    StepUsage(3, 1.5, -0.5, 7, 0, 1),
+    (
+        Oom(
+            1,
+            2.5,
+            "retry",
+            "GPU-a",
+            5,
+            "epoch",
+            (OomPool("torch", "GPU-a", 1, 2, 3, 4),),
+            (ScopeKept("x", ByteChange(-1)),),
+        ),
+    ),
+    2,
+    1,
+)
 MESSAGES = [
     wire.Hello("train", "0.1.0", "3.11.7"),
     wire.Report("step", ("torch 2.13.0",), (POOL,)),
     wire.Flush("id", "torch", ("ipc", "cache"), True, 2.5),
     wire.Cancel("id"),
     wire.Result("id", "freed", "", (wire.PoolChange(POOL, POOL, Expected(0, 1, 2)),), (StepResult("cache", 1, 0.1),)),
+    wire.Ask("id", "limit", 5, "GPU-a"),
+    wire.Answer("id", "", (AppliedLimit("torch", "GPU-a", None, True),), Dump("torch", "/tmp/x", 7)),
+    wire.Report(program=PROGRAM),
     wire.Bye(),
 ]
 
@@ -73,6 +106,14 @@ def test_bytes_are_whole_numbers_that_a_device_can_have(amount: object):
     body = json.loads(wire.encode(wire.Report(pools=(POOL,))))
     body["pools"][0]["live_bytes"] = amount
     with pytest.raises(ProtocolError, match=r"report\.pools\.live_bytes"):
+        wire.decode(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("amount", [-(2**63), 2**63, 1.5, "1", True, None])
+def test_a_change_may_be_negative_and_is_bounded_both_ways(amount: object):
+    body = json.loads(wire.encode(wire.Report(program=PROGRAM)))
+    body["program"]["scopes"][0]["devices"][0]["kept_bytes"] = amount
+    with pytest.raises(ProtocolError, match=r"report\.program\.scopes\.devices\.kept_bytes"):
         wire.decode(json.dumps(body).encode())
 
 

@@ -12,31 +12,64 @@ import os
 TYPE_CHECKING = False  # typing's own costs an import, and this module must cost nothing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import TypeVar
+    from typing import Any, TypeVar, overload
 
     from gpumond.agent.loop import Loop
+    from gpumond.agent.scopes import Scope
     from gpumond.model import FlushPolicy, PoolUsage, Receipt
+    from gpumond.program import AppliedLimit, Dump, Program
 
     Hook = TypeVar("Hook", bound=Callable[[], int | None])
+    F = TypeVar("F", bound=Callable[..., Any])
+    Smaller = tuple[Any, ...] | dict[str, Any] | None
+else:
 
-__all__ = ["flush", "on_flush", "report", "start", "step", "stop"]
+    def overload(function):
+        return function
+
+
+__all__ = [
+    "flush",
+    "limit",
+    "on_flush",
+    "program",
+    "report",
+    "retry_on_oom",
+    "scope",
+    "snapshot",
+    "start",
+    "step",
+    "stop",
+]
 
 POLICIES: tuple[FlushPolicy, ...] = ("allow", "step", "never")
-MAX_WORKLOAD = 64
+MAX_NAME = 64
 REPORT_SECONDS = 0.1
 """So long `report` waits for a reading of the agent's own thread."""
-_WORKLOAD = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
+_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
 
 _loop: Loop | None = None
 _hooks: list[Callable[[], int | None]] = []
+_mark: Callable[[], None] | None = None
 
 
-def start(workload: str | None = None, flush_policy: FlushPolicy | None = None, socket: str | None = None) -> None:
+def start(
+    workload: str | None = None,
+    flush_policy: FlushPolicy | None = None,
+    socket: str | None = None,
+    main_thread: bool | None = None,
+    allow_limit: bool | None = None,
+    observe_ooms: bool | None = None,
+) -> None:
     """Starts the agent, or changes what it was started with; what is None stays, or is taken from the environment.
 
     ``workload`` is the name under which the program's memory is shown (``GPUMOND_WORKLOAD``): 1 to 64 of
     ``[A-Za-z0-9._/-]``. ``flush_policy`` (``GPUMOND_FLUSH_POLICY``): ``allow`` flushes whenever the daemon asks,
     ``step`` only inside `step`, ``never`` refuses. ``socket`` (``GPUMOND_SOCKET``) is the daemon's path.
+    ``main_thread`` (``GPUMOND_MAIN_THREAD=1``) lets a flush do what is safe only in the main thread, by interrupting it
+    between two of its bytecodes. ``allow_limit`` (``GPUMOND_ALLOW_LIMIT=1``) lets an administrator call `limit` from
+    outside. ``observe_ooms`` (``GPUMOND_OBSERVE_OOMS=1``) has PyTorch tell of each out-of-memory error before it is
+    raised, for a picture of that very moment; PyTorch cannot be told to stop.
     """
     if workload is not None:
         check_workload(workload)
@@ -47,6 +80,11 @@ def start(workload: str | None = None, flush_policy: FlushPolicy | None = None, 
             raise TypeError(f"socket: expected a path as str, got {type(socket).__name__}")
         if not socket or "\0" in socket:
             raise ValueError("socket: expected the path of a Unix socket")
+    if main_thread is not None and not isinstance(main_thread, bool):
+        raise TypeError(f"main_thread: expected True or False, got {type(main_thread).__name__}")
+    for name, choice in (("allow_limit", allow_limit), ("observe_ooms", observe_ooms)):
+        if choice is not None and not isinstance(choice, bool):
+            raise TypeError(f"{name}: expected True or False, got {type(choice).__name__}")
     if not hasattr(os, "register_at_fork"):
         return  # not a system with Unix sockets and fork
     global _loop
@@ -54,7 +92,7 @@ def start(workload: str | None = None, flush_policy: FlushPolicy | None = None, 
         from gpumond.agent.loop import Loop
 
         _loop = Loop(_hooks)
-    _loop.start(workload, flush_policy, socket)
+    _loop.start(workload, flush_policy, socket, main_thread, allow_limit, observe_ooms)
 
 
 def stop() -> None:
@@ -64,10 +102,18 @@ def stop() -> None:
 
 
 def step() -> None:
-    """A moment at which a flush disturbs nothing; with flush_policy ``step``, flushes happen here and only here.
+    """Marks a step of the program's work, and a moment at which a flush disturbs nothing; with flush_policy ``step``,
+    flushes happen here and only here.
 
-    Call it between two steps of the program's work. Without a flush to do it costs less than a microsecond.
+    Call it between two steps. It costs less than a microsecond, and once a second a reading of the allocators, from
+    which the reports tell the pace, and whether each step keeps memory.
     """
+    global _mark
+    if _mark is None:
+        from gpumond.agent.steps import STEPS
+
+        _mark = STEPS.mark
+    _mark()
     if _loop is not None and _loop.waiting:
         _loop.step()
 
@@ -91,7 +137,84 @@ def flush(steps: Sequence[str] = ("ipc", "cache", "trim"), dry_run: bool = False
     from gpumond.agent import levers
 
     levers.check_steps(steps)
-    return levers.receipts(steps, bool(dry_run), _hooks, _loop.workload if _loop else "")
+    workload, main_thread = (_loop.workload, _loop.main_thread) if _loop else ("", False)
+    return levers.receipts(steps, bool(dry_run), _hooks, workload, main_thread)
+
+
+def scope(name: str, flush: bool = False) -> Scope:
+    """A context manager and decorator: what does this block keep, and what is the most that it needs?
+
+    Blocks in blocks have names such as ``epoch/forward``. ``with scope("epoch") as block``: `Block` tells afterwards.
+    ``flush`` flushes when the block has ended. ``name``: 1 to 64 of ``[A-Za-z0-9._/-]``.
+    """
+    _check_name("scope", name)
+    if not isinstance(flush, bool):
+        raise TypeError(f"scope: flush: expected bool, got {type(flush).__name__}")
+    from gpumond.agent.scopes import Scope
+
+    return Scope(name, _flush_all if flush else None)
+
+
+@overload
+def retry_on_oom(function: F, *, shrink: Callable[..., Smaller] | None = None, attempts: int = 3) -> F: ...
+@overload
+def retry_on_oom(  # noqa: F811
+    function: None = None, *, shrink: Callable[..., Smaller] | None = None, attempts: int = 3
+) -> Callable[[F], F]: ...
+def retry_on_oom(function: Any = None, *, shrink: Any = None, attempts: int = 3) -> Any:  # noqa: F811
+    """A function that, when it runs out of device memory, is tried again after a flush: ``retry_on_oom(train)(batch)``,
+    or the decorators ``@retry_on_oom`` and ``@retry_on_oom(shrink=halve)``.
+
+    ``shrink`` is called with the arguments and returns smaller ones: a tuple of positional ones, a dict of keyword
+    ones to replace, or None when it can do no more. After ``attempts`` in all the last error is raised as it was.
+    """
+    if shrink is not None and not callable(shrink):
+        raise TypeError(f"retry_on_oom: shrink: expected a function of the arguments, got {type(shrink).__name__}")
+    if not isinstance(attempts, int) or isinstance(attempts, bool):
+        raise TypeError(f"retry_on_oom: attempts: expected int, got {type(attempts).__name__}")
+    if attempts < 1:
+        raise ValueError(f"retry_on_oom: attempts: expected at least 1, got {attempts}")
+    from gpumond.agent.retry import wrap
+
+    if function is None:
+        return lambda function: wrap(function, shrink, attempts, _flush_all)
+    return wrap(function, shrink, attempts, _flush_all)
+
+
+def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLimit, ...]:
+    """A soft quota for the program's own allocators, each on each device; None removes it. What became of it.
+
+    ``device``: a UUID, the number that the program knows it by, or None for all that it uses now. PyTorch and CuPy
+    can be limited; others are not applied, with the reason.
+    """
+    from gpumond.agent import limits
+
+    limits.check_limit(bytes, device)
+    return limits.apply(bytes, device)
+
+
+def snapshot(path: str | os.PathLike[str]) -> Dump:
+    """Writes the framework's own memory snapshot, at most 256 MiB, readable by this user alone.
+
+    PyTorch's is for https://pytorch.org/memory_viz. Without a file the answer's ``path`` is None: ``reason`` says why.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"snapshot: path: expected str or PathLike, got {type(path).__name__}")
+    name = os.fspath(path)
+    if not isinstance(name, str):
+        raise TypeError("snapshot: path: expected text, got bytes")
+    if not name or "\0" in name:
+        raise ValueError("snapshot: path: expected the path of a file to write")
+    from gpumond.agent import snapshots
+
+    return snapshots.write(name)
+
+
+def program() -> Program:
+    """What this program's scopes, steps and out-of-memory errors have come to."""
+    from gpumond.agent.told import told
+
+    return told()
 
 
 def report() -> tuple[PoolUsage, ...]:
@@ -103,8 +226,16 @@ def report() -> tuple[PoolUsage, ...]:
 
 def check_workload(workload: str) -> str:
     """The name, if it can be one. Raises TypeError, ValueError."""
-    if not isinstance(workload, str):
-        raise TypeError(f"workload: expected str, got {type(workload).__name__}")
-    if not 1 <= len(workload) <= MAX_WORKLOAD or not _WORKLOAD.issuperset(workload):
-        raise ValueError(f"workload: expected 1 to {MAX_WORKLOAD} characters of [A-Za-z0-9._/-], got {workload!r:.80}")
-    return workload
+    return _check_name("workload", workload)
+
+
+def _check_name(what: str, name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"{what}: expected str, got {type(name).__name__}")
+    if not 1 <= len(name) <= MAX_NAME or not _NAME.issuperset(name):
+        raise ValueError(f"{what}: expected 1 to {MAX_NAME} characters of [A-Za-z0-9._/-], got {name!r:.80}")
+    return name
+
+
+def _flush_all() -> None:
+    flush()

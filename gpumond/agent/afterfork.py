@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 WARNS = sys.version_info >= (3, 12)
 SECONDS = 0.05
 
-_pending: list[object] = []
-
 
 def gone(thread: threading.Thread) -> None:
     """Waits until the system, too, has ended a thread that has been joined: before 3.13 join() was early."""
@@ -35,31 +33,26 @@ def call_soon(call: Callable[[], None], forking: FrameType | None) -> None:
     if not WARNS or threading.current_thread() is not threading.main_thread():
         call()
         return
-    try:
-        import ctypes
-    except ImportError:
-        call()
-        return
+    from gpumond.agent.mainthread import ask
+
     deadline = time.monotonic() + SECONDS
+    called = False
 
-    def pending(_: object) -> int:
-        if _inside(forking) and time.monotonic() < deadline and add(function, None) == 0:
-            return 0
-        _pending.remove(function)
-        call()
-        return 0
+    def pending() -> None:
+        nonlocal called
+        if not called and not (_inside(forking) and time.monotonic() < deadline and ask(pending)):
+            called = True
+            call()
 
-    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(pending)
-    add = ctypes.pythonapi.Py_AddPendingCall
-    _pending.append(function)
-    if add(function, None) != 0:
-        _pending.remove(function)
+    asked = ask(pending)
+    # Twice: from 3.13 on, what the last call in the queue asks for is forgotten.
+    if not (ask(pending) or asked):
         call()
 
 
 def _inside(frame: FrameType | None) -> bool:
     """Whether the interrupted code was called from that frame, as at-fork functions are."""
-    caller = sys._getframe(2)
+    caller = sys._getframe(3)  # behind this one, the pending call, and who makes it
     above = caller.f_back
     while above is not None and above is not frame:
         above = above.f_back

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
+from gpumond.agent.rate import Rate
 from gpumond.agent.wake import identity
 from gpumond.errors import ProtocolError
 from gpumond.wire import MAX_FRAME_BYTES, Message, Report, Result, decode, encode, trusted_uids
@@ -21,6 +22,8 @@ FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 10.0
 MAX_ANSWERS = 64
 MAX_UNREAD_BYTES = 16 * MAX_FRAME_BYTES
+FRAMES = (128, 1 / 16)
+"""So many frames at once, then one each so many seconds: a daemon that sends more is none of ours."""
 
 
 class Link:
@@ -30,6 +33,9 @@ class Link:
         self._trusted = trusted
         self._retry_seconds = FIRST_RETRY_SECONDS
         self.retry_at = 0.0
+        self._rate = Rate(*FRAMES)
+        self.refusals = 0
+        """Daemons of strangers, and connections closed for what they brought."""
         self._forget()
 
     def _forget(self) -> None:
@@ -61,6 +67,7 @@ class Link:
             connection.connect(path)
             _, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if uid not in (trusted_uids() if self._trusted is None else self._trusted):
+                self.refusals += 1
                 raise PermissionError(f"the daemon at {path} runs as uid {uid}")
         except (OSError, AttributeError):  # no SO_PEERCRED: not Linux
             if connection is not None:
@@ -117,10 +124,16 @@ class Link:
         try:
             if max(map(len, [*frames, self._unread])) >= MAX_FRAME_BYTES:
                 raise ProtocolError("size", "frame too long")
-            return [decode(frame) for frame in frames]
+            return [self._heard(frame, now) for frame in frames]
         except ProtocolError:
+            self.refusals += 1
             self.close(now)
             return []
+
+    def _heard(self, frame: bytes, now: float) -> Message:
+        if not self._rate.allows(now):
+            raise ProtocolError("rate", "too many frames")
+        return decode(frame)
 
     def close(self, now: float) -> None:
         connection = self._ours()
@@ -152,8 +165,14 @@ class Link:
 
 
 def _fitting(message: Message) -> bytes:
+    """Its frame; what has no room loses its scopes, its pictures and then its pools, the last ones first."""
     frame = encode(message)
     while len(frame) > MAX_FRAME_BYTES and isinstance(message, (Report, Result)):
-        message = replace(message, pools=message.pools[: len(message.pools) // 2])  # type: ignore[arg-type]  # either kind of pools
+        program = message.program if isinstance(message, Report) else None
+        if program is not None and isinstance(message, Report) and (program.scopes or program.ooms):
+            scopes, ooms = program.scopes[: len(program.scopes) // 2], program.ooms[1:]
+            message = replace(message, program=replace(program, scopes=scopes, ooms=ooms))
+        else:
+            message = replace(message, pools=message.pools[: len(message.pools) // 2])  # type: ignore[arg-type]  # either kind of pools
         frame = encode(message)
     return frame

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 0.2
 IMPORT_SECONDS = 1.0
 FORK_SECONDS = 0.05
-EXIT_SECONDS = 0.2
+EXIT_SECONDS = 0.15
 FAILED_SECONDS = 5.0
 
 
@@ -37,6 +37,9 @@ class Loop:
         self.workload = _workload(os.environ.get("GPUMOND_WORKLOAD", ""))
         self.flush_policy: FlushPolicy = _policy(os.environ.get("GPUMOND_FLUSH_POLICY", ""))
         self.socket: str | None = None
+        self.main_thread = os.environ.get("GPUMOND_MAIN_THREAD") == "1"
+        self.allow_limit = os.environ.get("GPUMOND_ALLOW_LIMIT") == "1"
+        self.observe_ooms = os.environ.get("GPUMOND_OBSERVE_OOMS") == "1"
         self.hooks = hooks
         self.waiting: dict[str, tuple[Flush, float]] = {}
         """Flushes that wait for `step`, each with its deadline."""
@@ -50,10 +53,21 @@ class Loop:
         )
         atexit.register(self.stop)
 
-    def start(self, workload: str | None, flush_policy: FlushPolicy | None, socket: str | None) -> None:
+    def start(
+        self,
+        workload: str | None,
+        flush_policy: FlushPolicy | None,
+        socket: str | None,
+        main_thread: bool | None,
+        allow_limit: bool | None,
+        observe_ooms: bool | None,
+    ) -> None:
         self.workload = self.workload if workload is None else workload
         self.flush_policy = self.flush_policy if flush_policy is None else flush_policy
         self.socket = self.socket if socket is None else socket
+        self.main_thread = self.main_thread if main_thread is None else main_thread
+        self.allow_limit = self.allow_limit if allow_limit is None else allow_limit
+        self.observe_ooms = self.observe_ooms if observe_ooms is None else observe_ooms
         if not self._wanted:
             self._wanted = True
             self._launch()
@@ -69,10 +83,11 @@ class Loop:
 
     def _launch(self) -> None:
         self._end = threading.Event()
-        thread = threading.Thread(target=self._run, args=(self._end, self._thread), name="gpumond-agent", daemon=True)
+        arguments = (self._end, self._thread)
         try:
+            thread = threading.Thread(target=self._run, args=arguments, name="gpumond-agent", daemon=True)
             thread.start()
-        except RuntimeError:  # no more threads, or the interpreter is about to exit
+        except RuntimeError:  # no more threads, a subinterpreter, or the interpreter is about to exit
             return
         self._thread = thread
 
@@ -94,17 +109,21 @@ class Loop:
             previous.join()
         if self._session is None and end.wait(GRACE_SECONDS):
             return
-        import logging
-
         while end is self._end and not end.is_set():
             try:
                 self._open().turn()
             except Exception:  # the one of this thread: a guest does not raise its voice in the host's house
-                logging.getLogger("gpumond.agent").debug("the agent's turn failed", exc_info=True)
+                self._log()
                 end.wait(FAILED_SECONDS)
         if self._session is not None and not self._wanted:
             self._session.close()
             self._session = None
+
+    def _log(self) -> None:
+        """If the program logs at all: an import here could come between what logging does before a fork and after."""
+        logging = sys.modules.get("logging")
+        if logging is not None:
+            logging.getLogger("gpumond.agent").debug("the agent's turn failed", exc_info=True)
 
     def _open(self) -> Session:
         if self._session is None:

@@ -14,14 +14,19 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from gpumond import __version__
+from gpumond.agent.adapters import host_pools
+from gpumond.agent.asks import Asks, answers
 from gpumond.agent.levers import LEVERS
 from gpumond.agent.link import Link
-from gpumond.wire import SERVICE_SOCKET, Bye, Cancel, Flush, Hello, Report, Result, clean, own_socket
+from gpumond.agent.ooms import OOMS
+from gpumond.agent.told import look, told
+from gpumond.wire import SERVICE_SOCKET, Ask, Bye, Cancel, Flush, Hello, Report, Result, clean, own_socket
 
 if TYPE_CHECKING:
     from gpumond.agent.loop import Loop
 
 REPORT_SECONDS = 1.0
+MAX_ASKED = 16
 
 
 class Session:
@@ -30,10 +35,12 @@ class Session:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._link = Link()
-        self._said = ("", "")
+        self._said: tuple[object, ...] = ()
         self._report_at = 0.0
         self._orders: dict[str, tuple[Flush, float]] = {}
         self._answers: deque[Result] = deque()
+        self._asked: deque[Ask] = deque(maxlen=MAX_ASKED)
+        self._asks = Asks()
         self.flushing = False
 
     def turn(self) -> None:
@@ -45,12 +52,15 @@ class Session:
             if isinstance(message, Flush):
                 self._orders[message.id] = (message, now + message.timeout_seconds)
             elif isinstance(message, Cancel):
-                self._orders.pop(message.id, None)
-                self._loop.waiting.pop(message.id, None)
+                self._cancel(message.id)
+            elif isinstance(message, Ask):
+                self._asked.append(message)
         if not self._link.connected:
             self._orders.clear()
             self._loop.waiting.clear()
+            self._asked.clear()
         self._obey()
+        self._answer()
         self._give_up(time.monotonic())
         self._report()
         self._link.push(time.monotonic())
@@ -60,7 +70,7 @@ class Session:
         for name, (order, deadline) in list(self._loop.waiting.items()):
             if time.monotonic() < deadline and self._loop.waiting.pop(name, None) is not None:
                 try:
-                    answer = LEVERS.flush(order, self._loop.hooks)
+                    answer = LEVERS.obey(order, self._loop.hooks, self._loop.main_thread)
                 except BaseException as error:
                     self._answers.append(Result(order.id, "failed", clean(f"interrupted: {error!r}")))
                     raise
@@ -68,8 +78,19 @@ class Session:
                 self._report_at = 0.0
                 self._loop.wake.set()
 
+    def _cancel(self, name: str) -> None:
+        """Every order is answered, this one too: the daemon then knows that it is over."""
+        if self._orders.pop(name, None) or self._loop.waiting.pop(name, None):
+            self._link.send(Result(name, "deferred", "the daemon waited no longer; nothing was done"))
+
     def close(self) -> None:
-        """Takes leave of the daemon."""
+        """Takes leave of the daemon; how it ended, out of memory perhaps, is in the last report."""
+        self._report_at = 0.0
+        try:
+            self._report()
+        except Exception:  # the program is about to end, and its libraries with it
+            pass
+        self._link.push(0.0)
         self._link.send(Bye())
         self._link.push(0.0)
         self._link.renew()
@@ -80,13 +101,14 @@ class Session:
 
     def _connect(self) -> None:
         path = self._loop.socket or _socket_path()
-        identity = (path, self._loop.workload)
+        allowed = answers(self._loop.allow_limit)
+        identity = (path, self._loop.workload, allowed)
         if self._link.connected and identity != self._said:
             self._link.renew()
         now = time.monotonic()
         if not self._link.connected and now >= self._link.retry_at and self._link.connect(path, now):
             self._said = identity
-            self._link.send(Hello(self._loop.workload, __version__, sys.version.split()[0]))
+            self._link.send(Hello(self._loop.workload, __version__, sys.version.split()[0], allowed))
             self._report_at = now
 
     def _wait(self) -> None:
@@ -119,11 +141,16 @@ class Session:
             else:
                 self.flushing = True
                 try:
-                    self._link.send(LEVERS.flush(order, self._loop.hooks))
+                    self._link.send(LEVERS.obey(order, self._loop.hooks, self._loop.main_thread))
                 finally:
                     self.flushing = False
                 self._report_at = 0.0
                 return
+
+    def _answer(self) -> None:
+        while self._asked:
+            ask = self._asked.popleft()
+            self._link.send(self._asks.answer(ask, self._loop.workload, self._loop.allow_limit))
 
     def _give_up(self, now: float) -> None:
         for name, (order, deadline) in list(self._loop.waiting.items()):
@@ -139,11 +166,16 @@ class Session:
             return
         self._report_at = now + REPORT_SECONDS
         adapters = LEVERS.adapters()
+        if self._loop.observe_ooms:
+            OOMS.observe()
         if self._link.connected:
             pools = LEVERS.read()
             if pools is not None:
                 frameworks = tuple(clean(adapter.framework()) for adapter in adapters)
-                self._link.send(Report(self._loop.flush_policy, frameworks, pools))
+                look(pools)
+                program = told(self._link.refusals + LEVERS.refusals)
+                host = host_pools(adapters)
+                self._link.send(Report(self._loop.flush_policy, frameworks, pools, program, host))
 
 
 def _socket_path() -> str:

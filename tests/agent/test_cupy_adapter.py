@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.agent.daemon import SECONDS, STANDINS, environment
+from tests.agent.driver import run
 
 PROGRAM = """
 import ctypes, cupy
@@ -18,25 +14,6 @@ import gpumond.agent
 from gpumond.agent import cuda
 pool = cupy.get_default_memory_pool()
 """
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of libcuda.so.1."""
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler (cc) to build the stand-in for libcuda")
-    directory = tmp_path_factory.mktemp("libcuda")
-    source, output = os.fspath(STANDINS / "libcuda.c"), os.fspath(directory / "libcuda.so.1")
-    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", output, source], check=True)
-    return directory
-
-
-def run(code: str, library: Path, gpus: str) -> list[str]:
-    """What a program prints on a machine with such GPUs."""
-    environ = environment("/nowhere", STANDINS, LD_LIBRARY_PATH=os.fspath(library), FAKE_CUDA=gpus)
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=SECONDS)
-    assert done.stderr == ""
-    return done.stdout.splitlines()
 
 
 def test_the_driver_is_asked_only_if_the_program_has_loaded_it(library: Path) -> None:
@@ -93,14 +70,71 @@ def test_without_a_context_there_is_nothing_to_read_and_nothing_is_made(library:
     assert run(code, library, "--") == ["() no device has a live CUDA context []"]
 
 
-def test_another_pool_of_cupys_own_counts_too_and_a_strangers_does_not(library: Path) -> None:
+READ = "print([(u.live_bytes, u.held_bytes, u.reclaimable.low, u.reclaimable.likely, u.inside) for u in report()])"
+
+
+@pytest.mark.parametrize(
+    ("use", "seen"),
+    [
+        ("MemoryPool()", [(5, 25, 20, 20, None)]),
+        ("MemoryPool(cupy.cuda.malloc_managed)", [(5, 5, 0, 0, None)]),
+        ("MemoryPool(lambda size: None)", [(5, 5, 0, 0, None)]),
+    ],
+)
+def test_another_pool_counts_if_its_memory_is_the_devices(library: Path, use: str, seen: list[object]) -> None:
     code = f"""{PROGRAM}
+from gpumond.agent import report
 pool.chunks = {{0: [5, 0, 0]}}
-other = cupy.cuda.MemoryAsyncPool()
+other = cupy.cuda.{use}
 other.chunks = {{0: [0, 20, 0]}}
 cupy.cuda.set_allocator(other.malloc)
-print([(u.live_bytes, u.held_bytes, u.reclaimable.low, u.reclaimable.likely) for u in gpumond.agent.report()])
-cupy.cuda.set_allocator(lambda size: None)
-print([(u.live_bytes, u.held_bytes) for u in gpumond.agent.report()])
+{READ}
 """
-    assert run(code, library, "c") == ["[(5, 25, 0, 20)]", "[(5, 5)]"]
+    (line,) = run(code, library, "c")
+    assert line == repr(seen)
+
+
+def test_a_strangers_allocator_is_not_cupys_to_report(library: Path) -> None:
+    code = f"""{PROGRAM}
+from gpumond.agent import report
+pool.chunks = {{0: [5, 0, 0]}}
+cupy.cuda.set_allocator(lambda size: None)
+{READ}
+"""
+    assert run(code, library, "c") == ["[(5, 5, 0, 0, None)]"]
+
+
+def test_a_stream_ordered_pool_of_its_own_is_trimmed_when_the_device_is_idle(library: Path) -> None:
+    code = f"""{PROGRAM}
+from gpumond.agent import flush, report
+driver = ctypes.CDLL("libcuda.so.1")
+driver.fake_pool(*map(ctypes.c_uint64, (17, 70, 30, 10)))
+cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool(17).malloc)
+{READ}
+(receipt,) = flush()
+print(receipt.outcome, receipt.released_bytes, receipt.steps[0].step)
+"""
+    assert run(code, library, "c") == ["[(40, 70, 0, 30, None)]", "freed 40 cache"]
+
+
+def test_a_pool_that_another_counts_is_left_to_it_to_flush(library: Path) -> None:
+    code = f"""{PROGRAM}
+from gpumond.agent import flush, report
+driver = ctypes.CDLL("libcuda.so.1")
+driver.fake_pool(*map(ctypes.c_uint64, (0, 70, 30, 10)))
+cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool(0).malloc)
+print([pool.allocator for pool in report()])
+print([(receipt.allocator, receipt.released_bytes) for receipt in flush()])
+"""
+    assert run(code, library, "c") == ["['mempool']", "[('cupy', 0), ('mempool', 40)]"]
+
+
+def test_no_flush_while_one_of_its_streams_is_captured(library: Path) -> None:
+    code = f"""{PROGRAM}
+from gpumond.agent import flush, report
+report()
+stream = cupy.cuda.Stream()
+stream.begin_capture()
+print(flush()[0].reason, stream.end_capture(), flush()[0].reason)
+"""
+    assert run(code, library, "c") == ["a CUDA graph is being captured graph "]

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from gpumond.agent.levers import judge, raced
+from gpumond.agent.proof import judge, raced
 from gpumond.model import Expected, PoolUsage, Reclaimable
 from gpumond.wire import Cancel, Flush, Report, Result
 from tests.agent.daemon import STANDINS, Daemon, environment, finished, host
@@ -98,6 +98,9 @@ def test_policy_step_without_a_step_defers(daemon: Daemon) -> None:
         assert finished(process) == "[]\n"
 
 
+NEVER_BEGUN = {"f1": "deferred", "f2": "nothing"}
+
+
 def test_what_the_daemon_no_longer_waits_for_is_not_done(daemon: Daemon) -> None:
     """The program was stopped; when it goes on it finds the cancellation behind the order."""
     with host(program(), environment(daemon.path, STANDINS)) as process:
@@ -105,7 +108,7 @@ def test_what_the_daemon_no_longer_waits_for_is_not_done(daemon: Daemon) -> None
         process.send_signal(signal.SIGSTOP)
         daemon.wait_peer().send(order(), Cancel("f1"), Flush("f2", "torch", ("ipc",)))
         process.send_signal(signal.SIGCONT)
-        assert daemon.wait_message(Result).id == "f2"
+        daemon.wait(lambda d: True if {r.id: r.outcome for r in d.heard(Result)} == NEVER_BEGUN else None)
         assert "empty_cache" not in finished(process)
 
 
@@ -117,6 +120,7 @@ def test_a_waiting_flush_can_be_cancelled(daemon: Daemon) -> None:
         daemon.wait_peer().send(Cancel("f1"))
         tell(process, "while gpumond.agent._loop.waiting: pass")
         tell(process, "gpumond.agent.step()")
+        assert daemon.wait_message(Result).outcome == "deferred"
         assert finished(process) == "[]\n"
 
 
@@ -163,6 +167,76 @@ def drop() -> int:
         daemon.wait_peer().send(Flush("f2", "torch", ("hooks", "cache")))
         failed = daemon.wait(lambda d: next((r for r in d.heard(Result) if r.id == "f2"), None))
         assert (failed.outcome, "ZeroDivisionError" in failed.reason) == ("failed", True)
+        finished(process)
+
+
+def test_each_step_says_what_it_did(daemon: Daemon) -> None:
+    setup = """
+import gc; gc.disable()
+class Kept:
+    def __del__(self):
+        torch.WORLD.segments[0].blocks = [(20 << 20, FREE)]
+def garbage():
+    one = Kept()
+    one.itself = one
+garbage()
+"""
+    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+        result = ask(daemon, order(("gc", "ipc", "cache")))
+        steps = {step.step: step for step in result.steps}
+        assert list(steps) == ["gc", "ipc", "cache"]
+        assert "young objects" in steps["gc"].detail
+        assert f"{12 * MIB} bytes no longer live" in steps["gc"].detail
+        assert [step.released_bytes for step in result.steps] == [0, 0, 60 * MIB]
+        finished(process)
+
+
+def test_a_step_that_became_unsafe_is_left_out_with_its_reason(daemon: Daemon) -> None:
+    """A capture begins after the flush has begun: what was done until then counts."""
+    setup = """
+graph = torch.cuda.CUDAGraph()
+gpumond.agent.report()
+gpumond.agent.on_flush(lambda: graph.capture_begin() and 0)
+"""
+    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+        result = ask(daemon, order(("hooks", "ipc", "cache")))
+        assert result.outcome == "nothing"
+        assert [(step.step, step.detail.startswith("refused: ")) for step in result.steps] == [
+            ("hooks", False),
+            ("ipc", True),
+            ("cache", True),
+        ]
+        assert "cache refused: a CUDA graph is being captured" in result.reason
+        assert "empty_cache" not in finished(process)
+
+
+def test_the_programs_own_functions_are_not_called_during_a_capture(daemon: Daemon) -> None:
+    """Which begins, here in a finalizer, when the flush has begun."""
+    setup = """
+import gc; gc.disable()
+gpumond.agent.report()
+graph = torch.cuda.CUDAGraph()
+class Begins:
+    def __del__(self):
+        graph.capture_begin()
+def garbage():
+    one = Begins()
+    one.itself = one
+garbage()
+gpumond.agent.on_flush(lambda: torch.WORLD.calls.append("hook"))
+"""
+    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+        result = ask(daemon, order(("gc", "hooks")))
+        assert [step.detail.startswith("refused: ") for step in result.steps] == [False, True]
+        assert "hook" not in finished(process)
+
+
+def test_a_flush_whose_memory_is_taken_again_at_once_is_counted(daemon: Daemon) -> None:
+    with host(program(), environment(daemon.path, STANDINS)) as process:
+        ask(daemon, order())
+        assert daemon.wait_message(Report).pools[0].thrashes == 0
+        tell(process, "torch.WORLD.allocations = 9; torch.WORLD.segments.append(Segment([(20 << 20, ACTIVE)]))")
+        daemon.wait(lambda d: True if d.heard(Report)[-1].pools[0].thrashes == 1 else None)
         finished(process)
 
 

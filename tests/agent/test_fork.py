@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 
 from gpumond.wire import Bye, Hello, Report
@@ -126,3 +130,146 @@ sys.stdin.read()
         heard = len(daemon.heard(Report, process.pid))
         daemon.wait(lambda d: d.heard(Report, process.pid)[heard:] or None)
         finished(process)
+
+
+BUSY = """
+import logging, threading
+lock = threading.Lock()
+ended = threading.Event()
+def work():
+    while not ended.is_set():
+        with lock:
+            logging.getLogger("work").debug("held")
+            gpumond.agent.report()
+            gpumond.agent.flush(dry_run=True)
+gpumond.agent.flush()
+threads = [threading.Thread(target=work) for _ in range(3)]
+[thread.start() for thread in threads]
+"""
+"""Threads that hold locks, their own, logging's and the agent's, at whatever moment the fork comes."""
+
+
+def test_a_child_forked_while_locks_are_held_can_use_the_agent(daemon: Daemon) -> None:
+    code = f"""{START}
+import gpumond.sim.allocator
+{BUSY}
+for number in range(200):
+    child = os.fork()
+    if child == 0:
+        gpumond.agent.report()
+        gpumond.agent.flush()
+        gpumond.agent.start(workload="child")
+        gpumond.agent.stop()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+ended.set()
+print("done")
+"""
+    with host(code, environment(daemon.path), "-W", "ignore") as process:
+        assert finished(process) == "done\n"
+
+
+def test_a_program_that_ends_under_load_ends_at_once_and_in_silence(daemon: Daemon) -> None:
+    """Daemon threads of its own, the agent in the middle of a report or a connection, orders still coming."""
+    code = f"""{START}
+import gpumond.sim.allocator
+{BUSY.replace("target=work", "target=work, daemon=True")}
+time.sleep(SECONDS)
+print("over")
+sys.exit(5)
+"""
+    for seconds in ("0", "0.15", "0.2", "0.205", "0.25", "0.4"):
+        with host(code.replace("SECONDS", seconds), environment(daemon.path)) as process:
+            assert finished(process, status=5) == "over\n"
+
+
+def test_workers_forked_after_the_start_report_each_for_itself(daemon: Daemon) -> None:
+    """As gunicorn with --preload: the application, and the agent with it, is there before the workers."""
+    code = f"""{START}
+import signal
+sys.stdin.readline()
+workers = []
+for number in range(4):
+    worker = os.fork()
+    if worker == 0:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        while True:
+            time.sleep(0.01)
+    workers.append(worker)
+print(*workers, flush=True)
+sys.stdin.readline()
+for worker in workers:
+    os.kill(worker, signal.SIGTERM)
+print([os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) for worker in workers])
+"""
+    with host(code, environment(daemon.path)) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        daemon.wait_message(Report, process.pid)
+        process.stdin.write("fork\n")
+        process.stdin.flush()
+        workers = list(map(int, process.stdout.readline().split()))
+        for pid in (process.pid, *workers):
+            daemon.wait_message(Report, pid)
+        process.stdin.write("end\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "[0, 0, 0, 0]\n"
+        for pid in workers:
+            daemon.wait_message(Bye, pid)
+        finished(process)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_data_loader_loads(daemon: Daemon, method: str, tmp_path: Path) -> None:
+    if find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    program = tmp_path / "loads.py"
+    program.write_text(f"""
+import gpumond.agent
+from torch.utils.data import DataLoader
+
+if __name__ == "__main__":
+    gpumond.agent.start(workload="loader")
+    for _ in range(2):
+        loader = DataLoader(range(64), batch_size=4, num_workers=2, multiprocessing_context={method!r})
+        print(sum(int(batch.sum()) for batch in loader))
+""")
+    command = f"import runpy, sys; sys.argv = [{str(program)!r}]; runpy.run_path({str(program)!r}, run_name='__main__')"
+    with host(command, environment(daemon.path), "-W", "error") as process:
+        assert finished(process) == "2016\n2016\n"
+
+
+def test_a_subinterpreter_leaves_the_agent_of_the_program_alone(daemon: Daemon) -> None:
+    """It cannot have one of its own: daemon threads are not allowed there."""
+    if sys.version_info < (3, 12):
+        pytest.skip("needs Python 3.12: interpreters with a lock of their own")
+    code = f"""{START}
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+sys.stdin.readline()
+for _ in range(20):
+    one = interpreters.create()
+    failed = interpreters.run_string(one, '''
+import gpumond.agent
+gpumond.agent.start(workload="inner")
+gpumond.agent.step()
+gpumond.agent.stop()
+''')
+    assert failed is None, failed
+    interpreters.destroy(one)
+print("done", flush=True)
+sys.stdin.read()
+"""
+    with host(code, environment(daemon.path)) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        daemon.wait_message(Report, process.pid)
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
+        heard = len(daemon.heard(Report, process.pid))
+        daemon.wait(lambda d: d.heard(Report, process.pid)[heard:] or None)
+        finished(process)
+        assert {hello.workload for hello in daemon.heard(Hello)} == {"forks"}

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,125 @@ def test_options_of_the_command_are_not_ours() -> None:
     add_arguments(parser)
     arguments = parser.parse_args(["--workload", "w", "python", "train.py", "--workload", "theirs"])
     assert (arguments.workload, arguments.command) == ("w", ["python", "train.py", "--workload", "theirs"])
+
+
+WAITS = "import sys; sys.stdin.read()"
+
+
+def launched(tmp_path: Path, kind: str) -> list[str]:
+    """A command that ends in a Python of its own: how programs are started in practice."""
+    (tmp_path / "train.py").write_text(WAITS)
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text("import subprocess, sys\nsys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)")
+    script = tmp_path / "train.sh"
+    script.write_text(f'#!/bin/sh\ncd /\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    train = os.fspath(tmp_path / "train.py")
+    return {
+        "a script": [sys.executable, train],
+        "python -m": [sys.executable, "-m", "train"],
+        "a shell script": [os.fspath(script), train],
+        "sh -c": ["sh", "-c", f"{sys.executable} {train}"],
+        "env": ["env", "A=1", sys.executable, train],
+        "a launcher": [sys.executable, os.fspath(launcher), train],
+        "a launcher of a module": [sys.executable, os.fspath(launcher), "-m", "train"],
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["a script", "python -m", "a shell script", "sh -c", "env", "a launcher", "a launcher of a module"],
+)
+def test_however_python_is_started(daemon: Daemon, tmp_path: Path, kind: str) -> None:
+    environ = environment(own_environment(daemon.path, tmp_path), "train", None)
+    command = [sys.executable, "-c", RUN, "--", *launched(tmp_path, kind)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environ, text=True, **pipes) as process:
+        processes = 2 if "launcher" in kind else 1
+        daemon.wait(lambda d: True if len({p.pid for p in d.peers if p.messages}) == processes else None)
+        assert finished(process) == ""
+
+
+@pytest.mark.parametrize("options", [["-I"], ["-E"], ["-S"], ["-I", "-S"], ["-s", "-B", "-O"]])
+def test_a_python_that_ignores_its_environment_runs_as_ever(tmp_path: Path, options: list[str]) -> None:
+    done = gpumond_run("--", sys.executable, *options, "-c", "print('well'); raise SystemExit(4)")
+    assert (done.stdout, done.stderr, done.returncode) == ("well\n", "", 4)
+
+
+def test_children_of_another_environment_take_the_agent_of_the_one_that_started_them(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "other"], check=True)
+    other = os.fspath(tmp_path / "other" / "bin" / "python")
+    absent = subprocess.run([other, "-c", "import gpumond"], capture_output=True, cwd="/", timeout=SECONDS)
+    assert absent.returncode == 1
+    code = f"import subprocess; subprocess.run([{other!r}, '-c', {WAITS!r}], cwd='/')"
+    with host(code, environment(own_environment(daemon.path), "train", None)) as process:
+        daemon.wait(lambda d: True if len({p.pid for p in d.peers if p.messages}) == 2 else None)
+        finished(process)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGUSR1])
+def test_a_signal_ends_it_as_it_would_without(daemon: Daemon, number: signal.Signals) -> None:
+    code = "import time; print('up', flush=True); time.sleep(60)"
+    ends = []
+    plain = own_environment(daemon.path)
+    for environ in (plain, environment(plain, None, None)):
+        with host(code, environ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            process.send_signal(number)
+            out, err = process.communicate(timeout=SECONDS)
+            ends.append((process.returncode, out, err))
+    assert ends[0] == ends[1]
+
+
+def test_a_real_launcher_of_ranks(daemon: Daemon, tmp_path: Path) -> None:
+    if find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    (tmp_path / "train.py").write_text(
+        "import torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\nimport time; time.sleep(4)\n"
+        "d.destroy_process_group()\n"
+    )
+    environ = environment(own_environment(daemon.path, OMP_NUM_THREADS="1"), "ranks", None)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", os.fspath(tmp_path / "train.py")]
+    done = subprocess.run([sys.executable, *command], env=environ, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    ranks = {p.pid for p in daemon.peers for m in p.messages if isinstance(m, Report) and m.program.distributed}
+    assert len(ranks) == 2
+
+
+PTH = Path(__file__).parents[2] / "deploy" / "site-packages" / "gpumond.pth"
+SITE = f"import site, sys, threading; site.addsitedir({os.fspath(PTH.parent)!r}); "
+
+
+@pytest.mark.parametrize(
+    ("environ", "modules", "threads"),
+    [({}, [], 1), ({"GPUMOND_AGENT": "0"}, [], 1), ({"GPUMOND_AGENT": "1"}, ["gpumond", "gpumond.agent"], 2)],
+)
+def test_an_installed_gpumond_starts_the_agent_where_the_variable_says_so(
+    environ: dict[str, str], modules: list[str], threads: int
+) -> None:
+    """By the line that the wheel leaves among the environment's packages."""
+    code = f"{SITE} print([m for m in ('gpumond', 'gpumond.agent') if m in sys.modules], threading.active_count())"
+    with host(code, own_environment("/nowhere", **environ), "-I") as process:
+        assert finished(process) == f"{modules} {threads}\n"
+
+
+def test_that_line_keeps_no_program_from_starting(tmp_path: Path) -> None:
+    """Here with a package that is broken."""
+    (tmp_path / "gpumond" / "agent").mkdir(parents=True)
+    (tmp_path / "gpumond" / "__init__.py").touch()
+    (tmp_path / "gpumond" / "inject.py").write_text((Path(INJECT).parents[1] / "inject.py").read_text())
+    (tmp_path / "gpumond" / "agent" / "__init__.py").write_text("1 / 0")
+    code = f"import sys; sys.path.insert(0, {os.fspath(tmp_path)!r}); {SITE} print('well')"
+    with host(code, own_environment("/nowhere", GPUMOND_AGENT="1"), "-I") as process:
+        assert finished(process) == "well\n"
+
+
+def test_that_line_and_gpumond_run_start_one_agent(daemon: Daemon) -> None:
+    environ = environment(own_environment(daemon.path), "once", None)
+    with host(f"{SITE} print(threading.active_count()); sys.stdin.read()", environ) as process:
+        daemon.wait_message(Report, process.pid)
+        assert finished(process) == "2\n"
+        assert len(daemon.heard(Hello)) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from gpumond.agent import cuda
 from gpumond.agent.adapters import Refused
 from gpumond.agent.adapters.torch import TorchAdapter
-from gpumond.model import Reclaimable
+from gpumond.model import HostPool, Reclaimable
 from tests.agent.standins import torch
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
 
@@ -103,6 +104,23 @@ def test_no_flush_during_a_capture(world: Any, adapter: TorchAdapter) -> None:
     assert adapter.flush(("cache",))
 
 
+def test_a_capture_waits_for_the_flush_under_way(world: Any, adapter: TorchAdapter) -> None:
+
+    graph, capturing = torch.cuda.CUDAGraph(), threading.Event()
+
+    def capture() -> None:
+        graph.capture_begin()
+        capturing.set()
+
+    with cuda.between_captures():
+        thread = threading.Thread(target=capture)
+        thread.start()
+        assert not capturing.wait(0.05)
+    thread.join()
+    assert capturing.is_set()
+    graph.capture_end()
+
+
 def test_a_capture_that_fails_to_begin_is_none(world: Any, adapter: TorchAdapter) -> None:
     with pytest.raises(RuntimeError, match="cannot capture"):
         torch.cuda.CUDAGraph().capture_begin(capture_error_mode="fail")
@@ -148,3 +166,21 @@ def test_anothers_allocator_is_not_pytorchs_to_report(world: Any, adapter: Torch
     assert adapter.read() == ()
     with pytest.raises(Refused, match="pluggable"):
         adapter.flush(("cache",))
+
+
+@pytest.mark.parametrize(
+    ("told", "pools"),
+    [
+        ({"allocated_bytes": 96, "active_bytes": 64}, (HostPool("torch", 64, 96),)),
+        ({"allocated_bytes": 0, "active_bytes": 0}, ()),
+        (None, ()),
+    ],
+)
+def test_pinned_host_memory_is_apart_from_the_devices(
+    world: Any, adapter: TorchAdapter, told: dict[str, int] | None, pools: tuple[HostPool, ...]
+) -> None:
+    world.host = told
+    assert tuple(adapter.host_pools()) == pools
+    assert [pool.held_bytes for pool in adapter.read()] == [62 * MIB]
+    world.initialized = False
+    assert adapter.host_pools() == ()

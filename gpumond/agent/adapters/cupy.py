@@ -1,11 +1,13 @@
 """CuPy's memory pools (12 and later).
 
 A pool speaks only of the current device, and making a device current creates a context on it: only devices that
-have one are visited, and the calling thread keeps its own device.
+have one are visited, and the calling thread keeps its own device. Pinned host memory is not reported: CuPy's pool of
+it counts blocks, not bytes.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,19 +17,22 @@ from typing import Any, TypeVar
 from gpumond.agent import cuda
 from gpumond.agent.adapters import Refused
 from gpumond.model import PoolUsage, Reclaimable, StepResult
+from gpumond.program import AppliedLimit
 
 T = TypeVar("T")
 
 
 class CupyAdapter:
-    """The default pool, and the one in use if it is another of CuPy's. Under RMM or another library's
-    allocator there is nothing of CuPy's own to report: the bytes are in that library's pool."""
+    """The default pool, and the one in use if it is another of CuPy's. Where CuPy allocates through another library's
+    function and has no pool of its own in between, there is nothing to report: that library has the bytes."""
 
     name = "cupy"
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
-        self._uuids: dict[int, str | None] = {}
+        streams = getattr(getattr(cupy.cuda, "stream", None), "_BaseStream", None)
+        if streams is not None:
+            cuda.watch_captures(streams, "begin_capture", "end_capture")
 
     def framework(self) -> str:
         return f"cupy {self._cupy.__version__}"
@@ -49,16 +54,31 @@ class CupyAdapter:
         pools = self._pools()
 
         def free(ordinal: int) -> int:
-            held = sum(int(pool.total_bytes()) for pool in pools)
-            for pool in pools:
+            counted = [pool for pool in pools if self._inside(pool, ordinal) is not None]
+            held = sum(int(pool.total_bytes()) for pool in counted)
+            for pool in counted:
                 if _is_async(pool):
                     self._cupy.cuda.runtime.deviceSynchronize()
                 pool.free_all_blocks()
-            return held - sum(int(pool.total_bytes()) for pool in pools)
+            return held - sum(int(pool.total_bytes()) for pool in counted)
 
         started = time.perf_counter()
         released = sum(self._on_devices(ordinals, free))
         return (StepResult("cache", max(0, released), time.perf_counter() - started),)
+
+    def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
+        """Of each pool on each device with a live context; 0 is CuPy's word for none."""
+        pools = [pool for pool in self._pools() if not _is_async(pool)]
+        chosen = [i for i in cuda.contexts() if device in (None, i, cuda.device_uuid(i))]
+        if not pools:
+            raise Refused("CuPy's stream-ordered pool cannot be limited")
+
+        def limit(ordinal: int) -> AppliedLimit:
+            for pool in pools:
+                pool.set_limit(size=limit_bytes or 0)
+            return AppliedLimit("cupy", cuda.device_uuid(ordinal), limit_bytes, True)
+
+        return self._on_devices(chosen, limit)
 
     def _pools(self) -> list[Any]:
         default = self._cupy.get_default_memory_pool()
@@ -66,23 +86,42 @@ class CupyAdapter:
         own = (self._cupy.cuda.MemoryPool, self._cupy.cuda.MemoryAsyncPool)
         return [default] if used is default or not isinstance(used, own) else [default, used]
 
+    def _inside(self, pool: Any, ordinal: int) -> str | None:
+        """The allocator from which the pool takes its memory, "" for the driver; None if it is not to be counted.
+
+        A stream-ordered pool is the driver's: its default one is counted as such, whoever uses it. Another pool may
+        stand on any function, which since CuPy 14 is among what the pool refers to: one that is not known may
+        allocate memory that is another library's, or not the device's.
+        """
+        if _is_async(pool):
+            handles = getattr(pool, "_pools", None)
+            return "" if handles and handles[ordinal] != cuda.default_pool(ordinal) else None
+        if pool is self._cupy.get_default_memory_pool():
+            return ""
+        sources = {(getattr(one, "__module__", None), getattr(one, "__name__", None)) for one in gc.get_referents(pool)}
+        if ("cupy.cuda.memory", "_malloc") in sources:
+            return ""
+        return "rmm" if ("rmm.allocators.cupy", "rmm_cupy_allocator") in sources else None
+
     def _usage(self, ordinal: int, pools: Iterable[Any]) -> PoolUsage | None:
         """All pools of one device together. A pool returns its whole free chunks and does not tell which these are:
         everything if nothing is in use, else anything up to its free bytes, which is taken as likely."""
-        if ordinal not in self._uuids:
-            self._uuids[ordinal] = cuda.device_uuid(ordinal)
-        uuid = self._uuids[ordinal]
-        low = live = held = 0
+        uuid = cuda.device_uuid(ordinal)
+        by_source: dict[str | None, list[Any]] = {}
         for pool in pools:
-            used, total = int(pool.used_bytes()), int(pool.total_bytes())
-            live, held = live + used, held + total
-            low += 0 if used or _is_async(pool) else total
-        if uuid is None or not held:
-            return None
-        free = max(0, held - live)
-        low = min(low, free)
-        reclaimable = Reclaimable(low, free, free, "exact" if low == free else "interval")
-        return PoolUsage("cupy", uuid, live, live + free, reclaimable, 0)
+            by_source.setdefault(self._inside(pool, ordinal), []).append(pool)
+        for source in ("", "rmm"):
+            low = live = held = 0
+            for pool in by_source.get(source, ()):
+                used, total = int(pool.used_bytes()), int(pool.total_bytes())
+                live, held = live + used, held + total
+                low += 0 if used or _is_async(pool) else total
+            if uuid is not None and held:
+                free = max(0, held - live)
+                low = min(low, free)
+                reclaimable = Reclaimable(low, free, free, "exact" if low == free else "interval")
+                return PoolUsage("cupy", uuid, live, live + free, reclaimable, 0, inside=source or None)
+        return None
 
     def _on_devices(self, ordinals: Sequence[int], visit: Callable[[int], T]) -> list[T]:
         """Visits each with that device current."""
@@ -97,7 +136,7 @@ class CupyAdapter:
                 runtime.setDevice(before)
         # To return to a device without a context would create one: a thread goes that need not return.
         with ThreadPoolExecutor(1, "gpumond-cupy") as thread:
-            return list(thread.map(lambda ordinal: _at(runtime, ordinal, visit), ordinals))
+            return list(thread.map(lambda ordinal: _aside(runtime, ordinal, visit), ordinals))
 
 
 def adapter() -> CupyAdapter:
@@ -107,6 +146,11 @@ def adapter() -> CupyAdapter:
 def _at(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
     runtime.setDevice(ordinal)
     return visit(ordinal)
+
+
+def _aside(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
+    with cuda.beside_captures():
+        return _at(runtime, ordinal, visit)
 
 
 def _is_async(pool: Any) -> bool:

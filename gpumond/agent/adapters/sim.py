@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpumond import __version__
+from gpumond.agent.adapters import Refused
 from gpumond.model import PoolUsage, Reclaimable, StepResult
+from gpumond.program import AppliedLimit
+from gpumond.wire import to_json
 
 
 class SimAdapter:
     name = "sim"
+    suffix = ".json"
 
     def framework(self) -> str:
         return f"gpumond.sim {__version__}"
@@ -29,6 +33,23 @@ class SimAdapter:
         started = time.perf_counter()
         released = sum(allocator.empty_cache() for allocator in _allocators())
         return (StepResult("cache", released, time.perf_counter() - started),)
+
+    def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
+        chosen = [each for each in _allocators() if device in (None, each.device_uuid, each.device_index)]
+        for allocator in chosen:
+            allocator.limit_bytes = limit_bytes
+        return tuple(AppliedLimit("sim", each.device_uuid, limit_bytes, True) for each in chosen)
+
+    def dump(self, path: str, guarded: bool) -> None:
+        blocks = {each.device_uuid: each.blocks() for each in _allocators()}
+        if not blocks:
+            raise Refused("nothing has been allocated yet")
+        with open(path, "wb") as file:
+            file.write(to_json(blocks))
+
+    def largest_free_bytes(self) -> Mapping[str, int]:
+        free = {each.device_uuid: [size for _, size, is_free in each.blocks() if is_free] for each in _allocators()}
+        return {uuid: max(sizes, default=0) for uuid, sizes in free.items()}
 
 
 def adapter() -> SimAdapter:

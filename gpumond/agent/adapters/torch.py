@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import Refused
+from gpumond.agent.adapters import Refused, drm_devices
 from gpumond.agent.adapters.torch_formulas import (
     LARGE_PAGE,
     MIB,
@@ -25,21 +25,28 @@ from gpumond.agent.adapters.torch_formulas import (
     from_snapshot,
     from_stats,
 )
-from gpumond.model import PoolUsage, Reclaimable, StepResult
+from gpumond.model import HostPool, PoolUsage, Reclaimable, StepResult
+from gpumond.program import AppliedLimit
 
 SNAPSHOT_BLOCKS = 50_000
 """A snapshot holds the allocator's lock and the GIL for some microseconds a block."""
+
+OOM_BLOCKS = 5_000
+"""As many as are looked at when the memory is out, in the program's own thread."""
 
 CONFIGURATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 class TorchAdapter:
     name = "torch"
+    main_thread_steps = frozenset(("workspaces",))  # another thread may be about to launch a kernel with one
+    suffix = ".pickle"
 
     def __init__(self, torch: Any, environ: Mapping[str, str] = os.environ) -> None:
         self._torch, self._cuda, self._c = torch, torch.cuda, torch._C
         self._configuration = ",".join(environ.get(name, "") for name in CONFIGURATION)
         self._uuids: dict[int, str | None] = {}
+        self._fractions: dict[int, float] = {}
         cuda.watch_captures(torch.cuda.CUDAGraph)
 
     def framework(self) -> str:
@@ -69,9 +76,24 @@ class TorchAdapter:
             pools.append(_usage(uuid, stats, reclaimable, counted=backend == "native"))
         return tuple(pools)
 
+    def host_pools(self) -> Sequence[HostPool]:
+        """The cache of pinned host memory (2.7 and later); its blocks are powers of two."""
+        ask = getattr(self._c, "_cuda_hostMemoryStats", None)
+        if ask is None or not self._cuda.is_initialized():
+            return ()
+        stats = ask()
+        held, live = (int(stats.get(f"{name}_bytes", {}).get("current", 0)) for name in ("allocated", "active"))
+        return (HostPool("torch", live, held),) if held else ()
+
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         with self._on_live_device():
-            levers = {"ipc": getattr(self._c, "_cuda_ipc_collect", None), "cache": self._cuda.empty_cache}
+            if "workspaces" in steps and cuda.CAPTURED:
+                raise Refused("a captured CUDA graph may use a cuBLAS workspace")
+            levers = {
+                "ipc": getattr(self._c, "_cuda_ipc_collect", None),
+                "workspaces": getattr(self._c, "_cuda_clearCublasWorkspaces", None),
+                "cache": self._cuda.empty_cache,
+            }
             return tuple(self._pull(step, lever) for step, lever in levers.items() if step in steps and lever)
 
     def _pull(self, step: str, lever: Callable[[], object]) -> StepResult:
@@ -79,6 +101,44 @@ class TorchAdapter:
         lever()
         seconds = time.perf_counter() - started
         return StepResult(step, max(0, held - self._held_bytes()), seconds)
+
+    def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
+        """The fraction of each device that the allocator may hold; without a limit what the program had set before.
+
+        The call makes the device current and asks it for its size: devices without a live context are left alone.
+        """
+        applied = []
+        with self._on_live_device():
+            before = self._c._cuda_getDevice()
+            try:
+                for ordinal in range(self._device_count()):
+                    uuid = self._uuid(ordinal)
+                    if not self._has_context(ordinal) or device not in (None, ordinal, uuid):
+                        continue
+                    own = self._fractions.setdefault(ordinal, self._fraction(ordinal))
+                    size = self._cuda.get_device_properties(ordinal).total_memory
+                    fraction = own if limit_bytes is None else min(1.0, limit_bytes / size)
+                    self._c._cuda_setMemoryFraction(fraction, ordinal)
+                    applied.append(AppliedLimit("torch", uuid, limit_bytes, True))
+            finally:
+                self._c._cuda_maybeExchangeDevice(before)
+        return applied
+
+    def _fraction(self, ordinal: int) -> float:
+        ask = getattr(self._c, "_cuda_getMemoryFraction", None)  # 2.6
+        return float(ask(ordinal)) if ask else 1.0
+
+    def dump(self, path: str, guarded: bool) -> None:
+        """The pickle for pytorch.org/memory_viz, written by PyTorch, with the history if the program records it."""
+        if not self._cuda.is_initialized():
+            raise Refused("CUDA is not initialised")
+        if self._cuda.get_allocator_backend() != "native":
+            raise Refused("only the native allocator has a snapshot")
+        if guarded and self._c._cuda_isHistoryEnabled():
+            raise Refused("the program records its memory history, which may take long to copy: the program itself can")
+        if guarded and (blocks := self._blocks()) > SNAPSHOT_BLOCKS:
+            raise Refused(f"{blocks} blocks would hold the program for long: the program itself can")
+        self._cuda.memory._dump_snapshot(path)
 
     @contextmanager
     def _on_live_device(self) -> Iterator[None]:
@@ -120,8 +180,12 @@ class TorchAdapter:
         if ordinal not in self._uuids:
             uuid = cuda.device_uuid(ordinal)
             if uuid is None:
-                own = getattr(self._cuda.get_device_properties(ordinal), "uuid", None)
-                uuid = None if own is None else f"GPU-{own}"
+                properties = self._cuda.get_device_properties(ordinal)
+                own = getattr(properties, "uuid", None)
+                if getattr(self._torch.version, "hip", None):
+                    uuid = drm_devices.amd(properties)
+                else:
+                    uuid = None if own is None else f"GPU-{own}"
             self._uuids[ordinal] = uuid
         return self._uuids[ordinal]
 
@@ -132,24 +196,62 @@ class TorchAdapter:
     def _expandable(self) -> bool:
         return "expandable_segments:true" in self._settings()
 
-    def _snapshot(self) -> dict[int, Reclaimable] | None:
-        """What the blocks themselves say; None if looking at them all would take too long."""
-        stats = [self._c._cuda_memoryStats(ordinal) for ordinal in range(self._device_count())]
-        if sum(current(one, "active") + current(one, "inactive_split") for one in stats) > SNAPSHOT_BLOCKS:
+    def observe_ooms(self, observed: Callable[[str | None, int], None]) -> bool:
+        """Has each error told before it is raised, for good. False where that would initialise CUDA, or cannot be."""
+        attach = getattr(self._c, "_cuda_attach_out_of_memory_observer", None)
+        if not self._cuda.is_initialized() or attach is None or self._cuda.get_allocator_backend() != "native":
+            return False
+        attach(lambda ordinal, size, allowed, free: observed(self._uuids.get(ordinal), size))
+        return True
+
+    def largest_free_bytes(self) -> Mapping[str, int]:
+        """Of the blocks in the cache, by device; nothing where looking at them all would take too long."""
+        native = self._cuda.is_initialized() and self._cuda.get_allocator_backend() == "native"
+        largest: dict[str, int] = {}
+        for segment in (self._segments(OOM_BLOCKS) if native else None) or ():
+            free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
+            uuid = self._uuid(segment["device"])
+            if uuid is not None:
+                largest[uuid] = max(largest.get(uuid, 0), *free, 0)
+        return largest
+
+    def _segments(self, max_blocks: int) -> Sequence[Mapping[str, Any]] | None:
+        """All of them with their blocks; None if these are too many."""
+        if self._blocks() > max_blocks:
             return None
         snapshot = self._cuda.memory.memory_snapshot
         try:
-            segments = snapshot(include_traces=False)
+            return snapshot(include_traces=False)  # type: ignore[no-any-return]
         except TypeError:  # before 2.11 the whole recorded history would come along
-            if self._c._cuda_isHistoryEnabled():
-                return None
-            segments = snapshot()
+            return None if self._c._cuda_isHistoryEnabled() else snapshot()
+
+    def _blocks(self) -> int:
+        stats = [self._c._cuda_memoryStats(ordinal) for ordinal in range(self._device_count())]
+        return sum(current(one, "active") + current(one, "inactive_split") for one in stats)
+
+    def _snapshot(self) -> dict[int, Reclaimable] | None:
+        """What the blocks themselves say; None if looking at them all would take too long."""
+        segments = self._segments(SNAPSHOT_BLOCKS)
+        if segments is None:
+            return None
         page = re.search(r"large_segment_size_mb:(\d+)", self._settings())
         return from_snapshot(segments, int(page[1]) * MIB if page else LARGE_PAGE)
 
 
-def adapter() -> TorchAdapter:
-    return TorchAdapter(sys.modules["torch"])
+def adapter() -> TorchAdapter | None:
+    """None for a build for XPU, which has no CUDA."""
+    torch = sys.modules["torch"]
+    return None if getattr(torch._C, "_has_xpu", False) else TorchAdapter(torch)
+
+
+def counts_default_pool(ordinal: int) -> bool:
+    """Whether PyTorch's statistics are those of the device's default memory pool."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() != "cudaMallocAsync":
+        return False
+    return ordinal < len(torch.cuda.default_generators) and bool(
+        current(torch._C._cuda_memoryStats(ordinal), "reserved_bytes")
+    )
 
 
 def _usage(uuid: str, stats: Stats, reclaimable: Reclaimable, counted: bool) -> PoolUsage:

@@ -1,6 +1,15 @@
-/* Stands in for libcuda.so.1: GPUs as FAKE_CUDA says, one letter each: c has a context, s is a slice (MIG), - neither. */
+/* Stands in for libcuda.so.1: GPUs as FAKE_CUDA says, one letter each: c has a context, s is a slice (MIG), - neither.
+   Memory pools are numbers: 0 to 15 the devices' default ones, the others a library's own. */
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define POOLS 32
+#define POINTERS 0x700000000000u
+
+static struct { uint64_t reserved, used, pending; } pools[POOLS];
+static __thread int depth;
+static int retained, pushed, synchronized;
 
 static char *world(void) {
     static char state[16];
@@ -8,6 +17,7 @@ static char *world(void) {
     return state;
 }
 
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 int cuDeviceGetCount(int *count) { *count = (int)strlen(world()); return *count ? 0 : 3; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < (int)strlen(world()) ? 0 : 101; }
 
@@ -31,3 +41,84 @@ int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
 
 /* What cudaSetDevice does since CUDA 12. */
 void fake_make_context(int device) { world()[device] = 'c'; }
+
+/* What any call of the runtime does in a thread that has not chosen a device. */
+void fake_runtime_call(void) { if (!depth) fake_make_context(0); }
+
+/* As in the driver, these make a context where there is none. */
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    fake_make_context(device);
+    *context = (void *)(uintptr_t)(device + 1);
+    retained++;
+    return 0;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; retained--; return 0; }
+int cuCtxPushCurrent_v2(void *context) { (void)context; depth++, pushed++; return 0; }
+int cuCtxPopCurrent_v2(void **context) { *context = 0; depth--, pushed--; return 0; }
+int fake_synchronized(void) { return synchronized; }
+int fake_retained(void) { return retained + pushed; }
+
+/* The calling thread has chosen a device. */
+void fake_choose(void) { depth++; }
+
+int cuCtxSynchronize(void) {
+    if (!depth) return 201;
+    synchronized++;
+    for (int i = 0; i < POOLS; i++) pools[i].pending = 0;
+    return 0;
+}
+
+int cuDeviceGetDefaultMemPool(void **pool, int device) { *pool = &pools[device]; return 0; }
+
+/* As the driver does: in the mode in which a thread begins, an unsafe call ends the captures of all threads. */
+static __thread int mode;
+static int spoiled;
+int fake_spoiled(void) { return spoiled; }
+int cuThreadExchangeStreamCaptureMode(int *other) { int before = mode; mode = *other; *other = before; return 0; }
+
+int cuMemPoolGetAttribute(void *pool, int attribute, uint64_t *value) {
+    spoiled += mode != 2;
+    int i = (int)(((char *)pool - (char *)pools) / sizeof pools[0]);
+    if (attribute != 5 && attribute != 7) return 1;
+    *value = attribute == 5 ? pools[i].reserved : pools[i].used + pools[i].pending;
+    return 0;
+}
+
+/* What was freed, but not waited for, stays. */
+int cuMemPoolTrimTo(void *pool, size_t least) {
+    spoiled += mode != 2;
+    int i = (int)(((char *)pool - (char *)pools) / sizeof pools[0]);
+    uint64_t outstanding = pools[i].used + pools[i].pending;
+    pools[i].reserved = outstanding > least ? outstanding : least;
+    return 0;
+}
+
+int cuPointerGetAttribute(void **value, int attribute, uint64_t pointer) {
+    if (attribute != 17 || pointer < POINTERS) return 1;
+    *value = &pools[pointer - POINTERS];
+    return 0;
+}
+
+void fake_pool(int i, uint64_t reserved, uint64_t used, uint64_t pending) {
+    pools[i].reserved = reserved;
+    pools[i].used = used;
+    pools[i].pending = pending;
+}
+
+uint64_t fake_pool_handle(int i) { return (uint64_t)(uintptr_t)&pools[i]; }
+
+/* Takes bytes from a pool; the pointer tells from which. */
+uint64_t fake_allocate(int i, uint64_t bytes) {
+    fake_runtime_call();
+    pools[i].used += bytes;
+    uint64_t outstanding = pools[i].used + pools[i].pending;
+    if (outstanding > pools[i].reserved) pools[i].reserved = outstanding;
+    return POINTERS + (uint64_t)i;
+}
+
+void fake_free(uint64_t pointer, uint64_t bytes) {
+    fake_runtime_call();
+    pools[pointer - POINTERS].used -= bytes;
+    pools[pointer - POINTERS].pending += bytes;
+}

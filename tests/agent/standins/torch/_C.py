@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from .world import WORLD
@@ -9,8 +10,18 @@ def _cuda_memoryStats(device: int) -> dict[str, Any]:
     return WORLD.stats(device)
 
 
+def __getattr__(name: str) -> Any:
+    if name == "_cuda_hostMemoryStats" and WORLD.host is not None:  # 2.7
+        return lambda: {key: {"current": value, "peak": value} for key, value in WORLD.host.items()}
+    raise AttributeError(name)
+
+
 def _cuda_ipc_collect() -> None:
     WORLD.calls.append("ipc_collect")
+
+
+def _cuda_clearCublasWorkspaces() -> None:
+    WORLD.calls.append(f"clear_workspaces in {threading.current_thread().name}")
 
 
 def _cuda_emptyCache() -> None:
@@ -39,6 +50,16 @@ def _cuda_hasPrimaryContext(device: int) -> bool:
 
 def _cuda_isHistoryEnabled() -> bool:
     return WORLD.records_history
+
+
+def _xpu_memoryStats(device: int) -> dict[str, Any]:
+    told = ("allocated_bytes", "reserved_bytes", "active_bytes")
+    return {name: stat for name, stat in WORLD.stats(device).items() if name in told}
+
+
+def _xpu_emptyCache() -> None:
+    WORLD.calls.append("empty_cache")
+    WORLD.empty_cache()
 
 
 def _accelerator_getAllocatorSettings() -> str:

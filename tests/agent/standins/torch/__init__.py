@@ -5,8 +5,11 @@ What the agent must never call (it would initialise CUDA, or create a context) f
 
 from __future__ import annotations
 
-from . import _C, cuda
+from types import SimpleNamespace
+
+from . import _C, cuda, xpu
 from .world import WORLD
 
-__all__ = ["WORLD", "_C", "cuda"]
+__all__ = ["WORLD", "_C", "cuda", "version", "xpu"]
 __version__ = "2.13.0"
+version = SimpleNamespace(hip=None)

@@ -50,7 +50,9 @@ class World:
     tells_private_pools: bool = True
     takes_include_traces: bool = True
     records_history: bool = False
+    host: dict[str, int] | None = None
     frees: int = 0
+    allocations: int = 3
     calls: list[str] = field(default_factory=list)
 
     def reset(self, **values: Any) -> None:
@@ -72,7 +74,12 @@ class World:
             "inactive_split": len(split),
         }
         stats: dict[str, Any] = {name: {"all": {"current": v, "peak": v}} for name, v in values.items()}
-        stats |= {"num_ooms": 1, "num_alloc_retries": 2, "num_device_alloc": 3, "num_device_free": self.frees}
+        stats |= {
+            "num_ooms": 1,
+            "num_alloc_retries": 2,
+            "num_device_alloc": self.allocations,
+            "num_device_free": self.frees,
+        }
         if self.tells_private_pools:
             private: dict[tuple[int, int], int] = {}
             for s in mine:

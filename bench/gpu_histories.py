@@ -1,0 +1,148 @@
+"""On a real card: how well a flush is predicted, over random histories of allocations for each allocator.
+
+Each allocator has a process of its own. A history allocates and frees blocks of random sizes, forecasts by a dry run,
+flushes, and compares the receipt with what the driver counts for the whole (otherwise idle) card.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any
+
+from bench.result import publish
+from gpumond.model import Receipt
+
+HISTORIES = 30
+STEPS = 400
+ALLOCATORS = {
+    "torch-native": ("torch", {}),
+    "torch-expandable": ("torch", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    "torch-async": ("torch", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
+    "cupy": ("cupy", {}),
+    "cupy-async": ("cupy", {}),
+    "rmm-async": ("rmm", {}),
+}
+
+
+def main() -> None:
+    if len(sys.argv) == 2 and sys.argv[1] in ALLOCATORS:
+        print(json.dumps(histories(sys.argv[1])))
+        return
+    publish("gpu_histories", {name: summary(name) for name in ALLOCATORS})
+
+
+def summary(name: str) -> dict[str, object]:
+    library, environ = ALLOCATORS[name]
+    if find_spec(library) is None:
+        return {"skipped": f"needs {library}"}
+    command = [sys.executable, "-m", "bench.gpu_histories", name]
+    done = subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, timeout=200)
+    if done.returncode:
+        return {"failed": done.stderr[-600:]}
+    runs = json.loads(done.stdout.splitlines()[-1])
+    errors = [abs(run["released"] - run["likely"]) / run["held"] for run in runs]
+    return {
+        "histories": len(runs),
+        "within": sum(run["low"] <= run["released"] <= run["high"] for run in runs),
+        "exact": sum(run["exactness"] == "exact" for run in runs),
+        "error_of_held_median": round(statistics.median(errors), 5),
+        "error_of_held_max": round(max(errors), 5),
+        "driver_difference_mib_max": max(abs(run["driver"] - run["released"]) for run in runs) / 2**20,
+        "outcomes": sorted({run["outcome"] for run in runs}),
+        "overhead_mib": round(statistics.median(run["overhead"] for run in runs) / 2**20, 1),
+        "runs": runs,
+    }
+
+
+def histories(name: str) -> list[dict[str, object]]:
+    """Random histories in this process, one after the other: what was expected, released, and seen by the driver."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    card = pynvml.nvmlDeviceGetHandleByIndex(0)
+
+    def used() -> int:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(card, version=pynvml.nvmlMemory_v2).used)
+
+    empty = used()
+    allocate, settle = _allocator(name)
+    return [_history(random.Random(seed), allocate, settle, used, empty) for seed in range(HISTORIES)]
+
+
+def _history(
+    draw: random.Random,
+    allocate: Callable[[int], Any],
+    settle: Callable[[], None],
+    used: Callable[[], int],
+    empty: int,
+) -> dict[str, object]:
+    from gpumond import agent
+
+    blocks: list[Any] = []
+    for _ in range(STEPS):
+        if blocks and draw.random() < 0.45:
+            blocks.pop(draw.randrange(len(blocks)))
+        else:
+            blocks.append(allocate(int(2 ** draw.uniform(9, 28))))
+    draw.shuffle(blocks)
+    del blocks[: len(blocks) // 2]
+    settle()
+    plan = _largest(agent.flush(dry_run=True))
+    before = used()
+    receipts = agent.flush()
+    driver = before - used()
+    receipt = _largest(receipts)
+    expected, held = plan.expected, plan.before
+    assert expected
+    assert held
+    return {
+        "outcome": receipt.outcome,
+        "exactness": "exact" if expected.low == expected.high else "interval",
+        "low": expected.low,
+        "likely": expected.likely,
+        "high": expected.high,
+        "released": sum(receipt.released_bytes for receipt in receipts),
+        "held": held.held_bytes,
+        "driver": driver,
+        "overhead": before - empty - held.held_bytes,
+        "seconds": sum(receipt.duration_seconds for receipt in receipts),
+        "receipts": [(r.allocator, r.outcome, r.released_bytes, r.reason) for r in receipts],
+    }
+
+
+def _largest(receipts: Sequence[Receipt]) -> Receipt:
+    return max(receipts, key=lambda receipt: receipt.before.held_bytes if receipt.before else 0)
+
+
+def _allocator(name: str) -> tuple[Callable[[int], Any], Callable[[], None]]:
+    if name.startswith("torch"):
+        import torch
+
+        return lambda size: torch.empty(size, dtype=torch.uint8, device="cuda"), torch.cuda.synchronize
+    if name.startswith("cupy"):
+        import cupy
+
+        if name == "cupy-async":
+            cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
+        return cupy.cuda.alloc, cupy.cuda.Device().synchronize
+    import rmm
+
+    counted = rmm.mr.StatisticsResourceAdaptor(rmm.mr.CudaAsyncMemoryResource())
+    rmm.mr.set_current_device_resource(counted)
+    with suppress(ImportError):
+        import cupy  # for a synchronize, where it is there
+
+        return lambda size: rmm.DeviceBuffer(size=size), cupy.cuda.runtime.deviceSynchronize
+    return lambda size: rmm.DeviceBuffer(size=size), lambda: None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""On a real card: each scenario of the load generator once, by either engine: what it took, and that all came back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from bench.result import publish
+from gpumond.loadgen import SCENARIOS
+
+ENGINES = ("cupy", "torch")
+OPTIONS = ("--max", "8GiB", "--duration", "4s", "--speed", "3000", "--json")
+MIB = 1 << 20
+
+
+def main() -> None:
+    figures: dict[str, object] = {}
+    for number, name in enumerate(SCENARIOS):
+        engine = ENGINES[number % 2]
+        before = used()
+        command = [sys.executable, "-m", "gpumond", "load", name, "--engine", engine, *OPTIONS]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            figures[f"{name} {engine}"] = {"refused": done.stderr.strip()[-300:]}
+            continue
+        account = json.loads(done.stdout)
+        told = {key: account.get(key) for key in ("outcome", "takes", "peak_held_bytes", "lives")}
+        figures[f"{name} {engine}"] = {**told, "left_mib": (used() - before) // MIB}
+    publish("gpu_load", figures)
+
+
+def used() -> int:
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) * MIB
+
+
+if __name__ == "__main__":
+    main()

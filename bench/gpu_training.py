@@ -1,0 +1,177 @@
+"""On a real card: what the agent costs a training loop, step by step, and what a flush in its midst does.
+
+One process, one transformer block; ``eager`` and ``graphs`` with a batch that fills half of the card, ``short`` with
+steps of a few milliseconds, in which a stall by a report would show. Stretches of steps with the agent at 1 Hz and
+without it alternate, so that the card's clocks and temperature are the same for both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.result import publish
+from tests.running import RunningDaemon, until
+
+STRETCHES = 10
+MODES = {"eager": 3.4, "graphs": 3.4, "short": 1.0}
+"""Seconds of a stretch."""
+FLUSHES = 10
+STEPS_AFTER = 3
+
+
+def main() -> None:
+    if len(sys.argv) > 1 and sys.argv[1] in MODES:
+        print(json.dumps(loop(sys.argv[1])))
+        return
+    figures: dict[str, object] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        daemon = RunningDaemon(Path(directory) / "daemon", "--source", "nvml")
+        until(lambda: daemon.request("/-/ready")[0] == 200, 60)
+        for mode in MODES:
+            command = [sys.executable, "-m", "bench.gpu_training", mode]
+            done = subprocess.run(command, env=daemon.environ, capture_output=True, text=True, timeout=280)
+            figures[mode] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else done.stderr[-600:]
+            publish("gpu_training", figures)
+        daemon.stop()
+
+
+def loop(mode: str) -> dict[str, Any]:
+    import torch
+
+    from gpumond import agent
+
+    torch.manual_seed(0)
+    block = torch.nn.TransformerEncoderLayer(512, 8, 2048, 0.0, batch_first=True, device="cuda", dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(block.parameters(), lr=1e-4)
+    total = torch.cuda.get_device_properties(0).total_memory
+    batch = 64
+    while True:  # the batch that fills half of the card
+        data = torch.randn(batch, 512, 512, device="cuda", dtype=torch.bfloat16)
+        _step(block, optimizer, data)
+        torch.cuda.synchronize()
+        if mode == "short" or torch.cuda.max_memory_reserved() >= total / 2:
+            break
+        batch *= 2
+    step = _captured(block, optimizer, data) if mode == "graphs" else lambda: _step(block, optimizer, data)
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    times: dict[bool, list[float]] = {True: [], False: []}
+    medians: dict[bool, list[float]] = {True: [], False: []}
+    for stretch in range(2 * STRETCHES):
+        on = stretch % 2 == 0
+        if on:
+            agent.start(workload="bench")
+            time.sleep(0.5)
+        taken = _timed(step, MODES[mode])
+        if on:
+            agent.stop()
+        times[on] += taken
+        medians[on].append(statistics.median(taken))
+    plain = statistics.median(times[False])
+    result = {
+        "batch": batch,
+        "reserved_ratio": round(torch.cuda.max_memory_reserved() / total, 3),
+        "steps_with": len(times[True]),
+        "steps_without": len(times[False]),
+        "slowest_0.1_percent_ms_with": _slowest(times[True]),
+        "slowest_0.1_percent_ms_without": _slowest(times[False]),
+        "step_ms_without": round(plain * 1e3, 4),
+        "step_ms_with": round(statistics.median(times[True]) * 1e3, 4),
+        "median_increase_ratio": round(statistics.median(times[True]) / plain - 1, 6),
+        "stretch_medians_ms_with": [round(value * 1e3, 4) for value in medians[True]],
+        "stretch_medians_ms_without": [round(value * 1e3, 4) for value in medians[False]],
+        "slowest_step_over_median_ms_with": [round((t - plain) * 1e3, 3) for t in sorted(times[True])[-5:]],
+        "slowest_step_over_median_ms_without": [round((t - plain) * 1e3, 3) for t in sorted(times[False])[-5:]],
+    }
+    costs: dict[str, list[float]] = {"nothing": [], "agent.flush": [], "empty_cache": []}
+    released = []
+    for _ in range(FLUSHES):
+        for what in costs:
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            if what == "agent.flush":
+                released.append(sum(receipt.released_bytes for receipt in agent.flush()))
+            elif what == "empty_cache":
+                torch.cuda.empty_cache()
+            for _ in range(STEPS_AFTER):
+                step()
+            torch.cuda.synchronize()
+            costs[what].append(time.perf_counter() - started)
+    base = statistics.median(costs["nothing"])
+    result["flush_costs_ms"] = {
+        what: round((statistics.median(c) - base) * 1e3, 3) for what, c in costs.items() if what != "nothing"
+    }
+    result["flush_released_mib"] = round(statistics.median(released) / 2**20, 1)
+    result["memory"] = _beside(torch, agent)
+    return result
+
+
+def _step(block: Any, optimizer: Any, data: Any) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    block(data).square().mean().backward()
+    optimizer.step()
+
+
+def _captured(block: Any, optimizer: Any, data: Any) -> Any:
+    import torch
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            _step(block, optimizer, data)
+    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.empty_cache()
+    graph = torch.cuda.CUDAGraph()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        block(data).square().mean().backward()
+        optimizer.step()
+    return graph.replay
+
+
+def _timed(step: Any, seconds: float) -> list[float]:
+    import torch
+
+    taken, end = [], time.perf_counter() + seconds
+    while time.perf_counter() < end or len(taken) < 10:
+        started = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        taken.append(time.perf_counter() - started)
+    return taken
+
+
+def _slowest(taken: list[float]) -> float:
+    return round(sorted(taken)[int(len(taken) * 0.999)] * 1e3, 3)
+
+
+def _beside(torch: Any, agent: Any) -> dict[str, object]:
+    """gpumond's numbers beside PyTorch's own and nvidia-smi's, at the same moment."""
+    torch.cuda.synchronize()
+    (pool,) = agent.report()
+    stats = torch.cuda.memory_stats(0)
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    smi = subprocess.run(query, capture_output=True, text=True).stdout
+    used = [line.split(", ")[1] for line in smi.splitlines() if line.startswith(f"{os.getpid()},")]
+    return {
+        "gpumond_live": pool.live_bytes,
+        "torch_allocated": stats["allocated_bytes.all.current"],
+        "gpumond_held": pool.held_bytes,
+        "torch_reserved": stats["reserved_bytes.all.current"],
+        "nvidia_smi_mib": used[0] if used else None,
+        "nvidia_smi": smi.strip(),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""JAX (0.4 and later): what its client's devices tell of their allocator.
+
+XLA's best-fit allocator (BFC, the default) keeps what it has taken until the process ends, so that nothing of it can
+be released. With XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async the bytes are in a memory pool of the driver's: the device's
+default one, which `mempools` counts and trims, or one of XLA's own, which is out of reach.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpumond.agent import cuda
+from gpumond.agent.adapters.arenas import kept, usage
+from gpumond.agent.adapters.mempools import counted_by
+from gpumond.model import PoolUsage, StepResult
+
+
+class JaxAdapter:
+    name = "jax"
+
+    def __init__(self, jax: Any, environ: Mapping[str, str] = os.environ) -> None:
+        self._jax, self._environ = jax, environ
+
+    def framework(self) -> str:
+        return f"jax {self._jax.__version__}"
+
+    def read(self, exact: bool = False) -> Sequence[PoolUsage]:
+        """Only of a backend that the program has initialised: to ask jax.devices() would do it, and take the memory."""
+        return tuple(self._usages())
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        return kept("jax", self.read(), steps)
+
+    def _usages(self) -> Iterator[PoolUsage]:
+        shares = self._environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "cuda_async"
+        for device in _devices():
+            ordinal = device.local_hardware_id
+            if not cuda.has_context(ordinal):
+                continue  # nor in a forked child, where XLA's threads and locks are not what they were
+            stats = device.memory_stats()
+            uuid = cuda.device_uuid(ordinal)
+            if stats and uuid:
+                live, held = stats["bytes_in_use"], stats.get("pool_bytes")
+                inside = counted_by(ordinal, live) if shares else None
+                yield usage("jax", uuid, live, held, stats.get("peak_bytes_in_use"), inside)
+
+
+def adapter() -> JaxAdapter:
+    return JaxAdapter(sys.modules["jax"])
+
+
+def _devices() -> Iterator[Any]:
+    # backends_are_initialized() waits for a lock that is held throughout a long initialisation.
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    client = getattr(bridge, "_backends", {}).get("cuda")
+    return iter(() if client is None else client.local_devices())

@@ -1,0 +1,152 @@
+"""RMM's memory resources (25.04 and later), as the program has stacked them. They are read, never replaced.
+
+What is live only an adaptor tells that counts (Statistics, Tracking, Limiting), what is held only a pool or the
+driver: a stack that tells nothing of what is live is not reported at all. Pools and arenas of RMM give nothing back
+until they are destroyed. A stream-ordered resource (CudaAsync) has a memory pool of its own in the driver, which can
+be trimmed; RMM does not tell its handle, but an allocation does, which is made in a flush or for a plan only.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from gpumond.agent import cuda
+from gpumond.agent.adapters import Refused
+from gpumond.agent.adapters.mempools import counted_by
+from gpumond.agent.adapters.rmm_stack import Count, Stack, look
+from gpumond.model import PoolUsage, Reclaimable, StepResult
+
+PROBE_BYTES = 256
+
+
+class Known(NamedTuple):
+    """The handle of a pool lasts as long as the resource that owns it."""
+
+    resource: Any
+    pool: int
+
+
+class RmmAdapter:
+    name = "rmm"
+
+    def __init__(self, rmm: Any) -> None:
+        self._rmm, self._mr = rmm, rmm.mr
+        self._counts: dict[int, Count] = {}
+        self._known: dict[int, Known] = {}
+
+    def framework(self) -> str:
+        return f"rmm {self._rmm.__version__}"
+
+    def read(self, exact: bool = False) -> Sequence[PoolUsage]:
+        found = (self._usage(ordinal, stack, exact) for ordinal, stack in self._stacks())
+        return tuple(usage for usage in found if usage is not None)
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        """Trims the pools of stream-ordered resources, once their device is idle."""
+        if not cuda.contexts():
+            raise Refused("no device has a live CUDA context")
+        if cuda.CAPTURING:
+            raise Refused("a CUDA graph is being captured")
+        if "trim" not in steps:
+            return ()
+        started, released, trimmed = time.perf_counter(), 0, 0
+        for ordinal, stack in list(self._stacks()):
+            pool = self._pool(ordinal, stack, probe=True)
+            before = cuda.pool_bytes(pool) if pool else None
+            if pool and before and cuda.trim(ordinal, pool):
+                after = cuda.pool_bytes(pool)
+                released, trimmed = released + (before[0] - after[0] if after else 0), trimmed + 1
+        detail = "" if trimmed else "RMM keeps what these resources hold until they are destroyed"
+        return (StepResult("trim", max(0, released), time.perf_counter() - started, detail),)
+
+    def finish(self) -> None:
+        """What was learnt for one flush is forgotten: the program's resources live no longer for our sake."""
+        for ordinal in list(self._known):
+            self._forget(ordinal)
+
+    def _stacks(self) -> Iterator[tuple[int, Stack]]:
+        """Of the devices with a context: RMM puts a plain resource where the program has put none."""
+        for ordinal in cuda.contexts():
+            stack = look(self._mr.get_per_device_resource(ordinal), self._counts.get(ordinal))
+            self._forget(ordinal, stack and stack.ordered)
+            if stack is not None:
+                if stack.count is not None:
+                    self._counts[ordinal] = stack.count
+                yield ordinal, stack
+
+    def _usage(self, ordinal: int, stack: Stack, probe: bool) -> PoolUsage | None:
+        uuid, pool = cuda.device_uuid(ordinal), self._pool(ordinal, stack, probe)
+        shared = pool is not None and pool == cuda.default_pool(ordinal)
+        amounts = cuda.pool_bytes(pool) if pool and not shared else None
+        live = stack.live
+        if live is None and amounts and not stack.caches:
+            live = amounts[1]
+        if uuid is None or live is None:
+            return None
+        held, reclaimable, known = _held(stack, live, amounts)
+        return PoolUsage(
+            allocator="rmm",
+            device_uuid=uuid,
+            live_bytes=live,
+            held_bytes=held,
+            reclaimable=reclaimable,
+            stranded_bytes=held - live - reclaimable.likely,
+            inside=counted_by(ordinal, 0) if shared else None,
+            peak_live_bytes=stack.peak_bytes,
+            held_known=known,
+        )
+
+    def _pool(self, ordinal: int, stack: Stack, probe: bool) -> int | None:
+        """Handle of the driver's pool below the stack; ``probe`` may allocate to learn it."""
+        tell = getattr(stack.ordered, "pool_handle", None)
+        if tell is not None:
+            return int(tell())
+        if probe and stack.ordered is not None and ordinal not in self._known:
+            pool = _pool_of(ordinal, stack.ordered)
+            if pool is not None:
+                self._known[ordinal] = Known(stack.ordered, pool)
+        known = self._known.get(ordinal)
+        return None if known is None else known.pool
+
+    def _forget(self, ordinal: int, resource: Any = None) -> None:
+        """Lets go of any other resource than this one."""
+        known = self._known.get(ordinal)
+        if known is not None and known.resource is not resource:
+            with cuda.current(ordinal):  # ours may be the last reference, and its end frees memory
+                del self._known[ordinal], known
+
+
+def adapter() -> RmmAdapter:
+    return RmmAdapter(sys.modules["rmm"])
+
+
+def _held(stack: Stack, live: int, amounts: tuple[int, int] | None) -> tuple[int, Reclaimable, bool]:
+    """Bytes held, what a flush returns of them, and whether that is known. ``amounts``: of the driver's pool."""
+    if stack.direct:
+        return live, Reclaimable(0, 0, 0, "exact"), True
+    if amounts:
+        held = max(amounts[0], live)
+        free = held - max(amounts[1], live)
+        return held, Reclaimable(0, free, free if stack.caches else held - live, "interval"), True
+    if stack.ordered is not None:
+        return live, Reclaimable(0, 0, 0, "interval"), False
+    if stack.pool_bytes is not None:
+        return max(stack.pool_bytes, live), Reclaimable(0, 0, 0, "not_releasable"), True
+    return live, Reclaimable(0, 0, 0, "not_releasable"), False
+
+
+def _pool_of(ordinal: int, resource: Any) -> int | None:
+    """The pool that an allocation of the resource comes from."""
+    if cuda.CAPTURING:
+        return None
+    with cuda.current(ordinal) as ready:
+        if not ready:
+            return None
+        pointer = resource.allocate(PROBE_BYTES)
+        try:
+            return cuda.pool_of(pointer)
+        finally:
+            resource.deallocate(pointer, PROBE_BYTES)

@@ -1,0 +1,77 @@
+"""What a flush is judged by: its pools before and after. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gpumond.model import Expected, Held, Outcome, PoolUsage, Reclaimable, StepResult
+from gpumond.wire import PoolChange
+
+RETURNING = frozenset(("spill", "cache", "trim"))
+"""Steps that give bytes back to the driver; the others only make them returnable."""
+
+RELEASING = frozenset(("gc", "hooks", "spill", "ipc", "workspaces"))
+"""Steps that may lower the live bytes."""
+
+REFUSED = "refused: "
+"""How the detail of a step begins that was not carried out, being unsafe now."""
+
+
+def judge(released: int, expected: Expected) -> Outcome:
+    if released <= 0:
+        return "nothing"
+    return "freed" if released >= expected.low else "partial"
+
+
+def released_bytes(change: PoolChange) -> int:
+    return change.before.held_bytes - change.after.held_bytes
+
+
+def raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool:
+    """Whether the program allocated or freed meanwhile, by what the steps themselves cannot have done."""
+    allocated = (after.device_allocations or 0) > (before.device_allocations or 0)
+    grew = after.live_bytes > before.live_bytes
+    shrank = after.live_bytes < before.live_bytes and not RELEASING.intersection(steps)
+    return allocated or grew or shrank
+
+
+def planned(before: Iterable[PoolUsage], steps: Sequence[str]) -> tuple[PoolChange, ...]:
+    return tuple(PoolChange(pool, pool, expected(pool, steps)) for pool in before)
+
+
+def changes(before: Iterable[PoolUsage], after: Iterable[PoolUsage], steps: Sequence[str]) -> tuple[PoolChange, ...]:
+    now = {pool.device_uuid: pool for pool in after}
+    return tuple(_change(pool, now.get(pool.device_uuid), steps) for pool in before)
+
+
+def expected(pool: PoolUsage, steps: Sequence[str]) -> Expected:
+    """What the steps return of it. What is spilled is live, and hence not among what is reclaimable."""
+    spilled = (pool.spillable_bytes or 0) if "spill" in steps else 0
+    if not RETURNING.intersection(steps) - {"spill"}:
+        return Expected(0, spilled, spilled)
+    cached = pool.reclaimable
+    return Expected(cached.low, cached.likely + spilled, cached.high + spilled)
+
+
+def held(pool: PoolUsage) -> Held:
+    return Held(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, None)
+
+
+def conclude(
+    done: Sequence[StepResult], change: Sequence[PoolChange], asked: Sequence[str], allocator: str
+) -> tuple[Outcome, str]:
+    """Outcome and reason of a flush that came to its end."""
+    refused = [f"{step.step} {step.detail}" for step in done if step.detail.startswith(REFUSED)]
+    if not done:
+        return "nothing", f"{allocator} has none of the steps {', '.join(asked)}"
+    if len(refused) == len(done):
+        return "refused", "; ".join(refused)
+    low = sum(each.expected.low for each in change)
+    return judge(sum(map(released_bytes, change)), Expected(low, low, low)), "; ".join(refused)
+
+
+def _change(before: PoolUsage, after: PoolUsage | None, steps: Sequence[str]) -> PoolChange:
+    if after is None:  # the pool itself is gone
+        after = replace(before, live_bytes=0, held_bytes=0, reclaimable=Reclaimable(0, 0, 0), stranded_bytes=0)
+    return PoolChange(before, after, expected(before, steps), raced(before, after, steps))

@@ -1,0 +1,26 @@
+"""Whether this program is one of several ranks of a job, which must not be stalled at the same instant."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+"""How many ranks there are, as torchrun, Open MPI, MPICH and Slurm tell each of them."""
+
+
+def is_rank(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] = sys.modules) -> bool:
+    """By the launcher's environment or, without one, by torch.distributed if the program has set it up."""
+    if any(_more_than_one(environ.get(name, "")) for name in SIZES):
+        return True
+    distributed = modules.get("torch.distributed")
+    try:
+        return bool(distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1)
+    except Exception:  # a build without it, or in the middle of its set-up
+        return False
+
+
+def _more_than_one(size: str) -> bool:
+    return size.isdecimal() and size != "1" and size.strip("0") != ""

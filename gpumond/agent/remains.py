@@ -1,0 +1,54 @@
+"""What a flush could not return. Where an allocator does not tell which of its free bytes are stranded, the last flush
+did: free bytes that it left are held by the blocks in use around them, and are so until those go.
+
+Pure but for its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from gpumond.agent.proof import RETURNING
+from gpumond.model import PoolUsage, Reclaimable
+from gpumond.wire import PoolChange
+
+
+class Left(NamedTuple):
+    free_bytes: int
+    live_bytes: int
+
+
+class Remains:
+    def __init__(self) -> None:
+        self._left: dict[tuple[str, str], Left] = {}
+
+    def flushed(self, changes: Iterable[PoolChange], steps: Iterable[str]) -> None:
+        if not RETURNING.intersection(steps) - {"spill"}:
+            return
+        for after in (change.after for change in changes):
+            if _unknown(after):
+                free = after.held_bytes - after.live_bytes
+                self._left[after.allocator, after.device_uuid] = Left(free, after.live_bytes)
+
+    def counted(self, pools: Iterable[PoolUsage]) -> list[PoolUsage]:
+        """The pools, each with what would likely be left by another flush as stranded."""
+        return [self._counted(pool) for pool in pools]
+
+    def _counted(self, pool: PoolUsage) -> PoolUsage:
+        left = self._left.get((pool.allocator, pool.device_uuid))
+        if left is None or not _unknown(pool):
+            return pool
+        stranded = left.free_bytes * min(left.live_bytes, pool.live_bytes) // max(1, left.live_bytes)
+        told = pool.reclaimable
+        likely = min(told.likely, max(told.low, told.high - stranded))
+        return replace(
+            pool,
+            reclaimable=Reclaimable(told.low, likely, told.high, told.exactness),
+            stranded_bytes=pool.stranded_bytes + told.likely - likely,
+        )
+
+
+def _unknown(pool: PoolUsage) -> bool:
+    return pool.reclaimable.exactness == "interval" and pool.held_known

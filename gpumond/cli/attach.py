@@ -1,0 +1,162 @@
+"""``gpumond attach``: the agent in a program that runs already, where its interpreter lets one in (PEP 768).
+
+The program is handed a file, which its main thread runs at its next safe moment; the answer comes back in another.
+Both are in a directory of the program's user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gpumond
+from gpumond.agent import POLICIES, check_workload
+from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE
+from gpumond.errors import GpumondError
+from gpumond.wire import clean
+
+MAX_ANSWER_BYTES = 4096
+OTHERWISE = "start it with `gpumond run -- COMMAND`, or call gpumond.agent.start() in it"
+
+SCRIPT = """
+def _gpumond_attach(package, answer, arguments):
+    import threading
+
+    def attach():
+        import json, os, sys
+        try:
+            sys.path.append(package)  # behind the program's own
+            try:
+                import gpumond.agent
+            finally:
+                sys.path.remove(package)
+            gpumond.agent.start(**arguments)
+            said = {"version": gpumond.__version__, "python": sys.version.split()[0]}
+        except BaseException as error:
+            said = {"error": f"{type(error).__name__}: {error}"[:200]}
+        try:
+            with open(answer + ".new", "w") as file:
+                json.dump(said, file)
+            os.replace(answer + ".new", answer)
+        except OSError:
+            pass
+
+    threading.Thread(target=attach, name="gpumond-attach", daemon=True).start()
+
+
+_gpumond_attach(*PARAMETERS)
+"""
+
+RemoteExec = Callable[[int, str], None]
+
+
+class CannotAttach(GpumondError):
+    """Nothing was changed in the program. The message says why, and what to do instead."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pid", type=int, help="the program: Python 3.14 or newer, the same as gpumond's own")
+    parser.add_argument("--workload", metavar="NAME", help="the name under which its memory is shown")
+    parser.add_argument("--flush-policy", choices=POLICIES, help="when the daemon may flush it (default: allow)")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="wait so long for it (10)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        if arguments.workload is not None:
+            check_workload(arguments.workload)
+    except ValueError as error:
+        return _fail(f"attach: {error}", WRONG_USE)
+    if not os.path.exists(f"/proc/{arguments.pid}"):
+        return _fail(f"attach: there is no process {arguments.pid}", NOTHING_TO_DO)
+    started = {"workload": arguments.workload, "flush_policy": arguments.flush_policy}
+    answer = attach(arguments.pid, started, arguments.timeout, getattr(sys, "remote_exec", None))
+    if why := answer.get("error"):
+        return _fail(f"attach: the agent did not start in {arguments.pid}: {clean(why)}", FAILED)
+    print(f"the agent of gpumond {clean(answer['version'])} runs in {arguments.pid} (Python {clean(answer['python'])})")
+    return DONE
+
+
+def attach(pid: int, started: dict[str, str | None], seconds: float, remote_exec: RemoteExec | None) -> dict[str, str]:
+    """What the program answers. ``started``: the arguments of `gpumond.agent.start`. Raises CannotAttach."""
+    if remote_exec is None:
+        own = ".".join(map(str, sys.version_info[:2]))
+        raise CannotAttach(f"attach: needs Python 3.14 or newer, and this is gpumond on Python {own}; {OTHERWISE}")
+    user = _user(pid)
+    directory = Path(tempfile.mkdtemp(prefix="gpumond-attach-"))
+    try:
+        _hand_over(pid, directory, user, started, remote_exec)
+        answer = _answer(directory / "answer", user, time.monotonic() + seconds)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    if answer is None:  # the program may read the script yet
+        raise CannotAttach(
+            f"attach: {pid} did not answer in {seconds:g} s: its main thread is in a long call, and will start the "
+            f"agent when it returns, or it was started with remote debugging disabled; then {OTHERWISE}. "
+            f"Remove {directory} when the program has ended"
+        )
+    shutil.rmtree(directory, ignore_errors=True)
+    return answer
+
+
+def _user(pid: int) -> int:
+    """The program's uid, if a file of ours can reach it."""
+    try:
+        same = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError as error:
+        raise CannotAttach(
+            f"attach: {pid} belongs to another user ({error.strerror}): attach as that user, or as root"
+        ) from None
+    if not same:
+        raise CannotAttach(f"attach: {pid} runs in a container: attach from within it, or {OTHERWISE}")
+    return uid
+
+
+def _hand_over(pid: int, directory: Path, user: int, started: dict[str, str | None], remote_exec: RemoteExec) -> None:
+    package = os.fspath(Path(gpumond.__file__).resolve().parents[1])
+    known = {name: value for name, value in started.items() if value is not None}
+    script = directory / "attach.py"
+    script.write_text(SCRIPT.replace("PARAMETERS", repr((package, os.fspath(directory / "answer"), known))))
+    if user != os.geteuid():
+        for path in (script, directory):
+            os.chown(path, user, -1)
+    try:
+        remote_exec(pid, os.fspath(script))
+    except PermissionError as error:
+        raise CannotAttach(
+            f"attach: the system does not let us into {pid} ({error.strerror}): attach as root, or with CAP_SYS_PTRACE"
+        ) from None
+    except (OSError, RuntimeError) as error:
+        raise CannotAttach(f"attach: {pid} cannot be entered: {clean(error)}; {OTHERWISE}") from None
+
+
+def _answer(path: Path, user: int, until: float) -> dict[str, str] | None:
+    """The program's words, once they are there; from its own user's file only, and not more than a few."""
+    while not path.is_symlink() and not path.exists():
+        if time.monotonic() >= until:
+            return None
+        time.sleep(0.02)
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            said = file.read(MAX_ANSWER_BYTES) if stat.S_ISREG(status.st_mode) and status.st_uid == user else b""
+        answer = json.loads(said)
+        names = ("error",) if "error" in answer else ("version", "python")
+        return {name: str(answer[name]) for name in names}
+    except (OSError, ValueError, TypeError, KeyError):
+        raise CannotAttach("attach: the program's answer is none of ours") from None
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"gpumond {message}", file=sys.stderr)
+    return status

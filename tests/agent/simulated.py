@@ -1,0 +1,30 @@
+"""A simulated card of 1 GiB for a test in this process, and an agent that remembers nothing of other tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumond.agent.ooms import OOMS
+from gpumond.agent.scopes import SCOPES_SEEN
+from gpumond.agent.steps import STEPS
+from gpumond.sim.allocator import CachingAllocator
+from gpumond.sim.card import MIB, Spec, create
+
+UUID = "GPU-simulated"
+
+
+@pytest.fixture
+def allocator(tmp_path: Path) -> Iterator[CachingAllocator]:
+    """In use: it has a context of 24 MiB, and 1000 MiB are left."""
+    for state in (SCOPES_SEEN, STEPS, OOMS):
+        state._forget()
+    allocator = CachingAllocator(create(tmp_path / "card", Spec(UUID, 0, "sim", 1024 * MIB, context_bytes=24 * MIB)))
+    allocator.free(allocator.malloc(20 * MIB))
+    allocator.empty_cache()
+    yield allocator
+    allocator.close()
+    for state in (SCOPES_SEEN, STEPS, OOMS):
+        state._forget()

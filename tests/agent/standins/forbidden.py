@@ -1,0 +1,13 @@
+"""What the agent must not call, since it would initialise a library or make a context: it is said on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def forbidden(name: str) -> Any:
+    def call(*_: object, **__: object) -> None:
+        sys.stderr.write(f"the agent must not use {name}\n")
+
+    return call

@@ -1,0 +1,127 @@
+"""`gpumond attach`: the agent in a program that runs already."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumond import __version__
+from gpumond.cli.attach import CannotAttach, attach
+from gpumond.wire import Hello, Report
+from tests.agent.daemon import SECONDS, Daemon, environment, finished, host
+
+ENTERED = "import sys\nfor path in sys.stdin: exec(open(path.strip()).read(), {})"
+"""Runs what it is handed, as an interpreter with remote execution does at its next safe moment."""
+
+NEW_ENOUGH = sys.version_info >= (3, 14)
+
+
+@pytest.fixture
+def program(daemon: Daemon) -> Iterator[subprocess.Popen[str]]:
+    with host(ENTERED, environment(daemon.path)) as process:
+        yield process
+
+
+def hand(process: subprocess.Popen[str], path: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(path + "\n")
+    process.stdin.flush()
+
+
+def left_behind() -> list[Path]:
+    return list(Path(os.environ.get("TMPDIR", "/tmp")).glob("gpumond-attach-*"))
+
+
+def test_the_agent_starts_in_it_under_the_name_and_says_so(daemon: Daemon, program: subprocess.Popen[str]) -> None:
+    before = left_behind()
+    started = {"workload": "late/one", "flush_policy": "step"}
+    answer = attach(program.pid, started, SECONDS, lambda pid, path: hand(program, path))
+    assert answer == {"version": __version__, "python": sys.version.split()[0]}
+    assert daemon.wait_message(Hello, program.pid).workload == "late/one"
+    assert daemon.wait_message(Report, program.pid).flush_policy == "step"
+    assert left_behind() == before
+    assert finished(program) == ""
+
+
+def test_what_keeps_it_from_starting_is_the_answer(program: subprocess.Popen[str]) -> None:
+    answer = attach(program.pid, {"workload": "no good"}, SECONDS, lambda pid, path: hand(program, path))
+    assert answer["error"].startswith("ValueError: workload: expected")
+    assert finished(program) == ""
+
+
+def test_a_program_that_does_not_come_round_is_not_waited_for_long(program: subprocess.Popen[str]) -> None:
+    with pytest.raises(CannotAttach, match=r"did not answer in 0\.1 s") as refused:
+        attach(program.pid, {}, 0.1, lambda pid, path: None)
+    for path in set(left_behind()):
+        if str(path) in str(refused.value):
+            assert (path / "attach.py").exists()  # it may read it yet
+            shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b"{", b'"' + b"x" * 100_000 + b'"', b"\xff"])
+def test_an_answer_that_is_none_is_refused(program: subprocess.Popen[str], text: bytes) -> None:
+    def lies(pid: int, path: str) -> None:
+        Path(path).with_name("answer").write_bytes(text)
+
+    with pytest.raises(CannotAttach, match="answer is none of ours"):
+        attach(program.pid, {}, SECONDS, lies)
+
+
+def test_an_answer_is_read_from_the_programs_own_file_only(program: subprocess.Popen[str]) -> None:
+    def points_elsewhere(pid: int, path: str) -> None:
+        Path(path).with_name("answer").symlink_to("/etc/passwd")
+
+    with pytest.raises(CannotAttach, match="answer is none of ours"):
+        attach(program.pid, {}, SECONDS, points_elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(1, "Operation not permitted"), "CAP_SYS_PTRACE"),
+        (RuntimeError("Can't send commands from a Python 3.14 process to a Python 3.13 process"), "Python 3.13"),
+        (OSError(3, "No such process"), "No such process"),
+    ],
+)
+def test_a_refusal_says_why_and_what_to_do_instead(
+    program: subprocess.Popen[str], error: Exception, words: str
+) -> None:
+    def refuses(pid: int, path: str) -> None:
+        raise error
+
+    before = left_behind()
+    with pytest.raises(CannotAttach, match=words):
+        attach(program.pid, {}, SECONDS, refuses)
+    assert left_behind() == before
+
+
+def gpumond_attach(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpumond", "attach", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+
+
+def test_a_process_that_is_not_there_is_nothing_to_do() -> None:
+    done = gpumond_attach("4194305")
+    assert (done.returncode, done.stderr) == (3, "gpumond attach: there is no process 4194305\n")
+
+
+@pytest.mark.skipif(NEW_ENOUGH, reason="needs Python 3.13 or older")
+def test_an_older_python_is_a_clear_refusal(program: subprocess.Popen[str]) -> None:
+    done = gpumond_attach(str(program.pid))
+    assert done.returncode == 1
+    assert "needs Python 3.14 or newer" in done.stderr
+    assert "gpumond run --" in done.stderr
+
+
+@pytest.mark.skipif(not NEW_ENOUGH, reason="needs Python 3.14")
+def test_a_real_program_is_entered(daemon: Daemon) -> None:
+    with host("import time\nwhile True: time.sleep(0.01)", environment(daemon.path)) as process:
+        done = gpumond_attach(str(process.pid), "--workload", "entered")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert daemon.wait_message(Hello, process.pid).workload == "entered"

@@ -1,0 +1,30 @@
+"""Pinned host memory travels with the report, beside the pools of the devices."""
+
+from __future__ import annotations
+
+from gpumond.model import HostPool
+from gpumond.wire import Report
+from tests.agent.daemon import STANDINS, Daemon, environment, finished, host
+
+PROGRAM = """
+import sys, torch
+torch.WORLD.reset(host={told})
+import gpumond.agent
+gpumond.agent.start()
+sys.stdin.read()
+"""
+
+
+def test_a_report_tells_the_pinned_host_memory(daemon: Daemon) -> None:
+    code = PROGRAM.format(told={"allocated_bytes": 96, "active_bytes": 64})
+    with host(code, environment(daemon.path, STANDINS)) as process:
+        assert daemon.wait_message(Report).host_pools == (HostPool("torch", 64, 96),)
+        assert finished(process) == ""
+
+
+def test_a_library_that_fails_to_tell_costs_the_report_nothing_else(daemon: Daemon) -> None:
+    code = PROGRAM.format(told={"allocated_bytes": "much", "active_bytes": "more"})
+    with host(code, environment(daemon.path, STANDINS)) as process:
+        report = daemon.wait_message(Report)
+        assert (report.frameworks, report.host_pools) == (("torch 2.13.0",), ())
+        assert finished(process) == ""

@@ -1,0 +1,199 @@
+"""A daemon that means harm: what it sends is refused and counted, and the program does not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpumond.agent.levers import FLUSHES
+from gpumond.agent.link import FRAMES, Link
+from gpumond.wire import Cancel, Flush, Report, Result, encode
+from tests.agent.daemon import STANDINS, Daemon, environment, eventually, finished, host
+from tests.agent.test_flush import order, program
+
+WORKING = """
+import sys, threading, time, gpumond.agent
+gpumond.agent.start(workload="train", flush_policy="POLICY")
+steps = 0
+ended = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+while not ended.is_set():
+    sum(range(1000))
+    gpumond.agent.step()
+    steps += 1
+print("worked", steps > 0)
+"""
+
+
+def working(policy: str = "allow") -> str:
+    return WORKING.replace("POLICY", policy)
+
+
+def refusals(daemon: Daemon) -> int:
+    reports = daemon.heard(Report)
+    return reports[-1].program.refusals if reports else 0
+
+
+def test_a_storm_of_flushes_is_refused_but_for_a_few(daemon: Daemon) -> None:
+    burst = FLUSHES[0]
+    with host(program(), environment(daemon.path, STANDINS)) as process:
+        daemon.wait_message(Report)
+        orders = [Flush(str(number), "torch", ("cache",)) for number in range(3 * burst)]
+        daemon.wait_peer().send(*orders)
+        daemon.wait(lambda d: True if len(d.heard(Result)) == len(orders) else None)
+        refused = [result for result in daemon.heard(Result) if result.outcome == "refused"]
+        assert len(refused) in (2 * burst, 2 * burst - 1)
+        assert all("too many orders" in result.reason for result in refused)
+        daemon.wait(lambda d: True if refusals(d) == len(refused) else None)
+        assert finished(process).count("empty_cache") == len(orders) - len(refused)
+
+
+@pytest.mark.parametrize("policy", ["allow", "step", "never"])
+def test_a_flood_of_frames_closes_the_link(daemon: Daemon, policy: str) -> None:
+    flood = b"".join(encode(Flush(str(number), "torch", ("gc",))) for number in range(20 * FRAMES[0]))
+    with host(working(policy), environment(daemon.path)) as process:
+        daemon.wait_message(Report)
+        peer = daemon.wait_peer()
+        try:
+            peer.connection.sendall(flood)
+        except OSError:  # closed before it was all written
+            pass
+        daemon.wait(lambda d: True if peer.gone and refusals(d) > 0 else None)
+        assert finished(process) == "worked True\n"
+
+
+def nonsense(random_: random.Random) -> bytes:
+    """A valid frame with something wrong in it, or no frame at all."""
+    frame = bytearray(encode(random_.choice([order(), Cancel("f1"), order(dry_run=True), Report()])))
+    kind = random_.randrange(6)
+    if kind == 0:
+        frame[random_.randrange(len(frame) - 1)] = random_.randrange(256)
+    elif kind == 1:
+        del frame[random_.randrange(len(frame)) :]
+    elif kind == 2:
+        return random_.randbytes(random_.randrange(1, 200)) + b"\n"
+    elif kind == 3:
+        body = json.loads(frame)
+        body[random_.choice(list(body))] = random_.choice([None, -1, 1e400, [], {}, "x" * 1000, True, 2**70])
+        return json.dumps(body).encode() + b"\n"
+    elif kind == 4:
+        return b"[" * 60_000 + b"\n"
+    else:
+        return b"\n" * random_.randrange(1, 50)
+    return bytes(frame) + b"\n"
+
+
+def test_nonsense_never_harms_the_link(tmp_path: Path) -> None:
+    """Ten thousand pieces of it: it is read or refused, nothing is raised, nothing grows."""
+    path = os.fspath(tmp_path / "agent.sock")
+    random_, now, refused = random.Random(7), 0.0, 0
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(8)
+        link = Link()
+        for _ in range(10_000):
+            now += 100.0
+            if not link.connected:
+                assert link.connect(path, now)
+                server, _ = listener.accept()
+            server.sendall(nonsense(random_))
+            messages = link.receive(now)
+            assert all(isinstance(message, (Flush, Cancel, Report)) for message in messages)
+            if not link.connected:
+                refused += 1
+                server.close()
+        assert link.refusals == refused > 1000
+        link.renew()
+        server.close()
+
+
+def raw(field: str, value: object) -> bytes:
+    return json.dumps({**json.loads(encode(order())), field: value}).encode() + b"\n"
+
+
+HARMFUL: dict[str, Callable[[], bytes]] = {
+    "code for a step": lambda: encode(order(("__import__('os')._exit(3)",))),
+    "a path for an allocator": lambda: encode(order(allocator="../../os")),
+    "ten thousand steps": lambda: raw("steps", ["cache"] * 5_000),
+    "an endless timeout": lambda: raw("timeout_seconds", 1e308),
+    "a timeout that is none": lambda: (
+        b'{"v":1,"type":"flush","id":"f","allocator":"torch","steps":[],"timeout_seconds":NaN}\n'
+    ),
+    "a step that is no text": lambda: raw("steps", [["cache"]]),
+    "an id of a megabyte": lambda: raw("id", "x" * 60_000),
+    "deep nesting": lambda: b"[" * 60_000 + b"\n",
+    "no end of a line": lambda: b"x" * 70_000,
+    "an agent's own frames": lambda: encode(Report()) + encode(Result("f1", "freed")),
+    "terminal escapes": lambda: raw("allocator", "\x1b[2J"),
+}
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_the_program_works_on(daemon: Daemon, name: str) -> None:
+    with host(working(), environment(daemon.path), "-W", "error") as process:
+        daemon.wait_message(Report)
+        peer = daemon.wait_peer()
+        peer.connection.sendall(HARMFUL[name]())
+        seen = len(daemon.heard(Report))
+        daemon.wait(lambda d: True if len(d.heard(Report)) > seen + 1 else None)
+        assert finished(process) == "worked True\n"
+
+
+def test_a_daemon_that_comes_and_goes_leaks_nothing(tmp_path: Path) -> None:
+    """A thousand connections, each closed at a random moment of its talk."""
+    path = os.fspath(tmp_path / "agent.sock")
+    random_ = random.Random(3)
+    before = len(os.listdir("/proc/self/fd"))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(8)
+        link = Link()
+        for attempt in range(1000):
+            assert link.connect(path, float(attempt))
+            server, _ = listener.accept()
+            with server:
+                server.sendall(encode(order())[: random_.randrange(1, 200)])
+            link.send(Report())
+            for _ in range(3):
+                link.push(float(attempt))
+                link.receive(float(attempt))
+            assert not link.connected
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_stranger_is_counted(tmp_path: Path) -> None:
+    """Nobody is trusted here, so that this very process is one."""
+    path = os.fspath(tmp_path / "agent.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(8)
+        link = Link(trusted=())
+        assert not link.connect(path, 0.0)
+        assert link.refusals == 1
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(1) == b""
+
+
+def test_memory_stays_bounded_while_a_daemon_floods(daemon: Daemon) -> None:
+    """By waiting flushes and answers that it does not read."""
+    code = f"import resource, torch; {program('step')}".replace(
+        "print(torch.WORLD.calls)", "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    with host(code, environment(daemon.path, STANDINS)) as process:
+        for round_ in range(5):
+            daemon.wait_message(Report)
+            peer = daemon.wait(lambda d: next((p for p in reversed(d.peers) if p.messages and not p.gone), None))
+            frames = b"".join(encode(Flush(f"{round_}-{n}", "torch", ("cache",))) for n in range(5_000))
+            try:
+                peer.connection.sendall(frames)
+            except OSError:
+                pass
+            eventually(lambda peer=peer: peer.gone)
+        assert int(finished(process)) < 200_000  # KiB

@@ -1,0 +1,74 @@
+"""JAX's devices, over stand-ins for it and for the driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.agent.driver import run
+
+PROGRAM = """
+import ctypes, os, jax
+from jax._src import xla_bridge
+from jax._src.xla_bridge import Client, Device
+driver = ctypes.CDLL("libcuda.so.1")
+from gpumond.agent import cuda, flush, report
+from gpumond.agent.adapters.jax import adapter
+STATS = {"bytes_in_use": 30, "peak_bytes_in_use": 50, "num_allocs": 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("stats", "seen"),
+    [
+        ('{**STATS, "pool_bytes": 100}', "30 100 True 70 50"),
+        ("STATS", "30 30 False 0 50"),
+    ],
+)
+def test_what_its_arena_holds_is_not_releasable(library: Path, stats: str, seen: str) -> None:
+    code = f"""{PROGRAM}
+xla_bridge._backends["cuda"] = Client(Device(1, {stats}), Device(0, STATS))
+(pool,) = report()
+print(pool.allocator, pool.device_uuid[-1], pool.reclaimable.exactness, pool.inside)
+print(pool.live_bytes, pool.held_bytes, pool.held_known, pool.stranded_bytes, pool.peak_live_bytes)
+(receipt,) = flush()
+print(receipt.outcome, receipt.expected.high, receipt.steps[0].detail)
+print(cuda.contexts())
+"""
+    assert run(code, library, "-c") == [
+        "jax 1 not_releasable None",
+        seen,
+        "nothing 0 jax keeps its memory until the program ends",
+        "[1]",
+    ]
+
+
+@pytest.mark.parametrize("backend", ["", "cpu", "cuda"])
+def test_without_a_gpu_in_use_nothing_is_asked_and_nothing_initialised(library: Path, backend: str) -> None:
+    code = f"""{PROGRAM}
+class Silent(Device):
+    def memory_stats(self):
+        raise AssertionError
+if {backend!r}:
+    xla_bridge._backends[{backend!r}] = Client(Silent(0, None))
+print(adapter().read(), cuda.contexts())
+"""
+    assert run(code, library, "-") == ["() []"]
+
+
+def test_the_processor_is_no_gpu(library: Path) -> None:
+    code = f'{PROGRAM}xla_bridge._backends["cpu"] = Client(Device(0, STATS))\nprint(report())'
+    assert run(code, library, "c") == ["()"]
+
+
+def test_a_forked_child_asks_jax_nothing(library: Path) -> None:
+    code = f"""{PROGRAM}
+xla_bridge._backends["cuda"] = Client(Device(0, STATS))
+print(len(report()), flush=True)
+if os.fork() == 0:
+    print(len(report()), flush=True)
+    os._exit(0)
+os.wait()
+"""
+    assert run(code, library, "c") == ["1", "0"]

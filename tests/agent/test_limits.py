@@ -1,0 +1,106 @@
+"""``limit``: a soft quota at the program's own allocators."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from gpumond import agent
+from gpumond.program import AppliedLimit
+from gpumond.sim.allocator import CachingAllocator
+from gpumond.sim.card import MIB, OutOfMemory
+from tests.agent.daemon import STANDINS, environment
+from tests.agent.simulated import UUID
+
+TORCH = """
+import torch, gpumond.agent as agent
+from torch.world import ACTIVE, Segment
+from types import SimpleNamespace
+GIB = 1 << 30
+torch.WORLD.reset(devices=3, contexts={0, 2}, current=0, segments=[Segment([(GIB, ACTIVE)], device=2)])
+fractions = {0: 0.9, 1: 1.0, 2: 1.0}
+def set_fraction(fraction, device):
+    assert device in torch.WORLD.contexts
+    torch.WORLD.current = device  # as PyTorch does
+    fractions[device] = fraction
+torch._C._cuda_setMemoryFraction = set_fraction
+torch._C._cuda_getMemoryFraction = fractions.__getitem__
+named = torch.cuda.get_device_properties
+torch.cuda.get_device_properties = lambda i: SimpleNamespace(uuid=named(i).uuid, total_memory=80 * GIB)
+"""
+
+
+def in_torch(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", TORCH + code],
+        env=environment("/nowhere", STANDINS),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_beyond_the_limit_the_allocator_flushes_then_fails(allocator: CachingAllocator):
+    allocator.free(allocator.malloc(300 * MIB))
+    assert agent.limit(400 * MIB) == (AppliedLimit("sim", UUID, 400 * MIB, True),)
+    allocator.malloc(350 * MIB)
+    with pytest.raises(OutOfMemory, match="the limit is 400"):
+        allocator.malloc(100 * MIB)
+    assert agent.limit(None, UUID) == (AppliedLimit("sim", UUID, None, True),)
+    allocator.malloc(100 * MIB)
+
+
+def test_a_device_that_is_not_used_is_refused_with_the_reason(allocator: CachingAllocator):
+    (refused,) = agent.limit(MIB, "GPU-elsewhere")
+    assert (refused.applied, refused.reason) == (False, "sim uses no such device")
+    assert allocator.limit_bytes is None
+    assert agent.limit(MIB, 0)[0].applied
+
+
+def test_torch_is_limited_on_devices_with_a_context_and_keeps_its_current_device():
+    out = in_torch("print(agent.limit(20 * GIB)); print(fractions, torch.WORLD.current, sorted(torch.WORLD.contexts))")
+    applied, after = out.splitlines()
+    assert applied.count("applied=True") == 2
+    assert after == "{0: 0.25, 1: 1.0, 2: 0.25} 0 [0, 2]"
+
+
+def test_without_a_limit_torch_has_the_fraction_that_the_program_had_set():
+    out = in_torch("agent.limit(20 * GIB); agent.limit(30 * GIB, 0); agent.limit(None); print(fractions)")
+    assert out == "{0: 0.9, 1: 1.0, 2: 1.0}\n"
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        ("initialized=False", "CUDA is not initialised"),
+        ("bad_fork=True", "forked"),
+        ("backend='pluggable'", "not one of PyTorch"),
+        ("contexts=set()", "no device has a live CUDA context"),
+    ],
+)
+def test_torch_refuses_where_it_would_do_harm(world: str, reason: str):
+    out = in_torch(f"torch.WORLD.reset({world}); print(agent.limit(GIB)); print(torch.WORLD.calls, fractions)")
+    refused, after = out.splitlines()
+    assert "applied=False" in refused
+    assert reason in refused
+    assert after == "[] {0: 0.9, 1: 1.0, 2: 1.0}"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: agent.limit("20GiB"), "limit: bytes: expected int"),
+        (lambda: agent.limit(True), "limit: bytes: expected int"),
+        (lambda: agent.limit(0), "limit: bytes: expected at least 1"),
+        (lambda: agent.limit(-1), "limit: bytes: expected at least 1"),
+        (lambda: agent.limit(1, 2.5), "limit: device: expected"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[], object], says: str):
+    with pytest.raises((TypeError, ValueError), match=says):
+        call()

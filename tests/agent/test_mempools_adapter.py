@@ -1,0 +1,94 @@
+"""The devices' default memory pools, over the stand-in driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.agent.driver import run
+
+PROGRAM = """
+import ctypes
+driver = ctypes.CDLL("libcuda.so.1")
+def fake(index, reserved, used, pending=0):
+    driver.fake_pool(index, *map(ctypes.c_uint64, (reserved, used, pending)))
+import gpumond.agent.cuda
+from gpumond.agent import cuda, flush, report
+"""
+
+
+def test_a_pool_is_seen_where_there_is_a_context_and_something_in_it(library: Path) -> None:
+    code = f"""{PROGRAM}
+fake(0, 90, 90), fake(1, 64, 40, 8), fake(2, 0, 0)
+(pool,) = report()
+print(pool.allocator, pool.device_uuid[-1], pool.live_bytes, pool.held_bytes, pool.stranded_bytes)
+print(pool.reclaimable)
+print(cuda.contexts(), driver.fake_retained())
+"""
+    assert run(code, library, "-cc") == [
+        "mempool 1 48 64 0",
+        "Reclaimable(low=0, likely=16, high=16, exactness='interval')",
+        "[1, 2] 0",
+    ]
+
+
+def test_without_anything_in_it_there_is_no_such_allocator(library: Path) -> None:
+    assert run(f"{PROGRAM}\nprint(report(), flush())", library, "c") == ["() []"]
+
+
+def test_a_trim_waits_for_the_device_and_makes_no_context(library: Path) -> None:
+    code = f"""{PROGRAM}
+fake(1, 64, 40, 8)
+(plan,) = flush(dry_run=True)
+(receipt,) = flush()
+print(plan.outcome, plan.expected.likely, receipt.outcome, receipt.released_bytes)
+print([(step.step, step.released_bytes) for step in receipt.steps], cuda.contexts(), driver.fake_retained())
+"""
+    assert run(code, library, "-c") == ["planned 16 freed 24", "[('trim', 24)] [1] 0"]
+
+
+def test_captures_of_others_are_left_alone(library: Path) -> None:
+    """To look at a pool in another mode than the relaxed one ends every capture of the process."""
+    code = f"""{PROGRAM}
+fake(0, 64, 40)
+print(len(report()), flush()[0].outcome, driver.fake_spoiled(), cuda.pool_bytes(cuda.default_pool(0)), end=" ")
+print(driver.fake_spoiled() > 0)
+"""
+    assert run(code, library, "c") == ["1 freed 0 (40, 40) True"]
+
+
+def test_a_device_without_a_context_is_never_made_current(library: Path) -> None:
+    code = f"""{PROGRAM}
+with cuda.current(0) as ready:
+    print(ready, cuda.settle(0), cuda.trim(0, 1), cuda.contexts(), driver.fake_retained())
+"""
+    assert run(code, library, "-c") == ["False False False [1] 0"]
+
+
+def test_no_trim_while_a_graph_is_captured(library: Path) -> None:
+    code = f"""{PROGRAM}
+fake(0, 64, 0)
+class Graph: pass
+graph = Graph()
+cuda.CAPTURING.add(graph)
+(receipt,) = flush()
+print(receipt.outcome, receipt.reason, cuda.pool_bytes(cuda.default_pool(0)))
+"""
+    assert run(code, library, "c") == ["refused a CUDA graph is being captured (64, 0)"]
+
+
+@pytest.mark.parametrize("has_context", [True, False])
+def test_a_child_of_a_process_with_a_context_leaves_the_driver_alone(library: Path, has_context: bool) -> None:
+    code = f"""{PROGRAM}
+import os, time
+fake(0, 64, 0)
+report()
+if os.fork() == 0:
+    driver.fake_make_context(0)
+    time.sleep(0.1)
+    print(len(report()), flush=True)
+    os._exit(0)
+os.wait()
+"""
+    assert run(code, library, "c" if has_context else "-") == ["0" if has_context else "1"]

@@ -1,0 +1,76 @@
+"""The real RMM and the real CuPy, if they are here: both can be imported on a machine without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from tests.agent.daemon import SECONDS
+
+
+def needs(library: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(library) is None, reason=f"needs {library} (pip install)")
+
+
+@needs("rmm")
+def test_a_stack_of_rmms_own_resources_is_read() -> None:
+    code = """
+import rmm
+from gpumond.agent.adapters.rmm_stack import look
+mr = rmm.mr
+for kind in (mr.StatisticsResourceAdaptor, mr.TrackingResourceAdaptor, lambda up: mr.LimitingResourceAdaptor(up, 9)):
+    stack = look(mr.FailureCallbackResourceAdaptor(kind(mr.CudaMemoryResource()), lambda size: False))
+    print(stack.live, stack.direct, stack.peak_bytes, stack.count and stack.count.allocations)
+print(look(mr.CudaMemoryResource()).live, look(mr.StatisticsResourceAdaptor(mr.ManagedMemoryResource())))
+caching = (mr.PoolMemoryResource, mr.ArenaMemoryResource, mr.FixedSizeMemoryResource, mr.BinningMemoryResource)
+print(*(kind.__name__ for kind in caching if issubclass(kind, mr.UpstreamResourceAdaptor)))
+print(hasattr(mr.PoolMemoryResource, "pool_size"), hasattr(mr.BinningMemoryResource, "bin_mrs"))
+print(hasattr(mr.CudaAsyncViewMemoryResource, "pool_handle"), mr.CudaAsyncMemoryResource.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "0 True 0 0",
+        "0 True None None",
+        "0 True None None",
+        "None None",
+        "PoolMemoryResource ArenaMemoryResource FixedSizeMemoryResource BinningMemoryResource",
+        "True True",
+        "True CudaAsyncMemoryResource",
+    ]
+
+
+@needs("rmm")
+@needs("cupy")
+def test_which_function_a_pool_of_cupys_stands_on_can_be_seen() -> None:
+    code = """
+import cupy
+from rmm.allocators.cupy import rmm_cupy_allocator
+from gpumond.agent.adapters.cupy import CupyAdapter
+adapter = CupyAdapter(cupy)
+for allocator in ((), (rmm_cupy_allocator,), (cupy.cuda.malloc_managed,), (lambda size: None,)):
+    print(adapter._inside(cupy.cuda.MemoryPool(*allocator), 0))
+print(adapter._inside(cupy.get_default_memory_pool(), 0), hasattr(cupy.cuda.MemoryAsyncPool, "_pools"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["", "rmm", "None", "None", " True"]
+
+
+@needs("rmm")
+@needs("cupy")
+def test_beside_them_nothing_is_imported_and_without_a_context_nothing_is_said() -> None:
+    code = """
+import sys, cupy, rmm
+before = set(sys.modules)
+import gpumond.agent
+receipts = gpumond.agent.flush(steps=["spill", "cache", "trim"])
+print([(receipt.allocator, receipt.outcome) for receipt in receipts], gpumond.agent.report())
+print([name for name in set(sys.modules) - before if name.startswith(("cupy", "rmm", "cuda", "numpy"))])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["[('cupy', 'refused'), ('rmm', 'refused')] ()", "[]"]

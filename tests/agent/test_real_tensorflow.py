@@ -1,0 +1,66 @@
+"""The real TensorFlow, if there is one here; a build without CUDA shows that the agent initialises nothing.
+
+Keras may have imported other libraries, which have receipts of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from gpumond.wire import Report
+from tests.agent.daemon import Daemon, environment, host
+
+if importlib.util.find_spec("tensorflow") is None:
+    pytest.skip("needs TensorFlow (pip install tensorflow-cpu)", allow_module_level=True)
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["only imported", "in use"])
+def test_tensorflow_without_a_gpu_has_no_pools_and_is_left_as_it_was(daemon: Daemon, used: bool) -> None:
+    code = f"""
+import sys, tensorflow
+from tensorflow.python.eager import context
+if {used}:
+    x = tensorflow.constant([1.0])
+before, initialised = set(sys.modules), context.context_safe() is not None
+import gpumond.agent
+gpumond.agent.start()
+sys.stdin.read()
+receipts = gpumond.agent.flush(steps=["spill", "cache", "trim"])
+print([receipt.outcome for receipt in receipts if receipt.allocator == "tensorflow"], gpumond.agent.report())
+print(initialised, (context.context_safe() is not None) == initialised)
+print([name for name in set(sys.modules) - before if name.startswith(("tensorflow", "keras"))])
+"""
+    # TensorFlow speaks on stderr of the processor that it was built for.
+    with host(code, environment(daemon.path, TF_CPP_MIN_LOG_LEVEL="3"), "-W", "ignore") as process:
+        framework = daemon.wait(lambda d: next((r.frameworks for r in d.heard(Report) if r.frameworks), None))
+        assert any(name.startswith("tensorflow 2.") for name in framework)
+        out, _ = process.communicate(timeout=60)
+        assert (process.returncode, out) == (0, f"['nothing'] ()\n{used} True\n[]\n")
+
+
+def test_a_device_is_asked_for_by_the_name_that_the_context_gives_it() -> None:
+    """What the adapter relies on, of a private interface."""
+    code = """
+import tensorflow as tf
+from tensorflow.python import _pywrap_tfe
+from tensorflow.python.eager import context
+cpus = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+tf.constant([1.0])
+own = context.context_safe()
+names = [device.name for device in own._logical_devices]
+print(names, sorted(_pywrap_tfe.TFE_GetMemoryInfo(own._context_handle, names[1])))
+print(own._initialized, own._server_def, own._collective_ops_server_def)
+print([physical.name for physical in own._physical_devices if physical in own._visible_device_list])
+print([len(own._virtual_device_map.get(physical) or (None,)) for physical in own._physical_devices])
+"""
+    with host(code, environment("/nowhere", TF_CPP_MIN_LOG_LEVEL="3"), "-W", "ignore") as process:
+        out, _ = process.communicate(timeout=60)
+    assert out.splitlines() == [
+        "['/device:CPU:0', '/device:CPU:1'] ['current', 'peak']",
+        "True None None",
+        "['/physical_device:CPU:0']",
+        "[2]",
+    ]

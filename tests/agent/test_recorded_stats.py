@@ -1,0 +1,45 @@
+"""The formulas on what PyTorch said on a real card (tests/gpu/recorder.py), against what empty_cache then returned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.agent.adapters.torch_formulas import from_async_stats, from_snapshot, from_stats
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+def moments() -> Iterator[Any]:
+    for path in sorted(FIXTURES.glob("torch-*.json")):
+        recording = json.loads(path.read_text())
+        for number, moment in enumerate(recording["moments"]):
+            yield pytest.param(recording["configuration"], moment, id=f"{path.stem}-{number}")
+
+
+def test_there_is_a_recording_of_each_backend():
+    assert {path.stem.rpartition("-")[2] for path in FIXTURES.glob("torch-*.json")} == {"native", "expandable", "async"}
+
+
+@pytest.mark.parametrize(("configuration", "moment"), list(moments()))
+def test_what_was_returned_is_what_the_statistics_promise(configuration: str, moment: Any):
+    if moment["snapshot"] is None:
+        promised = from_async_stats(moment["stats"])
+    else:
+        promised = from_stats(moment["stats"], "expandable_segments:True" in configuration)
+    assert promised.low <= moment["returned"] <= promised.high
+    if promised.exactness == "exact":
+        assert moment["returned"] == promised.likely
+
+
+@pytest.mark.parametrize(
+    ("configuration", "moment"), [param for param in moments() if param.values[1]["snapshot"] is not None]
+)
+def test_what_was_returned_is_what_the_snapshot_says_to_the_byte(configuration: str, moment: Any):
+    promised = from_snapshot(moment["snapshot"])[0]
+    assert promised.likely == moment["returned"]
+    assert promised.low <= moment["returned"] <= promised.high

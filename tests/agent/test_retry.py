@@ -1,0 +1,219 @@
+"""``retry_on_oom``: flush, do less, try again; and what the error held is let go of first."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpumond import agent
+from gpumond.sim.allocator import CachingAllocator
+from gpumond.sim.card import MIB, OutOfMemory
+
+
+class Tensor:
+    """Live memory that goes with the last reference, as a framework's."""
+
+    def __init__(self, allocator: CachingAllocator, size: int) -> None:
+        weakref.finalize(self, allocator.free, allocator.malloc(size))
+
+
+def halved(size: int) -> tuple[int]:
+    return (size // 2,)
+
+
+def test_it_does_less_until_it_fits(allocator: CachingAllocator):
+    sizes: list[int] = []
+
+    @agent.retry_on_oom(shrink=halved, attempts=4)
+    def train(size: int) -> int:
+        """Train."""
+        sizes.append(size)
+        allocator.free(allocator.malloc(size))
+        return size
+
+    assert (train(3000 * MIB), train.__name__, train.__doc__) == (750 * MIB, "train", "Train.")
+    assert sizes == [3000 * MIB, 1500 * MIB, 750 * MIB]
+    told = agent.program()
+    assert (told.oom_retries, told.oom_rescues, [oom.number for oom in told.ooms]) == (2, 1, [1, 2])
+
+
+def test_what_the_failed_attempt_held_is_free_at_the_next(allocator: CachingAllocator):
+    """Tensors in the frames that the error has passed, one of them in a cycle with the error itself."""
+    seen: list[int] = []
+
+    def inner(size: int) -> Tensor:
+        kept = Tensor(allocator, size)
+        try:
+            return Tensor(allocator, size)
+        except OutOfMemory as error:
+            cycle = [error, kept]
+            raise ValueError("wrapped") from cycle[0]  # type: ignore[misc]
+
+    def outer(size: int) -> Tensor:
+        seen.append(allocator.statistics().live_bytes)
+        activations = Tensor(allocator, 100 * MIB)
+        try:
+            return inner(size)
+        except ValueError as error:
+            raise OutOfMemory(f"out of memory beside {activations}") from error
+
+    result = agent.retry_on_oom(outer, shrink=halved)(800 * MIB)
+    assert seen == [0, 0]
+    assert allocator.statistics().live_bytes == 400 * MIB
+    del result
+
+
+def test_a_traceback_that_somebody_keeps_holds_no_memory(allocator: CachingAllocator):
+    """As a debugger, a notebook or a logger does."""
+    kept: list[Any] = []
+
+    def work(size: int) -> None:
+        activations = Tensor(allocator, 100 * MIB)
+        try:
+            raise OutOfMemory(f"out of memory beside {activations}")
+        except OutOfMemory as error:
+            kept.append(error.__traceback__)
+            if size > MIB:
+                raise
+
+    agent.retry_on_oom(work, shrink=halved)(2 * MIB)
+    assert len(kept) == 2
+    kept.pop()
+    assert allocator.statistics().live_bytes == 0
+
+
+def test_the_cache_is_flushed_before_the_next_attempt(allocator: CachingAllocator):
+    held: list[int] = []
+
+    def work() -> None:
+        held.append(allocator.statistics().held_bytes)
+        if len(held) == 1:
+            allocator.free(allocator.malloc(400 * MIB))
+            raise OutOfMemory("as another library would say")
+
+    agent.retry_on_oom(work)()
+    assert held == [0, 0]
+
+
+def test_the_last_error_is_raised_as_it_was(allocator: CachingAllocator):
+    raised: list[OutOfMemory] = []
+
+    @agent.retry_on_oom(attempts=3)
+    def work() -> None:
+        local = "a variable"  # noqa: F841
+        try:
+            allocator.malloc(2000 * MIB)
+        except OutOfMemory as error:
+            raised.append(error)
+            raise
+
+    with pytest.raises(OutOfMemory) as caught:
+        work()
+    assert len(raised) == 3
+    assert caught.value is raised[-1]
+    frames = list(traceback.walk_tb(caught.tb))
+    assert frames[-1][0].f_code.co_name == "allocate"
+    assert [frame.f_locals.get("local") for frame, _ in frames if frame.f_code.co_name == "work"] == ["a variable"]
+    assert (agent.program().oom_retries, agent.program().oom_rescues) == (2, 0)
+
+
+def test_nothing_to_shrink_any_more_ends_it(allocator: CachingAllocator):
+    calls: list[int] = []
+
+    allocator.malloc(100 * MIB)
+
+    def smaller(size: int) -> tuple[int] | None:
+        return (size // 2,) if size > 1500 * MIB else None
+
+    def work(size: int) -> None:
+        calls.append(size)
+        allocator.malloc(size)
+
+    with pytest.raises(OutOfMemory):
+        agent.retry_on_oom(work, shrink=smaller, attempts=10)(4000 * MIB)
+    assert calls == [4000 * MIB, 2000 * MIB, 1000 * MIB]
+
+
+def test_keyword_arguments_shrink_too(allocator: CachingAllocator):
+    def work(name: str, *, batch: int, seed: int) -> tuple[str, int, int]:
+        allocator.free(allocator.malloc(batch))
+        return name, batch, seed
+
+    def smaller(name: str, *, batch: int, seed: int) -> dict[str, Any]:
+        return {"batch": batch // 2}
+
+    assert agent.retry_on_oom(work, shrink=smaller)("n", batch=1600 * MIB, seed=3) == ("n", 800 * MIB, 3)
+
+
+def test_a_coroutine_function_stays_one(allocator: CachingAllocator):
+    @agent.retry_on_oom(shrink=halved)
+    async def serve(size: int) -> int:
+        await asyncio.sleep(0)
+        allocator.free(allocator.malloc(size))
+        return size
+
+    assert asyncio.run(serve(1600 * MIB)) == 800 * MIB
+
+
+@pytest.mark.parametrize("error", [ValueError("not memory"), MemoryError("the host's"), KeyboardInterrupt()])
+def test_other_errors_pass_at_once(error: BaseException):
+    calls: list[int] = []
+
+    def work() -> None:
+        calls.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        agent.retry_on_oom(work)()
+    assert calls == [1]
+
+
+def test_what_the_caller_was_handling_stays_the_callers(allocator: CachingAllocator):
+    def outside() -> None:
+        precious = "the caller's"
+        raise KeyError(precious)
+
+    try:
+        outside()
+    except KeyError as error:
+        with pytest.raises(OutOfMemory):
+            agent.retry_on_oom(allocator.malloc)(2000 * MIB)
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        assert frames[-1].f_locals == {"precious": "the caller's"}
+
+
+def test_a_function_is_wrapped_with_and_without_parentheses(allocator: CachingAllocator):
+    @agent.retry_on_oom
+    def bare(value: int) -> int:
+        return value
+
+    @agent.retry_on_oom()
+    def called(value: int) -> int:
+        return value
+
+    assert (bare(1), called(2), agent.retry_on_oom(len)("abc")) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: agent.retry_on_oom(3), "retry_on_oom: expected a function"),
+        (lambda: agent.retry_on_oom(shrink=2), "retry_on_oom: shrink: expected"),
+        (lambda: agent.retry_on_oom(attempts=2.5), "retry_on_oom: attempts: expected int"),
+        (lambda: agent.retry_on_oom(attempts=True), "retry_on_oom: attempts: expected int"),
+        (lambda: agent.retry_on_oom(attempts=0), "retry_on_oom: attempts: expected at least 1"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[], object], says: str):
+    with pytest.raises((TypeError, ValueError), match=says):
+        call()
+
+
+def test_a_shrink_that_returns_something_else_is_named(allocator: CachingAllocator):
+    with pytest.raises(TypeError, match="shrink: expected a tuple"):
+        agent.retry_on_oom(allocator.malloc, shrink=lambda size: size // 2)(2000 * MIB)  # type: ignore[arg-type, return-value]

@@ -1,0 +1,182 @@
+"""RMM's stacks of memory resources, over stand-ins for it and for the driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.agent.driver import run
+
+PROGRAM = """
+import ctypes, os, rmm, threading
+from rmm.mr import *
+driver = ctypes.CDLL("libcuda.so.1")
+driver.fake_choose()
+def fake(index, reserved, used, pending=0):
+    driver.fake_pool(index, *map(ctypes.c_uint64, (reserved, used, pending)))
+import gpumond.agent
+from gpumond.agent import cuda, flush, report
+"""
+SHOW = """
+for p in report():
+    held = p.held_bytes if p.held_known else None
+    print(p.device_uuid[-1], p.live_bytes, held, p.reclaimable.likely, p.reclaimable.exactness, p.stranded_bytes)
+"""
+
+
+def counted(by: str, below: str) -> str:
+    return f"""
+mr = {by}({below})
+rmm.mr.set_per_device_resource(0, mr)
+mr.allocate(50), mr.deallocate(mr.allocate(30), 30)
+"""
+
+
+@pytest.mark.parametrize("by", ["StatisticsResourceAdaptor", "TrackingResourceAdaptor", "LimitingResourceAdaptor"])
+@pytest.mark.parametrize(
+    ("below", "seen"),
+    [
+        ("CudaMemoryResource()", "0 50 50 0 exact 0"),
+        ("LoggingResourceAdaptor(CudaMemoryResource())", "0 50 50 0 exact 0"),
+        ("PoolMemoryResource(CudaMemoryResource(), 100)", "0 50 100 0 not_releasable 50"),
+        ("BinningMemoryResource(PoolMemoryResource(CudaMemoryResource(), 100))", "0 50 100 0 not_releasable 50"),
+        ("ArenaMemoryResource(CudaMemoryResource())", "0 50 None 0 not_releasable 0"),
+        ("CudaAsyncMemoryResource()", "0 50 None 0 interval 0"),
+    ],
+)
+def test_what_an_adaptor_counts_is_live(library: Path, by: str, below: str, seen: str) -> None:
+    assert run(f"{PROGRAM}{counted(by, below)}{SHOW}", library, "c-") == [seen]
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        "CudaMemoryResource()",
+        "PoolMemoryResource(CudaMemoryResource(), 100)",
+        "CudaAsyncMemoryResource()",
+        "StatisticsResourceAdaptor(ManagedMemoryResource())",
+    ],
+)
+def test_where_nobody_counts_or_the_memory_is_not_the_devices_nothing_is_said(library: Path, resource: str) -> None:
+    code = f"""{PROGRAM}
+mr = {resource}
+rmm.mr.set_per_device_resource(0, mr)
+mr.allocate(70)
+print(report(), rmm.mr.get_per_device_resource(0) is mr)
+"""
+    assert run(code, library, "c") == ["() True"]
+
+
+def test_an_adaptor_below_a_pool_counts_what_the_pool_holds(library: Path) -> None:
+    below = "ArenaMemoryResource(TrackingResourceAdaptor(CudaMemoryResource()))"
+    code = f"{PROGRAM}{counted('StatisticsResourceAdaptor', below)}mr.upstream_mr.upstream_mr.allocate(20){SHOW}"
+    assert run(code, library, "c") == ["0 50 70 0 not_releasable 20"]
+
+
+def test_bins_from_elsewhere_leave_unknown_what_is_held(library: Path) -> None:
+    code = f"""{PROGRAM}
+bins = BinningMemoryResource(PoolMemoryResource(CudaMemoryResource(), 100))
+bins.add_bin(8)
+{counted("StatisticsResourceAdaptor", "bins")}{SHOW}
+bins.add_bin(8, PoolMemoryResource(CudaMemoryResource(), 100)){SHOW}
+"""
+    assert run(code, library, "c") == ["0 50 100 0 not_releasable 50", "0 50 None 0 not_releasable 0"]
+
+
+def test_a_count_that_began_anew_is_not_believed(library: Path) -> None:
+    code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaMemoryResource()")}{SHOW}
+mr.push_counters()
+mr.allocate(5){SHOW}
+mr.pop_counters(){SHOW}
+print(rmm.mr.get_per_device_resource(0) is mr)
+"""
+    assert run(code, library, "c") == ["0 50 50 0 exact 0", "0 55 55 0 exact 0", "True"]
+
+
+def test_a_driver_pool_with_a_handle_tells_all_by_itself(library: Path) -> None:
+    code = f"""{PROGRAM}
+rmm.mr.set_per_device_resource(0, CudaAsyncViewMemoryResource(17))
+fake(17, 64, 40, 8){SHOW}
+(receipt,) = flush()
+print(receipt.outcome, receipt.expected.likely, receipt.released_bytes, receipt.steps[0].step)
+"""
+    assert run(code, library, "c") == ["0 48 64 16 interval 0", "freed 16 24 trim"]
+
+
+def elsewhere(code: str) -> str:
+    """In a thread that has chosen no device, as the agent's."""
+    indented = "".join(f"    {line}\n" for line in code.strip().splitlines())
+    return f"\ndef thread():\n{indented}started = threading.Thread(target=thread)\nstarted.start(), started.join()\n"
+
+
+def test_a_flush_learns_the_handle_of_a_hidden_pool_and_trims_it(library: Path) -> None:
+    flush = elsewhere("""
+(plan,), (receipt,) = flush(dry_run=True), flush()
+print(plan.before.held_bytes, plan.expected.high, receipt.outcome, receipt.released_bytes, receipt.after.held_bytes)
+print(mr.allocation_counts.total_count, cuda.contexts(), driver.fake_retained())
+""")
+    code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaAsyncMemoryResource()")}{SHOW}{flush}"""
+    # Device 0 has no context, and gets none.
+    assert run(code.replace("resource(0", "resource(1"), library, "-c") == [
+        "1 50 None 0 interval 0",
+        "336 286 freed 542 50",
+        "2 [1] 0",
+    ]
+
+
+def test_the_resource_lives_no_longer_for_our_sake(library: Path) -> None:
+    """Not even if the program lets go of it in the midst of a flush: its end is then in our hands, on its device."""
+    other = "StatisticsResourceAdaptor(CudaMemoryResource())"
+    flush = elsewhere("flush(steps=['hooks', 'trim'])")
+    code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaAsyncMemoryResource()")}
+class Told(CudaAsyncMemoryResource):
+    def __del__(self):
+        super().__del__()
+        print("gone", flush=True)
+@gpumond.agent.on_flush
+def replace():
+    print("replaced", flush=True)
+    rmm.mr.set_per_device_resource(1, {other})
+def use(resource):
+    rmm.mr.set_per_device_resource(1, StatisticsResourceAdaptor(resource))
+    rmm.mr.get_per_device_resource(1).allocate(10)
+use(Told())
+{flush}
+print("flushed", cuda.contexts(), driver.fake_retained(), flush=True)
+use(Told())
+{elsewhere("flush(dry_run=True)")}
+{elsewhere("use(CudaMemoryResource())")}
+print("over")
+"""
+    assert run(code, library, "-c") == ["replaced", "gone", "flushed [1] 0", "gone", "over"]
+
+
+def test_a_pool_keeps_what_it_has_and_says_so(library: Path) -> None:
+    code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "PoolMemoryResource(CudaMemoryResource(), 100)")}
+(receipt,) = flush()
+print(receipt.outcome, receipt.expected.high, receipt.steps[0].detail)
+"""
+    assert run(code, library, "c") == ["nothing 0 RMM keeps what these resources hold until they are destroyed"]
+
+
+def test_no_trim_and_no_allocation_while_a_graph_is_captured(library: Path) -> None:
+    code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaAsyncMemoryResource()")}
+class Graph: pass
+graph = Graph()
+cuda.CAPTURING.add(graph)
+(receipt,) = flush()
+print(receipt.outcome, receipt.reason, mr.allocation_counts.total_count)
+"""
+    assert run(code, library, "c") == ["refused a CUDA graph is being captured 2"]
+
+
+def test_a_forked_child_is_left_alone(library: Path) -> None:
+    code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaAsyncMemoryResource()")}
+print(len(report()), flush=True)
+if os.fork() == 0:
+    print(report(), [receipt.outcome for receipt in flush()], flush=True)
+    os._exit(0)
+os.wait()
+"""
+    assert run(code, library, "c") == ["1", "() ['refused']"]

@@ -1,0 +1,184 @@
+"""``snapshot``: the framework's own, bounded, whole or not at all, and for its user alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpumond import agent
+from gpumond.agent import snapshots
+from gpumond.sim.allocator import CachingAllocator
+from gpumond.sim.card import MIB
+from tests.agent.daemon import STANDINS, environment
+from tests.agent.simulated import UUID
+
+TORCH = """
+import signal, sys, torch, gpumond.agent as agent
+from gpumond.agent import snapshots
+from torch.world import ACTIVE, Segment
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as some programs have it
+torch.WORLD.reset(segments=[Segment([(1 << 20, ACTIVE)])])
+def dump_snapshot(filename):
+    with open(filename, "wb") as file:
+        file.write(b"pickle" * 100_000)
+torch.cuda.memory._dump_snapshot = dump_snapshot
+path = sys.argv[1]
+"""
+
+
+def in_torch(code: str, path: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", TORCH + code, os.fspath(path)],
+        env=environment("/nowhere", STANDINS),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_it_is_whole_and_for_its_user_alone(allocator: CachingAllocator, tmp_path: Path):
+    allocator.malloc(5 * MIB)
+    path = tmp_path / "memory.json"
+    path.write_text("an older one")
+    dump = agent.snapshot(path)
+    assert (dump.allocator, dump.path, dump.reason) == ("sim", os.fspath(path), "")
+    assert dump.size_bytes == path.stat().st_size
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(path.read_text())[UUID] == [list(block) for block in allocator.blocks()]
+    assert sorted(os.listdir(tmp_path)) == ["card", "memory.json"]
+
+
+def test_one_that_is_too_large_leaves_nothing(tmp_path: Path):
+    path = tmp_path / "memory.pickle"
+    code = "print(snapshots.write(path, max_bytes=500_000)); print(agent.snapshot(path).size_bytes)"
+    refused, whole = in_torch(code, path).splitlines()
+    assert "larger than 500000 bytes" in refused
+    assert "path=None" in refused
+    assert whole == "600000"
+    assert path.read_bytes() == b"pickle" * 100_000
+    assert [name.name for name in tmp_path.iterdir()] == ["memory.pickle"]
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        ("initialized=False", "CUDA is not initialised"),
+        ("bad_fork=True", "CUDA is not initialised"),
+        ("backend='cudaMallocAsync'", "only the native allocator"),
+    ],
+)
+def test_torch_without_one_says_why(world: str, reason: str, tmp_path: Path):
+    out = in_torch(f"torch.WORLD.reset({world}); print(agent.snapshot(path))", tmp_path / "x")
+    assert "path=None" in out
+    assert reason in out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        ("records_history=True", "records its memory history"),
+        ("segments=[Segment([(512, ACTIVE)] * 50_001)]", "blocks would hold the program for long"),
+    ],
+)
+def test_what_would_hold_the_program_for_long_only_the_program_may_do(world: str, reason: str, tmp_path: Path):
+    code = f"torch.WORLD.reset({world}); print(snapshots.write(path, guarded=True)); print(agent.snapshot(path).path)"
+    refused, own = in_torch(code, tmp_path / "x").splitlines()
+    assert reason in refused
+    assert own == os.fspath(tmp_path / "x")
+
+
+def test_a_library_that_fails_is_a_reason_and_no_error(tmp_path: Path):
+    code = """
+def broken(filename):
+    raise RuntimeError("internal\\nassert")
+torch.cuda.memory._dump_snapshot = broken
+print(agent.snapshot(path))
+"""
+    assert "RuntimeError: internal" in in_torch(code, tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_a_reason(allocator: CachingAllocator, tmp_path: Path):
+    dump = agent.snapshot(tmp_path / "missing" / "memory.json")
+    assert (dump.path, "No such file" in dump.reason) == (None, True)
+
+
+def test_a_program_without_an_allocator_has_none(allocator: CachingAllocator, tmp_path: Path):
+    allocator.close()
+    assert agent.snapshot(tmp_path / "x").reason == "sim: nothing has been allocated yet"
+
+
+def test_those_that_are_asked_for_go_to_the_users_directory_and_are_few(tmp_path: Path):
+    """Of more than four the oldest makes room; and not more than one in ten seconds."""
+    code = """
+asked = snapshots.Asked()
+for number in range(6):
+    snapshots.time = type("Clock", (), {"time": lambda: 1e9 + number, "monotonic": lambda: 100.0 * number})
+    dump = asked.write("team/train")
+    print(dump.path or dump.reason)
+print(asked.write("team/train").reason)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", TORCH + code, "-"],
+        env=environment("/nowhere", STANDINS, XDG_STATE_HOME=os.fspath(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    *paths, too_soon = done.stdout.splitlines()
+    folder = tmp_path / "gpumond" / "snapshots"
+    assert sorted(map(os.fspath, folder.iterdir())) == sorted(paths[-4:])
+    assert all(Path(path).name.startswith("team-train-") and path.endswith(".pickle") for path in paths)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert "a moment ago" in too_soon
+
+
+def test_a_directory_of_somebody_else_is_not_used(tmp_path: Path):
+    """In TMPDIR anybody can be there first."""
+    (tmp_path / f"gpumond-{os.geteuid()}").symlink_to(tmp_path)
+    environ = environment("/nowhere", STANDINS, TMPDIR=os.fspath(tmp_path))
+    for name in ("HOME", "XDG_STATE_HOME"):
+        environ.pop(name, None)
+    code = "print(snapshots.Asked().write('train').reason)"
+    done = subprocess.run([sys.executable, "-c", TORCH + code, "-"], env=environ, capture_output=True, text=True)
+    assert "not a directory of this user" in done.stdout
+
+
+def test_a_directory_that_somebody_else_owns_is_not_used_either(tmp_path: Path):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give a directory to another user")
+    folder = tmp_path / "gpumond" / "snapshots"
+    folder.mkdir(parents=True)
+    os.chown(folder, 65534, 65534)
+    code = "print(snapshots.Asked().write('train').reason)"
+    environ = environment("/nowhere", STANDINS, XDG_STATE_HOME=os.fspath(tmp_path))
+    done = subprocess.run([sys.executable, "-c", TORCH + code, "-"], env=environ, capture_output=True, text=True)
+    assert "not a directory of this user" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: agent.snapshot(3), "snapshot: path: expected str or PathLike, got int"),
+        (lambda: agent.snapshot(b"x"), "snapshot: path: expected str or PathLike, got bytes"),
+        (lambda: agent.snapshot(""), "snapshot: path: expected the path"),
+        (lambda: agent.snapshot("a\0b"), "snapshot: path: expected the path"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[], object], says: str):
+    with pytest.raises((TypeError, ValueError), match=says):
+        call()
+
+
+def test_the_bound_is_what_the_documentation_says():
+    assert snapshots.MAX_BYTES == 256 * MIB

@@ -1,0 +1,55 @@
+"""When a flush counts as useless: half of it taken from the driver again within ten seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumond.agent.thrash import Thrash
+from gpumond.model import Expected, PoolUsage
+from gpumond.wire import PoolChange
+from tests.making import GIB, a_pool
+
+
+def pool(held: int, device_allocations: int | None = 5, device: str = "GPU-a") -> PoolUsage:
+    return a_pool(device, live=held * GIB, device_allocations=device_allocations)
+
+
+def flushed(before: int = 10, after: int = 2, device_allocations: int | None = 5) -> Thrash:
+    thrash = Thrash()
+    change = PoolChange(pool(before, device_allocations), pool(after, device_allocations), Expected(0, 0, 0))
+    thrash.flushed([change], now=100.0)
+    return thrash
+
+
+@pytest.mark.parametrize(
+    ("now", "seen", "thrashes"),
+    [
+        pytest.param(101.0, pool(6, 6), 1, id="half of it"),
+        pytest.param(101.0, pool(5, 6), 0, id="less than half"),
+        pytest.param(110.0, pool(10, 9), 1, id="in the last moment"),
+        pytest.param(110.1, pool(10, 9), 0, id="too late"),
+        pytest.param(101.0, pool(6, 5), 0, id="the driver gave nothing"),
+        pytest.param(101.0, pool(6, 6, "GPU-b"), 0, id="another device"),
+    ],
+)
+def test_taking_again(now: float, seen: PoolUsage, thrashes: int) -> None:
+    (counted,) = flushed().counted([seen], now)
+    assert counted.thrashes == thrashes
+
+
+def test_an_allocator_that_does_not_count_its_allocations_is_judged_by_its_bytes() -> None:
+    (counted,) = flushed(device_allocations=None).counted([pool(6, None)], 101.0)
+    assert counted.thrashes == 1
+
+
+def test_a_flush_thrashes_once_and_the_count_stays() -> None:
+    thrash = flushed()
+    counts = [
+        next(iter(thrash.counted([pool(held, held)], now))).thrashes for now, held in [(101, 9), (102, 9), (900, 1)]
+    ]
+    assert counts == [1, 1, 1]
+
+
+def test_a_flush_that_released_nothing_cannot_thrash() -> None:
+    (counted,) = flushed(before=2, after=2).counted([pool(9, 9)], 101.0)
+    assert counted.thrashes == 0

@@ -1,0 +1,141 @@
+"""What the adapters rely on of the driver, on a real card: pools, handles, contexts, forks."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+DRIVER = f"""
+import ctypes, os, threading
+driver = ctypes.CDLL("libcuda.so.1")
+MIB = {MIB}
+def ask(function, *arguments):
+    status = getattr(driver, function)(*arguments)
+    assert status == 0, (function, status)
+def use(ordinal):
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    ask("cuDeviceGet", ctypes.byref(device), ordinal)
+    ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    ask("cuCtxSetCurrent", context)
+    return device
+def allocate(mib, pool=None):
+    pointer = ctypes.c_uint64()
+    size = ctypes.c_size_t(mib * MIB)
+    if pool is None:
+        ask("cuMemAllocAsync", ctypes.byref(pointer), size, None)
+    else:
+        ask("cuMemAllocFromPoolAsync", ctypes.byref(pointer), size, pool, None)
+    return pointer
+def keep(pool):
+    most = ctypes.c_uint64(2**64 - 1)
+    ask("cuMemPoolSetAttribute", pool, 4, ctypes.byref(most))
+def elsewhere(call):
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(call()))
+    thread.start(), thread.join()
+    return answers[0]
+import gpumond.agent.cuda
+from gpumond.agent import cuda, flush, report
+ask("cuInit", 0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_card() -> None:
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuInit(0):
+            pytest.skip("needs an NVIDIA card")
+    except OSError:
+        pytest.skip("needs an NVIDIA card")
+
+
+def run(code: str, **values: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", DRIVER + code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_to_ask_for_pools_and_contexts_makes_none() -> None:
+    code = "print(cuda.contexts(), cuda.default_pool(0) is not None, report(), cuda.trim(0, 0), cuda.contexts())"
+    assert run(code) == ["[] True () False []"]
+
+
+def test_the_default_pool_is_read_and_trimmed_from_a_thread_without_a_context() -> None:
+    code = """
+use(0)
+keep(ctypes.c_void_p(cuda.default_pool(0)))
+kept, freed = allocate(64), allocate(256)
+ask("cuMemFreeAsync", freed, None)
+(pool,) = elsewhere(report)
+(receipt,) = elsewhere(flush)
+print(pool.allocator, pool.live_bytes >= 64 * MIB, pool.held_bytes >= 320 * MIB, pool.reclaimable.exactness)
+print(receipt.outcome, 224 * MIB <= receipt.released_bytes <= receipt.expected.high + 256 * MIB, cuda.contexts())
+"""
+    assert run(code) == ["mempool True True interval", "freed True [0]"]
+
+
+def test_an_allocation_tells_the_pool_that_it_came_from() -> None:
+    code = """
+device = use(0)
+class Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+class Properties(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int), ("handles", ctypes.c_int), ("location", Location), ("rest", ctypes.c_char * 80)]
+properties, pool = Properties(1, 0, Location(1, 0)), ctypes.c_void_p()
+ask("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(properties))
+plain = ctypes.c_uint64()
+ask("cuMemAlloc_v2", ctypes.byref(plain), ctypes.c_size_t(MIB))
+print(cuda.pool_of(allocate(1, pool).value) == pool.value, cuda.pool_of(allocate(1).value) == cuda.default_pool(0))
+print(cuda.pool_of(plain.value))
+"""
+    assert run(code) == ["True True", "None"]
+
+
+def test_in_a_forked_child_the_driver_says_no_by_itself() -> None:
+    code = """
+use(0)
+if os.fork() == 0:
+    count = ctypes.c_int()
+    print(driver.cuDeviceGetCount(ctypes.byref(count)), cuda.contexts(), flush=True)
+    os._exit(0)
+os.wait()
+"""
+    assert run(code) == ["3 []"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rmm") is None, reason="needs RMM")
+def test_rmms_hidden_pool_is_found_and_trimmed() -> None:
+    code = """
+import rmm
+mr = rmm.mr.StatisticsResourceAdaptor(rmm.mr.CudaAsyncMemoryResource(initial_pool_size=0))
+rmm.mr.set_per_device_resource(0, mr)
+kept, freed = mr.allocate(64 * MIB), mr.allocate(256 * MIB)
+mr.deallocate(freed, 256 * MIB)
+(before,) = elsewhere(report)
+(plan,), (receipt,) = elsewhere(lambda: (flush(dry_run=True), flush()))
+print(before.live_bytes == 64 * MIB, before.held_known)
+print(plan.before.held_bytes >= 320 * MIB, receipt.outcome, receipt.released_bytes >= 224 * MIB)
+print(receipt.expected.low <= receipt.released_bytes <= receipt.expected.high, cuda.contexts())
+"""
+    assert run(code) == ["True False", "True freed True", "True [0]"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
+@pytest.mark.parametrize("allocator", ["default", "cuda_async"])
+def test_jax_tells_what_is_in_use(allocator: str) -> None:
+    code = f"""
+os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = {allocator!r}
+os.environ["XLA_CLIENT_MEM_FRACTION"] = "0.1"
+import jax
+x = jax.numpy.ones((64, MIB // 4), dtype="float32").block_until_ready()
+for pool in report():
+    print(pool.allocator, pool.live_bytes // MIB, pool.held_bytes // MIB, pool.held_known, pool.inside)
+"""
+    assert run(code)[0].startswith("jax 64 ")

@@ -1,0 +1,102 @@
+"""The load generator on a real card: what nvidia-smi sees of it, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+CONTEXT = 2048 * MIB
+"""More than a CUDA context, its libraries and their workspaces take."""
+
+both = pytest.mark.parametrize("engine", ["cupy", "torch"])
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_card() -> None:
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip("needs an NVIDIA card and nvidia-smi")
+
+
+def needs(engine: str) -> None:
+    if importlib.util.find_spec(engine) is None:
+        pytest.skip(f"needs {engine}")
+
+
+def used() -> int:
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout) * MIB
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "gpumond", "load", *arguments, "--json"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def carried(*arguments: str) -> tuple[dict[str, Any], int]:
+    """What it says of itself, and the most that the card had in use meanwhile."""
+    peak = 0
+    with start(*arguments) as process:
+        while process.poll() is None:
+            peak = max(peak, used())
+            time.sleep(0.05)
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    return json.loads(out), peak
+
+
+@both
+@pytest.mark.parametrize("scenario", ["leak-linear", "leak-at-eval", "fragmentation", "periodic-eval", "flush-storm"])
+def test_no_more_is_taken_than_asked_and_all_of_it_is_freed(engine: str, scenario: str) -> None:
+    needs(engine)
+    before = used()
+    options = ("--engine", engine, "--max", "8GiB", "--duration", "5s", "--speed", "2000")
+    account, peak = carried(scenario, *options)
+    assert account["takes"] > 0
+    assert account["peak_held_bytes"] <= 8192 * MIB
+    assert peak - before <= 8192 * MIB + CONTEXT
+    assert peak - before >= 0.5 * account["peak_held_bytes"]
+    assert abs(used() - before) <= 64 * MIB
+
+
+@both
+def test_a_signal_half_way_frees_everything(engine: str) -> None:
+    needs(engine)
+    before = used()
+    with start("steady", "--engine", engine, "--max", "8GiB", "--speed", "50") as process:
+        time.sleep(6)
+        assert used() - before > 1024 * MIB
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert json.loads(out)["outcome"] == "stopped"
+    assert abs(used() - before) <= 64 * MIB
+
+
+@both
+def test_stress_reads_back_what_it_wrote(engine: str) -> None:
+    needs(engine)
+    account, _ = carried("stress", "--engine", engine, "--fill", "80%", "--duration", "10s", "--speed", "20")
+    assert account["wrong_words"] == 0
+    assert account["checked_bytes"] > 0
+
+
+@both
+def test_a_crash_leaves_nothing_on_a_healthy_driver(engine: str) -> None:
+    needs(engine)
+    before = used()
+    options = ("--times", "3", "--max", "8GiB", "--duration", "16s", "--speed", "300")
+    account, _ = carried("crash", "--engine", engine, *options)
+    assert account["lives"] == 3
+    time.sleep(2)
+    assert abs(used() - before) <= 64 * MIB
