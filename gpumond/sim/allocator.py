@@ -64,12 +64,15 @@ class _Block:
 class CachingAllocator:
     """The allocator of this process on one card. It attaches with its first allocation, not before.
 
-    ``lock`` may be held by others, so that several calls see and change one state.
+    ``lock`` may be held by others, so that several calls see and change one state. Beyond ``limit_bytes`` held
+    the card is full for this allocator.
     """
 
     def __init__(self, card: Card) -> None:
         """Raises ValueError if the process has one on that card already."""
-        self.device_uuid = card.spec().uuid
+        spec = card.spec()
+        self.device_uuid, self.device_index = spec.uuid, spec.index
+        self.limit_bytes: int | None = None
         self._card = card
         self._clear()
         if _allocators.setdefault(self.device_uuid, self) is not self:
@@ -172,12 +175,12 @@ class CachingAllocator:
         if self._context is None:
             self._context = self._card.attach()
         try:
-            self._context.allocate(segment)
+            self._allocate(self._context, segment)
         except OutOfMemory:
             self._retries += 1
             self.empty_cache()
             try:
-                self._context.allocate(segment)
+                self._allocate(self._context, segment)
             except OutOfMemory:
                 self._ooms += 1
                 raise
@@ -187,6 +190,14 @@ class CachingAllocator:
         block = _Block(self._next_address, segment, size <= SMALL_LIMIT)
         self._next_address += segment
         return block
+
+    def _allocate(self, context: Context, segment: int) -> None:
+        if self.limit_bytes is not None and self._held_bytes + segment > self.limit_bytes:
+            raise OutOfMemory(
+                f"tried to allocate {segment / MIB:.2f} MiB: {self._held_bytes / MIB:.2f} MiB are held, and the limit "
+                f"is {self.limit_bytes / MIB:.2f} MiB"
+            )
+        context.allocate(segment)
 
     def _cut(self, block: _Block, size: int) -> None:
         remaining = block.size - size

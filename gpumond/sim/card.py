@@ -3,6 +3,7 @@
     DIRECTORY/card.json             what does not change
     DIRECTORY/used                  its flock guards the card; a sum of bytes that is never below the truth
     DIRECTORY/processes/PID-TICKS   what one process holds, and what it publishes about itself
+    DIRECTORY/orphans/PID-TICKS     what nobody owns any more, until somebody removes the file
 
 A process that has died holds nothing: whoever lists the card removes its file. All who use one card
 have to be in one PID namespace, and be one user.
@@ -82,7 +83,7 @@ class Card:
                 records = self._recount(lock)
         except (OSError, ValueError, TypeError) as error:
             raise Damaged(f"{self.directory}: {error}") from error
-        used = sum(record.used_bytes for record in records)
+        used = sum(record.used_bytes for record in records) + self._orphaned()
         return DeviceReading(
             uuid=spec.uuid,
             index=spec.index,
@@ -119,8 +120,16 @@ class Card:
             else:
                 os.unlink(path)
         records.sort(key=lambda record: record.pid)
-        _write(lock, sum(record.used_bytes for record in records))
+        _write(lock, sum(record.used_bytes for record in records) + self._orphaned())
         return records
+
+    def _orphaned(self) -> int:
+        directory = f"{self.directory}/orphans"
+        try:
+            names = os.listdir(directory)
+        except FileNotFoundError:
+            return 0
+        return sum(int(json.loads(_contents(f"{directory}/{name}"))[0]) for name in names)
 
 
 class Context:
@@ -182,6 +191,20 @@ class Context:
             os.unlink(self._path)
             _write(lock, _read(lock) - self.used_bytes)
             self._forget()
+
+    def abandon(self) -> Path:
+        """Leaves everything on the card with no process that owns it, as a driver may when a program is killed.
+
+        It is given back when the file returned is removed. The context is of no use afterwards.
+        """
+        with _attaching:
+            _contexts.pop(self._key, None)
+        orphan = self.card.directory / "orphans" / self._path.name
+        with self._held():
+            orphan.parent.mkdir(exist_ok=True)
+            self._path.rename(orphan)
+            self._forget()
+        return orphan
 
     @contextmanager
     def _held(self) -> Iterator[int]:

@@ -3,7 +3,7 @@
     python -m gpumond.sim.programs {training,serving,leak,fragmentation} --card DIR
 
 A program is a generator: it allocates and frees a little, then yields the seconds until it goes on. It
-starts over when the card is full. Sizes are shares of the card, chosen for 24 GiB; the four together hold
+starts over when the card is full, and may end. Sizes are shares of the card, chosen for 24 GiB; the four together hold
 50 to 78 % of it.
 """
 
@@ -112,18 +112,15 @@ def serving(memory: Memory, dice: Random) -> Iterator[float]:
 
 
 def leak(memory: Memory, dice: Random) -> Iterator[float]:
-    """Every step keeps a tensor that nobody needs; starts over before that fills the card."""
-    while True:
-        memory.take(0.03)
-        for _ in range(190):
-            memory.busy(dice.uniform(0.02, 0.08))
-            batch = memory.take(0.01)
-            yield 0.5
-            memory.take(0.0008)
-            memory.give(batch)
-            yield 0.5
-        memory.clear()
-        yield 10.0
+    """Every step keeps a tensor that nobody needs; ends before that fills the card."""
+    memory.take(0.03)
+    for _ in range(290):
+        memory.busy(dice.uniform(0.02, 0.08))
+        batch = memory.take(0.01)
+        yield 0.5
+        memory.take(0.0006)
+        memory.give(batch)
+        yield 0.5
 
 
 def fragmentation(memory: Memory, dice: Random) -> Iterator[float]:
@@ -175,12 +172,13 @@ PROGRAMS: Mapping[str, Program] = {
 
 
 def run(program: Program, memory: Memory, dice: Random, pause: Callable[[float], bool]) -> None:
-    """Runs a program until ``pause(seconds)`` says that it is over."""
+    """Runs a program until it ends, or ``pause(seconds)`` says that it is over."""
     while True:
         try:
             for seconds in program(memory, dice):
                 if not pause(seconds):
                     return
+            return
         except OutOfMemory:
             memory.clear()
             if not pause(5.0):

@@ -1,0 +1,242 @@
+"""``gpumond load``: make a shape of memory use on purpose, and say what is right to say of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpumond import agent
+from gpumond.agent import check_workload
+from gpumond.cli import DONE, FAILED
+from gpumond.cli.table import size
+from gpumond.errors import ConfigError
+from gpumond.loadgen.account import account
+from gpumond.loadgen.carry import Carried, Terms
+from gpumond.loadgen.engines import ENGINES, EngineSettings, engine
+from gpumond.loadgen.lives import run as carry_out
+from gpumond.loadgen.options import Option
+from gpumond.loadgen.plan import Plan, plan
+from gpumond.loadgen.scenarios import COMMON, TABLE, Scenario, scenario
+from gpumond.loadgen.script import CONTEXT_BYTES
+from gpumond.sim.card import Spec, cards, create
+from gpumond.units import level, seconds
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+OF_VIRTUAL_TIME = ("size", "view", "gaps", "neighbours", "programs")
+"""Options of what is observed, or of programs beside the first: nothing that an engine carries out."""
+
+OWN = ("duration", "fill")
+FILL = 0.8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="one of --list, by name or alias")
+    parser.add_argument("--list", action="store_true", help="every scenario, its shape and its options")
+    parser.add_argument("--engine", choices=ENGINES, default="sim", help="where (sim: a simulated card, no GPU)")
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="index of the device (0)")
+    parser.add_argument("--card", type=Path, metavar="DIR", help="of sim: an existing card instead of one of its own")
+    parser.add_argument("--duration", metavar="S", help="end after so long, as in 90s or 10m")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="what is not given is drawn from it (0)")
+    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="carry it out so many times as fast (1)")
+    parser.add_argument("--fill", metavar="SHARE", help="of the device, at most (80%%; all of sim's own card)")
+    parser.add_argument("--max", metavar="SIZE", help="at most so much, as in 8GiB")
+    parser.add_argument("--raw", action="store_true", help="of cupy: cudaMalloc instead of the pool")
+    parser.add_argument("--streams", type=int, default=1, metavar="N", help="of cupy: compute on so many (1)")
+    parser.add_argument("--workload", metavar="NAME", help="the name for the agent (the scenario's)")
+    parser.add_argument("--no-agent", action="store_true", help="without the agent, as an unknown program")
+    parser.add_argument("--json", action="store_true", help="what was done and what is right to say of it, as JSON")
+    for option in _options():
+        meaning = f"{option.meaning} ({option.drawn})".replace("%", "%%")
+        parser.add_argument(f"--{option.name}", metavar=option.unit.upper(), help=meaning)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        print(json.dumps([_entry(one) for one in TABLE], indent=2) if arguments.json else _list())
+        return DONE
+    if arguments.scenario is None:
+        raise ConfigError("load: no scenario given; `gpumond load --list` shows them")
+    chosen = scenario(arguments.scenario)
+    made, terms = _plan(chosen, arguments), _terms(chosen, arguments)
+    if not 1 <= arguments.streams <= 64:
+        raise ConfigError(f"option --streams {arguments.streams}: expected 1 to 64")
+    with ExitStack() as stack:
+        card = stack.enter_context(_card(arguments, made)) if arguments.engine == "sim" else None
+        settings = EngineSettings(arguments.device, card, arguments.raw, arguments.streams)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before there are threads, which inherit it
+        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, blocked)
+        started_at = time.time()
+        guest = partial(_guest, None if arguments.no_agent else _workload(arguments, chosen))
+        done = carry_out(made, partial(engine, arguments.engine, settings), terms, guest)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    answer = account(made, done, arguments.engine, arguments.speed, started_at)
+    print(json.dumps(answer) if arguments.json else _summary(answer))
+    return FAILED if answer["wrong_words"] else DONE
+
+
+def _options() -> Iterator[Option]:
+    """Those of all scenarios, each name once."""
+    seen = {*OF_VIRTUAL_TIME, *OWN}
+    for option in (option for one in TABLE for option in (*one.options, *COMMON)):
+        if option.name not in seen:
+            seen.add(option.name)
+            yield option
+
+
+def _plan(chosen: Scenario, arguments: argparse.Namespace) -> Plan:
+    given: dict[str, float | str] = {
+        option.name: value for option in _options() if (value := getattr(arguments, option.name)) is not None
+    }
+    if not (math.isfinite(arguments.speed) and arguments.speed > 0):
+        raise ConfigError(f"option --speed {arguments.speed:g}: expected a number above 0, such as 60")
+    if arguments.duration is not None:
+        given["duration"] = _parsed("duration", arguments.duration, seconds) * arguments.speed
+    if arguments.fill is not None and _fills(chosen):
+        given["fill"] = arguments.fill
+    return plan(chosen.name, arguments.seed, **given)
+
+
+def _terms(chosen: Scenario, arguments: argparse.Namespace) -> Terms:
+    fill = None if _fills(chosen) or _has_own_card(arguments) else FILL
+    if arguments.fill is not None and not _fills(chosen):
+        fill = _parsed("fill", arguments.fill, level)
+        if not 0 < fill <= 1:
+            raise ConfigError(f"option --fill {arguments.fill!r}: expected a share above 0 and up to 100%, such as 50%")
+    most = None if arguments.max is None else int(_parsed("max", arguments.max, level))
+    if most is not None and most <= 0:
+        raise ConfigError(f"option --max {arguments.max!r}: expected a size above 0, such as 8GiB")
+    storm = chosen.name == "flush-storm" and not arguments.no_agent
+    return Terms(
+        pause=_pause,
+        fill=fill,
+        most_bytes=most,
+        speed=arguments.speed,
+        flush=_flush if storm else None,
+        verify=chosen.name == "stress",
+        progress=partial(_progress, chosen.name) if sys.stderr.isatty() else None,
+    )
+
+
+def _fills(chosen: Scenario) -> bool:
+    return any(option.name == "fill" for option in chosen.options)
+
+
+def _parsed(name: str, given: str, parse: Callable[[object], float]) -> float:
+    try:
+        return parse(given)
+    except ValueError as error:
+        raise ConfigError(f"option --{name} {given!r}: {error}") from None
+
+
+def _workload(arguments: argparse.Namespace, chosen: Scenario) -> str:
+    try:
+        return check_workload(arguments.workload or chosen.name)
+    except ValueError as error:
+        raise ConfigError(f"option --workload: {error}") from None
+
+
+def _has_own_card(arguments: argparse.Namespace) -> bool:
+    return arguments.engine == "sim" and arguments.card is None and not os.environ.get("GPUMOND_SIM_DIR")
+
+
+@contextmanager
+def _card(arguments: argparse.Namespace, made: Plan) -> Iterator[Path]:
+    """The card's directory: the one named, one of a running demo, or one of its own for this time only."""
+    if arguments.card is not None:
+        yield arguments.card
+    elif not _has_own_card(arguments):
+        root = os.environ["GPUMOND_SIM_DIR"]
+        present = cards(root)
+        if arguments.device >= len(present):
+            raise ConfigError(f"GPUMOND_SIM_DIR={root} has {len(present)} cards: no --device {arguments.device}")
+        yield present[arguments.device].directory
+    else:
+        with tempfile.TemporaryDirectory(prefix="gpumond-load-") as directory:
+            spec = Spec("GPU-10ad0000-0000-4000-8000-000000000001", 0, "Simulated", made.size_bytes)
+            card = Path(directory) / "card0"
+            create(card, Spec(spec.uuid, 0, spec.name, spec.size_bytes, context_bytes=CONTEXT_BYTES))
+            print(f"to watch: GPUMOND_SIM_DIR={directory} gpumond serve --source sim", file=sys.stderr)
+            yield card
+
+
+@contextmanager
+def _guest(workload: str | None) -> Iterator[None]:
+    if workload is None:
+        yield
+        return
+    agent.start(workload=workload)
+    try:
+        yield
+    finally:
+        agent.stop()
+
+
+def _pause(duration: float) -> bool:
+    agent.step()
+    return signal.sigtimedwait(SIGNALS, duration) is None
+
+
+def _flush() -> int:
+    return sum(receipt.released_bytes for receipt in agent.flush())
+
+
+def _progress(name: str, elapsed: float, carried: Carried) -> None:
+    line = f"{name}  {_clock(elapsed)}  {carried.takes} taken, {carried.gives} given"
+    line += f"  peak {size(carried.peak_live_bytes)} live, {size(carried.peak_held_bytes)} held"
+    print(f"\r{line[:100]:<100}", end="", file=sys.stderr, flush=True)
+
+
+def _clock(elapsed: float) -> str:
+    return f"{int(elapsed // 3600)}:{int(elapsed // 60 % 60):02}:{int(elapsed % 60):02}"
+
+
+def _summary(done: dict[str, Any]) -> str:
+    truth = done["truth"]
+    lines = [
+        f"{done['scenario']} on {done['engine']}: {done['outcome']} after "
+        f"{done['ended_at'] - done['started_at']:.1f} s",
+        f"{done['takes']} taken, {done['gives']} given; "
+        f"peak {size(done['peak_live_bytes'])} live, {size(done['peak_held_bytes'])} held; all freed",
+    ]
+    if done["detail"]:
+        lines.append(done["detail"])
+    if done["flushes"]:
+        lines.append(f"{done['flushes']} flushes, {size(done['released_bytes'])} back to the device")
+    if done["checked_bytes"]:
+        lines.append(f"{size(done['checked_bytes'])} checked, {done['wrong_words']} words wrong")
+    lines.append(f"right verdict: {truth['kind'] or 'none'}{' (' + truth['form'] + ')' if truth['form'] else ''}")
+    return "\n".join(lines)
+
+
+def _entry(one: Scenario) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "alias": one.alias,
+        "summary": one.summary,
+        "verdict": one.verdict,
+        "shape": list(one.shape),
+        "options": {option.name: f"{option.meaning} ({option.drawn})" for option in one.options},
+    }
+
+
+def _list() -> str:
+    blocks = []
+    for one in TABLE:
+        title = f"{one.name} ({one.alias})" if one.alias else one.name
+        text = [title, one.summary, f"right verdict: {one.verdict or 'none'}"]
+        text += [f"--{option.name} {option.meaning} ({option.drawn})" for option in one.options]
+        shape = [*one.shape, *[""] * len(text)]
+        blocks.append("\n".join(f"  {line:<16}{words}".rstrip() for line, words in zip(shape, text, strict=False)))
+    return "\n\n".join(blocks)

@@ -1,0 +1,101 @@
+"""Fragmentation, orphans and crashes: P6 to P8. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import cast
+
+from gpumond.loadgen.hosts import QUIET_BYTES, host, work
+from gpumond.loadgen.script import CONTEXT_BYTES, GIB, HOUR, MIB, MINUTE, Ending, Level, Script, Truth, every
+
+ORPHANS = ("unlisted", "gone", "holder")
+
+
+def fragmentation(script: Script) -> None:
+    """Data lie in pairs. One of each pair dies, and what comes in its place is larger than the hole.
+
+    As much is live at the peak of every step as ever. Without the injection the new ones fit the holes.
+    """
+    end = script.last(6 * HOUR)
+    share = script.number("share", script.dice.uniform(0.42, 0.5))
+    spread = script.number("over", script.dice.uniform(1.5, 2.5) * HOUR)
+    size = int(script.dice.uniform(48, 96)) // 2 * 2 * MIB
+    script.number("noise", QUIET_BYTES)
+    program = script.program("load")
+    step = script.dice.uniform(15.0, 40.0)
+    pairs: deque[tuple[int, int, int]] = deque()  # size and blocks
+    for number in range(int(share * script.size_bytes / (2 * size))):
+        pairs.append(_pair(script, 1.0 + 0.2 * number, size))
+    ready = 10.0 + 0.2 * len(pairs)
+    activations = Level(script, 512 * MIB, program)
+    peaks = list(every(ready, end, step))
+    for at in peaks:
+        for part in range(6):
+            activations.to(at + step * part / 20, 4 * GIB * (part + 1) / 6)
+        activations.to(at + 0.9 * step, 0)
+        script.busy(at, script.dice.uniform(0.7, 0.9), program)
+    onset = ready + script.dice.uniform(10 * MINUTE, 30 * MINUTE)
+    during = [at + 0.5 * step for at in peaks if onset <= at < onset + spread]
+    turns = len(pairs) * 1.4  # once through the first generation, and some way into the second
+    freed, done = 0, 0
+    for number, at in enumerate(during, 1):
+        while done < turns * number / len(during):
+            size, doomed, _ = pairs.popleft()
+            script.give(at, doomed)
+            freed, done = freed + size, done + 1
+            larger = int(1.25 * size) // (2 * MIB) * 2 * MIB if script.inject else size
+            if freed >= 2 * larger:
+                pairs.append(_pair(script, at, larger))
+                freed -= 2 * larger
+    if script.inject:
+        script.truth = Truth("fragmentation", injected_at=onset, ends_at=end)
+
+
+def _pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
+    """Two neighbours of one segment."""
+    script.give(at, script.take(at, 2 * size))
+    return size, script.take(at, size), script.take(at, size)
+
+
+def orphan(script: Script) -> None:
+    """A program is killed and its memory stays, with nobody who owns it."""
+    end = script.last(3 * HOUR)
+    script.number("noise", QUIET_BYTES)
+    kind = script.word("as", script.dice.choice(ORPHANS))
+    host(script, (0.05, 0.9))
+    killed = script.dice.uniform(15 * MINUTE, 45 * MINUTE)
+    if not script.inject:
+        script.end(killed)
+        return
+    script.end(killed, cast("Ending", f"orphan-{kind}"))
+    script.truth = Truth("orphan", injected_at=killed, ends_at=end)
+
+
+def crash(script: Script) -> None:
+    """Memory runs to the brim and the program dies, once or in a loop of restarts."""
+    times = int(script.number("times", script.dice.choice((1, 1, 4))))
+    end = script.last(3 * HOUR)
+    script.number("noise", QUIET_BYTES)
+    at = 0.0
+    for number in range(times):
+        share = script.dice.uniform(0.1, 0.3)
+        killed = at + script.dice.uniform(8 * MINUTE, 12 * MINUTE)
+        last = number + 1 == times
+        if number == 0:
+            script.program("load")
+        else:
+            script.start(at)
+        ready = script.fill(at + 1.0, share * script.size_bytes, 20.0)
+        work(script, ready, killed if script.inject or not last else end, 0, QUIET_BYTES)
+        brim = killed - script.dice.uniform(5.0, 180.0)
+        if script.inject:
+            room = 0.998 * script.size_bytes - CONTEXT_BYTES - share * script.size_bytes - 2.3 * GIB
+            script.fill(brim - 30.0, room, 30.0)
+            script.end(killed, "crash")
+            if number == 0:
+                script.truth = Truth("crash", injected_at=killed, ends_at=killed)
+            if number == 2 and killed < end:
+                script.truth = Truth("crash-loop", injected_at=killed, ends_at=killed)
+        elif not last:
+            script.end(killed)
+        at = killed + script.dice.uniform(2.0, 8.0) * MINUTE

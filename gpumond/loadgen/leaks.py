@@ -1,0 +1,143 @@
+"""Scenarios that leak: P1 to P5 and P9. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gpumond.loadgen.hosts import NOISY_LIMIT, host, noise
+from gpumond.loadgen.script import GIB, HOUR, MIB, MINUTE, Level, Script, Truth, every
+
+MAX_RATE = 512 * MIB / MINUTE
+"""Faster growth fills the card before anything could be said of it."""
+ALIGNMENT = 2 * MIB
+"""Blocks of a multiple of it fill their segments."""
+
+PIECE = 512 * MIB
+"""An evaluation takes its memory in such blocks."""
+
+
+def linear(script: Script) -> None:
+    rate = script.number("rate", script.dice.choice((2, 8, 32, 128, 512)) * MIB) / MINUTE
+    noise_bytes = noise(script)
+    slow = noise_bytes >= NOISY_LIMIT or rate < 30 * MIB / MINUTE
+    end = script.last(6 * HOUR if slow else 3 * HOUR)
+    onset = _onset(script, host(script, noise_bytes=noise_bytes))
+    tensor = math.ceil(min(16 * MIB, max(2 * rate, min(4 * MIB, 60 * rate))) / ALIGNMENT) * ALIGNMENT
+    pause = tensor / rate
+    _leak(script, "linear", onset, rate, [(at, tensor) for at in every(onset + pause, end, pause)])
+
+
+def per_epoch(script: Script) -> None:
+    kept = script.number("step", script.dice.choice((4, 100, 254)) * MIB)
+    period = script.number("period", script.dice.choice((1, 5, 20)) * MINUTE)
+    end = script.last(9 * HOUR if period > 10 * MINUTE else 5 * HOUR)
+    ready = host(script, (0.15, 0.3))
+    ramp = Level(script, 256 * MIB)
+    for epoch in every(ready, end, period):
+        for part in range(32):  # the saw-tooth inside an epoch
+            at = epoch + 0.95 * period * part / 32
+            if at < end:
+                ramp.to(at, 16 * GIB * (part + 1) / 32)
+        if epoch + 0.97 * period < end:
+            ramp.to(epoch + 0.97 * period, 0)
+    first = ready + period * (0.99 + int(script.dice.uniform(5 * MINUTE, 40 * MINUTE) / period))
+    _leak(script, "stairs", first, kept / period, [(at, kept) for at in every(first, end, period)])
+
+
+def under_load(script: Script) -> None:
+    """A request keeps a little. Busy and idle times take turns; when idle, nothing grows."""
+    kept = script.number("step", script.dice.choice((5, 50, 150)) * MIB)
+    fastest = min(1.0, MAX_RATE / kept)
+    rate = script.number("requests", math.exp(script.dice.uniform(math.log(0.02), math.log(fastest))))
+    end = script.last(6 * HOUR)
+    ready = host(script)
+    onset = _onset(script, ready)
+    requests = script.random("requests")
+    phases = script.random("phases")
+    kept_at, at = [], ready
+    while at < end:
+        idle_at = min(end, at + phases.uniform(10 * MINUTE, 30 * MINUTE))
+        at += requests.expovariate(rate)
+        while at < idle_at:
+            if at >= onset:
+                kept_at.append((at, kept))
+            at += requests.expovariate(rate)
+        until = min(end, idle_at + phases.uniform(5 * MINUTE, 20 * MINUTE))
+        script.steps = [step for step in script.steps if step.action != "busy" or not idle_at <= step.at < until]
+        script.busy(idle_at, 0.0)
+        at = until
+    _leak(script, "load-proportional", onset, None, kept_at)
+
+
+def irregular(script: Script) -> None:
+    period = script.number("period", 20 * MINUTE)
+    end = script.last(9 * HOUR)
+    onset = _onset(script, host(script))
+    jumps = script.random("jumps")
+    kept, at = [], onset
+    while at < end:
+        kept.append((at, jumps.uniform(0.2, 2.0) * GIB))
+        at += jumps.expovariate(1 / period)
+    _leak(script, "stairs", onset, None, kept)
+
+
+def compile_cache(script: Script) -> None:
+    """Every new shape keeps its executable, inside the framework's pool or past it."""
+    period = script.number("period", script.dice.uniform(1.0, 5.0) * MINUTE)
+    outside = script.word("where", script.dice.choice(("outside", "pool"))) == "outside"
+    end = script.last(8 * HOUR)
+    onset = _onset(script, host(script))
+    shapes = script.random("shapes")
+    kept, at = [], onset
+    while at < end:
+        kept.append((at, shapes.uniform(20, 200) * MIB))
+        at += shapes.uniform(0.7, 1.3) * period
+    _leak(script, "linear", onset, None, kept, outside)
+
+
+def at_evaluation(script: Script) -> None:
+    """An evaluation takes 20 to 28 GiB and gives back half."""
+    period = script.number("period", script.dice.uniform(20.0, 40.0) * MINUTE)
+    end = script.last(5 * HOUR)
+    ready = host(script, (0.12, 0.2))
+    first = ready + script.dice.uniform(10 * MINUTE, 30 * MINUTE)
+    sizes = script.random("evaluations")
+    ramp, kept = Level(script, PIECE), []
+    for at in every(first, end, period):
+        pieces = round(sizes.uniform(20, 28) * GIB / (2 * PIECE))
+        for piece in range(pieces):
+            moment = at + 60.0 * piece / pieces
+            ramp.to(moment, (piece + 1) * PIECE)
+            kept.append((moment, PIECE))
+        ramp.to(at + 90.0, 0)
+    _leak(script, "stairs", first, None, kept, given_back_after=90.0)
+
+
+def _onset(script: Script, ready: float) -> float:
+    return ready + script.dice.uniform(10 * MINUTE, 40 * MINUTE)
+
+
+def _leak(
+    script: Script,
+    form: str,
+    onset: float,
+    rate: float | None,
+    kept: Sequence[tuple[float, float]],
+    outside: bool = False,
+    given_back_after: float | None = None,
+) -> None:
+    """Keeps those sizes at those times, and says so. The mean ``rate`` is taken from what was kept, if not known.
+
+    ``given_back_after``: without the injection the same is taken, and given back so many seconds later.
+    """
+    if not script.inject and given_back_after is None:
+        return
+    kept = [(at, size) for at, size in kept if at < script.duration]
+    for at, size in kept:
+        block = script.take(at, size, outside=outside)
+        if not script.inject and given_back_after is not None:
+            script.give(at + given_back_after, block)
+    if script.inject and kept:
+        script.kept = kept
+        script.truth = Truth("leak", form, injected_at=onset, slope_bytes_per_second=rate)

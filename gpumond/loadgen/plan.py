@@ -1,0 +1,124 @@
+"""Scenario and seed to a plan: what is done when, and what is right to say of it. Pure.
+
+The same scenario, seed and options give the same plan, in every version of Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import itemgetter
+
+from gpumond.loadgen import scenarios
+from gpumond.loadgen.scenarios import SCENARIOS, Scenario
+from gpumond.loadgen.script import GIB, HOUR, MINUTE, Observation, Program, Script, Step, Truth, View
+from gpumond.loadgen.walk import Kept, Walked, walk
+
+__all__ = ["SCENARIOS", "Plan", "plan"]
+
+AFTERMATH_SECONDS = 5 * MINUTE
+"""So long a plan goes on when its program has died for want of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``options`` has every option, given or drawn; ``peak_bytes`` is the most that program 0 has live."""
+
+    scenario: str
+    seed: int
+    options: tuple[tuple[str, float | str], ...]
+    size_bytes: int
+    duration_seconds: float
+    programs: tuple[Program, ...]
+    steps: tuple[Step, ...]
+    observation: Observation
+    truth: Truth
+    peak_bytes: int
+    given: tuple[tuple[str, float | str], ...]
+
+    def steps_of(self, program: int) -> tuple[Step, ...]:
+        return tuple(step for step in self.steps if step.program == program)
+
+    def option(self, name: str) -> float | str | None:
+        return dict(self.options).get(name)
+
+    def twin(self) -> Plan | None:
+        """The same without what was injected; None if nothing was."""
+        if not self.truth.kind:
+            return None
+        return _make(SCENARIOS[self.scenario], self.seed, dict(self.given), inject=False)
+
+
+def plan(scenario: str, seed: int = 0, **options: float | str) -> Plan:
+    """``scenario`` is a name or an alias; options as in its table, in base units or as people write them.
+
+    Raises ConfigError.
+    """
+    chosen = scenarios.scenario(scenario)
+    return _make(chosen, seed, scenarios.check(chosen, options), inject=True)
+
+
+def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], inject: bool) -> Plan:
+    script = Script(scenario.name, seed, {"size": 80 * GIB, **given}, inject)
+    scenario.write(script)
+    observation = _observe(script, scenario, seed)
+    steps = sorted((step for step in script.steps if step.at < script.duration), key=itemgetter(0))
+    walked = walk(steps, script)
+    end = script.duration
+    if inject and walked.oom_at is not None:
+        end = min(end, walked.oom_at + AFTERMATH_SECONDS)
+    return Plan(
+        scenario=scenario.name,
+        seed=seed,
+        options=tuple(sorted(script.settled.items())),
+        size_bytes=script.size_bytes,
+        duration_seconds=end,
+        programs=tuple(script.programs),
+        steps=tuple(step for step in walked.steps if step.at < end),
+        observation=observation,
+        truth=_complete(script, walked),
+        peak_bytes=walked.peak_bytes,
+        given=tuple(given.items()),
+    )
+
+
+def _observe(script: Script, scenario: Scenario, seed: int) -> Observation:
+    """What is between the plan and its observer: noise, gaps, and neighbours, which are programs themselves."""
+    dice = script.random("observation")
+    gaps, neighbours = float(dice.random() < 0.5), float(dice.random() < 0.5 and scenario.neighbours)
+    outages: tuple[tuple[float, float], ...] = ()
+    if script.number("gaps", gaps) and script.duration >= 5 * HOUR:
+        outages = ((dice.uniform(0.3, 0.8) * script.duration, dice.uniform(30.0, 60.0) * MINUTE),)
+    if script.number("neighbours", neighbours):
+        _neighbours(script)
+    view = script.word("view", scenario.views[seed % len(scenario.views)])
+    views: dict[str, View] = {"agent": "agent", "process": "process", "device": "device"}
+    return Observation(views[view], int(script.number("noise")), bool(script.number("gaps")), outages)
+
+
+def _neighbours(script: Script) -> None:
+    dice = script.random("neighbours")
+    at = dice.expovariate(1 / (40 * MINUTE))
+    while at < script.duration:
+        leaves = at + dice.uniform(5.0, 30.0) * MINUTE
+        program = script.program(f"neighbour-{len(script.programs)}", at, agent=False)
+        script.fill(at + 1.0, dice.uniform(1.0, 4.0) * GIB, 5.0, program, pieces=4)
+        script.end(leaves, program=program)
+        at = leaves + dice.expovariate(1 / (40 * MINUTE))
+
+
+def _complete(script: Script, walked: Walked) -> Truth:
+    """The truth, with what only the walk can tell of a leak; none of what lies beyond the plan's end."""
+    truth = script.truth
+    if truth.injected_at is not None and truth.injected_at >= script.duration:
+        return Truth()
+    if truth.kind != "leak" or truth.injected_at is None:
+        return truth
+    ends_at = script.duration if walked.oom_at is None else walked.oom_at
+    slope = truth.slope_bytes_per_second
+    if slope is None:
+        slope = Kept(script.kept).until(ends_at) / (ends_at - truth.injected_at)
+    oom_at = walked.oom_at
+    if oom_at is None and slope > 0:
+        oom_at = max(ends_at, truth.injected_at + (script.size_bytes - walked.most_beside_bytes) / slope)
+    return replace(truth, ends_at=ends_at, slope_bytes_per_second=slope, oom_at=oom_at)

@@ -1,0 +1,170 @@
+"""What a plan is written in: steps, and the writer that scenarios use. Pure.
+
+Times are seconds from the start, sizes bytes on a card of the plan's size. Every purpose draws from a generator
+of its own, so that what is injected changes no other number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, NamedTuple
+
+MIB = 1 << 20
+GIB = 1 << 30
+MINUTE = 60.0
+HOUR = 3600.0
+
+CONTEXT_BYTES = 512 * MIB
+"""What a program costs before it allocates anything."""
+
+Action = Literal["start", "take", "take-outside", "give", "busy", "flush", "end"]
+Ending = Literal["exit", "crash", "orphan-unlisted", "orphan-gone", "orphan-holder"]
+View = Literal["agent", "process", "device"]
+VIEWS: tuple[View, ...] = ("agent", "process", "device")
+
+
+class Step(NamedTuple):
+    """One thing that one program does. ``take-outside`` allocates past the program's caching allocator."""
+
+    at: float
+    action: Action
+    program: int = 0
+    block: int = 0
+    size_bytes: int = 0
+    ratio: float = 0.0
+    ending: Ending = "exit"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program of the plan. Real engines carry out the first; the others are its neighbours."""
+
+    name: str
+    device: int = 0
+    agent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """How the plan is seen in virtual time.
+
+    ``view``: ``agent`` (allocators report), ``process`` (the driver counts each process), ``device`` (only the
+    device as a whole). ``noise_bytes``: standard deviation of what the driver says. ``sample_gaps``: 4 to 7 s
+    without a sample every 35 s or so. ``outages``: start and length of times without any.
+    """
+
+    view: View = "agent"
+    noise_bytes: int = 0
+    sample_gaps: bool = False
+    outages: tuple[tuple[float, float], ...] = ()
+    quantum_bytes: int = 2 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What is right to say of a plan. ``kind`` is empty where nothing is wrong, and silence is right.
+
+    ``oom_at``: when the card is full if it goes on like this, beyond the plan's end too. ``ends_at``: when what
+    was injected is over, with the plan at the latest. ``slope_bytes_per_second`` is the mean over its time.
+    """
+
+    kind: str = ""
+    form: str = ""
+    injected_at: float | None = None
+    ends_at: float | None = None
+    slope_bytes_per_second: float | None = None
+    oom_at: float | None = None
+
+
+class Script:
+    """Steps as they are written, in any order of time; those of one moment keep the order of writing."""
+
+    def __init__(self, scenario: str, seed: int, options: Mapping[str, float | str], inject: bool) -> None:
+        self._scenario, self._seed = scenario, seed
+        self.settled = dict(options)
+        """Every option, given or drawn."""
+        self.inject = inject
+        self.dice = self.random("parameters")
+        self.size_bytes = int(self.number("size"))
+        self.duration = 0.0
+        self.programs: list[Program] = []
+        self.steps: list[Step] = []
+        self.truth = Truth()
+        self.kept: Sequence[tuple[float, float]] = ()
+        """Of a leak: when so many bytes were kept."""
+        self._next_block = 0
+
+    def random(self, purpose: str) -> Random:
+        """A generator for one purpose; text is seeded through SHA-512, alike in every version of Python."""
+        return Random(f"{self._scenario}/{self._seed}/{purpose}")
+
+    def number(self, option: str, drawn: float | None = None) -> float:
+        """An option's value, else what was drawn for it."""
+        value = self.settled.setdefault(option, drawn or 0.0)
+        assert isinstance(value, float | int), option
+        return float(value)
+
+    def word(self, option: str, drawn: str) -> str:
+        return str(self.settled.setdefault(option, drawn))
+
+    def last(self, duration: float) -> float:
+        """Sets how long the plan lasts, unless an option does; returns it."""
+        self.duration = self.number("duration", duration)
+        return self.duration
+
+    def program(self, name: str, at: float = 0.0, device: int = 0, agent: bool = True) -> int:
+        self.programs.append(Program(name, device, agent))
+        self.start(at, len(self.programs) - 1)
+        return len(self.programs) - 1
+
+    def start(self, at: float, program: int = 0) -> None:
+        self.steps.append(Step(at, "start", program))
+
+    def take(self, at: float, size: float, program: int = 0, outside: bool = False) -> int:
+        self._next_block += 1
+        action: Action = "take-outside" if outside else "take"
+        self.steps.append(Step(at, action, program, self._next_block, max(1, int(size))))
+        return self._next_block
+
+    def give(self, at: float, block: int, program: int = 0) -> None:
+        self.steps.append(Step(at, "give", program, block))
+
+    def busy(self, at: float, ratio: float, program: int = 0) -> None:
+        self.steps.append(Step(at, "busy", program, ratio=min(1.0, max(0.0, ratio))))
+
+    def flush(self, at: float, program: int = 0) -> None:
+        self.steps.append(Step(at, "flush", program))
+
+    def end(self, at: float, ending: Ending = "exit", program: int = 0) -> None:
+        self.steps.append(Step(at, "end", program, ending=ending))
+
+    def fill(self, at: float, size: float, seconds: float, program: int = 0, pieces: int = 16) -> float:
+        """Takes that much in equal blocks over the seconds; returns when it is done."""
+        for piece in range(pieces):
+            self.take(at + seconds * piece / pieces, size / pieces, program)
+        return at + seconds
+
+
+class Level:
+    """A quantity that rises and falls, in blocks of one size."""
+
+    def __init__(self, script: Script, unit: float, program: int = 0) -> None:
+        self._script, self._unit, self._program = script, unit, program
+        self._blocks: list[int] = []
+
+    def to(self, at: float, size: float) -> None:
+        wanted = max(0, round(size / self._unit))
+        while len(self._blocks) < wanted:
+            self._blocks.append(self._script.take(at, self._unit, self._program))
+        while len(self._blocks) > wanted:
+            self._script.give(at, self._blocks.pop(), self._program)
+
+
+def every(start: float, end: float, period: float) -> Iterator[float]:
+    """Moments from start on, one a period, before the end."""
+    for number in range(max(0, int((end - start) / period) + 1)):
+        at = start + number * period
+        if at < end:
+            yield at
