@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gpumond.program import SILENT, Program
 from gpumond.sensors import NO_SENSORS, Sensors
 
 Share = Literal["live", "cached", "stranded", "overhead", "opaque", "unclaimed"]
@@ -19,7 +20,7 @@ SHARES: tuple[Share, ...] = ("live", "cached", "stranded", "overhead", "opaque",
 Exactness = Literal["exact", "interval", "not_releasable"]
 FlushPolicy = Literal["allow", "step", "never"]
 Outcome = Literal["freed", "partial", "nothing", "refused", "deferred", "timeout", "failed", "planned"]
-Phase = Literal["pending", "firing"]
+Phase = Literal["pending", "firing", "resolved"]
 
 STEPS: tuple[str, ...] = ("gc", "hooks", "spill", "ipc", "workspaces", "cache", "trim")
 """Every flush step, in the order in which they run."""
@@ -39,6 +40,9 @@ class ProcessUsage:
     not list, but that keeps the device open while much of its memory has no owner.
     ``state``: alive, stopped, uninterruptible (for seconds in a system call that no signal ends), zombie
     (ended, its parent has not taken notice), gone (the driver lists a pid that no longer is).
+    ``utilization_ratio``: how busy it kept the busiest of the device's engines lately, where the driver tells that of
+    each process. ``idle_seconds``: for how long it ran nothing there, as far as it was watched.
+    ``orphaned``: whoever started it is gone, and no service manager keeps it; None where that cannot be told.
     """
 
     pid: int
@@ -55,6 +59,9 @@ class ProcessUsage:
     unit: str | None = None
     slurm_job: str | None = None
     state: str | None = None
+    utilization_ratio: float | None = None
+    orphaned: bool | None = None
+    idle_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,8 @@ class DeviceReading:
     ``missed`` counts the ticks in a row that brought nothing new: the values are then of the
     last good reading, and all None from ``MISSED_LIMIT`` on. ``up`` is False at once if the device
     was asked and is at fault; a reading that is merely late says nothing against it yet.
+    ``idle_seconds``: for how long nothing ran on it, as far as it was watched. ``source``: by which it was read, if
+    there may be several.
     """
 
     uuid: str
@@ -87,6 +96,8 @@ class DeviceReading:
     missed: int = 0
     up: bool = True
     gpu_instance_id: int | None = None
+    idle_seconds: float | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +169,9 @@ class PoolUsage:
 
     ``inside`` names the allocator of the same process from whose pool this one allocates; such
     bytes are counted there. Counters grow from the start of the process and are never deltas.
+    ``thrashes``: flushes of whose bytes the program took half or more again within ten seconds.
+    ``held_known`` is False where the library does not tell what it holds: ``held_bytes`` is then ``live_bytes``, the
+    least that it can be. ``spillable_bytes``: of the live bytes, what the step ``spill`` moves to the host.
     """
 
     allocator: str
@@ -173,6 +187,18 @@ class PoolUsage:
     retries: int | None = None
     device_allocations: int | None = None
     device_frees: int | None = None
+    thrashes: int = 0
+    held_known: bool = True
+    spillable_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostPool:
+    """An allocator's pool of pinned host memory: RAM of the machine, never part of a device's ledger."""
+
+    allocator: str
+    live_bytes: int
+    held_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +213,16 @@ class AgentReport:
     frameworks: tuple[str, ...]
     flush_policy: FlushPolicy
     pools: tuple[PoolUsage, ...]
+    program: Program = SILENT
+    host_pools: tuple[HostPool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All facts of one tick. Not one instant: every report carries its age."""
+    """All facts of one tick. Not one instant: every report carries its age.
+
+    ``private_pid_namespace``: the daemon does not see the host's processes, whose pids the driver may list.
+    """
 
     seq: int
     taken_at: float
@@ -202,6 +233,7 @@ class Snapshot:
     faults: tuple[Fault, ...] = ()
     xids: tuple[XidErrors, ...] = ()
     store_writable: bool | None = None
+    private_pid_namespace: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +265,11 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a curve means, in one sentence for people. ``pid`` is None for the device as a whole."""
+    """What a curve means, in one sentence for people. ``pid`` is None for the device as a whole.
+
+    ``kind``: warm-up, steady, churn, periodic, step-change, leak, fragmentation, pressure, orphan, idle-holder, crash,
+    release or crash-loop. ``since``: unix time of its onset. ``form`` of a leak: linear, stairs or load-proportional.
+    """
 
     device_uuid: str
     pid: int | None
@@ -242,11 +278,15 @@ class Verdict:
     evidence: tuple[tuple[str, float], ...] = ()
     time_to_oom_seconds: float | None = None
     summary: str = ""
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A rule that is breached for one subject. ``labels`` identify it; annotations do not."""
+    """A rule that is breached for one subject. ``labels`` identify it; annotations do not.
+
+    ``active_at``: first breached; ``fired_at`` and ``resolved_at`` are None until then.
+    """
 
     rule: str
     phase: Phase

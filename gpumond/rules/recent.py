@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gpumond.diagnosis.fragmentation import kept_bytes, split_share
 from gpumond.model import MISSED_LIMIT, AgentReport, PoolUsage, Snapshot
 
 WINDOW_SECONDS = 600.0
@@ -80,7 +81,7 @@ class Recent:
         """
         if self.elapsed - track.since < OBSERVED_SECONDS:
             return None
-        return 1 - min(1.0, track.live / track.kept) if track.kept else 0.0
+        return split_share(track.live, track.kept)
 
 
 def pool_of(report: AgentReport, pool: PoolUsage) -> Pool:
@@ -126,11 +127,10 @@ def _present(before: Recent, reporting: Mapping[Identity, str], snapshot: Snapsh
 
 
 def _track(before: Track | None, pool: PoolUsage, elapsed: float) -> Track:
-    peak = pool.peak_live_bytes
-    # A reported peak that rose was reached within this step, however short it was.
-    rose = 0 if peak is None or (before is not None and peak == before.reported) else peak
-    live = max(pool.live_bytes, rose)
-    kept = max(live, pool.held_bytes - pool.reclaimable.likely)
+    peak, live = pool.peak_live_bytes, pool.live_bytes
+    if peak is not None and peak > live and (before is None or peak != before.reported):
+        live = peak  # one that rose was reached within this step, however short it was
+    kept = max(live, kept_bytes(pool))
     if before is None:
         ooms, retries = (None if count is None else Growth(count) for count in (pool.ooms, pool.retries))
         return Track(elapsed, peak, ((elapsed, live, kept),), live, kept, ooms, retries)
@@ -151,7 +151,7 @@ def _track(before: Track | None, pool: PoolUsage, elapsed: float) -> Track:
 
 
 def _counted(growth: Growth | None, count: int | None, elapsed: float) -> Growth | None:
-    if count is None:
+    if count is None or (growth is not None and not growth.grown and count == growth.last):
         return growth
     return Growth(count) if growth is None else _grown(growth, count, elapsed)
 

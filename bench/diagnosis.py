@@ -1,0 +1,233 @@
+"""Verdicts, scored on the planned loads of gpumond.loadgen, by the protocol that docs/diagnosis.md describes.
+
+    python -m bench.diagnosis [--seeds N] [--scenario NAME …] [--save]
+
+Every scenario is carried out in virtual time with N seeds (20), and its twin too: the same load without what was
+injected. ``--save`` keeps the figures, and writes the confusion matrix into docs/diagnosis.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from bench.episodes import QUIET_BYTES, Episode, episode
+from bench.result import publish
+from gpumond.loadgen import SCENARIOS
+
+MIB_A_MINUTE = (1 << 20) / 60
+DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0
+AFTER_SECONDS = 900.0
+LEAST_QUIET, LEAST_NOISY = 32 * MIB_A_MINUTE, 64 * MIB_A_MINUTE
+SAMPLED = {"fleet": 57.0}
+"""Seconds between two samples where it is not 1: as the fleet that section D of the protocol describes."""
+NEVER = ("warm-up", "autotune", "preallocated", "cache-saturates", "periodic-eval", "curriculum")
+ANSWERS = ("leak", "fragmentation", "orphan", "crash", "crash-loop", "silence")
+DOCUMENT = Path(__file__).parent.parent / "docs" / "diagnosis.md"
+BEGIN, END = "<!-- matrix -->", "<!-- end of matrix -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--scenario", nargs="*", default=list(SCENARIOS))
+    parser.add_argument("--save", action="store_true")
+    wanted = parser.parse_args()
+    episodes = carry_out(wanted.scenario, wanted.seeds)
+    table = matrix(episodes)
+    print(table)
+    publish("diagnosis", figures(episodes, wanted.seeds))
+    if wanted.save:
+        before, _, rest = DOCUMENT.read_text().partition(BEGIN)
+        DOCUMENT.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
+
+
+def carry_out(scenarios: Iterable[str], seeds: int) -> list[Episode]:
+    jobs = [(name, seed, twin) for seed in range(seeds) for name in scenarios for twin in (False, True)]
+    with ProcessPoolExecutor() as pool:
+        return [done for done in pool.map(_one, jobs) if done is not None]
+
+
+def _one(job: tuple[str, int, bool]) -> Episode | None:
+    name, seed, twin = job
+    return episode(name, seed, twin, SAMPLED.get(name, 1.0))
+
+
+def found(one: Episode, kind: str) -> float | None:
+    """When the injected thing was first named, if it was in time and nobody had called it so before."""
+    begin = one.truth.injected_at or 0.0
+    end = (one.truth.ends_at or one.duration) + AFTER_SECONDS
+    times = [onset.at for onset in one.of(kind)]
+    if any(at < begin - 1 for at in times):
+        return None
+    return next((at for at in times if at <= end), None)
+
+
+def false_leaks(one: Episode) -> list[float]:
+    """Onsets of leaks where there is none, each at least an hour after the one before it on the same process."""
+    begin = one.truth.injected_at if one.truth.kind == "leak" and not one.twin else math.inf
+    last: dict[int | None, float] = {}
+    counted = []
+    for onset in one.of("leak"):
+        if onset.at < (begin or 0.0) and onset.at - last.get(onset.pid, -math.inf) >= HOUR:
+            last[onset.pid] = onset.at
+            counted.append(onset.at)
+    return counted
+
+
+def to_be_found(one: Episode) -> bool:
+    """A leak that is fast enough for its noise, by the protocol's classes."""
+    slope = one.truth.slope_bytes_per_second
+    if one.twin or one.truth.kind != "leak" or slope is None:
+        return False
+    return slope >= (LEAST_QUIET if one.noise < QUIET_BYTES else LEAST_NOISY) * 0.999
+
+
+def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
+    leaks = [one for one in episodes if to_be_found(one)]
+    twins_alarmed = {(one.scenario, one.seed) for one in episodes if one.twin and one.of("leak")}
+    hits = [one for one in leaks if found(one, "leak") is not None and (one.scenario, one.seed) not in twins_alarmed]
+    false = [one for one in episodes if false_leaks(one)]
+    recall, precision = _ratio(len(hits), len(leaks)), _ratio(len(hits), len(hits) + len(false))
+    linear = [one for one in leaks if one.truth.form == "linear" and one.half is not None]
+    others = defaultdict[str, list[Episode]](list)
+    for one in episodes:
+        if not one.twin and one.truth.kind and one.truth.kind != "leak":
+            others[one.truth.kind].append(one)
+    negatives = [one for one in episodes if one.twin or one.truth.kind != "leak"]
+    return {
+        "seeds": seeds,
+        "episodes": len(episodes),
+        "device_days": round(sum(one.duration * one.devices for one in episodes) / DAY, 1),
+        "leaks": {
+            "precision": precision,
+            "recall": recall,
+            "to_be_found": len(leaks),
+            "found": len(hits),
+            "episodes_with_a_false_alarm": len(false),
+            "missed": [f"{one.scenario} {one.seed} ({one.view})" for one in leaks if one not in hits],
+            "false": [f"{one.scenario} {one.seed}{' twin' if one.twin else ''} ({one.view})" for one in false],
+            "slower_ones_found": _share(
+                [
+                    found(one, "leak") is not None
+                    for one in episodes
+                    if one.truth.kind == "leak" and not one.twin and not to_be_found(one)
+                ]
+            ),
+            "by_view": {
+                view: _share([one in hits for one in leaks if one.view == view])
+                for view in ("agent", "process", "device")
+            },
+        },
+        "delay_minutes": {
+            "quiet_linear_from_30_MiB_a_minute": _delays(
+                one for one in leaks if one.truth.form == "linear" and one.noise < QUIET_BYTES
+            ),
+            "noisy_linear_from_128_MiB_a_minute": _delays(
+                one
+                for one in leaks
+                if one.truth.form == "linear"
+                and one.noise >= QUIET_BYTES
+                and (one.truth.slope_bytes_per_second or 0) >= 127 * MIB_A_MINUTE
+            ),
+            "all_leaks": _delays(leaks),
+            **{kind: _delays(ones) for kind, ones in sorted(others.items())},
+        },
+        "time_to_oom_within_factor_2_at_half_headroom": _share([_within_factor_2(one) for one in linear]),
+        "found_of_other_kinds": {
+            kind: _share([found(one, kind) is not None for one in ones]) for kind, ones in sorted(others.items())
+        },
+        "leak_verdicts_on_n1_to_n6": sum(len(one.of("leak")) for one in episodes if one.scenario in NEVER),
+        "false_alarms": {
+            name: _rate([one for one in negatives if one.scenario == name])
+            for name in dict.fromkeys(one.scenario for one in negatives)
+        },
+        "false_alarms_in_all": _rate(negatives),
+    }
+
+
+def matrix(episodes: Sequence[Episode]) -> str:
+    """Rows: what is right; columns: what was said first of the alarms. Pressure and release may always be said."""
+    rows: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for one in episodes:
+        right = "" if one.twin else one.truth.kind
+        if one.twin:
+            name = f"{one.scenario}, nothing injected"
+        elif right == "leak" and not to_be_found(one):
+            name = f"{one.scenario}: leak, slower"
+        else:
+            name = f"{one.scenario}: {right or 'silence'}"
+        rows[name][_answer(one, right)] += 1
+    lines = [f"| load: right answer | {' | '.join(ANSWERS)} |", "|---|" + "---:|" * len(ANSWERS)]
+    for name in sorted(rows):
+        lines.append(f"| {name} | {' | '.join(str(rows[name][answer] or '') for answer in ANSWERS)} |")
+    return "\n".join(lines)
+
+
+def _answer(one: Episode, right: str) -> str:
+    if right and found(one, right) is not None:
+        return right
+    return next((onset.kind for onset in one.onsets if onset.kind in ANSWERS), "silence")
+
+
+def _within_factor_2(one: Episode) -> bool:
+    if one.half is None or one.half <= 0 or one.truth.oom_at is None or one.truth.injected_at is None:
+        return False
+    return abs(math.log2(one.half / ((one.truth.oom_at - one.truth.injected_at) / 2))) <= 1
+
+
+def _delays(episodes: Iterable[Episode]) -> dict[str, object]:
+    known = [
+        (at - (one.truth.injected_at or 0.0)) / MINUTE
+        for one in episodes
+        if (at := found(one, one.truth.kind)) is not None
+    ]
+    if not known:
+        return {"n": 0}
+    return {"n": len(known), "median": round(statistics.median(known), 1), "max": round(max(known), 1)}
+
+
+def _rate(negatives: Sequence[Episode]) -> dict[str, object]:
+    """False alarms per device-day, with the 95 % interval of a Poisson count."""
+    count = sum(len(false_leaks(one)) for one in negatives)
+    days = sum(one.duration * one.devices for one in negatives) / DAY
+    low, high = poisson(count)
+    return {
+        "alarms": count,
+        "device_days": round(days, 1),
+        "per_device_day": round(count / days, 3) if days else None,
+        "interval": [round(low / days, 3), round(high / days, 3)] if days else None,
+    }
+
+
+def poisson(count: int, doubt: float = 0.05) -> tuple[float, float]:
+    """The exact interval of a Poisson mean (Garwood 1936), by bisection."""
+
+    def at_most(k: int, mean: float) -> float:
+        return sum(math.exp(-mean + i * math.log(mean) - math.lgamma(i + 1)) for i in range(k + 1)) if mean else 1.0
+
+    def solve(k: int, wanted: float) -> float:
+        low, high = 0.0, 10.0 * (k + 10)
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (middle, high) if at_most(k, middle) > wanted else (low, middle)
+        return low
+
+    return (solve(count - 1, 1 - doubt / 2) if count else 0.0), solve(count, doubt / 2)
+
+
+def _share(hits: Sequence[bool]) -> str | None:
+    return f"{sum(hits)} of {len(hits)}" if hits else None
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""CPU time of diagnosis in a tick: 64 devices, 500 processes. Its bytes are counted in tests/test_history.py."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+from bench.result import publish, spread
+from gpumond.diagnosis import Diagnosis, diagnose
+from gpumond.model import Snapshot
+from gpumond.sensors import Sensors
+from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
+
+DEVICES, PROCESSES, TICKS, WARM = 64, 500, 900, 400
+COLLECT_EVERY = 10
+
+
+def one_snapshot(tick: int, every: float = 1.0) -> Snapshot:
+    moved = (tick * 37 % 64) << 20
+    pids = range(1000, 1000 + PROCESSES)
+    devices = tuple(
+        a_device(
+            f"GPU-{device}",
+            index=device,
+            used_bytes=64 * GIB + moved,
+            processes=tuple(a_process(pid, 8 * GIB + moved) for pid in pids if pid % DEVICES == device),
+            sensors=Sensors(gpu_utilization_ratio=0.5),
+        )
+        for device in range(DEVICES)
+    )
+    reports = tuple(
+        a_report(pid, (a_pool(f"GPU-{pid % DEVICES}", live=6 * GIB + moved, cached=GIB),), workload=f"w{pid % 8}")
+        for pid in pids
+    )
+    now = tick * every
+    return a_snapshot(*devices, seq=tick + 1, elapsed_seconds=1.0 + now, taken_at=now, reports=reports)
+
+
+def main() -> None:
+    gc.freeze()
+    gc.disable()  # as in the daemon, which collects between ticks
+    diagnosis, seconds = Diagnosis(), []
+    for tick in range(TICKS):
+        snapshot = one_snapshot(tick)
+        began = time.thread_time()
+        diagnosis = diagnose(diagnosis, snapshot)
+        seconds.append(time.thread_time() - began)
+        if tick % COLLECT_EVERY == 0:
+            gc.collect()
+    kept = {"verdicts": len(diagnosis.verdicts)}
+    publish(
+        "diagnosis_cost",
+        {"devices": DEVICES, "processes": PROCESSES, **kept, **spread(seconds[WARM:])},
+    )
+
+
+if __name__ == "__main__":
+    main()

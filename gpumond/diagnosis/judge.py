@@ -1,0 +1,338 @@
+"""From the course of devices and lives to verdicts. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from math import inf, isfinite
+
+from gpumond.diagnosis import alarms, sentences
+from gpumond.diagnosis.course import Course, Fall
+from gpumond.diagnosis.form import form
+from gpumond.diagnosis.leak import OUTSIDE, Case, Leak, find, follow, follow_stairs, of_stairs
+from gpumond.diagnosis.levels import REST_MINUTES
+from gpumond.diagnosis.ranks import Ranks
+from gpumond.diagnosis.shapes import SHAPES, Shape, shape
+from gpumond.diagnosis.watch import Key, Watch
+from gpumond.history import UNCLAIMED, USED, History
+from gpumond.idleness import idle_seconds
+from gpumond.model import DeviceReading, ProcessUsage, Snapshot, Verdict
+from gpumond.series import MAX, MINUTE
+
+RECENT_MINUTES = 15
+LEAST_RELEASE = 0.02
+"""An end that gave back less of its device is not worth a word."""
+RELEASE_SECONDS = 60.0
+CRASH_SECONDS = 900.0
+"""For how long these are said."""
+UNCLAIMED_RATIO = 0.02
+"""A device has a course of its own if more than this share of it has no visible owner."""
+RETRIED_SECONDS = 600.0
+DOUBTS = 3
+"""So many minutes in a row speak against a shape before it is said no more."""
+
+Evidence = tuple[tuple[str, float], ...]
+
+
+class Judge:
+    """Everything that is known of the past, and what is concluded from it."""
+
+    def __init__(self, pace: float) -> None:
+        self._course = Course(pace)
+        self._devices: dict[str, DeviceReading] = {}
+        self._parents: frozenset[str | None] = frozenset()
+        self._events: list[tuple[float, Verdict]] = []
+        """With the time until which each is said."""
+        self._full_at: defaultdict[str, float] = defaultdict(lambda: -inf)
+        self._xid_at: defaultdict[str, float] = defaultdict(lambda: -inf)
+        self._xids: dict[tuple[str, int], int] = {}
+        self._begun = False
+        self._ramps: dict[str, tuple[float, float]] = {}
+        """By device: when it was last seen on its way to be full, and the seconds that were left then."""
+        self._crashes: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        self._flat: dict[Key, alarms.Flat] = {}
+        self._ranks = Ranks()
+
+    @property
+    def history(self) -> History:
+        return self._course.history
+
+    def take(self, snapshot: Snapshot) -> bool:
+        """Takes the snapshot in. False if it is not newer than the last."""
+        if not self._course.take(snapshot):
+            return False
+        now = self.history.now
+        self._devices = {device.uuid: device for device in snapshot.devices}
+        self._parents = frozenset(device.parent_uuid for device in snapshot.devices)
+        self._heed_xids(snapshot)
+        for watch, closed in self._course.due:
+            device = self._devices[watch.uuid]
+            if closed > MINUTE and watch.uuid not in self._parents:
+                self._judge_course(watch, device, closed)
+            if watch.pid is None and device.size_bytes:
+                left = alarms.ramp(watch.series, float(device.used_bytes or 0), device.size_bytes)
+                if left is not None:
+                    self._ramps[watch.uuid] = (now, left)
+        for fall in self._course.falls:
+            self._explain(fall)
+        for device in snapshot.devices:
+            whole = self._course.watches.get((device.uuid, None, None))
+            if whole is not None and whole.seen == now:
+                self._judge_pressure(whole, device)
+                self._judge_orphans(whole, device)
+        self._events = [event for event in self._events if event[0] > now]
+        return True
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        watches = self._course.watches.values()
+        said = [verdict for watch in watches for verdict in watch.verdicts.values()]
+        if any(watch.leak for watch in watches):
+            instead = self._ranks.verdicts(watches)
+            if instead:
+                said = [verdict for watch in watches for verdict in _said(watch, instead)]
+        return (*said, *(verdict for _, verdict in self._events))
+
+    def _judge_course(self, watch: Watch, device: DeviceReading, closed: int) -> None:
+        """Shape, leak, fragmentation: all that changes by the minute."""
+        size = device.size_bytes
+        if watch.pid is None and not self._has_own_course(watch, device):
+            watch.leak = None
+            watch.verdicts = {kind: said for kind, said in watch.verdicts.items() if kind not in (*SHAPES, "leak")}
+            return
+        series, what = watch.series, watch.main
+        medians = [value for value in series.column(MINUTE, what, count=REST_MINUTES) if value == value]
+        highs = series.column(MINUTE, what, MAX, 1)
+        if medians and size and highs[-1] == highs[-1]:
+            watch.levels.add(series.times(MINUTE, 1)[-1], medians, highs[-1], size)
+        watch.leak = self._leak(watch, device, closed)
+        self._say_leak(watch, device)
+        found = None if watch.leak else shape(series, what, watch.born, watch.levels, size)
+        self._say_shape(watch, found)
+        if watch.pid is not None:
+            self._judge_split(watch, device)
+            self._judge_idle(watch, device)
+        elif device.processes is None:
+            self._judge_idle(watch, device)
+
+    def _has_own_course(self, watch: Watch, device: DeviceReading) -> bool:
+        if device.processes is None or watch.leak is not None:
+            return True
+        unclaimed = watch.series.column(MINUTE, UNCLAIMED, count=1)[-1]
+        return bool(device.size_bytes) and unclaimed >= UNCLAIMED_RATIO * (device.size_bytes or inf)
+
+    def _leak(self, watch: Watch, device: DeviceReading, closed: int) -> Leak | None:
+        room, leak = self._room(watch.uuid, device), watch.leak
+        if leak is not None:
+            if leak.pause:
+                return follow_stairs(leak, watch.levels.steps, self.history.now)
+            return follow(leak, watch.series, closed)
+        for what in (watch.main, OUTSIDE) if watch.counted else (watch.main,):
+            whole, size = self.history.device(watch.uuid), device.size_bytes
+            leak = find(Case(watch.series, whole, what, watch.born, size, room, self.history.pace), closed)
+            if leak is not None:
+                return leak
+        stairs = watch.levels.stairs(device.size_bytes) if device.size_bytes else ()
+        return of_stairs(stairs, watch.main) if stairs else None
+
+    def _room(self, uuid: str, device: DeviceReading) -> float | None:
+        """Bytes between the device's recent peak and its size."""
+        if device.size_bytes is None or device.used_bytes is None:
+            return None
+        highs = self.history.device(uuid).column(MINUTE, USED, MAX, RECENT_MINUTES)
+        peak = max((high for high in highs if high == high), default=0.0)
+        return max(0.0, device.size_bytes - max(peak, float(device.used_bytes)))
+
+    def _say_leak(self, watch: Watch, device: DeviceReading) -> None:
+        leak, pace = watch.leak, self.history.pace
+        if leak is None:
+            watch.verdicts.pop("leak", None)
+            return
+        room = self._room(watch.uuid, device)
+        per_second = leak.slope * pace
+        left = None if room is None else room / per_second
+        shaped = "stairs" if leak.pause else form(leak, watch.series, self.history.device(watch.uuid))
+        who = sentences.program(watch.name, watch.pid, _label(device))
+        since = self._since(watch, "leak", leak.onset)
+        evidence: list[tuple[str, float]] = [
+            ("slope_bytes_per_second", per_second),
+            ("growth_bytes", leak.growth),
+            ("window_seconds", leak.window / pace),
+            ("significance", leak.significance),
+            ("processes", 1.0),
+            ("devices", 1.0),
+        ]
+        if leak.what == OUTSIDE:
+            evidence.append(("outside_pools", 1.0))
+        summary = sentences.leak(who, _label(device), 60 * per_second, since, left, shaped, leak.what == OUTSIDE)
+        watch.verdicts["leak"] = Verdict(watch.uuid, watch.pid, "leak", since, tuple(evidence), left, summary, shaped)
+
+    def _say_shape(self, watch: Watch, found: Shape | None) -> None:
+        said = next((kind for kind in SHAPES if kind in watch.verdicts), None)
+        watch.doubts = 0 if found is not None and found.kind == said else watch.doubts + 1
+        sudden = watch.leak is not None or (found is not None and found.kind == "step-change")
+        if said is not None and not sudden and 0 < watch.doubts < DOUBTS:
+            return
+        for kind in SHAPES:
+            if found is None or found.kind != kind:
+                watch.verdicts.pop(kind, None)
+        if found is not None:
+            who = sentences.program(watch.name, watch.pid, _label(self._devices[watch.uuid]))
+            since = self._since(watch, found.kind, found.at)
+            evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in found.evidence)
+            self._say(watch, found.kind, since, evidence, sentences.of_shape(found.kind, who, dict(evidence), since))
+
+    def _judge_split(self, watch: Watch, device: DeviceReading) -> None:
+        found = alarms.split(
+            watch.peaks.minutes,
+            device.size_bytes,
+            self.history.now - watch.peaks.retried_at < RETRIED_SECONDS,
+            "fragmentation" in watch.verdicts,
+        )
+        if found is None:
+            watch.verdicts.pop("fragmentation", None)
+            return
+        evidence = (
+            ("fragmentation_ratio", found.ratio),
+            ("peak_live_bytes", found.live),
+            ("peak_kept_bytes", found.kept),
+            ("crept_bytes", found.crept),
+        )
+        who = sentences.program(watch.name, watch.pid, "")
+        summary = sentences.fragmentation(who, _label(device), found.ratio, found.kept, found.live)
+        self._say(watch, "fragmentation", self._since(watch, "fragmentation", found.since), evidence, summary)
+
+    def _judge_idle(self, watch: Watch, device: DeviceReading) -> None:
+        process = next((one for one in device.processes or () if one.pid == watch.pid), None)
+        seconds = self._idle_seconds(watch, device, process)
+        held = watch.series.column(MINUTE, USED if watch.pid else UNCLAIMED, count=1)[-1]
+        held = held if isfinite(held) else watch.used
+        if seconds < alarms.IDLE_SECONDS or not device.size_bytes or held < alarms.IDLE_RATIO * device.size_bytes:
+            watch.verdicts.pop("idle-holder", None)
+            return
+        seconds /= self.history.pace
+        who = sentences.program(watch.name, watch.pid, _label(device))
+        evidence = (("idle_seconds", seconds), ("held_bytes", held))
+        since = self._since(watch, "idle-holder", self.history.now - seconds * self.history.pace)
+        self._say(watch, "idle-holder", since, evidence, sentences.idle(who, _label(device), held, seconds))
+
+    def _idle_seconds(self, watch: Watch, device: DeviceReading, process: ProcessUsage | None) -> float:
+        """As the reading says, else by the device's utilisation. Of this clock; 0 if unknown."""
+        said = idle_seconds(device, process) if process is not None else device.idle_seconds
+        if said is not None:
+            return said * self.history.pace
+        since = self._course.idle_at.get(watch.uuid, inf)
+        return max(0.0, self.history.now - max(since, watch.born))
+
+    def _judge_pressure(self, watch: Watch, device: DeviceReading) -> None:
+        size, used = device.size_bytes, device.used_bytes
+        if not size or used is None:
+            return
+        ratio, (ramp_at, left) = used / size, self._ramps.get(device.uuid, (-inf, 0.0))
+        ramps = self.history.now - ramp_at < alarms.RAMP_HELD_SECONDS
+        if ratio >= alarms.NEARLY_FULL:
+            self._full_at[device.uuid] = self.history.now
+        full = ratio > (alarms.FULL_CLEAR if "pressure" in watch.verdicts else alarms.FULL)
+        if not full and not ramps:
+            watch.verdicts.pop("pressure", None)
+            return
+        soon = left / self.history.pace if ramps else None
+        evidence = (("used_ratio", ratio), ("free_bytes", float(size - used)))
+        since = self._since(watch, "pressure", self.history.now)
+        self._say(watch, "pressure", since, evidence, sentences.pressure(_label(device), ratio, soon), soon)
+
+    def _judge_orphans(self, watch: Watch, device: DeviceReading) -> None:
+        if device.processes is None:
+            return
+        unclaimed = self._course.unclaimed.get(device.uuid, 0.0)
+        if unclaimed >= alarms.ORPHAN_BYTES or "orphan" in watch.verdicts:
+            self._judge_orphan(watch, device, unclaimed, None)
+        else:
+            self._flat.pop(watch.life, None)
+        for process in device.processes:
+            if process.state in ("gone", "zombie") and process.used_bytes is not None:
+                own = self._course.watches.get((device.uuid, process.pid, process.start_ticks))
+                if own is not None:
+                    self._judge_orphan(own, device, float(process.used_bytes), process)
+
+    def _judge_orphan(self, watch: Watch, device: DeviceReading, size: float, process: ProcessUsage | None) -> None:
+        now, busy = self.history.now, device.sensors.gpu_utilization_ratio
+        stretch = self._flat[watch.life] = alarms.flat(self._flat.get(watch.life), size, now)
+        idle = max(0.0, now - self._course.idle_at.get(device.uuid, inf))
+        if not alarms.orphaned(stretch, now, busy, idle, device.size_bytes):
+            watch.verdicts.pop("orphan", None)
+            return
+        seconds = (now - stretch.since) / self.history.pace
+        holders = [one for one in device.processes or () if "holder" in one.kinds]
+        holder = sentences.program(holders[0].comm or "", holders[0].pid, "") if len(holders) == 1 else ""
+        who = "" if process is None else sentences.program(process.comm or watch.name, process.pid, "")
+        evidence = (("unclaimed_bytes" if process is None else "held_bytes", size), ("unchanged_seconds", seconds))
+        since = self._since(watch, "orphan", stretch.since)
+        self._say(watch, "orphan", since, evidence, sentences.orphan(_label(device), size, seconds, who, holder))
+
+    def _explain(self, fall: Fall) -> None:
+        watch, now = fall.watch, self.history.now
+        self._flat.pop(watch.life, None)
+        device = self._devices[watch.uuid]
+        size = device.size_bytes or 0
+        if not fall.given_back or fall.size_bytes < LEAST_RELEASE * size:
+            return
+        label = _label(device)
+        who = sentences.program(watch.name, watch.pid, label)
+        nearly_full_at, xid_at = self._full_at[watch.uuid], self._xid_at[watch.uuid]
+        why = alarms.cause(watch.peaks.failed_at, now, nearly_full_at, xid_at)
+        evidence = (("released_bytes", fall.size_bytes),)
+        if why:
+            summary = sentences.crash(who, label, fall.size_bytes, why)
+            self._event(watch, "crash", CRASH_SECONDS, evidence, summary)
+            self._loop(watch, device)
+        elif fall.ended or fall.emptied:
+            self._event(watch, "release", RELEASE_SECONDS, evidence, sentences.release(who, label, fall.size_bytes))
+
+    def _loop(self, watch: Watch, device: DeviceReading) -> None:
+        now, key = self.history.now, (watch.uuid, watch.name)
+        self._crashes[key] = [at for at in self._crashes[key] if now - at < alarms.LOOP_SECONDS] + [now]
+        times = self._crashes[key]
+        if len(times) >= alarms.LOOP:
+            who, until = watch.name or "a program", times[-alarms.LOOP] + alarms.LOOP_SECONDS
+            summary = sentences.crash_loop(who, _label(device), len(times))
+            self._events = [event for event in self._events if event[1].kind != "crash-loop"]
+            verdict = Verdict(
+                watch.uuid, None, "crash-loop", self.history.unix(times[0]), (("crashes", len(times)),), None, summary
+            )
+            self._events.append((until, verdict))
+
+    def _event(self, watch: Watch, kind: str, seconds: float, evidence: Evidence, summary: str) -> None:
+        now = self.history.now
+        verdict = Verdict(watch.uuid, watch.pid, kind, self.history.unix(now), evidence, None, summary)
+        self._events.append((now + seconds, verdict))
+
+    def _heed_xids(self, snapshot: Snapshot) -> None:
+        for seen in snapshot.xids:
+            key = (seen.device_uuid, seen.xid)
+            # What was counted before the first snapshot is no news.
+            if seen.count > self._xids.get(key, 0) and self._begun:
+                self._xid_at[seen.device_uuid] = self.history.now
+            self._xids[key] = seen.count
+        self._begun = True
+
+    def _since(self, watch: Watch, kind: str, at: float) -> float:
+        """The onset in unix time: a step of the wall clock does not move what has been said."""
+        said = watch.verdicts.get(kind)
+        return self.history.unix(at) if said is None else said.since
+
+    def _say(
+        self, watch: Watch, kind: str, since: float, evidence: Evidence, summary: str, left: float | None = None
+    ) -> None:
+        watch.verdicts[kind] = Verdict(watch.uuid, watch.pid, kind, since, evidence, left, summary)
+
+
+def _said(watch: Watch, instead: Mapping[Key, Verdict | None]) -> Iterator[Verdict]:
+    """The watch's verdicts, its leak replaced by what is said for all."""
+    for verdict in watch.verdicts.values():
+        shown = instead.get(watch.life, verdict) if verdict.kind == "leak" else verdict
+        if shown is not None:
+            yield shown
+
+
+def _label(device: DeviceReading) -> str:
+    return f"GPU {device.index}"

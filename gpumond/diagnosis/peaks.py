@@ -1,0 +1,62 @@
+"""The most that the pools of one process had live, and kept, in each minute. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from gpumond.diagnosis.fragmentation import kept_bytes
+from gpumond.model import AgentReport
+
+MINUTES = 60
+MINUTE_SECONDS = 60.0
+
+
+class Peak(NamedTuple):
+    """Of the minute from ``at`` on. *Kept* is what no flush returns."""
+
+    at: float
+    live: int
+    kept: int
+
+
+class Peaks:
+    """The peaks of the last hour on one device, and when an allocation was last retried, or failed."""
+
+    __slots__ = ("_last", "_ooms", "_reported", "_retries", "failed_at", "minutes", "retried_at")
+
+    def __init__(self, never: float) -> None:
+        self.minutes: deque[Peak] = deque(maxlen=MINUTES)
+        self.failed_at = self.retried_at = never
+        self._last = Peak(never, 0, 0)
+        self._reported = self._ooms = self._retries = -1
+        """The counters as they were last; what was counted before the first report is no news."""
+
+    def add(self, report: AgentReport, device_uuid: str, now: float) -> None:
+        live = kept = ooms = retries = highest = 0
+        for pool in report.pools:
+            if pool.device_uuid == device_uuid and not pool.inside:
+                live += pool.live_bytes
+                kept += kept_bytes(pool)
+                highest += pool.peak_live_bytes or 0
+                ooms += pool.ooms or 0
+                retries += pool.retries or 0
+        if highest > self._reported:
+            if self._reported >= 0:
+                # A reported peak that rose was reached just now, however short it was.
+                live, kept = max(live, highest), max(kept, highest)
+            self._reported = highest
+        elif highest < self._reported:
+            self._reported = highest
+        if ooms > self._ooms:
+            self.failed_at = now if self._ooms >= 0 else self.failed_at
+            self._ooms = ooms
+        if retries > self._retries:
+            self.retried_at = now if self._retries >= 0 else self.retried_at
+            self._retries = retries
+        last = self._last
+        if now - last.at >= MINUTE_SECONDS:
+            self._last = Peak(now, live, kept)
+            self.minutes.append(self._last)
+        elif live > last.live or kept > last.kept:
+            self._last = self.minutes[-1] = Peak(last.at, max(last.live, live), max(last.kept, kept))

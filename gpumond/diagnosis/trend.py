@@ -1,0 +1,57 @@
+"""Trends that no outlier and no tie can feign. Pure.
+
+``mann_kendall``: H. B. Mann 1945, M. G. Kendall 1975, with the variance corrected for ties and the correction for
+continuity. ``sen``: P. K. Sen 1968. Both look at every pair, and are meant for a dozen values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import sqrt
+
+CONSISTENT = 1.4826
+"""Times the median absolute deviation: the standard deviation of normal noise."""
+
+
+def mann_kendall(values: Sequence[float]) -> float:
+    """How many standard deviations the count of rising pairs exceeds that of falling ones; 0 if all are alike."""
+    count = len(values)
+    balance = 0
+    for i in range(1, count):
+        last = values[i]
+        for j in range(i):
+            before = values[j]
+            balance += (last > before) - (last < before)
+    if balance == 0:
+        return 0.0
+    ties = sum(n * (n - 1) * (2 * n + 5) for n in Counter(values).values() if n > 1)
+    variance = (count * (count - 1) * (2 * count + 5) - ties) / 18
+    return (balance - (1 if balance > 0 else -1)) / sqrt(variance)
+
+
+def sen(times: Sequence[float], values: Sequence[float]) -> float:
+    """The median slope of all pairs, per unit of time; 0 for less than two values."""
+    slopes = [
+        (values[i] - values[j]) / (times[i] - times[j])
+        for i in range(1, len(values))
+        for j in range(i)
+        if times[i] != times[j]
+    ]
+    return median(slopes) if slopes else 0.0
+
+
+def spread(times: Sequence[float], values: Sequence[float], slope: float) -> float:
+    """Robust standard deviation of the values around a line of that slope."""
+    rest = [value - slope * at for at, value in zip(times, values, strict=True)]
+    middle = median(rest)
+    return CONSISTENT * median([abs(value - middle) for value in rest])
+
+
+def median(values: Sequence[float]) -> float:
+    """Raises ValueError if there are none."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("a median needs a value")
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -1,0 +1,96 @@
+"""Small courses of memory as snapshots, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from random import Random
+
+from gpumond.diagnosis import Diagnosis, diagnose
+from gpumond.model import DeviceReading, ProcessUsage, Snapshot, Verdict
+from gpumond.sensors import Sensors
+from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
+
+MIB = 1 << 20
+MINUTE = 60.0
+HOUR = 3600.0
+SIZE = 80 * GIB
+
+Curve = Callable[[float], float]
+"""Seconds from the start to bytes."""
+
+
+def steps_of(minutes: float, every: float = 1.0) -> Iterator[float]:
+    return (number * every for number in range(int(minutes * MINUTE / every) + 1))
+
+
+def noisy(curve: Curve, deviation: float, seed: int = 1) -> Curve:
+    dice = Random(seed)
+    return lambda at: curve(at) + dice.gauss(0.0, deviation)
+
+
+def leaking(per_minute: float, onset: float = 0.0, base: float = 20 * GIB) -> Curve:
+    """Bytes a minute from ``onset`` (minutes) on."""
+    return lambda at: base + per_minute * max(0.0, at / MINUTE - onset)
+
+
+def at_moment(at: float, *devices: DeviceReading, **fields: object) -> Snapshot:
+    return a_snapshot(*devices, seq=int(at) + 1, elapsed_seconds=at, taken_at=1e9 + at, **fields)
+
+
+def by_process(curve: Curve, times: Iterable[float], **fields: object) -> Iterator[Snapshot]:
+    """One process that only the driver sees."""
+    for at in times:
+        used = int(curve(at))
+        yield at_moment(at, of_device(used, (a_process(10, used, comm="train"),), **fields))
+
+
+def by_agent(live: Curve, held: Curve, times: Iterable[float], outside: Curve = lambda at: GIB) -> Iterator[Snapshot]:
+    for at in times:
+        own, whole = int(live(at)), int(held(at))
+        used = whole + int(outside(at))
+        report = a_report(10, (a_pool(live=own, cached=whole - own),))
+        yield at_moment(at, of_device(used, (a_process(10, used),)), reports=(report,))
+
+
+def by_device(curve: Curve, times: Iterable[float], **fields: object) -> Iterator[Snapshot]:
+    """A device whose driver lists no processes."""
+    for at in times:
+        yield at_moment(at, of_device(int(curve(at)), None, **fields))
+
+
+def of_device(
+    used: int, processes: tuple[ProcessUsage, ...] | None, busy: float | None = 0.5, **fields: object
+) -> DeviceReading:
+    sensors = Sensors(gpu_utilization_ratio=busy)
+    return a_device(used_bytes=used, size_bytes=SIZE, processes=processes, sensors=sensors, **fields)
+
+
+def onsets(snapshots: Iterable[Snapshot], pace: float = 1.0) -> list[tuple[float, Verdict]]:
+    """Every verdict when it begins to hold, with the elapsed seconds."""
+    diagnosis, standing, found = (
+        Diagnosis(pace),
+        frozenset[tuple[str, int | None, str]](),
+        list[tuple[float, Verdict]](),
+    )
+    for snapshot in snapshots:
+        diagnosis = diagnose(diagnosis, snapshot)
+        said = {(verdict.device_uuid, verdict.pid, verdict.kind): verdict for verdict in diagnosis.verdicts}
+        found += [(snapshot.elapsed_seconds, said[key]) for key in said if key not in standing]
+        standing = frozenset(said)
+    return found
+
+
+def first(found: Iterable[tuple[float, Verdict]], kind: str) -> tuple[float, Verdict] | None:
+    return next(((at, verdict) for at, verdict in found if verdict.kind == kind), None)
+
+
+def last(snapshots: Iterable[Snapshot], pace: float = 1.0) -> tuple[Verdict, ...]:
+    """The verdicts that hold at the end."""
+    diagnosis = Diagnosis(pace)
+    for snapshot in snapshots:
+        diagnosis = diagnose(diagnosis, snapshot)
+    return diagnosis.verdicts
+
+
+def kinds(found: Iterable[tuple[float, Verdict]]) -> set[str]:
+    return {verdict.kind for _, verdict in found}

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.diagnosis.curves import (
+    GIB,
+    HOUR,
+    MIB,
+    MINUTE,
+    SIZE,
+    Curve,
+    by_agent,
+    by_device,
+    by_process,
+    first,
+    kinds,
+    last,
+    leaking,
+    noisy,
+    onsets,
+    steps_of,
+)
+
+QUIET = 4 * MIB
+
+
+def flat(level: float) -> Curve:
+    return lambda at: level
+
+
+@pytest.mark.parametrize("per_minute", [32 * MIB, 60 * MIB, 500 * MIB])
+@pytest.mark.parametrize("see", [by_process, by_device])
+def test_a_quiet_linear_leak_is_found_within_15_minutes(see, per_minute: float):
+    found = first(onsets(see(noisy(leaking(per_minute, onset=20), QUIET), steps_of(36))), "leak")
+    assert found is not None
+    at, leak = found
+    assert 20 * MINUTE < at <= 35 * MINUTE
+    slope = dict(leak.evidence)["slope_bytes_per_second"]
+    assert slope == pytest.approx(per_minute / MINUTE, rel=0.1)
+    assert leak.since == pytest.approx(1e9 + 20 * MINUTE, abs=3 * MINUTE)
+    free = SIZE - leaking(per_minute, onset=20)(at)
+    assert leak.time_to_oom_seconds == pytest.approx(free / per_minute * MINUTE, rel=0.1)
+    assert leak.form == "linear"
+
+
+def test_a_leak_in_noisy_serving_is_found_within_the_hour():
+    curve = noisy(leaking(128 * MIB, onset=30), 0.3 * GIB)
+    found = first(onsets(by_process(curve, steps_of(95))), "leak")
+    assert found is not None
+    assert 30 * MINUTE < found[0] <= 90 * MINUTE
+
+
+@pytest.mark.parametrize("every", [15.0, 57.0])
+def test_a_leak_is_found_at_the_pace_of_other_collectors(every: float):
+    curve = noisy(leaking(64 * MIB, onset=60), 0.3 * GIB)
+    found = first(onsets(by_process(curve, steps_of(300, every))), "leak")
+    assert found is not None
+    assert found[0] > 60 * MINUTE
+
+
+def test_minutes_with_one_sample_each_are_not_trusted():
+    """What looks like a leak at a sample a minute for a quarter of an hour is left alone."""
+    curve = leaking(60 * MIB, onset=20)
+    assert first(onsets(by_process(curve, steps_of(36, 57.0))), "leak") is None
+    assert first(onsets(by_process(curve, steps_of(36, 1.0))), "leak") is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "curve", "minutes"),
+    [
+        ("flat", flat(50 * GIB), 60),
+        ("noise", noisy(flat(50 * GIB), GIB), 120),
+        ("slow warm-up", lambda at: 50 * GIB * (1 - math.exp(-at / (20 * MINUTE))), 150),
+        ("logarithm", lambda at: 4 * GIB * math.log(1 + at / MINUTE), 240),
+        ("one step", lambda at: (20 if at < 45 * MINUTE else 40) * GIB, 90),
+        ("two steps", lambda at: (20 + 2 * (at > 120 * MINUTE) + 2 * (at > 150 * MINUTE)) * GIB, 240),
+        ("three steps", lambda at: (20 + 10 * min(3, at // (80 * MINUTE))) * GIB, 330),
+        ("ramps", lambda at: 20 * GIB + max(0.0, at % (30 * MINUTE) - 20 * MINUTE) * GIB / MINUTE, 180),
+        ("one ramp", lambda at: 20 * GIB + min(10 * MINUTE, max(0.0, at - HOUR)) / MINUTE * GIB, 120),
+        ("a long wave", noisy(lambda at: (30 - 8 * math.cos(at / HOUR * math.pi)) * GIB, 64 * MIB), 300),
+        ("below the floor", leaking(2 * MIB, onset=20), 60),
+    ],
+)
+@pytest.mark.parametrize("see", [by_process, by_device])
+def test_what_is_no_leak_is_not_called_one(see, name: str, curve: Curve, minutes: float):
+    if name == "a long wave":  # only what came before can tell: the first rise of a life is a rise
+        curve_from_its_height: Curve = lambda at: curve(at + HOUR)  # noqa: E731
+        assert "leak" not in kinds(onsets(see(curve_from_its_height, steps_of(minutes, 5.0))))
+        return
+    assert "leak" not in kinds(onsets(see(curve, steps_of(minutes, 5.0 if minutes > 100 else 1.0))))
+
+
+def test_growth_that_follows_the_load_is_no_leak():
+    def snapshots(rising: bool):
+        for at in steps_of(60):
+            busy = 0.2 + 0.6 * max(0.0, at - 20 * MINUTE) / (40 * MINUTE) if rising else 0.4
+            yield from by_process(leaking(100 * MIB, onset=20), [at], busy=busy)
+
+    assert "leak" not in kinds(onsets(snapshots(rising=True)))
+    assert "leak" in kinds(onsets(snapshots(rising=False)))
+
+
+def test_live_bytes_are_trusted_more_than_what_the_driver_counts():
+    """A cache that grows while as much is live as ever is no leak of the program."""
+    growing = leaking(100 * MIB, onset=15)
+    assert "leak" not in kinds(onsets(by_agent(flat(10 * GIB), growing, steps_of(50))))
+    found = first(onsets(by_agent(leaking(100 * MIB, onset=15, base=10 * GIB), flat(40 * GIB), steps_of(50))), "leak")
+    assert found is not None
+    assert found[1].pid == 10
+
+
+def test_growth_beside_the_pools_is_a_leak_that_says_so():
+    outside = leaking(100 * MIB, onset=15, base=GIB)
+    found = first(onsets(by_agent(flat(10 * GIB), flat(12 * GIB), steps_of(50), outside)), "leak")
+    assert found is not None
+    assert dict(found[1].evidence)["outside_pools"] == 1
+    assert "beside its pools" in found[1].summary
+
+
+def test_a_saw_tooth_whose_floor_rises_is_a_leak():
+    def live(at: float) -> float:
+        epoch = at // (5 * MINUTE)
+        return 20 * GIB + max(0, epoch - 5) * 254 * MIB + (at % (5 * MINUTE)) / (5 * MINUTE) * 16 * GIB
+
+    found = first(onsets(by_agent(live, flat(60 * GIB), steps_of(120))), "leak")
+    assert found is not None
+    assert dict(found[1].evidence)["slope_bytes_per_second"] == pytest.approx(254 * MIB / 300, rel=0.2)
+
+
+def test_evaluations_that_keep_half_are_a_leak_from_the_second_on():
+    def live(at: float) -> float:
+        done, now = divmod(at - 15 * MINUTE, 30 * MINUTE)
+        kept = 12 * GIB * (max(-1.0, done) + 1)
+        return 10 * GIB + kept + (12 * GIB if done >= 0 and now < 60 else 0)
+
+    found = first(onsets(by_agent(live, lambda at: max(live(at), 60 * GIB), steps_of(80))), "leak")
+    assert found is not None
+    assert 45 * MINUTE < found[0] < 55 * MINUTE
+    assert found[1].form == "stairs"
+
+
+def test_a_leak_in_proportion_to_load_says_so():
+    def snapshots():
+        level = 20.0 * GIB
+        for at in steps_of(120):
+            busy = (at // (10 * MINUTE)) % 2 == 0
+            level += 5 * MIB if busy and at > 20 * MINUTE else 0
+            yield from by_process(flat(level), [at], busy=0.7 if busy else 0.0)
+
+    leak = next(verdict for verdict in last(snapshots()) if verdict.kind == "leak")
+    assert leak.form == "load-proportional"
+
+
+def test_stairs_are_called_stairs():
+    curve: Curve = lambda at: 20 * GIB + at // (4 * MINUTE) * 400 * MIB  # noqa: E731
+    leak = next(verdict for verdict in last(by_process(curve, steps_of(90))) if verdict.kind == "leak")
+    assert leak.form == "stairs"
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [("returned", lambda at: 20 * GIB), ("stopped", lambda at: 20 * GIB + 40 * 100 * MIB)],
+)
+def test_a_leak_that_is_over_is_said_no_more(name: str, after: Curve):
+    leak = leaking(100 * MIB, onset=20)
+    verdicts = last(by_process(lambda at: leak(at) if at < HOUR else after(at), steps_of(150)))
+    assert "leak" not in {verdict.kind for verdict in verdicts}
+
+
+def test_a_leak_is_said_without_end_while_it_lasts():
+    found = onsets(by_process(noisy(leaking(64 * MIB, onset=20), 0.1 * GIB), steps_of(300)))
+    assert [verdict.kind for _, verdict in found].count("leak") == 1
+
+
+def test_ranks_that_leak_together_are_said_once_with_how_many_they_are():
+    from tests.diagnosis.curves import at_moment, of_device
+    from tests.making import a_process
+
+    def snapshots():
+        for at in steps_of(45):
+            used = [int(leaking((60 + rank) * MIB, onset=15)(at)) for rank in range(4)]
+            yield at_moment(
+                at,
+                *(
+                    of_device(size, (a_process(10 + rank, size, comm="train"),), uuid=f"GPU-{rank}", index=rank)
+                    for rank, size in enumerate(used)
+                ),
+            )
+
+    leaks = [verdict for verdict in last(snapshots()) if verdict.kind == "leak"]
+    assert len(leaks) == 1
+    evidence = dict(leaks[0].evidence)
+    assert (evidence["processes"], evidence["devices"]) == (4, 4)
+    assert leaks[0].summary.startswith("4 programs on 4 devices grow together")
+
+
+def test_the_sentence_has_pace_onset_and_end():
+    found = first(onsets(by_process(leaking(64 * MIB, onset=20, base=40 * GIB), steps_of(36))), "leak")
+    assert found is not None
+    assert found[1].summary.startswith("train (pid 10) keeps 64.0 MiB more each minute since 02:")
+    assert "; GPU 0 is full in 10 h" in found[1].summary
