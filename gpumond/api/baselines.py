@@ -1,0 +1,167 @@
+"""Baselines over HTTP: measure, look, measure again and compare, delete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from gpumond.api import examples
+from gpumond.api.auth import bearer, require_rules
+from gpumond.api.problems import responses
+from gpumond.baseline import Baseline, Comparison, Difference, Distribution, Measured, WorkloadMeasures
+from gpumond.measurements import Measurements
+
+router = APIRouter(tags=["baselines"])
+
+DAY_SECONDS = 86400.0
+Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="At most 64 of A-Za-z0-9._-")]
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineEntry:
+    """One baseline without its distributions. ``complete`` is false while it is measured."""
+
+    name: str
+    workload: str | None
+    started_at: float
+    for_seconds: float
+    seconds: float
+    complete: bool
+    workloads: tuple[str, ...]
+
+
+class RecordBody(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"for_seconds": 600, "workload": "train"}]}
+    )
+
+    for_seconds: float = Field(ge=1, le=DAY_SECONDS)
+    workload: str | None = Field(default=None, min_length=1, max_length=256)
+
+
+class CompareBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"for_seconds": 600}]})
+
+    for_seconds: float = Field(ge=1, le=DAY_SECONDS)
+
+
+GIB = float(examples.GIB)
+LEVELS = (31 * GIB, 30.5 * GIB, 31 * GIB)
+LIVE = Measured("live", Distribution(34 * GIB, 31 * GIB, 30.5 * GIB, 31 * GIB, LEVELS))
+EXAMPLE = Baseline(
+    "nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, (WorkloadMeasures("train", 600.0, (LIVE,), 3, 1),)
+)
+EXAMPLE_ENTRY = BaselineEntry("nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, ("train",))
+EXAMPLE_COMPARISON = Comparison(
+    "nightly",
+    examples.TAKEN_AT,
+    examples.TAKEN_AT + 86400,
+    600.0,
+    600.0,
+    True,
+    (Difference("train", "live", "typical", 31 * GIB, 34.1 * GIB, 3.1 * GIB, 0.1, 2.9 * GIB, 3.3 * GIB),),
+)
+ENTRIES, ONE = TypeAdapter(list[BaselineEntry]), TypeAdapter(Baseline)
+COMPARED = TypeAdapter(Comparison)
+CHANGES = [Depends(bearer)]
+
+
+def _answers(status: int, adapter: TypeAdapter[Any], kind: Any, example: Any, *problems: int) -> dict[str, Any]:
+    content = {"application/json": {"example": adapter.dump_python(example, mode="json")}}
+    return {
+        "response_model": None,
+        "status_code": status,
+        "responses": {status: {"model": kind, "content": content}, **responses(*problems)},
+    }
+
+
+def _kept(request: Request) -> Measurements:
+    kept: Measurements = request.app.state.view.baselines
+    return kept
+
+
+def _entry(baseline: Baseline) -> BaselineEntry:
+    return BaselineEntry(
+        baseline.name,
+        baseline.workload,
+        baseline.started_at,
+        baseline.for_seconds,
+        baseline.seconds,
+        baseline.complete,
+        tuple(each.workload for each in baseline.workloads),
+    )
+
+
+def _json(adapter: TypeAdapter[Any], value: Any, status: int = 200) -> Response:
+    return Response(adapter.dump_json(value), status, media_type="application/json")
+
+
+@router.get(
+    "/baselines",
+    summary="The baselines that are kept or under way",
+    **_answers(200, ENTRIES, list[BaselineEntry], [EXAMPLE_ENTRY], 503, 507),
+)
+async def baselines(request: Request) -> Response:
+    return _json(ENTRIES, [_entry(each) for each in await _kept(request).all()])
+
+
+@router.get(
+    "/baselines/{name}",
+    summary="One baseline with its distributions",
+    **_answers(200, ONE, Baseline, EXAMPLE, 404, 422, 503, 507),
+)
+async def baseline(request: Request, name: Name) -> Response:
+    return _json(ONE, await _kept(request).get(name))
+
+
+@router.put(
+    "/baselines/{name}",
+    summary="Measure a baseline",
+    dependencies=CHANGES,
+    **_answers(202, ONE, Baseline, EXAMPLE, 401, 403, 409, 422, 503, 507),
+)
+async def record(request: Request, name: Name, body: RecordBody, by: str = Depends(require_rules)) -> Response:
+    """Answers at once, and measures from now on: `complete` says when it is done and kept.
+
+    One of that name is replaced when this one is done, and what was compared with it is void.
+    """
+    await _kept(request).record(name, body.for_seconds, body.workload, by)
+    return _json(ONE, await _kept(request).get(name), 202)
+
+
+@router.delete(
+    "/baselines/{name}",
+    summary="Remove a baseline, or give up measuring it",
+    dependencies=CHANGES,
+    status_code=204,
+    response_model=None,
+    responses=responses(401, 403, 404, 422, 503, 507),
+)
+async def remove(request: Request, name: Name, by: str = Depends(require_rules)) -> Response:
+    await _kept(request).delete(name, by)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/baselines/{name}/compare",
+    summary="Measure again, to compare",
+    dependencies=CHANGES,
+    **_answers(202, COMPARED, Comparison, EXAMPLE_COMPARISON, 401, 403, 404, 422, 503, 507),
+)
+async def measure_again(request: Request, name: Name, body: CompareBody, by: str = Depends(require_rules)) -> Response:
+    """Answers at once, and measures from now on, the same workloads as the baseline."""
+    await _kept(request).measure_again(name, body.for_seconds, by)
+    return _json(COMPARED, await _kept(request).comparison(name), 202)
+
+
+@router.get(
+    "/baselines/{name}/compare",
+    summary="The baseline beside what was measured again last",
+    **_answers(200, COMPARED, Comparison, EXAMPLE_COMPARISON, 404, 422, 503, 507),
+)
+async def comparison(request: Request, name: Name) -> Response:
+    return _json(COMPARED, await _kept(request).comparison(name))

@@ -1,0 +1,192 @@
+"""``gpumond baseline``: measure, change something, measure again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from gpumond.baseline import Comparison, Difference, Threshold, threshold
+from gpumond.cli import DONE, FAILED, client
+from gpumond.cli.table import table
+from gpumond.errors import ConfigError, DaemonError, ProtocolError
+from gpumond.units import human, seconds
+from gpumond.wire import from_json, to_json
+
+ROUTE = "/api/v1/baselines"
+POLL_SECONDS = 1.0
+SAVING_SECONDS = 30.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(dest="what", metavar="record|compare|list|delete", required=True)
+    record = what.add_parser("record", help="measure what workloads hold, and keep it")
+    record.add_argument("name", metavar="NAME")
+    record.add_argument("--for", dest="duration", required=True, metavar="DURATION", help="how long, such as 10m")
+    record.add_argument("--workload", metavar="W", help="this one alone")
+    compare = what.add_parser("compare", help="measure again, and show what has changed")
+    compare.add_argument("name", metavar="NAME")
+    compare.add_argument("--for", dest="duration", metavar="DURATION", help="measure so long (default: show the last)")
+    compare.add_argument("--fail-above", metavar="SHARE", help="exit code 1 if peak live grew by more: 5%%")
+    compare.add_argument(
+        "--fail-if",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="exit code 1 if so; repeatable: 'held_typical>1GiB', 'retries_rate>0', 'utilization_typical<-10%%'",
+    )
+    compare.add_argument("--plot", type=Path, metavar="FILE", help="draw it into a .svg or .png")
+    entries = what.add_parser("list", help="the baselines that are kept")
+    delete = what.add_parser("delete", help="remove one")
+    delete.add_argument("name", metavar="NAME")
+    for each in (record, compare, entries, delete):
+        client.add_arguments(each)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return {"record": _record, "compare": _compare, "list": _list, "delete": _delete}[arguments.what](arguments)
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    body = {"for_seconds": _duration(arguments.duration), "workload": arguments.workload}
+    client.put(arguments.url, f"{ROUTE}/{arguments.name}", body)
+    kept = _wait(arguments.url, f"{ROUTE}/{arguments.name}", body["for_seconds"])
+    if arguments.json:
+        print(json.dumps(kept, indent=2))
+        return DONE
+    print(table(("WORKLOAD", "MEASURE", ">TYPICAL", ">FROM", ">TO", ">PEAK"), _measures(kept)))
+    if not kept["workloads"]:
+        print("gpumond: nothing was seen that holds memory; is the workload running?", file=sys.stderr)
+    return DONE
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    thresholds = _thresholds(arguments)
+    if arguments.plot is not None:
+        from gpumond.cli import plot
+
+        plot.check(arguments.plot)
+    route = f"{ROUTE}/{arguments.name}/compare"
+    if arguments.duration is not None:
+        duration = _duration(arguments.duration)
+        client.post(arguments.url, route, {"for_seconds": duration}, timeout=30)
+        found = _wait(arguments.url, route, duration)
+    else:
+        found = client.get(arguments.url, route)
+    try:
+        comparison = from_json(Comparison, to_json(found))
+    except ProtocolError as error:
+        raise DaemonError(f"the daemon's answer cannot be read ({error}); is it of another version?") from None
+    print(json.dumps(found, indent=2) if arguments.json else "\n".join(_report(comparison)))
+    if arguments.plot is not None:
+        plot.draw(comparison, arguments.plot)
+    failures = list(_failures(comparison.differences, thresholds))
+    for failure in failures:
+        print(f"gpumond: {failure}", file=sys.stderr)
+    return FAILED if failures else DONE
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    entries = client.get(arguments.url, ROUTE)
+    header = ("NAME", "STARTED", ">SECONDS", "STATE", "WORKLOADS")
+    print(json.dumps(entries, indent=2) if arguments.json else table(header, map(_entry, entries)))
+    return DONE
+
+
+def _delete(arguments: argparse.Namespace) -> int:
+    client.delete(arguments.url, f"{ROUTE}/{arguments.name}")
+    if arguments.json:
+        print(json.dumps({"deleted": arguments.name}))
+    return DONE
+
+
+def _wait(url: str, route: str, duration: float) -> Any:
+    """The answer once it is complete."""
+    print(f"gpumond: measuring for {duration:g} s", file=sys.stderr)
+    end = time.monotonic() + duration + SAVING_SECONDS
+    while not (answer := client.get(url, route))["complete"]:
+        if time.monotonic() > end:
+            raise DaemonError("measured, but the daemon cannot keep it: see `gpumond status` for its store")
+        time.sleep(POLL_SECONDS)
+    return answer
+
+
+def _duration(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise ConfigError(f"--for {text!r}: {error}") from None
+
+
+def _thresholds(arguments: argparse.Namespace) -> list[Threshold]:
+    above = [] if arguments.fail_above is None else [("--fail-above", arguments.fail_above, "live_peak>")]
+    found = []
+    for option, text, before in [*above, *(("--fail-if", text, "") for text in arguments.fail_if)]:
+        try:
+            found.append(threshold(before + text))
+        except ValueError as error:
+            raise ConfigError(f"{option} {text!r}: {error}") from None
+    return found
+
+
+def _failures(differences: Sequence[Difference], thresholds: Sequence[Threshold]) -> Iterator[str]:
+    """What could not be compared did not hold."""
+    for limit in thresholds:
+        own = [each for each in differences if each.name == limit.name]
+        if not own:
+            yield f"{limit.text}: nothing to compare was measured"
+        for each in own:
+            if each.difference is None:
+                side = "after" if each.after is None else "before"
+                yield f"{limit.text}: {each.workload} was not seen {side}"
+            elif limit.exceeded(each):
+                before, after = _shown(each, each.before), _shown(each, each.after)
+                yield f"{limit.text}: {each.workload} went from {before} to {after} {_share(each)}".rstrip()
+
+
+def _report(comparison: Comparison) -> Iterator[str]:
+    header = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95 % FROM", ">TO")
+    yield table(header, _rows(comparison.differences))
+    longer, shorter = sorted((comparison.before_seconds, comparison.after_seconds), reverse=True)
+    if longer > 1.5 * shorter:
+        yield f"\npeaks of {comparison.before_seconds:.0f} s and {comparison.after_seconds:.0f} s do not compare well"
+
+
+def _rows(differences: Sequence[Difference]) -> Iterator[list[str]]:
+    for each in differences:
+        if each.before or each.after:
+            values = (each.before, each.after, each.difference)
+            shown = [_shown(each, value) for value in values]
+            yield [each.workload, each.name, *shown, _share(each), _shown(each, each.low), _shown(each, each.high)]
+
+
+def _shown(each: Difference, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if each.measure == "utilization":
+        return f"{100 * value:.1f} %"
+    return f"{value:.1f}/h" if each.measure == "retries" else human(value)
+
+
+def _share(each: Difference) -> str:
+    return "" if each.ratio is None else f"{100 * each.ratio:+.1f} %"
+
+
+def _measures(kept: Any) -> Iterator[list[str]]:
+    for workload in kept["workloads"]:
+        for each in workload["measures"]:
+            found = each["distribution"]
+            shown = Difference(workload["workload"], each["measure"], "", None, None)
+            values = (_shown(shown, found[name]) for name in ("typical", "low", "high", "peak"))
+            yield [workload["workload"], each["measure"], *values]
+
+
+def _entry(entry: Any) -> list[str]:
+    started = datetime.fromtimestamp(entry["started_at"]).strftime("%Y-%m-%d %H:%M:%S") if entry["started_at"] else "-"
+    state = "kept" if entry["complete"] else "being measured"
+    return [entry["name"], started, f"{entry['seconds']:.0f}", state, ", ".join(entry["workloads"])]

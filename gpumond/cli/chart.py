@@ -1,0 +1,91 @@
+"""A small chart of one series for a terminal, of bounded size however long the series. Not a verb."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from gpumond.units import human
+
+WIDTH = 72
+LABEL = 11
+COLUMNS = WIDTH - LABEL
+ROWS = 4
+BINS = 4 * COLUMNS
+BLOCKS = " ▁▂▃▄▅▆▇█"
+ASCII = " ...:::##"
+
+
+class Curve:
+    """Largest value of each stretch of time; stretches are doubled when there are too many."""
+
+    def __init__(self) -> None:
+        self._start: float | None = None
+        self._stretch = 1.0
+        self._highest: list[float | None] = []
+
+    def add(self, at: float, value: float) -> None:
+        """``at`` never goes back."""
+        if self._start is None:
+            self._start = at
+        while (slot := int((at - self._start) / self._stretch)) >= BINS:
+            self._halve()
+        self._highest += [None] * (slot + 1 - len(self._highest))
+        before = self._highest[slot]
+        self._highest[slot] = value if before is None else max(before, value)
+
+    def column(self, at: float) -> int:
+        """Where that moment is in the chart."""
+        used = max(1, len(self._highest))
+        slot = int((at - (self._start or 0.0)) / self._stretch)
+        return min(COLUMNS - 1, max(0, slot * COLUMNS // used))
+
+    def columns(self) -> list[float | None]:
+        """The highest value of each column; None where the series was not seen."""
+        used = len(self._highest)
+        if not used:
+            return []
+        own: list[list[float]] = [[] for _ in range(COLUMNS)]
+        for slot in range(max(used, COLUMNS)):
+            value = self._highest[slot * used // max(used, COLUMNS)]
+            if value is not None:
+                own[slot * COLUMNS // max(used, COLUMNS)].append(value)
+        return [max(values, default=None) for values in own]
+
+    def _halve(self) -> None:
+        pairs = zip(self._highest[::2], [*self._highest[1::2], None], strict=False)
+        self._highest = [max((v for v in pair if v is not None), default=None) for pair in pairs]
+        self._stretch *= 2
+
+
+def draw(curve: Curve, top: float | None, marks: Iterable[float] = (), blocks: str | None = None) -> list[str]:
+    """Lines at most ``WIDTH`` wide: from 0 to ``top`` (or the highest value), and a ``^`` below each of ``marks``."""
+    blocks = blocks or (BLOCKS if can_show(BLOCKS) else ASCII)
+    columns = curve.columns()
+    highest = max((value for value in columns if value is not None), default=0.0)
+    scale = max(top or 0.0, highest) or 1.0
+    levels = [None if value is None else round(value / scale * ROWS * 8) for value in columns]
+    lines = []
+    for row in reversed(range(ROWS)):
+        label = human(scale) if row == ROWS - 1 else "0" if row == 0 else ""
+        cells = "".join(_cell(level, row, blocks) for level in levels)
+        lines.append(f"{label:>{LABEL - 1}} {cells}".rstrip())
+    places = {curve.column(at) for at in marks}
+    if places:
+        lines.append(" " * LABEL + "".join("^" if at in places else " " for at in range(max(places) + 1)))
+    return lines
+
+
+def can_show(text: str) -> bool:
+    """Whether standard output can."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _cell(level: int | None, row: int, blocks: Sequence[str]) -> str:
+    if level is None:
+        return " "
+    return blocks[min(8, max(1 if row == 0 else 0, level - 8 * row))] if level >= 8 * row else " "

@@ -1,0 +1,92 @@
+"""``gpumond record``: a daemon's snapshots as JSON lines, each once, for ``gpumond diagnose``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import BinaryIO
+
+from gpumond.cli import DONE, client
+from gpumond.errors import ConfigError, DaemonError, ProtocolError
+from gpumond.model import Snapshot
+from gpumond.units import seconds
+from gpumond.wire import from_json, to_json
+
+POLLS_A_TICK = 4
+SHORTEST_SECONDS, FIRST_SECONDS, LONGEST_SECONDS = 0.02, 0.1, 0.5
+NOT_YET = 503
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append to this file (default: standard output)")
+    parser.add_argument("--for", dest="duration", metavar="DURATION", help="such as 10m (default: until Ctrl-C)")
+    client.add_url(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    count = missed = 0
+    last: Snapshot | None = None
+    try:
+        duration = float("inf") if arguments.duration is None else seconds(arguments.duration)
+    except ValueError as error:
+        raise ConfigError(f"--for {arguments.duration!r}: {error}") from None
+    try:
+        with _opened(arguments.out) as out:
+            for snapshot in taken(arguments.url, duration):
+                out.write(to_json(snapshot) + b"\n")
+                out.flush()
+                count += 1
+                if last is not None and snapshot.seq > last.seq:
+                    missed += snapshot.seq - last.seq - 1
+                last = snapshot
+    except KeyboardInterrupt:
+        pass
+    said = f"{count} snapshots recorded" + (f", {missed} came and went between two questions" if missed else "")
+    print(f"gpumond: {said}", file=sys.stderr)
+    return DONE
+
+
+def taken(url: str, duration: float) -> Iterator[Snapshot]:
+    """Every snapshot that the daemon takes from now on, once. Raises DaemonError if there is no daemon at first.
+
+    One that goes away later is waited for: what it takes next is again worth recording.
+    """
+    end = time.monotonic() + duration
+    last: Snapshot | None = None
+    pause = FIRST_SECONDS
+    away = False
+    while time.monotonic() < end:
+        try:
+            snapshot = from_json(Snapshot, to_json(client.get(url, "/api/v1/snapshot")))
+        except ProtocolError as error:
+            raise DaemonError(f"the daemon's snapshot cannot be read ({error}); is it of another version?") from None
+        except DaemonError as error:
+            if last is None and error.status != NOT_YET:
+                raise
+            if not away:
+                print(f"gpumond: {error}; waiting", file=sys.stderr)
+            away = True
+            time.sleep(LONGEST_SECONDS)
+            continue
+        away = False
+        if last is None or (snapshot.seq, snapshot.taken_at) != (last.seq, last.taken_at):
+            if last is not None and snapshot.seq == last.seq + 1:
+                tick = snapshot.elapsed_seconds - last.elapsed_seconds
+                pause = min(LONGEST_SECONDS, max(SHORTEST_SECONDS, tick / POLLS_A_TICK))
+            last = snapshot
+            yield snapshot
+        time.sleep(pause)
+
+
+def _opened(path: Path | None) -> nullcontext[BinaryIO] | BinaryIO:
+    if path is None:
+        return nullcontext(sys.stdout.buffer)
+    try:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644), "ab")
+    except OSError as error:
+        raise ConfigError(f"--out {path}: {error.strerror or error}") from None

@@ -1,0 +1,45 @@
+"""Baselines in the store's file: each with the last measurement that was compared with it. All within the transaction
+under way."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Literal
+
+from gpumond.baseline import Baseline
+from gpumond.errors import ProtocolError
+from gpumond.wire import from_json, to_json
+
+Side = Literal["before", "after"]
+MAX_BASELINES = 100
+MAX_BYTES = 8 * 1024**2
+
+
+def has_room(db: sqlite3.Connection) -> bool:
+    count, size = db.execute("SELECT count(*), total(length(body)) FROM baselines").fetchone()
+    return bool(count < 2 * MAX_BASELINES and size < MAX_BYTES)
+
+
+def put(db: sqlite3.Connection, side: Side, baseline: Baseline) -> None:
+    """A new ``before`` makes what was compared with the old one void."""
+    if side == "before":
+        delete(db, baseline.name)
+    row = (baseline.name, side, to_json(baseline).decode())
+    db.execute("INSERT OR REPLACE INTO baselines VALUES (?, ?, ?)", row)
+
+
+def delete(db: sqlite3.Connection, name: str) -> bool:
+    """Whether there was one."""
+    return db.execute("DELETE FROM baselines WHERE name = ?", (name,)).rowcount > 0
+
+
+def read(db: sqlite3.Connection, side: Side, name: str | None = None) -> list[Baseline]:
+    """All of one side, or the one of that name; in the order of names. What another version wrote is left out."""
+    query = "SELECT body FROM baselines WHERE side = ? AND (? IS NULL OR name = ?) ORDER BY name"
+    found = []
+    for (body,) in db.execute(query, (side, name, name)):
+        try:
+            found.append(from_json(Baseline, body.encode()))
+        except ProtocolError:
+            pass
+    return found

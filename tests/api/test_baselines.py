@@ -1,0 +1,154 @@
+"""Baselines over HTTP, over a real store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+from gpumond.api.app import create_app
+from gpumond.api.auth import Tokens
+from gpumond.measurements import Measurements
+from gpumond.store import Store
+from tests.making import GIB
+from tests.test_baseline import training
+
+T = TypeVar("T")
+TOKEN = {"Authorization": "Bearer secret"}
+
+
+class World:
+    """A store, its measurements, and a client of the API over them."""
+
+    def __init__(self, store: Store, client: httpx.AsyncClient, baselines: Measurements) -> None:
+        self.store, self.baselines, self._client = store, baselines, client
+
+    async def ask(self, method: str, path: str = "", body: Any = None, token: bool = True) -> httpx.Response:
+        return await self._client.request(method, f"/api/v1/baselines{path}", json=body, headers=TOKEN if token else {})
+
+    async def measure(self, path: str, live: int, seconds: int = 10, start: int = 0) -> None:
+        """Until what is under way there is complete, and kept."""
+        for second in range(start, start + seconds + 1):
+            self.baselines.see(training(second, live))
+        for _ in range(200):
+            if (await self.ask("GET", path)).json()["complete"]:
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail(f"{path} is not complete")
+
+
+def with_world(path: Path, work: Callable[[World], Awaitable[T]]) -> T:
+    @asynccontextmanager
+    async def nothing() -> AsyncIterator[None]:
+        yield
+
+    async def run() -> T:
+        store = Store(path / "gpumond.db")
+        await store.open()
+        baselines = Measurements(store)
+        app = create_app(SimpleNamespace(baselines=baselines), Tokens("secret"), nothing)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            try:
+                return await work(World(store, client, baselines))
+            finally:
+                await store.close()
+
+    return asyncio.run(run())
+
+
+def test_measure_change_measure_compare_delete(tmp_path: Path):
+    async def work(world: World) -> None:
+        begun = await world.ask("PUT", "/n", {"for_seconds": 10})
+        assert (begun.status_code, begun.json()["complete"]) == (202, False)
+        assert [each["complete"] for each in (await world.ask("GET")).json()] == [False]
+        await world.measure("/n", GIB)
+        kept = (await world.ask("GET", "/n")).json()
+        assert (kept["complete"], kept["seconds"], kept["workloads"][0]["workload"]) == (True, 10, "train")
+        (entry,) = (await world.ask("GET")).json()
+        assert (entry["name"], entry["complete"], entry["workloads"]) == ("n", True, ["train"])
+        assert (await world.ask("GET", "/n/compare")).status_code == 404
+        assert (await world.ask("POST", "/n/compare", {"for_seconds": 10})).status_code == 202
+        await world.measure("/n/compare", 2 * GIB, start=100)
+        found = (await world.ask("GET", "/n/compare")).json()
+        live = {each["stat"]: each for each in found["differences"] if each["measure"] == "live"}
+        assert (live["peak"]["difference"], live["typical"]["ratio"], found["complete"]) == (GIB, 1.0, True)
+        assert (await world.ask("DELETE", "/n")).status_code == 204
+        assert (await world.ask("GET", "/n")).status_code == 404
+        audited = [(entry.actor, entry.action) for entry in await world.store.audit_entries()]
+        assert audited == [("token", f"baseline.{what}") for what in ("record", "compare", "delete")]
+
+    with_world(tmp_path, work)
+
+
+def test_a_restart_keeps_what_was_complete(tmp_path: Path):
+    async def before(world: World) -> None:
+        await world.ask("PUT", "/kept", {"for_seconds": 10})
+        await world.measure("/kept", GIB)
+        await world.ask("PUT", "/lost", {"for_seconds": 10})
+
+    async def after(world: World) -> list[str]:
+        return [entry["name"] for entry in (await world.ask("GET")).json()]
+
+    with_world(tmp_path, before)
+    assert with_world(tmp_path, after) == ["kept"]
+
+
+def test_a_new_baseline_voids_what_was_compared_with_the_old_one(tmp_path: Path):
+    async def work(world: World) -> int:
+        for method, path in (("PUT", "/n"), ("POST", "/n/compare"), ("PUT", "/n")):
+            await world.ask(method, path, {"for_seconds": 10})
+            await world.measure(path, GIB)
+        return (await world.ask("GET", "/n/compare")).status_code
+
+    assert with_world(tmp_path, work) == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("PUT", "/n", {"for_seconds": 0}, 422),
+        ("PUT", "/n", {"for_seconds": 10, "what": 1}, 422),
+        ("PUT", "/n", {}, 422),
+        ("PUT", "/a%20b", {"for_seconds": 10}, 422),
+        ("PUT", "/-n", {"for_seconds": 10}, 422),
+        ("POST", "/n/compare", {"for_seconds": 10}, 404),
+        ("GET", "/n", None, 404),
+        ("GET", "/n/compare", None, 404),
+        ("DELETE", "/n", None, 404),
+    ],
+)
+def test_what_cannot_be_is_refused_and_not_audited(tmp_path: Path, method: str, path: str, body: Any, status: int):
+    async def work(world: World) -> None:
+        refused = await world.ask(method, path, body)
+        assert (refused.status_code, refused.headers["content-type"]) == (status, "application/problem+json")
+        assert refused.json()["detail"]
+        assert await world.store.audit_entries() == []
+
+    with_world(tmp_path, work)
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/n"), ("DELETE", "/n"), ("POST", "/n/compare")])
+def test_changes_want_a_token(tmp_path: Path, method: str, path: str):
+    async def work(world: World) -> int:
+        return (await world.ask(method, path, {"for_seconds": 10}, token=False)).status_code
+
+    assert with_world(tmp_path, work) == 401
+
+
+def test_there_is_a_bound_on_how_many_are_kept(tmp_path: Path):
+    async def work(world: World) -> int:
+        await world.ask("PUT", "/n", {"for_seconds": 1})
+        await world.measure("/n", GIB, seconds=1)
+        (baseline,) = await world.store.baselines("before")
+        for number in range(200):
+            await world.store.put_baseline("before", type(baseline)(f"n{number}", None, 0, 0, 0, True))
+        return (await world.ask("PUT", "/one-more", {"for_seconds": 1})).status_code
+
+    assert with_world(tmp_path, work) == 409

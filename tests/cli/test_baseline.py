@@ -1,0 +1,84 @@
+"""``gpumond baseline`` beside a real daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.cli import main
+from tests.fakenvml import FakeDriver, machine
+from tests.running import RunningDaemon, until
+
+
+@pytest.fixture
+def daemon(serve: Callable[..., RunningDaemon], driver: FakeDriver) -> RunningDaemon:
+    driver.devices = machine(1, pids=[os.getpid()])
+    driver.write()
+    started: RunningDaemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    until(lambda: started.request("/-/ready")[0] == 200)
+    return started
+
+
+def answer(daemon: RunningDaemon, *arguments: str) -> Any:
+    done = daemon.run("baseline", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_growth_fails_the_build_and_its_absence_does_not(daemon: RunningDaemon, driver: FakeDriver, tmp_path: Path):
+    kept = answer(daemon, "record", "n", "--for", "1s")
+    (workload,) = kept["workloads"]
+    before = driver.devices[0].processes[0].used_bytes
+    assert {each["measure"]: each["distribution"]["peak"] for each in workload["measures"]}["used"] == before
+    calm = daemon.run("baseline", "compare", "n", "--for", "1s", "--fail-if", "used_peak>5%")
+    assert (calm.returncode, "used_peak" in calm.stdout) == (0, True)
+    driver.devices[0].processes[0].used_bytes += before // 10
+    driver.write()
+    until(lambda: daemon.value("gpumond_process_memory_used_bytes") == before + before // 10)
+    plot = tmp_path / "plot.svg"
+    options = ("--fail-if", "used_peak>5%", "--fail-if", "used_peak>20%", "--plot", str(plot))
+    failed = daemon.run("baseline", "compare", "n", "--for", "1s", *options)
+    assert failed.returncode == 1
+    assert failed.stderr.count("used_peak>5%: [") == 1
+    assert "used_peak>20%" not in failed.stderr
+    assert "+10.0 %" in failed.stdout
+    assert plot.read_text().startswith("<?xml")
+    again = daemon.run("baseline", "compare", "n", "--fail-above", "5%")
+    assert (again.returncode, again.stderr) == (1, "gpumond: live_peak>5%: nothing to compare was measured\n")
+    assert [each["name"] for each in answer(daemon, "list")] == ["n"]
+    assert answer(daemon, "delete", "n") == {"deleted": "n"}
+    assert "there is no baseline n; record one with" in daemon.run("baseline", "compare", "n").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("record", "n", "--for", "soon"), "--for 'soon': expected a duration"),
+        (("compare", "n", "--fail-if", "live>5%"), "--fail-if 'live>5%': expected such as live_peak>5%"),
+        (("compare", "n", "--fail-above", "x"), "--fail-above 'x': expected"),
+        (("compare", "n", "--plot", "x.pdf"), "--plot x.pdf: expected a name that ends in .svg or .png"),
+    ],
+)
+def test_wrong_use_is_2_before_anything_is_measured(
+    arguments: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["baseline", *arguments, "--url", "http://127.0.0.1:1"]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_without_matplotlib_a_plot_says_what_to_install(tmp_path: Path):
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from gpumond.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "baseline", "compare", "n", "--plot", "x.svg"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "gpumond: --plot needs matplotlib: pip install 'gpumond[plot]'\n",
+    )

@@ -1,0 +1,58 @@
+"""The chart of a series: bounded, true to peaks and gaps, and readable without Unicode."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumond.cli.chart import ASCII, BINS, BLOCKS, COLUMNS, WIDTH, Curve, draw
+
+
+def curve(*values: float | None, every: float = 1.0) -> Curve:
+    made = Curve()
+    for number, value in enumerate(values):
+        if value is not None:
+            made.add(number * every, value)
+    return made
+
+
+@pytest.mark.parametrize("count", [1, 5, COLUMNS, BINS, 3 * BINS + 1, 20_000])
+@pytest.mark.parametrize("every", [0.1, 1.0, 60.0])
+def test_it_is_as_wide_as_a_terminal_however_long_the_series(count: int, every: float):
+    lines = draw(curve(*[5.0] * count, every=every), 10.0, blocks=BLOCKS)
+    assert max(map(len, lines)) <= WIDTH
+    assert min(map(len, lines)) < WIDTH
+
+
+def test_a_short_peak_in_a_long_series_is_seen():
+    values = [1.0] * 50_000
+    values[31_000] = 9.0
+    columns = curve(*values).columns()
+    assert (max(v for v in columns if v is not None), columns.count(9.0)) == (9.0, 1)
+
+
+def test_a_rising_series_rises_from_end_to_end():
+    columns = [value for value in curve(*map(float, range(1000))).columns() if value is not None]
+    assert (len(columns), columns, columns[-1]) == (COLUMNS, sorted(columns), 999.0)
+
+
+def test_a_gap_is_blank():
+    values: list[float | None] = [8.0] * 100 + [None] * 100 + [8.0] * 100
+    bottom = draw(curve(*values), 8.0, blocks=BLOCKS)[3]
+    third = COLUMNS // 3
+    assert bottom[-third // 2] == bottom[-COLUMNS + third // 2] == BLOCKS[8]
+    assert bottom[-COLUMNS // 2] == " "
+
+
+def test_full_half_and_nothing():
+    lines = draw(curve(0.0, 5.0, 10.0), 10.0, blocks=BLOCKS)
+    assert [line[-1] for line in lines] == [BLOCKS[8]] * 4
+    assert lines[3][-COLUMNS] == BLOCKS[1]
+
+
+def test_marks_stand_below_their_moment():
+    lines = draw(curve(*[1.0] * 100), 1.0, marks=(0.0, 99.0), blocks=ASCII)
+    assert lines[4] == " " * (WIDTH - COLUMNS) + "^" + " " * (COLUMNS - 2) + "^"
+
+
+def test_ascii_is_ascii():
+    assert "".join(draw(curve(*map(float, range(100))), 99.0, blocks=ASCII)).isascii()

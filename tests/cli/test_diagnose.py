@@ -1,0 +1,150 @@
+"""``gpumond diagnose``: what it prints, and where."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MIB = 1024**2
+HEADER = "timestamp, index, uuid, name, utilization.gpu [%], memory.used [MiB], memory.total [MiB]"
+START = datetime(2024, 5, 1, 12)
+KEYS = ["time", "uuid", "pid", "kind", "onset", "slope_bytes_per_second", "time_to_oom_seconds", "evidence"]
+
+
+def rows(count: int, used: Any, size: str = "40960 MiB") -> list[str]:
+    noise = random.Random(1)
+    return [
+        f"{START + timedelta(seconds=s):%Y/%m/%d %H:%M:%S}.120, 0, GPU-a, NVIDIA A100, {noise.randint(80, 99)} %,"
+        f" {used(s)} MiB, {size}"
+        for s in range(count)
+    ]
+
+
+def leaking(second: int) -> int:
+    """60 MiB a minute for 40 minutes, after 10 minutes of nothing."""
+    return 20_000 + max(0, second - 600)
+
+
+def log(*lines: str) -> str:
+    return "\n".join([HEADER, *lines, ""])
+
+
+LEAK = log(*rows(3000, leaking))
+
+
+def diagnose(*arguments: str, stdin: str | bytes = "", **environ: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "gpumond", "diagnose", *arguments]
+    given = stdin.encode() if isinstance(stdin, str) else stdin
+    return subprocess.run(command, input=given, env={**os.environ, **environ}, capture_output=True, timeout=60)
+
+
+def changes(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_quiet_linear_leak_is_found_with_its_slope_and_the_time_left(tmp_path: Path):
+    file = tmp_path / "smi.csv"
+    file.write_text(LEAK)
+    said = changes(diagnose(str(file), "--json"))
+    assert all(list(change) == KEYS for change in said)
+    (leak,) = [change for change in said if change["kind"] == "leak" and change["onset"]]
+    assert (leak["uuid"], leak["pid"]) == ("GPU-a", None)
+    assert leak["slope_bytes_per_second"] == pytest.approx(MIB, rel=0.2)
+    left = (40_960 - leaking(int(leak["time"] - 1714564800))) * MIB / MIB
+    assert left / 2 < leak["time_to_oom_seconds"] < left * 2
+    assert 1714564800 + 600 < leak["time"] <= 1714564800 + 1500
+    assert isinstance(leak["evidence"], dict)
+
+
+def test_flat_memory_is_no_leak():
+    said = changes(diagnose("-", "--json", stdin=log(*rows(3000, lambda second: 20_000 + second % 3))))
+    assert not [change for change in said if change["kind"] in ("leak", "pressure", "crash", "fragmentation")]
+
+
+@pytest.mark.parametrize("data", [LEAK.encode(), gzip.compress(LEAK.encode()), LEAK.encode("utf-16")])
+def test_the_same_log_gives_the_same_lines_from_wherever_it_comes(data: bytes, tmp_path: Path):
+    file = tmp_path / "log"
+    file.write_text(LEAK)
+    assert diagnose("-", "--json", stdin=data).stdout == diagnose(str(file), "--json").stdout != b""
+
+
+def test_without_the_capacity_there_is_no_time_left_and_it_says_so():
+    log_without = "\n".join(line.rsplit(",", 1)[0] for line in LEAK.splitlines()) + "\n"
+    blind = diagnose("-", "--json", stdin=log_without)
+    assert b"does not tell the capacity" in blind.stderr
+    assert b"--size BYTES" in blind.stderr
+    assert {change["time_to_oom_seconds"] for change in changes(blind)} == {None}
+    sized = diagnose("-", "--json", "--size", "40GiB", stdin=log_without)
+    assert b"capacity" not in sized.stderr
+    assert sized.stdout == diagnose("-", "--json", stdin=LEAK).stdout
+
+
+def test_the_report_has_a_chart_the_verdicts_and_what_they_come_to():
+    done = diagnose("-", stdin=LEAK, PYTHONIOENCODING="utf-8")
+    report = done.stdout.decode()
+    lines = report.splitlines()
+    assert lines[0].startswith("GPU-a  gpu 0 NVIDIA A100  peak 21.9 GiB")
+    assert max(len(line) for line in lines[1:6]) <= 72
+    assert "█" in report
+    assert [line for line in lines if line.startswith("  2024-05-01 12:") and " leak: " in line]
+    assert lines[-2] == "3000 readings over 49 min 59 s: 1 devices, 0 processes"
+    assert lines[-1].startswith("found: 1 leak")
+    assert done.stderr == b""
+
+
+def test_a_terminal_without_unicode_gets_ascii():
+    assert diagnose("-", stdin=LEAK, PYTHONIOENCODING="ascii", PYTHONUTF8="0").stdout.isascii()
+
+
+def test_lines_come_as_they_are_found():
+    command = [sys.executable, "-m", "gpumond", "diagnose", "-", "--json"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(LEAK)
+        process.stdin.flush()
+        first = process.stdout.readline()
+        assert json.loads(first)["onset"] is True
+        process.stdin.close()
+        process.stdout.read()
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "complaint"),
+    [
+        ("", (), "standard input: the log is empty"),
+        ("timestamp, name\n2024/05/01 12:00:00, x\n", (), "line 1: no column memory.used"),
+        ("time,uuid,pid,used_bytes\n0,a,,5\n1,a,,lots\n", (), "line 3: 'lots': expected bytes"),
+        (LEAK, ("--size", "lots"), "--size 'lots': expected a number"),
+        (LEAK, ("--size", "0"), "--size '0': expected more than nothing"),
+        (LEAK, ("--interval", "x"), "--interval 'x': expected a duration"),
+        (LEAK, ("--format", "prometheus"), "line 1: not JSON"),
+        (gzip.compress(LEAK.encode())[:-8] + bytes(8), (), "cannot be read: CRC check failed"),
+    ],
+)
+def test_what_cannot_be_used_is_2_and_says_why(data: str | bytes, arguments: tuple[str, ...], complaint: str):
+    refused = diagnose("-", *arguments, stdin=data)
+    assert refused.returncode == 2
+    assert complaint in refused.stderr.decode()
+    assert b"Traceback" not in refused.stderr
+
+
+def test_a_file_that_is_not_there_is_2():
+    refused = diagnose("/nowhere/log.csv")
+    assert (refused.returncode, refused.stderr) == (2, b"gpumond: /nowhere/log.csv: No such file or directory\n")
+
+
+def test_a_compressed_log_that_was_cut_is_read_as_far_as_it_goes():
+    done = diagnose("-", "--json", stdin=gzip.compress(LEAK.encode())[:-1000])
+    assert done.returncode == 0
+    assert b"cut short" in done.stderr

@@ -1,0 +1,117 @@
+"""``gpumond record``: every snapshot of a daemon, once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
+from pathlib import Path
+
+from gpumond.model import Snapshot
+from gpumond.wire import from_json, to_json
+from tests.fakenvml import FakeDriver, machine
+from tests.making import a_device, a_snapshot
+from tests.running import RunningDaemon, free_port, until
+
+
+def record(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "gpumond", "record", *arguments]
+    return subprocess.run(command, capture_output=True, timeout=60)
+
+
+def recorded(lines: bytes) -> list[Snapshot]:
+    return [from_json(Snapshot, line) for line in lines.splitlines()]
+
+
+@contextmanager
+def answering(*answers: bytes | int) -> Iterator[str]:
+    """A daemon that gives these answers (a snapshot's JSON, or a status), the last one again and again."""
+    left = list(answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = left.pop(0) if len(left) > 1 else left[0]
+            body = answer if isinstance(answer, bytes) else json.dumps({"detail": "not yet"}).encode()
+            self.send_response(200 if isinstance(answer, bytes) else answer)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def at(seq: int) -> Snapshot:
+    return a_snapshot(a_device(), seq=seq, elapsed_seconds=float(seq), taken_at=1000.0 + seq)
+
+
+def test_each_snapshot_is_written_once():
+    with answering(to_json(at(1)), to_json(at(1)), to_json(at(2)), to_json(at(2)), to_json(at(3))) as url:
+        done = record("--url", url, "--for", "3s")
+    assert recorded(done.stdout) == [at(1), at(2), at(3)]
+    assert (done.returncode, done.stderr) == (0, b"gpumond: 3 snapshots recorded\n")
+
+
+def test_what_was_missed_is_said():
+    with answering(to_json(at(1)), to_json(at(4))) as url:
+        done = record("--url", url, "--for", "1s")
+    assert done.stderr == b"gpumond: 2 snapshots recorded, 2 came and went between two questions\n"
+
+
+def test_a_daemon_that_is_not_ready_or_goes_away_is_waited_for():
+    with answering(503, to_json(at(1)), 500, to_json(at(2))) as url:
+        done = record("--url", url, "--for", "3s")
+    assert recorded(done.stdout) == [at(1), at(2)]
+    assert done.stderr.count(b"waiting") == 2
+
+
+def test_no_daemon_is_1_with_the_mend():
+    refused = record("--url", f"http://127.0.0.1:{free_port()}")
+    assert refused.returncode == 1
+    assert b"no daemon answers at" in refused.stderr
+    assert b"gpumond serve" in refused.stderr
+
+
+def test_a_snapshot_of_another_kind_is_1():
+    with answering(b'{"seq": "x"}') as url:
+        refused = record("--url", url)
+    assert (refused.returncode, refused.stdout) == (1, b"")
+    assert b"cannot be read" in refused.stderr
+
+
+def test_a_file_that_cannot_be_written_is_2(tmp_path: Path):
+    refused = record("--out", str(tmp_path / "no" / "file"))
+    assert (refused.returncode, b"No such file" in refused.stderr) == (2, True)
+
+
+def test_a_real_daemons_snapshots_until_it_is_interrupted(
+    serve: Callable[..., RunningDaemon], driver: FakeDriver, tmp_path: Path
+):
+    driver.devices = machine(2)
+    driver.write()
+    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    file = tmp_path / "log.jsonl"
+    command = [sys.executable, "-m", "gpumond", "record", "--out", str(file)]
+    recorder = subprocess.Popen(command, env=daemon.environ, stderr=subprocess.PIPE)
+    until(lambda: file.exists() and file.read_bytes().count(b"\n") > 5)
+    recorder.send_signal(signal.SIGINT)
+    _, said = recorder.communicate(timeout=20)
+    seen = recorded(file.read_bytes())
+    assert recorder.returncode == 0
+    assert said.decode().splitlines()[-1].startswith(f"gpumond: {len(seen)} snapshots recorded")
+    assert all(one.seq < other.seq for one, other in pairwise(seen))
+    assert {device.uuid for device in seen[-1].devices} == {device.uuid for device in driver.devices}
