@@ -1,0 +1,114 @@
+"""TLS as a server, from PEM texts, in the words of Go that Prometheus' web configuration uses."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Sequence
+from typing import Any
+
+from gpumond.errors import ConfigError
+
+VERSIONS = {
+    "TLS10": ssl.TLSVersion.TLSv1,
+    "TLS11": ssl.TLSVersion.TLSv1_1,
+    "TLS12": ssl.TLSVersion.TLSv1_2,
+    "TLS13": ssl.TLSVersion.TLSv1_3,
+}
+CIPHERS = {
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
+    "TLS_AES_128_GCM_SHA256": "",
+    "TLS_AES_256_GCM_SHA384": "",
+    "TLS_CHACHA20_POLY1305_SHA256": "",
+}
+"""Go's names and OpenSSL's. Those of TLS 1.3 are on in any case, as in Go."""
+CURVES = {
+    "CurveP256": "prime256v1",
+    "CurveP384": "secp384r1",
+    "CurveP521": "secp521r1",
+    "X25519": "X25519",
+    "X25519MLKEM768": "X25519MLKEM768",
+}
+BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----")
+
+
+def server_context(
+    cert: str,
+    key: str,
+    client_ca: str | None,
+    client_auth: ssl.VerifyMode,
+    versions: tuple[str, str],
+    ciphers: Sequence[str],
+    prefer_own_ciphers: bool,
+    curves: Sequence[str],
+) -> ssl.SSLContext:
+    """Raises ConfigError for what OpenSSL or this Python does not take."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load(context, cert, key)
+    context.minimum_version, context.maximum_version = (VERSIONS[version] for version in versions)
+    if client_ca is not None:
+        if not BLOCK.search(client_ca):
+            raise ConfigError("client_ca: no certificate is in it")
+        try:
+            context.load_verify_locations(cadata=client_ca)
+        except ssl.SSLError as error:
+            raise ConfigError(f"client_ca: {_reason(error)}") from None
+    context.verify_mode = client_auth
+    named = [CIPHERS[name] for name in ciphers if CIPHERS[name]]
+    if named:
+        context.set_ciphers(":".join(named))
+    if not prefer_own_ciphers:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    _set_curves(context, curves)
+    return context
+
+
+def alternative_names(peercert: dict[str, Any] | None) -> frozenset[str]:
+    """Every subject alternative name of a client's certificate: DNS, IP address, e-mail, URI."""
+    return frozenset(value for _, value in (peercert or {}).get("subjectAltName", ()))
+
+
+def _load(context: ssl.SSLContext, cert: str, key: str) -> None:
+    """OpenSSL takes certificates from files alone: one that only this process sees, and that ends with it."""
+    descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, f"{cert}\n{key}\n".encode())
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"cert and key: {_reason(error)}") from None
+    finally:
+        os.close(descriptor)
+
+
+def _set_curves(context: ssl.SSLContext, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in CURVES:
+            raise ConfigError(f"unknown curve {name!r:.40}; expected some of {', '.join(CURVES)}")
+    curves = [CURVES[name] for name in names]
+    if not curves:
+        return
+    try:
+        if hasattr(context, "set_groups"):
+            context.set_groups(":".join(curves))
+        elif len(curves) == 1:
+            context.set_ecdh_curve(curves[0])
+        else:
+            raise ConfigError("curve_preferences: more than one needs Python 3.15; name one, or none")
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"curve_preferences: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """OpenSSL's words, without its own place and the file's name."""
+    reason = getattr(error, "reason", None)
+    return str(reason).lower().replace("_", " ") if reason else str(error).partition(" (")[0]

@@ -1,0 +1,232 @@
+"""Who may come in: HTTP connections, accepted within bounds.
+
+Beyond the bound the newest comes in, and in its place leaves who keeps us waiting longest: a client that sends its
+request is served however many others sit there and send none. Never one whose request is being worked on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from gpumond.identity import peer_uid
+
+log = logging.getLogger(__name__)
+
+State = Literal["waiting", "idle", "streaming", "serving"]
+LEAVING: tuple[State, ...] = ("idle", "streaming")
+"""In whose place another may come, after those who have not said what they want."""
+
+PER_ADDRESS = 32
+HEAD_SECONDS = HANDSHAKE_SECONDS = 10.0
+LISTEN_SECONDS = 0.1
+ACCEPTS = 8
+BACKLOG = 4096
+PAUSE_SECONDS = 0.1
+PEEKED_BYTES = 8192
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """One connection. ``address`` is the peer's, or ``uid:N`` on a Unix socket, where ``uid`` is the kernel's word."""
+
+    address: str
+    uid: int | None
+    since: float
+    stage: Literal["waiting", "idle", "serving"] = "waiting"
+    leave: Callable[[], object] = field(default=lambda: None)
+    begun: Callable[[], bool] = field(default=lambda: False)
+    """Whether its answer has begun."""
+
+    def turn(self, stage: Literal["waiting", "idle", "serving"], now: float) -> None:
+        self.stage, self.since = stage, now
+
+    @property
+    def state(self) -> State:
+        return "streaming" if self.stage == "serving" and self.begun() else self.stage
+
+
+def first_to_leave(visits: Sequence[Visit]) -> Visit | None:
+    """Who makes room, of visits in the order in which they came; None if all are being served."""
+    waiting = next((visit for visit in visits if visit.stage == "waiting"), None)
+    if waiting is not None:
+        return waiting
+    leaving = [visit for visit in visits if visit.state in LEAVING]
+    return min(leaving, key=lambda visit: (LEAVING.index(visit.state), visit.since), default=None)
+
+
+class Door:
+    """Accepts on ``listeners`` until it is closed. Runs on the event loop that calls ``open``."""
+
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        welcome: Callable[[Visit], asyncio.Protocol],
+        *,
+        connections: int,
+        per_address: int = PER_ADDRESS,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        rejected: Callable[[str], None] = lambda reason: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._listeners, self._welcome, self._tls = listeners, welcome, tls
+        self._connections, self._per_address = connections, per_address
+        self._rejected, self._clock = rejected, clock
+        self._visits: dict[Visit, None] = {}
+        self._of_address: Counter[str] = Counter()
+        self._welcoming: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def close(self) -> None:
+        self._closed = True
+        for listener in self._listeners:
+            if listener.fileno() >= 0:
+                self._loop.remove_reader(listener.fileno())
+                listener.close()
+        for task in self._welcoming:
+            task.cancel()
+        for visit in [visit for visit in self._visits if visit.stage == "waiting"]:
+            visit.leave()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._welcoming, return_exceptions=True)
+
+    def gone(self, visit: Visit) -> None:
+        if visit in self._visits:
+            del self._visits[visit]
+            self._of_address[visit.address] -= 1
+            if not self._of_address[visit.address]:
+                del self._of_address[visit.address]
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTS):
+            try:
+                connection, address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in EXHAUSTED:
+                    self._exhausted(listener, error)
+                    return
+                continue  # that one left before it was accepted
+            uid = peer_uid(connection) if connection.family == socket.AF_UNIX else None
+            visit = Visit(f"uid:{uid}" if uid is not None else str(address[0]), uid, self._clock())
+            if self._room_for(visit):
+                self._let_in(connection, visit)
+            else:
+                self._rejected("crowd")
+                connection.close()
+
+    def _room_for(self, visit: Visit) -> bool:
+        if self._of_address[visit.address] >= self._per_address:
+            return self._send_away([other for other in self._visits if other.address == visit.address])
+        return len(self._visits) < self._connections or self._send_away(list(self._visits))
+
+    def _send_away(self, visits: Sequence[Visit]) -> bool:
+        longest = first_to_leave(visits)
+        if longest is None:
+            return False
+        self._rejected("crowd")
+        self.gone(longest)
+        longest.leave()
+        return True
+
+    def _let_in(self, connection: socket.socket, visit: Visit) -> None:
+        connection.setblocking(False)
+        self._visits[visit] = None
+        self._of_address[visit.address] += 1
+        if visit.uid is None and self._tls() is not None:
+            self._begin(connection, visit)
+            return
+        patience = self._loop.call_later(HEAD_SECONDS, self._too_slow, visit)
+        visit.leave = partial(self._abandon, connection, visit, patience)
+        if not self._listen(connection, visit, patience):
+            self._loop.add_reader(connection.fileno(), self._stirred, connection, visit, patience)
+
+    def _stirred(self, connection: socket.socket, visit: Visit, patience: asyncio.TimerHandle) -> None:
+        self._loop.remove_reader(connection.fileno())
+        self._again(connection, visit, patience)
+
+    def _again(self, connection: socket.socket, visit: Visit, patience: asyncio.TimerHandle) -> None:
+        if visit in self._visits and not self._listen(connection, visit, patience):
+            self._loop.call_later(LISTEN_SECONDS, self._again, connection, visit, patience)
+
+    def _listen(self, connection: socket.socket, visit: Visit, patience: asyncio.TimerHandle) -> bool:
+        """Whether this is settled: it asks, or has left. Until a whole request's head is there a visit costs nothing
+        but its descriptor, and nearly every client that means to ask has it there at once."""
+        try:
+            said = connection.recv(PEEKED_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            said = b""
+        if not said:
+            visit.leave()
+            return True
+        if b"\r\n\r\n" not in said and len(said) < PEEKED_BYTES:
+            return False
+        patience.cancel()
+        visit.stage = "serving"  # or a flood would push it out before it is read
+        self._begin(connection, visit)
+        return True
+
+    def _too_slow(self, visit: Visit) -> None:
+        self._rejected("slow")
+        visit.leave()
+
+    def _abandon(self, connection: socket.socket, visit: Visit, patience: asyncio.TimerHandle) -> None:
+        patience.cancel()
+        self.gone(visit)
+        self._loop.remove_reader(connection.fileno())
+        connection.close()
+
+    def _begin(self, connection: socket.socket, visit: Visit) -> None:
+        task = self._loop.create_task(self._greet(connection, visit))
+        visit.leave = task.cancel
+        self._welcoming.add(task)
+        task.add_done_callback(self._welcoming.discard)
+
+    async def _greet(self, connection: socket.socket, visit: Visit) -> None:
+        tls = None if visit.uid is not None else self._tls()
+        patience = HANDSHAKE_SECONDS if tls else None
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self._welcome(visit), connection, ssl=tls, ssl_handshake_timeout=patience
+            )
+        except (OSError, ssl.SSLError):  # no TLS, a wrong certificate, too slow, or left
+            self._rejected("handshake")
+            self.gone(visit)
+            connection.close()
+        except asyncio.CancelledError:
+            self.gone(visit)
+            connection.close()
+            raise
+
+    def _exhausted(self, listener: socket.socket, error: OSError) -> None:
+        """Without a descriptor nobody can be accepted: make one free, and look again in a moment, not at once."""
+        log.warning("cannot accept connections for a moment: %s", error.strerror)
+        self._rejected("descriptors")
+        self._send_away(list(self._visits))
+        self._loop.remove_reader(listener.fileno())
+        self._loop.call_later(PAUSE_SECONDS, self._accept_again, listener)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if not self._closed:
+            self._loop.add_reader(listener.fileno(), self._accept, listener)

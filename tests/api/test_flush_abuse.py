@@ -1,0 +1,64 @@
+"""A thousand requests at once to flush a program: by another user, by its owner, by an administrator."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from gpumond.api.limits import FLUSHES_PER_MINUTE
+from gpumond.flush import FlushAnswer, FlushRequest
+from gpumond.identity import Identity
+from gpumond.wire import Flush, Result
+from tests.api.test_access import ADMIN, House, bearer
+from tests.api.test_app import View
+from tests.making import GIB, a_pool, a_report
+from tests.test_flush import Scene, give_all
+
+OWNER, OTHER = 1001, 1002
+
+
+class Victim(View):
+    """A real flusher before a program of one user, and an audit of what was asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scene = Scene(a_report(7, (a_pool(live=GIB, cached=2 * GIB),), uid=OWNER), behave=self.flushed)
+        self.flusher = self.scene.flusher()
+        self.stalls = 0
+
+    def flushed(self, scene: Scene, identity: Identity, request: Flush) -> Result | None:
+        self.stalls += 1
+        return give_all(scene, identity, request)
+
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
+        self.asked.append(request)
+        return await self.flusher.flush(request, requested_by)
+
+
+def a_thousand(house: House, uid: int | None, headers: dict[str, str]) -> Counter[int]:
+    target = {"target": {"pid": 7}}
+    return Counter(
+        house.ask("POST", "/api/v1/flushes", uid, headers=headers, json=target).status_code for _ in range(1000)
+    )
+
+
+@pytest.mark.parametrize(
+    ("uid", "headers", "first", "stalls"),
+    [
+        (OTHER, {}, 404, 0),
+        (OWNER, {}, 200, 1),
+        (None, bearer("gpm_flusher"), 200, 1),
+        (None, ADMIN, 200, 1),
+        (None, bearer("gpm_reader"), 403, 0),
+    ],
+    ids=["another user", "its owner", "a token", "an administrator", "a reader"],
+)
+def test_the_program_is_stalled_once_at_most(uid: int | None, headers: dict[str, str], first: int, stalls: int):
+    house = House(view=Victim())
+    answers = a_thousand(house, uid, headers)
+    asked = 0 if first == 403 else FLUSHES_PER_MINUTE  # each of these is in the audit
+    assert len(house.view.asked) == asked
+    assert house.view.stalls == stalls
+    assert answers[first] == (1000 if first == 403 else asked if first == 404 else 1)
+    assert sum(answers.values()) - answers[first] == answers[429]

@@ -1,0 +1,44 @@
+"""Certificates for tests, made by openssl."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+EXTENSIONS = {
+    "server": "subjectAltName=IP:127.0.0.1,DNS:localhost",
+    "client": "subjectAltName=DNS:prometheus.example.com,email:ops@example.com",
+    "stranger": "subjectAltName=DNS:stranger.example.com",
+}
+
+
+def make(directory: Path) -> Path:
+    """``ca.crt`` and, signed by it, ``server``, ``client`` and ``stranger``, each ``.crt`` and ``.key``."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    directory.mkdir(exist_ok=True)
+    authority = ["-x509", "-subj", "/CN=tests", "-addext", "basicConstraints=critical,CA:TRUE"]
+    _openssl(directory, "req", *authority, *_key("ca"), "-out", "ca.crt")
+    for name in EXTENSIONS:
+        renew(directory, name)
+    return directory
+
+
+def renew(directory: Path, name: str) -> None:
+    """Another certificate and key under the same names."""
+    _openssl(directory, "req", *_key(name), "-subj", f"/CN={name}", "-out", f"{name}.csr")
+    (directory / "extensions").write_text(EXTENSIONS[name])
+    signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "36500", "-extfile", "extensions"]
+    _openssl(directory, "x509", "-req", "-in", f"{name}.csr", *signed, "-out", f"{name}.crt.new")
+    (directory / f"{name}.crt.new").rename(directory / f"{name}.crt")
+
+
+def _key(name: str) -> list[str]:
+    return ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key"]
+
+
+def _openssl(directory: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True, timeout=60)
