@@ -9,75 +9,84 @@ from typing import Any
 
 from gpumond.cli import DONE, client
 from gpumond.cli.table import size, table
-from gpumond.stuck import stuck
-
-HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
+from gpumond.top.ledger import promise
+from gpumond.top.remarks import Remark
+from gpumond.top.rows import HOLDINGS
+from gpumond.top.view import View, view
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--healthy", action="store_true", help="only whether the daemon answers, for health checks")
     client.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    routes = ("status", "devices", "processes", "ledger", "agents", "alerts")
-    seen = {route: client.get(arguments.url, f"/api/v1/{route}") for route in routes}
-    if arguments.json:
-        print(json.dumps(seen, indent=2))
+    if arguments.healthy:
+        client.get(arguments.url, "/-/healthy")
         return DONE
-    print("\n\n".join(section for section in _sections(seen) if section))
+    frame = client.get(arguments.url, "/api/v1/frame")
+    if arguments.json:
+        print(json.dumps(_seen(frame, client.get(arguments.url, "/api/v1/status")), indent=2))
+        return DONE
+    seen = view(frame)
+    print("\n\n".join(section for section in (device_table(seen), process_table(seen), *notes(seen)) if section))
     return DONE
 
 
-def _sections(seen: dict[str, Any]) -> Iterator[str]:
-    source = seen["status"]["source"]
-    if not source["up"]:
-        yield f"source {source['name']} is down: {source['reason']}: {source['detail']}"
-    yield table(("GPU", "NAME", ">SIZE", ">USED", ">CACHED", ">STRANDED", ">UNCLAIMED", "STATE"), _devices(seen))
-    holders = sorted(seen["processes"], key=lambda process: -(process["used_bytes"] or 0))
-    if holders:
-        index = {device["uuid"]: str(device["index"]) for device in seen["devices"]}
-        yield table(
-            ("GPU", ">PID", "PROGRAM", "USER", ">USED", *(f">{name.upper()}" for name in HOLDINGS)),
-            _processes(holders, index),
-        )
-    yield "\n".join(f"{entry.what}: {entry.mend}" for entry in stuck(seen["processes"]))
-    cached = sum(line["used_bytes"] for line in seen["ledger"]["lines"] if line["share"] == "cached")
-    if cached:
-        yield f"a flush of everything would return about {size(cached)}: gpumond flush --all"
-    if not seen["agents"] and holders:
+def _seen(frame: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
+    """All of one frame, by the names of the routes; only ``status`` may be of a later one."""
+    snapshot = frame["snapshot"]
+    facts = {"seq": snapshot["seq"], "status": status, "devices": snapshot["devices"], "agents": snapshot["reports"]}
+    return facts | {name: frame[name] for name in ("processes", "ledger", "verdicts", "alerts")}
+
+
+def device_table(seen: View) -> str:
+    header = ("GPU", "NAME", ">SIZE", ">USED", ">CACHED", ">STRANDED", ">UNCLAIMED", "STATE")
+    return table(
+        header,
+        (
+            [
+                str(device.index),
+                device.name,
+                size(device.size_bytes),
+                size(device.used_bytes),
+                *(size(device.shares.get(share)) for share in ("cached", "stranded", "unclaimed")),
+                device.state or "up",
+            ]
+            for device in seen.devices
+        ),
+    )
+
+
+def process_table(seen: View) -> str:
+    """Empty if there is none."""
+    header = ("GPU", ">PID", "PROGRAM", "USER", ">USED", *(f">{name.upper()}" for name in HOLDINGS), "VERDICT")
+    rows = [
+        [
+            process.gpu,
+            str(process.pid),
+            process.program,
+            process.user,
+            size(process.used_bytes),
+            *(size(process.shares[name]) for name in HOLDINGS),
+            process.verdict,
+        ]
+        for process in seen.processes
+    ]
+    return table(header, rows) if rows else ""
+
+
+def notes(seen: View) -> Iterator[str]:
+    """What to know and what to do, paragraph by paragraph; some may be empty."""
+    yield _lines("", seen.notices)
+    yield _lines("", seen.stuck)
+    if seen.returnable_bytes:
+        yield f"{promise(seen)}: gpumond flush --all"
+    if seen.processes and not seen.agents:
         yield "no program carries an agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
-    firing = [alert for alert in seen["alerts"] if alert["phase"] == "firing"]
-    if firing:
-        yield "\n".join(f"alert {a['rule']}: {dict(a['annotations']).get('summary', '')}" for a in firing)
+    yield _lines("alert ", seen.alerts)
+    yield _lines("verdict ", seen.verdicts)
 
 
-def _devices(seen: dict[str, Any]) -> Iterator[list[str]]:
-    for device in seen["devices"]:
-        lines = [line for line in seen["ledger"]["lines"] if line["device_uuid"] == device["uuid"]]
-        sums = [
-            size(sum(line["used_bytes"] for line in lines if line["share"] == share)) if lines else "-"
-            for share in ("cached", "stranded", "unclaimed")
-        ]
-        state = "up" if device["up"] else f"no answer for {device['missed']} readings"
-        yield [
-            str(device["index"]),
-            device["name"],
-            size(device["size_bytes"]),
-            size(device["used_bytes"]),
-            *sums,
-            state,
-        ]
-
-
-def _processes(holders: Iterable[dict[str, Any]], index: dict[str, str]) -> Iterator[list[str]]:
-    for process in holders:
-        program = process["workload"] or process["comm"] or "?"
-        user = process["user"] or ("" if process["uid"] is None else str(process["uid"]))
-        yield [
-            index.get(process["device_uuid"], "?"),
-            str(process["pid"]),
-            program,
-            user,
-            size(process["used_bytes"]),
-            *(size(process[f"{name}_bytes"]) for name in HOLDINGS),
-        ]
+def _lines(word: str, remarks: Iterable[Remark]) -> str:
+    return "\n".join(word + remark.title + (f": {remark.text}" if remark.text else "") for remark in remarks)

@@ -1,0 +1,201 @@
+"""The screen: devices, processes, the past of the chosen one, and what there is to say about them."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import DataTable, Input, Static
+
+from gpumond.errors import DaemonError
+from gpumond.top.daemon import Daemon, ask, look
+from gpumond.top.details import Details
+from gpumond.top.devices import Devices
+from gpumond.top.flush import FlushPanel
+from gpumond.top.link import Link, RemarksPanel, headline, remarks
+from gpumond.top.panel import keys
+from gpumond.top.past import Past, drawn, remember
+from gpumond.top.processes import Order, Processes, fitting
+from gpumond.top.view import View
+
+POLL_SECONDS = 1.0
+PAST_POLLS = 5
+"""The past is asked for again after so many frames, and whenever another process is chosen."""
+CURVE_ROWS = 2
+ENOUGH_COLOURS = ("256", "truecolor", "windows")
+"""Sixteen would make shares the same."""
+REMARKS_SHARE = 4
+"""They have a quarter of the screen."""
+
+
+class Top(App[None]):
+    """Asks for a frame a second, and for the next one only when the last was answered."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #head { height: 1; background: $primary-background; text-style: bold; }
+    #past { height: 3; }
+    #remarks { height: auto; }
+    #filter { height: 1; border: none; padding: 0; display: none; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "sort", "Sort"),
+        Binding("r", "reverse", "Reverse"),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("f", "flush", "Flush"),
+        Binding("g", "flush_device", "its GPU"),
+        Binding("F", "flush_all", "all", key_display="F"),
+        Binding("d", "details", "Details"),
+        Binding("a", "remarks", "Alerts"),
+        Binding("escape", "unfilter", "Unfilter", show=False),
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
+    ]
+
+    def __init__(self, daemon: Daemon, monochrome: bool = False) -> None:
+        super().__init__()
+        self.daemon = daemon
+        self.monochrome = monochrome or self.no_color or self.console.color_system not in ENOUGH_COLOURS
+        self.link = Link(time.monotonic())
+        self.view: View | None = None
+        self.past: Past | None = None
+        self._asking = False
+        self._frames = 0
+
+        self.head, self.devices, self.table = Static(id="head", markup=False), Devices(), Processes()
+        self.words = Input(placeholder="part of a name, pid, user, verdict, pod", id="filter")
+        self.curve, self.said = Static(id="past", markup=False), Static(id="remarks", markup=False)
+
+    def compose(self) -> ComposeResult:
+        yield from (self.head, self.devices, self.table, self.words, self.curve, self.said, keys())
+
+    @property
+    def shown(self) -> View | None:
+        """What may still be shown."""
+        return None if self.link.withdrawn(time.monotonic()) else self.view
+
+    def on_mount(self) -> None:
+        self.table.focus()
+        self.set_interval(POLL_SECONDS, self._poll)
+        self._poll()
+
+    def _poll(self) -> None:
+        if not self._asking:
+            self._asking = True
+            ask(self, lambda: look(self.daemon), self._looked)
+        if self.link.remark(time.monotonic()):
+            self._show()
+
+    def _looked(self, answer: View | DaemonError) -> None:
+        self._asking = False
+        self.link = self.link.heard(answer, time.monotonic())
+        if isinstance(answer, View):
+            self.view = answer
+            if self._frames % PAST_POLLS == 0:
+                self._remember()
+            self._frames += 1
+        self._show()
+
+    def _show(self) -> None:
+        now, shown, width = time.monotonic(), self.shown, self.size.width
+        self.head.update(headline(self.daemon.url, shown, self.link, now, width))
+        self.devices.show(shown, self.monochrome)
+        self.table.show(shown.processes if shown else (), width)
+        self.said.update(remarks(shown, self.link, now, width, self.size.height // REMARKS_SHARE))
+        self._show_past()
+        self._show_panel()
+
+    def _show_past(self) -> None:
+        line, chosen = self.curve, self.table.chosen
+        if chosen and self.past and self.past.of == chosen.key:
+            line.update(drawn(self.past, f"{chosen.program} (pid {chosen.pid}) ", line.size.width, CURVE_ROWS))
+        else:
+            line.update(Text())
+
+    def _show_panel(self) -> None:
+        if isinstance(self.screen, Details):
+            self.screen.show(self.shown, self.past)
+        elif isinstance(self.screen, RemarksPanel):
+            self.screen.show(self.shown, self.link, time.monotonic())
+
+    def _remember(self) -> None:
+        chosen, view = self.table.chosen, self.view
+        if chosen and view:
+            ask(self, lambda: remember(self.daemon, chosen.key, view.taken_at), self._remembered)
+
+    def _remembered(self, answer: Past | DaemonError) -> None:
+        chosen = self.table.chosen
+        if isinstance(answer, Past) and chosen and answer.of == chosen.key:
+            self.past = answer
+            self._show_past()
+            self._show_panel()
+
+    def on_resize(self) -> None:
+        self._show()
+
+    def on_data_table_row_highlighted(self) -> None:
+        chosen = self.table.chosen
+        if chosen and (self.past is None or self.past.of != chosen.key):
+            self._remember()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        self.action_details()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.table.words = event.value
+        self._show()
+
+    def on_input_submitted(self) -> None:
+        self._leave_filter()
+
+    def action_sort(self) -> None:
+        table = self.table
+        table.order = table.order.next(fitting(self.size.width - 1))
+        self._show()
+
+    def action_reverse(self) -> None:
+        table = self.table
+        table.order = Order(table.order.column, not table.order.reverse)
+        self._show()
+
+    def action_filter(self) -> None:
+        words = self.words
+        words.styles.display = "block"
+        self.screen.set_focus(words)  # at once: the next key is for it
+
+    def action_unfilter(self) -> None:
+        self.words.value = ""
+        self._leave_filter()
+
+    def _leave_filter(self) -> None:
+        words = self.words
+        if not words.value:
+            words.styles.display = "none"
+        self.table.focus()
+
+    def action_details(self) -> None:
+        chosen = self.table.chosen
+        if chosen:
+            self.push_screen(Details(chosen.key))
+            self.call_after_refresh(self._show_panel)
+
+    def action_remarks(self) -> None:
+        self.push_screen(RemarksPanel())
+        self.call_after_refresh(self._show_panel)
+
+    def action_flush(self) -> None:
+        chosen = self.table.chosen
+        if chosen:
+            self.push_screen(FlushPanel(self.daemon, {"pid": chosen.pid}, f"{chosen.program} (pid {chosen.pid})"))
+
+    def action_flush_device(self) -> None:
+        chosen = self.table.chosen
+        if chosen:
+            uuid = chosen.key[0]
+            self.push_screen(FlushPanel(self.daemon, {"device": uuid}, f"every program on GPU {chosen.gpu}"))
+
+    def action_flush_all(self) -> None:
+        self.push_screen(FlushPanel(self.daemon, {"all": True}, "every program with an agent"))

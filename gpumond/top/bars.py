@@ -1,0 +1,71 @@
+"""Bars and curves of characters. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from gpumond.model import SHARES
+
+FILLS: Mapping[str, str] = {
+    "live": "#",
+    "cached": "+",
+    "stranded": "x",
+    "overhead": "=",
+    "opaque": "?",
+    "unclaimed": "!",
+    "reserved": "-",
+    "free": ".",
+}
+"""What stands for a share where there is no colour."""
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def bar(parts: Mapping[str, int], size: int, width: int) -> list[tuple[str, int]]:
+    """(share, cells) from the left; the cells sum to ``width``, and what is left of ``size`` is ``free``.
+
+    Each border is where it belongs, to half a cell; so a share of less may have no cell. Parts that exceed the size
+    (an overcount) fill the bar in proportion.
+    """
+    known = {share: parts[share] for share in (*SHARES, "reserved") if parts.get(share)}
+    whole = max(size, sum(known.values()), 1)
+    cells, passed, drawn = [], 0, 0
+    for share, part in known.items():
+        passed += part
+        until = round(passed * width / whole)
+        if until > drawn:
+            cells.append((share, until - drawn))
+        drawn = max(drawn, until)
+    return [*cells, ("free", width - drawn)] if drawn < width else cells
+
+
+def curve(points: Sequence[tuple[float, float]], start: float, end: float, width: int, rows: int) -> Iterator[str]:
+    """Lines from the top, of the highest value of each stretch of time between ``start`` and ``end``; 0 is the ground
+    and the highest of all the ceiling. A stretch without a point stays blank, unless it lies between points that are
+    so far apart all along (blocks of the past, a slow interval)."""
+    highest: list[float | None] = [None] * width
+    for at, value in points:
+        place = int((at - start) / max(end - start, 1e-9) * width)
+        if 0 <= place <= width:
+            place = min(place, width - 1)
+            before = highest[place]
+            highest[place] = value if before is None else max(before, value)
+    _bridge(highest, points, (end - start) / max(width, 1))
+    top = max((value for value in highest if value is not None), default=0.0) or 1.0
+    levels = [None if value is None else max(1, round(value / top * rows * 8)) if value else 0 for value in highest]
+    for row in reversed(range(rows)):
+        yield "".join(" " if level is None else BLOCKS[max(0, min(8, level - 8 * row))] for level in levels)
+
+
+def _bridge(highest: list[float | None], points: Sequence[tuple[float, float]], stretch: float) -> None:
+    """Fills gaps that are only the distance at which points were taken."""
+    steps = sorted(after - before for (before, _), (after, _) in pairwise(points))
+    longest = 2 * steps[len(steps) // 2] / stretch if steps and stretch else 0.0
+    last: int | None = None
+    for place, value in enumerate(list(highest)):
+        if value is None:
+            continue
+        if last is not None and place - last <= longest:
+            highest[last + 1 : place] = [highest[last]] * (place - last - 1)
+        last = place

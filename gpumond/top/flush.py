@@ -1,0 +1,126 @@
+"""A flush in three steps: what would come back, a yes, the receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+
+from gpumond.errors import DaemonError
+from gpumond.top.daemon import Daemon, ask
+from gpumond.top.panel import Panel
+from gpumond.top.plain import plain
+from gpumond.units import human
+
+TIMEOUT_SECONDS = 30.0
+ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30
+"""Programs are flushed one after another."""
+
+UNAUTHORIZED = 401
+
+
+class Shown(NamedTuple):
+    text: Text
+    ready: bool
+    """There is something to give back, and it may be asked for."""
+
+
+class FlushPanel(Panel):
+    """Nothing is flushed before the plan has been seen and ``y`` pressed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "confirm", "Yes, flush"),
+        Binding("n", "dismiss", show=False),
+    ]
+
+    def __init__(self, daemon: Daemon, target: Mapping[str, object], name: str) -> None:
+        super().__init__()
+        self.daemon, self.target, self.whom = daemon, target, name
+        self.ready = False
+
+    def on_mount(self) -> None:
+        self._show(Shown(Text(f"{self.whom}: asking what a flush would return"), False))
+        self._ask(dry_run=True)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return self.ready if action == "confirm" else True
+
+    def action_confirm(self) -> None:
+        self._show(Shown(Text(f"{self.whom}: flushing"), False))
+        self._ask(dry_run=False)
+
+    def _ask(self, dry_run: bool) -> None:
+        body = {"target": self.target, "dry_run": dry_run, "timeout_seconds": TIMEOUT_SECONDS}
+
+        def question() -> Shown:
+            try:
+                answer = self.daemon.post("/api/v1/flushes", body, ANSWER_SECONDS)
+            except DaemonError as error:
+                if "receipts" not in error.problem:
+                    raise
+                answer = error.problem  # some did not answer in time; the others did
+            return plan(self.whom, answer) if dry_run else proof(self.whom, answer)
+
+        ask(self.app, question, self._show)
+
+    def _show(self, answer: Shown | DaemonError) -> None:
+        if isinstance(answer, DaemonError):
+            mend = "; to show one: GPUMOND_TOKEN" if answer.status == UNAUTHORIZED else ""
+            answer = Shown(Text(plain(f"{self.whom}: not flushed: {answer}{mend}", 600)), False)
+        if not self.is_attached:  # it was closed, which does not call back a flush
+            self.app.notify(answer.text.plain, markup=False)
+            return
+        self.say(answer.text)
+        self.ready = answer.ready
+        self.refresh_bindings()
+
+
+def plan(whom: str, answer: Mapping[str, Any]) -> Shown:
+    ready = any(receipt["outcome"] == "planned" and receipt["expected"]["high"] for receipt in answer["receipts"])
+    text = Text(f"{whom}: what a flush would do\n\n")
+    for receipt in answer["receipts"]:
+        text.append(f"  {_planned(receipt)}\n")
+    text.append("\nFlush? y: yes  esc: no" if ready else "\nThere is nothing to give back.", "bold")
+    return Shown(text, ready)
+
+
+def _planned(receipt: Mapping[str, Any]) -> str:
+    expected = receipt["expected"]
+    if receipt["outcome"] != "planned":
+        return _ended(receipt)
+    if not expected["high"]:
+        return f"{_who(receipt)} would return nothing"
+    low, likely, high = (human(expected[name]) for name in ("low", "likely", "high"))
+    between = "" if expected["low"] == expected["high"] else f", between {low} and {high}"
+    return f"{_who(receipt)} would return about {likely}{between}"
+
+
+def proof(whom: str, answer: Mapping[str, Any]) -> Shown:
+    """What came back, as the allocator and as the driver measured it."""
+    text = Text(f"{whom}: receipts\n\n")
+    for receipt in answer["receipts"]:
+        text.append(f"  {_ended(receipt)}\n")
+    text.append(f"\nreleased {human(answer['released_bytes'])}", "bold")
+    return Shown(text, False)
+
+
+def _ended(receipt: Mapping[str, Any]) -> str:
+    said = [f"{_who(receipt)}: {plain(receipt['outcome'], 20)}"]
+    if receipt["released_bytes"] and receipt["expected"]:
+        said.append(f"{human(receipt['released_bytes'])} of {human(receipt['expected']['likely'])} expected")
+    elif receipt["released_bytes"]:
+        said.append(human(receipt["released_bytes"]))
+    if receipt["driver_released_bytes"] is not None:
+        said.append(f"the driver saw {human(receipt['driver_released_bytes'])}")
+    if receipt["raced"]:
+        said.append("the program allocated meanwhile")
+    if receipt["reason"]:
+        said.append(plain(receipt["reason"]))
+    return ", ".join([*said, f"{receipt['duration_seconds']:.2f} s"])
+
+
+def _who(receipt: Mapping[str, Any]) -> str:
+    allocator = f" {plain(receipt['allocator'], 20)}" if receipt["allocator"] else ""
+    return f"{plain(receipt['workload'] or '?', 64)} (pid {receipt['pid']}){allocator}"

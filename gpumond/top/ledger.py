@@ -1,0 +1,135 @@
+"""The devices as lines of pieces, whatever draws them: the screen, or plain text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from gpumond.palette import COLOURS, FREE_ON_DARK
+from gpumond.top.bars import FILLS, bar
+from gpumond.top.rows import DeviceRow
+from gpumond.top.view import View
+from gpumond.units import human
+
+GROUNDS: Mapping[str, str] = {**COLOURS, "free": FREE_ON_DARK, "reserved": "#6B7480"}
+"""The colours of the parts of a bar, on a dark ground."""
+
+ROWS_EACH = 9
+"""A device is drawn on one line where the screen has fewer lines than this for each."""
+
+
+class Piece(NamedTuple):
+    """``look``: bold, dim, alarm, or empty; ``ground``: the part of a bar whose colour it has behind it."""
+
+    text: str
+    look: str = ""
+    ground: str = ""
+
+
+Line = list[Piece]
+
+
+def picture(view: View, width: int, height: int, monochrome: bool) -> list[Line]:
+    known = [device for device in view.devices if device.used_bytes is not None]
+    if len(view.devices) > 1 and len(view.devices) * ROWS_EACH > height:
+        lines = [_on_one_line(device, width, monochrome) for device in view.devices]
+        lines += _legend(_totals(known), width, monochrome)
+    else:
+        lines = [line for device in view.devices for line in _in_full(device, width, monochrome)]
+    return lines
+
+
+def promise(view: View) -> str:
+    """What a flush of everything would return, in words; empty where nothing tells."""
+    if view.returnable_bytes is None:
+        return ""
+    more = f"; {human(view.refused_bytes)} more belong to programs that allow none" if view.refused_bytes else ""
+    what = f"about {human(view.returnable_bytes)}" if view.returnable_bytes else "nothing"
+    return f"a flush of everything would return {what}{more}"
+
+
+def _in_full(device: DeviceRow, width: int, monochrome: bool) -> Iterator[Line]:
+    head = [Piece(f"GPU {device.index} ", "bold"), Piece(device.name or device.uuid)]
+    if device.used_bytes is not None:
+        head += [Piece(f"  {_used(device)}", "bold"), *(Piece(f"  {sensor}", "dim") for sensor in _sensors(device))]
+    if device.state:
+        head += [Piece("  "), Piece(device.state, "alarm")]
+    yield head
+    if device.used_bytes is not None:
+        yield _bar(device, width, monochrome)
+        yield from _legend(_parts(device), width, monochrome)
+
+
+def _on_one_line(device: DeviceRow, width: int, monochrome: bool) -> Line:
+    index = Piece(f"{device.index:>2} ", "bold")
+    if device.used_bytes is None:
+        return [index, Piece(device.name), Piece("  "), Piece(device.state, "alarm")]
+    used = f" {_used(device)}"
+    state = [Piece(" "), Piece(device.state, "alarm")] if device.state else []
+    beside = len(index.text) + sum(len(piece.text) for piece in state) + max(30, len(used))
+    return [index, *_bar(device, max(10, width - beside), monochrome), Piece(used), *state]
+
+
+def _used(device: DeviceRow) -> str:
+    if device.used_bytes is None:
+        return ""
+    if not device.size_bytes:
+        return f"{human(device.used_bytes)} used"
+    return f"{human(device.used_bytes)} of {human(device.size_bytes)}  {device.used_bytes / device.size_bytes:.0%}"
+
+
+def _sensors(device: DeviceRow) -> Iterator[str]:
+    if device.busy_ratio is not None:
+        yield f"{device.busy_ratio:.0%} busy"
+    if device.celsius is not None:
+        yield f"{device.celsius:.0f} °C"
+    if device.watts is not None:
+        yield f"{device.watts:.0f} W"
+
+
+def _bar(device: DeviceRow, width: int, monochrome: bool) -> Line:
+    parts = {**device.shares, "reserved": device.reserved_bytes or 0}
+    return [_mark(share, cells, monochrome) for share, cells in bar(parts, device.size_bytes or 0, width)]
+
+
+def _mark(part: str, cells: int, monochrome: bool) -> Piece:
+    return Piece(FILLS[part] * cells) if monochrome else Piece(" " * cells, "", part)
+
+
+def _parts(device: DeviceRow) -> dict[str, int]:
+    """What there is of it, in the order of the bar."""
+    parts = {share: size for share, size in device.shares.items() if size}
+    for name, size in (("reserved", device.reserved_bytes), ("free", device.free_bytes)):
+        if size:
+            parts[name] = size
+    if device.overcount_bytes:
+        parts["overcount"] = device.overcount_bytes
+    return parts
+
+
+def _totals(devices: Sequence[DeviceRow]) -> dict[str, int]:
+    """Of whole devices: their instances (MIG) are part of them."""
+    uuids = {device.uuid for device in devices}
+    totals: dict[str, int] = {}
+    for device in devices:
+        if device.parent_uuid not in uuids:
+            for part, size in _parts(device).items():
+                totals[part] = totals.get(part, 0) + size
+    return {part: totals[part] for part in (*FILLS, "overcount") if part in totals}
+
+
+def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line]:
+    """Each part's mark, name and bytes; a part is never broken over two lines."""
+    lines: list[Line] = []
+    used = width
+    for part, size in parts.items():
+        words = f" {part} {human(size)}"
+        if used + 3 + len(words) > width:
+            lines.append([])
+            used = 0
+        else:
+            lines[-1].append(Piece("  "))
+            used += 2
+        lines[-1] += [_mark(part, 1, monochrome) if part in FILLS else Piece(" "), Piece(words)]
+        used += 1 + len(words)
+    return lines

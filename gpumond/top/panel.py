@@ -1,0 +1,49 @@
+"""A text before the rest of the screen, until it is closed."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Static
+
+
+def clipped(text: Text, width: int) -> Text:
+    """One line, and no wider."""
+    text.truncate(max(1, width), overflow="ellipsis")
+    return text
+
+
+def keys() -> Footer:
+    """What can be pressed, as narrow as it can be."""
+    footer = Footer(show_command_palette=False)
+    footer.compact = True
+    return footer
+
+
+class Panel(ModalScreen[None]):
+    """What is longer than the screen scrolls with the arrows."""
+
+    DEFAULT_CSS = """
+    Panel { align: center middle; }
+    Panel VerticalScroll { width: 95%; max-width: 110; height: auto; max-height: 90%; border: round $primary;
+                           padding: 0 1; background: $surface; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close", key_display="esc")]
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(markup=False)
+        yield keys()
+
+    def say(self, text: Text) -> None:
+        self.query_one(Static).update(text)
+
+    @property
+    def width(self) -> int:
+        """Columns of the text."""
+        return self.query_one(Static).size.width

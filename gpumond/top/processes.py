@@ -1,0 +1,155 @@
+"""The processes: a table that is sorted, filtered, and keeps its place while its numbers change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+from textual.coordinate import Coordinate
+from textual.widgets import DataTable
+
+from gpumond.top.rows import HOLDINGS, Key, ProcessRow
+from gpumond.units import human
+
+Sortable = tuple[bool, float, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``rank``: the higher, the sooner it goes where the screen is narrow. Numbers are right-aligned, largest first."""
+
+    name: str
+    width: int
+    rank: int
+    text: Callable[[ProcessRow], str]
+    number: Callable[[ProcessRow], int | None] | None = None
+
+    def key(self, row: ProcessRow) -> Sortable:
+        """What is unknown comes after all that is known, when the largest are first."""
+        if self.number is None:
+            return True, 0.0, self.text(row).lower()
+        value = self.number(row)
+        return value is not None, float(value or 0), ""
+
+
+def _share(name: str, rank: int) -> Column:
+    return Column(name, 10, rank, lambda row: _size(row.shares[name]), lambda row: row.shares[name])
+
+
+def _size(value: int | None) -> str:
+    return "-" if value is None else human(value)
+
+
+RANKS = {"live": 3, "cached": 0, "stranded": 1, "overhead": 5, "opaque": 6}
+PROGRAM = 14
+COLUMNS = (
+    Column("gpu", 4, 0, lambda row: row.gpu, lambda row: int(row.gpu) if row.gpu.isdecimal() else None),
+    Column("pid", 7, 0, lambda row: str(row.pid), lambda row: row.pid),
+    Column("program", PROGRAM, 0, lambda row: f"{row.program} [{row.state}]" if row.state else row.program),
+    Column("user", 10, 7, lambda row: row.user),
+    Column("used", 10, 0, lambda row: _size(row.used_bytes), lambda row: row.used_bytes),
+    *(_share(name, RANKS[name]) for name in HOLDINGS),
+    Column("verdict", 13, 2, lambda row: row.verdict),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    column: str = "used"
+    reverse: bool = False
+    """Against the column's own direction: numbers largest first, words from A."""
+
+    def next(self, columns: Sequence[Column]) -> Order:
+        names = [column.name for column in columns]
+        at = names.index(self.column) if self.column in names else -1
+        return Order(names[(at + 1) % len(names)])
+
+
+def fitting(width: int) -> list[Column]:
+    """The columns for which a screen of that width has room, in their order."""
+    chosen = {column.name for column in COLUMNS}
+    for column in sorted(COLUMNS, key=lambda column: -column.rank):
+        if column.rank and sum(each.width + 1 for each in COLUMNS if each.name in chosen) > width:
+            chosen.remove(column.name)
+    return [column for column in COLUMNS if column.name in chosen]
+
+
+def arranged(rows: Iterable[ProcessRow], order: Order, words: str) -> list[ProcessRow]:
+    """Those that have every word of the filter somewhere, sorted; what is equal, by pid."""
+    seen = [row for row in rows if all(word in row.words for word in words.lower().split())]
+    column = next(column for column in COLUMNS if column.name == order.column)
+    seen.sort(key=lambda row: (row.pid, row.key[0]))
+    seen.sort(key=column.key, reverse=(column.number is not None) != order.reverse)
+    return seen
+
+
+class Processes(DataTable[Text]):
+    """``chosen`` is the process under the cursor; it stays it while rows come, go and change places."""
+
+    DEFAULT_CSS = "Processes { height: 1fr; min-height: 3; overflow-x: hidden; }"
+
+    def __init__(self) -> None:
+        super().__init__(cursor_type="row", cell_padding=0, show_cursor=True)
+        self.order = Order()
+        self.words = ""
+        self.rows_shown: list[ProcessRow] = []
+        self._headers: list[tuple[str, int]] = []
+        self._cells: list[list[tuple[str, bool]]] = []
+        self._key: Key | None = None
+
+    @property
+    def chosen(self) -> ProcessRow | None:
+        place = self.cursor_row
+        return self.rows_shown[place] if 0 <= place < len(self.rows_shown) else None
+
+    def show(self, rows: Iterable[ProcessRow], width: int) -> None:
+        chosen, first = self.chosen, self.scroll_y
+        self._key = chosen.key if chosen else self._key
+        columns = fitting(width - 1)  # beside the scroll bar
+        spare = width - 1 - sum(column.width + 1 for column in columns)
+        widths = [column.width + (min(spare, 30) if column.name == "program" else 0) for column in columns]
+        self._head(columns, widths)
+        self.rows_shown = arranged(rows, self.order, self.words)
+        self._fill(columns, widths)
+        keys = [row.key for row in self.rows_shown]
+        if self._key in keys:
+            self.move_cursor(row=keys.index(self._key), animate=False, scroll=False)
+        self.scroll_to(y=first, animate=False, force=True, immediate=True)
+
+    def _head(self, columns: Sequence[Column], widths: Sequence[int]) -> None:
+        marks = {self.order.column: "↑" if self.order.reverse else "↓"}
+        headers = [f"{column.name.upper()}{marks.get(column.name, '')}" for column in columns]
+        if [*zip(headers, widths, strict=True)] == self._headers:
+            return
+        self._headers = [*zip(headers, widths, strict=True)]
+        self._cells = []
+        self.clear(columns=True)
+        for header, column, width in zip(headers, columns, widths, strict=True):
+            self.add_column(_aligned(header, True, column, width), width=width + 1)
+
+    def _fill(self, columns: Sequence[Column], widths: Sequence[int]) -> None:
+        """Row by row from the top; only what has changed is written, as there may be many hundred."""
+        cells = [[(column.text(row), _bold(column, row)) for column in columns] for row in self.rows_shown]
+        drawn = [*zip(columns, widths, strict=True)]
+        for place in reversed(range(len(cells), len(self._cells))):
+            self.remove_row(str(place))
+        for place, (row, before) in enumerate(zip(cells, self._cells, strict=False)):
+            for at, (cell, old) in enumerate(zip(row, before, strict=True)):
+                if cell != old:
+                    self.update_cell_at(Coordinate(place, at), _aligned(*cell, *drawn[at]))
+        for place in range(len(self._cells), len(cells)):
+            row = cells[place]
+            self.add_row(*(_aligned(*cell, *each) for cell, each in zip(row, drawn, strict=True)), key=str(place))
+        self._cells = cells
+
+
+def _bold(column: Column, row: ProcessRow) -> bool:
+    return column.name == "verdict" and row.notable
+
+
+def _aligned(text: str, bold: bool, column: Column, width: int) -> Text:
+    cell = Text(text, "bold" if bold else "")
+    cell.truncate(width, overflow="ellipsis")
+    cell.align("right" if column.number else "left", width)
+    return cell

@@ -1,0 +1,178 @@
+"""Devices and processes of a frame, row by row. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpumond.events import ORDINARY
+from gpumond.model import MISSED_LIMIT, SHARES
+from gpumond.top.plain import plain
+from gpumond.units import duration
+
+HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
+"""The shares that a process can have."""
+
+Key = tuple[str, int, int | None]
+"""(device UUID, pid, start_ticks)"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """``shares`` and ``returnable_bytes`` are empty and None where nothing is known of the device's memory.
+
+    ``state`` is empty while all is well.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    parent_uuid: str | None
+    size_bytes: int | None
+    used_bytes: int | None
+    free_bytes: int | None
+    reserved_bytes: int | None
+    overcount_bytes: int
+    shares: Mapping[str, int]
+    returnable_bytes: int | None
+    state: str
+    busy_ratio: float | None
+    celsius: float | None
+    watts: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """One process on one device. ``facts`` are what else is known, term by term; ``verdicts`` sentences."""
+
+    key: Key
+    gpu: str
+    pid: int
+    program: str
+    user: str
+    used_bytes: int | None
+    shares: Mapping[str, int | None]
+    verdict: str
+    notable: bool
+    state: str
+    flush_policy: str | None
+    facts: tuple[tuple[str, str], ...]
+    verdicts: tuple[str, ...]
+    words: str
+    """All that a filter looks at, in lower case."""
+
+
+def cached(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [line for line in lines if line["share"] == "cached"]
+
+
+def returnable(lines: Iterable[Mapping[str, Any]], refusing: Collection[int]) -> int | None:
+    """What a flush would return: what is cached, without those that allow none. None where nothing tells."""
+    held = cached(lines)
+    return sum(line["used_bytes"] for line in held if line["pid"] not in refusing) if held else None
+
+
+def _sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Bytes of each share, in the order of the shares."""
+    found: dict[str, int] = {}
+    for line in lines:
+        found[line["share"]] = found.get(line["share"], 0) + line["used_bytes"]
+    return {share: found[share] for share in SHARES if share in found}
+
+
+def devices(frame: Mapping[str, Any], refusing: Collection[int]) -> Iterator[DeviceRow]:
+    overcounts = {each["device_uuid"]: each["overcount_bytes"] for each in frame["ledger"]["overcounts"]}
+    held: dict[str, list[Mapping[str, Any]]] = {}
+    for line in frame["ledger"]["lines"]:
+        held.setdefault(line["device_uuid"], []).append(line)
+    for device in frame["snapshot"]["devices"]:
+        lines, sensors = held.get(device["uuid"], []), device["sensors"]
+        yield DeviceRow(
+            uuid=str(device["uuid"]),
+            index=int(device["index"]),
+            name=plain(device["name"], 60),
+            parent_uuid=device["parent_uuid"],
+            size_bytes=device["size_bytes"],
+            used_bytes=device["used_bytes"],
+            free_bytes=device["free_bytes"],
+            reserved_bytes=device["reserved_bytes"],
+            overcount_bytes=overcounts.get(device["uuid"], 0),
+            shares=_sums(lines),
+            returnable_bytes=returnable(lines, refusing),
+            state=_device_state(device),
+            busy_ratio=sensors["gpu_utilization_ratio"],
+            celsius=sensors["gpu_temperature_celsius"],
+            watts=sensors["power_watts"],
+        )
+
+
+def _device_state(device: Mapping[str, Any]) -> str:
+    missed = device["missed"]
+    readings = "1 reading" if missed == 1 else f"{missed} readings"
+    if missed >= MISSED_LIMIT:
+        return f"no answer for {readings}: values withdrawn"
+    if missed:
+        return f"of {readings} ago"
+    return "" if device["up"] else "at fault"
+
+
+def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
+    """Those that hold most first."""
+    index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
+    reports = {report["pid"]: report for report in frame["snapshot"]["reports"]}
+    verdicts: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in ORDINARY):
+        verdicts.setdefault((each["device_uuid"], each["pid"]), []).append(each)
+    for process in sorted(frame["processes"], key=lambda process: -(process["used_bytes"] or 0)):
+        uuid, pid, report = process["device_uuid"], int(process["pid"]), reports.get(process["pid"])
+        judged = verdicts.get((uuid, pid), [])
+        gpu = index.get(uuid, "?")
+        program = plain(process["workload"] or process["comm"] or "?", 64)
+        user = plain(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
+        facts = tuple((term, plain(value, 120)) for term, value in _facts(process, report) if value)
+        verdict = plain(judged[0]["kind"], 20) if judged else ""
+        yield ProcessRow(
+            key=(uuid, pid, process["start_ticks"]),
+            gpu=gpu,
+            pid=pid,
+            program=program,
+            user=user,
+            used_bytes=process["used_bytes"],
+            shares={share: process[f"{share}_bytes"] for share in HOLDINGS},
+            verdict=verdict,
+            notable=bool(judged) and judged[0]["kind"] not in ORDINARY,
+            state=_process_state(process),
+            flush_policy=report["flush_policy"] if report else None,
+            facts=facts,
+            verdicts=tuple(plain(each["summary"], 400) for each in judged),
+            words=" ".join((f"gpu {gpu}", str(pid), program, user, verdict, *(value for _, value in facts))).lower(),
+        )
+
+
+def _process_state(process: Mapping[str, Any]) -> str:
+    odd = (
+        process["state"] if process["state"] != "alive" else None,
+        "orphaned" if process["orphaned"] else None,
+        "holds the device open" if "holder" in process["kinds"] else None,
+    )
+    return plain(", ".join(word for word in odd if word))
+
+
+def _facts(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> Iterator[tuple[str, object]]:
+    yield "command", process["comm"]
+    yield "state", _process_state(process)
+    yield "kinds", ", ".join(process["kinds"])
+    yield "container", process["container_name"] or process["container"]
+    yield "pod", process["pod_name"] and f"{process['pod_namespace']}/{process['pod_name']}"
+    yield "unit", process["unit"]
+    yield "Slurm job", process["slurm_job"]
+    yield "busy", None if process["utilization_ratio"] is None else f"{process['utilization_ratio']:.0%}"
+    yield "idle for", duration(process["idle_seconds"]) if process["idle_seconds"] else None
+    if report:
+        yield "frameworks", ", ".join(report["frameworks"])
+        yield (
+            "flush",
+            {"allow": "allowed", "step": "at its next step", "never": "not allowed"}.get(report["flush_policy"]),
+        )
+        yield "reported", f"{report['age_seconds']:.1f} s before the frame"

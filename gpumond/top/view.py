@@ -1,0 +1,69 @@
+"""A frame, as ``GET /api/v1/frame`` answers it, turned into what people look at. Pure.
+
+Every number of one view is of one frame. Text from programs is made plain here, once, for every face in a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpumond.errors import DaemonError
+from gpumond.stuck import stuck
+from gpumond.top.plain import plain
+from gpumond.top.remarks import Remark, alerts, notices, verdicts
+from gpumond.top.rows import DeviceRow, ProcessRow, cached, devices, processes, returnable
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """``notices`` are about the picture itself (faults, conditions, a source that is down), ``stuck`` about processes
+    that keep memory from others. ``returnable_bytes``: what a flush of everything would return; None without agents.
+    """
+
+    seq: int
+    taken_at: float
+    interval_seconds: float
+    source: str
+    up: bool
+    devices: tuple[DeviceRow, ...]
+    processes: tuple[ProcessRow, ...]
+    notices: tuple[Remark, ...]
+    alerts: tuple[Remark, ...]
+    verdicts: tuple[Remark, ...]
+    stuck: tuple[Remark, ...]
+    agents: int
+    returnable_bytes: int | None
+    refused_bytes: int
+
+
+def view(frame: Any) -> View:
+    """Of what was answered. Raises DaemonError if that is no frame."""
+    try:
+        return _view(frame)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DaemonError(
+            f"what answers is no gpumond, or of another version ({type(error).__name__}: {error})"
+        ) from None
+
+
+def _view(frame: Mapping[str, Any]) -> View:
+    snapshot, lines = frame["snapshot"], frame["ledger"]["lines"]
+    refusing = {report["pid"] for report in snapshot["reports"] if report["flush_policy"] == "never"}
+    return View(
+        seq=int(snapshot["seq"]),
+        taken_at=float(snapshot["taken_at"]),
+        interval_seconds=snapshot["elapsed_seconds"] / max(1, snapshot["seq"]),
+        source=plain(snapshot["source"]["name"], 20),
+        up=bool(snapshot["source"]["up"]),
+        devices=tuple(devices(frame, refusing)),
+        processes=tuple(processes(frame)),
+        notices=tuple(notices(frame)),
+        alerts=tuple(alerts(frame)),
+        verdicts=tuple(verdicts(frame["verdicts"])),
+        stuck=tuple(Remark("warn", plain(e.what), plain(e.mend, 400)) for e in stuck(frame["processes"])),
+        agents=len(snapshot["reports"]),
+        returnable_bytes=returnable(lines, refusing),
+        refused_bytes=sum(line["used_bytes"] for line in cached(lines) if line["pid"] in refusing),
+    )

@@ -1,0 +1,320 @@
+"""Device: what does one device hold, who holds it, and how is it?"""
+
+from __future__ import annotations
+
+from grafana.frames import Marks, board, device, happened, machine
+from grafana.parts import (
+    ALL_WELL,
+    ANY,
+    BAD,
+    FULL,
+    GOOD,
+    WARNING,
+    Column,
+    Query,
+    figure,
+    leads_to,
+    ledger,
+    listing,
+    series,
+    states,
+)
+from grafana.queries import DEVICE, named, share, with_program
+
+
+def of(name: str, more: str = "") -> str:
+    return f"gpumond_device_{name}{{{DEVICE}{more}}}"
+
+
+WORKLOAD = leads_to("workload", machine="machine", workload="__value.raw")
+HOT = ((80, WARNING), (90, BAD))
+SOON = ((600, WARNING), (3600, GOOD))
+
+GLANCE = [
+    figure(
+        "Answers",
+        "Whether the device answers its driver; if not, its values are withheld.",
+        "short",
+        f"max({of('up')})",
+        levels=ALL_WELL,
+        below=BAD,
+        text={"1": "yes", "0": "no"},
+        runbooks=("device-lost",),
+    ),
+    figure(
+        "Used",
+        "Share of the device's memory that is used, by the driver's count.",
+        "percentunit",
+        f"max({of('memory_used_bytes')} / {of('memory_size_bytes')})",
+        levels=FULL,
+        runbooks=("device-nearly-full",),
+    ),
+    figure(
+        "Reclaimable",
+        "Cache that programs hold and do not use; a flush of the device returns it.",
+        "bytes",
+        f"sum({share('cached', DEVICE)})",
+        runbooks=("reclaimable-waste",),
+    ),
+    figure(
+        "Stranded",
+        "Held and free, and no flush returns it: fragmentation.",
+        "bytes",
+        f"sum({share('stranded', DEVICE)})",
+        runbooks=("fragmentation",),
+    ),
+    figure(
+        "Unclaimed",
+        "Used, and no visible process owns it.",
+        "bytes",
+        f"sum({share('unclaimed', DEVICE)})",
+        runbooks=("orphan-memory",),
+    ),
+    figure(
+        "Time to full",
+        "Until the device is full if its programs go on growing as they do; unknown while none is seen to grow.",
+        "s",
+        f"min(gpumond_time_to_oom_seconds{{{DEVICE}}})",
+        levels=SOON,
+        below=BAD,
+        runbooks=("leak",),
+    ),
+    figure(
+        "Idle for",
+        "For how long nothing ran on the device.",
+        "s",
+        f"max({of('idle_seconds')})",
+        runbooks=("idle-holder",),
+    ),
+    figure(
+        "Faults",
+        "Things of the device that cannot be read now.",
+        "short",
+        f"sum({of('fault')}) or max({of('up')}) * 0",
+        levels=ANY,
+    ),
+]
+
+LEDGER = [
+    ledger(
+        "Ledger",
+        "Who holds the memory, by share: the areas sum to what the driver counts as used, and to the overcount if "
+        "agents and driver disagree. Above them the size.",
+        DEVICE,
+        Query(f"max({of('memory_used_bytes')})", "used by the driver's count"),
+        Query(f"max({of('memory_size_bytes')})", "size"),
+        runbooks=("device-nearly-full", "reclaimable-waste", "fragmentation", "orphan-memory"),
+    ),
+    series(
+        "By workload",
+        "Used memory by the workload that holds it; no agent: programs without one, and what is unclaimed.",
+        "bytes",
+        Query(named(f"sum by (workload) (gpumond_memory_bytes{{{DEVICE}}})"), "{{workload}}"),
+        height=11,
+        stacked=True,
+    ),
+]
+
+POOLS = [
+    series(
+        "Reclaimable, by program",
+        "What a flush of the program would most probably return, by pool.",
+        "bytes",
+        Query(
+            f"max by (workload, pid, allocator) (gpumond_pool_reclaimable_bytes{{{DEVICE}}})",
+            "{{workload}} ({{pid}}) {{allocator}}",
+        ),
+        runbooks=("reclaimable-waste",),
+    ),
+    series(
+        "Reserved and disagreement",
+        "What the driver keeps for itself, and by how much agents and driver disagree, being read moments apart.",
+        "bytes",
+        Query(f"max({of('memory_reserved_bytes')})", "reserved"),
+        Query(f"max(gpumond_memory_overcount_bytes{{{DEVICE}}})", "overcount"),
+    ),
+    series(
+        "Out of memory",
+        "Allocations that failed, and those that succeeded only after a flush of the allocator's own, a minute.",
+        "short",
+        Query(f"sum(rate(gpumond_pool_ooms_total{{{DEVICE}}}[$__rate_interval])) * 60", "out of memory"),
+        Query(f"sum(rate(gpumond_pool_retries_total{{{DEVICE}}}[$__rate_interval])) * 60", "retries"),
+        runbooks=("out-of-memory", "allocation-retries"),
+    ),
+]
+
+PROCESS = with_program(
+    f"max by (job, instance, pid) (gpumond_process_memory_used_bytes{{{DEVICE}}})", "workload, comm, user"
+)
+BUSY = with_program(
+    f"max by (job, instance, pid) (gpumond_process_utilization_ratio{{{DEVICE}}})", "workload, comm, user"
+)
+PROCESS_LABELS = "max by (workload, pid, comm, user)"
+
+HOLDERS = [
+    listing(
+        "Processes",
+        "Processes with memory on the device, by the driver's count; how busy they keep it, where the driver tells.",
+        (
+            Column("workload", "Workload", WORKLOAD),
+            Column("pid", "PID"),
+            Column("comm", "Command"),
+            Column("user", "User"),
+        ),
+        Query(f"{PROCESS_LABELS} ({PROCESS})", "Used", "bytes"),
+        Query(f"{PROCESS_LABELS} ({BUSY})", "Busy", "percentunit"),
+        sort="Used",
+        width=12,
+    ),
+    listing(
+        "Pools",
+        "What allocators hold. A pool that allocates from another one has a row, too, and is in no sum.",
+        (Column("workload", "Workload", WORKLOAD), Column("pid", "PID"), Column("allocator", "Allocator")),
+        *(
+            Query(
+                f"max by (workload, pid, allocator) (gpumond_pool_{name}_bytes{{{DEVICE}}})", name.capitalize(), "bytes"
+            )
+            for name in ("held", "live", "reclaimable", "stranded")
+        ),
+        sort="Held",
+        width=12,
+    ),
+]
+
+SLOWDOWN = of("temperature_limit_celsius", ', limit="slowdown"')
+SHUTDOWN = of("temperature_limit_celsius", ', limit="shutdown"')
+THROTTLE = of("throttle", ', reason!="gpu_idle"')
+ECC = of("ecc_errors_total", ', scope="volatile"')
+
+SENSORS = [
+    series(
+        "Activity",
+        "How busy the device is. GPU: a kernel ran; memory controller: memory was read or written. Multiprocessors, "
+        "tensor cores and memory bandwidth are counted by the hardware (Hopper and later).",
+        "percentunit",
+        Query(f"max({of('gpu_utilization_ratio')})", "GPU"),
+        Query(f"max({of('memory_controller_utilization_ratio')})", "memory controller"),
+        Query(f"max({of('sm_active_ratio')})", "multiprocessors"),
+        Query(f"max({of('tensor_active_ratio')})", "tensor cores"),
+        Query(f"max({of('dram_active_ratio')})", "memory bandwidth"),
+        most=1,
+    ),
+    series(
+        "Temperature",
+        "By sensor; dashed: where the hardware slows down, and shuts down.",
+        "celsius",
+        Query(f"max by (sensor) ({of('temperature_celsius')})", "{{sensor}}"),
+        Query(f"max({SLOWDOWN})", "slowdown"),
+        Query(f"max({SHUTDOWN})", "shutdown"),
+        limits=("slowdown", "shutdown"),
+    ),
+    series(
+        "Power",
+        "Drawn by the device; dashed: the limit that is enforced.",
+        "watt",
+        Query(f"max({of('power_watts')})", "power"),
+        Query(f"max({of('power_limit_watts')})", "limit"),
+        limits=("limit",),
+    ),
+    series(
+        "Clocks",
+        "Of multiprocessors and memory; dashed: the highest.",
+        "hertz",
+        Query(f"max({of('sm_clock_hertz')})", "multiprocessors"),
+        Query(f"max({of('memory_clock_hertz')})", "memory"),
+        Query(f"max({of('sm_clock_max_hertz')})", "multiprocessors, highest"),
+        Query(f"max({of('memory_clock_max_hertz')})", "memory, highest"),
+        limits=("multiprocessors, highest", "memory, highest"),
+    ),
+    series(
+        "Traffic",
+        "PCIe: over 20 ms every ten seconds. NVLink: all links, counted by the hardware (Hopper and later).",
+        "binBps",
+        Query(f"max({of('pcie_receive_bytes_per_second')})", "PCIe, to the device"),
+        Query(f"max({of('pcie_transmit_bytes_per_second')})", "PCIe, from the device"),
+        Query(f"max({of('nvlink_receive_bytes_per_second')})", "NVLink, to the device"),
+        Query(f"max({of('nvlink_transmit_bytes_per_second')})", "NVLink, from the device"),
+    ),
+    series(
+        "Fan",
+        "Its intended speed, of the maximum; passively cooled devices have none.",
+        "percentunit",
+        Query(f"max({of('fan_speed_ratio')})", "fan"),
+    ),
+]
+
+HEALTH = [
+    states(
+        "Throttled",
+        "When the clocks were held down, and why; not for want of work.",
+        Query(f"max by (reason) ({THROTTLE})", "{{reason}}"),
+        {"0": "no", "1": "held down"},
+    ),
+    listing(
+        "XID errors",
+        "Errors that the driver reported since the daemon began to listen, by number.",
+        (Column("xid", "XID"),),
+        Query(f"max by (xid) ({of('xid_errors_total')})", "Count"),
+        Query(f"max by (xid) ({of('xid_last_seen_timestamp_seconds')}) * 1000", "Last seen", "dateTimeFromNow"),
+        sort="Last seen",
+        width=6,
+        runbooks=("xid-errors",),
+    ),
+    listing(
+        "Conditions and faults",
+        "What bounds what the numbers mean, and what cannot be read.",
+        (Column("condition", "Condition"), Column("kind", "Fault")),
+        Query(f"max by (condition) ({of('condition')})", "Condition holds"),
+        Query(f"max by (kind) ({of('fault')})", "Fault lasts"),
+        sort="Condition",
+        width=6,
+    ),
+    series(
+        "ECC and link errors",
+        "Errors of memory since the driver was loaded, of PCIe and of NVLink, a minute.",
+        "short",
+        Query(
+            f"sum by (kind) (rate({ECC}[$__rate_interval])) * 60",
+            "ECC {{kind}}",
+        ),
+        Query(f"sum(rate({of('pcie_replays_total')}[$__rate_interval])) * 60", "PCIe replays"),
+        Query(f"sum by (kind) (rate({of('nvlink_errors_total')}[$__rate_interval])) * 60", "NVLink {{kind}}"),
+        width=12,
+    ),
+    series(
+        "Memory replaced",
+        "Rows replaced by spare ones (Ampere and later), pages taken out of use (before).",
+        "short",
+        Query(f"max by (cause) ({of('remapped_rows')})", "rows, {{cause}}"),
+        Query(f"max by (cause) ({of('retired_pages')})", "pages, {{cause}}"),
+        width=12,
+    ),
+]
+
+XIDS = Marks(
+    "XID error",
+    "red",
+    f"{of('xid_last_seen_timestamp_seconds')} * 1000",
+    "XID {{xid}}",
+    value_is_time=True,
+)
+
+BOARD = board(
+    "device",
+    "Device",
+    "What does one device hold, who holds it, and how is it?",
+    [machine(several=False), device()],
+    ("At a glance", GLANCE),
+    ("Memory", LEDGER),
+    ("What could come back", POOLS),
+    ("Who holds it", HOLDERS),
+    ("Sensors", SENSORS),
+    ("Health", HEALTH),
+    marks=[
+        XIDS,
+        happened("Device lost", "red", "device-lost"),
+        happened("Out of memory", "orange", "oom"),
+        happened("Flush", "green", "flush"),
+        happened("Alert fired", "yellow", "alert-fired"),
+    ],
+)

@@ -1,0 +1,116 @@
+"""The page's three files, and the one route from which it draws."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpumond.api.page import FILES, POLICY
+from gpumond.engine import Memory, advance
+from gpumond.palette import COLOURS, FREE_ON_DARK
+from gpumond.rules.built_in import BUILT_IN
+from tests.api.test_app import View, ask
+from tests.making import a_device, a_fault, a_snapshot
+
+TEXT = {path: file.body.decode() for path, file in FILES.items()}
+KINDS = {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"}
+
+
+@pytest.mark.parametrize(("path", "kind"), KINDS.items())
+def test_a_file_comes_with_the_headers_that_bound_it(path: str, kind: str):
+    answer = ask(View(), path)
+    assert answer.status_code == 200
+    assert answer.text == TEXT[path]
+    assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
+    assert answer.headers["content-security-policy"] == POLICY
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize("path", KINDS)
+def test_a_file_that_the_browser_has_is_not_sent_again(path: str):
+    etag = ask(View(), path).headers["etag"]
+    again = ask(View(), path, headers={"If-None-Match": etag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["content-security-policy"] == POLICY
+    assert ask(View(), path, headers={"If-None-Match": '"another"'}).status_code == 200
+
+
+def test_the_policy_allows_nothing_inline_and_nothing_from_elsewhere():
+    assert "default-src 'none'" in POLICY
+    assert "unsafe" not in POLICY
+    assert "http" not in POLICY
+
+
+def test_the_page_is_there_before_the_first_frame():
+    assert ask(View(frame=None), "/").status_code == 200
+    assert ask(View(frame=None), "/api/v1/frame").status_code == 503
+
+
+def test_the_page_is_small():
+    assert sum(len(file.body) for file in FILES.values()) < 60_000
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_nothing_inline():
+    addresses = {found for text in TEXT.values() for found in re.findall(r"https?://[^\s'\"]+", text)}
+    assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert "@import" not in TEXT["/page.css"]
+    assert not re.findall(r"<style|<script(?![^>]* src=)|\sstyle=|\son[a-z]+=|javascript:", TEXT["/"])
+
+
+def test_text_never_becomes_markup():
+    ways = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|setHTML|\beval\b|new Function"
+    assert not re.findall(ways, TEXT["/page.js"])
+
+
+def test_the_token_is_kept_in_no_cookie_and_no_lasting_storage():
+    assert not re.findall(r"cookie|localStorage|indexedDB", TEXT["/page.js"])
+
+
+def test_the_style_has_the_colours_of_the_palette():
+    light, _, dark = TEXT["/page.css"].partition("@media (prefers-color-scheme: dark)")
+    colours = {name: value.upper() for name, value in re.findall(r"--([a-z]+): (#[0-9a-fA-F]{6});", light)}
+    assert {name: colours.get(name) for name in COLOURS} == COLOURS
+    assert re.findall(r"--free: (#\w+);", dark)[0].upper() == FREE_ON_DARK
+
+
+def frame_of(view: View) -> Any:
+    return ask(view, "/api/v1/frame").json()
+
+
+def test_the_frame_is_what_the_other_routes_say():
+    whole = frame_of(View())
+    for route in ("snapshot", "ledger", "verdicts", "alerts", "processes"):
+        assert whole[route] == ask(View(), f"/api/v1/{route}").json(), route
+    status = ask(View(), "/api/v1/status").json()
+    assert {name: whole[name] for name in ("version", "faults", "conditions")} == {
+        name: status[name] for name in ("version", "faults", "conditions")
+    }
+
+
+def test_a_fault_in_the_frame_says_what_to_do():
+    snapshot = a_snapshot(a_device(), faults=(a_fault("GPU-a"),))
+    (fault,) = frame_of(View(advance(Memory(), BUILT_IN, snapshot).frame))["faults"]
+    assert fault["kind"] == "gpu_is_lost"
+    assert "reset" in fault["mend"]
+
+
+def test_a_frame_is_sent_once():
+    view = View()
+    etag = ask(view, "/api/v1/frame").headers["etag"]
+    again = ask(view, "/api/v1/frame", headers={"If-None-Match": etag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert view.frame is not None
+    view.frame = replace(view.frame, snapshot=replace(view.frame.snapshot, seq=view.frame.snapshot.seq + 1))
+    assert ask(view, "/api/v1/frame", headers={"If-None-Match": etag}).status_code == 200
+
+
+def test_a_frame_of_the_same_number_after_a_restart_is_another():
+    before, after = View(), View()
+    after.started_at += 60
+    etag = ask(before, "/api/v1/frame").headers["etag"]
+    assert ask(after, "/api/v1/frame", headers={"If-None-Match": etag}).status_code == 200

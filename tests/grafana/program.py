@@ -1,0 +1,38 @@
+"""A program for the dashboards: blocks with names, steps, and an allocation that fails now and then.
+
+python -m tests.grafana.program WORKLOAD [CARD]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gpumond import agent
+from gpumond.sim.allocator import CachingAllocator
+from gpumond.sim.card import MIB, Card, OutOfMemory
+
+
+def main(workload: str, card: str = "") -> None:
+    agent.start(workload=workload)
+    allocator = CachingAllocator(Card(card)) if card else None
+    while True:
+        if allocator:
+            passes(allocator)
+        agent.step()
+        time.sleep(1.5)
+
+
+def passes(allocator: CachingAllocator) -> None:
+    with agent.scope("epoch"):
+        for name in ("forward", "backward"):
+            with agent.scope(name):
+                allocator.free(allocator.malloc(64 * MIB))
+    try:
+        allocator.malloc(1 << 40)
+    except OutOfMemory:
+        pass
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

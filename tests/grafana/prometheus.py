@@ -1,0 +1,114 @@
+"""A real Prometheus, asked as Grafana asks it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.running import free_port, until
+
+STEP_SECONDS = 5
+MATCHERS = re.compile(r"^label_values\((?P<series>.+), *(?P<label>\w+)\)$")
+RESULT = re.compile(r"^query_result\((?P<expression>.+)\)$", re.DOTALL)
+
+
+class QueryRefused(Exception):
+    """Prometheus does not take the expression."""
+
+
+class Prometheus:
+    """Scrapes each second; ``jobs`` are scrape configurations, by name."""
+
+    def __init__(self, directory: Path, jobs: Mapping[str, Mapping[str, Any]]) -> None:
+        if shutil.which("prometheus") is None:
+            pytest.skip("needs prometheus (Debian: prometheus)")
+        directory.mkdir()
+        configs = [{"job_name": name, **job} for name, job in jobs.items()]
+        config = {"global": {"scrape_interval": "1s"}, "scrape_configs": configs}
+        (directory / "prometheus.yaml").write_text(yaml.safe_dump(config))
+        address = f"127.0.0.1:{free_port()}"
+        self.url = f"http://{address}"
+        self.since = time.time()
+        command = ["prometheus", f"--config.file={directory / 'prometheus.yaml'}"]
+        command += [f"--storage.tsdb.path={directory / 'data'}", f"--web.listen-address={address}"]
+        self._log = (directory / "log").open("wb")
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+        until(self._ready)
+
+    def _ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+        self._log.close()
+
+    def ask(self, route: str, **parameters: str | float) -> Any:
+        data = urllib.parse.urlencode(parameters).encode()
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v1/{route}", data, timeout=30) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            with error:
+                raise QueryRefused(json.load(error)["error"]) from None
+
+    def instant(self, expression: str) -> list[dict[str, Any]]:
+        """Series that have a number now."""
+        found = self.ask("query", query=expression)["result"]
+        return [series for series in found if series["value"][1] != "NaN"]
+
+    def over_time(self, expression: str) -> list[dict[str, Any]]:
+        """Series that had a number since the start."""
+        end = time.time()
+        steps = int((end - self.since) // STEP_SECONDS)
+        answer = self.ask("query_range", query=expression, start=end - steps * STEP_SECONDS, end=end, step=STEP_SECONDS)
+        return [series for series in answer["result"] if any(value != "NaN" for _, value in series["values"])]
+
+    def choices(self, query: str, pattern: str = "") -> list[str]:
+        """The values of a variable: ``label_values`` or ``query_result``, cut by Grafana's regular expression."""
+        if labels := MATCHERS.match(query):
+            found = self.ask("series", **{"match[]": labels["series"], "start": self.since, "end": time.time()})
+            return sorted({series[labels["label"]] for series in found if labels["label"] in series})
+        result = RESULT.match(query)
+        assert result, f"a variable asks neither for label_values nor for query_result: {query}"
+        return [cut(as_text(series), pattern) for series in self.instant(result["expression"])]
+
+
+def as_text(series: Mapping[str, Any]) -> str:
+    """As Grafana writes a series of ``query_result``."""
+    labels = ",".join(f'{name}="{value}"' for name, value in sorted(series["metric"].items()) if name != "__name__")
+    return f"{series['metric'].get('__name__', '')}{{{labels}}} {series['value'][1]} {series['value'][0]}"
+
+
+def cut(text: str, pattern: str) -> str:
+    """The group ``value`` of a regular expression in Grafana's notation."""
+    found = re.search(pattern.strip("/").replace("(?<", "(?P<"), text)
+    assert found, f"{pattern} does not match {text}"
+    return found["value"]
+
+
+def fill(expression: str, chosen: Mapping[str, Sequence[str]]) -> str:
+    """What Grafana sends: variables and intervals put in their places; several values as a regular expression."""
+    for name, values in chosen.items():
+        text = values[0] if len(values) == 1 else "(" + "|".join(re.escape(value) for value in values) + ")"
+        expression = expression.replace(f'"${name}"', f'"{text}"'.replace("\\", "\\\\"))
+    intervals = {"$__rate_interval": "10s", "$__range": "300s", "$__interval": f"{STEP_SECONDS}s"}
+    for name, length in intervals.items():
+        expression = expression.replace(name, length)
+    return expression

@@ -1,0 +1,206 @@
+"""The files of the dashboards: current, and by the rules of Grafana's dashboard-linter and our own."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import yaml
+
+from gpumond.palette import COLOURS
+from tests.grafana.boards import BOARDS, DIRECTORY, NAMES, ROOT, Target, marks, panels, targets, variables
+from tests.metrics.document import document
+
+METRIC = re.compile(r"\bgpumond_\w+")
+OURS = set(re.findall(r"^\| `(\w+)`", document(), re.MULTILINE))
+SUFFIXES = re.compile(r"_(bucket|count|sum)$")
+RUNBOOKS = (ROOT / "docs" / "operations.md").read_text()
+SECTIONS = {title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", RUNBOOKS, re.MULTILINE)}
+RULE_NAME = "${__value.raw}"
+
+PLAIN_COUNTERS = {
+    ("device", "XID errors", "gpumond_device_xid_errors_total"): "begins at 1: an increase would miss the first",
+    ("workload", "Scopes", "gpumond_scope_entries_total"): "divides another sum over all passes",
+}
+"""Counters that are shown as they are, and why."""
+
+ALL = [*targets(), *marks()]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="grafana-foundation-sdk needs Python 3.11")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_file_is_what_the_code_builds(name: str):
+    from grafana.build import BOARDS as built
+    from grafana.build import text
+
+    assert built.keys() == set(NAMES)
+    assert (DIRECTORY / f"{name}.json").read_text() == text(built[name]), "run `python -m grafana.build`"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dashboard_says_its_question_and_cannot_be_edited_in_place(name: str):
+    board = BOARDS[name]
+    assert (board["uid"], board["title"]) == (f"gpumond-{name}", f"gpumond: {name.capitalize()}")
+    assert board["description"].endswith("?")
+    assert board["editable"] is False
+    assert board["tags"] == ["gpumond"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_variables_are_labelled_described_and_fresh(name: str):
+    first, *others = BOARDS[name]["templating"]["list"]
+    assert (first["name"], first["type"], first["query"]) == ("datasource", "datasource", "prometheus")
+    assert all(variable["label"] and variable["description"] for variable in others)
+    for variable in variables(name):
+        assert variable["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert variable["refresh"] == 2
+
+
+def each_panel() -> list[Any]:
+    return [pytest.param(panel, id=f"{name} / {panel['title']}") for name, panel in panels()]
+
+
+@pytest.mark.parametrize("panel", each_panel())
+def test_a_panel_says_what_it_shows_in_which_unit_from_the_chosen_source(panel: dict[str, Any]):
+    assert panel["title"]
+    assert panel["description"].endswith(".")
+    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["targets"]
+    for target in panel["targets"]:
+        assert target["expr"].strip()
+        assert target["datasource"] == panel["datasource"]
+        assert target["instant"] != target["range"]
+    references = [target["refId"] for target in panel["targets"]]
+    assert len(set(references)) == len(references)
+
+
+@pytest.mark.parametrize("panel", each_panel())
+def test_what_is_no_curve_is_asked_for_now_so_that_nothing_old_is_shown(panel: dict[str, Any]):
+    curves = panel["type"] in ("timeseries", "state-timeline")
+    assert {target["range"] for target in panel["targets"]} == {curves}
+
+
+@pytest.mark.parametrize("panel", [entry for entry in each_panel() if entry.values[0]["type"] == "table"])
+def test_a_table_formats_its_numbers_and_leaves_pids_alone(panel: dict[str, Any]):
+    *_, arranged = panel["transformations"]
+    names = {field: name for field, name in arranged["options"]["renameByName"].items() if field.startswith("Value")}
+    units = {
+        entry["matcher"]["options"]: property["value"]
+        for entry in panel["fieldConfig"]["overrides"]
+        for property in entry["properties"]
+        if property["id"] == "unit"
+    }
+    assert panel["fieldConfig"]["defaults"]["unit"] == "string"
+    assert units.keys() == set(names.values())
+    assert len(names) == len(panel["targets"])
+
+
+@pytest.mark.parametrize("panel", each_panel())
+def test_where_colour_means_good_or_bad_there_are_levels(panel: dict[str, Any]):
+    if panel["type"] in ("stat", "bargauge", "state-timeline"):
+        steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        assert steps[0]["value"] is None
+        assert all(one["value"] < other["value"] for one, other in pairwise(steps[1:]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_titles_are_unique_and_panels_fill_their_rows_without_overlapping(name: str):
+    board = BOARDS[name]["panels"]
+    titles = [panel["title"] for panel in board]
+    assert len(set(titles)) == len(titles)
+    assert len({panel["id"] for panel in board}) == len(board)
+    taken: dict[tuple[int, int], str] = {}
+    for panel in board:
+        place = panel["gridPos"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert taken.setdefault((x, y), panel["title"]) == panel["title"]
+    width, height = max(x for x, _ in taken) + 1, max(y for _, y in taken) + 1
+    assert (width, len(taken)) == (24, 24 * height)
+
+
+@pytest.mark.parametrize("target", ALL, ids=str)
+def test_a_query_uses_metrics_that_there_are(target: Target):
+    used = set(METRIC.findall(target.expression))
+    assert {name if name in OURS else SUFFIXES.sub("", name) for name in used} <= OURS
+
+
+@pytest.mark.parametrize("target", ALL, ids=str)
+def test_rates_are_taken_over_the_interval_that_grafana_chooses(target: Target):
+    assert set(re.findall(r"\[([^]]+)\]", target.expression)) <= {"$__rate_interval", "$__range"}
+    for function, length in re.findall(r"\b(rate|irate|increase)\([^[]*\[([^]]+)\]", target.expression):
+        assert length == "$__rate_interval" or function == "increase"
+
+
+@pytest.mark.parametrize("target", ALL, ids=str)
+def test_counters_are_shown_as_rates(target: Target):
+    counted = re.sub(r"\b(rate|increase)\([^[]*\[[^]]+\]\)", "", target.expression)
+    plain = {name for name in METRIC.findall(counted) if name.endswith("_total")}
+    assert {name for name in plain if (target.board, target.panel, name) not in PLAIN_COUNTERS} == set()
+
+
+@pytest.mark.parametrize("target", ALL, ids=str)
+def test_a_query_is_bounded_to_the_chosen_machines(target: Target):
+    inner = re.findall(r"\b(?:gpumond_\w+|up|scrape_\w+)\{([^}]*)\}", target.expression)
+    assert any("$machine" in matchers for matchers in inner)
+    for matchers in inner:
+        assert "$machine" in matchers or matchers == 'parent_uuid!=""'
+
+
+def links(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("url"), str):
+            yield value["url"]
+        for inner in value.values():
+            yield from links(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from links(inner)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_to_dashboards_and_variables_that_there_are(name: str):
+    found = [url for url in links(BOARDS[name]["panels"]) if url.startswith("/d/")]
+    for url in found:
+        uid, _, query = url.removeprefix("/d/").partition("?")
+        other = BOARDS[uid.removeprefix("gpumond-")]
+        given = set(re.findall(r"var-(\w+)=", query))
+        assert given <= {variable["name"] for variable in other["templating"]["list"]}
+        assert query.endswith("&${__url_time_range}")
+    assert [link["tags"] for link in BOARDS[name]["links"]] == [["gpumond"]]
+    assert found or name == "daemon"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_to_runbooks_lead_to_sections_that_there_are(name: str):
+    sections = [url.partition("#")[2] for url in links(BOARDS[name]) if url.startswith("${runbooks}")]
+    assert sections
+    assert {section for section in sections if section != RULE_NAME} <= SECTIONS
+    assert [v["query"] for v in BOARDS[name]["templating"]["list"] if v["name"] == "runbooks"] == ["docs/operations.md"]
+
+
+def test_the_shares_have_their_colours_everywhere():
+    found = 0
+    for _, panel in panels():
+        names = {target.get("legendFormat") for target in panel["targets"]} & COLOURS.keys()
+        overrides = {entry["matcher"]["options"]: entry["properties"] for entry in panel["fieldConfig"]["overrides"]}
+        for name in names if len(names) > 3 else ():
+            colours = [entry["value"] for entry in overrides[name] if entry["id"] == "color"]
+            assert colours == [{"mode": "fixed", "fixedColor": COLOURS[name]}]
+            found += 1
+    assert found == 6 + 6 + 5
+
+
+def test_provisioning_names_what_there_is():
+    directory = ROOT / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((directory / "datasources/gpumond.yaml").read_text())["datasources"]
+    (provider,) = yaml.safe_load((directory / "dashboards/gpumond.yaml").read_text())["providers"]
+    scraped = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yaml").read_text())
+    assert source["type"] == "prometheus"
+    assert source["jsonData"]["timeInterval"] == scraped["global"]["scrape_interval"]
+    assert provider["options"]["path"] in (ROOT / "grafana/README.md").read_text()

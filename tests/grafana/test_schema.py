@@ -1,0 +1,72 @@
+"""The dashboards against Grafana's own types, with TypeScript's compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.grafana.boards import BOARDS
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpumond" / "grafana"
+"""npm install --prefix ~/.cache/gpumond/grafana --ignore-scripts typescript@5 @grafana/schema@13"""
+
+PREAMBLE = """\
+import type { Dashboard, Panel, GraphFieldConfig, VizLegendOptions, VizTooltipOptions } from "@grafana/schema";
+
+// JSON has an enum's values, not its names.
+type Plain<T> = T extends string ? `${T}` :
+  T extends number | boolean | null | undefined ? T :
+  T extends unknown ? { [K in keyof T]: Plain<T[K]> } : never;
+type Curves = Plain<Omit<Panel<{}, GraphFieldConfig>, "options">> &
+  { options: Plain<{ legend: VizLegendOptions; tooltip: VizTooltipOptions }> };
+"""
+MARKS = ("expr", "step", "titleFormat", "textFormat", "useValueForTime")
+"""What the schema leaves to the data source."""
+
+
+def source() -> str:
+    """Literals, so that the compiler refuses keys that the schema does not know."""
+    lines = [PREAMBLE]
+    for name, board in BOARDS.items():
+        annotations = {"list": [without(query, MARKS) for query in board["annotations"].get("list", [])]}
+        lines.append(f"export const {name}: Plain<Dashboard> = {json.dumps({**board, 'annotations': annotations})};")
+        curves = [panel for panel in board["panels"] if panel["type"] == "timeseries"]
+        lines.append(f"export const {name}Curves: Curves[] = {json.dumps(curves)};")
+    return "\n".join(lines)
+
+
+def without(query: dict[str, object], keys: tuple[str, ...]) -> dict[str, object]:
+    return {key: value for key, value in query.items() if key not in keys}
+
+
+def compile(directory: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (directory / "boards.ts").write_text(text)
+    (directory / "node_modules").symlink_to(CACHE / "node_modules")
+    options = ["--noEmit", "--strict", "--skipLibCheck", "--module", "nodenext", "--moduleResolution", "nodenext"]
+    command = ["node", str(CACHE / "node_modules/typescript/bin/tsc"), *options, "boards.ts"]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=110)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    if shutil.which("node") is None or not (CACHE / "node_modules/@grafana/schema").is_dir():
+        pytest.skip(f"needs node, and typescript and @grafana/schema in {CACHE} (see CACHE)")
+    return tmp_path
+
+
+def test_the_dashboards_are_of_grafanas_types(directory: Path):
+    done = compile(directory, source())
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_is_not_of_these_types_is_found(directory: Path):
+    wrong = source().replace('"displayMode": "table"', '"displayMode": "tabel"').replace('"gridPos"', '"gridPose"')
+    done = compile(directory, wrong)
+    assert done.returncode != 0
+    assert "tabel" in done.stdout
+    assert "gridPose" in done.stdout

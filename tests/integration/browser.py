@@ -1,0 +1,127 @@
+"""A real Chromium on the daemon's page."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.running import RunningDaemon, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page, Route
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-lcd-text",
+)
+MISSING = [
+    what
+    for what, there in (("chromium (apt)", CHROMIUM), ("playwright (pip)", find_spec("playwright")))
+    if there is None
+]
+needs_chromium = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}")
+WIDE = {"width": 1280, "height": 900}
+PHONE = {"width": 360, "height": 780}
+NETWORK = ("Failed to load resource", "net::ERR_")
+"""Chromium's own words for an answer that is an error, or for none: where those are expected."""
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+class Sight:
+    """One tab. What the console complains of is kept, a violation of the page's policy among it."""
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        self.complaints: list[str] = []
+        self.frames: dict[int, Any] = {}
+        self.asked: list[str] = []
+        self.page: Page = context.new_page()
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(url)
+
+    def _console(self, message: Any) -> None:
+        if message.type in ("error", "warning") and not message.text.startswith(NETWORK):
+            self.complaints.append(message.text)
+
+    def texts(self, *selectors: str) -> list[list[str]]:
+        """Of all at one instant: the page changes between two questions."""
+        script = "all => all.map(one => [...document.querySelectorAll(one)].map(node => node.textContent))"
+        found: list[list[str]] = self.page.evaluate(script, list(selectors))
+        return found
+
+    def shows(self, text: str, seconds: float = 20.0) -> None:
+        self.page.get_by_text(text).first.wait_for(timeout=1000 * seconds)
+
+
+@contextmanager
+def looking(
+    browser: Browser,
+    daemon: RunningDaemon,
+    viewport: dict[str, int] | None = None,
+    rewrite: Callable[[Any], None] | None = None,
+    guard: Callable[[Route], None] | None = None,
+    **options: Any,
+) -> Iterator[Sight]:
+    """A tab on the page. ``rewrite`` changes each frame on its way, as a daemon that cleans nothing would send it;
+    ``guard`` answers in the API's place."""
+    context = browser.new_context(viewport=viewport or WIDE, reduced_motion="reduce", **options)
+    context.set_default_timeout(15_000)
+
+    def through(route: Route) -> None:
+        answer = route.fetch()
+        frame = answer.json() if answer.status == 200 else None
+        if rewrite and frame:
+            rewrite(frame)
+        route.fulfill(response=answer, **({"json": frame} if frame else {}))
+
+    if rewrite:
+        context.route("**/api/v1/frame", through)
+    if guard:
+        context.route("**/api/v1/**", guard)
+    try:
+        sight = Sight(context, daemon.url)
+        yield sight
+        context.unroute_all(behavior="wait")
+    finally:
+        context.close()
+    assert sight.complaints == []
+
+
+def sign_in(sight: Sight, daemon: RunningDaemon) -> None:
+    sight.page.get_by_label("Token").fill((daemon.directory / "token").read_text().strip())
+    sight.page.get_by_label("Token").press("Enter")
+
+
+def ready(daemon: RunningDaemon, workloads: Sequence[str]) -> None:
+    until(lambda: daemon.request("/-/ready")[0] == 200)
+    until(lambda: {agent["workload"] for agent in daemon.get("agents") if agent["pools"]} >= set(workloads))
+
+
+def axe() -> Path | None:
+    """axe-core's script, where somebody has put it: see .ci/run."""
+    path = Path(__file__).parents[2] / "build" / "axe" / "package" / "axe.min.js"
+    return path if path.exists() else None

@@ -1,0 +1,46 @@
+"""A program on a simulated card with a name that wants to be more than text."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpumond.sim.card import MIB, Card
+
+NAME = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>"
+COMM = "<b>\x1b[2J\u202e%s"
+"""The kernel keeps 15 bytes."""
+
+LONG = f"{NAME}\x1b[31m\u202egnp.exe\u2066\u200f{'W' * 4096}"
+
+
+@contextmanager
+def holding(card: Path) -> Iterator[None]:
+    """The program, until the block ends."""
+    command = [sys.executable, "-m", "tests.integration.hostile", str(card)]
+    program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert program.stdout
+    assert program.stdin
+    assert program.stdout.readline() == b"held\n"
+    try:
+        yield
+    finally:
+        program.stdin.close()
+        program.wait(10)
+        program.stdout.close()
+
+
+def main() -> None:
+    Path("/proc/self/comm").write_text(COMM)
+    context = Card(sys.argv[1]).attach()
+    context.allocate(512 * MIB)
+    sys.stdout.write("held\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

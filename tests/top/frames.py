@@ -1,0 +1,99 @@
+"""Frames as the daemon answers them, and a server that answers what a test says."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from gpumond.api.facts import StatedCondition, StatedFault, WholeFrame, holdings
+from gpumond.attribution import attribute
+from gpumond.model import Alert, DeviceReading, Frame, Verdict
+from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
+
+FRAME = TypeAdapter(WholeFrame)
+
+
+def a_frame(
+    *devices: DeviceReading,
+    verdicts: tuple[Verdict, ...] = (),
+    alerts: tuple[Alert, ...] = (),
+    faults: tuple[StatedFault, ...] = (),
+    conditions: tuple[StatedCondition, ...] = (),
+    **fields: Any,
+) -> dict[str, Any]:
+    snapshot = a_snapshot(*devices, **fields)
+    frame = Frame(snapshot, attribute(snapshot), verdicts, alerts)
+    processes = tuple(holdings(frame))
+    whole = WholeFrame("0", snapshot, frame.ledger, verdicts, alerts, processes, faults, conditions)
+    decoded: dict[str, Any] = FRAME.dump_python(whole, mode="json")
+    return decoded
+
+
+def a_busy_frame(**fields: Any) -> dict[str, Any]:
+    """80 GiB: train holds 40 (20 live, 12 cached, 6 stranded, 2 overhead), pid 11 without an agent 10."""
+    device = a_device(
+        name="H100",
+        used_bytes=50 * GIB,
+        free_bytes=30 * GIB,
+        processes=(a_process(10, 40 * GIB), a_process(11, 10 * GIB, comm="python", user="ada")),
+    )
+    report = a_report(10, (a_pool(live=20 * GIB, cached=12 * GIB, stranded=6 * GIB),))
+    return a_frame(device, **{"reports": (report,)} | fields)
+
+
+class Played:
+    """``answers`` by path, without the query: (status, JSON). One that is None is never given."""
+
+    def __init__(self, frame: dict[str, Any]) -> None:
+        self.answers: dict[str, tuple[int, Any] | None] = {"/api/v1/history": (404, {"detail": "nothing is known"})}
+        self.asked: list[tuple[str, Any]] = []
+        self.url = ""
+        self.over = threading.Event()
+        self.show(frame)
+
+    def show(self, frame: dict[str, Any]) -> None:
+        self.answers["/api/v1/frame"] = (200, frame)
+
+
+@contextmanager
+def playing(frame: dict[str, Any]) -> Iterator[Played]:
+    played = Played(frame)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(None)
+
+        def do_POST(self) -> None:
+            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def _answer(self, body: Any) -> None:
+            path = self.path.partition("?")[0]
+            played.asked.append((path, body))
+            answer = played.answers.get(path, (404, {"detail": f"no {path}"}))
+            if answer is None:
+                played.over.wait(30)
+                return
+            sent = json.dumps(answer[1]).encode()
+            self.send_response(answer[0])
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        played.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield played
+        finally:
+            played.over.set()
+            server.shutdown()

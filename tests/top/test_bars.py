@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumond.model import SHARES
+from gpumond.palette import COLOURS
+from gpumond.top.bars import FILLS, bar, curve
+from gpumond.top.ledger import GROUNDS
+
+PARTS = st.dictionaries(st.sampled_from((*SHARES, "reserved")), st.integers(0, 1 << 40))
+
+
+@given(PARTS, st.integers(0, 1 << 41), st.integers(1, 300))
+def test_every_border_is_within_half_a_cell_of_where_it_belongs(parts: dict[str, int], size: int, width: int):
+    cells = bar(parts, size, width)
+    assert sum(count for _, count in cells) == width
+    assert all(count > 0 for _, count in cells)
+    whole = max(size, sum(parts.values()), 1)
+    passed, drawn, counts = 0, 0, dict(cells)
+    for part in (*SHARES, "reserved"):
+        passed += parts.get(part, 0)
+        drawn += counts.get(part, 0)
+        assert abs(drawn - passed * width / whole) <= 0.5
+
+
+def test_the_parts_stand_in_the_order_of_the_shares_and_the_rest_is_free():
+    assert bar({"reserved": 1, "cached": 2, "live": 4}, 10, 10) == [
+        ("live", 4),
+        ("cached", 2),
+        ("reserved", 1),
+        ("free", 3),
+    ]
+
+
+def test_an_overcount_fills_the_bar_and_no_more():
+    assert bar({"live": 30, "cached": 10}, 20, 8) == [("live", 6), ("cached", 2)]
+
+
+def test_every_part_has_a_mark_of_its_own_and_a_colour():
+    assert len(set(FILLS.values())) == len(FILLS) == len(set(GROUNDS.values()))
+    assert FILLS.keys() == GROUNDS.keys() == COLOURS.keys() | {"reserved"}
+    assert all(mark.isascii() and len(mark) == 1 for mark in FILLS.values())
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([], ["    ", "    "]),
+        ([(0, 1), (1, 2), (2, 3), (3, 4)], ["  ▄█", "▄███"]),
+        ([(0, 4), (3, 4)], ["████", "████"]),
+        ([(0, 4), (0.4, 8), (1, 0), (2, 8)], ["█ █ ", "█ █ "]),
+        ([(0, 0), (1, 0)], ["    ", "    "]),
+        ([(-5, 9), (9, 9), (1, 1)], [" █  ", " █  "]),
+    ],
+    ids=["nothing", "rising", "as often as it was looked", "highest of a stretch", "zero", "outside"],
+)
+def test_a_curve_shows_the_highest_of_each_stretch_from_zero(points: list[tuple[float, float]], expected: list[str]):
+    assert list(curve(points, 0, 4, 4, 2)) == expected
+
+
+def test_a_gap_in_the_past_stays_a_gap():
+    points = [(float(at), 1.0) for at in (*range(5), *range(15, 20))]
+    assert list(curve(points, 0, 20, 20, 1)) == ["█████          █████"]

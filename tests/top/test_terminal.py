@@ -1,0 +1,266 @@
+"""In a real terminal, on a real daemon; and without one, for scripts."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.units import human
+from tests.making import GIB, a_device, a_process
+from tests.running import RunningDaemon, until
+from tests.top.frames import Played, a_busy_frame, a_frame, playing
+from tests.top.screens import Terminal
+
+ROWS, COLUMNS = 24, 80
+COMMAND = [sys.executable, "-m", "gpumond", "top"]
+WITHOUT_TEXTUAL = "import sys; sys.modules['textual'] = sys.modules['rich'] = None; from gpumond.cli import main; "
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    daemon = RunningDaemon(tmp_path_factory.mktemp("top") / "demo", "--interval", "0.2", verb="demo")
+    until(lambda: daemon.request("/-/ready")[0] == 200)
+    until(lambda: reclaimable(daemon) > GIB, 60)
+    yield daemon
+    daemon.stop()
+
+
+@pytest.fixture
+def played() -> Iterator[Played]:
+    with playing(a_busy_frame()) as daemon:
+        yield daemon
+
+
+def reclaimable(daemon: RunningDaemon) -> int:
+    return sum(
+        pool["reclaimable"]["likely"]
+        for agent in daemon.get("agents")
+        for pool in agent["pools"]
+        if agent["workload"] == "training"
+    )
+
+
+class Session:
+    """A command in a terminal of its own."""
+
+    def __init__(self, command: list[str], **environ: str) -> None:
+        self.keyboard, self.terminal = pty.openpty()
+        fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        self.before = termios.tcgetattr(self.terminal)
+        self.screen, self.written = Terminal(COLUMNS, ROWS), ""
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("NO_COLOR", "COLORTERM", "COLUMNS", "LINES")
+        }
+        self.process = subprocess.Popen(
+            command,
+            stdin=self.terminal,
+            stdout=self.terminal,
+            stderr=self.terminal,
+            env=inherited | {"TERM": "xterm-256color", "PYTHONUTF8": "1"} | environ,
+            start_new_session=True,
+        )
+
+    def read(self) -> None:
+        while select.select([self.keyboard], [], [], 0.05)[0]:
+            written = os.read(self.keyboard, 65536).decode(errors="replace")
+            self.written += written
+            self.screen.feed(written)
+
+    def shows(self, *words: str, without: str = "\0") -> str:
+        end = time.monotonic() + 30
+        while True:
+            self.read()
+            seen = self.screen.text()
+            if all(word in seen for word in words) and without not in seen:
+                return seen
+            assert time.monotonic() < end, f"{words} did not come:\n{seen}\n{self.written[-2000:]!r}"
+
+    def press(self, keys: str) -> None:
+        os.write(self.keyboard, keys.encode())
+
+    def ends(self, seconds: float = 20.0) -> int:
+        end = time.monotonic() + seconds
+        while self.process.poll() is None:
+            self.read()
+            assert time.monotonic() < end, "it does not end"
+        self.read()
+        return self.process.returncode
+
+
+@contextmanager
+def terminal(command: list[str], **environ: str) -> Iterator[Session]:
+    session = Session(command, **environ)
+    try:
+        yield session
+    finally:
+        if session.process.poll() is None:
+            session.process.kill()
+            session.process.wait()
+        os.close(session.keyboard)
+        os.close(session.terminal)
+
+
+def environ(daemon: RunningDaemon) -> dict[str, str]:
+    return {name: daemon.environ[name] for name in ("GPUMOND_URL", "GPUMOND_SOCKET")}
+
+
+def test_from_first_sight_to_a_receipt_and_back_to_the_shell(demo: RunningDaemon):
+    with terminal(COMMAND, COLORTERM="truecolor", **environ(demo)) as session:
+        session.shows("GPU 0 Simulated 24 GiB", "training", "serving", "leak", "fragmentation", "q Quit")
+        session.press("/")
+        session.shows("part of a name")
+        session.press("training\r")  # a rule of the demo may have flushed another program a moment ago
+        session.shows("training (pid")
+        session.press("f")
+        session.shows("training", "would return about", "Flush? y: yes")
+        session.press("y")
+        session.shows("receipts", "driver saw", "released")
+        session.press("\x1b")
+        session.shows("USED↓", "training", without="receipts")  # an escape at once before another key is Alt
+        assert "48;2;24;87;184" in session.written  # live, as on the page
+        session.press("q")
+        assert session.ends() == 0
+        assert termios.tcgetattr(session.terminal) == session.before
+        for restored in ("\x1b[?1049l", "\x1b[?25h"):
+            assert restored in session.written[session.written.rindex("\x1b[?1049h") :]
+    assert demo.get("receipts")
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1", "COLORTERM": "truecolor"}, {"TERM": "xterm"}, {"TERM": "vt100"}])
+def test_without_colours_the_shares_are_told_by_their_marks(played: Played, environ: dict[str, str]):
+    with terminal(COMMAND, GPUMOND_URL=played.url, **environ) as session:
+        session.shows("#" * 20 + "+" * 12 + "x" * 6 + "=" * 2 + "?" * 10 + "." * 30, "# live 20.0 GiB")
+        assert "48;2;24;87;184" not in session.written
+        session.press("\x03")
+        assert session.ends() == 0
+
+
+def test_it_ends_at_once_while_the_daemon_hangs(played: Played):
+    played.answers["/api/v1/frame"] = None
+    with terminal(COMMAND, GPUMOND_URL=played.url) as session:
+        session.shows("ASKING")
+        session.press("q")
+        assert session.ends(5.0) == 0  # the question itself is given up after ten
+        assert not played.over.is_set()
+
+
+def run(*arguments: str, url: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, "--url", url, *arguments],
+        env={**os.environ, **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def numbers(frame: dict[str, Any]) -> Iterator[str]:
+    """As people read them, of all that both faces show."""
+    for device in frame["devices"]:
+        yield from (human(device[name]) for name in ("size_bytes", "used_bytes", "free_bytes"))
+    for process in frame["processes"]:
+        names = ("used", "live", "cached", "stranded", "overhead", "opaque")
+        yield from (human(process[f"{name}_bytes"]) for name in names if process[f"{name}_bytes"] is not None)
+
+
+def test_every_number_is_that_of_status_for_the_same_frame(demo: RunningDaemon):
+    with playing(demo.get("frame")) as still:
+        still.answers["/api/v1/status"] = (200, demo.get("status"))
+        status = subprocess.run(
+            [sys.executable, "-m", "gpumond", "status", "--json", "--url", still.url],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        expected = sorted(set(numbers(json.loads(status.stdout))))
+        assert len(expected) > 8
+        once = run("--once", url=still.url).stdout
+        assert [number for number in expected if number not in once] == []
+        assert (
+            json.loads(run("--once", "--json", url=still.url).stdout)["snapshot"]["seq"]
+            == json.loads(status.stdout)["seq"]
+        )
+        plain = subprocess.run(
+            [sys.executable, "-m", "gpumond", "status", "--url", still.url], capture_output=True, text=True, timeout=60
+        ).stdout
+        table = re.search(r"^GPU +PID.*?\n\n", plain, re.DOTALL | re.MULTILINE)
+        assert table
+        assert table[0] in once
+
+
+def test_once_is_plain_text_unless_it_is_a_terminal(played: Played):
+    seen = run("--once", url=played.url)
+    assert seen.returncode == 0
+    assert "\x1b" not in seen.stdout
+    assert "#" * 20 + "+" * 12 + "x" * 6 in seen.stdout
+    with terminal([*COMMAND, "--once", "--url", played.url], COLORTERM="truecolor") as session:
+        assert session.ends() == 0
+        assert "\x1b[48;2;24;87;184m" in session.written
+        assert "\x1b[?1049h" not in session.written
+    with terminal([*COMMAND, "--once", "--url", played.url], COLORTERM="truecolor", NO_COLOR="1") as session:
+        assert session.ends() == 0
+        assert "48;2" not in session.written
+        assert "#" * 20 + "+" * 12 + "x" * 6 in session.written
+
+
+def test_without_a_terminal_it_names_the_way_for_scripts(played: Played):
+    refused = run(url=played.url)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "gpumond top --once" in refused.stderr
+    assert run("--json", url=played.url).returncode == 2
+
+
+def test_without_the_extra_it_is_named_and_once_still_works(played: Played, tmp_path: Path):
+    def without(*arguments: str) -> subprocess.CompletedProcess[str]:
+        program = f"{WITHOUT_TEXTUAL}sys.exit(main({[*arguments]!r}))"
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+
+    refused = without("top", "--url", played.url)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert re.fullmatch(r"gpumond: \w+(\.\w+)? is not installed: pip install 'gpumond\[top\]'\n", refused.stderr)
+    once = without("top", "--once", "--url", played.url)
+    assert (once.returncode, once.stderr) == (0, "")
+    assert "train" in once.stdout
+
+
+def test_without_a_daemon_once_is_one_line_with_the_mend():
+    refused = run("--once", url="http://127.0.0.1:9")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "gpumond serve" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", [("status",), ("top", "--once")])
+def test_what_is_no_gpumond_is_one_line(played: Played, verb: tuple[str, ...]):
+    played.answers["/api/v1/frame"] = (200, {"status": "ok"})
+    command = [sys.executable, "-m", "gpumond", *verb, "--url", played.url]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "no gpumond" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_terminal_that_cannot_show_a_character_is_no_error(played: Played):
+    played.show(a_frame(a_device(used_bytes=GIB, processes=(a_process(10, comm="trän"),))))
+    seen = run("--once", url=played.url, PYTHONIOENCODING="ascii")
+    assert seen.returncode == 0
+    assert "tr?n" in seen.stdout

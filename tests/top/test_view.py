@@ -1,0 +1,181 @@
+"""A frame, turned into rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumond.api.facts import StatedCondition, StatedFault
+from gpumond.model import Alert, SourceState, Verdict
+from gpumond.top.ledger import picture, promise
+from gpumond.top.plain import plain
+from gpumond.top.processes import Order, arranged, fitting
+from gpumond.top.remarks import Remark
+from gpumond.top.view import view
+from tests.making import GIB, a_device, a_pool, a_process, a_report
+from tests.top.frames import a_busy_frame, a_frame
+
+LEAK = Verdict("GPU-a", 10, "leak", 5.0, time_to_oom_seconds=60.0, summary="train leaks")
+CHURN = Verdict("GPU-a", 10, "churn", 1.0, summary="train goes up and down")
+
+
+def an_alert(rule: str, phase: str = "firing", severity: str = "warning", active_at: float = 999_900.0) -> Alert:
+    labels, notes = (("severity", severity),), (("summary", f"{rule} it is"),)
+    fired_at = active_at if phase == "firing" else None
+    return Alert(rule, phase, labels, notes, 1.0, active_at, fired_at)  # type: ignore[arg-type]
+
+
+def test_shares_are_those_of_the_ledger():
+    seen = view(a_busy_frame())
+    (device,) = seen.devices
+    expected = {"live": 20, "cached": 12, "stranded": 6, "overhead": 2, "opaque": 10, "unclaimed": 0}
+    assert device.shares == {share: size * GIB for share, size in expected.items()}
+    assert list(device.shares) == list(expected)
+    train, python = seen.processes
+    assert (train.program, train.pid, train.shares["cached"], train.shares["opaque"]) == ("train", 10, 12 * GIB, None)
+    assert (python.program, python.user, python.shares["cached"], python.shares["opaque"]) == (
+        "python",
+        "ada",
+        None,
+        10 * GIB,
+    )
+    assert promise(seen) == "a flush of everything would return about 12.0 GiB"
+
+
+def test_what_a_program_does_not_allow_is_not_promised():
+    report = a_report(10, (a_pool(live=20 * GIB, cached=12 * GIB, stranded=6 * GIB),), flush_policy="never")
+    seen = view(a_busy_frame(reports=(report,)))
+    assert (seen.returnable_bytes, seen.refused_bytes) == (0, 12 * GIB)
+    assert (
+        promise(seen) == "a flush of everything would return nothing; 12.0 GiB more belong to programs that allow none"
+    )
+
+
+def test_without_an_agent_nothing_is_promised():
+    seen = view(a_busy_frame(reports=()))
+    assert (seen.returnable_bytes, promise(seen), seen.agents) == (None, "", 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({}, ""),
+        ({"missed": 1}, "of 1 reading ago"),
+        ({"up": False}, "at fault"),
+        (
+            {"missed": 4, "up": False, "used_bytes": None, "processes": None},
+            "no answer for 4 readings: values withdrawn",
+        ),
+    ],
+)
+def test_the_state_of_a_device_is_said_unless_all_is_well(fields: dict[str, object], state: str):
+    seen = view(a_frame(a_device(**fields)))
+    assert seen.devices[0].state == state
+    said = "\n".join("".join(piece.text for piece in line) for line in picture(seen, 80, 24, True))
+    assert state in said
+    assert ("of 80.0 GiB" in said) == (seen.devices[0].used_bytes is not None)
+
+
+def test_a_verdict_that_asks_for_attention_comes_before_an_ordinary_one():
+    (train, _) = view(a_busy_frame(verdicts=(CHURN, LEAK))).processes
+    assert (train.verdict, train.notable) == ("leak", True)
+    assert train.verdicts == ("train leaks", "train goes up and down")
+    assert view(a_busy_frame(verdicts=(CHURN, LEAK))).verdicts == (Remark("warn", "leak", "train leaks"),)
+
+
+def test_alerts_that_fire_come_first_then_the_gravest():
+    alerts = (an_alert("idle", "pending"), an_alert("full"), an_alert("leak", severity="critical"))
+    assert view(a_busy_frame(alerts=alerts)).alerts == (
+        Remark("bad", "leak fires for 1 min", "leak it is"),
+        Remark("warn", "full fires for 1 min", "full it is"),
+        Remark("note", "idle pending for 1 min", "idle it is"),
+    )
+
+
+def test_faults_and_conditions_are_named_with_their_mend():
+    faults = (StatedFault("nvml", "gpu_is_lost", "GPU-a", "fell off the bus", "reset it"),)
+    conditions = (StatedCondition(None, "private_pid_namespace", "share it"),)
+    assert view(a_busy_frame(faults=faults, conditions=conditions)).notices == (
+        Remark("warn", "GPU 0: gpu_is_lost", "fell off the bus: reset it"),
+        Remark("note", "this machine: private_pid_namespace", "share it"),
+    )
+
+
+def test_a_source_that_is_down_is_said_once():
+    source = SourceState("nvml", up=False, responsive=False, reason="timeout", detail="no answer in 5 s")
+    faults = (StatedFault("nvml", "timeout", None, "no answer in 5 s", "see dmesg"),)
+    seen = view(a_frame(source=source, faults=faults))
+    assert seen.notices == (Remark("bad", "no device can be read: timeout", "no answer in 5 s: see dmesg"),)
+
+
+def test_no_device_is_a_notice():
+    assert [notice.title for notice in view(a_frame()).notices] == ["no device is here"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\x1b[31mred\x07", "�[31mred�"),
+        ("a‮b⁦c​d", "a�b�c�d"),
+        ("two\nlines\r\tand\x9bmore", "two�lines��and�more"),
+        ("[bold red]x[/]", "[bold red]x[/]"),
+        ("x" * 5000, "x" * 199 + "…"),
+    ],
+    ids=["escape", "direction", "lines", "markup", "long"],
+)
+def test_text_from_programs_is_one_plain_line(text: str, expected: str):
+    assert plain(text) == expected
+
+
+def test_totals_of_many_devices_count_an_instance_once():
+    whole = a_device("GPU-a", used_bytes=10 * GIB, free_bytes=70 * GIB)
+    part = a_device(
+        "MIG-b", index=1, parent_uuid="GPU-a", size_bytes=40 * GIB, used_bytes=10 * GIB, free_bytes=30 * GIB
+    )
+    *_, legend = picture(view(a_frame(whole, part)), 80, 10, True)
+    assert "".join(piece.text for piece in legend) == "! unclaimed 10.0 GiB  . free 70.0 GiB"
+
+
+ROWS = view(
+    a_frame(
+        a_device(
+            used_bytes=7 * GIB,
+            processes=(
+                a_process(1, 2 * GIB, comm="Zeta", pod_name="trainer-0", pod_namespace="ml"),
+                a_process(2, None, comm="alpha"),
+                a_process(3, 4 * GIB, comm="mid", user="ada"),
+            ),
+        )
+    )
+).processes
+
+
+@pytest.mark.parametrize(
+    ("order", "pids"),
+    [
+        (Order(), [3, 1, 2]),
+        (Order(reverse=True), [2, 1, 3]),
+        (Order("program"), [2, 3, 1]),
+        (Order("program", reverse=True), [1, 3, 2]),
+        (Order("pid"), [3, 2, 1]),
+    ],
+)
+def test_numbers_are_largest_first_words_from_a_and_the_unknown_last(order: Order, pids: list[int]):
+    assert [row.pid for row in arranged(ROWS, order, "")] == pids
+
+
+@pytest.mark.parametrize(
+    ("words", "pids"), [("ADA", [3]), ("ml/train zeta", [1]), ("zeta ada", []), ("gpu", [3, 1, 2])]
+)
+def test_a_filter_looks_at_all_that_names_a_process(words: str, pids: list[int]):
+    assert [row.pid for row in arranged(ROWS, Order(), words)] == pids
+
+
+@pytest.mark.parametrize("width", [40, 79, 90, 119, 200])
+def test_columns_fit_the_screen_or_are_the_least(width: int):
+    columns = fitting(width)
+    names = [column.name for column in columns]
+    assert names[:3] == ["gpu", "pid", "program"]
+    assert "cached" in names
+    assert sum(column.width + 1 for column in columns) <= max(width, 51)
+    assert ("verdict" in names) == (width >= 79)
+    assert ("opaque" in names) == (width >= 119)
