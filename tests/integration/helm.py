@@ -1,0 +1,122 @@
+"""A program: renders a chart with Helm's own engine, by an installation into an API that only writes down.
+
+    python helm.py CHART < {"case": values} > {"case": {"objects": […]} | {"refused": "why"}}
+
+Needs helm-sdkpy, and with it Python 3.12; nothing of gpumond.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import helm_sdkpy
+
+KINDS = {
+    "v1": ("ConfigMap", "Secret", "Service", "ServiceAccount", "Namespace"),
+    "apps/v1": ("DaemonSet", "Deployment"),
+    "networking.k8s.io/v1": ("NetworkPolicy",),
+    "monitoring.coreos.com/v1": ("PodMonitor", "ServiceMonitor", "PrometheusRule"),
+}
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{{name: stub, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
+contexts: [{{name: stub, context: {{cluster: stub, user: stub}}}}]
+users: [{{name: stub, user: {{}}}}]
+current-context: stub
+"""
+
+
+def plural(kind: str) -> str:
+    return f"{kind[:-1]}ies".lower() if kind.endswith("y") else f"{kind}s".lower()
+
+
+def discovery(path: str) -> dict[str, Any] | None:
+    """What the API says of itself."""
+    if path == "/version":
+        return {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}
+    if path == "/api":
+        return {"kind": "APIVersions", "versions": ["v1"]}
+    if path == "/apis":
+        groups = [version.split("/") for version in KINDS if "/" in version]
+        versions = [(group, {"groupVersion": f"{group}/{version}", "version": version}) for group, version in groups]
+        named = [{"name": group, "versions": [entry], "preferredVersion": entry} for group, entry in versions]
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": named}
+    version = path.removeprefix("/apis/").removeprefix("/api/")
+    if version in KINDS:
+        verbs = ["create", "get", "list", "patch", "delete"]
+        known = [{"name": plural(kind), "kind": kind, "namespaced": True, "verbs": verbs} for kind in KINDS[version]]
+        return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": known}
+    return None
+
+
+class Stub(BaseHTTPRequestHandler):
+    """Takes every object, and has none."""
+
+    protocol_version = "HTTP/1.1"
+    objects: list[dict[str, Any]]
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+        found = discovery(self.path.partition("?")[0])
+        if found is None and self.path.partition("?")[0].endswith("/secrets"):
+            found = {"kind": "SecretList", "apiVersion": "v1", "items": []}
+        self._answer(404 if found is None else 200, missing if found is None else found)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if "json" in self.headers["Content-Type"]:
+            self.objects.append(json.loads(body))
+            self._answer(201, self.objects[-1])
+        else:  # Helm's own record of the release
+            self._answer(201, {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "release"}})
+
+    do_PUT = do_PATCH = do_POST
+
+    def _answer(self, status: int, answer: object) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+async def rendered(chart: str, values: dict[str, Any]) -> dict[str, Any]:
+    stub = type("Recording", (Stub,), {"objects": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), stub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as kubeconfig:
+        kubeconfig.write(KUBECONFIG.format(port=server.server_port))
+        kubeconfig.flush()
+        configuration = helm_sdkpy.Configuration(namespace="gpumond", kubeconfig=kubeconfig.name)
+        try:
+            await helm_sdkpy.Install(configuration).run("gpumond", chart, values=values, wait=False)
+        except helm_sdkpy.HelmError as error:
+            return {"refused": str(error)}
+        finally:
+            server.shutdown()
+    return {"objects": stub.objects}
+
+
+async def main(chart: str) -> None:
+    with tempfile.NamedTemporaryFile("w") as nothing:
+        lint = await helm_sdkpy.Lint(helm_sdkpy.Configuration(kubeconfig=nothing.name)).run(chart)
+    worst = max((message["Severity"] for message in lint["Messages"]), default=0)
+    answer: dict[str, Any] = {"lint": worst if not lint["Errors"] else 3}
+    for case, values in json.load(sys.stdin).items():
+        answer[case] = await rendered(chart, values)
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,149 @@
+"""A Debian of the tests' own: its files, the wheels for its Python, and a systemd that runs it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.running import until
+
+ROOT = Path(__file__).parents[2]
+SUITE, PYTHON = "trixie", "3.13"
+PACKAGES = ("systemd", "systemd-sysv", "dbus", "procps", "python3", "python3-venv", "python3-pip", "kustomize")
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+CLEAN = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/root"}
+
+
+def missing(*commands: str) -> str:
+    """Why this machine cannot run it; empty if it can."""
+    absent = [command for command in commands if shutil.which(command) is None]
+    if os.geteuid() != 0:
+        return "needs root"
+    return f"needs {', '.join(absent)} (apt)" if absent else ""
+
+
+@functools.cache
+def tree() -> Path:
+    """A minimal Debian, made once; ``GPUMOND_TEST_TREE`` names one that is there. Nobody may write to it."""
+    if given := os.environ.get("GPUMOND_TEST_TREE"):
+        return Path(given)
+    directory = Path(_temporary("gpumond-tree-")) / SUITE
+    _run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(directory))
+    return directory
+
+
+@functools.cache
+def wheels() -> Path:
+    """gpumond and all that it needs, for the Python of the tree."""
+    directory = _temporary("gpumond-wheels-")
+    _run(*PIP, "wheel", "--no-deps", "-w", directory, str(ROOT))
+    wheel = next(Path(directory).glob("gpumond-*.whl"))
+    constraints = str(ROOT / "constraints.txt")
+    _run(*PIP, "download", "-d", directory, "-c", constraints, *_for_the_tree(), f"{wheel}[daemon,kubernetes]")
+    _run(*PIP, "download", "-d", directory, *_for_the_tree(), "hatchling>=1.27")
+    return Path(directory)
+
+
+@functools.cache
+def library(requirement: str) -> Path:
+    """A directory with one package of others, and what that needs, for the Python of the tree."""
+    directory = _temporary("gpumond-library-")
+    # pip compares what a package requires with the Python that it runs in itself.
+    _run(*PIP, "install", "--ignore-requires-python", "--target", directory, *_for_the_tree(), requirement)
+    return Path(directory)
+
+
+def in_tree(*command: str, shown: Mapping[Path, str], given: str = "") -> str:
+    """What a command says that runs in the tree, and in no network. It must succeed."""
+    box = ["systemd-nspawn", "--quiet", f"--directory={tree()}", "--volatile=overlay", "--register=no", "--keep-unit"]
+    box += ["--private-network", "--pipe", *(f"--bind-ro={ours}:{its}" for ours, its in shown.items())]
+    done = subprocess.run([*box, *command], input=given, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout
+
+
+class Machine:
+    """The tree, booted; what is written to it is gone afterwards. ``shown``: what it sees of ours, and where."""
+
+    def __init__(self, directory: Path, shown: dict[Path, str]):
+        """``directory`` is for the log, and for files that it sees in /shared."""
+        self.shared = directory / "shared"
+        self.shared.mkdir()
+        log = directory / "log"
+        shown = {**shown, self.shared: "/shared"}
+        command = ["systemd-nspawn", "--quiet", f"--directory={tree()}", "--volatile=overlay", "--boot"]
+        command += ["--register=no", "--keep-unit", f"--machine=gpumond-test-{os.getpid()}", "--console=pipe"]
+        command += ["--private-network", *(f"--bind-ro={ours}:{its}" for ours, its in shown.items())]
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+        until(lambda: self._process.poll() is not None or self._first())
+        assert self._process.poll() is None, log.read_text()
+        until(lambda: self.run("systemctl", "is-system-running", check=False) in ("running", "degraded"), 60)
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """What the command says on its standard output; with ``check``, it must succeed."""
+        done = subprocess.run(
+            ["nsenter", "-t", self._first(), "-a", *command], capture_output=True, text=True, env=CLEAN, timeout=120
+        )
+        assert done.returncode == 0 or not check, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def shell(self, script: str) -> str:
+        return self.run("bash", "-euc", script)
+
+    def show(self, unit: str, *names: str) -> list[str]:
+        """Properties of a unit."""
+        return [self.run("systemctl", "show", unit, "-P", name) for name in names]
+
+    def get(self, route: str) -> Any:
+        """The decoded answer of the daemon in it."""
+        url = f"http://127.0.0.1:9917/api/v1/{route}"
+        program = f"import urllib.request as u; print(u.urlopen({url!r}, timeout=5).read().decode())"
+        answer = self.run("/opt/gpumond/bin/python3", "-c", program, check=False)
+        return json.loads(answer) if answer else None
+
+    def stop(self) -> None:
+        try:
+            self.run("systemctl", "poweroff", check=False)
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _first(self) -> str:
+        found = subprocess.run(["pgrep", "-P", str(self._process.pid)], capture_output=True, text=True)
+        return found.stdout.strip()
+
+
+def _for_the_tree() -> list[str]:
+    """pip's options for packages that another Python is to use."""
+    platforms = [f"{name}_{platform.machine()}" for name in ("manylinux_2_28", "manylinux2014")]
+    options = ["--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp"]
+    options += [f"--platform={name}" for name in (*platforms, "any")]
+    return options + [f"--abi={name}" for name in (f"cp{PYTHON.replace('.', '')}", "abi3", "none")]
+
+
+def _temporary(prefix: str) -> str:
+    directory = tempfile.TemporaryDirectory(prefix=prefix)
+    _KEPT.append(directory)
+    return directory.name
+
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+"""Removed when the tests end."""
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command[0]}: {done.stdout[-2000:]}{done.stderr[-2000:]}"

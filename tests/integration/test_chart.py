@@ -1,0 +1,186 @@
+"""deploy/helm and deploy/kubernetes: rendered by Helm's own engine and by kustomize, and strictly valid."""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.machine import ROOT, in_tree, library, missing
+
+HELM = "helm-sdkpy==0.1.32"
+KUBERNETES = "1.34"
+REASON = missing("debootstrap", "systemd-nspawn") or (
+    "" if util.find_spec("kubernetes_validate") else "needs kubernetes-validate (pip)"
+)
+pytestmark = [pytest.mark.skipif(bool(REASON), reason=REASON), pytest.mark.timeout(600)]
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "pod monitor": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "service monitor": {"serviceMonitor": {"enabled": True, "interval": "30s"}},
+    "rules": {"prometheusRule": {"enabled": True}},
+    "dashboards": {"dashboards": {"enabled": True}},
+    "open": {"networkPolicy": {"enabled": False}},
+    "no names": {"podNames": False},
+    "everything else": {
+        "image": {"repository": "r.example/gpumond", "digest": "sha256:" + "0" * 64},
+        "imagePullSecrets": [{"name": "registry"}],
+        "config": {"interval": "2s", "rules": [{"name": "full", "scope": "device", "value": "used_ratio", "above": 1}]},
+        "source": "nvml",
+        "port": 9400,
+        "runtimeClassName": "nvidia",
+        "secretName": "hooks",
+        "nodeSelector": {"nvidia.com/gpu.present": "true"},
+        "affinity": {"nodeAffinity": {}},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"c": "d"},
+    },
+}
+REFUSED = {
+    "an unknown value": ({"prot": 9917}, "prot"),
+    "a port as text": ({"port": "9917"}, "/port"),
+    "an unknown source": ({"source": "nvidia"}, "/source"),
+    "a directory that is none": ({"socketDirectory": "run/gpumond"}, "/socketDirectory"),
+    "what the chart sets": ({"config": {"listen": "0.0.0.0:9917"}}, "/config"),
+}
+
+
+@functools.cache
+def rendered() -> dict[str, Any]:
+    """Every case, and ``lint``: the worst that Helm finds (1 is information, 2 a warning)."""
+    shown = {ROOT / name: f"/src/{name}" for name in ("deploy", "grafana", "tests/integration/helm.py")}
+    shown[library(HELM)] = "/library"
+    values = {**GIVEN, **{name: values for name, (values, _) in REFUSED.items()}}
+    program = ("python3", "/src/tests/integration/helm.py", "/src/deploy/helm/gpumond")
+    answer: dict[str, Any] = json.loads(
+        in_tree("env", "PYTHONPATH=/library", *program, shown=shown, given=json.dumps(values))
+    )
+    return answer
+
+
+def objects(case: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = rendered()[case]["objects"]
+    return found
+
+
+def built(directory: str) -> list[dict[str, Any]]:
+    shown = {ROOT / "deploy": "/src/deploy"}
+    return list(yaml.safe_load_all(in_tree("kustomize", "build", f"/src/{directory}", shown=shown)))
+
+
+def only(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (one,) = [entry for entry in found if entry["kind"] == kind]
+    return one
+
+
+def valid(found: list[dict[str, Any]]) -> None:
+    import kubernetes_validate
+
+    for entry in found:
+        if entry["apiVersion"] != "monitoring.coreos.com/v1":  # it has no schema of theirs
+            kubernetes_validate.validate(entry, KUBERNETES, strict=True)
+
+
+def test_helm_has_no_objection():
+    assert rendered()["lint"] <= 1
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_what_is_rendered_is_valid(case: str):
+    assert "refused" not in rendered()[case]
+    valid(objects(case))
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_schema_refuses(case: str):
+    assert REFUSED[case][1] in rendered()[case]["refused"]
+
+
+@pytest.mark.parametrize(
+    ("case", "kinds"),
+    [
+        ("pod monitor", {"PodMonitor"}),
+        ("service monitor", {"ServiceMonitor"}),
+        ("rules", {"PrometheusRule"}),
+        ("open", {"NetworkPolicy"}),
+    ],
+)
+def test_each_switch_adds_or_takes_away(case: str, kinds: set[str]):
+    assert {entry["kind"] for entry in objects(case)} ^ {entry["kind"] for entry in objects("defaults")} == kinds
+
+
+def test_the_rules_are_those_of_prometheus():
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/gpumond.rules.yaml").read_text())
+    assert only(objects("rules"), "PrometheusRule")["spec"] == rules
+
+
+def test_the_dashboards_are_those_of_grafana():
+    maps = [entry["data"] for entry in objects("dashboards") if "grafana_dashboard" in entry["metadata"]["labels"]]
+    given = {path.name: json.loads(path.read_text()) for path in (ROOT / "grafana/dashboards").glob("*.json")}
+    assert {name: json.loads(text) for data in maps for name, text in data.items()} == given
+    assert given
+
+
+def test_the_pod_is_unprivileged():
+    for case in GIVEN:
+        pod = only(objects(case), "DaemonSet")["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["securityContext"] == {
+            "runAsUser": 0,
+            "runAsGroup": 0,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        assert pod["automountServiceAccountToken"] is False
+        assert not pod.get("hostNetwork")
+        assert {probe["httpGet"]["path"] for name, probe in container.items() if name.endswith("Probe")} == {
+            "/-/healthy"
+        }
+
+
+def test_no_right_is_given_to_it():
+    kinds = {entry["kind"] for case in GIVEN for entry in objects(case)}
+    assert not [kind for kind in kinds if kind.endswith(("Role", "RoleBinding"))]
+
+
+def test_a_changed_configuration_changes_the_pods():
+    before, after = (
+        only(objects(case), "DaemonSet")["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+        for case in ("defaults", "everything else")
+    )
+    assert before != after
+
+
+def test_the_configuration_is_one_of_gpumond(tmp_path: Path):
+    from gpumond.config import load
+
+    (config,) = [entry["data"]["gpumond.yaml"] for entry in objects("everything else") if "data" in entry]
+    (tmp_path / "gpumond.yaml").write_text(config)
+    settings = load(tmp_path / "gpumond.yaml", environ={"GPUMOND_LISTEN": "10.0.0.7:9917", "GPUMOND_SOURCE": "every"})
+    assert [rule.name for rule in settings.rules] == ["full"]
+    assert settings.interval == 2
+
+
+@pytest.mark.parametrize("directory", ["deploy/kubernetes", "deploy/kubernetes/example"])
+def test_what_kustomize_builds_is_valid(directory: str):
+    valid(built(directory))
+
+
+def test_both_ways_give_the_same_pods():
+    base, chart = built("deploy/kubernetes"), objects("defaults")
+    pods = [only(found, "DaemonSet")["spec"]["template"]["spec"] for found in (base, chart)]
+    for pod in pods:
+        (config,) = [volume for volume in pod["volumes"] if volume["name"] == "config"]
+        config["configMap"]["name"] = config["configMap"]["name"].partition("-")[0]
+    assert pods[0] == pods[1]
+    for kind, key in (("Service", "ports"), ("NetworkPolicy", "ingress")):
+        assert only(base, kind)["spec"][key] == only(chart, kind)["spec"][key]

@@ -1,0 +1,219 @@
+"""The image, and docker-compose.yml with it: built and run as an operator would, on a base made from Debian's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.machine import ROOT, missing, tree, wheels
+from tests.running import free_port, until
+
+REASON = missing("debootstrap", "buildah", "podman", "runc")
+pytestmark = [pytest.mark.skipif(bool(REASON), reason=REASON), pytest.mark.timeout(600)]
+
+IMAGE = "localhost/gpumond:test"
+BASE = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[-1]
+MAX_BYTES = 150_000_000
+CONTAINED = ("--network=host", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--tmpfs=/tmp")
+DEMO = (*CONTAINED, "--env=GPUMOND_SOCKET=/tmp/gpumond/agent.sock")
+CONFIG = {
+    "CONTAINERS_CONF": """
+[containers]
+default_ulimits = ["nofile=1024:4096", "nproc=4096:4096"]
+[engine]
+runtime = "runc"
+""",
+    "CONTAINERS_STORAGE_CONF": """
+[storage]
+driver = "overlay"
+graphroot = "{directory}/graph"
+runroot = "{directory}/run"
+""",
+}
+
+
+class Engine:
+    """Podman, with images and containers of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.environ = directory, dict(os.environ)
+        for name, text in CONFIG.items():
+            (directory / name).write_text(text.format(directory=directory))
+            self.environ[name] = str(directory / name)
+
+    def __call__(self, *command: str, check: bool = True, **options: Any) -> str:
+        """What a command says; with ``check``, it must succeed."""
+        done = subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=300, **options)
+        assert done.returncode == 0 or not check, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+        return done.stdout.strip() if check else str(done.returncode)
+
+    def load(self, tag: str) -> None:
+        """The base image, under the name that the Dockerfile has for it."""
+        files = ["tar", "-C", str(tree()), "--exclude=./proc/*", "--exclude=./sys/*", "--exclude=./dev/*", "-c", "."]
+        with subprocess.Popen(files, stdout=subprocess.PIPE) as tar:
+            self("podman", "import", "--quiet", "-", tag, stdin=tar.stdout)
+
+    def build(self, tag: str, *arguments: str) -> None:
+        self("buildah", "bud", "--pull-never", "--isolation=chroot", "--format=docker", "-t", tag, *arguments)
+
+    def size(self, image: str) -> int:
+        return int(self("podman", "image", "inspect", image, "--format", "{{.Size}}"))
+
+    def run(self, *arguments: str) -> str:
+        return self("podman", "run", *arguments)
+
+    def end(self) -> None:
+        self("podman", "rm", "--all", "--force", "--time=2", check=False)
+        self("podman", "rmi", "--all", "--force", check=False)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """With the image in it."""
+    directory = tmp_path_factory.mktemp("engine")
+    engine = Engine(directory)
+    (directory / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+    engine.load(f"docker.io/library/{BASE}")
+    given = (f"--volume={wheels()}:/wheels:ro", f"--volume={directory}/pip.conf:/etc/pip.conf:ro")
+    try:
+        engine.build(IMAGE, *given, str(ROOT))
+        yield engine
+    finally:
+        engine.end()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def demo(engine: Engine) -> Iterator[str]:
+    """The demo in a container, and its address."""
+    address = f"127.0.0.1:{free_port()}"
+    url = f"http://{address}"
+    name = engine.run("--detach", *DEMO, f"--env=GPUMOND_URL={url}", IMAGE, "demo", f"--listen={address}")
+    try:
+        until(lambda: engine("podman", "exec", name, "gpumond", "status", "--healthy", check=False) == "0", 60)
+        yield name
+    finally:
+        engine("podman", "rm", "--force", "--time=5", name)
+
+
+def answer(url: str) -> Any:
+    """The decoded answer; None as long as there is none."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return json.load(response)
+    except (OSError, ValueError):
+        return None
+
+
+def test_it_adds_little_to_its_base(engine: Engine):
+    assert engine.size(IMAGE) - engine.size(BASE) <= MAX_BYTES
+
+
+def test_the_programs_of_the_demo_are_seen(engine: Engine, demo: str):
+    def workloads() -> set[str]:
+        seen = json.loads(engine("podman", "exec", demo, "gpumond", "status", "--json"))
+        return {entry["workload"] for entry in seen["agents"]}
+
+    until(lambda: workloads() == {"training", "serving", "leak", "fragmentation"})
+
+
+def test_it_is_nobody_in_particular_and_can_write_nowhere(engine: Engine, demo: str):
+    status = engine("podman", "exec", demo, "cat", "/proc/1/status")
+    assert re.search(r"^Uid:\t10001\t", status, re.MULTILINE)
+    assert re.findall(r"^Cap(?:Prm|Eff|Bnd|Amb):\t(\w+)$", status, re.MULTILINE) == ["0" * 16] * 4
+    for path in ("/x", "/opt/gpumond/x", "/var/lib/gpumond/x"):
+        assert engine("podman", "exec", demo, "python3", "-c", f"open({path!r}, 'w')", check=False) == "1"
+
+
+def test_its_health_is_asked_for_by_the_program_itself(engine: Engine, demo: str):
+    checked = json.loads(engine("podman", "image", "inspect", IMAGE))[0]["Healthcheck"]["Test"]
+    assert checked == ["CMD", "gpumond", "status", "--healthy"]
+    nobody = f"--env=GPUMOND_URL=http://127.0.0.1:{free_port()}"
+    assert engine("podman", "exec", nobody, demo, *checked[1:], check=False) == "1"
+
+
+def test_it_ends_in_order(engine: Engine, demo: str):
+    engine("podman", "stop", "--time=10", demo)
+    assert engine("podman", "inspect", demo, "--format", "{{.State.ExitCode}}") == "0"
+
+
+def test_the_agent_comes_into_a_program_as_in_the_example_for_kubernetes(engine: Engine, tmp_path: Path):
+    """The daemon is root's without capabilities and sees the machine's processes; the program is another user's."""
+    example = yaml.safe_load((ROOT / "deploy/kubernetes/example/deployment.yaml").read_text())["spec"]["template"][
+        "spec"
+    ]
+    (bringer,), (program,) = example["initContainers"], example["containers"]
+    environ = [f"--env={entry['name']}={entry['value']}" for entry in program["env"]]
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent").chmod(0o777)  # as an emptyDir is
+    (tmp_path / "run").mkdir()
+    engine.run(
+        *("--rm", "--read-only", "--cap-drop=ALL", f"--volume={tmp_path}/agent:/agent", "--entrypoint=python3"),
+        *(IMAGE, *bringer["command"][1:]),
+    )
+    socket, url = f"--volume={tmp_path}/run:/run/gpumond", f"127.0.0.1:{free_port()}"
+    daemon = engine.run(
+        *("--detach", *CONTAINED, "--pid=host", "--user=0:0", "--env=GPUMOND_STATE_DIR=/tmp/state", socket),
+        *(IMAGE, "serve", f"--listen={url}"),
+    )
+    hosted = engine.run(
+        *("--detach", "--user=1000:1000", "--read-only", f"--volume={tmp_path}/agent:/agent:ro", f"{socket}:ro"),
+        *(*environ, BASE, "python3", "-c", "import time; time.sleep(600)"),
+    )
+    try:
+        agents = until(lambda: answer(f"http://{url}/api/v1/agents"), 60)
+        assert [(entry["workload"], entry["uid"]) for entry in agents] == [("inference", 1000)]
+        assert str(agents[0]["pid"]) == engine("podman", "inspect", hosted, "--format", "{{.State.Pid}}")
+    finally:
+        engine("podman", "rm", "--force", "--time=2", daemon, hosted)
+
+
+def stand_in(engine: Engine, image: str, program: str, directory: str) -> None:
+    """An image that cannot be pulled here, with Debian's build of the same program."""
+    binary = shutil.which(program) or ""
+    templates = Path("/usr/share/prometheus/alertmanager")  # Debian's Alertmanager has its own outside of the program
+    context = engine.directory / program
+    context.mkdir()
+    shutil.copy(binary, context / "program")
+    shutil.copytree(templates, context / "templates")
+    (context / "Dockerfile").write_text(
+        f"FROM {BASE}\nRUN install -d -o 65534 {directory}\nCOPY program /bin/program\n"
+        f"COPY templates {templates}\n"
+        'USER 65534\nENTRYPOINT ["/bin/program"]\n'
+    )
+    engine.build(image, str(context))
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(util.find_spec("podman_compose") is None, reason="needs podman-compose (pip)")
+@pytest.mark.skipif(bool(missing("prometheus", "prometheus-alertmanager")), reason="needs prometheus and alertmanager")
+def test_the_compose_file_scrapes_and_tells_alertmanager(engine: Engine):
+    compose = (sys.executable, "-m", "podman_compose", "-f", str(ROOT / "docker-compose.yml"), "--profile=demo")
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    engine("podman", "tag", IMAGE, services["demo"]["image"])
+    stand_in(engine, services["prometheus"]["image"], "prometheus", "/prometheus")
+    stand_in(engine, services["alertmanager"]["image"], "prometheus-alertmanager", "/alertmanager")
+    engine(*compose, "up", "--detach", "--no-build", "demo", "prometheus", "alertmanager")
+    try:
+        prometheus = "http://127.0.0.1:9090/api/v1"
+        until(lambda: (answer(f"{prometheus}/query?query=gpumond_device_up") or {"data": {}})["data"].get("result"), 60)
+        told = until(lambda: (answer(f"{prometheus}/alertmanagers") or {"data": {}})["data"].get("activeAlertmanagers"))
+        assert [entry["url"] for entry in told] == ["http://localhost:9093/api/v2/alerts"]
+        until(lambda: answer("http://127.0.0.1:9093/api/v2/status"))
+        engine("podman", "stop", "--time=5", "gpumond_demo_1")
+        alerts = until(lambda: answer("http://127.0.0.1:9093/api/v2/alerts"), 300)
+        assert {alert["labels"]["alertname"] for alert in alerts} == {"daemon-down"}
+    finally:
+        engine(*compose, "down", "--volumes", "--timeout=2")

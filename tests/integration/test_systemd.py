@@ -1,0 +1,243 @@
+"""As a service: what systemd is told, and the units in deploy/systemd in a systemd of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumond.systemd import notify
+from tests.fakenvml import FakeDriver, machine
+from tests.integration.machine import ROOT, Machine, missing, wheels
+from tests.running import RunningDaemon, until
+
+UNITS = ROOT / "deploy" / "systemd"
+NEEDED = missing("debootstrap", "systemd-nspawn", "nsenter")
+
+HAND_OVER = """
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen(64)
+os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)
+os.execvpe(sys.argv[2], sys.argv[2:], {**os.environ, "LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())})
+"""
+"""What systemd does for a service with a socket unit."""
+
+AGENT = "import gpumond.agent as a, time; a.start(workload='train'); time.sleep(3600)"
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    """Where systemd would listen for notifications."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(20)
+        yield listener
+
+
+def heard(listener: socket.socket, until: str) -> list[str]:
+    """Every line up to a message in which one begins so."""
+    lines: list[str] = []
+    for _ in range(100):
+        lines += listener.recv(4096).decode().split("\n")
+        if any(line.startswith(until) for line in lines):
+            return lines
+    raise AssertionError(f"no {until} among {set(lines)}")
+
+
+def test_it_tells_that_it_is_ready_how_it_goes_and_that_it_ends(
+    listener: socket.socket, serve: Callable[..., RunningDaemon]
+):
+    told = {"NOTIFY_SOCKET": str(listener.getsockname()), "WATCHDOG_USEC": "600000"}
+    daemon = serve("--source", "nvml", environ=told | {"LD_LIBRARY_PATH": "/nowhere"})
+    beginning = heard(listener, until="READY=1")
+    assert "WATCHDOG=1" in heard(listener, until="WATCHDOG=1")
+    heard(listener, until="STATUS=no device can be read: ")
+    assert daemon.stop() == 0
+    end = heard(listener, until="STOPPING=1")
+    assert "STOPPING=1" not in beginning
+    assert not [line for line in end if line.startswith("READY=")]
+
+
+def test_nobody_hears_and_nothing_happens(tmp_path: Path):
+    notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "nobody")})
+    notify("READY=1", {})
+
+
+def test_the_agents_socket_of_systemd_is_used_and_outlives_the_daemon(
+    tmp_path: Path, serve: Callable[..., RunningDaemon]
+):
+    path = tmp_path / "daemon0" / "agent.sock"
+    daemon = serve("--source", "sim", around=(sys.executable, "-c", HAND_OVER, str(path)))
+    before = path.stat().st_ino
+    environ = {**os.environ, "GPUMOND_SOCKET": str(path)}
+    agent = subprocess.Popen([sys.executable, "-c", AGENT], env=environ)
+    try:
+        until(lambda: b'"workload":"train"' in daemon.request("/api/v1/agents")[1])
+    finally:
+        agent.kill()
+        agent.wait()
+    assert daemon.stop() == 0
+    assert path.stat().st_ino == before
+
+
+def test_a_socket_at_another_path_is_refused(tmp_path: Path):
+    around = (sys.executable, "-c", HAND_OVER, str(tmp_path / "other.sock"))
+    with pytest.raises(AssertionError, match=r"systemd listens on .*other\.sock.* say the same in ListenStream="):
+        RunningDaemon(tmp_path / "daemon", "--source", "sim", around=around)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (apt: systemd)")
+def test_the_service_is_exposed_to_little():
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=25", str(UNITS / "gpumond.service")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Overall exposure level" in done.stdout
+
+
+def installation() -> str:
+    """The lines of docs/operations.md, as they are there, with a source of packages that is here."""
+    text = (ROOT / "docs/operations.md").read_text()
+    block = re.search(r"### As a service\n.*?```sh\n(.*?)```", text, re.DOTALL)
+    assert block
+    lines = block.group(1).strip().splitlines()
+    assert len(lines) == 4
+    return "\n".join(lines).replace("pip install", "pip install --no-index --find-links /wheels").replace("sudo ", "")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A machine without a GPU, on which the daemon was installed as docs/operations.md says."""
+    shown = {wheels(): "/wheels", ROOT / "deploy": "/src/deploy"}
+    host = Machine(tmp_path_factory.mktemp("machine"), shown)
+    try:
+        host.shell(f"cd /src\n{installation()}")
+        yield host
+    finally:
+        host.stop()
+
+
+@pytest.fixture
+def running(host: Machine) -> Iterator[Machine]:
+    """The service as it was installed, also for the test after one that has changed it."""
+    until(lambda: host.show("gpumond.service", "ActiveState") == ["active"])
+    yield host
+    host.shell("rm -rf /etc/systemd/system/gpumond.service.d; systemctl daemon-reload; systemctl restart gpumond")
+
+
+def configure(host: Machine, *lines: str) -> None:
+    """A drop-in of the service, which is restarted with it."""
+    text = "\\n".join(("[Service]", *lines))
+    host.shell(
+        f"mkdir -p /etc/systemd/system/gpumond.service.d; printf '{text}\\n' "
+        "> /etc/systemd/system/gpumond.service.d/test.conf; systemctl daemon-reload; systemctl restart gpumond"
+    )
+
+
+def agents(host: Machine) -> list[int]:
+    return sorted(entry["pid"] for entry in host.get("agents") or ())
+
+
+def main_pid(host: Machine) -> str:
+    return host.show("gpumond.service", "MainPID")[0]
+
+
+nspawn = pytest.mark.skipif(bool(NEEDED), reason=NEEDED)
+patient = pytest.mark.timeout(600)  # the tree is made in it
+
+
+@nspawn
+@patient
+def test_the_units_are_accepted_without_a_word(running: Machine):
+    assert running.shell("systemd-analyze verify gpumond.service gpumond.socket 2>&1") == ""
+
+
+@nspawn
+@patient
+def test_it_is_ready_without_a_gpu_and_says_what_is_missing(running: Machine):
+    until(lambda: "library_not_found" in running.show("gpumond.service", "StatusText")[0])
+    assert running.show("gpumond.service", "ActiveState", "User", "NRestarts") == ["active", "gpumond", "0"]
+    assert running.shell("stat -c '%a %U' /run/gpumond/agent.sock /run/gpumond/token /var/lib/gpumond") == (
+        "666 root\n600 gpumond\n700 gpumond"
+    )
+
+
+@nspawn
+@patient
+def test_a_driver_that_is_installed_later_is_found(running: Machine, nvml_library: Path):
+    driver = FakeDriver(running.shared, nvml_library)
+    driver.devices = machine(2)
+    driver.write()
+    shutil.copy(nvml_library, running.shared / "later.so")
+    configure(running, f"Environment=FAKENVML_FILE=/shared/{driver.path.name} LD_LIBRARY_PATH=/var/cache/driver")
+    until(lambda: running.show("gpumond.service", "StatusText")[0].startswith("no device can be read"))
+    running.shell("mkdir -p /var/cache/driver; cp /shared/later.so /var/cache/driver/libnvidia-ml.so.1")
+    until(lambda: running.show("gpumond.service", "StatusText")[0].startswith("2 devices"), 60)
+    assert running.show("gpumond.service", "NRestarts") == ["0"]
+
+
+@nspawn
+@patient
+@pytest.mark.parametrize("end", ["STOP", "KILL"])
+def test_one_that_hangs_or_dies_is_started_again(running: Machine, end: str):
+    configure(running, "WatchdogSec=3")
+    before = main_pid(running)
+    running.run("kill", f"-{end}", before)
+    until(lambda: main_pid(running) not in ("0", before) and running.get("status"), 15)
+    assert running.show("gpumond.service", "ActiveState") == ["active"]
+
+
+@nspawn
+@patient
+def test_agents_stay_through_an_upgrade_and_start_it_if_it_is_not_there(running: Machine):
+    unit = ("--uid=65534", "--unit=train", "/opt/gpumond/bin/python3", "-c", AGENT)
+    running.run("systemctl", "stop", "gpumond.service")
+    assert running.show("gpumond.service", "ActiveState") == ["inactive"]
+    running.run("systemd-run", "--quiet", *unit)
+    try:
+        until(lambda: len(agents(running)) == 1)
+        before = agents(running)
+        reinstall = "--no-index --find-links /wheels --force-reinstall --no-deps gpumond"
+        running.shell(f"/opt/gpumond/bin/pip -q install {reinstall}; systemctl restart gpumond")
+        until(lambda: agents(running) == before)
+    finally:
+        running.run("systemctl", "stop", "train")
+
+
+@nspawn
+@patient
+def test_it_reads_the_secrets_that_it_is_given(running: Machine):
+    running.shell("umask 077; echo s3cret > /etc/gpumond/secrets/hook")
+    configure(running, 'ExecStartPre=/bin/sh -c "cat $CREDENTIALS_DIRECTORY/secrets_hook > /run/gpumond/seen"')
+    assert running.shell("cat /run/gpumond/seen; rm /run/gpumond/seen") == "s3cret"
+    assert running.shell("! setpriv --reuid gpumond --regid gpumond --clear-groups cat /etc/gpumond/secrets/hook") == ""
+
+
+@nspawn
+@patient
+def test_no_device_is_allowed_but_those_of_gpus(running: Machine):
+    """Whether it is enforced cannot be seen here: the machine has no device controller of its own."""
+    policy, *allowed = running.show("gpumond.service", "DevicePolicy", "DeviceAllow")
+    assert policy == "closed"
+    assert set(" ".join(allowed).split("\n")) - {"char-rtc r"} == {"char-nvidia* rw", "char-drm rw", "char-kfd rw"}
+
+
+@nspawn
+@patient
+def test_a_wrong_configuration_is_not_tried_again(running: Machine):
+    running.shell("cp /etc/gpumond/gpumond.yaml /root; echo 'lisen: x' > /etc/gpumond/gpumond.yaml")
+    try:
+        running.run("systemctl", "restart", "gpumond", check=False)
+        until(lambda: running.show("gpumond.service", "ActiveState") == ["failed"])
+        assert "did you mean listen?" in running.run("journalctl", "-u", "gpumond", "-o", "cat", "-n", "20")
+    finally:
+        running.shell("cp /root/gpumond.yaml /etc/gpumond/gpumond.yaml; systemctl reset-failed gpumond")
