@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run demo test check docs clean
+.PHONY: run demo test soak check docs clean
 
 run: $(VENV)/.installed  ## the daemon on this machine's GPUs; without any, the demo
 	@if $(BIN)/python -c 'from gpumond.cli.serve import choose_source; choose_source("auto")' 2>/dev/null; \
@@ -13,7 +13,10 @@ demo: $(VENV)/.installed  ## the daemon on a simulated device with programs on i
 	@exec $(BIN)/gpumond demo
 
 test: $(VENV)/.installed  ## every test that this machine can run; it says which it skips, and why
-	$(BIN)/python -m pytest -q -rs -m "not gpu"
+	$(BIN)/python -m pytest -q -rs -m "not gpu and not soak"
+
+soak: $(VENV)/.installed  ## what takes too long, or too many ports, for every change
+	$(BIN)/python -m pytest -q -rs -m soak
 
 check: $(VENV)/.installed  ## style, types and tests
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,15 +17,18 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from gpumond.errors import ConfigError
+from gpumond.logs import LogFormat
 from gpumond.notify import Receiver
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import ActionConfig, FlushConfig, RuleConfig, Seconds, Strict
+from gpumond.webconfig import Web, read_web
 from gpumond.wire import default_socket
 
-RELOADED = ("rules", "disabled_rules")
+RELOADED = ("interval", "compat", "flush_cooldown", "retention", "disabled_rules", "rules", "receivers")
 """What a reload changes; the rest holds from start to end."""
 
+HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -66,15 +70,20 @@ class ReceiverConfig(Strict):
 class Settings(Strict):
     """Everything that can be set. ``check-config --help`` and docs/operations.md describe the keys."""
 
-    source: Literal["auto", "nvml", "drm", "sim"] = "auto"
+    source: Literal["auto", "nvml", "drm", "every", "sim"] = "auto"
     listen: str = "127.0.0.1:9917"
     socket: Path | None = None
     socket_mode: str | None = Field(default=None, pattern=r"^0?[0-7]{3}$")
     state_dir: Path | None = None
     interval: Seconds = Field(default=1.0, ge=0.1, le=60)
     insecure: bool = False
+    hosts: tuple[str, ...] = ()
+    web_config: Path | None = None
+    tokens_file: Path | None = None
+    log_format: LogFormat = "text"
     compat: Literal["dcgm"] | None = None
     flush_cooldown: Seconds = 30.0
+    retention: Seconds = Field(default=90 * 86400.0, ge=86400)
     disabled_rules: tuple[str, ...] = ()
     rules: tuple[RuleConfig, ...] = ()
     receivers: tuple[ReceiverConfig, ...] = (ReceiverConfig(name="log", type="log"),)
@@ -87,6 +96,15 @@ class Settings(Strict):
             raise ValueError("expected HOST:PORT, as in 127.0.0.1:9917")
         return value
 
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        names = value.replace(",", " ").split() if isinstance(value, str) else value
+        for name in names if isinstance(names, (list, tuple)) else ():
+            if not isinstance(name, str) or not HOST_NAME.fullmatch(name):
+                raise ValueError(f"{name!r:.80} is not a host name or an address; expected one without scheme and port")
+        return names
+
     @field_validator("disabled_rules")
     @classmethod
     def _known_rules(cls, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -98,10 +116,10 @@ class Settings(Strict):
 
     @model_validator(mode="after")
     def _safe(self) -> Settings:
-        if self.host not in LOOPBACK and not self.insecure:
+        if not self.loopback and not self.insecure and self.web_config is None:
             raise ValueError(
-                f"listen: {self.listen} is reachable from other machines, and reads need no token there; "
-                "listen on 127.0.0.1 behind a proxy, or set insecure (--insecure) if the network is trusted"
+                f"listen: {self.listen} is reachable from other machines, and needs TLS and authentication there: "
+                "give a web_config, listen on 127.0.0.1, or set insecure (--insecure) if the network is trusted"
             )
         names = [rule.name for rule in self.rules]
         if len(set(names)) < len(names):
@@ -116,6 +134,20 @@ class Settings(Strict):
                 if name not in receivers:
                     raise ValueError(f"rules: {rule.name}: there is no receiver {name!r}; there are {receivers}")
         return self
+
+    def web(self) -> Web:
+        """The web configuration. Raises ConfigError if it is wrong, or too little for the address."""
+        web = Web() if self.web_config is None else read_web(self.web_config)
+        if web.tls is None and not self.loopback and not self.insecure:
+            raise ConfigError(
+                f"web_config {self.web_config}: {self.listen} is reachable from other machines, and without "
+                "tls_server_config tokens and passwords can be read on the way; add it, or set insecure (--insecure)"
+            )
+        return web
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in LOOPBACK
 
     @property
     def host(self) -> str:
@@ -134,6 +166,12 @@ class Settings(Strict):
             )
         return Path(path)
 
+    def agent_socket_mode(self) -> int:
+        """A machine-wide socket is for every user's programs; one in a user's own directory is for that user."""
+        if self.socket_mode is not None:
+            return int(self.socket_mode, 8)
+        return 0o666 if self.agent_socket().parent.as_posix().startswith("/run/gpumond") else 0o600
+
     def store_file(self) -> Path:
         """What outlives the daemon. Without ``state_dir``: /var/lib for root, else where XDG says."""
         if self.state_dir is not None:
@@ -148,6 +186,10 @@ class Settings(Strict):
 
     def built_in_rules(self) -> tuple[Rule, ...]:
         return tuple(rule for rule in BUILT_IN if rule.name not in self.disabled_rules)
+
+    def told(self) -> tuple[str, ...]:
+        """The names of the receivers."""
+        return tuple(receiver.name for receiver in self.receivers)
 
     def own_rules(self) -> tuple[Rule, ...]:
         return tuple(rule.rule() for rule in self.rules)

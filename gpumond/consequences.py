@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -13,11 +14,14 @@ from gpumond.flush import FlushAnswer, FlushRequest, Target
 from gpumond.model import Alert, Receipt, Snapshot
 from gpumond.records import Heartbeat, KeptAlert, Labels, Notice
 from gpumond.resume import kept, resume
-from gpumond.rules import Activities, Rule
+from gpumond.rules import Activities, Rule, ended
 from gpumond.rules.actions import Key, Order, Tracks, annotate, conclude, decide, forget, remembered
 
 ACTION = "action"
 """The audit's word for a rule that is about to flush."""
+
+PAST_ALERTS = 1000
+"""Those shown; the store has more."""
 
 
 class Store(Protocol):
@@ -27,7 +31,10 @@ class Store(Protocol):
 
     async def audit(self, actor: str, action: str, detail: Any) -> None: ...
     async def audit_entries(self) -> list[AuditEntry]: ...
-    def keep(self, alerts: Iterable[KeptAlert], notices: Sequence[Notice]) -> Awaitable[None]: ...
+    def keep(
+        self, alerts: Iterable[KeptAlert], notices: Sequence[Notice], over: Sequence[Alert]
+    ) -> Awaitable[None]: ...
+    async def past_alerts(self) -> list[Alert]: ...
     async def kept(self) -> tuple[list[KeptAlert], Heartbeat | None]: ...
 
 
@@ -36,7 +43,10 @@ class Outbox(Protocol):
 
 
 class Consequences:
-    """``flush`` is the one path by which anything is flushed; ``began`` the monotonic time of elapsed 0."""
+    """``flush`` is the one path by which anything is flushed; ``began`` the monotonic time of elapsed 0.
+
+    ``past`` are the alerts that fired and are over, newest last, each with what was done about it.
+    """
 
     def __init__(
         self,
@@ -46,6 +56,9 @@ class Consequences:
         began: float,
     ) -> None:
         self._store, self._outbox, self._flush, self._began = store, outbox, flush, began
+        self.past: deque[Alert] = deque(maxlen=PAST_ALERTS)
+        self._ended: dict[Labels, Alert] = {}
+        self._unkept: deque[Alert] = deque(maxlen=PAST_ALERTS)
         self._tracks: Tracks = {}
         self._news: dict[Labels, Alert] = {}
         self._flushing: dict[Labels, Alert] = {}
@@ -57,39 +70,59 @@ class Consequences:
         try:
             alerts, alive = await self._store.kept()
             entries = await self._store.audit_entries()
+            self.past.extend(await self._store.past_alerts())
         except StoreUnavailable:
             return {}
         self._tracks = remembered([_attempt(entry) for entry in entries if entry.action == ACTION], time.time())
-        return resume(alerts, alive, time.time())
+        activities = resume(alerts, alive, time.time())
+        if alive is not None and not activities:
+            self._end(ended(each.alert, alive.at) for each in alerts if each.alert.phase == "firing")
+        return activities
 
     def follow(
-        self, rules: Sequence[Rule], alerts: Sequence[Alert], snapshot: Snapshot, activities: Mapping[str, Activities]
+        self,
+        rules: Sequence[Rule],
+        alerts: Sequence[Alert],
+        snapshot: Snapshot,
+        activities: Mapping[str, Activities],
+        resolved: Sequence[Alert] = (),
     ) -> tuple[Alert, ...]:
         """Sets everything in motion and waits for none of it. The alerts, with what was done about them."""
         elapsed = snapshot.elapsed_seconds
         orders, tracks = decide(rules, alerts, snapshot.reports, self._tracks, elapsed)
+        self._ended.update((alert.labels, alert) for alert in resolved)
+        told = [labels for labels in self._ended if labels not in self._flushing]  # the others' receipts are to come
+        self._end(annotate([self._ended.pop(labels) for labels in told], tracks))
         self._tracks = forget(tracks, alerts, elapsed)
         for order in orders:
             self._start(self._carry_out(order))
         alerts = annotate(alerts, self._tracks)
         news, self._news = self._news, {}
-        over = set(self._flushing) - {alert.labels for alert in alerts}  # is told with its receipts, in a moment
-        notices = self._outbox.put((*alerts, *(self._flushing[labels] for labels in over)), news)
+        later = set(self._flushing) - {alert.labels for alert in alerts}  # is told with its receipts, in a moment
+        notices = self._outbox.put((*alerts, *(self._flushing[labels] for labels in later)), news)
         state = frozenset(
             (labels, each.alert.phase, each.active_elapsed, each.cleared_elapsed, each.alert.labels)
             for active in activities.values()
             for labels, each in active.items()
         )
-        if (notices or state != self._kept) and self._store.writable:
+        if (notices or self._unkept or state != self._kept) and self._store.writable:
+            over = tuple(self._unkept)
+            self._unkept.clear()
             self._kept = state
-            self._start(self._keep(self._store.keep(kept(activities, self._began), notices)))
+            self._start(self._keep(self._store.keep(kept(activities, self._began), notices, over), over))
         return alerts
 
-    async def _keep(self, keeping: Awaitable[None]) -> None:
+    async def _keep(self, keeping: Awaitable[None], over: Sequence[Alert]) -> None:
         try:
             await keeping
         except StoreUnavailable:
             self._kept = None  # once more when it is writable again
+            self._unkept.extendleft(reversed(over))
+
+    def _end(self, alerts: Iterable[Alert]) -> None:
+        for alert in alerts:
+            self.past.append(alert)
+            self._unkept.append(alert)
 
     async def _carry_out(self, order: Order) -> None:
         actor, problem = f"rule:{order.alert.rule}", ""

@@ -10,31 +10,40 @@ import asyncio
 import gc
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from gpumond.asking import Asker
 from gpumond.audit import AuditEntry
 from gpumond.collector import Collector
 from gpumond.config import RELOADED, Settings
 from gpumond.consequences import Consequences
+from gpumond.descriptors import kept_from_agents
+from gpumond.diagnosis import Diagnosis
 from gpumond.engine import Memory, advance, observe
 from gpumond.errors import ConfigError, FlushError, StoreUnavailable
 from gpumond.flush import FlushAnswer, Flusher, FlushRequest
+from gpumond.history import History
+from gpumond.identity import in_private_pid_namespace
 from gpumond.intake import Intake
+from gpumond.keeping import Keeper
+from gpumond.measurements import Measurements
 from gpumond.metrics import Compat, Exposition, Page
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model import Frame, Reading, Receipt, Snapshot
-from gpumond.notify import notifier
+from gpumond.model import Alert, Frame, Reading, Receipt
+from gpumond.notify import Notifier, notifier
 from gpumond.notify.outbox import Outbox
+from gpumond.peer import Limits
 from gpumond.resume import awaited
+from gpumond.ring import Ring
 from gpumond.rules import Rule
 from gpumond.rules.book import RuleBook
-from gpumond.rules.preview import KEPT_SECONDS, RESOLUTION_SECONDS, PastAlert, Preview, preview
-from gpumond.runtime import bind_agent_socket, leave_token
-from gpumond.store import Store
+from gpumond.rules.preview import LastHour, Preview, preview
+from gpumond.runtime import bind_agent_socket, leave_token, remove_agent_socket
+from gpumond.store import Bounds, Store
+from gpumond.wire import Answer, Asked
 
 log = logging.getLogger(__name__)
 
@@ -44,43 +53,43 @@ COLLECT_SECONDS = 10.0
 """A tick makes thousands of values that live until the next and are in no cycle: the garbage collector looks at them
 so often, between two ticks, and not in the middle of one."""
 
-
-PAST_ALERTS = 1000
-
 Load = Callable[[], Settings]
 
 
 class Daemon:
     """One machine's devices and programs. ``source`` names an entry of ``sources.SOURCES``.
 
-    ``load`` reads the configuration again, for ``reload``.
+    ``load`` reads the configuration again, for ``reload``. ``pace``: as the Diagnosis takes it.
     """
 
-    def __init__(self, settings: Settings, source: str, load: Load | None = None) -> None:
-        self._store = Store(settings.store_file())
-        receivers = [each.name for each in settings.receivers]
-        self.rulebook = RuleBook(settings.built_in_rules(), settings.own_rules(), self._store, receivers)
+    def __init__(self, settings: Settings, source: str, load: Load | None = None, pace: float = 1.0) -> None:
+        self._store = Store(settings.store_file(), Bounds(settings.retention))
+        self.rulebook = RuleBook(settings.built_in_rules(), settings.own_rules(), self._store, settings.told())
         self._load = load
-        self._past: deque[PastAlert] = deque(maxlen=PAST_ALERTS)
-        self._hour: deque[Snapshot] = deque(maxlen=int(KEPT_SECONDS / RESOLUTION_SECONDS))
+        self._hour = LastHour()
+        self._keeper = Keeper(self._store)
+        self.baselines = Measurements(self._store)
+        self._private_pid_namespace = in_private_pid_namespace()
         self.started_at = time.time()
         self.frame: Frame | None = None
         self._settings = settings
-        self._memory = Memory()
+        self._memory = Memory(diagnosis=Diagnosis(pace))
         self._wake = asyncio.Event()
         self._telemetry = Telemetry()
-        notifiers = [notifier(each.receiver()) for each in settings.receivers]
-        self._outbox = Outbox(notifiers, self._store, self._telemetry, wants=self._wants)
+        self.http_rejected, self.log_dropped = self._telemetry.http_rejected, self._telemetry.log_dropped
+        self.events = Ring(self.started_at)
+        self._outbox = Outbox(_notifiers(settings), self._store, self._telemetry, wants=self._wants)
         self._exposition = Exposition(self._telemetry, settings.compat)
         self._collector = Collector(source, restarted=self._telemetry.restarted, opened=self._wake.set)
         path = settings.agent_socket()
-        mode = int(settings.socket_mode, 8) if settings.socket_mode else _default_mode(path.parent.as_posix())
-        self._intake = Intake(bind_agent_socket(path, mode), rejected=self._telemetry.rejected)
+        mode = settings.agent_socket_mode()
+        limits = Limits(reserved_descriptors=kept_from_agents())
+        self._intake = Intake(bind_agent_socket(path, mode), limits=limits, rejected=self._telemetry.rejected)
         self.token = leave_token(path.parent)
         self._flusher = Flusher(
             self._intake,
             self._read_driver,
-            done=self._telemetry.flushed,
+            done=self._flushed,
             cooldown_seconds=settings.flush_cooldown,
         )
 
@@ -99,16 +108,20 @@ class Daemon:
                 time.monotonic() - self._began,
                 self._store.writable,
                 self._store.faults(),
+                self._private_pid_namespace,
             )
             rules = self.rulebook.rules
             tick = advance(self._memory, rules, snapshot)
-            alerts = self._consequences.follow(rules, tick.frame.alerts, snapshot, tick.memory.activities)
+            alerts = self._consequences.follow(
+                rules, tick.frame.alerts, snapshot, tick.memory.activities, tick.resolved
+            )
             self._memory, self.frame = tick.memory, replace(tick.frame, alerts=alerts)
-            self._past.extend(PastAlert(alert, snapshot.taken_at) for alert in tick.resolved)
-            if not self._hour or snapshot.elapsed_seconds - self._hour[-1].elapsed_seconds >= RESOLUTION_SECONDS:
-                self._hour.append(snapshot)
-        for fault in snapshot.faults:
-            self._telemetry.fault(fault)
+            self._hour.see(tick.frame)
+            self.baselines.see(tick.frame)
+            departed = self._intake.departed()
+            self._telemetry.happened(self.events.follow(self.frame, tick.raised, tick.resolved, departed))
+        self._keeper.turn(self.history, snapshot.elapsed_seconds)
+        self._telemetry.faults(snapshot.faults, complete=reading is not None)
         self._telemetry.store_writable.set(self._store.writable)
 
     @asynccontextmanager
@@ -126,8 +139,9 @@ class Daemon:
         finally:
             ticking.cancel()
             self._intake.close()
-            self._settings.agent_socket().unlink(missing_ok=True)
+            remove_agent_socket(self._settings.agent_socket())
             await self._collector.stop()
+            await self._keeper.close(self.history)
             await self._outbox.close()
             await self._store.close()
 
@@ -135,7 +149,8 @@ class Daemon:
         """What the daemon before left."""
         self._consequences = Consequences(self._store, self._outbox, self.flush, self._began)
         activities = await self._consequences.resume()
-        self._memory = Memory(activities, awaited=awaited(activities))
+        self._memory = Memory(activities, awaited=awaited(activities), diagnosis=self._memory.diagnosis)
+        await self._keeper.restore(self.history)
         await self._outbox.open()
         try:
             self._flusher.receipts.extend(await self._store.receipts())
@@ -146,14 +161,18 @@ class Daemon:
     def receipts(self) -> Sequence[Receipt]:
         return tuple(self._flusher.receipts)
 
-    def past_alerts(self) -> Sequence[PastAlert]:
-        return tuple(self._past)
+    @property
+    def history(self) -> History:
+        return self._memory.diagnosis.history
+
+    def past_alerts(self) -> Sequence[Alert]:
+        return tuple(self._consequences.past)
 
     async def audit_entries(self, limit: int) -> list[AuditEntry]:
         return await self._store.audit_entries(limit)
 
     async def preview(self, rule: Rule) -> Preview:
-        return await asyncio.to_thread(preview, rule, tuple(self._hour))
+        return await asyncio.to_thread(preview, rule, self._hour.moments())
 
     async def reload(self, requested_by: str) -> str:
         """What became of it, in a sentence. Raises ConfigError; what held then still holds."""
@@ -166,7 +185,11 @@ class Daemon:
             raise
         later = self._settings.differs(settings)
         self._settings = self._settings.model_copy(update={name: getattr(settings, name) for name in RELOADED})
-        self.rulebook.configure(settings.built_in_rules(), settings.own_rules())
+        self.rulebook.configure(settings.built_in_rules(), settings.own_rules(), settings.told())
+        self._exposition.also = settings.compat
+        self._flusher.cooldown_seconds = settings.flush_cooldown
+        self._store.bounds = Bounds(settings.retention)
+        await self._outbox.configure(_notifiers(settings))
         said = f"reloaded; {len(self.rulebook.rules)} rules" + (
             f"; needs a restart: {', '.join(later)}" if later else ""
         )
@@ -211,6 +234,18 @@ class Daemon:
         self._wake.set()  # the next frame shows what the flush did
         return answer
 
+    def _flushed(self, receipt: Receipt) -> None:
+        self._telemetry.flushed(receipt)
+        self.events.flushed(receipt)
+        self.baselines.flushed(receipt)
+
+    async def ask(
+        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
+    ) -> Answer | None:
+        return await Asker(self._intake, self._store.audit, self._note).ask(
+            pid, kind, limit_bytes, device, requested_by
+        )
+
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Until when the driver is let go of, and whether it is really free."""
         await self._store.audit(requested_by, "release", {"for_seconds": seconds})
@@ -234,15 +269,16 @@ class Daemon:
             pass
 
     def _wants(self, receiver: str, rule: str) -> bool:
+        """Receivers that a rule names and that are no longer there must not make its alerts silent."""
         named = next((each.receivers for each in self.rulebook.rules if each.name == rule), ())
-        return not named or receiver in named
+        return receiver in named or not set(named) & set(self._settings.told())
 
     async def _read_driver(self) -> Reading | None:
         return await self._collector.read(wait=FLUSH_READ_SECONDS)
 
     async def _tick_forever(self) -> None:
         """Ticks on a monotonic schedule; one that comes too late is skipped and counted, never queued."""
-        interval, due = self._settings.interval, time.monotonic()
+        due = time.monotonic()
         collect_at = due + COLLECT_SECONDS
         while True:
             self._wake.clear()
@@ -255,6 +291,7 @@ class Daemon:
             if time.monotonic() >= collect_at:
                 gc.collect()
                 collect_at = time.monotonic() + COLLECT_SECONDS
+            interval = self._settings.interval
             due += interval
             late = time.monotonic() - due
             if late > 0:
@@ -268,13 +305,12 @@ class Daemon:
                 pass
 
 
+def _notifiers(settings: Settings) -> list[Notifier]:
+    return [notifier(each.receiver()) for each in settings.receivers]
+
+
 def _proof(answer: FlushAnswer) -> dict[str, Any]:
     """A flush in the audit; the receipts themselves are kept beside it."""
     fields = ("pid", "workload", "device_uuid", "allocator", "outcome", "reason", "released_bytes")
     receipts = [{name: getattr(receipt, name) for name in fields} for receipt in answer.receipts]
     return {"id": answer.id, "released_bytes": answer.released_bytes, "receipts": receipts}
-
-
-def _default_mode(directory: str) -> int:
-    """A machine-wide socket is for every user's programs; one in a user's own directory is for that user."""
-    return 0o666 if directory.startswith("/run/gpumond") else 0o600

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpumond.attribution import attribute
+from gpumond.diagnosis import Diagnosis, diagnose
+from gpumond.idleness import watched
 from gpumond.model import (
     MISSED_LIMIT,
     STARTING,
@@ -21,11 +23,13 @@ from gpumond.model import (
     Reading,
     Snapshot,
     SourceState,
+    Verdict,
 )
 from gpumond.resume import Awaited, hold
-from gpumond.rules import Activities, Rule, step
+from gpumond.rules import Activities, Rule, ended, step
 from gpumond.rules.recent import Recent, remember
-from gpumond.rules.subjects import hidden, subjects
+from gpumond.rules.subjects import Seen, hidden, subjects
+from gpumond.rules.verdicts import NOTHING, standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class Memory:
     """By the name of the rule."""
     recent: Recent = field(default_factory=Recent)
     awaited: Awaited = frozenset()
+    diagnosis: Diagnosis = field(default_factory=Diagnosis, compare=False)
+    """Is advanced in place: whoever goes on from one Memory twice gets the same verdicts only once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ def observe(
     elapsed_seconds: float,
     store_writable: bool | None = None,
     faults: Sequence[Fault] = (),
+    private_pid_namespace: bool | None = None,
 ) -> Snapshot:
     """The facts of one tick. ``reading`` is None if none came in time.
 
@@ -63,21 +70,40 @@ def observe(
     """
     seen = [*(reading.faults if reading else ()), *faults]
     known = previous.devices if previous else ()
-    devices = tuple(_devices(known, reading))
+    seconds = elapsed_seconds - previous.elapsed_seconds if previous else 0.0
+    devices = tuple(_devices(known, reading, seconds))
     reports = tuple(_possible(reports, devices, seen))
     if not source.up and source.reason != STARTING:
         seen.append(Fault(source.name, source.reason, None, source.detail))
     seq = previous.seq + 1 if previous else 1
     xids = reading.xids if reading else previous.xids if previous else ()
-    return Snapshot(seq, taken_at, elapsed_seconds, source, devices, reports, tuple(seen), xids, store_writable)
+    return Snapshot(
+        seq,
+        taken_at,
+        elapsed_seconds,
+        source,
+        devices,
+        reports,
+        tuple(seen),
+        xids,
+        store_writable,
+        private_pid_namespace,
+    )
 
 
 def advance(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot) -> Tick:
     """The next frame, and which alerts began or ceased to fire with it."""
+    diagnosis = diagnose(memory.diagnosis, snapshot)
+    return judge(replace(memory, diagnosis=diagnosis), rules, snapshot, diagnosis.verdicts)
+
+
+def judge(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Tick:
+    """The same where the verdicts are known."""
     ledger = attribute(snapshot)
     recent = remember(memory.recent, snapshot)
     unseen = hidden(snapshot, recent)
-    scopes = {scope: tuple(subjects(scope, snapshot, ledger, recent)) for scope in {rule.scope for rule in rules}}
+    facts = Seen(snapshot, ledger, recent, standing(verdicts))
+    scopes = {scope: tuple(subjects(scope, facts)) for scope in {rule.scope for rule in rules}}
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
     activities: Mapping[str, Activities] = {
         rule.name: step(rule, scopes[rule.scope], memory.activities.get(rule.name, {}), unseen, now, elapsed)
@@ -86,13 +112,14 @@ def advance(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot) -> Tick:
     awaited = memory.awaited
     if awaited:
         seen = {rule.name: frozenset(subject.labels for subject in scopes[rule.scope]) for rule in rules}
-        activities, awaited = hold(awaited, memory.activities, activities, seen, elapsed)
+        on_verdicts = frozenset(rule.name for rule in rules if rule.value in NOTHING)
+        activities, awaited = hold(awaited, memory.activities, activities, seen, on_verdicts, elapsed)
     alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
     return Tick(
-        Memory(activities, recent, awaited),
-        Frame(snapshot, ledger, (), alerts),
+        Memory(activities, recent, awaited, memory.diagnosis),
+        Frame(snapshot, ledger, tuple(verdicts), alerts),
         raised=tuple(_began(memory.activities, activities)),
-        resolved=tuple(_began(activities, memory.activities)),
+        resolved=tuple(ended(alert, now) for alert in _began(activities, memory.activities)),
     )
 
 
@@ -107,19 +134,25 @@ def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) ->
                     yield activity.alert
 
 
-def _devices(known: Sequence[DeviceReading], reading: Reading | None) -> Iterator[DeviceReading]:
+def _devices(known: Sequence[DeviceReading], reading: Reading | None, seconds: float) -> Iterator[DeviceReading]:
     fresh = {device.uuid: device for device in reading.devices} if reading else {}
     for device in known:
         if device.uuid in fresh:
-            yield fresh.pop(device.uuid)
+            yield watched(fresh.pop(device.uuid), device, seconds)
         elif reading is None or _at_fault(device, reading.faults):
             missed, up = device.missed + 1, device.up and reading is None
             yield replace(device, missed=missed, up=up) if missed < MISSED_LIMIT else _unknown(device, missed)
-    yield from fresh.values()
+    yield from (watched(device, None, seconds) for device in fresh.values())
 
 
 def _at_fault(device: DeviceReading, faults: Iterable[Fault]) -> bool:
-    return any(fault.device_uuid in (None, device.uuid, device.parent_uuid) for fault in faults)
+    """A fault of no device is of all that its source reads."""
+    return any(
+        fault.device_uuid in (device.uuid, device.parent_uuid)
+        if fault.device_uuid is not None
+        else fault.source == device.source or not device.source
+        for fault in faults
+    )
 
 
 def _unknown(device: DeviceReading, missed: int) -> DeviceReading:
@@ -133,6 +166,7 @@ def _unknown(device: DeviceReading, missed: int) -> DeviceReading:
         unified=device.unified,
         missed=missed,
         up=False,
+        source=device.source,
     )
 
 
@@ -147,8 +181,8 @@ def _possible(
         return size is None or max(pool.live_bytes, pool.held_bytes, pool.reclaimable.high) <= size
 
     for report in reports:
-        pools = tuple(pool for pool in report.pools if fits(pool))
-        if len(pools) < len(report.pools):
+        if not all(map(fits, report.pools)):
+            pools = tuple(pool for pool in report.pools if fits(pool))
             detail = f"pid {report.pid} claims more memory than its device has"
             faults.append(Fault("agent", "impossible_value", None, detail))
             report = replace(report, pools=pools)

@@ -10,6 +10,8 @@
   - NoSuchRule          the store has no rule of that name
   - RuleChanged         the rule is no longer the one that the caller meant: HTTP 412
   - RuleConflict        the rule cannot be changed in that way: HTTP 409
+  - NoSuchBaseline      there is no baseline of that name, or nothing to compare it with: HTTP 404
+  - TooManyBaselines    one has to be deleted first: HTTP 409
   - DaemonError         a command could not reach the daemon, or it answered with a problem: exit code 1
 """
 
@@ -84,6 +86,14 @@ class RuleChanged(GpumondError):
 
 class RuleConflict(GpumondError):
     """The rule is read-only, or is there already; the message says what to do instead."""
+
+
+class NoSuchBaseline(GpumondError):
+    """No baseline of that name, or nothing to compare it with; the message says how to get one."""
+
+
+class TooManyBaselines(GpumondError):
+    """The store keeps no more."""
 
 
 class DaemonError(GpumondError):

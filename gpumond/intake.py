@@ -2,6 +2,7 @@
 
 Peers are strangers: every uid of the machine may connect. So identity comes from the kernel, one
 uid's flood or crowd costs another nothing, and a peer that breaks the protocol is closed and counted.
+What is kept of one peer, and what it may not say, is in ``peer``.
 
 This module does *not* cover: what reports mean (``attribution``) and when to flush (``flush``).
 """
@@ -11,70 +12,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import resource
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpumond.errors import ProtocolError
 from gpumond.identity import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, sender_pid
 from gpumond.model import AgentReport
-from gpumond.wire import MAX_FRAME_BYTES, Bye, Cancel, Flush, Hello, Message, Report, Result, decode, encode
+from gpumond.peer import Budget, Limits, Peer, agent_report, check_hello, check_report
+from gpumond.wire import (
+    MAX_FRAME_BYTES,
+    Answer,
+    Ask,
+    Bye,
+    Cancel,
+    Flush,
+    Hello,
+    Message,
+    Report,
+    Result,
+    decode,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 
-WORKLOAD = re.compile(r"[A-Za-z0-9._/-]{0,64}")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Per uid where it says so; a uid beyond its budget is read more slowly, never at another's cost."""
-
-    peers: int = 4096
-    peers_per_uid: int = 128
-    strangers: int = 64
-    """Connections that have not said hello: beyond it no more are accepted for a moment."""
-    hello_seconds: float = 2.0
-    frame_seconds: float = 5.0
-    idle_seconds: float = 60.0
-    answer_seconds: float = 0.5
-    """Longer than a flush may take, so that an agent can say why it did not."""
-    stale_seconds: float = 15.0
-    """An older report no longer counts as knowledge."""
-    frames_per_second: int = 512
-    bytes_per_second: int = 4 << 20
-    reserved_descriptors: int = 64
-
-
-class Budget:
-    """A token bucket of frames and bytes for one uid."""
-
-    def __init__(self, limits: Limits, now: float) -> None:
-        self._limits, self._filled_at = limits, now
-        self.frames, self.bytes = float(limits.frames_per_second), float(limits.bytes_per_second)
-
-    def wait(self, now: float) -> float:
-        """Seconds until this uid may be read again; 0 if at once."""
-        limits, passed = self._limits, now - self._filled_at
-        self._filled_at = now
-        self.frames = min(limits.frames_per_second, self.frames + passed * limits.frames_per_second)
-        self.bytes = min(limits.bytes_per_second, self.bytes + passed * limits.bytes_per_second)
-        return max(0.0, -self.frames / limits.frames_per_second, -self.bytes / limits.bytes_per_second)
-
-
-class Peer:
-    """One connection and what it has said."""
-
-    def __init__(self, connection: socket.socket, identity: Identity, pidfd: int | None, now: float) -> None:
-        self.socket, self.identity, self.pidfd = connection, identity, pidfd
-        self.buffer = bytearray()
-        self.hello: Hello | None = None
-        self.report: Report | None = None
-        self.heard_at = self.partial_since = now
-        self.answers: dict[str, asyncio.Future[Result]] = {}
+ASK_SECONDS = 30.0
+DEPARTED_KEPT = 256
+UNASKED = {
+    "limit": "this program does not allow it, or its agent is too old; it does with "
+    "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
+    "snapshot": "this program's agent is too old",
+}
 
 
 class Intake:
@@ -92,6 +64,7 @@ class Intake:
         self._limits = replace(limits, peers=max(1, min(limits.peers, descriptors // 2)))  # a pidfd each
         self._listener, self._rejected, self._clock = listener, rejected, clock
         self._peers: dict[int, Peer] = {}
+        self._departed: deque[AgentReport] = deque(maxlen=DEPARTED_KEPT)
         self._per_uid: Counter[int] = Counter()
         self._budgets: dict[int, Budget] = {}
         self._strangers = 0
@@ -112,6 +85,12 @@ class Intake:
             self._drop(peer)
         self._listener.close()
 
+    def departed(self) -> tuple[AgentReport, ...]:
+        """The last report of each agent that left since the last call, if it tells of memory that ran out."""
+        departed = tuple(self._departed)
+        self._departed.clear()
+        return departed
+
     def reports(self) -> tuple[AgentReport, ...]:
         """The newest report of every process whose agent is connected and was heard lately."""
         now = self._clock()
@@ -121,7 +100,7 @@ class Intake:
             if peer.hello is None or peer.report is None or age > self._limits.stale_seconds:
                 continue
             if peer.identity not in newest or age < newest[peer.identity][0]:
-                newest[peer.identity] = age, _agent_report(peer.identity, peer.hello, peer.report, age)
+                newest[peer.identity] = age, agent_report(peer.identity, peer.hello, peer.report, age)
         return tuple(report for _, report in newest.values())
 
     async def flush(self, identity: Identity, request: Flush) -> Result | None:
@@ -136,10 +115,32 @@ class Intake:
         try:
             return await asyncio.wait_for(answer, request.timeout_seconds + self._limits.answer_seconds)
         except (asyncio.TimeoutError, ConnectionError):
+            peer.unanswered.add(request.id)
             self._send(peer, Cancel(request.id))
             return None
         finally:
             peer.answers.pop(request.id, None)
+
+    async def ask(self, identity: Identity, request: Ask, seconds: float = ASK_SECONDS) -> Answer | None:
+        """As `flush`. An agent that does not know the question, or whose program forbids it, is not asked."""
+        peer = self._newest(identity)
+        if peer is None or peer.hello is None:
+            return None
+        if request.kind not in peer.hello.answers:
+            return Answer(request.id, UNASKED[request.kind])
+        if not self._send(peer, request):
+            return None
+        answer = peer.asked[request.id] = self._loop.create_future()
+        try:
+            return await asyncio.wait_for(answer, seconds)
+        except (asyncio.TimeoutError, ConnectionError):
+            return None
+        finally:
+            peer.asked.pop(request.id, None)
+
+    def flushing(self, identity: Identity) -> bool:
+        """Whether a flush of that process may be under way still: its agent is connected and has not answered."""
+        return any(peer.answers or peer.unanswered for peer in self._peers.values() if peer.identity == identity)
 
     def _newest(self, identity: Identity) -> Peer | None:
         own = [peer for peer in self._peers.values() if peer.identity == identity and peer.report is not None]
@@ -190,7 +191,7 @@ class Intake:
         self._strangers += 1
         self._loop.add_reader(connection.fileno(), self._readable, peer)
         if pidfd is not None:
-            self._loop.add_reader(pidfd, self._drop, peer)  # readable when the process has ended
+            self._loop.add_reader(pidfd, self._ended, peer)  # readable when the process has ended
 
     def _readable(self, peer: Peer) -> None:
         now = self._clock()
@@ -237,8 +238,7 @@ class Intake:
         if peer.hello is None:
             if not isinstance(message, Hello):
                 raise ProtocolError("hello", "the first frame is not a hello")
-            if not WORKLOAD.fullmatch(message.workload):
-                raise ProtocolError("value", f"hello.workload: {message.workload!r:.80} is not [A-Za-z0-9._/-]{{0,64}}")
+            check_hello(message)
             peer.hello = message
             self._strangers -= 1
             if self._crowded and self._strangers <= self._limits.strangers // 2:
@@ -246,8 +246,14 @@ class Intake:
         elif isinstance(message, Hello):
             raise ProtocolError("hello", "a second hello")
         elif isinstance(message, Report):
+            check_report(message)
             peer.report, peer.heard_at = message, now
+        elif isinstance(message, Answer):
+            asked = peer.asked.get(message.id)
+            if asked is not None and not asked.done():
+                asked.set_result(message)
         elif isinstance(message, Result):
+            peer.unanswered.discard(message.id)
             answer = peer.answers.get(message.id)
             if answer is not None and not answer.done():
                 answer.set_result(message)
@@ -260,6 +266,11 @@ class Intake:
         if self._peers.get(peer.socket.fileno()) is peer:
             self._loop.add_reader(peer.socket.fileno(), self._readable, peer)
 
+    def _ended(self, peer: Peer) -> None:
+        """What it said last may still be there to be read."""
+        self._readable(peer)
+        self._drop(peer)
+
     def _drop(self, peer: Peer, reason: str | None = None) -> None:
         descriptor = peer.socket.fileno()
         if self._peers.get(descriptor) is not peer:
@@ -267,6 +278,8 @@ class Intake:
         if reason is not None:
             self._rejected(reason)
         del self._peers[descriptor]
+        if peer.hello is not None and peer.report is not None and peer.report.program.ooms:
+            self._departed.append(agent_report(peer.identity, peer.hello, peer.report, self._clock() - peer.heard_at))
         uid = peer.identity.uid
         self._per_uid[uid] -= 1
         if not self._per_uid[uid]:
@@ -277,9 +290,7 @@ class Intake:
         if peer.pidfd is not None:
             self._loop.remove_reader(peer.pidfd)
             os.close(peer.pidfd)
-        for answer in peer.answers.values():
-            if not answer.done():
-                answer.set_exception(ConnectionResetError("the agent left"))
+        peer.left()
 
     def _sweep(self) -> None:
         """Once a second: close who keeps us waiting, and open the door again."""
@@ -306,16 +317,3 @@ class Intake:
         if self._accepting:
             self._accepting = False
             self._loop.remove_reader(self._listener.fileno())
-
-
-def _agent_report(identity: Identity, hello: Hello, report: Report, age: float) -> AgentReport:
-    return AgentReport(
-        identity.pid,
-        identity.start_ticks,
-        identity.uid,
-        hello.workload,
-        age,
-        report.frameworks,
-        report.flush_policy,
-        report.pools,
-    )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from gpumond.audit import canonical
+from gpumond.history import Coarse
 from gpumond.model import Alert, Expected, Held, Receipt, StepResult
 
 T = TypeVar("T")
@@ -44,6 +45,16 @@ class Notice:
 
 def to_text(value: Any) -> str:
     return canonical(asdict(value))
+
+
+def coarse_text(series: Coarse) -> str:
+    """As ``to_text``, and without a copy of each of its numbers."""
+    return canonical({field.name: getattr(series, field.name) for field in fields(series)})
+
+
+def coarse(body: Mapping[str, Any]) -> Coarse:
+    own = _known(Coarse, body)
+    return Coarse(**own | {name: tuple(map(tuple, own[name])) for name in ("records", "blocks")})
 
 
 def alert(body: Mapping[str, Any]) -> Alert:

@@ -2,7 +2,8 @@
 
 After an outage of at most an hour what fired fires on, and what was pending has been so for as long as
 before the outage, which itself does not count. An alert whose subject has not been seen yet since the
-start (its agent has not called, its driver is slow) is neither lost nor resolved for ten minutes.
+start (its agent has not called, its driver is slow) is neither lost nor resolved for ten minutes; one on
+a verdict for an hour, since that has to be found again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from gpumond.rules import Activities, Activity
 
 OUTAGE_TOLERANCE_SECONDS = 3600.0
 GRACE_SECONDS = 600.0
+JUDGED_SECONDS = 3600.0
+"""A verdict needs a look of some length: that it does not stand so soon after a start is no reason to resolve."""
 
 Awaited = frozenset[tuple[str, Labels]]
 """Resumed alerts whose subject has not been seen yet: rule and the subject's labels."""
@@ -50,12 +53,21 @@ def hold(
     before: Mapping[str, Activities],
     after: Mapping[str, Activities],
     seen: Mapping[str, frozenset[Labels]],
+    on_verdicts: frozenset[str],
     elapsed: float,
 ) -> tuple[Mapping[str, Activities], Awaited]:
-    """``after`` with the awaited alerts as they were before; whoever was ``seen`` (by rule) is awaited no longer."""
-    if not awaited or elapsed > GRACE_SECONDS:
+    """``after`` with the awaited alerts as they were before. Whoever was ``seen`` (by rule) is awaited no longer; an
+    alert of a rule ``on_verdicts`` until its verdict stands again."""
+    if not awaited or elapsed > max(GRACE_SECONDS, JUDGED_SECONDS):
         return after, frozenset()
-    still = frozenset((rule, labels) for rule, labels in awaited if rule in after and labels not in seen[rule])
+
+    def waits(rule: str, labels: Labels) -> bool:
+        if labels not in seen[rule]:
+            return elapsed <= GRACE_SECONDS
+        activity = after[rule].get(labels)
+        return rule in on_verdicts and (activity is None or activity.cleared_elapsed is not None)
+
+    still = frozenset((rule, labels) for rule, labels in awaited if rule in after and waits(rule, labels))
     held = {rule: dict(active) for rule, active in after.items()}
     for rule, labels in still:
         held[rule][labels] = before[rule][labels]

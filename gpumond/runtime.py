@@ -1,4 +1,4 @@
-"""The daemon's runtime directory: the agents' socket and the token of the daemon's own user.
+"""The daemon's runtime directory: the agents' socket, the API's, and the token of the daemon's own user.
 
 A socket that anyone can replace is an agent that obeys a stranger, so the directory must belong to
 this user and be writable by nobody else, and the socket gets its mode before it listens.
@@ -14,15 +14,28 @@ import socket
 import stat
 from pathlib import Path
 
+from gpumond import systemd
 from gpumond.errors import ConfigError
 
 BACKLOG = 128
 TOKEN_FILE = "token"
+API_SOCKET = "api.sock"
 
 
 def bind_agent_socket(path: Path, mode: int) -> socket.socket:
-    """A bound, listening socket at ``path``. Raises ConfigError with the mend."""
+    """A bound, listening socket at ``path``, or systemd's if that listens there. Raises ConfigError with the mend."""
     directory = prepare_directory(path.parent)
+    if systemd.listens():
+        return systemd.handed_over(path)
+    return _bound(directory, path, mode)
+
+
+def bind_api_socket(directory: Path, mode: int) -> socket.socket:
+    """The API's own socket beside the agents', where the kernel says who asks. Raises ConfigError."""
+    return _bound(prepare_directory(directory), directory / API_SOCKET, mode)
+
+
+def _bound(directory: Path, path: Path, mode: int) -> socket.socket:
     _claim(directory / f"{path.name}.lock", path)
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -31,12 +44,18 @@ def bind_agent_socket(path: Path, mode: int) -> socket.socket:
         listener.bind(str(path))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"agent socket {path}: {error.strerror or error}; choose another with --socket") from None
+        raise ConfigError(f"socket {path}: {error.strerror or error}; choose another with --socket") from None
     finally:
         os.umask(before)
     os.chmod(path, mode)
     listener.listen(BACKLOG)
     return listener
+
+
+def remove_agent_socket(path: Path) -> None:
+    """Our own goes with us; at systemd's, agents wait for the next daemon."""
+    if not systemd.listens():
+        path.unlink(missing_ok=True)
 
 
 def prepare_directory(directory: Path) -> Path:
@@ -77,9 +96,7 @@ def _claim(lock: Path, path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise ConfigError(
-            f"another daemon serves the agent socket {path}; stop it or choose another with --socket"
-        ) from None
+        raise ConfigError(f"another daemon serves the socket {path}; stop it or choose another with --socket") from None
 
 
 def _remove_stale(path: Path) -> None:

@@ -7,51 +7,134 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 
+from gpumond import systemd
+from gpumond.api.access import Guard, Policy
 from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
-from gpumond.config import Settings
+from gpumond.certificates import alternative_names
+from gpumond.config import LOOPBACK, Settings
 from gpumond.daemon import Daemon, Load
+from gpumond.descriptors import http_connections, raise_limit
+from gpumond.door import Door, Visit
 from gpumond.errors import ConfigError
+from gpumond.logs import Bounded
+from gpumond.receiving import Receiving
+from gpumond.runtime import API_SOCKET, bind_api_socket
+from gpumond.tokens import Token, read_tokens
+from gpumond.watched import Watched
+from gpumond.webconfig import Web
 
 log = logging.getLogger(__name__)
 
 
-async def serve(settings: Settings, source: str, load: Load | None = None) -> None:
-    """Runs until SIGINT or SIGTERM. Raises ConfigError if port or socket cannot be had."""
+async def serve(
+    settings: Settings, source: str, load: Load | None = None, pace: float = 1.0, bounded: Bounded | None = None
+) -> None:
+    """Runs until SIGINT or SIGTERM. Raises ConfigError if port or socket cannot be had.
+
+    ``bounded``: the log's bounds, whose drops become a metric.
+    """
+    raise_limit()
+    web, others = _web(settings), _others(settings)
     listener = _listen(settings)
-    daemon = Daemon(settings, source, load)
-    app = create_app(daemon, Tokens(daemon.token), daemon.running)
+    daemon = Daemon(settings, source, load, pace)
+    if bounded is not None:
+        bounded.dropped = daemon.log_dropped
+    api = bind_api_socket(settings.agent_socket().parent, settings.agent_socket_mode())
+    tokens = Tokens(daemon.token, others=others)
     config = uvicorn.Config(
-        app,
+        Guard(create_app(daemon, tokens, daemon.running), tokens, _policy(settings, web, daemon.http_rejected)),
+        lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=1,
         timeout_keep_alive=75,  # longer than a scrape interval, so that Prometheus keeps its connection
     )
-    log.info("serving http://%s, agents at %s, source %s", settings.listen, settings.agent_socket(), source)
-    server = _Server(config)
+    scheme = "http" if web().tls is None else "https"
+    log.info("serving %s://%s, agents at %s, source %s", scheme, settings.listen, settings.agent_socket(), source)
+    server = _Server(config, web, daemon.http_rejected)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, server.leave)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.reload_on_signal)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, daemon.release_for_maintenance)
-    await server.serve(sockets=[listener])
+    telling = asyncio.create_task(systemd.keep_alive(lambda: daemon.frame))
+    await server.serve(sockets=[listener, api])
+    telling.cancel()
+    (settings.agent_socket().parent / API_SOCKET).unlink(missing_ok=True)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn raises a signal once more after it has served, which would turn an orderly end into a failure."""
+    """uvicorn with our door. It raises a signal once more after it has served, which would turn an orderly end into a
+    failure: not this one."""
+
+    def __init__(self, config: uvicorn.Config, web: Callable[[], Web], rejected: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._web, self._rejected = web, rejected
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise ConfigError("the daemon could not be started; the log says why")
+        door = Door(
+            sockets or [],
+            lambda visit: self._receiving(visit, door.gone),
+            connections=http_connections(),
+            tls=self._tls,
+            rejected=self._rejected,
+        )
+        door.open()
+        self.servers = [door]  # type: ignore[list-item]  # closed as asyncio's own
+        self.started = True
+        systemd.notify("READY=1")
+
+    def _receiving(self, visit: Visit, gone: Callable[[Visit], None]) -> asyncio.Protocol:
+        uvicorns = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        return Receiving(visit, gone, self._rejected, self._admits, **uvicorns)
+
+    def _tls(self) -> ssl.SSLContext | None:
+        return self._web().tls
+
+    def _admits(self, transport: asyncio.BaseTransport) -> bool:
+        allowed = self._web().allowed_sans
+        encrypted = transport.get_extra_info("ssl_object") is not None
+        return not (allowed and encrypted) or bool(allowed & alternative_names(transport.get_extra_info("peercert")))
+
     def leave(self) -> None:
+        systemd.notify("STOPPING=1")
         self.should_exit = True
+
+
+def _web(settings: Settings) -> Callable[[], Web]:
+    """The web configuration as its files have it now. Raises ConfigError if it is wrong at the start."""
+    watched = Watched(settings.web, lambda web: web.files)
+    return lambda: watched.value
+
+
+def _others(settings: Settings) -> Callable[[], tuple[Token, ...]]:
+    if settings.tokens_file is None:
+        return tuple
+    path = settings.tokens_file
+    watched = Watched(partial(read_tokens, path), lambda tokens: (path,))
+    return lambda: watched.value
+
+
+def _policy(settings: Settings, web: Callable[[], Web], rejected: Callable[[str], None]) -> Policy:
+    names = {*LOOPBACK, *(host.lower() for host in settings.hosts)}
+    if not settings.loopback:
+        names |= {settings.host.lower(), socket.gethostname().lower()}
+    return Policy(frozenset(names), settings.loopback or settings.insecure, web, rejected)
 
 
 def _listen(settings: Settings) -> socket.socket:

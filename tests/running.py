@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,13 +40,21 @@ def free_port() -> int:
 class RunningDaemon:
     """``gpumond serve`` with its own socket and port, below ``directory``."""
 
-    def __init__(self, directory: Path, *options: str, environ: Mapping[str, str] | None = None, verb: str = "serve"):
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        environ: Mapping[str, str] | None = None,
+        verb: str = "serve",
+        around: Sequence[str] = (),
+    ):
+        """``around``: a command that runs the daemon's."""
         self.directory = directory
         directory.mkdir(mode=0o755, exist_ok=True)
         self.socket = directory / "agent.sock"
         self.url = f"http://127.0.0.1:{free_port()}"
         self.log = directory / "log"
-        command = [sys.executable, "-m", "gpumond", verb, "--listen", self.url.removeprefix("http://")]
+        command = [*around, sys.executable, "-m", "gpumond", verb, "--listen", self.url.removeprefix("http://")]
         command += ["--socket", str(self.socket), "--state-dir", str(directory / "state"), *options]
         self.environ = {**os.environ, **(environ or {}), "GPUMOND_SOCKET": str(self.socket), "GPUMOND_URL": self.url}
         with self.log.open("ab") as log:

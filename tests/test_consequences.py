@@ -60,6 +60,8 @@ def test_a_rule_flushes_its_programs_and_proves_it_everywhere(serve: Serve, tmp_
     assert released > 0
     proof = next(each for each in told(listener) if "action" in each["annotations"])
     assert proof["annotations"]["action"].startswith("flushed training: ")
+    past = until(lambda: [each for each in daemon.get("alerts/history") if each["rule"] == "give-back"])
+    assert dict(past[0]["annotations"])["action"].startswith("flushed training: ")
     entries = [entry for entry in daemon.get("audit") if entry["actor"] == "rule:give-back"]
     assert [entry["action"] for entry in entries] == ["action", "flush.request", "flush.receipts"]
     assert entries[-1]["detail"]["released_bytes"] == released

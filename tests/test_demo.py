@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.making import GIB
 from tests.running import RunningDaemon, until
 
 PROGRAMS = {"training", "serving", "leak", "fragmentation"}
@@ -38,7 +39,7 @@ def test_the_ledger_of_living_programs_adds_up(demo: RunningDaemon):
 
 
 def test_a_flush_returns_exactly_what_it_promised_and_the_driver_agrees(demo: RunningDaemon):
-    until(lambda: sum(pool["reclaimable"]["likely"] > 0 for a in demo.get("agents") for pool in a["pools"]) >= 1)
+    until(lambda: sum(pool["reclaimable"]["likely"] for a in demo.get("agents") for pool in a["pools"]) > GIB, 60)
     status, answer, _ = demo.flush(target={"all": True})
     assert status == 200
     assert {receipt["workload"] for receipt in answer["receipts"]} == PROGRAMS
@@ -69,6 +70,30 @@ def test_the_command_line_shows_and_flushes(demo: RunningDaemon):
     assert "released" in receipts.stdout
     doctor = demo.run("doctor")
     assert "training" in doctor.stdout
+
+
+def test_within_two_minutes_it_shows_a_leak_and_fragmentation_and_calls_nothing_else_a_leak(demo: RunningDaemon):
+    pids = {agent["workload"]: str(agent["pid"]) for agent in demo.get("agents")}
+    leaks: set[str] = set()
+
+    def firing() -> dict[str, dict[str, str]]:
+        leaks.update(str(verdict["pid"]) for verdict in demo.get("verdicts") if verdict["kind"] == "leak")
+        return {
+            alert["rule"]: dict(alert["labels"]) | dict(alert["annotations"])
+            for alert in demo.get("alerts")
+            if alert["phase"] == "firing"
+        }
+
+    alerts = until(lambda: (now := firing()).keys() >= {"leak", "fragmentation"} and now, 120)
+    assert alerts["leak"]["pid"] == pids["leak"]
+    assert "each minute" in alerts["leak"]["summary"]
+    assert alerts["fragmentation"]["pid"] == pids["fragmentation"]
+    assert leaks == {pids["leak"]}
+    assert demo.value("gpumond_verdict", pid=pids["leak"], kind="leak") == 1
+    assert 0 < (demo.value("gpumond_time_to_oom_seconds", pid=pids["leak"]) or 0) < 3600
+    device = demo.get("devices")[0]["uuid"]
+    past = demo.get(f"history?uuid={device}&pid={pids['leak']}&signal=live")["points"]
+    assert past[-1]["median"] > past[0]["median"]
 
 
 def test_it_ends_with_its_programs(demo: RunningDaemon):

@@ -18,13 +18,15 @@ from gpumond.errors import ConfigError
 from gpumond.identity import Identity, start_ticks
 from gpumond.intake import Intake, Limits
 from gpumond.model import AgentReport
+from gpumond.program import SCOPES, Dump, Oom, Program, ScopeUsage
 from gpumond.runtime import bind_agent_socket
-from gpumond.wire import MAX_FRAME_BYTES, Bye, Cancel, Flush, Hello, Report, Result, decode, encode
+from gpumond.wire import MAX_FRAME_BYTES, Answer, Ask, Bye, Cancel, Flush, Hello, Report, Result, decode, encode
 from tests.fuzzing import mutated
 from tests.making import a_pool
 
 HELLO = encode(Hello("train"))
 REPORT = encode(Report(pools=(a_pool(live=7),)))
+TOLD = encode(Report(program=Program((ScopeUsage("epoch", 1),))))
 ME = Identity(os.getpid(), start_ticks(os.getpid()) or 0, os.getuid())
 
 
@@ -143,6 +145,10 @@ async def test_an_agent_that_leaves_is_gone_at_once(tmp_path: Path):
         (encode(Hello("no spaces please")), "value"),
         (HELLO + b'{"v":1,"type":"report","pools":[{}]}\n', "missing"),
         (HELLO + encode(Flush("id", "torch", ())), "type"),
+        (HELLO + encode(Ask("id", "snapshot")), "type"),
+        (HELLO + encode(Report(program=Program((ScopeUsage("no spaces", 1),)))), "value"),
+        (HELLO + encode(Report(program=Program((ScopeUsage("x" * 129, 1),)))), "value"),
+        (HELLO + encode(Report(program=Program((ScopeUsage("x", 1),) * (SCOPES + 2)))), "value"),
         (HELLO + b"x" * (MAX_FRAME_BYTES + 1), "oversize"),
         (b"GET / HTTP/1.1\r\n", "json"),
     ],
@@ -243,10 +249,77 @@ async def test_a_flush_that_is_not_answered_is_called_off(tmp_path: Path):
 
 
 @in_a_loop
+async def test_a_flush_that_was_called_off_may_be_under_way_until_it_is_answered_or_the_agent_is_gone(tmp_path: Path):
+    async with door(tmp_path, Limits(answer_seconds=0)) as at:
+        with at.connect() as agent:
+            agent.sendall(HELLO + REPORT)
+            await at.reports()
+            assert not at.intake.flushing(ME)
+            for name in ("one", "two"):
+                assert await at.intake.flush(ME, Flush(name, "torch", (), timeout_seconds=0.02)) is None
+            agent.sendall(encode(Result("another", "freed")) + encode(Result("two", "deferred")) + REPORT)
+            await asyncio.sleep(0.05)
+            assert at.intake.flushing(ME)
+            agent.sendall(encode(Result("one", "freed")))
+            await eventually(lambda: not at.intake.flushing(ME))
+            assert await at.intake.flush(ME, Flush("three", "torch", (), timeout_seconds=0.02)) is None
+            assert at.intake.flushing(ME)
+        await eventually(lambda: not at.intake.flushing(ME))
+
+
+@in_a_loop
+async def test_the_last_words_of_one_that_ran_out_of_memory_are_heard_once(tmp_path: Path):
+    async with door(tmp_path) as at:
+        with at.connect() as agent, at.connect() as other:
+            agent.sendall(HELLO + REPORT)
+            other.sendall(HELLO + REPORT)
+            await at.reports()
+            last = encode(Report(program=Program(ooms=(Oom(1, 2.0, "scope"),))))
+            agent.sendall(last + encode(Bye()))
+            other.sendall(encode(Bye()))
+        await at.reports(0)
+        (departed,) = at.intake.departed()
+        assert (departed.pid, departed.workload, departed.program.ooms[0].number) == (ME.pid, "train", 1)
+        assert at.intake.departed() == ()
+
+
+@in_a_loop
+async def test_an_agent_is_asked_only_what_it_answers(tmp_path: Path):
+    """An older one would take the unknown frame for nonsense and leave."""
+    async with door(tmp_path) as at:
+        with at.connect() as agent:
+            agent.sendall(encode(Hello("train", answers=("snapshot",))) + REPORT)
+            await at.reports()
+            refused = await at.intake.ask(ME, Ask("one", "limit", 5))
+            assert refused is not None
+            assert "allow_limit=True" in refused.reason
+            asked = asyncio.create_task(at.intake.ask(ME, Ask("two", "snapshot")))
+            await asyncio.sleep(0)
+            agent.settimeout(5)
+            assert decode(agent.recv(4096)) == Ask("two", "snapshot")
+            assert not at.intake.flushing(ME)
+            answer = Answer("two", dump=Dump("torch", "/tmp/x", 5))
+            agent.sendall(encode(Answer("another")) + encode(answer))
+            assert await asked == answer
+            left = asyncio.create_task(at.intake.ask(ME, Ask("three", "snapshot")))
+            await asyncio.sleep(0)
+            assert await at.intake.ask(ME, Ask("four", "snapshot"), seconds=0.01) is None
+        assert await left is None
+
+
+@in_a_loop
 async def test_a_hundred_thousand_fuzzed_frames_hurt_nobody(tmp_path: Path):
     """Mutated frames over many connections, while an honest agent is heard all along."""
     dice = random.Random(7)
-    seeds = [HELLO, REPORT, encode(Result("one", "freed")), encode(Bye()), b'{"v":1,"type":"report","pools":[[]]}\n']
+    seeds = [
+        HELLO,
+        REPORT,
+        TOLD,
+        encode(Result("one", "freed")),
+        encode(Answer("one")),
+        encode(Bye()),
+        b'{"v":1,"type":"report","pools":[[]]}\n',
+    ]
     loop = asyncio.get_running_loop()
     limits = Limits(frames_per_second=10**7, bytes_per_second=10**10)
     async with door(tmp_path, limits) as at:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpumond.engine import Memory, Tick, advance
-from gpumond.model import DeviceReading, Snapshot
+from gpumond.engine import Memory, Tick, advance, judge
+from gpumond.model import DeviceReading, Snapshot, Verdict
 from gpumond.records import Heartbeat
-from gpumond.resume import GRACE_SECONDS, awaited, kept, resume
+from gpumond.resume import GRACE_SECONDS, JUDGED_SECONDS, awaited, kept, resume
 from gpumond.rules import Rule
-from tests.making import GIB, a_device, a_snapshot
+from tests.making import GIB, a_device, a_process, a_snapshot
 
 RULE = Rule("full", "device", "used_ratio", above=0.8, for_seconds=60.0)
 BEGAN = 5000.0
@@ -77,3 +77,23 @@ def test_a_clock_that_was_set_back_meanwhile_loses_nothing():
 def test_a_rule_that_is_gone_keeps_no_alert():
     memory = restart(run(Memory(), 0.0, 60.0).memory, 60.0)
     assert advance(memory, [], at(0.0)).frame.alerts == ()
+
+
+LEAK = Rule("leak", "process", "leak", above=0)
+VERDICT = Verdict("GPU-a", 10, "leak", 1.0)
+
+
+def judged(memory: Memory, elapsed: float, *verdicts: Verdict, alive: bool = True) -> Tick:
+    device = a_device(processes=(a_process(10),) if alive else ())
+    return judge(memory, [LEAK], at(elapsed, device), verdicts)
+
+
+def test_a_leak_has_an_hour_to_be_found_again():
+    memory = restart(judged(Memory(), 0.0, VERDICT).memory, 60.0)
+    early = judged(memory, 10.0)
+    assert (len(early.frame.alerts), early.resolved) == (1, ())
+    assert len(judged(early.memory, JUDGED_SECONDS + 1).resolved) == 1
+    found = judged(early.memory, 1200.0, VERDICT)
+    assert (len(found.frame.alerts), found.raised) == (1, ())
+    assert len(judged(found.memory, 1300.0).resolved) == 1, "once found, it is over when it is over"
+    assert len(judged(early.memory, GRACE_SECONDS + 1, alive=False).resolved) == 1

@@ -9,14 +9,18 @@ from typing import Literal, Protocol
 from fastapi import FastAPI
 
 from gpumond import __version__
-from gpumond.api import facts, flushes, operation, problems, release, rules
+from gpumond.api import agents, baselines, events, facts, flushes, history, operation, page, problems, release, rules
 from gpumond.api.auth import Tokens
 from gpumond.audit import AuditEntry
 from gpumond.flush import FlushAnswer, FlushRequest
-from gpumond.model import Frame, Receipt
+from gpumond.history import History
+from gpumond.measurements import Measurements
+from gpumond.model import Alert, Frame, Receipt
+from gpumond.ring import Ring
 from gpumond.rules import Rule
 from gpumond.rules.book import RuleBook
-from gpumond.rules.preview import PastAlert, Preview
+from gpumond.rules.preview import Preview
+from gpumond.wire import Answer, Asked
 
 DESCRIPTION = (
     "GPU memory, every byte attributed, and given back with a receipt. Bytes are integers, times unix seconds, "
@@ -38,17 +42,24 @@ class View(Protocol):
 
     started_at: float
     rulebook: RuleBook
+    events: Ring
+    baselines: Measurements
 
     @property
     def frame(self) -> Frame | None: ...
     def receipts(self) -> Sequence[Receipt]: ...
-    def past_alerts(self) -> Sequence[PastAlert]: ...
+    @property
+    def history(self) -> History: ...
+    def past_alerts(self) -> Sequence[Alert]: ...
     async def audit_entries(self, limit: int) -> list[AuditEntry]: ...
     async def preview(self, rule: Rule) -> Preview: ...
     async def reload(self, requested_by: str) -> str: ...
     def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer: ...
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]: ...
+    async def ask(
+        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
+    ) -> Answer | None: ...
 
 
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
@@ -65,10 +76,17 @@ def create_app(view: View, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
     app = FastAPI(title="gpumond", version=__version__, description=DESCRIPTION, lifespan=live, redoc_url=None)
     app.state.view = view
     app.state.tokens = tokens
+    app.state.event_streams = set()
+    app.state.slow_seconds = events.SLOW_SECONDS
     problems.install(app)
+    app.include_router(page.router)
     app.include_router(operation.router)
     app.include_router(facts.router, prefix="/api/v1")
+    app.include_router(history.router, prefix="/api/v1")
     app.include_router(flushes.router, prefix="/api/v1")
     app.include_router(rules.router, prefix="/api/v1")
     app.include_router(release.router, prefix="/api/v1")
+    app.include_router(baselines.router, prefix="/api/v1")
+    app.include_router(events.router, prefix="/api/v1")
+    app.include_router(agents.router, prefix="/api/v1")
     return app

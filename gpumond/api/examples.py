@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpumond.audit import follow
+from gpumond.events import Event
 from gpumond.model import (
     AgentReport,
     Alert,
@@ -21,6 +22,7 @@ from gpumond.model import (
     StepResult,
     Verdict,
 )
+from gpumond.program import AppliedLimit, ByteChange, Dump, Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.sensors import Sensors
 
 GIB = 1024**3
@@ -45,7 +47,11 @@ DEVICE = DeviceReading(
 POOL = PoolUsage(
     "torch", UUID, 31 * GIB, 76 * GIB, Reclaimable(40 * GIB, 40 * GIB, 40 * GIB), 5 * GIB, ooms=0, retries=3
 )
-REPORT = AgentReport(4242, 81_234_567, 1000, "train", 0.4, ("torch 2.13.0",), "allow", (POOL,))
+PROGRAM = Program(
+    (ScopeUsage("epoch/forward", 120, 0, 1, 0, (ScopeDevice(UUID, ByteChange(0), ByteChange(0), 33 * GIB, True),)),),
+    StepUsage(120, 2.5, 0.0, 31 * GIB, 5 * GIB, 1),
+)
+REPORT = AgentReport(4242, 81_234_567, 1000, "train", 0.4, ("torch 2.13.0",), "allow", (POOL,), PROGRAM)
 SNAPSHOT = Snapshot(
     7,
     TAKEN_AT,
@@ -101,3 +107,22 @@ RECEIPT = Receipt(
     duration_seconds=0.34,
 )
 AUDIT_ENTRY = follow(None, TAKEN_AT, "token", "rule.delete", {"name": "device-nearly-full"})
+EVENT = Event(
+    1_790_000_000_017,
+    TAKEN_AT,
+    "oom",
+    UUID,
+    4242,
+    "train",
+    "train (pid 4242) ran out of memory on GPU 0 in epoch/forward when it asked for 2.0 GiB: "
+    "31.0 GiB live, 40.0 GiB cached, 5.0 GiB stranded",
+    (
+        ("number", 1),
+        ("seen", "scope"),
+        ("scope", "epoch/forward"),
+        ("request_bytes", 2 * GIB),
+        ("live_bytes", 31 * GIB),
+    ),
+)
+APPLIED_LIMIT = AppliedLimit("torch", UUID, 20 * GIB, True)
+DUMP = Dump("torch", "/home/ada/.local/state/gpumond/snapshots/train-4242-1790000000.pickle", 7_340_032)

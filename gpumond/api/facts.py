@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi import APIRouter, Header, HTTPException, Query, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 
@@ -16,11 +16,13 @@ from gpumond import __version__
 from gpumond.api import examples
 from gpumond.api.problems import responses
 from gpumond.audit import AuditEntry
+from gpumond.conditions import conditions
+from gpumond.idleness import idle_seconds
+from gpumond.mends import mend
 from gpumond.model import (
     AgentReport,
     Alert,
     DeviceReading,
-    Fault,
     Frame,
     Ledger,
     Line,
@@ -29,7 +31,7 @@ from gpumond.model import (
     SourceState,
     Verdict,
 )
-from gpumond.rules.preview import PastAlert
+from gpumond.rules import ended
 
 router = APIRouter(tags=["facts"])
 
@@ -51,6 +53,9 @@ class ProcessHolding:
     unit: str | None
     slurm_job: str | None
     state: str | None
+    utilization_ratio: float | None
+    idle_seconds: float | None
+    orphaned: bool | None
     workload: str
     kinds: tuple[str, ...]
     used_bytes: int | None
@@ -59,6 +64,26 @@ class ProcessHolding:
     stranded_bytes: int | None
     overhead_bytes: int | None
     opaque_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StatedFault:
+    """Something that cannot be observed, and what to do about it."""
+
+    source: str
+    kind: str
+    device_uuid: str | None
+    detail: str
+    mend: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatedCondition:
+    """What bounds the truth about a device, or about the machine, and what to do about it."""
+
+    device_uuid: str | None
+    kind: str
+    mend: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +99,23 @@ class Status:
     devices: int
     devices_up: int
     agents: int
-    faults: tuple[Fault, ...]
+    private_pid_namespace: bool | None
+    faults: tuple[StatedFault, ...]
+    conditions: tuple[StatedCondition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeFrame:
+    """All of one frame: what the routes below it answer one by one, between which a tick may lie."""
+
+    version: str
+    snapshot: Snapshot
+    ledger: Ledger
+    verdicts: tuple[Verdict, ...]
+    alerts: tuple[Alert, ...]
+    processes: tuple[ProcessHolding, ...]
+    faults: tuple[StatedFault, ...]
+    conditions: tuple[StatedCondition, ...]
 
 
 EXAMPLE_HOLDING = ProcessHolding(
@@ -91,20 +132,36 @@ EXAMPLE_HOLDING = ProcessHolding(
     None,
     None,
     "alive",
+    0.97,
+    0.0,
+    False,
     examples.REPORT.workload,
     examples.PROCESS.kinds,
     examples.PROCESS.used_bytes,
     *(*(line.used_bytes for line in examples.LEDGER.lines[:4]), None),
 )
 EXAMPLE_STATUS = Status(
-    __version__, examples.TAKEN_AT - 6, 6.0, examples.SNAPSHOT.source, 7, examples.TAKEN_AT, 1, 1, 1, ()
+    __version__, examples.TAKEN_AT - 6, 6.0, examples.SNAPSHOT.source, 7, examples.TAKEN_AT, 1, 1, 1, False, (), ()
+)
+EXAMPLE_FRAME = WholeFrame(
+    __version__,
+    examples.SNAPSHOT,
+    examples.LEDGER,
+    (examples.VERDICT,),
+    (examples.ALERT,),
+    (EXAMPLE_HOLDING,),
+    (),
+    (),
 )
 
 
-def _json(kind: Any, example: Any) -> dict[str, Any]:
+def described(kind: Any, example: Any, *problems: int) -> dict[str, Any]:
     """Keyword arguments of a route that answers ``kind``: its schema and an example for OpenAPI."""
     content = {"application/json": {"example": TypeAdapter(kind).dump_python(example, mode="json")}}
-    return {"response_model": None, "responses": {200: {"model": kind, "content": content}, **responses(503)}}
+    return {
+        "response_model": None,
+        "responses": {200: {"model": kind, "content": content}, **responses(*problems or (503,))},
+    }
 
 
 @cache
@@ -124,37 +181,54 @@ def _frame(request: Request) -> Frame:
     return frame
 
 
-@router.get("/snapshot", summary="All facts of the last tick", **_json(Snapshot, examples.SNAPSHOT))
+@router.get(
+    "/frame",
+    summary="All of one frame: facts, and what follows from them",
+    **described(WholeFrame, EXAMPLE_FRAME),
+)
+async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+    """For whoever shows more than one number. With `If-None-Match`: 304 until the next frame."""
+    seen = _frame(request)
+    headers = {"ETag": f'"{request.app.state.view.started_at:.3f}-{seen.snapshot.seq}"', "Cache-Control": "no-cache"}
+    if if_none_match == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    parts = (seen.snapshot, seen.ledger, seen.verdicts, seen.alerts, tuple(holdings(seen)))
+    whole = answer(WholeFrame, WholeFrame(__version__, *parts, _faults(seen.snapshot), _conditions(seen.snapshot)))
+    whole.headers.update(headers)
+    return whole
+
+
+@router.get("/snapshot", summary="All facts of the last tick", **described(Snapshot, examples.SNAPSHOT))
 async def snapshot(request: Request) -> Response:
     return answer(Snapshot, _frame(request).snapshot)
 
 
-@router.get("/devices", summary="Devices and their sensors", **_json(list[DeviceReading], [examples.DEVICE]))
+@router.get("/devices", summary="Devices and their sensors", **described(list[DeviceReading], [examples.DEVICE]))
 async def devices(request: Request) -> Response:
     return answer(list[DeviceReading], list(_frame(request).snapshot.devices))
 
 
-@router.get("/processes", summary="Processes and their shares", **_json(list[ProcessHolding], [EXAMPLE_HOLDING]))
+@router.get("/processes", summary="Processes and their shares", **described(list[ProcessHolding], [EXAMPLE_HOLDING]))
 async def processes(request: Request) -> Response:
     return answer(list[ProcessHolding], list(holdings(_frame(request))))
 
 
-@router.get("/agents", summary="The newest report of each agent", **_json(list[AgentReport], [examples.REPORT]))
+@router.get("/agents", summary="The newest report of each agent", **described(list[AgentReport], [examples.REPORT]))
 async def agents(request: Request) -> Response:
     return answer(list[AgentReport], list(_frame(request).snapshot.reports))
 
 
-@router.get("/ledger", summary="Who holds what; lines sum to used + overcount", **_json(Ledger, examples.LEDGER))
+@router.get("/ledger", summary="Who holds what; lines sum to used + overcount", **described(Ledger, examples.LEDGER))
 async def ledger(request: Request) -> Response:
     return answer(Ledger, _frame(request).ledger)
 
 
-@router.get("/verdicts", summary="Verdicts that stand", **_json(list[Verdict], [examples.VERDICT]))
+@router.get("/verdicts", summary="Verdicts that stand", **described(list[Verdict], [examples.VERDICT]))
 async def verdicts(request: Request) -> Response:
     return answer(list[Verdict], list(_frame(request).verdicts))
 
 
-@router.get("/alerts", summary="Pending and firing alerts", **_json(list[Alert], [examples.ALERT]))
+@router.get("/alerts", summary="Pending and firing alerts", **described(list[Alert], [examples.ALERT]))
 async def alerts(request: Request) -> Response:
     return answer(list[Alert], list(_frame(request).alerts))
 
@@ -162,24 +236,25 @@ async def alerts(request: Request) -> Response:
 @router.get(
     "/alerts/history",
     summary="Alerts that fired and are over, newest last",
-    **_json(list[PastAlert], [PastAlert(examples.ALERT, examples.TAKEN_AT)]),
+    **described(list[Alert], [ended(examples.ALERT, examples.TAKEN_AT)]),
 )
 async def alert_history(request: Request) -> Response:
-    return answer(list[PastAlert], list(request.app.state.view.past_alerts()))
+    """The last thousand, those before a restart among them; an alert that is still about is in `/alerts`."""
+    return answer(list[Alert], list(request.app.state.view.past_alerts()))
 
 
-@router.get("/audit", summary="Changes and flushes, newest last", **_json(list[AuditEntry], [examples.AUDIT_ENTRY]))
+@router.get("/audit", summary="Changes and flushes, newest last", **described(list[AuditEntry], [examples.AUDIT_ENTRY]))
 async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> Response:
     """Each entry holds the hash of the one before; `gpumond audit verify` checks them on the machine itself."""
     return answer(list[AuditEntry], await request.app.state.view.audit_entries(limit))
 
 
-@router.get("/receipts", summary="Receipts of flushes, newest last", **_json(list[Receipt], [examples.RECEIPT]))
+@router.get("/receipts", summary="Receipts of flushes, newest last", **described(list[Receipt], [examples.RECEIPT]))
 async def receipts(request: Request) -> Response:
     return answer(list[Receipt], list(request.app.state.view.receipts()))
 
 
-@router.get("/status", summary="How the daemon itself is doing", **_json(Status, EXAMPLE_STATUS))
+@router.get("/status", summary="How the daemon itself is doing", **described(Status, EXAMPLE_STATUS))
 async def status(request: Request) -> Response:
     frame, started_at = _frame(request), request.app.state.view.started_at
     seen = frame.snapshot
@@ -195,9 +270,19 @@ async def status(request: Request) -> Response:
             len(seen.devices),
             sum(device.up for device in seen.devices),
             len(seen.reports),
-            seen.faults,
+            seen.private_pid_namespace,
+            _faults(seen),
+            _conditions(seen),
         ),
     )
+
+
+def _faults(snapshot: Snapshot) -> tuple[StatedFault, ...]:
+    return tuple(StatedFault(f.source, f.kind, f.device_uuid, f.detail, mend(f.kind)) for f in snapshot.faults)
+
+
+def _conditions(snapshot: Snapshot) -> tuple[StatedCondition, ...]:
+    return tuple(StatedCondition(*each, mend(each.kind)) for each in conditions(snapshot))
 
 
 def holdings(frame: Frame) -> Iterator[ProcessHolding]:
@@ -224,6 +309,9 @@ def holdings(frame: Frame) -> Iterator[ProcessHolding]:
                 process.unit,
                 process.slurm_job,
                 process.state,
+                process.utilization_ratio,
+                idle_seconds(device, process),
+                process.orphaned,
                 report.workload if report else "",
                 process.kinds,
                 process.used_bytes,
@@ -233,7 +321,7 @@ def holdings(frame: Frame) -> Iterator[ProcessHolding]:
         if pid is not None:
             start = next((r.start_ticks for r in frame.snapshot.reports if r.pid == pid), None)
             workload = own[0].workload
-            nothing = (None,) * 10
+            nothing = (None,) * 13
             yield ProcessHolding(uuid, pid, start, *nothing, workload, (), None, *_shares(own))
 
 

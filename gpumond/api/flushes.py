@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from gpumond.api import examples
-from gpumond.api.auth import bearer, require_token
+from gpumond.api.auth import Caller, Tokens, admit, bearer, require_flush
 from gpumond.api.problems import problem, responses
 from gpumond.flush import FlushAnswer, FlushRequest, Target, ordered_steps
 from gpumond.model import DEFAULT_STEPS
@@ -62,21 +62,30 @@ _OK: dict[int | str, dict[str, Any]] = {
     "/flushes",
     summary="Flush programs and prove it",
     dependencies=[Depends(bearer)],
-    responses={**_OK, **responses(401, 404, 409, 422, 429, 503, 504, 507)},
+    responses={**_OK, **responses(401, 403, 404, 409, 422, 429, 503, 504, 507)},
     response_model=None,
 )
-async def flushes(request: Request, body: FlushBody, requested_by: str = Depends(require_token)) -> Response:
+async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(require_flush)) -> Response:
     """Answers when it is over, never before.
 
-    404: no agent matches. 409: already under way for that process. 429: flushed a moment ago. 504: an
+    404: no agent matches. 409: already under way for that process. 429: flushed a moment ago, or too many flushes of
+    this caller. 504: an
     agent did not answer in time; the problem document carries `id`, `receipts` and `released_bytes`.
     503, 507: the flush cannot be recorded, so it was not begun.
     """
-    target = Target(body.target.pid, body.target.device, body.target.workload, body.target.all)
+    if not body.dry_run:
+        _count(request.app.state.tokens, caller)
+    target = Target(body.target.pid, body.target.device, body.target.workload, body.target.all, caller.uid)
     order = FlushRequest(target, body.steps, body.min_reclaimable_bytes, body.dry_run, body.timeout_seconds)
-    answer: FlushAnswer = await request.app.state.view.flush(order, requested_by)
+    answer: FlushAnswer = await request.app.state.view.flush(order, caller.name)
     silent = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if silent:
         detail = f"no answer in time from pid {', '.join(map(str, silent))}; other receipts are final"
         return problem(504, detail, **ANSWER.dump_python(answer, mode="json"))
     return Response(ANSWER.dump_json(answer), media_type="application/json")
+
+
+def _count(tokens: Tokens, caller: Caller) -> None:
+    now = tokens.clock()
+    admit(tokens.flushes, caller.name, now, "too many flushes by this caller; one can name a workload or a device")
+    tokens.flushes.count(caller.name, now)

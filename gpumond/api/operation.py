@@ -44,7 +44,7 @@ async def ready(request: Request) -> Response:
 @router.post(
     "/-/reload",
     response_class=PlainTextResponse,
-    responses=responses(401, 422),
+    responses=responses(401, 403, 422),
     dependencies=[Depends(bearer)],
     summary="Read the configuration again",
 )

@@ -17,11 +17,13 @@ from gpumond.errors import (
     CoolingDown,
     FlushError,
     GpumondError,
+    NoSuchBaseline,
     NoSuchRule,
     NoSuchTarget,
     RuleChanged,
     RuleConflict,
     StoreUnavailable,
+    TooManyBaselines,
 )
 
 STATUS: dict[type[GpumondError], int] = {
@@ -32,6 +34,8 @@ STATUS: dict[type[GpumondError], int] = {
     RuleConflict: 409,
     RuleChanged: 412,
     ConfigError: 422,
+    NoSuchBaseline: 404,
+    TooManyBaselines: 409,
 }
 
 
@@ -75,6 +79,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RuleConflict)
     @app.exception_handler(RuleChanged)
     @app.exception_handler(ConfigError)
+    @app.exception_handler(NoSuchBaseline)
+    @app.exception_handler(TooManyBaselines)
     async def refused(request: Request, error: GpumondError) -> JSONResponse:
         return problem(STATUS[type(error)], str(error))
 

@@ -30,7 +30,7 @@ class Released(BaseModel):
     dependencies=[Depends(bearer)],
     responses={
         200: {"model": Released, "content": {"application/json": {"example": {"released_until": 1_790_000_120.0}}}},
-        **responses(401, 422, 503, 504, 507),
+        **responses(401, 403, 422, 503, 504, 507),
     },
     response_model=None,
 )

@@ -9,20 +9,19 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import bearer, require_token
+from gpumond.api.auth import bearer, require_rules
 from gpumond.api.problems import responses
+from gpumond.rules import ended
 from gpumond.rules.book import RuleBook, RuleEntry
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import RuleConfig, written
-from gpumond.rules.preview import PastAlert, Preview
+from gpumond.rules.preview import Preview
 
 router = APIRouter(tags=["rules"])
 
 BODY = written(BUILT_IN[0])
 ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
-PREVIEW = Preview(
-    examples.TAKEN_AT - 3600, examples.TAKEN_AT, 30.0, 120, (PastAlert(examples.ALERT, examples.TAKEN_AT - 600),)
-)
+PREVIEW = Preview(examples.TAKEN_AT - 3600, examples.TAKEN_AT, 30.0, 120, (ended(examples.ALERT, examples.TAKEN_AT),))
 ENTRIES = TypeAdapter(list[RuleEntry])
 ONE = TypeAdapter(RuleEntry)
 PREVIEWED = TypeAdapter(Preview)
@@ -70,9 +69,9 @@ async def rule(request: Request, name: str) -> Response:
     "/rules",
     summary="Make a rule",
     dependencies=CHANGES,
-    **_answers(201, RuleEntry, ENTRY, 401, 409, 422, 503, 507),
+    **_answers(201, RuleEntry, ENTRY, 401, 403, 409, 422, 503, 507),
 )
-async def make(request: Request, body: RuleConfig, by: str = Depends(require_token)) -> Response:
+async def make(request: Request, body: RuleConfig, by: str = Depends(require_rules)) -> Response:
     return _entry(await _book(request).put(body, by, new=True), 201)
 
 
@@ -80,10 +79,10 @@ async def make(request: Request, body: RuleConfig, by: str = Depends(require_tok
     "/rules/{name}",
     summary="Make or replace a rule",
     dependencies=CHANGES,
-    **_answers(200, RuleEntry, ENTRY, 401, 409, 412, 422, 503, 507),
+    **_answers(200, RuleEntry, ENTRY, 401, 403, 409, 412, 422, 503, 507),
 )
 async def replace(
-    request: Request, name: str, body: RuleConfig, if_match: IfMatch = None, by: str = Depends(require_token)
+    request: Request, name: str, body: RuleConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
 ) -> Response:
     if body.name != name:
         raise HTTPException(422, f"body.name: {body.name!r} is not the rule of this address, {name!r}")
@@ -96,9 +95,9 @@ async def replace(
     dependencies=CHANGES,
     status_code=204,
     response_model=None,
-    responses=responses(401, 404, 409, 412, 503, 507),
+    responses=responses(401, 403, 404, 409, 412, 503, 507),
 )
-async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_token)) -> Response:
+async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
     await _book(request).delete(name, by, _tag(if_match))
     return Response(status_code=204)
 
@@ -109,6 +108,7 @@ async def remove(request: Request, name: str, if_match: IfMatch = None, by: str 
     **_answers(200, Preview, PREVIEW, 422),
 )
 async def preview(request: Request, body: RuleConfig) -> Response:
-    """Changes nothing. One snapshot per half minute is kept: what was shorter is not seen."""
+    """Changes nothing. One snapshot per half minute is kept: what was shorter is not seen, nor what was before the
+    daemon's last start; `from_at` says since when it can tell."""
     seen: Preview = await request.app.state.view.preview(body.rule())
     return Response(PREVIEWED.dump_json(seen), media_type="application/json")

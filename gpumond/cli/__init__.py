@@ -22,14 +22,24 @@ VERBS = {
     "serve": "run the daemon",
     "demo": "run the daemon on a simulated device with programs on it; needs no GPU",
     "status": "devices, processes and who holds what",
+    "top": "the same in a terminal, every second, with what they mean; flush from there",
     "flush": "make programs give memory back, with a receipt",
     "release": "let go of the driver for maintenance",
     "run": "start an unmodified program with the agent inside",
+    "attach": "start the agent in a program that runs already (Python 3.14)",
+    "load": "make a shape of GPU memory use on purpose, on a device or a simulated card",
     "doctor": "what works on this machine, what does not, and the mend",
     "check-config": "check a configuration file",
     "rules": "check rules, and test them on series of values",
+    "diagnose": "what a recorded log shows: leaks, with the time left, fragmentation, crashes",
+    "baseline": "measure what workloads hold, and compare after a change",
+    "record": "write a daemon's snapshots to a file, for `gpumond diagnose`",
     "audit": "who changed and flushed what, and whether the record is whole",
 }
+
+
+EXTRAS = {"top": "top"}
+"""The extra that a verb's own libraries are in, where it is not ``daemon``."""
 
 
 class Verb(Protocol):
@@ -53,12 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 _load(name).add_arguments(verb)
             except ImportError as error:
-                return _missing_extra(error)
+                return _missing_extra(name, error)
     arguments = parser.parse_args(argv)
     try:
         return _load(arguments.verb).run(arguments)
     except ImportError as error:
-        return _missing_extra(error)
+        return _missing_extra(arguments.verb, error)
     except ConfigError as error:
         print(f"gpumond: {error}", file=sys.stderr)
         return WRONG_USE
@@ -76,8 +86,9 @@ def _load(name: str) -> Verb:
     return cast("Verb", import_module(f"gpumond.cli.{name.replace('-', '_')}"))
 
 
-def _missing_extra(error: ImportError) -> int:
+def _missing_extra(verb: str, error: ImportError) -> int:
     if error.name is None or error.name.startswith("gpumond"):
         raise error
-    print(f"gpumond: {error.name} is not installed: pip install 'gpumond[daemon]'", file=sys.stderr)
+    extra = EXTRAS.get(verb, "daemon")
+    print(f"gpumond: {error.name} is not installed: pip install 'gpumond[{extra}]'", file=sys.stderr)
     return WRONG_USE

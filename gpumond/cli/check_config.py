@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpumond.cli import DONE
 from gpumond.config import load
+from gpumond.tokens import read_tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = load(arguments.file, environ={})
+    settings.web()
+    if settings.tokens_file is not None:
+        read_tokens(settings.tokens_file)
     if arguments.json:
         print(json.dumps(settings.model_dump(mode="json", by_alias=True), indent=2))
     else:

@@ -1,26 +1,40 @@
-"""The daemon's HTTP API, from the command line. Not a verb: what the verbs talk through."""
+"""The daemon's HTTP API, from the command line. Not a verb: what the verbs talk through.
+
+A change is shown the token of $GPUMOND_TOKEN, or for a daemon on this machine the one that it left for its own user.
+Who can read neither goes over the daemon's Unix socket, where the kernel says who asks.
+"""
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
+import socket
+import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from gpumond.errors import DaemonError
-from gpumond.wire import default_socket
+from gpumond.wire import SERVICE_SOCKET, default_socket
 
 DEFAULT_URL = "http://127.0.0.1:9917"
+LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_url(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", default=os.environ.get("GPUMOND_URL", DEFAULT_URL), help=f"the daemon ($GPUMOND_URL, {DEFAULT_URL})"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def get(url: str, path: str) -> Any:
@@ -30,21 +44,39 @@ def get(url: str, path: str) -> Any:
 
 def post(url: str, path: str, body: object, timeout: float) -> Any:
     """The same for a route that changes something: with the token of this user's daemon."""
+    return _change("POST", url, path, body, timeout)
+
+
+def put(url: str, path: str, body: object) -> Any:
+    return _change("PUT", url, path, body, 30.0)
+
+
+def delete(url: str, path: str) -> None:
+    _change("DELETE", url, path, None, 30.0)
+
+
+def _change(method: str, url: str, path: str, body: object, timeout: float) -> Any:
     headers = {"Content-Type": "application/json"}
-    token = _token()
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
-    return _call(url, path, json.dumps(body).encode(), headers, timeout)
+    return _call(url, path, None if body is None else json.dumps(body).encode(), headers, timeout, method)
 
 
-def _call(url: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float) -> Any:
+def _call(url: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float, method: str = "GET") -> Any:
     if not url.startswith(("http://", "https://")):
         raise DaemonError(f"{url}: expected an http:// or https:// address")
-    request = urllib.request.Request(url.rstrip("/") + path, body, headers)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the daemon is on this machine
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]  # the daemon is on this machine
+    token = _token(url)
+    if token:
+        headers = headers | {"Authorization": f"Bearer {token}"}
+    elif method != "GET" and urlsplit(url).hostname in LOCAL and (api := _api_socket()):
+        url, handlers = "http://localhost", [*handlers, _OverUnix(api)]
+    if url.startswith("https://"):
+        handlers.append(urllib.request.HTTPSHandler(context=_trust()))
+    request = urllib.request.Request(url.rstrip("/") + path, body, headers, method=method)
+    opener = urllib.request.build_opener(*handlers)
     try:
         with opener.open(request, timeout=timeout) as answer:
-            return json.load(answer)
+            empty = answer.status == 204 or answer.headers.get("Content-Type", "").startswith("text/plain")
+            return None if empty else json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
             raise _refusal(error) from None
@@ -63,10 +95,12 @@ def _refusal(error: urllib.error.HTTPError) -> DaemonError:
         return DaemonError(f"the daemon answered {error.code} {error.reason}", error.code)
 
 
-def _token() -> str | None:
-    """$GPUMOND_TOKEN, else the token that the daemon left beside the agents' socket for its own user."""
+def _token(url: str) -> str | None:
+    """$GPUMOND_TOKEN, else, for this machine alone, what the daemon left beside the agents' socket for its own user."""
     if token := os.environ.get("GPUMOND_TOKEN"):
         return token
+    if urlsplit(url).hostname not in LOCAL:
+        return None
     path = os.environ.get("GPUMOND_SOCKET") or default_socket()
     if path is None:
         return None
@@ -74,3 +108,47 @@ def _token() -> str | None:
         return (Path(path).parent / "token").read_text().strip()
     except OSError:
         return None
+
+
+def _api_socket() -> str | None:
+    """The first daemon's on this machine that this user may talk to."""
+    return next((path for path in _api_sockets() if os.access(path, os.W_OK)), None)
+
+
+def _api_sockets() -> Iterator[str]:
+    named = os.environ.get("GPUMOND_SOCKET")
+    for path in [named] if named else [default_socket(), SERVICE_SOCKET]:
+        if path is not None:
+            yield str(Path(path).with_name("api.sock"))
+
+
+def _trust() -> ssl.SSLContext:
+    """$GPUMOND_CA_FILE, else what the system trusts."""
+    named = os.environ.get("GPUMOND_CA_FILE")
+    try:
+        return ssl.create_default_context(cafile=named)
+    except OSError as error:
+        raise DaemonError(f"GPUMOND_CA_FILE {named}: {error.strerror or error}") from None
+
+
+class _OverUnix(urllib.request.HTTPHandler):
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        def connection(host: str, **options: Any) -> http.client.HTTPConnection:
+            return _UnixConnection(self._path, **options)
+
+        return self.do_open(connection, req)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, **options: Any) -> None:
+        super().__init__("localhost", **options)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

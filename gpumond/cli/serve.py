@@ -5,21 +5,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
-import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpumond import logs
 from gpumond.cli import DONE
 from gpumond.config import Settings, load
 from gpumond.errors import SourceUnavailable
 
-SETTINGS = ("source", "listen", "socket", "state_dir", "interval", "insecure")
+ACCESS = ("insecure", "web_config", "tokens_file")
+SETTINGS = ("source", "listen", "socket", "state_dir", "interval", "log_format", *ACCESS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", metavar="auto|nvml|drm|sim", help="where device facts come from (auto)")
+    parser.add_argument("--source", metavar="auto|nvml|drm|every|sim", help="where device facts come from (auto)")
     add_common_arguments(parser)
 
 
@@ -30,7 +30,10 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--socket", metavar="PATH", help="unix socket of the agents (in the runtime directory)")
     parser.add_argument("--state-dir", metavar="PATH", help="where state that outlives the daemon is kept")
     parser.add_argument("--interval", metavar="SECONDS", help="time from tick to tick (1)")
-    parser.add_argument("--insecure", action="store_true", default=None, help="allow a non-loopback address")
+    parser.add_argument("--insecure", action="store_true", default=None, help="allow another address without TLS")
+    parser.add_argument("--web-config", type=Path, metavar="FILE", help="TLS and users, as for Prometheus' exporters")
+    parser.add_argument("--tokens-file", type=Path, metavar="FILE", help="tokens and what each may do")
+    parser.add_argument("--log-format", metavar="text|json", help="of the log on standard error (text)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,13 +48,12 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(arguments, name, None) for name in SETTINGS}
 
 
-def serve(settings: Settings, source: str, reload: Callable[[], Settings]) -> int:
-    """Runs the daemon in this process until it is told to stop."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+def serve(settings: Settings, source: str, reload: Callable[[], Settings], pace: float = 1.0) -> int:
+    """Runs the daemon in this process until it is told to stop. ``pace``: so many times as fast are curves judged."""
+    bounded = logs.configure(settings.log_format)
     from gpumond import server
 
-    asyncio.run(server.serve(settings, source, reload))
+    asyncio.run(server.serve(settings, source, reload, pace, bounded))
     return DONE
 
 

@@ -34,12 +34,12 @@ class Page(NamedTuple):
 class Exposition:
     """Renders a frame when the first scrape asks for it, once for each format.
 
-    With ``also`` the page has the families of that other exporter beside ours.
+    With ``also`` the page has the families of that other exporter beside ours; it holds from the next frame on.
     """
 
     def __init__(self, telemetry: Telemetry, also: Compat | None = None, max_series: int = MAX_SERIES) -> None:
         self._telemetry, self._max_series = telemetry, max_series
-        self._ours = [own_metrics, dcgm.metrics] if also else [own_metrics]
+        self.also = also
         self._frame: Frame | None = None
         self._pages: dict[tuple[bool, Compat | None], Page] = {}
 
@@ -59,7 +59,8 @@ class Exposition:
     def _render(self, frame: Frame | None, wants_openmetrics: bool, compat: Compat | None) -> Page:
         registry = CollectorRegistry()
         if frame is not None:
-            for metrics in [dcgm.metrics, xid_metrics] if compat else self._ours:
+            ours = [own_metrics, dcgm.metrics] if self.also else [own_metrics]
+            for metrics in [dcgm.metrics, xid_metrics] if compat else ours:
                 registry.register(FrameCollector(partial(self._capped, metrics, frame)))
         if compat is None:
             registry.register(self._telemetry.registry)

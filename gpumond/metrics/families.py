@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
-from gpumond.metrics import devices
+from gpumond.conditions import OF_DEVICES, conditions
+from gpumond.metrics import devices, programs
 from gpumond.metrics.family import Family, Kind, Row
-from gpumond.model import DeviceReading, Frame, PoolUsage, ProcessUsage
+from gpumond.model import DeviceReading, Frame, HostPool, PoolUsage, ProcessUsage
 
 PROCESSES_PER_DEVICE = 50
 
@@ -25,6 +26,29 @@ def pool_family(name: str, value: Callable[[PoolUsage], float | None], help: str
                 yield (*labels, pool.allocator), value(pool)
 
     return Family(f"gpumond_pool_{name}", kind, help, ("uuid", "gpu", "pid", "workload", "allocator"), rows)
+
+
+def host_pool_family(name: str, value: Callable[[HostPool], float], help: str) -> Family:
+    def rows(frame: Frame) -> Iterator[Row]:
+        for report in frame.snapshot.reports:
+            for pool in report.host_pools:
+                yield (str(report.pid), report.workload, pool.allocator), value(pool)
+
+    return Family(f"gpumond_host_pool_{name}", "gauge", help, ("pid", "workload", "allocator"), rows)
+
+
+def _held(pool: PoolUsage) -> int | None:
+    return pool.held_bytes if pool.held_known else None
+
+
+def _stranded(pool: PoolUsage) -> int | None:
+    return pool.stranded_bytes if pool.held_known else None
+
+
+def _reclaimable(pool: PoolUsage) -> int | None:
+    """Where the library does not tell what it holds, it is known only that nothing is reclaimable."""
+    known = pool.held_known or pool.reclaimable.exactness == "not_releasable"
+    return pool.reclaimable.likely if known else None
 
 
 def _ledger(frame: Frame) -> Iterator[Row]:
@@ -79,10 +103,14 @@ def _verdicts(frame: Frame) -> Iterator[Row]:
 
 
 def _time_to_oom(frame: Frame) -> Iterator[Row]:
+    """The least, where several verdicts on a process say so."""
     index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+    times: dict[tuple[str, str, str], float] = {}
     for verdict in frame.verdicts:
-        labels = (verdict.device_uuid, index.get(verdict.device_uuid, ""), str(verdict.pid or ""))
-        yield labels, verdict.time_to_oom_seconds
+        if (seconds := verdict.time_to_oom_seconds) is not None:
+            labels = (verdict.device_uuid, index.get(verdict.device_uuid, ""), str(verdict.pid or ""))
+            times[labels] = min(seconds, times.get(labels, seconds))
+    yield from times.items()
 
 
 def _alerts(frame: Frame) -> Iterator[Row]:
@@ -104,6 +132,23 @@ def _report_age(frame: Frame) -> Iterator[Row]:
 def _driver_up(frame: Frame) -> Iterator[Row]:
     source = frame.snapshot.source
     yield (source.reason,), float(source.up)
+
+
+def _conditions(frame: Frame) -> Iterator[Row]:
+    index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+    for uuid, kind in conditions(frame.snapshot):
+        if uuid is not None:
+            yield (uuid, index[uuid], kind), 1
+
+
+def _private(frame: Frame) -> Iterator[Row]:
+    yield (), frame.snapshot.private_pid_namespace
+
+
+def _process_utilization(frame: Frame) -> Iterator[Row]:
+    for device in frame.snapshot.devices:
+        for process in top_processes(device)[0]:
+            yield (device.uuid, str(device.index), str(process.pid)), process.utilization_ratio
 
 
 def _driver_info(frame: Frame) -> Iterator[Row]:
@@ -139,6 +184,14 @@ FAMILIES: tuple[Family, ...] = (
         _process_used,
     ),
     Family(
+        "gpumond_process_utilization_ratio",
+        "gauge",
+        "How busy the process kept the busiest of the device's engines lately; of the processes that have "
+        "gpumond_process_memory_used_bytes, where the driver tells it of each.",
+        ("uuid", "gpu", "pid"),
+        _process_utilization,
+    ),
+    Family(
         "gpumond_process_info",
         "gauge",
         "Descriptive labels of a process that has gpumond_process_memory_used_bytes.",
@@ -146,10 +199,20 @@ FAMILIES: tuple[Family, ...] = (
         _process_info,
     ),
     pool_family("live_bytes", lambda p: p.live_bytes, "Memory that the allocator has handed out to the program."),
-    pool_family("held_bytes", lambda p: p.held_bytes, "Memory that the allocator has taken from the driver."),
-    pool_family("reclaimable_bytes", lambda p: p.reclaimable.likely, "Memory that a flush would most probably return."),
     pool_family(
-        "stranded_bytes", lambda p: p.stranded_bytes, "Memory held and free that no flush returns: fragmentation."
+        "peak_live_bytes",
+        lambda p: p.peak_live_bytes,
+        "The most live memory so far, as the allocator marks it; the program may reset the mark.",
+    ),
+    pool_family(
+        "held_bytes",
+        _held,
+        "Memory that the allocator has taken from the driver; absent where its library does not tell.",
+    ),
+    pool_family("reclaimable_bytes", _reclaimable, "Memory that a flush would most probably return."),
+    pool_family("stranded_bytes", _stranded, "Memory held and free that no flush returns: fragmentation, or an arena."),
+    pool_family(
+        "spillable_bytes", lambda p: p.spillable_bytes, "Live memory that the step spill would move to the host."
     ),
     pool_family("ooms_total", lambda p: p.ooms, "Out-of-memory errors of the allocator.", "counter"),
     pool_family(
@@ -162,6 +225,19 @@ FAMILIES: tuple[Family, ...] = (
         "counter",
     ),
     pool_family("device_frees_total", lambda p: p.device_frees, "Allocations that the allocator gave back.", "counter"),
+    pool_family(
+        "thrashes_total",
+        lambda p: p.thrashes,
+        "Flushes whose bytes the program took from the driver again at once.",
+        "counter",
+    ),
+    host_pool_family(
+        "live_bytes", lambda p: p.live_bytes, "Pinned host memory that an allocator has handed out. Not device memory."
+    ),
+    host_pool_family(
+        "held_bytes", lambda p: p.held_bytes, "Pinned host memory that an allocator holds. Not device memory."
+    ),
+    *programs.FAMILIES,
     Family(
         "gpumond_verdict",
         "gauge",
@@ -201,6 +277,20 @@ FAMILIES: tuple[Family, ...] = (
         "Versions of the driver, of its library, and of the newest CUDA that it serves.",
         ("source", "driver_version", "library_version", "cuda_version"),
         _driver_info,
+    ),
+    Family(
+        "gpumond_device_condition",
+        "gauge",
+        f"1 for each thing that bounds what the device's numbers mean: {', '.join(sorted(OF_DEVICES))}.",
+        ("uuid", "gpu", "condition"),
+        _conditions,
+    ),
+    Family(
+        "gpumond_private_pid_namespace",
+        "gauge",
+        "1 if the daemon has pids of its own, so that those which the driver lists may mean other processes; else 0.",
+        (),
+        _private,
     ),
     Family(
         "gpumond_snapshot_timestamp_seconds",

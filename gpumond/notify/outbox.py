@@ -15,7 +15,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 QUEUE_LIMIT = 10_000
 BATCH_LIMIT = 64
 BACKOFF_SECONDS = (1.0, 300.0)
+PROMPT_SECONDS = 55.0
+"""The longest pause while something that fires waits to be told: with the 5 s that a try may take, a receiver that
+answers again hears of it within a minute."""
 KEEP_RESOLVED_SECONDS = 15 * 60.0
 DRAIN_SECONDS = 0.5
 
@@ -60,33 +63,53 @@ class Outbox:
         keep_resolved_seconds: float = KEEP_RESOLVED_SECONDS,
         queue_limit: int = QUEUE_LIMIT,
     ) -> None:
-        self._lanes = {
-            notifier.name: Lane(notifier, journal, counts, backoff_seconds, keep_resolved_seconds, queue_limit)
-            for notifier in notifiers
-        }
-        self._journal, self._wants = journal, wants
-        self._workers: list[asyncio.Task[None]] = []
+        self._notifiers, self._journal, self._wants = tuple(notifiers), journal, wants
+        self._lane = partial(
+            Lane,
+            journal=journal,
+            counts=counts,
+            backoff_seconds=backoff_seconds,
+            keep_resolved_seconds=keep_resolved_seconds,
+            queue_limit=queue_limit,
+        )
+        self._lanes: dict[str, Lane] = {}
+        self._workers: dict[str, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
         """Take up what the daemon before left, and begin to deliver."""
+        await self.configure(self._notifiers)
+
+    async def configure(self, notifiers: Iterable[Notifier]) -> None:
+        """These receivers from now on. One that stays keeps its queue and what it knows; one that goes is forgotten."""
+        given = {notifier.name: notifier for notifier in notifiers}
+        for name in self._lanes.keys() - given.keys():
+            del self._lanes[name]
+            self._workers.pop(name).cancel()
         try:
-            notices, told = await self._journal.undelivered(self._lanes)
+            notices, told = await self._journal.undelivered(given)
         except StoreUnavailable:
             notices, told = [], []
+        for name in self._lanes:
+            self._lanes[name].use(given[name])
+        new = {name: self._lane(given[name]) for name in given if name not in self._lanes}
         for receiver, alert in told:
-            self._lanes[receiver].learn(alert)
+            if receiver in new:
+                new[receiver].learn(alert)
         for notice in notices:
-            self._lanes[notice.receiver].queue_up(notice)
-        self._workers = [asyncio.create_task(lane.deliver_forever()) for lane in self._lanes.values()]
+            if notice.receiver in new:
+                new[notice.receiver].queue_up(notice)
+        self._lanes |= new
+        self._workers |= {name: asyncio.create_task(lane.deliver_forever()) for name, lane in new.items()}
 
     async def close(self) -> None:
         """A moment for what can still be sent; the journal keeps the rest."""
         idle = [asyncio.create_task(lane.idle.wait()) for lane in self._lanes.values()]
         if idle:
             await asyncio.wait(idle, timeout=DRAIN_SECONDS)
-        for task in (*idle, *self._workers):
+        tasks = (*idle, *self._workers.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*idle, *self._workers, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def put(self, alerts: Iterable[Alert], news: Mapping[Labels, Alert] | None = None) -> list[Notice]:
         """What became to be told now that these alerts fire; the caller keeps it with the alerts' state.
@@ -126,7 +149,14 @@ class Lane:
         self._firing: Mapping[Labels, Alert] = {}
         self._resolved: dict[Labels, tuple[Alert, float]] = {}
         self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._resend_at = time.monotonic()
+
+    def use(self, notifier: Notifier) -> None:
+        """Its address or secret may be another now: no pause is waited out."""
+        self._notifier = notifier
+        self._news.set()
+        self._changed.set()
 
     def learn(self, alert: Alert) -> None:
         """The receiver knows that this fires, from before."""
@@ -189,17 +219,15 @@ class Lane:
             failures += 1
             wait = max(after, self._pause(failures))
             self._failed(reason, f"{text}; next try in {wait:.0f} s")
-            await asyncio.sleep(wait)
+            await _within(self._changed.wait(), wait)
+            self._changed.clear()
 
     async def _work_to_do(self) -> None:
         if self._queue:
             return
         self.idle.set()
         self._news.clear()
-        try:
-            await asyncio.wait_for(self._news.wait(), self._until_resend())
-        except (asyncio.TimeoutError, TimeoutError):
-            pass
+        await _within(self._news.wait(), self._until_resend())
 
     def _until_resend(self) -> float | None:
         if self._notifier.resend_seconds is None:
@@ -267,11 +295,21 @@ class Lane:
     def _pause(self, failures: int) -> float:
         """Full jitter: anything from the least to twice as much with each failure."""
         least, most = self._backoff
-        if self._notifier.resend_seconds is not None:
-            most = max(least, min(most, self._notifier.resend_seconds))  # back within a minute, as promised to it
+        if any(notice.kind == "raised" for notice in self._queue):
+            most = min(most, PROMPT_SECONDS)
+        if (resend := self._notifier.resend_seconds) is not None:
+            most = min(most, resend, PROMPT_SECONDS)  # it forgets what it does not hear of
         return random.uniform(least, max(least, min(most, least * 2.0 ** min(failures, 30))))
 
     def _failed(self, reason: str, text: str) -> None:
         self._counts.notified(self._notifier.name)
         self._counts.not_notified(self._notifier.name, reason)
         log.warning("receiver %s: %s", self._notifier.name, text)
+
+
+async def _within(coming: Awaitable[object], seconds: float | None) -> None:
+    """Wait for it, but not longer."""
+    try:
+        await asyncio.wait_for(coming, seconds)
+    except (asyncio.TimeoutError, TimeoutError):
+        pass

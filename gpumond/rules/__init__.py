@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import inf
 from typing import Literal, NamedTuple
 
 from gpumond.model import DEFAULT_STEPS, Alert, Phase
-from gpumond.units import human
+from gpumond.units import duration, human
 
 Scope = Literal["device", "process", "pool", "workload", "daemon"]
 Labels = tuple[tuple[str, str], ...]
@@ -121,10 +122,12 @@ def step(
     """The rule's alerts after one evaluation."""
     after: dict[Labels, Activity] = {}
     absent = dict(before)
+    name, above = rule.value, rule.above
+    below = -inf if rule.below is None else rule.below
     for subject in subjects:
-        value = subject.values.get(rule.value)
+        value = subject.values.get(name)
         activity = absent.pop(subject.labels, None) if absent else None
-        if activity is None and (value is None or not rule.breached(value, active=False)):
+        if activity is None and (value is None or not (value < below if above is None else value > above)):
             continue  # nearly every subject of nearly every tick
         if rule.match and not rule.concerns(subject):
             continue
@@ -137,6 +140,10 @@ def step(
         if kept is not None:
             after[labels] = kept
     return after
+
+
+def ended(alert: Alert, at: float) -> Alert:
+    return replace(alert, phase="resolved", resolved_at=at)
 
 
 def _advance(
@@ -185,4 +192,8 @@ def readable(name: str, value: float) -> str:
     """A value for people, by the unit in which its name ends."""
     if name.endswith("_bytes"):
         return human(value)
+    if name.endswith("_bytes_per_second"):
+        return f"{human(60 * value)}/min"
+    if name.endswith("_seconds"):
+        return duration(value)
     return f"{100 * value:.1f} %" if name.endswith("_ratio") else f"{value:g}"

@@ -25,6 +25,9 @@ ANNOTATION = "action"
 Key = tuple[str, Labels]
 """Rule and labels of an alert."""
 
+Pool = tuple[int, str, str]
+"""Process, device and allocator."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -33,6 +36,8 @@ class Order:
     alert: Alert
     action: Action
     pids: tuple[int, ...]
+    thrashes: tuple[tuple[Pool, int], ...] = ()
+    """What the programs' pools had counted before it."""
 
     @property
     def key(self) -> Key:
@@ -48,6 +53,7 @@ class Released:
     allocator: str
     held_bytes: int
     released_bytes: int
+    thrashes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,7 @@ def decide(
         pids = tuple(_programs(alert, action, reports))
         due = not track.under_way and elapsed >= track.due_at(action)
         if pids and due and _attempts(own, alert.rule, elapsed) < action.max_per_hour:
-            orders.append(Order(alert, action, pids))
+            orders.append(Order(alert, action, pids, _thrashes(reports)))
             track = replace(track, under_way=True, attempts=(*_recent(track, elapsed), elapsed), released=())
         if track != Track():
             own[key] = track
@@ -104,7 +110,7 @@ def conclude(tracks: Tracks, order: Order, receipts: Sequence[Receipt], problem:
         track,
         under_way=False,
         failures=track.failures + 1 if failed else track.failures,
-        released=tuple(_released(receipts)),
+        released=tuple(_released(receipts, dict(order.thrashes))),
     )
     note = _note(order, receipts, problem)
     if failed:
@@ -160,9 +166,19 @@ def _judged(track: Track, action: Action, reports: Sequence[AgentReport], elapse
     return replace(track, note=f"{note}; next try in {_wait(track, action)} from that one")
 
 
-def _taken(each: Released, pools: Mapping[tuple[int, str, str], PoolUsage]) -> int:
+def _taken(each: Released, pools: Mapping[Pool, PoolUsage]) -> int:
+    """What the program holds again of it; all of it if its agent saw it taken at once, whatever it holds by now."""
     pool = pools.get((each.pid, each.device_uuid, each.allocator))
-    return max(0, min(each.released_bytes, pool.held_bytes - each.held_bytes)) if pool else 0
+    if pool is None:
+        return 0
+    if pool.thrashes > each.thrashes:
+        return each.released_bytes
+    return max(0, min(each.released_bytes, pool.held_bytes - each.held_bytes))
+
+
+def _thrashes(reports: Iterable[AgentReport]) -> tuple[tuple[Pool, int], ...]:
+    pools = ((report.pid, pool) for report in reports for pool in report.pools)
+    return tuple(((pid, pool.device_uuid, pool.allocator), pool.thrashes) for pid, pool in pools if pool.thrashes)
 
 
 def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[int]:
@@ -188,7 +204,7 @@ def _attempts(tracks: Tracks, rule: str, elapsed: float) -> int:
     return sum(len(_recent(track, elapsed)) for (name, _), track in tracks.items() if name == rule)
 
 
-def _released(receipts: Iterable[Receipt]) -> Iterator[Released]:
+def _released(receipts: Iterable[Receipt], thrashes: Mapping[Pool, int]) -> Iterator[Released]:
     for receipt in receipts:
         if receipt.released_bytes > 0 and receipt.after and receipt.device_uuid and receipt.allocator:
             yield Released(
@@ -197,6 +213,7 @@ def _released(receipts: Iterable[Receipt]) -> Iterator[Released]:
                 receipt.allocator,
                 receipt.after.held_bytes,
                 receipt.released_bytes,
+                thrashes.get((receipt.pid, receipt.device_uuid, receipt.allocator), 0),
             )
 
 

@@ -48,15 +48,15 @@ class RuleBook:
         self._changing = asyncio.Lock()
         self._stored: dict[str, RuleEntry] = {}
         self.loaded = False
-        self._receivers = tuple(receivers)
-        self.configure(built_in, file)
+        self.configure(built_in, file, receivers)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         return self._rules
 
-    def configure(self, built_in: Iterable[Rule], file: Iterable[Rule]) -> None:
+    def configure(self, built_in: Iterable[Rule], file: Iterable[Rule], receivers: Iterable[str] = ()) -> None:
         """What the configuration says now. A rule of the file wins over one of its name that was made over the API."""
+        self._receivers = tuple(receivers)
         own = {rule.name: _entry(rule, "file") for rule in file}
         ours = {rule.name: _entry(rule, "built-in") for rule in built_in if rule.name not in own}
         self._fixed = {**ours, **own}

@@ -48,6 +48,16 @@ BUILT_IN: tuple[Rule, ...] = (
         for_seconds=30,
     ),
     _rule(
+        "leak",
+        "process",
+        "leak",
+        "warning",
+        "{verdicts}; restart it when it suits, and look for what it keeps: tensors in a list, graphs, a cache without "
+        "bounds",
+        above=0,
+        keep_firing_for_seconds=300,
+    ),
+    _rule(
         "out-of-memory",
         "pool",
         "ooms_increase",
@@ -78,12 +88,11 @@ BUILT_IN: tuple[Rule, ...] = (
     ),
     _rule(
         "idle-holder",
-        "device",
-        "idle_used_ratio",
+        "process",
+        "idle_holder",
         "info",
-        "GPU {gpu} ({name}): {used} held for half an hour and nothing runs, most by {top_process}; end it or flush it",
-        above=0.05,
-        for_seconds=1800,
+        "{verdicts}; end it, or flush it with gpumond flush --pid {pid}",
+        above=0,
     ),
     _rule(
         "device-lost",

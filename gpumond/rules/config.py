@@ -70,6 +70,8 @@ class RuleConfig(Strict):
             raise ValueError(f"scope {self.scope} has no value {self.value!r}; it has {', '.join(VALUES[self.scope])}")
         if (self.above is None) == (self.below is None):
             raise ValueError("expected exactly one of above and below")
+        if self.value == "time_to_oom_seconds" and self.below is None:
+            raise ValueError("time_to_oom_seconds is infinite where nothing grows: expected below")
         if self.clear is not None:
             bound = self.above if self.above is not None else self.below
             assert bound is not None

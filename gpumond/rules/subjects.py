@@ -6,8 +6,9 @@ A value that is unknown is None: a rule on it then neither fires nor resolves.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gpumond.attribution import outermost
@@ -22,19 +23,33 @@ from gpumond.model import (
     ProcessUsage,
     Share,
     Snapshot,
+    Verdict,
 )
-from gpumond.rules import Hidden, Scope, Subject
+from gpumond.rules import Hidden, Labels, Scope, Subject
 from gpumond.rules.recent import WINDOW_SECONDS, Identity, Recent, Track, pool_of
 from gpumond.rules.values import VALUES as VALUES
+from gpumond.rules.verdicts import NOTHING, UNKNOWN, Standing, texts
+from gpumond.rules.verdicts import values as verdicts_of
 from gpumond.units import human
 
 NEARLY_FULL = 0.80
 FRAGMENTED_FROM = 0.05
 """Share of the device that a pool must keep before its fragmentation is worth a word."""
+NOBODY = ProcessUsage(0, None, None)
+"""What a device holds and no process can be told for."""
 
 
-def subjects(scope: Scope, snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Subject]:
-    return _SCOPES[scope](snapshot, ledger, recent)
+class Seen(NamedTuple):
+    """All that a rule's values are made of."""
+
+    snapshot: Snapshot
+    ledger: Ledger
+    recent: Recent
+    standing: Standing = MappingProxyType({})
+
+
+def subjects(scope: Scope, seen: Seen) -> Iterator[Subject]:
+    return _SCOPES[scope](seen)
 
 
 def hidden(snapshot: Snapshot, recent: Recent) -> Hidden:
@@ -55,9 +70,10 @@ class _Holdings(NamedTuple):
     programs: dict[int, str]
 
 
-def _devices(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Subject]:
+def _devices(seen: Seen) -> Iterator[Subject]:
+    snapshot, recent = seen.snapshot, seen.recent
     table: defaultdict[str, _Holdings] = defaultdict(lambda: _Holdings(Counter(), Counter(), {}))
-    for line in ledger.lines:
+    for line in seen.ledger.lines:
         own = table[line.device_uuid]
         own.shares[line.share] += line.used_bytes
         if line.pid is not None and line.share in ("cached", "opaque"):  # every process has one of them
@@ -66,16 +82,21 @@ def _devices(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Sub
             if line.share == "cached":
                 own.caches[line.pid] += line.used_bytes
     short, watched = _short(recent), recent.elapsed >= WINDOW_SECONDS
+    judged: defaultdict[str, list[Verdict]] = defaultdict(list)
+    for (uuid, _), verdicts in seen.standing.items():
+        judged[uuid] += verdicts
     for device in snapshot.devices:
         own = table[device.uuid]
         known = device.used_bytes is not None
         cached, stranded, unclaimed = (own.shares[s] if known else None for s in ("cached", "stranded", "unclaimed"))
+        if device.processes is None:
+            unclaimed = None  # whose it is cannot be told at all
         used = _ratio(device.used_bytes, device.size_bytes)
         busy = device.sensors.gpu_utilization_ratio
         xids = {
-            seen.xid: recent.xids[seen.device_uuid, seen.xid].increase
-            for seen in snapshot.xids
-            if seen.device_uuid == device.uuid
+            error.xid: recent.xids[error.device_uuid, error.xid].increase
+            for error in snapshot.xids
+            if error.device_uuid == device.uuid
         }
         wasted = _wasted(used, cached, own, short[device.uuid])
         yield Subject(
@@ -93,8 +114,9 @@ def _devices(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Sub
                 "unclaimed_ratio": _ratio(unclaimed, device.size_bytes),
                 "idle_used_ratio": None if busy is None else used if busy == 0 else 0.0,
                 "xid_errors_increase": float(count) if (count := sum(xids.values())) or watched else None,
+                **verdicts_of(judged[device.uuid], UNKNOWN if device.missed >= MISSED_LIMIT else NOTHING),
             },
-            partial(_device_texts, device, own, cached, stranded, unclaimed, xids),
+            partial(_device_texts, device, own, cached, stranded, unclaimed, xids, judged[device.uuid]),
             tuple(own.programs.values()),
         )
 
@@ -114,36 +136,41 @@ def _wasted(used: float | None, cached: int | None, own: _Holdings, short: set[i
     return max((cached - own.caches[pid] for pid in short), default=0)
 
 
-def _processes(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Subject]:
-    for device in snapshot.devices:
+def _processes(seen: Seen) -> Iterator[Subject]:
+    recent, standing = seen.recent, seen.standing
+    for device in seen.snapshot.devices:
         for process in device.processes or ():
             identity: Identity = (process.pid, process.start_ticks)
-            workload = recent.agents.get(identity)
+            workload, silent = recent.agents.get(identity), identity in recent.silent
+            own = standing.get((device.uuid, process.pid), ())
             yield Subject(
-                (("gpu", str(device.index)), ("pid", str(process.pid)), ("uuid", device.uuid)),
+                _process_labels(device.index, process.pid, device.uuid),
                 {
                     "used_bytes": process.used_bytes,
                     "used_ratio": _ratio(process.used_bytes, device.size_bytes),
-                    "agent_gone": None if workload is None else float(identity in recent.silent),
+                    "agent_gone": None if workload is None else float(silent),
+                    **verdicts_of(own, UNKNOWN if silent else NOTHING),
                 },
-                partial(_process_texts, device, process, workload or ""),
+                partial(_process_texts, device, process, workload or "", own),
                 (workload or "", process.comm or ""),
             )
+        whole = standing.get((device.uuid, None), ())
+        yield Subject(
+            (("gpu", str(device.index)), ("pid", ""), ("uuid", device.uuid)),
+            verdicts_of(whole, UNKNOWN if device.missed >= MISSED_LIMIT else NOTHING),
+            partial(_process_texts, device, NOBODY, "", whole),
+        )
 
 
-def _pools(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Subject]:
+def _pools(seen: Seen) -> Iterator[Subject]:
+    snapshot, recent = seen.snapshot, seen.recent
     devices = {device.uuid: device for device in snapshot.devices}
     for report in snapshot.reports:
         for pool in report.pools:
             device, track = devices.get(pool.device_uuid), recent.pools[pool_of(report, pool)]
+            index = device.index if device else None
             yield Subject(
-                (
-                    ("allocator", pool.allocator),
-                    ("gpu", str(device.index) if device else ""),
-                    ("pid", str(report.pid)),
-                    ("uuid", pool.device_uuid),
-                    ("workload", report.workload),
-                ),
+                _pool_labels(pool.allocator, index, report.pid, pool.device_uuid, report.workload),
                 {
                     "live_bytes": pool.live_bytes,
                     "held_bytes": pool.held_bytes,
@@ -152,12 +179,24 @@ def _pools(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Subje
                     "stranded_ratio": _ratio(pool.stranded_bytes, pool.held_bytes),
                     "fragmentation_ratio": _fragmentation(device, recent, track),
                     "ooms": pool.ooms,
-                    "ooms_increase": recent.increase(track.ooms, track.since),
+                    "ooms_increase": recent.increase(track.ooms, track.since) if track.ooms else None,
                     "retries": pool.retries,
-                    "retries_increase": recent.increase(track.retries, track.since),
+                    "retries_increase": recent.increase(track.retries, track.since) if track.retries else None,
                 },
                 partial(_pool_texts, device, report, pool),
             )
+
+
+# Labels are the same from tick to tick.
+@lru_cache(16_384)
+def _process_labels(index: int, pid: int, uuid: str) -> Labels:
+    return ("gpu", str(index)), ("pid", str(pid)), ("uuid", uuid)
+
+
+@lru_cache(16_384)
+def _pool_labels(allocator: str, index: int | None, pid: int, uuid: str, workload: str) -> Labels:
+    gpu = "" if index is None else str(index)
+    return ("allocator", allocator), ("gpu", gpu), ("pid", str(pid)), ("uuid", uuid), ("workload", workload)
 
 
 def _fragmentation(device: DeviceReading | None, recent: Recent, track: Track) -> float | None:
@@ -166,7 +205,8 @@ def _fragmentation(device: DeviceReading | None, recent: Recent, track: Track) -
     return recent.fragmentation(track) if track.kept >= FRAGMENTED_FROM * device.size_bytes else 0.0
 
 
-def _workloads(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Subject]:
+def _workloads(seen: Seen) -> Iterator[Subject]:
+    snapshot, recent = seen.snapshot, seen.recent
     partly = {recent.agents[identity] for identity in recent.silent}
     named: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for report in snapshot.reports:
@@ -186,7 +226,8 @@ def _workloads(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[S
 _SUMS = ("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes")
 
 
-def _daemon(snapshot: Snapshot, ledger: Ledger, recent: Recent) -> Iterator[Subject]:
+def _daemon(seen: Seen) -> Iterator[Subject]:
+    snapshot = seen.snapshot
     source, writable = snapshot.source, snapshot.store_writable
     values = {
         "driver_up": None if source.reason in (STARTING, RELEASED) else float(source.up),
@@ -204,6 +245,7 @@ def _device_texts(
     stranded: int | None,
     unclaimed: int | None,
     xids: Mapping[int, int],
+    verdicts: Sequence[Verdict],
 ) -> dict[str, str]:
     top = max(device.processes or (), key=lambda process: process.used_bytes or 0, default=None)
     name = "" if top is None else own.programs.get(top.pid) or top.comm or "unknown program"
@@ -222,12 +264,16 @@ def _device_texts(
         if pid is not None
         else "no program with an agent",
         "xids": ", ".join(f"{xid} ({count} times)" for xid, count in sorted(xids.items()) if count),
+        **texts(verdicts),
     }
 
 
-def _process_texts(device: DeviceReading, process: ProcessUsage, workload: str) -> dict[str, str]:
+def _process_texts(
+    device: DeviceReading, process: ProcessUsage, workload: str, verdicts: Sequence[Verdict]
+) -> dict[str, str]:
     return {
         **_named(device),
+        **texts(verdicts),
         "pid": str(process.pid),
         "comm": process.comm or "unknown program",
         "workload": workload,
@@ -270,7 +316,7 @@ def _ratio(part: int | None, whole: int | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-_SCOPES: Mapping[Scope, Callable[[Snapshot, Ledger, Recent], Iterator[Subject]]] = {
+_SCOPES: Mapping[Scope, Callable[[Seen], Iterator[Subject]]] = {
     "device": _devices,
     "process": _processes,
     "pool": _pools,

@@ -9,7 +9,18 @@ from collections.abc import Mapping
 
 from gpumond.rules import Scope
 from gpumond.rules.recent import WINDOW_SECONDS
+from gpumond.rules.verdicts import TROUBLES
 
+_VERDICTS = {
+    **{kind.replace("-", "_"): f"1 while the [verdict](operations.md#verdicts) {kind} stands" for kind in TROUBLES},
+    "leak_bytes_per_second": "by how much a leak grows; 0 without one",
+    "time_to_oom_seconds": "until the memory is full if it goes on growing; infinite where nothing does",
+}
+_SAID = {
+    "verdicts": "what is said of it, in sentences",
+    "slope": "by how much its leak grows each minute",
+    "time_to_oom": "until the memory is full",
+}
 _LATELY = f"in the last {WINDOW_SECONDS / 60:.0f} minutes"
 _UNTIL = "none is unknown until it was watched for so long"
 
@@ -24,15 +35,17 @@ VALUES: Mapping[Scope, Mapping[str, str]] = {
         "wasted_ratio": "reclaimable bytes over size while the device is at least 80 % full; while a program on it "
         f"ran short {_LATELY} (out of memory, or a retry), those of the other programs; else 0",
         "stranded_bytes": "held and free in pools, and out of a flush's reach",
-        "unclaimed_bytes": "used, and no visible process owns it",
+        "unclaimed_bytes": "used, and no visible process owns it; unknown where the driver lists no processes",
         "unclaimed_ratio": "unclaimed bytes over size",
         "idle_used_ratio": "used bytes over size while no kernel runs, 0 while one runs",
         "xid_errors_increase": f"XID errors that the driver reported {_LATELY}; {_UNTIL}",
+        **_VERDICTS,
     },
     "process": {
         "used_bytes": "the driver's count for the process on the device",
         "used_ratio": "used bytes over the device's size",
         "agent_gone": "1 if the process had an agent that reports no more, 0 while it reports; else unknown",
+        **_VERDICTS,
     },
     "pool": {
         "live_bytes": "handed out to the program",
@@ -66,7 +79,11 @@ _DEVICE = {"gpu": "index of the device", "uuid": "its UUID"}
 
 LABELS: Mapping[Scope, Mapping[str, str]] = {
     "device": {**_DEVICE, "workload": "any program on it"},
-    "process": {**_DEVICE, "pid": "of the process", "workload": "its workload, or its command's name"},
+    "process": {
+        **_DEVICE,
+        "pid": "of the process; empty for verdicts on what no process can be told for",
+        "workload": "its workload, or its command's name",
+    },
     "pool": {**_DEVICE, "pid": "of the process", "workload": "its workload", "allocator": "of the pool"},
     "workload": {"workload": "the name"},
     "daemon": {},
@@ -87,6 +104,7 @@ PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
         "top_process": "the largest process: name, pid, size",
         "top_cache": "the program with the largest cache: name, pid, size",
         "xids": "XID errors of the window, by number",
+        **_SAID,
     },
     "process": {
         **_NAMED,
@@ -95,6 +113,7 @@ PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
         "workload": "its workload",
         "used": "the driver's count for it",
         "state": "alive, stopped, uninterruptible, zombie, gone",
+        **_SAID,
     },
     "pool": {
         **_NAMED,

@@ -1,4 +1,5 @@
-"""What outlives the daemon: rules, the audit, receipts, the state of alerts and what is still to be told.
+"""What outlives the daemon: rules, the audit, receipts, alerts that are over, the state of those that are not, and
+what is still to be told.
 
 SQLite in WAL mode with synchronous=FULL: what was acknowledged is on the disk. One thread writes, so
 that the event loop waits for no disk. A store that cannot commit says so (``writable``, ``trouble``),
@@ -21,39 +22,40 @@ from typing import Any, TypeVar
 
 from gpumond import records
 from gpumond.audit import AuditEntry, canonical
+from gpumond.baseline import Baseline
 from gpumond.errors import NoSuchRule, RuleChanged, StoreUnavailable
+from gpumond.history import Coarse
 from gpumond.model import Alert, Fault, Receipt
 from gpumond.records import Heartbeat, KeptAlert, Notice
+from gpumond.store import baseline_table
 from gpumond.store.audit_table import append, entries
 from gpumond.store.audit_table import verify_audit as verify_audit
+from gpumond.store.baseline_table import Side
 from gpumond.store.database import Database
+from gpumond.store.retention import Bounds as Bounds
+from gpumond.store.retention import remove_excess, remove_old, same_clock
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BEAT_SECONDS = 5.0
 OPEN_SECONDS = 2.0
-MAX_BYTES = 64 * 1024**2
-MAX_ENTRIES = 100_000
-MAX_RECEIPTS = 10_000
+TRIM_SECONDS = 600.0
 
 
 class Store:
-    """One file. Every method that changes something returns after the commit, or raises StoreUnavailable."""
+    """One file. Every method that changes something returns after the commit, or raises StoreUnavailable.
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        beat_seconds: float = BEAT_SECONDS,
-        max_bytes: int = MAX_BYTES,
-        max_entries: int = MAX_ENTRIES,
-    ) -> None:
-        self.path = path
+    ``bounds`` can be replaced at any time.
+    """
+
+    def __init__(self, path: Path, bounds: Bounds = Bounds(), *, beat_seconds: float = BEAT_SECONDS) -> None:
+        self.path, self.bounds = path, bounds
         self.writable = False
         self.trouble = ""
         self._set_aside: tuple[str, ...] = ()
-        self._beat_seconds, self._max_bytes, self._max_entries = beat_seconds, max_bytes, max_entries
+        self._beat_seconds = beat_seconds
+        self._trimmed = _now()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpumond-store")
         self._database = Database(path, self._replaced)
         self._beating: asyncio.Task[None] | None = None
@@ -127,13 +129,8 @@ class Store:
         return await self._run(lambda db: entries(db, limit))
 
     async def add_receipts(self, receipts: Iterable[Receipt]) -> None:
-        rows = [(records.to_text(receipt),) for receipt in receipts]
-
-        def add(db: sqlite3.Connection) -> None:
-            db.executemany("INSERT INTO receipts (body) VALUES (?)", rows)
-            db.execute("DELETE FROM receipts WHERE seq <= (SELECT max(seq) FROM receipts) - ?", (MAX_RECEIPTS,))
-
-        await self._run(add)
+        rows = [(receipt.started_at, records.to_text(receipt)) for receipt in receipts]
+        await self._run(lambda db: db.executemany("INSERT INTO receipts (at, body) VALUES (?, ?)", rows))
 
     async def receipts(self, limit: int = 1000) -> list[Receipt]:
         """The newest, oldest first."""
@@ -141,8 +138,10 @@ class Store:
         rows = await self._run(lambda db: db.execute(query, (limit,)).fetchall())
         return [records.receipt(json.loads(body)) for (body,) in reversed(rows)]
 
-    def keep(self, alerts: Iterable[KeptAlert], notices: Sequence[Notice]) -> Awaitable[None]:
-        """All alerts as they are now, and what became to be told by it, in one transaction.
+    def keep(
+        self, alerts: Iterable[KeptAlert], notices: Sequence[Notice], over: Sequence[Alert] = ()
+    ) -> Awaitable[None]:
+        """All alerts as they are now, what became to be told by it, and those that are over, in one transaction.
 
         Its place before whatever is called later is certain once this returns, awaited or not.
         """
@@ -153,6 +152,8 @@ class Store:
             db.executemany("INSERT INTO alerts VALUES (?)", ((records.to_text(alert),) for alert in current))
             queued = ((each.receiver, each.seq, each.kind, records.to_text(each.alert)) for each in notices)
             db.executemany("INSERT OR REPLACE INTO notices VALUES (?, ?, ?, ?)", queued)
+            ended = ((alert.resolved_at or 0.0, records.to_text(alert)) for alert in over)
+            db.executemany("INSERT INTO past_alerts (at, body) VALUES (?, ?)", ended)
 
         return self._settle(self._submit(keep))
 
@@ -160,6 +161,45 @@ class Store:
         """The alerts that were kept, and when the daemon that kept them was last alive."""
         rows = await self._run(lambda db: db.execute("SELECT body FROM alerts").fetchall())
         return [records.kept_alert(json.loads(body)) for (body,) in rows], self._database.before
+
+    async def past_alerts(self, limit: int = 1000) -> list[Alert]:
+        """The newest that are over, oldest first."""
+        query = "SELECT body FROM past_alerts ORDER BY seq DESC LIMIT ?"
+        rows = await self._run(lambda db: db.execute(query, (limit,)).fetchall())
+        return [records.alert(json.loads(body)) for (body,) in reversed(rows)]
+
+    async def keep_history(self, history: Iterable[Coarse]) -> None:
+        """In the place of what was kept before."""
+
+        def keep(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM history")
+            db.executemany("INSERT INTO history VALUES (?)", ((records.coarse_text(series),) for series in history))
+
+        await self._run(keep)
+
+    async def history(self) -> list[Coarse]:
+        rows = await self._run(lambda db: db.execute("SELECT body FROM history").fetchall())
+        return [records.coarse(json.loads(body)) for (body,) in rows]
+
+    async def baselines_have_room(self) -> bool:
+        return await self._run(baseline_table.has_room)
+
+    async def put_baseline(self, side: Side, baseline: Baseline) -> None:
+        await self._run(lambda db: baseline_table.put(db, side, baseline))
+
+    async def baselines(self, side: Side, name: str | None = None) -> list[Baseline]:
+        return await self._run(lambda db: baseline_table.read(db, side, name))
+
+    async def delete_baseline(self, name: str, actor: str) -> bool:
+        """Whether there was one."""
+
+        def delete(db: sqlite3.Connection) -> bool:
+            found = baseline_table.delete(db, name)
+            if found:
+                self._record(db, actor, "baseline.delete", {"name": name})
+            return found
+
+        return await self._run(delete)
 
     async def delivered(self, notices: Sequence[Notice], told: bool) -> None:
         """These are no longer to be told; if ``told``, their receiver knows of them now."""
@@ -233,12 +273,34 @@ class Store:
             await self._beat()
             tried.set()
             await asyncio.sleep(self._beat_seconds)
+            if time.monotonic() - self._trimmed.monotonic >= TRIM_SECONDS:
+                await self.trim()
+
+    async def trim(self) -> None:
+        """Remove what is too old and what is too much; how old things are is not known if the clock was just set."""
+        before, self._trimmed = self._trimmed, _now()
+        steady = same_clock(before, self._trimmed)
+
+        def trim(db: sqlite3.Connection) -> None:
+            if steady:
+                remove_old(db, self.bounds, self._trimmed.at)
+            remove_excess(db, self.bounds)
+
+        try:
+            await self._run(trim)
+        except StoreUnavailable:
+            pass  # it was said
 
     def _record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
-        append(db, actor, action, detail, max_entries=self._max_entries, max_bytes=self._max_bytes)
+        append(db, actor, action, detail)
+        remove_excess(db, self.bounds)
 
     def _replaced(self, db: sqlite3.Connection, aside: str, reason: str) -> None:
         self._record(db, "gpumond", "store.set-aside", {"file": aside, "reason": reason})
+
+
+def _now() -> Heartbeat:
+    return Heartbeat(time.time(), time.monotonic())
 
 
 def _etag(db: sqlite3.Connection, name: str) -> str | None:

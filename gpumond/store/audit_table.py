@@ -1,4 +1,4 @@
-"""The audit in the store's file: added to, trimmed, read, verified."""
+"""The audit in the store's file: added to, trimmed, read, verified. All within the transaction under way."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from gpumond.audit import TRIM, AuditEntry, canonical, follow, verify
 from gpumond.store.database import LOCK_SECONDS
 
 
-def append(db: sqlite3.Connection, actor: str, action: str, detail: Any, *, max_entries: int, max_bytes: int) -> None:
-    """One more entry, in the transaction that is under way; the oldest go when there are too many."""
+def append(db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
+    """One more entry."""
     last = next(iter(entries(db, 1)), None)
     entry = follow(last, time.time(), actor, action, json.loads(canonical(detail)))
-    _insert(db, entry)
-    first = db.execute("SELECT min(seq) FROM audit").fetchone()[0]
-    if entry.seq - first >= max_entries or _size(db) > max_bytes:
-        _trim(db, first, entry)
+    row = (entry.seq, entry.at, entry.actor, entry.action, canonical(entry.detail), entry.prev_hash, entry.hash)
+    db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
 
 def entries(db: sqlite3.Connection, limit: int) -> list[AuditEntry]:
@@ -51,24 +49,38 @@ def verify_audit(path: Path) -> list[str]:
     return problems
 
 
-def _trim(db: sqlite3.Connection, first: int, last: AuditEntry) -> None:
-    """Drop the oldest tenth; the chain says so itself."""
-    through = first + max(1, (last.seq - first) // 10)
+def count(db: sqlite3.Connection) -> int:
+    first, last = _ends(db)
+    return last - first + 1
+
+
+def first_at(db: sqlite3.Connection) -> float | None:
+    """When the oldest entry was made."""
+    row = db.execute("SELECT at FROM audit ORDER BY seq LIMIT 1").fetchone()
+    return float(row[0]) if row else None
+
+
+def trim_oldest(db: sqlite3.Connection) -> None:
+    """Drop the oldest tenth."""
+    first, last = _ends(db)
+    _trim(db, first + max(1, (last - first) // 10))
+
+
+def trim_before(db: sqlite3.Connection, at: float) -> None:
+    """Drop what comes before the first entry made since then (unix seconds)."""
+    young = db.execute("SELECT min(seq) FROM audit WHERE at >= ?", (at,)).fetchone()[0]
+    _trim(db, (_ends(db)[1] if young is None else young) - 1)
+
+
+def _trim(db: sqlite3.Connection, through: int) -> None:
+    """Drop the entries up to that one; the chain says so itself. Its newest entry stays, since others follow on it."""
     row = db.execute("SELECT hash FROM audit WHERE seq = ?", (through,)).fetchone()
-    if row is None or through >= last.seq:
+    if row is None or through >= _ends(db)[1]:
         return
     db.execute("DELETE FROM audit WHERE seq <= ?", (through,))
-    db.execute("DELETE FROM receipts WHERE seq <= (SELECT min(seq) + (max(seq) - min(seq)) / 10 FROM receipts)")
-    _insert(db, follow(last, time.time(), "gpumond", TRIM, {"through": through, "hash": row[0]}))
+    append(db, "gpumond", TRIM, {"through": through, "hash": row[0]})
 
 
-def _insert(db: sqlite3.Connection, entry: AuditEntry) -> None:
-    row = (entry.seq, entry.at, entry.actor, entry.action, canonical(entry.detail), entry.prev_hash, entry.hash)
-    db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-
-
-def _size(db: sqlite3.Connection) -> int:
-    pages, free, size = (
-        db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
-    )
-    return int((pages - free) * size)
+def _ends(db: sqlite3.Connection) -> tuple[int, int]:
+    first, last = db.execute("SELECT min(seq), max(seq) FROM audit").fetchone()
+    return first or 1, last or 0

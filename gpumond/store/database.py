@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 LOCK_SECONDS = 2.0
 """How long to wait for another program that has the file locked."""
-VERSION = 1
-SCHEMA = """
+STEPS = (
+    """
 CREATE TABLE rules(name TEXT PRIMARY KEY, etag TEXT NOT NULL, body TEXT NOT NULL);
 CREATE TABLE audit(seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, actor TEXT NOT NULL, action TEXT NOT NULL,
                    detail TEXT NOT NULL, prev_hash TEXT NOT NULL, hash TEXT NOT NULL);
@@ -28,7 +28,18 @@ CREATE TABLE alerts(body TEXT NOT NULL);
 CREATE TABLE notices(receiver TEXT, seq INTEGER, kind TEXT NOT NULL, alert TEXT NOT NULL, PRIMARY KEY (receiver, seq));
 CREATE TABLE told(receiver TEXT, labels TEXT, alert TEXT NOT NULL, PRIMARY KEY (receiver, labels));
 CREATE TABLE heartbeat(one INTEGER PRIMARY KEY CHECK (one = 1), at REAL NOT NULL, monotonic REAL NOT NULL);
-"""
+""",
+    """
+ALTER TABLE receipts ADD COLUMN at REAL NOT NULL DEFAULT 0;
+UPDATE receipts SET at = json_extract(body, '$.started_at');
+CREATE TABLE past_alerts(seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, body TEXT NOT NULL);
+CREATE TABLE history(body TEXT NOT NULL);
+""",
+    """
+CREATE TABLE baselines(name TEXT, side TEXT, body TEXT NOT NULL, PRIMARY KEY (name, side));
+""",
+)
+"""From an empty file to the newest schema; ``user_version`` counts those that a file has gone through."""
 
 
 class Database:
@@ -137,14 +148,15 @@ def prepare(directory: Path) -> None:
 
 
 def _prepare_tables(db: sqlite3.Connection) -> Heartbeat | None:
-    """Make the tables of a new file; the last heartbeat of an old one."""
+    """Make the tables that the file lacks; the last heartbeat in it."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > VERSION:
+    if version > len(STEPS):
         raise sqlite3.OperationalError(
-            f"it was written by a newer gpumond (schema {version}, this one knows {VERSION})"
+            f"it was written by a newer gpumond (schema {version}, this one knows {len(STEPS)})"
         )
-    if version == 0:
-        db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+    if version < len(STEPS):
+        steps = "".join(STEPS[version:])
+        db.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {len(STEPS)}; COMMIT;")
     row = db.execute("SELECT at, monotonic FROM heartbeat").fetchone()
     return Heartbeat(*row) if row else None
 

@@ -27,13 +27,16 @@ from gpumond.errors import (
     StoreUnavailable,
 )
 from gpumond.flush import FlushAnswer, FlushRequest
+from gpumond.history import History
 from gpumond.metrics import Compat, Exposition, Page
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model import Frame, Receipt
-from gpumond.rules import Rule
+from gpumond.model import Alert, Frame, Receipt
+from gpumond.ring import Ring
+from gpumond.rules import Rule, ended
 from gpumond.rules.book import RuleBook
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.preview import PastAlert, Preview, preview
+from gpumond.rules.preview import Moment, Preview, preview
+from gpumond.wire import Answer, Asked
 
 FRAME = advance(Memory(), BUILT_IN, SNAPSHOT).frame
 TOKEN = {"Authorization": "Bearer secret"}
@@ -68,14 +71,23 @@ class Kept:
 
 
 class View:
-    def __init__(self, frame: Frame | None = FRAME, answer: FlushAnswer | FlushError | None = None) -> None:
+    def __init__(
+        self,
+        frame: Frame | None = FRAME,
+        answer: FlushAnswer | FlushError | None = None,
+        history: History | None = None,
+    ) -> None:
         self.started_at = 1.0
+        self.history = history or History()
         self.store = Kept()
         self.rulebook = RuleBook(BUILT_IN, (), self.store)
         self.wrong_configuration = ""
         self.frame = frame
         self.answer = answer or FlushAnswer("id", (RECEIPT,), RECEIPT.released_bytes)
         self.asked: list[FlushRequest] = []
+        self.events = Ring(1.0)
+        self.asks: list[tuple[object, ...]] = []
+        self.said: Answer | None = None
         self._exposition = Exposition(Telemetry())
 
     def receipts(self) -> list[Receipt]:
@@ -84,14 +96,14 @@ class View:
     def metrics(self, accept: str, compat: Compat | None = None) -> Page:
         return self._exposition.page(self.frame, accept, compat)
 
-    def past_alerts(self) -> list[PastAlert]:
-        return [PastAlert(ALERT, 2.0)]
+    def past_alerts(self) -> list[Alert]:
+        return [ended(ALERT, 2.0)]
 
     async def audit_entries(self, limit: int) -> list[AuditEntry]:
         return [AUDIT_ENTRY][:limit]
 
     async def preview(self, rule: Rule) -> Preview:
-        return preview(rule, [SNAPSHOT])
+        return preview(rule, [Moment(SNAPSHOT, ())])
 
     async def reload(self, requested_by: str) -> str:
         if self.wrong_configuration:
@@ -103,6 +115,12 @@ class View:
         if isinstance(self.answer, FlushError):
             raise self.answer
         return self.answer
+
+    async def ask(
+        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
+    ) -> Answer | None:
+        self.asks.append((pid, kind, limit_bytes, device))
+        return self.said
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         return 1.0 + seconds, seconds < 100
@@ -235,7 +253,7 @@ def test_openapi_describes_every_route_with_an_example_of_its_answer():
         for operation in methods.values():
             assert operation["summary"], path
             good = next(
-                operation["responses"][code] for code in ("200", "201", "204") if code in operation["responses"]
+                operation["responses"][code] for code in ("200", "201", "202", "204") if code in operation["responses"]
             )
             good = good.get("content", {})
             if "application/json" in good:

@@ -120,7 +120,7 @@ def test_a_preview_tells_what_would_have_fired_and_changes_nothing():
     view = View()
     full = {"name": "full", "scope": "device", "value": "used_ratio", "above": "90%"}
     seen = ask(view, "/api/v1/rules/preview", "POST", json=full).json()
-    assert [(past["alert"]["rule"], past["resolved_at"]) for past in seen["fired"]] == [("full", None)]
+    assert [(past["rule"], past["resolved_at"]) for past in seen["fired"]] == [("full", None)]
     assert ask(view, "/api/v1/rules/preview", "POST", json=full | {"above": 2}).json()["fired"] == []
     assert "full" not in names(view)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpumond.metrics import dcgm
 from gpumond.metrics.families import FAMILIES
 from gpumond.metrics.telemetry import Telemetry
 
@@ -31,8 +32,31 @@ OWN = """
 """
 
 
+DCGM = """
+## Under DCGM's names
+
+`/metrics?compat=dcgm`, or beside ours with `compat: dcgm` in the configuration: names, labels and units of
+dcgm-exporter, for NVIDIA devices. A device that only one container's processes are on has `pod`, `namespace` and
+`container` too. Ratios of `PROF_*` are the hardware's counts over ten seconds (Hopper and later), PCIe's a sample of
+20 ms. XID errors are also a counter, `gpumond_device_xid_errors_total`.
+
+| name | meaning |
+|---|---|
+"""
+
+LEFT_OUT = """
+Not offered:
+
+| name | why |
+|---|---|
+"""
+
+
 def document() -> str:
-    return HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n"
+    ours = HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n"
+    theirs = DCGM + "".join(f"| {family.name} | {family.help} |\n" for family in dcgm.FAMILIES)
+    theirs += "| DCGM_FI_DEV_XID_ERRORS | Number of the last XID error; 0: none so far. |\n"
+    return ours + theirs + LEFT_OUT + "".join(f"| {name} | {why} |\n" for name, why in dcgm.LEFT_OUT.items())
 
 
 def frame_rows() -> Iterator[str]:

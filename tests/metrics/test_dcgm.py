@@ -16,7 +16,7 @@ from gpumond.metrics import Exposition, FrameCollector, dcgm
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Frame, Ledger, SourceState, XidErrors
 from gpumond.sensors import Sensors
-from tests.making import a_device, a_snapshot
+from tests.making import a_device, a_process, a_snapshot
 
 GOLDEN = Path(__file__).with_name("dcgm.txt")
 MIB = 1 << 20
@@ -43,6 +43,10 @@ SENSORS = Sensors(
     remapped_rows_uncorrectable=5,
     remapped_rows_failed=False,
     xid_events=True,
+    sm_active_ratio=0.625,
+    tensor_active_ratio=0.25,
+    pcie_transmit_bytes_per_second=1.5e9,
+    nvlink_receive_bytes_per_second=2.0e11,
 )
 
 
@@ -99,7 +103,7 @@ def test_dashboard_12239_finds_what_nvml_can_answer():
 def test_labels_are_dcgms():
     for family in text_string_to_metric_families(page()):
         for sample in family.samples:
-            own = sample.labels.keys() - {"err_code"}
+            own = sample.labels.keys() - {"err_code", "pod", "namespace", "container"}
             assert own in (LABELS, LABELS | {"GPU_I_PROFILE", "GPU_I_ID"})
             assert sample.labels["device"] == f"nvidia{sample.labels['gpu']}"
             assert sample.labels["Hostname"] == "node-1"
@@ -112,6 +116,38 @@ def test_memory_is_of_the_instances_where_there_are_any_and_all_else_of_the_gpu(
     assert ("DCGM_FI_DEV_GPU_TEMP", "GPU-b", "") in found
     assert ("DCGM_FI_DEV_GPU_TEMP", "GPU-b", "7") not in found
     assert 'GPU_I_PROFILE="1g.10gb"' in page()
+
+
+def test_activity_is_a_ratio_and_traffic_bytes_a_second():
+    found = samples(page())
+    assert found["DCGM_FI_PROF_SM_ACTIVE", "GPU-a", ""] == 0.625
+    assert found["DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "GPU-a", ""] == 0.25
+    assert found["DCGM_FI_PROF_PCIE_TX_BYTES", "GPU-a", ""] == 1.5e9
+    assert found["DCGM_FI_PROF_NVLINK_RX_BYTES", "GPU-a", ""] == 2e11
+    assert ("DCGM_FI_PROF_DRAM_ACTIVE", "GPU-a", "") not in found
+
+
+IN_POD = {"pod_name": "llama-0", "pod_namespace": "research", "container_name": "main"}
+
+
+@pytest.mark.parametrize(
+    ("processes", "labels"),
+    [
+        ([], {}),
+        ([IN_POD, IN_POD], {"pod": "llama-0", "namespace": "research", "container": "main"}),
+        ([IN_POD, {}], {"pod": "llama-0", "namespace": "research", "container": "main"}),
+        ([IN_POD | {"container_name": None}], {"pod": "llama-0", "namespace": "research", "container": ""}),
+        ([IN_POD, IN_POD | {"container_name": "other"}], {}),
+        ([IN_POD, IN_POD | {"pod_name": "llama-1"}], {}),
+        ([{"container_name": "main"}], {}),
+    ],
+)
+def test_a_device_of_one_container_has_its_pods_labels(processes: list[dict[str, str]], labels: dict[str, str]):
+    used = tuple(a_process(pid, **fields) for pid, fields in enumerate(processes, 1))
+    frame = Frame(a_snapshot(a_device(vendor="nvidia", processes=used)), Ledger())
+    for family in text_string_to_metric_families(page(frame)):
+        for sample in family.samples:
+            assert {k: v for k, v in sample.labels.items() if k in ("pod", "namespace", "container")} == labels
 
 
 def test_the_xid_is_the_last_one_and_0_only_where_the_driver_would_tell():

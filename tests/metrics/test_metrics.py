@@ -41,7 +41,7 @@ def full_frame() -> Frame:
 def busy_telemetry(receipt: Receipt) -> Telemetry:
     telemetry = Telemetry()
     telemetry.rejected("oversize")
-    telemetry.fault(Fault("nvml", "timeout", None, ""))
+    telemetry.faults([Fault("nvml", "timeout", None, "")])
     telemetry.flushed(receipt)
     return telemetry
 

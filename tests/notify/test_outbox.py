@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gpumond.errors import StoreUnavailable
 from gpumond.model import Alert
 from gpumond.notify import Rejected, Retry
-from gpumond.notify.outbox import Outbox
+from gpumond.notify.outbox import Lane, Outbox
 from gpumond.records import Notice
 from gpumond.store import Store
 
@@ -236,7 +236,46 @@ def test_what_is_over_is_sent_again_only_for_a_while():
     assert manager.told.count(OVER) > 1
 
 
-def lanes(outbox: Outbox) -> list[object]:
+def test_while_something_fires_no_pause_is_longer_than_a_minute_allows():
+    async def pauses(outbox: Outbox) -> float:
+        (lane,) = lanes(outbox)
+        lane._backoff = (1.0, 300.0)
+        return max(lane._pause(failures=30) for _ in range(1000))
+
+    async def firing(outbox: Outbox) -> float:
+        outbox.put([an_alert()])
+        return await pauses(outbox)
+
+    async def only_over(outbox: Outbox) -> float:
+        lanes(outbox)[0].learn(an_alert())
+        outbox.put([])
+        return await pauses(outbox)
+
+    assert 50 < with_outbox(firing, Recorder()) <= 55
+    assert 250 < with_outbox(only_over, Recorder()) <= 300
+    assert with_outbox(only_over, Recorder(resend_seconds=30.0)) <= 30
+
+
+def test_receivers_can_be_replaced_while_others_go_on():
+    stays, goes, comes = Recorder("stays"), Recorder("goes"), Recorder("comes")
+    stays.failing = goes.failing = Retry("connection", "down", after_seconds=3600)
+    mended = Recorder("stays")
+
+    async def work(outbox: Outbox) -> None:
+        outbox.put([an_alert()])
+        await until(lambda: stays.tries and goes.tries)
+        await outbox.configure([mended, comes])
+        outbox.put([an_alert()])
+        await until(lambda: mended.told and comes.told)
+        outbox.put([])
+        await until(lambda: len(mended.told) == len(comes.told) == 2)
+
+    with_outbox(work, stays, goes)
+    assert (stays.told, goes.told, goes.tries) == ([], [], 1)
+    assert mended.told == comes.told == [FIRED, OVER]
+
+
+def lanes(outbox: Outbox) -> list[Lane]:
     return list(outbox._lanes.values())
 
 
@@ -306,9 +345,10 @@ class Delivery(RuleBasedStateMachine):
         """What is under way is cut off; what was committed is all that is left. Then a new daemon ticks."""
 
         async def kill() -> None:
-            for worker in self.outbox._workers:
+            workers = list(self.outbox._workers.values())
+            for worker in workers:
                 worker.cancel()
-            await asyncio.gather(*self.outbox._workers, return_exceptions=True)
+            await asyncio.gather(*workers, return_exceptions=True)
             await self.store.close()
 
         self.loop.run_until_complete(kill())

@@ -110,6 +110,19 @@ def test_flushes_whose_memory_is_taken_again_come_at_twice_the_distance_each_and
     assert "took again" in tracks[orders[0].key].note
 
 
+def test_memory_that_an_agent_saw_taken_again_counts_although_it_is_free_by_now():
+    def seen(thrashes: int) -> AgentReport:
+        return a_report(10, (a_pool(live=GIB, cached=GIB, thrashes=thrashes),))
+
+    (order,), tracks = decide([a_rule()], [ALERT], [seen(3)], {}, 0.0)
+    tracks = conclude(tracks, order, [a_receipt(3 * GIB)])
+    _, without = decide([a_rule()], [ALERT], [seen(3)], tracks, 100.0)
+    _, thrashed = decide([a_rule()], [ALERT], [seen(4)], tracks, 100.0)
+    assert without[order.key].failures == 0
+    assert thrashed[order.key].failures == 1
+    assert "took again" in thrashed[order.key].note
+
+
 def test_a_flush_that_cannot_start_backs_off_too():
     flushed = list(acting(a_rule(max_per_hour=1000), released=0, regrows=False, until=700, failing="the disk is full"))
     assert [now for now, _ in flushed] == [0, 200, 600]

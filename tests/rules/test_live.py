@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from gpumond.sim.card import Spec, create
 from tests.making import GIB
+from tests.notify.listener import Listener
 from tests.running import RunningDaemon, until
 
 Serve = Callable[..., RunningDaemon]
@@ -47,7 +49,7 @@ def firing(daemon: RunningDaemon) -> set[str]:
 def test_a_rule_made_over_http_fires_is_kept_and_is_in_the_audit(start: Callable[..., RunningDaemon]):
     daemon = start()
     (past,) = send(daemon, "/api/v1/rules/preview", NOBODY)[1]["fired"]
-    assert (past["alert"]["rule"], past["resolved_at"]) == ("nobody", None)
+    assert (past["rule"], past["phase"], past["resolved_at"]) == ("nobody", "firing", None)
     assert send(daemon, "/api/v1/rules", NOBODY)[0] == 201
     until(lambda: "nobody" in firing(daemon))
     state = str(daemon.directory.parent / "state")
@@ -57,6 +59,38 @@ def test_a_rule_made_over_http_fires_is_kept_and_is_in_the_audit(start: Callable
     assert "rule.create" in again.run("audit").stdout
     verified = again.run("audit", "verify", "--state-dir", state)
     assert (verified.returncode, "whole" in verified.stdout) == (0, True)
+
+
+def test_alerts_that_are_over_are_known_after_a_crash(
+    start: Callable[..., RunningDaemon],
+):
+    daemon = start()
+    assert send(daemon, "/api/v1/rules", NOBODY)[0] == 201
+    until(lambda: "nobody" in firing(daemon))
+    token = {"Authorization": f"Bearer {(daemon.directory / 'token').read_text().strip()}"}
+    request = urllib.request.Request(f"{daemon.url}/api/v1/rules/nobody", method="DELETE", headers=token)
+    urllib.request.urlopen(request, timeout=10).close()
+    (before,) = until(lambda: daemon.get("alerts/history"))
+    assert send(daemon, "/api/v1/rules", NOBODY | {"name": "other", "below": 0})[0] == 201  # is written after it
+    daemon.process.kill()
+    daemon.process.wait()
+    assert start().get("alerts/history") == [before]
+
+
+def test_a_reload_takes_up_receivers_and_names_what_waits_for_a_restart(
+    start: Callable[..., RunningDaemon], tmp_path: Path
+):
+    listener = Listener()
+    daemon = start()
+    receiver = f"{{name: hook, type: webhook, url: '{listener.url}'}}"
+    (tmp_path / "gpumond.yaml").write_text(
+        f"receivers: [{receiver}]\nrules: [{json.dumps(NOBODY)}]\nretention: 7d\ncompat: dcgm\nsocket_mode: '666'\n"
+    )
+    status, answer = send(daemon, "/-/reload", {})
+    assert (status, answer.strip().partition("; needs a restart: ")[2]) == (200, "socket_mode")
+    until(lambda: [alert["rule"] for request in listener.requests for alert in request.json["alerts"]] == ["nobody"])
+    until(lambda: daemon.value("DCGM_FI_DEV_FB_FREE") is not None)
+    listener.close()
 
 
 @pytest.mark.parametrize("how", ["SIGHUP", "POST"])
@@ -82,5 +116,7 @@ def test_a_reload_takes_up_rules_and_a_wrong_file_changes_nothing(
         assert "rules[0].value" in json.loads(answer)["detail"]
     reload("disabled_rules: [device-lost]\n")
     until(lambda: "nobody" not in firing(daemon))
-    assert daemon.get("alerts/history")[-1]["alert"]["rule"] == "nobody"
+    past = daemon.get("alerts/history")[-1]
+    assert (past["rule"], past["phase"]) == ("nobody", "resolved")
+    assert past["active_at"] <= past["fired_at"] < past["resolved_at"]
     assert {"device-lost", "nobody"}.isdisjoint(entry["name"] for entry in daemon.get("rules"))

@@ -11,7 +11,7 @@ from gpumond.model import AgentReport, DeviceReading, PoolUsage, Snapshot, XidEr
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.recent import WINDOW_SECONDS, Recent, remember
-from gpumond.rules.subjects import subjects
+from gpumond.rules.subjects import Seen, subjects
 from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
 
 DEVICE = a_device(used_bytes=40 * GIB)
@@ -24,7 +24,7 @@ def seen(second: float, pools: Sequence[PoolUsage] = (), device: DeviceReading =
 
 def value(recent: Recent, snapshot: Snapshot, name: str, scope: str = "pool") -> float | None:
     ledger = advance(Memory(), (), snapshot).frame.ledger
-    (subject,) = subjects(scope, snapshot, ledger, recent)  # type: ignore[arg-type]
+    (subject,) = subjects(scope, Seen(snapshot, ledger, recent))  # type: ignore[arg-type]
     return subject.values[name]
 
 

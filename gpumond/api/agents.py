@@ -1,0 +1,92 @@
+"""POST /api/v1/agents/PID/limit, /snapshot: what an administrator may ask of a program beside a flush."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from gpumond.api import examples
+from gpumond.api.auth import bearer, require_token
+from gpumond.api.problems import problem, responses
+from gpumond.program import AppliedLimit, Dump
+from gpumond.wire import Answer, Asked
+
+router = APIRouter(tags=["agents"])
+LIMITS: TypeAdapter[list[AppliedLimit]] = TypeAdapter(list[AppliedLimit])
+DUMP: TypeAdapter[Dump] = TypeAdapter(Dump)
+
+Pid = Annotated[int, Path(gt=0)]
+
+
+class LimitBody(BaseModel):
+    """``limit_bytes`` null: no limit any more. ``device``: a UUID, or null for all that the program uses."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"examples": [{"limit_bytes": 20 * examples.GIB}]}
+    )
+
+    limit_bytes: int | None = Field(gt=0, lt=2**63)
+    device: str | None = Field(default=None, min_length=1, max_length=128)
+
+
+def _ok(model: Any, example: Any) -> dict[int | str, dict[str, Any]]:
+    content = {"application/json": {"example": TypeAdapter(model).dump_python(example, mode="json")}}
+    return {200: {"model": model, "content": content}, **responses(401, 403, 404, 409, 422, 503, 504, 507)}
+
+
+@router.post(
+    "/agents/{pid}/limit",
+    summary="Set a soft quota in a program that allows it",
+    dependencies=[Depends(bearer)],
+    responses=_ok(list[AppliedLimit], [examples.APPLIED_LIMIT]),
+    response_model=None,
+)
+async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str = Depends(require_token)) -> Response:
+    """Its allocators flush, then fail, as if the device were smaller; nothing is taken away. In the audit.
+
+    404: no agent has that pid. 409: the program does not allow it, or cannot; `detail` says why. 504: no answer.
+    """
+    answer = await _ask(request, pid, "limit", requested_by, body.limit_bytes, body.device)
+    if isinstance(answer, Response):
+        return answer
+    return Response(LIMITS.dump_json(list(answer.limits)), media_type="application/json")
+
+
+@router.post(
+    "/agents/{pid}/snapshot",
+    summary="Have a program write its framework's memory snapshot",
+    dependencies=[Depends(bearer)],
+    responses=_ok(Dump, examples.DUMP),
+    response_model=None,
+)
+async def snapshot(request: Request, pid: Pid, requested_by: str = Depends(require_token)) -> Response:
+    """Into a file of the program's own user, at most 256 MiB, whose `path` is the answer. gpumond does not read it.
+
+    404: no agent has that pid. 409: there is none to be had now; `detail` says why. 504: no answer.
+    """
+    answer = await _ask(request, pid, "snapshot", requested_by)
+    if isinstance(answer, Response):
+        return answer
+    return Response(DUMP.dump_json(answer.dump), media_type="application/json")  # type: ignore[arg-type]
+
+
+async def _ask(
+    request: Request,
+    pid: int,
+    kind: Asked,
+    requested_by: str,
+    limit_bytes: int | None = None,
+    device: str | None = None,
+) -> Answer | Response:
+    """The program's answer; else the problem."""
+    answer: Answer | None = await request.app.state.view.ask(pid, kind, limit_bytes, device, requested_by)
+    if answer is None:
+        return problem(504, f"the program of pid {pid} did not answer in time, or left; what became of it is not known")
+    if kind == "limit":
+        done = any(one.applied for one in answer.limits)
+    else:
+        done = answer.dump is not None and answer.dump.path is not None
+    return answer if done else problem(409, answer.reason or "nothing was done")

@@ -1,0 +1,95 @@
+"""GET /api/v1/events: what happened, as it happens (server-sent events), or the newest as a list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import TypeAdapter
+from starlette.types import Message, Send
+
+from gpumond.api import examples
+from gpumond.api.problems import problem, responses
+from gpumond.events import Event
+from gpumond.ring import Ring
+
+router = APIRouter(tags=["facts"])
+
+HEARTBEAT_SECONDS = 15.0
+SLOW_SECONDS = 30.0
+"""A reader that takes nothing for so long is let go; with Last-Event-ID it goes on where it was."""
+
+MAX_STREAMS = 32
+RETRY_MILLISECONDS = 3000
+
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+EVENTS: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
+
+_OK: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": list[Event],
+        "content": {
+            "application/json": {"example": EVENTS.dump_python([examples.EVENT], mode="json")},
+            "text/event-stream": {
+                "example": f"id: {examples.EVENT.id}\nevent: {examples.EVENT.kind}\n"
+                f"data: {EVENT.dump_json(examples.EVENT).decode()}\n\n"
+            },
+        },
+    }
+}
+
+
+@router.get("/events", summary="What happened, as it happens", responses={**_OK, **responses(503)}, response_model=None)
+async def events(request: Request) -> Response:
+    """Server-sent events, from now on or, with `Last-Event-ID`, from where the reader was, as far as the newest 1000
+    reach. With `Accept: application/json` those 1000 as a list, newest last. 503: too many readers.
+    """
+    ring: Ring = request.app.state.view.events
+    accept = request.headers.get("accept", "")
+    if "application/json" in accept and "text/event-stream" not in accept:
+        return Response(EVENTS.dump_json(list(ring.newest())), media_type="application/json")
+    streams: set[object] = request.app.state.event_streams
+    if len(streams) >= MAX_STREAMS:
+        detail = f"{MAX_STREAMS} readers follow the events already; ask for application/json, or try again"
+        return problem(503, detail, {"Retry-After": "10"})
+    last_id = request.headers.get("last-event-id", "")
+    since = int(last_id) if last_id.isdecimal() and len(last_id) < 20 else ring.last_id
+    return EventStream(ring, since, streams, request.app.state.slow_seconds)
+
+
+class EventStream(StreamingResponse):
+    """Reads the ring at its own pace: what is overwritten before it is sent is lost to this reader alone."""
+
+    def __init__(self, ring: Ring, last_id: int, streams: set[object], slow_seconds: float) -> None:
+        super().__init__(frames(ring, last_id), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._streams, self._slow_seconds = streams, slow_seconds
+
+    async def stream_response(self, send: Send) -> None:
+        async def in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), self._slow_seconds)
+
+        self._streams.add(self)
+        try:
+            await super().stream_response(in_time)
+        except asyncio.TimeoutError:
+            return  # the server closes the connection
+        finally:
+            self._streams.discard(self)
+
+
+async def frames(ring: Ring, last_id: int, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> AsyncGenerator[bytes, None]:
+    """What happened after ``last_id``, then what happens."""
+    yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
+    while True:
+        if last_id < ring.before_id:
+            last_id = ring.before_id
+            yield b": some events are no longer kept\n\n"
+        for event in ring.after(last_id):
+            last_id = event.id
+            data = EVENT.dump_json(event).decode()
+            yield f"id: {event.id}\nevent: {event.kind}\ndata: {data}\n\n".encode()
+        if not await ring.wait(heartbeat_seconds):
+            yield b": alive\n\n"

@@ -1,0 +1,292 @@
+"""What happened between two frames, one event each. Pure.
+
+Events are for people and for programs that react; what must not be lost is in counters, alerts and the audit. Their
+ids grow, also over a restart of the daemon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from gpumond.model import AgentReport, Alert, Frame, Receipt, Verdict
+from gpumond.program import Oom, OomPool
+from gpumond.units import human
+
+Kind = Literal[
+    "agent-connected",
+    "agent-gone",
+    "oom",
+    "flush",
+    "alert-fired",
+    "alert-resolved",
+    "verdict-began",
+    "verdict-ended",
+    "device-lost",
+    "device-back",
+    "xid",
+]
+ORDINARY = frozenset(("warm-up", "steady", "churn", "periodic", "step-change"))
+"""Verdicts that say that all is well: no events."""
+
+Details = tuple[tuple[str, int | float | str], ...]
+Process = tuple[int, int]
+"""pid and start_ticks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """``summary`` is one sentence for people, ``details`` are for programs; unknown is None."""
+
+    id: int
+    at: float
+    kind: Kind
+    device_uuid: str | None
+    pid: int | None
+    workload: str
+    summary: str
+    details: Details = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What one frame leaves for the next. ``ooms``: the last picture told, of each process that is connected or was.
+
+    Pictures from before ``since`` are the past of another daemon.
+    """
+
+    last_id: int = 0
+    since: float = 0.0
+    frame: Frame | None = None
+    reports: Mapping[Process, AgentReport] = field(default_factory=dict)
+    ooms: Mapping[Process, int] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
+
+
+MAX_REMEMBERED = 4096
+
+
+def follow(
+    before: Watch,
+    frame: Frame,
+    raised: Sequence[Alert] = (),
+    resolved: Sequence[Alert] = (),
+    receipts: Sequence[Receipt] = (),
+    departed: Sequence[AgentReport] = (),
+) -> tuple[Watch, tuple[Event, ...]]:
+    """The events of one tick, and the state for the next one.
+
+    ``departed``: the last reports of agents that left; they are in no frame, and some ended out of memory.
+    """
+    told = dict(before.ooms)
+    lost = set(before.lost)
+    now = {_process(report): report for report in frame.snapshot.reports}
+    drafts: list[Event] = [
+        *_devices(before.frame, frame, lost),
+        *_xids(before.frame, frame),
+        *_agents(before.reports, now, frame.snapshot.taken_at),
+        *(
+            event
+            for process, report in (*((_process(last), last) for last in departed), *now.items())
+            for event in _ooms(report, before.reports.get(process), frame, told, before.since)
+        ),
+        *(_flush(receipt) for receipt in receipts if receipt.outcome != "planned"),
+        *_verdicts(before.frame, frame),
+        *(_alert("alert-fired", alert, alert.fired_at or frame.snapshot.taken_at) for alert in raised),
+        *(_alert("alert-resolved", alert, frame.snapshot.taken_at) for alert in resolved),
+    ]
+    events = tuple(replace(event, id=before.last_id + number) for number, event in enumerate(drafts, 1))
+    ooms = dict(list(told.items())[-MAX_REMEMBERED:])
+    return Watch(before.last_id + len(events), before.since, frame, now, ooms, frozenset(lost)), events
+
+
+DRAFT = 0
+"""The id of an event that has none yet."""
+
+
+def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Event]:
+    at = frame.snapshot.taken_at
+    was = {device.uuid: device for device in (before.snapshot.devices if before else ())}
+    now = {device.uuid: device for device in frame.snapshot.devices}
+    for uuid, device in was.items():
+        if device.up and (uuid not in now or not now[uuid].up):
+            lost.add(uuid)
+            faults = [fault.detail for fault in frame.snapshot.faults if fault.device_uuid in (None, uuid)]
+            why = f": {faults[0]}" if faults else ""
+            summary = f"GPU {device.index} cannot be read{why}"
+            yield Event(DRAFT, at, "device-lost", uuid, None, "", summary)
+    for uuid, device in now.items():
+        if device.up and uuid in lost:
+            lost.discard(uuid)
+            summary = f"GPU {device.index} can be read again"
+            yield Event(DRAFT, at, "device-back", uuid, None, "", summary)
+
+
+def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
+    was = {(xid.device_uuid, xid.xid): xid.count for xid in (before.snapshot.xids if before else ())}
+    for xid in frame.snapshot.xids:
+        more = xid.count - was.get((xid.device_uuid, xid.xid), 0)
+        if more > 0:
+            summary = f"{_gpu(frame, xid.device_uuid)} reported XID error {xid.xid}"
+            details: Details = (("xid", xid.xid), ("count", more))
+            yield Event(DRAFT, xid.last_seen_at, "xid", xid.device_uuid, None, "", summary, details)
+
+
+def _agents(was: Mapping[Process, AgentReport], now: Mapping[Process, AgentReport], at: float) -> Iterator[Event]:
+    for process, report in now.items():
+        if process not in was:
+            summary = f"{_name(report)} is connected: {', '.join(report.frameworks) or 'no framework yet'}"
+            yield Event(DRAFT, at, "agent-connected", None, report.pid, report.workload, summary)
+    for process, report in was.items():
+        if process not in now:
+            held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
+            summary = f"{_name(report)} is gone; it held {human(held)}"
+            details: Details = (("held_bytes", held),)
+            yield Event(DRAFT, at, "agent-gone", None, report.pid, report.workload, summary, details)
+
+
+def _ooms(
+    report: AgentReport, before: AgentReport | None, frame: Frame, told: dict[Process, int], since: float
+) -> Iterator[Event]:
+    if not report.program.ooms:
+        if before is not None and any(pool.ooms for pool in report.pools):
+            yield from _counted(report, before, frame)
+        return
+    process = _process(report)
+    last = told.pop(process, 0)  # put back at the end: the newest are remembered
+    pictures = [oom for oom in report.program.ooms if oom.number > last]
+    told[process] = max([last, *(oom.number for oom in pictures)])
+    for oom in pictures:
+        if oom.at >= since:
+            summary, details = _oom_summary(report, oom, frame), _picture(oom)
+            yield Event(DRAFT, oom.at, "oom", oom.device_uuid, report.pid, report.workload, summary, details)
+
+
+def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator[Event]:
+    """Of an agent that sends no pictures."""
+    counts = {(pool.allocator, pool.device_uuid): pool.ooms for pool in before.pools}
+    for pool in report.pools:
+        count = counts.get((pool.allocator, pool.device_uuid))
+        if count is not None and pool.ooms is not None and pool.ooms > count:
+            cached = max(0, pool.held_bytes - pool.live_bytes - pool.stranded_bytes)
+            summary = f"{_name(report)} ran out of memory on {_gpu(frame, pool.device_uuid)}"
+            details: Details = (
+                ("seen", "counter"),
+                ("live_bytes", pool.live_bytes),
+                ("cached_bytes", cached),
+                ("stranded_bytes", pool.stranded_bytes),
+            )
+            at = frame.snapshot.taken_at
+            yield Event(DRAFT, at, "oom", pool.device_uuid, report.pid, report.workload, summary, details)
+
+
+def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
+    where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
+    asked = "" if oom.request_bytes is None else f" when it asked for {human(oom.request_bytes)}"
+    scope = f" in {oom.scope}" if oom.scope else ""
+    live, cached, stranded = _sums(oom)
+    return (
+        f"{_name(report)} ran out of memory{where}{scope}{asked}: "
+        f"{human(live)} live, {human(cached)} cached, {human(stranded)} stranded"
+    )
+
+
+def _picture(oom: Oom) -> Details:
+    live, cached, stranded = _sums(oom)
+    largest = [pool.largest_free_bytes for pool in _concerned(oom) if pool.largest_free_bytes is not None]
+    known: list[tuple[str, int | float | str | None]] = [
+        ("number", oom.number),
+        ("seen", oom.seen),
+        ("scope", oom.scope or None),
+        ("request_bytes", oom.request_bytes),
+        ("live_bytes", live),
+        ("cached_bytes", cached),
+        ("stranded_bytes", stranded),
+        ("largest_free_bytes", max(largest, default=None)),
+        *((f"kept_bytes {scope.name}", scope.kept_bytes) for scope in oom.scopes),
+    ]
+    return tuple((name, value) for name, value in known if value is not None)
+
+
+def _sums(oom: Oom) -> tuple[int, int, int]:
+    pools = _concerned(oom)
+    return (
+        sum(pool.live_bytes for pool in pools),
+        sum(pool.cached_bytes for pool in pools),
+        sum(pool.stranded_bytes for pool in pools),
+    )
+
+
+def _concerned(oom: Oom) -> list[OomPool]:
+    """The pools of the device that was full; all of them if nobody knows which it was."""
+    return [pool for pool in oom.pools if oom.device_uuid in (None, pool.device_uuid)]
+
+
+def _flush(receipt: Receipt) -> Event:
+    name = receipt.workload or "a program"
+    released = f"{human(receipt.released_bytes)} came back from {receipt.allocator or 'no allocator'}"
+    why = f" ({receipt.reason})" if receipt.reason else ""
+    summary = f"flush of {name} (pid {receipt.pid}) by {receipt.requested_by}: {receipt.outcome}, {released}{why}"
+    details: Details = (
+        ("outcome", receipt.outcome),
+        ("allocator", receipt.allocator or ""),
+        ("released_bytes", receipt.released_bytes),
+        ("requested_by", receipt.requested_by),
+        ("duration_seconds", receipt.duration_seconds),
+    )
+    at = receipt.started_at + receipt.duration_seconds
+    return Event(DRAFT, at, "flush", receipt.device_uuid, receipt.pid, receipt.workload, summary, details)
+
+
+def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
+    was = {_verdict(verdict): verdict for verdict in (before.verdicts if before else ())}
+    now = {_verdict(verdict): verdict for verdict in frame.verdicts}
+    workloads = {report.pid: report.workload for report in frame.snapshot.reports}
+    kinds: tuple[tuple[Kind, Mapping[object, Verdict], Mapping[object, Verdict]], ...] = (
+        ("verdict-began", now, was),
+        ("verdict-ended", was, now),
+    )
+    for kind, some, others in kinds:
+        for key, verdict in some.items():
+            if key in others or verdict.kind in ORDINARY:
+                continue
+            ended = kind == "verdict-ended"
+            summary = f"{verdict.kind} is over" if ended else verdict.summary or verdict.kind
+            at = frame.snapshot.taken_at if ended else verdict.since
+            workload = workloads.get(verdict.pid or 0, "")
+            details: Details = (("verdict", verdict.kind), *verdict.evidence)
+            yield Event(DRAFT, at, kind, verdict.device_uuid, verdict.pid, workload, summary, details)
+
+
+def _alert(kind: Kind, alert: Alert, at: float) -> Event:
+    labels, annotations = dict(alert.labels), dict(alert.annotations)
+    pid = labels.get("pid", "")
+    summary = annotations.get("summary") or alert.rule
+    if kind == "alert-resolved":
+        summary = f"over: {summary}"
+    details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
+    number = int(pid) if pid.isdecimal() else None
+    return Event(DRAFT, at, kind, labels.get("uuid"), number, labels.get("workload", ""), summary, details)
+
+
+def _verdict(verdict: Verdict) -> object:
+    return verdict.device_uuid, verdict.pid, verdict.kind
+
+
+def _process(report: AgentReport) -> Process:
+    return report.pid, report.start_ticks
+
+
+def _name(report: AgentReport) -> str:
+    return f"{report.workload or 'a program'} (pid {report.pid})"
+
+
+def _gpu(frame: Frame, uuid: str) -> str:
+    index = next((device.index for device in frame.snapshot.devices if device.uuid == uuid), None)
+    return uuid if index is None else f"GPU {index}"
+
+
+def after(events: Iterable[Event], last_id: int) -> tuple[Event, ...]:
+    """Those that somebody who has seen ``last_id`` has not seen."""
+    return tuple(event for event in events if event.id > last_id)

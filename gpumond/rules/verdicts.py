@@ -1,0 +1,60 @@
+"""Verdicts as the values of rules: what stands for a process or on a device. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+
+from gpumond.model import Verdict
+from gpumond.units import duration, human
+
+TROUBLES = ("leak", "fragmentation", "pressure", "orphan", "idle-holder", "crash", "crash-loop")
+"""The kinds that somebody may want to hear of; the others say that all is well."""
+
+Standing = Mapping[tuple[str, int | None], Sequence[Verdict]]
+"""The troubles by device and process; None is the device as a whole."""
+
+NOTHING: Mapping[str, float | None] = {
+    **{kind.replace("-", "_"): 0.0 for kind in TROUBLES},
+    "leak_bytes_per_second": 0.0,
+    "time_to_oom_seconds": inf,
+}
+UNKNOWN: Mapping[str, float | None] = dict.fromkeys(NOTHING)
+
+
+def standing(verdicts: Iterable[Verdict]) -> Standing:
+    found: defaultdict[tuple[str, int | None], list[Verdict]] = defaultdict(list)
+    for verdict in verdicts:
+        if verdict.kind in TROUBLES:
+            found[verdict.device_uuid, verdict.pid].append(verdict)
+    return dict(found)
+
+
+def values(verdicts: Sequence[Verdict], otherwise: Mapping[str, float | None]) -> Mapping[str, float | None]:
+    """The values of rules; ``otherwise`` is what holds where no verdict stands."""
+    if not verdicts:
+        return otherwise
+    own = dict(otherwise)
+    slopes = [slope(verdict) for verdict in verdicts if verdict.kind == "leak"]
+    if slopes:
+        own["leak_bytes_per_second"] = sum(slopes)
+    times = [verdict.time_to_oom_seconds for verdict in verdicts if verdict.time_to_oom_seconds is not None]
+    if times:
+        own["time_to_oom_seconds"] = min(times)
+    own.update((verdict.kind.replace("-", "_"), 1.0) for verdict in verdicts)
+    return own
+
+
+def texts(verdicts: Sequence[Verdict]) -> dict[str, str]:
+    found = values(verdicts, NOTHING)
+    time_to_oom = found["time_to_oom_seconds"]
+    return {
+        "verdicts": "; ".join(dict.fromkeys(verdict.summary.rstrip(".") for verdict in verdicts)) or "nothing",
+        "slope": f"{human(60 * (found['leak_bytes_per_second'] or 0.0))}/min",
+        "time_to_oom": "never" if time_to_oom is None or time_to_oom == inf else duration(time_to_oom),
+    }
+
+
+def slope(verdict: Verdict) -> float:
+    return dict(verdict.evidence).get("slope_bytes_per_second", 0.0)

@@ -1,0 +1,78 @@
+"""What an administrator asks of a program, before a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpumond.errors import NoSuchTarget, StoreUnavailable
+from gpumond.program import AppliedLimit, Dump
+from gpumond.wire import Answer
+from tests.api.test_app import TOKEN, View, ask
+
+LIMIT, SNAPSHOT = "/api/v1/agents/10/limit", "/api/v1/agents/10/snapshot"
+
+
+def a_view(said: Answer | Exception | None) -> View:
+    class Telling(View):
+        async def ask(self, *asked: Any) -> Answer | None:
+            self.asks.append(asked)
+            if isinstance(said, Exception):
+                raise said
+            return said
+
+    return Telling()
+
+
+def test_a_limit_is_set_and_what_applied_is_the_answer():
+    view = a_view(Answer("id", "", (AppliedLimit("torch", "GPU-a", 5, True),)))
+    answer = ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": 5, "device": "GPU-a"})
+    assert (answer.status_code, answer.json()[0]["applied"]) == (200, True)
+    assert view.asks == [(10, "limit", 5, "GPU-a", "token")]
+    assert ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": None}).status_code == 200
+    assert view.asks[1] == (10, "limit", None, None, "token")
+
+
+def test_a_snapshot_is_written_and_its_path_is_the_answer():
+    view = a_view(Answer("id", "", dump=Dump("torch", "/home/ada/x.pickle", 12)))
+    answer = ask(view, SNAPSHOT, "POST", headers=TOKEN)
+    assert (answer.status_code, answer.json()["path"]) == (200, "/home/ada/x.pickle")
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "says"),
+    [
+        (Answer("id", "this program does not allow it"), 409, "does not allow"),
+        (Answer("id", "no", (AppliedLimit("jax", None, 5, False, "no"),)), 409, "no"),
+        (Answer("id", "records its history", dump=Dump(None, None, 0, "records its history")), 409, "records"),
+        (None, 504, "did not answer"),
+        (NoSuchTarget("no connected agent has pid 10"), 404, "pid 10"),
+        (StoreUnavailable("the disk is full", full=True), 507, "nothing was changed"),
+    ],
+)
+@pytest.mark.parametrize(("path", "body"), [(LIMIT, {"limit_bytes": 5}), (SNAPSHOT, None)])
+def test_what_was_not_done_is_a_problem_with_the_reason(
+    path: str, body: object, said: Answer | Exception | None, status: int, says: str
+):
+    answer = ask(a_view(said), path, "POST", headers=TOKEN, json=body)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert says in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("path", [LIMIT, SNAPSHOT])
+def test_without_the_token_nothing_is_asked(path: str):
+    view = a_view(None)
+    assert ask(view, path, "POST", json={"limit_bytes": 5}).status_code == 401
+    assert view.asks == []
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"limit_bytes": 0}, {"limit_bytes": "5"}, {"limit_bytes": 5, "gpu": 0}, {"limit_bytes": 2**63}]
+)
+def test_wrong_bodies_are_refused(body: object):
+    view = a_view(None)
+    assert ask(view, LIMIT, "POST", headers=TOKEN, json=body).status_code == 422
+    assert ask(view, "/api/v1/agents/0/limit", "POST", headers=TOKEN, json={"limit_bytes": 5}).status_code == 422
+    assert view.asks == []

@@ -1,0 +1,173 @@
+"""The stream of events, before a server: what is sent to whom, and who is let go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from gpumond.api import events as route
+from gpumond.api.app import create_app
+from gpumond.api.auth import Tokens
+from gpumond.model import Frame, Ledger
+from gpumond.ring import Ring
+from tests.api.test_app import View, ask, nothing
+from tests.making import a_report, a_snapshot
+
+
+def a_frame(*pids: int) -> Frame:
+    return Frame(a_snapshot(reports=tuple(map(a_report, pids))), Ledger())
+
+
+class Reader:
+    """One connection to the application. ``stuck`` takes no byte any more."""
+
+    def __init__(self, app: Any, **headers: str) -> None:
+        self.heard = bytearray()
+        self.status = 0
+        self.stuck = False
+        self.leave = asyncio.Event()
+        named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "GET",
+            "path": "/api/v1/events",
+            "raw_path": b"/api/v1/events",
+            "root_path": "",
+            "scheme": "http",
+            "query_string": b"",
+            "headers": named,
+        }
+        self.task = asyncio.create_task(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if self.stuck:
+            await asyncio.Event().wait()
+        self.status = message.get("status", self.status)
+        self.heard += message.get("body", b"")
+
+    async def wait(self, found: Callable[[str], object]) -> str:
+        for _ in range(2000):
+            if found(text := self.heard.decode()):
+                return text
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"not in time: {self.heard!r}")
+
+    def told(self) -> list[dict[str, Any]]:
+        lines = self.heard.decode().split("\n")
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+def test_a_reader_hears_what_happens_from_then_on():
+    async def run() -> None:
+        view = View()
+        app = create_app(view, Tokens("secret"), nothing)
+        view.events.follow(a_frame(1), (), ())
+        reader = Reader(app, accept="text/event-stream")
+        await reader.wait(lambda text: text == "retry: 3000\n\n")
+        (event,) = view.events.follow(a_frame(1, 2), (), ())
+        text = await reader.wait(lambda text: "data:" in text)
+        assert f"\n\nid: {event.id}\nevent: agent-connected\ndata: {{" in text
+        assert text.endswith("}\n\n")
+        assert [told["pid"] for told in reader.told()] == [2]
+        reader.leave.set()
+        await reader.task
+        assert app.state.event_streams == set()
+
+    asyncio.run(run())
+
+
+def test_who_comes_back_hears_what_was_missed_and_whether_that_is_all():
+    async def run() -> None:
+        view = View()
+        view.events = Ring(1.0, kept=3)
+        app = create_app(view, Tokens("secret"), nothing)
+        told = view.events.follow(a_frame(1, 2, 3, 4, 5), (), ())
+        reader = Reader(app, last_event_id=str(told[3].id))
+        await reader.wait(lambda text: "data:" in text)
+        assert [event["pid"] for event in reader.told()] == [5]
+        assert "no longer kept" not in reader.heard.decode()
+        late = Reader(app, last_event_id=str(told[0].id))
+        assert "no longer kept" in await late.wait(lambda text: text.count("data:") == 3)
+        confused = Reader(app, last_event_id="from the start, please")
+        await confused.wait(lambda text: "retry" in text)
+        assert confused.told() == []
+        for each in (reader, late, confused):
+            each.leave.set()
+            await each.task
+
+    asyncio.run(run())
+
+
+def test_what_is_no_longer_kept_is_said_once():
+    async def run() -> None:
+        frames = route.frames(Ring(1.0), 5, heartbeat_seconds=0.01)
+        told = [await anext(frames) for _ in range(4)]
+        assert told[1:] == [b": some events are no longer kept\n\n", b": alive\n\n", b": alive\n\n"]
+        await frames.aclose()
+
+    asyncio.run(run())
+
+
+def test_silence_has_heartbeats():
+    async def run() -> None:
+        ring = Ring(1.0)
+        frames = route.frames(ring, ring.last_id, heartbeat_seconds=0.01)
+        assert [await anext(frames) for _ in range(3)] == [b"retry: 3000\n\n", b": alive\n\n", b": alive\n\n"]
+        await frames.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_takes_nothing_is_let_go_and_holds_up_nobody():
+    async def run() -> None:
+        view = View()
+        app = create_app(view, Tokens("secret"), nothing)
+        app.state.slow_seconds = 0.05
+        slow, quick = Reader(app), Reader(app)
+        await slow.wait(lambda text: "retry" in text)
+        slow.stuck = True
+        for pid in range(1, 300):
+            view.events.follow(a_frame(*range(1, pid + 1)), (), ())
+        await quick.wait(lambda text: text.count("data:") == 299)
+        await asyncio.wait_for(slow.task, 10)
+        assert len(app.state.event_streams) == 1
+        quick.leave.set()
+        await quick.task
+
+    asyncio.run(run())
+
+
+def test_so_many_readers_and_no_more():
+    async def run() -> None:
+        app = create_app(View(), Tokens("secret"), nothing)
+        readers = [Reader(app) for _ in range(route.MAX_STREAMS)]
+        for reader in readers:
+            await reader.wait(lambda text: "retry" in text)
+        refused = Reader(app)
+        await refused.task
+        assert refused.status == 503
+        assert "readers follow the events already" in refused.heard.decode()
+        listed = Reader(app, accept="application/json")
+        await listed.task
+        assert listed.status == 200
+        for reader in readers:
+            reader.leave.set()
+            await reader.task
+
+    asyncio.run(run())
+
+
+def test_the_newest_come_as_a_list():
+    view = View()
+    view.events.follow(a_frame(1, 2), (), ())
+    answer = ask(view, "/api/v1/events", headers={"Accept": "application/json"})
+    assert [event["pid"] for event in answer.json()] == [1, 2]
+    assert set(answer.json()[0]) == {"id", "at", "kind", "device_uuid", "pid", "workload", "summary", "details"}

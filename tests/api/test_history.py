@@ -1,0 +1,72 @@
+"""What was seen, over HTTP."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from gpumond.diagnosis import Diagnosis, diagnose
+from gpumond.history import History
+from tests.api.test_app import View, ask
+from tests.making import GIB, a_device, a_process, a_snapshot
+
+SECONDS = 1200
+NOW = time.time()
+
+
+def seen() -> History:
+    diagnosis = Diagnosis()
+    for second in range(SECONDS):
+        device = a_device(used_bytes=10 * GIB + second, processes=(a_process(10, GIB + second),))
+        snapshot = a_snapshot(device, seq=second, elapsed_seconds=float(second), taken_at=NOW - SECONDS + second)
+        diagnosis = diagnose(diagnosis, snapshot)
+    return diagnosis.history
+
+
+VIEW = View(history=seen())
+
+
+def past(**query: Any) -> Any:
+    answer = ask(VIEW, "/api/v1/history", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_without_more_it_is_the_samples_of_the_last_quarter_of_an_hour():
+    body = past(uuid="GPU-a", pid=10)
+    assert (body["device_uuid"], body["pid"], body["signal"], body["resolution_seconds"]) == ("GPU-a", 10, "used", None)
+    assert len(body["points"]) == 900
+    value = GIB + SECONDS - 1
+    assert body["points"][-1] == {"at": pytest.approx(NOW - 1), "low": value, "median": value, "high": value}
+    assert past(uuid="GPU-a")["points"][-1]["low"] == 10 * GIB + SECONDS - 1
+
+
+@pytest.mark.parametrize(
+    ("ago", "resolution", "expected"),
+    [(10, None, None), (1100, None, 15), (7200, None, 60), (80_000, None, 900), (1100, 59, 15), (1100, 60, 60)],
+)
+def test_the_resolution_is_the_shortest_that_reaches_back_or_what_was_asked_for(
+    ago: float, resolution: float | None, expected: int | None
+):
+    query = {"uuid": "GPU-a", "since": NOW - ago} | ({} if resolution is None else {"resolution": resolution})
+    body = past(**query)
+    assert body["resolution_seconds"] == expected
+    points = body["points"]
+    assert all(point["at"] >= NOW - ago and point["low"] <= point["median"] <= point["high"] for point in points)
+    if expected == 60:
+        assert all(point["high"] - point["low"] == 59 for point in points[1:])
+
+
+def test_what_was_never_said_is_empty_and_who_was_never_seen_is_not_found():
+    assert past(uuid="GPU-a", pid=10, signal="live")["points"] == []
+    for query in ({"uuid": "GPU-b"}, {"uuid": "GPU-a", "pid": 11}):
+        answer = ask(VIEW, "/api/v1/history", params=query)
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+        assert answer.json()["detail"].startswith("nothing is known of ")
+
+
+@pytest.mark.parametrize("query", [{}, {"uuid": "GPU-a", "signal": "mood"}, {"uuid": "GPU-a", "resolution": 0}])
+def test_a_wrong_question_is_told_what_is_expected(query: dict[str, Any]):
+    assert ask(VIEW, "/api/v1/history", params=query).status_code == 422

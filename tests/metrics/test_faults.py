@@ -1,0 +1,33 @@
+"""gpumond_faults_total counts how often something began to fail, not for how many ticks it did."""
+
+from __future__ import annotations
+
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.model import Fault
+from tests.making import a_fault
+
+
+def count(telemetry: Telemetry, fault: Fault) -> float | None:
+    return telemetry.registry.get_sample_value("gpumond_faults_total", {"source": fault.source, "kind": fault.kind})
+
+
+def test_a_fault_that_lasts_counts_once_and_one_that_returns_again():
+    telemetry, hidden = Telemetry(), a_fault("AMD-a", "processes_hidden", "drm")
+    for standing in ([hidden], [hidden], [], [hidden]):
+        telemetry.faults(standing)
+    assert count(telemetry, hidden) == 2
+
+
+def test_each_device_counts_for_itself():
+    telemetry = Telemetry()
+    telemetry.faults([a_fault("GPU-a"), a_fault("GPU-b")])
+    telemetry.faults([a_fault("GPU-a"), a_fault("GPU-b"), a_fault("GPU-c")])
+    assert count(telemetry, a_fault()) == 3
+
+
+def test_a_reading_that_does_not_come_ends_nothing():
+    telemetry = Telemetry()
+    telemetry.faults([a_fault("GPU-a")])
+    telemetry.faults([], complete=False)
+    telemetry.faults([a_fault("GPU-a")])
+    assert count(telemetry, a_fault()) == 1

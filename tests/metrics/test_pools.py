@@ -1,0 +1,46 @@
+"""Series of pools: what a library does not tell has none, and host memory is apart from the devices'."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpumond.engine import Memory, advance
+from gpumond.metrics import Exposition
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.model import AgentReport, Exactness, HostPool, PoolUsage, Reclaimable
+from tests.making import a_device, a_snapshot
+
+
+def series(*pools: PoolUsage, host_pools: tuple[HostPool, ...] = ()) -> dict[str, str]:
+    """Value by name, of those that concern pools."""
+    report = AgentReport(4242, 1, 0, "train", 0.0, (), "allow", pools, host_pools=host_pools)
+    frame = advance(Memory(), (), a_snapshot(a_device(uuid="GPU-a"), reports=(report,))).frame
+    page = Exposition(Telemetry()).page(frame, "").plain.decode()
+    return dict(re.findall(r"^gpumond_((?:host_)?pool_\w+)\{.*\} (\S+)$", page, re.MULTILINE))
+
+
+def a_pool(exactness: Exactness, held_known: bool) -> PoolUsage:
+    return PoolUsage("rmm", "GPU-a", 50, 50, Reclaimable(0, 0, 0, exactness), 0, held_known=held_known)
+
+
+@pytest.mark.parametrize(
+    ("exactness", "held_known", "shown"),
+    [
+        ("exact", True, {"pool_held_bytes", "pool_stranded_bytes", "pool_reclaimable_bytes"}),
+        ("not_releasable", False, {"pool_reclaimable_bytes"}),
+        ("interval", False, set()),
+    ],
+)
+def test_what_is_not_known_has_no_series(exactness: Exactness, held_known: bool, shown: set[str]) -> None:
+    known = series(a_pool(exactness, held_known))
+    assert known.keys() - {"pool_live_bytes", "pool_thrashes_total"} == shown
+    assert known["pool_live_bytes"] == "50.0"
+
+
+def test_pinned_host_memory_is_in_no_series_of_a_device() -> None:
+    assert series(host_pools=(HostPool("torch", 64, 96),)) == {
+        "host_pool_live_bytes": "64.0",
+        "host_pool_held_bytes": "96.0",
+    }

@@ -1,0 +1,105 @@
+"""Verdicts as the values of rules, and the rule on leaks."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from gpumond.engine import Memory, Tick, judge
+from gpumond.model import DeviceReading, Snapshot, Verdict
+from gpumond.rules import Rule
+from gpumond.rules.built_in import BUILT_IN
+from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
+
+MIB = 1024**2
+LEAK = Verdict(
+    "GPU-a",
+    10,
+    "leak",
+    1.0,
+    (("slope_bytes_per_second", 2.0 * MIB),),
+    3840.0,
+    "train (pid 10) keeps 120.0 MiB more each minute; GPU 0 is full in 1 h 4 min",
+)
+RULES = tuple(rule for rule in BUILT_IN if rule.name == "leak")
+DEVICE = a_device(used_bytes=40 * GIB, processes=(a_process(10, 30 * GIB), a_process(11, 10 * GIB)))
+
+
+def watch(scope: str, value: str, level: float = -1.0) -> Rule:
+    """Fires always, so that its alerts show the values."""
+    below = value == "time_to_oom_seconds"
+    return Rule("watch", scope, value, None if below else level, inf if below else None)  # type: ignore[arg-type]
+
+
+def seen(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEVICE) -> dict[str, float]:
+    tick = judge(Memory(), [rule], a_snapshot(device), verdicts)
+    return {dict(alert.labels).get("pid", "device"): alert.value for alert in tick.frame.alerts}
+
+
+@pytest.mark.parametrize(
+    ("scope", "value", "values"),
+    [
+        ("process", "leak", {"10": 1, "11": 0, "": 0}),
+        ("process", "leak_bytes_per_second", {"10": 2 * MIB, "11": 0, "": 0}),
+        ("process", "time_to_oom_seconds", {"10": 3840}),
+        ("process", "crash_loop", {"10": 0, "11": 0, "": 1}),
+        ("device", "leak", {"device": 1}),
+        ("device", "crash_loop", {"device": 1}),
+        ("device", "leak_bytes_per_second", {"device": 2 * MIB}),
+        ("device", "time_to_oom_seconds", {"device": 600}),
+        ("device", "pressure", {"device": 1}),
+        ("device", "fragmentation", {"device": 0}),
+    ],
+)
+def test_a_verdict_is_a_value_of_its_process_and_of_its_device(scope: str, value: str, values: dict[str, float]):
+    on_device = Verdict("GPU-a", None, "crash-loop", 1.0), Verdict("GPU-a", 11, "pressure", 1.0, (), 600.0)
+    if value == "time_to_oom_seconds" and scope == "process":
+        on_device = on_device[:1]
+    elsewhere = Verdict("GPU-b", 10, "fragmentation", 1.0)
+    assert seen(LEAK, *on_device, elsewhere, rule=watch(scope, value)) == values
+
+
+def test_a_device_that_cannot_be_seen_is_not_said_to_be_well():
+    lost = a_device(missed=3, size_bytes=None, used_bytes=None, processes=None)
+    assert seen(rule=watch("device", "leak"), device=lost) == {}
+    assert seen(rule=watch("process", "leak"), device=lost) == {}
+
+
+def story(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
+    memory, told = Memory(), []
+    for second, (snapshot, verdicts) in enumerate(ticks):
+        at = 1000.0 * second
+        moved = Snapshot(second + 1, at, at, snapshot.source, snapshot.devices, snapshot.reports)
+        told.append(judge(memory, RULES, moved, verdicts))
+        memory = told[-1].memory
+    return told
+
+
+def test_a_leak_fires_says_what_is_known_of_it_and_is_over_with_its_verdict():
+    calm = a_snapshot(DEVICE)
+    well = Verdict("GPU-a", 10, "churn", 1.0, (), None, "train goes up and down")
+    ticks = story((calm, (well,)), (calm, (well, LEAK)), (calm, ()), (calm, ()))
+    assert [len(tick.raised) for tick in ticks] == [0, 1, 0, 0]
+    assert [len(tick.resolved) for tick in ticks] == [0, 0, 0, 1]
+    (alert,) = ticks[1].raised
+    assert dict(alert.labels) == {
+        "alertname": "leak",
+        "gpu": "0",
+        "pid": "10",
+        "uuid": "GPU-a",
+        "severity": "warning",
+    }
+    assert dict(alert.annotations)["summary"].startswith(f"{LEAK.summary}; restart it")
+
+
+def test_a_leak_that_no_process_can_be_told_for_fires_too():
+    (alert,) = story((a_snapshot(a_device(processes=None)), (Verdict("GPU-a", None, "leak", 1.0),)))[0].raised
+    assert dict(alert.labels)["pid"] == ""
+
+
+def test_the_alert_stays_while_the_agent_is_silent_and_goes_with_the_process():
+    with_agent = a_snapshot(DEVICE, reports=(a_report(10, (a_pool(live=GIB),)),))
+    without, gone = a_snapshot(DEVICE), a_snapshot(a_device())
+    ticks = story((with_agent, (LEAK,)), (without, ()), (without, ()), (gone, ()), (gone, ()))
+    assert [len(tick.frame.alerts) for tick in ticks] == [1, 1, 1, 1, 0]
