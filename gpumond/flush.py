@@ -234,7 +234,3 @@ class Flusher:
             if (process.pid, process.start_ticks) == (identity.pid, identity.start_ticks)
             and process.used_bytes is not None
         }
-
-
-def _identity(report: AgentReport) -> Identity:
-    return Identity(report.pid, report.start_ticks, report.uid)

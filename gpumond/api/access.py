@@ -26,6 +26,9 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ALWAYS_OPEN = ("/-/healthy", "/-/ready")
 """For probes, which can show no credentials. They tell whether devices can be read, and of a failure the reason."""
 
+PAGE = ("/", "/page.css", "/page.js")
+"""Open where no users are named: it shows no data before one has signed in, and on it one does."""
+
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 DOCS_POLICY = (
     "default-src 'none'; script-src https://cdn.jsdelivr.net 'unsafe-inline'; style-src https://cdn.jsdelivr.net; "
@@ -92,7 +95,7 @@ class Guard:
         length = header(scope["headers"], b"content-length")
         if length and int(length) > MAX_BODY_BYTES:
             raise too_large()
-        if scope["path"] not in ALWAYS_OPEN:
+        if scope["path"] not in (*ALWAYS_OPEN, *(() if web.users else PAGE)):
             await self._check_reader(scope, web)
 
     async def _check_reader(self, scope: Scope, web: Web) -> None:

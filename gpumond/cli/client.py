@@ -80,7 +80,7 @@ def _call(url: str, path: str, body: bytes | None, headers: dict[str, str], time
     except urllib.error.HTTPError as error:
         with error:
             raise _refusal(error) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise DaemonError(
             f"no daemon answers at {url} ({reason}); start one with `gpumond serve`, or name it with --url"

@@ -279,7 +279,7 @@ def test_flushes_of_one_caller_are_bounded_and_plans_are_not():
 
 def test_reads_are_open_on_loopback_and_want_a_token_elsewhere():
     closed = House(Policy(open_reads=False))
-    paths = ("/metrics", "/", "/api/v1/ledger", "/api/v1/events", "/openapi.json", "/docs", "/nothing")
+    paths = ("/metrics", "/api/v1/frame", "/api/v1/ledger", "/api/v1/events", "/openapi.json", "/docs", "/nothing")
     for path in paths:
         assert closed.ask("GET", path).status_code == 401
         assert closed.ask("GET", path, headers=bearer("gpm_wrong"), client=path).status_code == 401
@@ -290,6 +290,13 @@ def test_reads_are_open_on_loopback_and_want_a_token_elsewhere():
     assert closed.ask("GET", "/-/ready").status_code == 200
     assert closed.ask("GET", "/api/v1/ledger", headers=basic("alice", "wonder")).status_code == 401
     assert House().ask("GET", "/api/v1/ledger").status_code == 200
+
+
+def test_the_page_is_open_for_people_to_sign_in_on_unless_users_are_named():
+    closed, named = House(Policy(open_reads=False)), House(Policy(open_reads=False, web=lambda: Web(users=ALICE)))
+    for path in ("/", "/page.css", "/page.js"):
+        assert closed.ask("GET", path).status_code == 200
+        assert named.ask("GET", path).status_code == 401
 
 
 def test_a_client_certificate_opens_reads():

@@ -97,7 +97,7 @@ class Killing:
             connection.request(method, path, json.dumps(body), headers)
             answer = connection.getresponse()
             text = answer.read()
-            assert answer.status < 400 or answer.status == 404, text
+            assert answer.status < 400 or answer.status in (404, 429), text
             return answer.status
 
         try:
@@ -109,9 +109,10 @@ class Killing:
                 assert ask("PUT", f"/api/v1/rules/{name}", rule) == 200
                 self._rules[name] = above
                 self._changes += 1
-                assert ask("POST", "/api/v1/flushes", {"target": {"pid": 1}}) == 404
-                self._flushes += 1
-                self.figures.acknowledged += 2
+                self.figures.acknowledged += 1
+                if ask("POST", "/api/v1/flushes", {"target": {"pid": 1}}) == 404:  # else there were too many a minute
+                    self._flushes += 1
+                    self.figures.acknowledged += 1
         except (OSError, http.client.HTTPException):
             pass  # it was killed
         finally:
