@@ -105,9 +105,9 @@ def test_what_bounds_the_truth_is_a_metric_and_in_status_and_doctor(serve: Serve
     until(lambda: daemon.value("gpumond_device_condition", uuid="GPU-0", gpu="0", condition=condition))
     stated = {"device_uuid": "GPU-0", "kind": condition, "mend": CONDITIONS[condition]}
     assert stated in daemon.get("status")["conditions"]
-    for verb in ("doctor", "status"):
+    for verb, device in (("doctor", "GPU-0"), ("status", "GPU 0")):
         said = daemon.run(verb).stdout
-        assert f"GPU-0: {condition}" in said
+        assert f"{device}: {condition}" in said
         assert CONDITIONS[condition] in said
     if condition == "coherent_memory":
         (device,) = daemon.get("devices")
