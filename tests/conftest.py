@@ -24,6 +24,8 @@ ANOTHER_PYTHON = "Skipped: needs Python "
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Where everything is installed, a test that is skipped is a test that is missing; but for another Python's."""
     reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
+    if reporter is None:
+        return  # in a worker: the one who started it has all reports
     skipped = [report for report in reporter.stats.get("skipped", ()) if ANOTHER_PYTHON not in str(report.longrepr)]
     if os.environ.get("GPUMOND_TEST_SKIPS") == "forbidden" and skipped:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
