@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from gpumond.diagnosis.shapes import SHAPES
 from gpumond.model import AgentReport, Alert, Frame, Receipt, Verdict
 from gpumond.program import Oom, OomPool
 from gpumond.units import human
@@ -27,7 +28,7 @@ Kind = Literal[
     "device-back",
     "xid",
 ]
-ORDINARY = frozenset(("warm-up", "steady", "churn", "periodic", "step-change"))
+ORDINARY = frozenset(SHAPES)
 """Verdicts that say that all is well: no events."""
 
 Details = tuple[tuple[str, int | float | str], ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from gpumond.loadgen.script import CONTEXT_BYTES, Program
-from gpumond.model import AgentReport, PoolUsage, Reclaimable
+from gpumond.model import AgentReport
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.card import Card, Context, OutOfMemory, Spec
 
@@ -114,23 +114,6 @@ class Process:
                 age_seconds=REPORT_AGE_SECONDS,
                 frameworks=("sim",),
                 flush_policy="allow",
-                pools=(self._pool(),),
+                pools=(self.allocator.statistics().pool(self.uuid),),
             )
         return self._report
-
-    def _pool(self) -> PoolUsage:
-        now = self.allocator.statistics()
-        return PoolUsage(
-            allocator="sim",
-            device_uuid=self.uuid,
-            live_bytes=now.live_bytes,
-            held_bytes=now.held_bytes,
-            reclaimable=Reclaimable(now.reclaimable_bytes, now.reclaimable_bytes, now.reclaimable_bytes),
-            stranded_bytes=now.stranded_bytes,
-            peak_live_bytes=now.peak_live_bytes,
-            peak_held_bytes=now.peak_held_bytes,
-            ooms=now.ooms,
-            retries=now.retries,
-            device_allocations=now.device_allocations,
-            device_frees=now.device_frees,
-        )

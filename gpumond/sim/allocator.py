@@ -14,6 +14,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+from gpumond.model import PoolUsage, Reclaimable
 from gpumond.sim.card import MIB, Card, Context, OutOfMemory
 
 ROUNDING_BYTES = 512
@@ -40,6 +41,23 @@ class Statistics:
     ooms: int
     device_allocations: int
     device_frees: int
+
+    def pool(self, device_uuid: str) -> PoolUsage:
+        """The same, as an agent reports it; what is reclaimable is exact."""
+        return PoolUsage(
+            allocator="sim",
+            device_uuid=device_uuid,
+            live_bytes=self.live_bytes,
+            held_bytes=self.held_bytes,
+            reclaimable=Reclaimable(self.reclaimable_bytes, self.reclaimable_bytes, self.reclaimable_bytes),
+            stranded_bytes=self.stranded_bytes,
+            peak_live_bytes=self.peak_live_bytes,
+            peak_held_bytes=self.peak_held_bytes,
+            ooms=self.ooms,
+            retries=self.retries,
+            device_allocations=self.device_allocations,
+            device_frees=self.device_frees,
+        )
 
 
 class _Block:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpumond import __version__
 from gpumond.agent.adapters import Refused
-from gpumond.model import PoolUsage, Reclaimable, StepResult
+from gpumond.model import PoolUsage, StepResult
 from gpumond.program import AppliedLimit
 from gpumond.wire import to_json
 
@@ -25,7 +25,7 @@ class SimAdapter:
         return f"gpumond.sim {__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        return tuple(_usage(allocator) for allocator in _allocators())
+        return tuple(each.statistics().pool(each.device_uuid) for each in _allocators())
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         if "cache" not in steps:
@@ -59,21 +59,3 @@ def adapter() -> SimAdapter:
 def _allocators() -> Sequence[Any]:
     module = sys.modules.get("gpumond.sim.allocator")
     return () if module is None else module.allocators()
-
-
-def _usage(allocator: Any) -> PoolUsage:
-    now = allocator.statistics()
-    return PoolUsage(
-        allocator="sim",
-        device_uuid=allocator.device_uuid,
-        live_bytes=now.live_bytes,
-        held_bytes=now.held_bytes,
-        reclaimable=Reclaimable(now.reclaimable_bytes, now.reclaimable_bytes, now.reclaimable_bytes),
-        stranded_bytes=now.stranded_bytes,
-        peak_live_bytes=now.peak_live_bytes,
-        peak_held_bytes=now.peak_held_bytes,
-        ooms=now.ooms,
-        retries=now.retries,
-        device_allocations=now.device_allocations,
-        device_frees=now.device_frees,
-    )
