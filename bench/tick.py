@@ -12,7 +12,7 @@ from gpumond.engine import Memory, advance, observe
 from gpumond.model import Reading, SourceState
 from gpumond.rules import Rule, Scope
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.subjects import VALUES
+from gpumond.rules.values import VALUES
 from tests.making import GIB, a_device, a_pool, a_process, a_report
 
 DEVICES, PROCESSES, RULES, TICKS = 8, 64, 20, 300

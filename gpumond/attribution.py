@@ -35,7 +35,7 @@ class _Pools(NamedTuple):
 _NONE = _Pools(0, 0, 0)
 
 _line = lru_cache(16_384)(Line)
-"""Most lines are the same from tick to tick, and to look one up takes a fraction of making it anew."""
+"""Most lines but the live ones are the same from tick to tick, and to look one up takes a fraction of making it."""
 
 
 def attribute(snapshot: Snapshot) -> Ledger:
@@ -117,7 +117,7 @@ def _process_lines(
 def _agent_lines(uuid: str, report: AgentReport, pools: _Pools) -> tuple[Line, Line, Line]:
     pid, workload = report.pid, report.workload
     return (
-        _line(uuid, "live", pools.live, pid, workload),
+        Line(uuid, "live", pools.live, pid, workload),
         _line(uuid, "cached", pools.cached, pid, workload),
         _line(uuid, "stranded", pools.stranded, pid, workload),
     )

@@ -28,7 +28,7 @@ from gpumond.model import (
 from gpumond.resume import Awaited, hold
 from gpumond.rules import Activities, Rule, ended, step
 from gpumond.rules.recent import Recent, remember
-from gpumond.rules.subjects import Seen, hidden, subjects
+from gpumond.rules.scopes import Seen, hidden, subjects
 from gpumond.rules.verdicts import NOTHING, standing
 
 
@@ -103,7 +103,7 @@ def judge(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts: S
     recent = remember(memory.recent, snapshot)
     unseen = hidden(snapshot, recent)
     facts = Seen(snapshot, ledger, recent, standing(verdicts))
-    scopes = {scope: tuple(subjects(scope, facts)) for scope in {rule.scope for rule in rules}}
+    scopes = {scope: subjects(scope, facts) for scope in {rule.scope for rule in rules}}
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
     activities: Mapping[str, Activities] = {
         rule.name: step(rule, scopes[rule.scope], memory.activities.get(rule.name, {}), unseen, now, elapsed)
@@ -111,7 +111,8 @@ def judge(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts: S
     }
     awaited = memory.awaited
     if awaited:
-        seen = {rule.name: frozenset(subject.labels for subject in scopes[rule.scope]) for rule in rules}
+        present = {scope: frozenset(map(each.labels, each.rows)) for scope, each in scopes.items()}
+        seen = {rule.name: present[rule.scope] for rule in rules}
         on_verdicts = frozenset(rule.name for rule in rules if rule.value in NOTHING)
         activities, awaited = hold(awaited, memory.activities, activities, seen, on_verdicts, elapsed)
     alerts = tuple(activity.alert for active in activities.values() for activity in active.values())

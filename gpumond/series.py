@@ -167,7 +167,7 @@ def _of_samples(flat: array[float], signals: int) -> list[float]:
     width = 1 + signals
     summary = [len(flat) / width]
     for signal in range(1, width):
-        column = sorted(value for value in flat[signal::width] if value == value)
+        column = _ordered(flat[signal::width])
         summary += (column[0], _middle(column), column[-1]) if column else (nan, nan, nan)
     return summary
 
@@ -176,13 +176,18 @@ def _of_blocks(flat: array[float], signals: int) -> list[float]:
     width = 2 + 3 * signals
     summary = [sum(flat[1::width])]
     for first in range(2, width, 3):
-        medians = sorted(value for value in flat[first + MEDIAN :: width] if value == value)
+        medians = _ordered(flat[first + MEDIAN :: width])
         if medians:
             lows, highs = flat[first + MIN :: width], flat[first + MAX :: width]
             summary += (min(_finite(lows)), _middle(medians), max(_finite(highs)))
         else:
             summary += (nan, nan, nan)
     return summary
+
+
+def _ordered(values: array[float]) -> list[float]:
+    total = sum(values)
+    return sorted(values if total == total else _finite(values))
 
 
 def _finite(values: Iterable[float]) -> Iterator[float]:

@@ -8,17 +8,20 @@ unknown changes nothing, since absence is not recovery.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from gpumond.model import DEFAULT_STEPS, Alert, Phase
 from gpumond.units import duration, human
 
 Scope = Literal["device", "process", "pool", "workload", "daemon"]
 Labels = tuple[tuple[str, str], ...]
+Row = TypeVar("Row")
+Texts = Callable[[], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +68,28 @@ class Rule:
             return value < (self.clear if active and self.clear is not None else self.below)
         return False
 
-    def concerns(self, subject: Subject) -> bool:
-        labels = dict(subject.labels)
+    def concerns(self, labels: Mapping[str, str], programs: Sequence[str]) -> bool:
         for name, pattern in self.match:
-            own = subject.programs if name == "workload" and name not in labels else (labels.get(name, ""),)
+            own = programs if name == "workload" and name not in labels else (labels.get(name, ""),)
             if not any(fnmatchcase(text, pattern) for text in own):
                 return False
         return True
 
 
-class Subject(NamedTuple):
-    """What a rule looks at. ``values`` holds None for what is unknown now; ``texts`` fill annotations.
+@dataclass(frozen=True, slots=True)
+class Subjects(Generic[Row]):
+    """What the rules of one scope look at: a row each, and what can be told of a row.
 
-    ``programs`` are the names of the programs on it: what a match on ``workload`` looks at where that is no label.
+    Nothing is told before a rule asks: of nearly every row of nearly every tick that is a value or two.
+    A value is None if it is unknown now; ``texts`` fill annotations; ``programs`` are the names of the programs on it,
+    what a match on ``workload`` looks at where that is no label.
     """
 
-    labels: Labels
-    values: Mapping[str, float | None]
-    texts: Callable[[], Mapping[str, str]]
-    programs: tuple[str, ...] = ()
+    rows: Sequence[Row]
+    values: Mapping[str, Callable[[Row], float | None]]
+    labels: Callable[[Row], Labels]
+    texts: Callable[[Row], Mapping[str, str]]
+    programs: Callable[[Row], Sequence[str]] = lambda row: ()
 
 
 class Hidden(NamedTuple):
@@ -117,24 +123,27 @@ Activities = Mapping[Labels, Activity]
 
 
 def step(
-    rule: Rule, subjects: Iterable[Subject], before: Activities, hidden: Hidden, now: float, elapsed: float
+    rule: Rule, subjects: Subjects[Row], before: Activities, hidden: Hidden, now: float, elapsed: float
 ) -> Activities:
     """The rule's alerts after one evaluation."""
     after: dict[Labels, Activity] = {}
     absent = dict(before)
-    name, above = rule.value, rule.above
+    value_of, above = subjects.values[rule.value], rule.above
     below = -inf if rule.below is None else rule.below
-    for subject in subjects:
-        value = subject.values.get(name)
-        activity = absent.pop(subject.labels, None) if absent else None
-        if activity is None and (value is None or not (value < below if above is None else value > above)):
+    for row in subjects.rows:
+        value = value_of(row)
+        if not absent and (value is None or not (value < below if above is None else value > above)):
             continue  # nearly every subject of nearly every tick
-        if rule.match and not rule.concerns(subject):
+        labels = subjects.labels(row)
+        activity = absent.pop(labels, None)
+        if activity is None and (value is None or not rule.breached(value, active=False)):
+            continue
+        if rule.match and not rule.concerns(dict(labels), subjects.programs(row)):
             continue
         if value is not None:
-            activity = _advance(rule, subject, value, activity, now, elapsed)
+            activity = _advance(rule, labels, partial(subjects.texts, row), value, activity, now, elapsed)
         if activity is not None:
-            after[subject.labels] = activity
+            after[labels] = activity
     for labels, activity in absent.items():
         kept = activity if hidden.covers(dict(labels)) else _cleared(rule, activity, elapsed)
         if kept is not None:
@@ -147,17 +156,17 @@ def ended(alert: Alert, at: float) -> Alert:
 
 
 def _advance(
-    rule: Rule, subject: Subject, value: float, before: Activity | None, now: float, elapsed: float
+    rule: Rule, labels: Labels, texts: Texts, value: float, before: Activity | None, now: float, elapsed: float
 ) -> Activity | None:
     if not rule.breached(value, active=before is not None and before.cleared_elapsed is None):
         return _cleared(rule, before, elapsed) if before else None
-    identity = _identity(rule, subject)
+    identity = _identity(rule, labels)
     if before is not None and before.alert.labels != identity:
         before = None  # the rule has other labels now: another alert
     active_at, since = (before.alert.active_at, before.active_elapsed) if before else (now, elapsed)
     phase: Phase = "firing" if elapsed - since >= rule.for_seconds else "pending"
     fired_at = None if phase == "pending" else (before and before.alert.fired_at) or now
-    alert = Alert(rule.name, phase, identity, _annotations(rule, subject, value), value, active_at, fired_at)
+    alert = Alert(rule.name, phase, identity, _annotations(rule, texts, value), value, active_at, fired_at)
     return Activity(alert, since)
 
 
@@ -169,18 +178,18 @@ def _cleared(rule: Rule, before: Activity, elapsed: float) -> Activity | None:
     return before._replace(cleared_elapsed=since) if elapsed - since < rule.keep_firing_for_seconds else None
 
 
-def _identity(rule: Rule, subject: Subject) -> Labels:
-    return tuple(sorted({"alertname": rule.name, **dict(subject.labels), **dict(rule.labels)}.items()))
+def _identity(rule: Rule, labels: Labels) -> Labels:
+    return tuple(sorted({"alertname": rule.name, **dict(labels), **dict(rule.labels)}.items()))
 
 
-def _annotations(rule: Rule, subject: Subject, value: float) -> Labels:
+def _annotations(rule: Rule, texts: Texts, value: float) -> Labels:
     if not rule.annotations:
         return ()
     level = rule.above if rule.above is not None else rule.below
-    texts = {**subject.texts(), "value": readable(rule.value, value), "level": readable(rule.value, level or 0.0)}
+    words = {**texts(), "value": readable(rule.value, value), "level": readable(rule.value, level or 0.0)}
 
     def text(match: re.Match[str]) -> str:
-        return texts.get(match[1], match[0])
+        return words.get(match[1], match[0])
 
     return tuple((name, PLACEHOLDER.sub(text, template)) for name, template in rule.annotations)
 

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from gpumond.config import load, read_yaml
 from gpumond.errors import ConfigError
 from gpumond.model import Alert
-from gpumond.rules import Activities, Hidden, Labels, Rule, Scope, Subject, readable, step
+from gpumond.rules import Activities, Hidden, Labels, Rule, Scope, Subjects, readable, step
 from gpumond.rules.config import Seconds, Strict
 from gpumond.rules.values import PLACEHOLDERS, VALUES
 
@@ -117,11 +117,10 @@ def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float
     at, evaluations = 0.0, 0
     for expectation in wanted:
         while at <= expectation.eval_time:
-            subjects = list(_subjects(series, int(at / test.interval + 1e-9)))
+            index = int(at / test.interval + 1e-9)
             for rule_name, before in activities.items():
                 rule = rules[rule_name]
-                own = [subject for scope, subject in subjects if scope == rule.scope]
-                activities[rule_name] = step(rule, own, before, Hidden(), at, at)
+                activities[rule_name] = step(rule, _subjects(rule.scope, series, index), before, Hidden(), at, at)
             evaluations += 1
             at = evaluations * every
         alerts = [a.alert for a in activities[expectation.alertname].values() if a.alert.phase == "firing"]
@@ -131,19 +130,32 @@ def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float
             yield Failure(name, expectation.alertname, expectation.eval_time, expected, got)
 
 
-def _subjects(series: Iterable[Series], index: int) -> Iterator[tuple[Scope, Subject]]:
-    values: dict[tuple[Scope, Labels], dict[str, float | None]] = {}
+_Row = tuple[Labels, dict[str, float | None]]
+"""The values at one moment of what has these labels."""
+
+
+def _subjects(scope: Scope, series: Iterable[Series], index: int) -> Subjects[_Row]:
+    rows: dict[Labels, dict[str, float | None]] = {}
     for entry in series:
         sample = entry.samples[index] if index < len(entry.samples) else GONE
-        if not isinstance(sample, str):
-            values.setdefault((entry.scope, entry.labels), {})[entry.value] = sample
-    for (scope, labels), own in values.items():
-        programs = tuple(text for name, text in labels if name == "workload")
-        yield scope, Subject(labels, own, partial(_texts, scope, dict(labels), own), programs)
+        if entry.scope == scope and not isinstance(sample, str):
+            rows.setdefault(entry.labels, {})[entry.value] = sample
+    return Subjects(
+        tuple(rows.items()),
+        {name: partial(_value, name) for name in VALUES[scope]},
+        lambda row: row[0],
+        partial(_texts, scope),
+        lambda row: tuple(text for name, text in row[0] if name == "workload"),
+    )
 
 
-def _texts(scope: Scope, labels: Mapping[str, str], values: Mapping[str, float | None]) -> dict[str, str]:
+def _value(name: str, row: _Row) -> float | None:
+    return row[1].get(name)
+
+
+def _texts(scope: Scope, row: _Row) -> dict[str, str]:
     """What the series do not tell is written as ``unknown``."""
+    labels, values = dict(row[0]), row[1]
 
     def text(name: str) -> str:
         value = values.get(f"{name}_bytes")

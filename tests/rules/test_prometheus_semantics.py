@@ -12,8 +12,9 @@ from random import Random
 
 import pytest
 
-from gpumond.rules import Activities, Hidden, Rule, Subject, step
+from gpumond.rules import Activities, Hidden, Rule, step
 from tests.rules.prometheus import GONE, UNKNOWN, Oracle, Series, a_series
+from tests.rules.rows import Row, of
 
 LABELS = (("gpu", "0"), ("uuid", "GPU-a"))
 HIDING = Hidden(devices=frozenset({"GPU-a"}))
@@ -27,7 +28,7 @@ def states(series: Series, wall: Callable[[float], float] = lambda elapsed: 1e9 
     for number, (elapsed, value) in enumerate(zip(series.times, series.values, strict=True)):
         hidden = HIDING if value == UNKNOWN and number % 2 else Hidden()
         known = value if isinstance(value, float) else None
-        subjects = [] if value == GONE or hidden is HIDING else [Subject(LABELS, {"x": known}, dict)]
+        subjects = of("x") if value == GONE or hidden is HIDING else of("x", Row(LABELS, known))
         activities = step(rule, subjects, activities, hidden, wall(elapsed), elapsed)
         seen.append(activities[LABELS].alert.phase if activities else "inactive")
     return seen

@@ -11,7 +11,7 @@ from gpumond.model import AgentReport, DeviceReading, PoolUsage, Snapshot, XidEr
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.recent import WINDOW_SECONDS, Recent, remember
-from gpumond.rules.subjects import Seen, subjects
+from gpumond.rules.scopes import Seen, subjects
 from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
 
 DEVICE = a_device(used_bytes=40 * GIB)
@@ -24,8 +24,9 @@ def seen(second: float, pools: Sequence[PoolUsage] = (), device: DeviceReading =
 
 def value(recent: Recent, snapshot: Snapshot, name: str, scope: str = "pool") -> float | None:
     ledger = advance(Memory(), (), snapshot).frame.ledger
-    (subject,) = subjects(scope, Seen(snapshot, ledger, recent))  # type: ignore[arg-type]
-    return subject.values[name]
+    seen = subjects(scope, Seen(snapshot, ledger, recent))  # type: ignore[arg-type]
+    (row,) = seen.rows
+    return seen.values[name](row)
 
 
 def told(snapshots: Sequence[Snapshot], name: str, scope: str = "pool") -> list[float | None]:

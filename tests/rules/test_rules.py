@@ -3,9 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpumond.model import Alert
-from gpumond.rules import Activities, Hidden, Rule, Subject, step
+from gpumond.rules import Activities, Hidden, Rule, step
+from tests.rules.rows import Row, of
 
 LABELS = (("gpu", "0"), ("uuid", "GPU-a"))
+FULL, NONE = of("used_ratio", Row(LABELS, 0.9)), of("used_ratio")
 
 
 def run(rule: Rule, values: list[float | None], seconds: float = 1.0) -> list[str | None]:
@@ -13,9 +15,8 @@ def run(rule: Rule, values: list[float | None], seconds: float = 1.0) -> list[st
     phases: list[str | None] = []
     activities: Activities = {}
     for tick, value in enumerate(values):
-        subject = Subject(LABELS, {"used_ratio": value}, dict)
         now = tick * seconds
-        activities = step(rule, [subject], activities, Hidden(), 1e6 + now, now)
+        activities = step(rule, of("used_ratio", Row(LABELS, value)), activities, Hidden(), 1e6 + now, now)
         phases.append(activities[LABELS].alert.phase if activities else None)
     return phases
 
@@ -41,23 +42,21 @@ def test_keep_firing_for_counts_from_the_first_evaluation_without_a_breach():
 
 def test_a_subject_that_is_gone_has_passed_the_level_and_one_that_is_hidden_has_not():
     rule = a_rule(keep_firing_for_seconds=2)
-    firing = step(rule, [Subject(LABELS, {"used_ratio": 0.9}, dict)], {}, Hidden(), 0, 0)
-    assert step(rule, [], firing, Hidden(devices=frozenset({"GPU-a"})), 9, 9) == firing
-    kept = step(rule, [], firing, Hidden(), 1, 1)
-    assert (len(kept), len(step(rule, [], kept, Hidden(), 3, 3))) == (1, 0)
+    firing = step(rule, FULL, {}, Hidden(), 0, 0)
+    assert step(rule, NONE, firing, Hidden(devices=frozenset({"GPU-a"})), 9, 9) == firing
+    kept = step(rule, NONE, firing, Hidden(), 1, 1)
+    assert (len(kept), len(step(rule, NONE, kept, Hidden(), 3, 3))) == (1, 0)
 
 
 def test_a_longer_for_makes_a_firing_alert_pending_again():
-    subject = Subject(LABELS, {"used_ratio": 0.9}, dict)
-    firing = step(a_rule(), [subject], {}, Hidden(), 0, 0)
-    (pending,) = step(a_rule(for_seconds=60), [subject], firing, Hidden(), 1, 1).values()
+    firing = step(a_rule(), FULL, {}, Hidden(), 0, 0)
+    (pending,) = step(a_rule(for_seconds=60), FULL, firing, Hidden(), 1, 1).values()
     assert (pending.alert.phase, pending.alert.fired_at) == ("pending", None)
 
 
 def test_other_labels_of_the_rule_make_another_alert():
-    subject = Subject(LABELS, {"used_ratio": 0.9}, dict)
-    before = step(a_rule(), [subject], {}, Hidden(), 0, 0)
-    (after,) = step(replace(a_rule(), labels=(("team", "a"),)), [subject], before, Hidden(), 9, 9).values()
+    before = step(a_rule(), FULL, {}, Hidden(), 0, 0)
+    (after,) = step(replace(a_rule(), labels=(("team", "a"),)), FULL, before, Hidden(), 9, 9).values()
     assert (dict(after.alert.labels)["team"], after.alert.active_at) == ("a", 9)
 
 
@@ -83,17 +82,17 @@ def test_an_unknown_value_neither_fires_nor_resolves():
 
 def test_a_match_is_a_glob_over_labels():
     rule = Rule("r", "workload", "used_ratio", above=0.5, match=(("workload", "train-*"),))
-    subjects = [Subject((("workload", name),), {"used_ratio": 0.9}, dict) for name in ("train-1", "serve")]
-    assert list(step(rule, subjects, {}, Hidden(), 0, 0)) == [(("workload", "train-1"),)]
+    rows = [Row((("workload", name),), 0.9) for name in ("train-1", "serve")]
+    assert list(step(rule, of("used_ratio", *rows), {}, Hidden(), 0, 0)) == [(("workload", "train-1"),)]
 
 
 def test_a_device_is_matched_by_the_programs_on_it():
     rule = Rule("r", "device", "used_ratio", above=0.5, match=(("workload", "train-*"),))
-    subjects = [
-        Subject((("uuid", uuid),), {"used_ratio": 0.9}, dict, programs)
+    rows = [
+        Row((("uuid", uuid),), 0.9, programs=programs)
         for uuid, programs in (("GPU-a", ("serve", "train-1")), ("GPU-b", ("serve",)))
     ]
-    assert list(step(rule, subjects, {}, Hidden(), 0, 0)) == [(("uuid", "GPU-a"),)]
+    assert list(step(rule, of("used_ratio", *rows), {}, Hidden(), 0, 0)) == [(("uuid", "GPU-a"),)]
 
 
 def test_an_alert_carries_its_identity_and_its_filled_annotations():
@@ -105,8 +104,8 @@ def test_an_alert_carries_its_identity_and_its_filled_annotations():
         labels=(("severity", "warning"),),
         annotations=(("summary", "{gpu}: {used} used, {value} is above {level}, {what}"),),
     )
-    subject = Subject(LABELS, {"used_ratio": 0.9}, lambda: {"gpu": "0", "used": "9 GiB"})
-    alert: Alert = step(rule, [subject], {}, Hidden(), 5.0, 0)[LABELS].alert
+    full = of("used_ratio", Row(LABELS, 0.9, {"gpu": "0", "used": "9 GiB"}))
+    alert: Alert = step(rule, full, {}, Hidden(), 5.0, 0)[LABELS].alert
     assert dict(alert.labels) == {"alertname": "full", "gpu": "0", "severity": "warning", "uuid": "GPU-a"}
     assert dict(alert.annotations) == {"summary": "0: 9 GiB used, 90.0 % is above 50.0 %, {what}"}
     assert (alert.active_at, alert.fired_at, alert.value) == (5.0, 5.0, 0.9)

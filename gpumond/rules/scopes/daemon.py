@@ -1,0 +1,23 @@
+"""Rules on gpumond itself. Pure."""
+
+from __future__ import annotations
+
+from gpumond.model import RELEASED, STARTING, Snapshot
+from gpumond.rules import Subjects
+from gpumond.rules.scopes.seen import Seen
+
+
+def daemon(seen: Seen) -> Subjects[Snapshot]:
+    snapshot = seen.snapshot
+    source, writable = snapshot.source, snapshot.store_writable
+    return Subjects(
+        (snapshot,),
+        {
+            "driver_up": lambda row: None if source.reason in (STARTING, RELEASED) else float(source.up),
+            "driver_responsive": lambda row: float(source.responsive),
+            "agents": lambda row: float(len(snapshot.reports)),
+            "store_writable": lambda row: None if writable is None else float(writable),
+        },
+        lambda row: (),
+        lambda row: {"reason": source.detail or source.reason},
+    )

@@ -1,0 +1,140 @@
+"""Rules on devices. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gpumond.model import RELEASED, DeviceReading, Line, Verdict
+from gpumond.rules import Subjects
+from gpumond.rules.recent import WINDOW_SECONDS, Recent
+from gpumond.rules.scopes.seen import VERDICTS, Seen, named, ratio, size, unjudged
+from gpumond.rules.verdicts import texts, values
+
+NEARLY_FULL = 0.80
+
+
+class _Device(NamedTuple):
+    """``lines`` are its part of the ledger, ``short`` the processes on it that ran short of memory lately."""
+
+    device: DeviceReading
+    lines: Sequence[Line]
+    cached: int | None
+    stranded: int | None
+    unclaimed: int | None
+    used_ratio: float | None
+    short: set[int]
+    xids: Mapping[int, int]
+    verdicts: Sequence[Verdict]
+    said: Mapping[str, float | None]
+
+
+def devices(seen: Seen) -> Subjects[_Device]:
+    snapshot, recent = seen.snapshot, seen.recent
+    lines: defaultdict[str, list[Line]] = defaultdict(list)
+    for line in seen.ledger.lines:
+        lines[line.device_uuid].append(line)
+    judged: defaultdict[str, list[Verdict]] = defaultdict(list)
+    for (uuid, _), verdicts in seen.standing.items():
+        judged[uuid] += verdicts
+    short = _short(recent)
+
+    def row(device: DeviceReading) -> _Device:
+        uuid, known = device.uuid, device.used_bytes is not None
+        sums = _sums(lines[uuid])
+        xids = {e.xid: recent.xids[uuid, e.xid].increase for e in snapshot.xids if e.device_uuid == uuid}
+        return _Device(
+            device,
+            lines[uuid],
+            sums["cached"] if known else None,
+            sums["stranded"] if known else None,
+            # Whose it is cannot be told at all where the driver lists no processes.
+            sums["unclaimed"] if known and device.processes is not None else None,
+            ratio(device.used_bytes, device.size_bytes),
+            short[uuid],
+            xids,
+            judged[uuid],
+            values(judged[uuid], unjudged(device)),
+        )
+
+    released, watched = snapshot.source.reason == RELEASED, recent.elapsed >= WINDOW_SECONDS
+    return Subjects(
+        tuple(map(row, snapshot.devices)),
+        {
+            "up": lambda row: None if released else float(row.device.up),
+            "used_bytes": lambda row: row.device.used_bytes,
+            "free_bytes": lambda row: row.device.free_bytes,
+            "used_ratio": lambda row: row.used_ratio,
+            "reclaimable_bytes": lambda row: row.cached,
+            "reclaimable_ratio": lambda row: ratio(row.cached, row.device.size_bytes),
+            "wasted_ratio": lambda row: ratio(_wasted(row), row.device.size_bytes),
+            "stranded_bytes": lambda row: row.stranded,
+            "unclaimed_bytes": lambda row: row.unclaimed,
+            "unclaimed_ratio": lambda row: ratio(row.unclaimed, row.device.size_bytes),
+            "idle_used_ratio": _idle_used,
+            "xid_errors_increase": lambda row: float(sum(row.xids.values())) or (0.0 if watched else None),
+            **VERDICTS,
+        },
+        lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
+        _device_texts,
+        lambda row: tuple(_programs(row.lines).values()),
+    )
+
+
+def _sums(lines: Sequence[Line]) -> Mapping[str, int]:
+    sums = dict.fromkeys(("live", "cached", "stranded", "overhead", "opaque", "unclaimed"), 0)
+    for line in lines:
+        sums[line.share] += line.used_bytes
+    return sums
+
+
+def _programs(lines: Sequence[Line]) -> dict[int, str]:
+    """The names of the programs on a device, by pid."""
+    return {line.pid: line.workload for line in lines if line.pid is not None and line.workload}
+
+
+def _caches(lines: Sequence[Line]) -> dict[int, int]:
+    return {line.pid: line.used_bytes for line in lines if line.pid is not None and line.share == "cached"}
+
+
+def _short(recent: Recent) -> Mapping[str, set[int]]:
+    """By device, the processes that ran out of memory, or needed a retry, within the window."""
+    short: defaultdict[str, set[int]] = defaultdict(set)
+    for (pid, _, _, uuid), track in recent.pools.items():
+        if track.short:
+            short[uuid].add(pid)
+    return short
+
+
+def _wasted(row: _Device) -> int | None:
+    if row.cached is None or row.used_ratio is None or row.used_ratio >= NEARLY_FULL:
+        return row.cached
+    caches = _caches(row.lines) if row.short else {}
+    return max((row.cached - caches.get(pid, 0) for pid in row.short), default=0)
+
+
+def _idle_used(row: _Device) -> float | None:
+    busy = row.device.sensors.gpu_utilization_ratio
+    return None if busy is None else row.used_ratio if busy == 0 else 0.0
+
+
+def _device_texts(row: _Device) -> dict[str, str]:
+    device, programs, caches = row.device, _programs(row.lines), _caches(row.lines)
+    top = max(device.processes or (), key=lambda process: process.used_bytes or 0, default=None)
+    name = "" if top is None else programs.get(top.pid) or top.comm or "unknown program"
+    pid = max(caches, key=lambda pid: caches[pid], default=None)
+    comms = {process.pid: process.comm for process in device.processes or ()}
+    cache = "" if pid is None else programs.get(pid) or comms.get(pid) or "unknown program"
+    return {
+        **named(device),
+        "used": size(device.used_bytes),
+        "free": size(device.free_bytes),
+        "reclaimable": size(row.cached),
+        "stranded": size(row.stranded),
+        "unclaimed": size(row.unclaimed),
+        "top_process": f"{name} (pid {top.pid}, {size(top.used_bytes)})" if top else "no visible process",
+        "top_cache": f"{cache} (pid {pid}, {size(caches[pid])})" if pid is not None else "no program with an agent",
+        "xids": ", ".join(f"{xid} ({count} times)" for xid, count in sorted(row.xids.items()) if count),
+        **texts(row.verdicts),
+    }

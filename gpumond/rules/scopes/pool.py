@@ -1,0 +1,76 @@
+"""Rules on pools, as agents report them. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpumond.model import AgentReport, DeviceReading, PoolUsage
+from gpumond.rules import Labels, Subjects
+from gpumond.rules.recent import Recent, Track, pool_of
+from gpumond.rules.scopes.seen import Seen, named, ratio, size
+
+FRAGMENTED_FROM = 0.05
+"""Share of the device that a pool must keep before its fragmentation is worth a word."""
+
+
+class _Pool(NamedTuple):
+    device: DeviceReading | None
+    report: AgentReport
+    pool: PoolUsage
+    track: Track
+
+
+def pools(seen: Seen) -> Subjects[_Pool]:
+    recent, devices = seen.recent, {device.uuid: device for device in seen.snapshot.devices}
+    return Subjects(
+        [
+            _Pool(devices.get(pool.device_uuid), report, pool, recent.pools[pool_of(report, pool)])
+            for report in seen.snapshot.reports
+            for pool in report.pools
+        ],
+        {
+            "live_bytes": lambda row: row.pool.live_bytes,
+            "held_bytes": lambda row: row.pool.held_bytes,
+            "reclaimable_bytes": lambda row: row.pool.reclaimable.likely,
+            "stranded_bytes": lambda row: row.pool.stranded_bytes,
+            "stranded_ratio": lambda row: ratio(row.pool.stranded_bytes, row.pool.held_bytes),
+            "fragmentation_ratio": lambda row: _fragmentation(row.device, recent, row.track),
+            "ooms": lambda row: row.pool.ooms,
+            "ooms_increase": lambda row: recent.increase(row.track.ooms, row.track.since),
+            "retries": lambda row: row.pool.retries,
+            "retries_increase": lambda row: recent.increase(row.track.retries, row.track.since),
+        },
+        _pool_labels,
+        _pool_texts,
+        lambda row: (row.report.workload,),
+    )
+
+
+def _pool_labels(row: _Pool) -> Labels:
+    return (
+        ("allocator", row.pool.allocator),
+        ("gpu", "" if row.device is None else str(row.device.index)),
+        ("pid", str(row.report.pid)),
+        ("uuid", row.pool.device_uuid),
+        ("workload", row.report.workload),
+    )
+
+
+def _fragmentation(device: DeviceReading | None, recent: Recent, track: Track) -> float | None:
+    if device is None or not device.size_bytes:
+        return None
+    return recent.fragmentation(track) if track.kept >= FRAGMENTED_FROM * device.size_bytes else 0.0
+
+
+def _pool_texts(row: _Pool) -> dict[str, str]:
+    device, pool = row.device, row.pool
+    return {
+        **(named(device) if device else {"gpu": "?", "uuid": pool.device_uuid, "name": "?", "size": size(None)}),
+        "pid": str(row.report.pid),
+        "workload": row.report.workload,
+        "allocator": pool.allocator,
+        "live": size(pool.live_bytes),
+        "held": size(pool.held_bytes),
+        "reclaimable": size(pool.reclaimable.likely),
+        "stranded": size(pool.stranded_bytes),
+    }

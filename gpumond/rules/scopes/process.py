@@ -1,0 +1,74 @@
+"""Rules on processes, one for each device that a process is on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from gpumond.model import DeviceReading, ProcessUsage, Verdict
+from gpumond.rules import Labels, Subjects
+from gpumond.rules.scopes.seen import VERDICTS, Seen, named, ratio, size, unjudged
+from gpumond.rules.verdicts import NOTHING, UNKNOWN, texts, values
+
+NOBODY = ProcessUsage(0, None, None)
+"""What a device holds and no process can be told for."""
+
+
+class _Process(NamedTuple):
+    """One process on one device, or NOBODY: the device as a whole, with what no process can be told for."""
+
+    device: DeviceReading
+    process: ProcessUsage
+    workload: str | None
+    """None if it never had an agent."""
+    silent: bool
+    verdicts: Sequence[Verdict]
+    said: Mapping[str, float | None]
+    """The values of the verdicts."""
+
+
+def processes(seen: Seen) -> Subjects[_Process]:
+    agents, silent, standing = seen.recent.agents, seen.recent.silent, seen.standing
+    rows: list[_Process] = []
+    for device in seen.snapshot.devices:
+        uuid = device.uuid
+        for process in device.processes or ():
+            identity = (process.pid, process.start_ticks)
+            gone = identity in silent
+            verdicts = standing.get((uuid, process.pid), ())
+            said = values(verdicts, UNKNOWN if gone else NOTHING)
+            rows.append(_Process(device, process, agents.get(identity), gone, verdicts, said))
+        verdicts = standing.get((uuid, None), ())
+        said = values(verdicts, unjudged(device))
+        rows.append(_Process(device, NOBODY, None, False, verdicts, said))
+    return Subjects(
+        rows,
+        {
+            "used_bytes": lambda row: row.process.used_bytes,
+            "used_ratio": lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
+            "agent_gone": lambda row: None if row.workload is None else float(row.silent),
+            **VERDICTS,
+        },
+        lambda row: _process_labels(row.device.index, row.process.pid, row.device.uuid),
+        _process_texts,
+        lambda row: (row.workload or "", row.process.comm or ""),
+    )
+
+
+@lru_cache(16_384)  # labels are the same from tick to tick
+def _process_labels(index: int, pid: int, uuid: str) -> Labels:
+    return ("gpu", str(index)), ("pid", str(pid) if pid else ""), ("uuid", uuid)
+
+
+def _process_texts(row: _Process) -> dict[str, str]:
+    process = row.process
+    return {
+        **named(row.device),
+        **texts(row.verdicts),
+        "pid": str(process.pid),
+        "comm": process.comm or "unknown program",
+        "workload": row.workload or "",
+        "used": size(process.used_bytes),
+        "state": process.state or "unknown",
+    }

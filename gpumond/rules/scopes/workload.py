@@ -1,0 +1,49 @@
+"""Rules on workloads: all programs of one name. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+from gpumond.attribution import outermost
+from gpumond.rules import Subjects
+from gpumond.rules.scopes.seen import Seen, size
+
+
+class _Workload(NamedTuple):
+    name: str
+    sums: Mapping[str, int]
+    known: bool
+
+
+def workloads(seen: Seen) -> Subjects[_Workload]:
+    snapshot, recent = seen.snapshot, seen.recent
+    partly = {recent.agents[identity] for identity in recent.silent}
+    named: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0))
+    for report in snapshot.reports:
+        if report.workload:
+            sums = named[report.workload]
+            for pool in outermost(report.pools):
+                sums["live_bytes"] += pool.live_bytes
+                sums["held_bytes"] += pool.held_bytes
+                sums["reclaimable_bytes"] += pool.reclaimable.likely
+                sums["stranded_bytes"] += pool.stranded_bytes
+    return Subjects(
+        [_Workload(name, sums, name not in partly) for name, sums in named.items()],
+        {name: partial(_sum, name) for name in _SUMS},
+        lambda row: (("workload", row.name),),
+        _workload_texts,
+    )
+
+
+_SUMS = ("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes")
+
+
+def _sum(name: str, row: _Workload) -> float | None:
+    return float(row.sums[name]) if row.known else None
+
+
+def _workload_texts(row: _Workload) -> dict[str, str]:
+    return {"workload": row.name, **{name.removesuffix("_bytes"): size(value) for name, value in row.sums.items()}}

@@ -1,0 +1,21 @@
+"""Subjects of no scope in particular: labels, one value, texts, programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gpumond.rules import Labels, Subjects
+
+
+class Row(NamedTuple):
+    labels: Labels
+    value: float | None
+    texts: Mapping[str, str] = {}
+    programs: Sequence[str] = ()
+
+
+def of(name: str, *rows: Row) -> Subjects[Row]:
+    return Subjects(
+        rows, {name: lambda row: row.value}, lambda row: row.labels, lambda row: row.texts, lambda row: row.programs
+    )

@@ -1,0 +1,40 @@
+"""What rules look at is what the documentation names."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumond.attribution import attribute
+from gpumond.model import Verdict
+from gpumond.rules import Scope
+from gpumond.rules.recent import Recent, remember
+from gpumond.rules.scopes import Seen, subjects
+from gpumond.rules.values import LABELS, PLACEHOLDERS, VALUES
+from gpumond.rules.verdicts import standing
+from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
+
+SNAPSHOT = a_snapshot(
+    a_device(used_bytes=40 * GIB, processes=(a_process(42, 30 * GIB),)),
+    reports=(a_report(42, (a_pool(live=GIB, cached=GIB),)),),
+)
+LEAK = Verdict("GPU-a", 42, "leak", 0.0, (("slope_bytes_per_second", 5.0),), 90.0, "it grows")
+SEEN = Seen(SNAPSHOT, attribute(SNAPSHOT), remember(Recent(), SNAPSHOT), standing([LEAK]))
+
+
+@pytest.mark.parametrize("scope", VALUES)
+def test_each_value_and_word_that_is_documented_can_be_told_of_each_row(scope: Scope):
+    seen = subjects(scope, SEEN)
+    assert seen.rows
+    assert seen.values.keys() == VALUES[scope].keys()
+    for row in seen.rows:
+        known = [value_of(row) for value_of in seen.values.values()]
+        assert all(value is None or value >= 0 for value in known)
+        assert {name for name, _ in seen.labels(row)} | {"workload"} == LABELS[scope].keys() | {"workload"}
+        assert seen.texts(row).keys() | {"value", "level"} == PLACEHOLDERS[scope].keys()
+
+
+def test_a_verdict_is_a_value_of_its_process_and_of_its_device():
+    for scope, pids in (("process", ("42", "")), ("device", ("",))):
+        seen = subjects(scope, SEEN)  # type: ignore[arg-type]
+        leaks = {dict(seen.labels(row)).get("pid", ""): seen.values["leak_bytes_per_second"](row) for row in seen.rows}
+        assert leaks == dict(zip(pids, (5.0, 0.0) if scope == "process" else (5.0,), strict=True))
