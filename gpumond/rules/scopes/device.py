@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpumond.model import RELEASED, DeviceReading, Line, Verdict
+from gpumond.model import RELEASED, DeviceReading, Line, ProcessUsage, Verdict
 from gpumond.rules import Subjects
 from gpumond.rules.recent import WINDOW_SECONDS, Recent
 from gpumond.rules.scopes.seen import VERDICTS, Seen, named, ratio, size, unjudged
@@ -120,12 +120,9 @@ def _idle_used(row: _Device) -> float | None:
 
 
 def _device_texts(row: _Device) -> dict[str, str]:
-    device, programs, caches = row.device, _programs(row.lines), _caches(row.lines)
+    device = row.device
     top = max(device.processes or (), key=lambda process: process.used_bytes or 0, default=None)
-    name = "" if top is None else programs.get(top.pid) or top.comm or "unknown program"
-    pid = max(caches, key=lambda pid: caches[pid], default=None)
-    comms = {process.pid: process.comm for process in device.processes or ()}
-    cache = "" if pid is None else programs.get(pid) or comms.get(pid) or "unknown program"
+    cache = max((line for line in row.lines if line.share == "cached"), key=lambda line: line.used_bytes, default=None)
     return {
         **named(device),
         "used": size(device.used_bytes),
@@ -133,8 +130,15 @@ def _device_texts(row: _Device) -> dict[str, str]:
         "reclaimable": size(row.cached),
         "stranded": size(row.stranded),
         "unclaimed": size(row.unclaimed),
-        "top_process": f"{name} (pid {top.pid}, {size(top.used_bytes)})" if top else "no visible process",
-        "top_cache": f"{cache} (pid {pid}, {size(caches[pid])})" if pid is not None else "no program with an agent",
+        "top_process": _program(row, top) if top else "no visible process",
+        "top_cache": _program(row, cache) if cache else "no program with an agent",
         "xids": ", ".join(f"{xid} ({count} times)" for xid, count in sorted(row.xids.items()) if count),
         **texts(row.verdicts),
     }
+
+
+def _program(row: _Device, part: Line | ProcessUsage) -> str:
+    """Who it is, and how much it has."""
+    workload = next((line.workload for line in row.lines if line.pid == part.pid), "")
+    comm = next((process.comm for process in row.device.processes or () if process.pid == part.pid), None)
+    return f"{workload or comm or 'unknown program'} (pid {part.pid}, {size(part.used_bytes)})"
