@@ -22,6 +22,8 @@ from gpumond.model import Receipt
 
 HISTORIES = 30
 STEPS = 400
+GRANULE = 32 << 20
+"""In multiples of it the driver's stream-ordered pools were seen to grow and to shrink."""
 ALLOCATORS = {
     "torch-native": ("torch", {}),
     "torch-expandable": ("torch", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
@@ -56,6 +58,7 @@ def summary(name: str) -> dict[str, object]:
         "error_of_held_median": round(statistics.median(errors), 5),
         "error_of_held_max": round(max(errors), 5),
         "driver_difference_mib_max": max(abs(run["driver"] - run["released"]) for run in runs) / 2**20,
+        "left_what_live_blocks_touch": sum(run["held"] - run["released"] == run["touched"] for run in runs),
         "outcomes": sorted({run["outcome"] for run in runs}),
         "overhead_mib": round(statistics.median(run["overhead"] for run in runs) / 2**20, 1),
         "runs": runs,
@@ -95,6 +98,11 @@ def _history(
     draw.shuffle(blocks)
     del blocks[: len(blocks) // 2]
     settle()
+    touched = {
+        granule
+        for address, size in map(_extent, blocks)
+        for granule in range(address // GRANULE, (address + size - 1) // GRANULE + 1)
+    }
     plan = _largest(agent.flush(dry_run=True))
     before = used()
     receipts = agent.flush()
@@ -111,6 +119,7 @@ def _history(
         "high": expected.high,
         "released": sum(receipt.released_bytes for receipt in receipts),
         "held": held.held_bytes,
+        "touched": len(touched) * GRANULE,
         "driver": driver,
         "overhead": before - empty - held.held_bytes,
         "seconds": sum(receipt.duration_seconds for receipt in receipts),
@@ -120,6 +129,13 @@ def _history(
 
 def _largest(receipts: Sequence[Receipt]) -> Receipt:
     return max(receipts, key=lambda receipt: receipt.before.held_bytes if receipt.before else 0)
+
+
+def _extent(block: Any) -> tuple[int, int]:
+    """Address and bytes: of a tensor, of CuPy's pointer, of RMM's buffer."""
+    if hasattr(block, "data_ptr"):
+        return block.data_ptr(), block.numel()
+    return block.ptr, (block.mem if hasattr(block, "mem") else block).size
 
 
 def _allocator(name: str) -> tuple[Callable[[int], Any], Callable[[], None]]:

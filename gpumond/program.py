@@ -112,7 +112,7 @@ class Program:
     """``oom_retries``: calls tried again by ``retry_on_oom``; ``oom_rescues``: those that it brought to an end.
 
     ``distributed``: it is one of the ranks of a job. ``refusals``: what its agent would not hear or do: frames that are
-    none, daemons of strangers, orders that came too fast.
+    none, daemons of strangers, orders that came too fast or named an unknown step.
     """
 
     scopes: tuple[ScopeUsage, ...] = ()

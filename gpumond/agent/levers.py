@@ -42,7 +42,7 @@ class Levers:
         self._thrash, self._remains = Thrash(), Remains()
         self._flushes, self._plans = Rate(*FLUSHES), Rate(*PLANS)
         self.refusals = 0
-        """Orders that came too fast."""
+        """Orders that came too fast, or asked for a step that there is not."""
 
     def adapters(self) -> list[AllocatorAdapter]:
         """Those known by now; looks for libraries that the program has imported since."""
@@ -85,6 +85,7 @@ class Levers:
         adapter = next((adapter for adapter in self.adapters() if adapter.name == order.allocator), None)
         unknown = [step for step in order.steps if step not in STEPS]
         if adapter is None or unknown:
+            self.refusals += bool(unknown)
             what = (
                 f"no step is called {unknown[0]!r}" if unknown else f"no allocator {order.allocator!r} in this process"
             )

@@ -55,6 +55,15 @@ print(cupy.cuda.runtime.getDevice(), cuda.contexts())
     ]
 
 
+def test_a_pool_that_does_not_show_its_chunks_is_planned_by_its_bounds(library: Path) -> None:
+    code = f"""{PROGRAM}
+pool.chunks = {{0: [5, 30, 7]}}
+(plan,) = gpumond.agent.flush(dry_run=True)
+print(plan.outcome, plan.expected)
+"""
+    assert run(code, library, "c") == ["planned Expected(low=0, likely=37, high=37)"]
+
+
 def test_no_context_is_made_on_a_device_that_the_thread_has_but_does_not_use(library: Path) -> None:
     code = f"""{PROGRAM}
 pool.chunks = {{2: [5, 30, 7]}}

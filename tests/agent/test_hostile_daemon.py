@@ -54,6 +54,15 @@ def test_a_storm_of_flushes_is_refused_but_for_a_few(daemon: Daemon) -> None:
         assert finished(process).count("empty_cache") == len(orders) - len(refused)
 
 
+def test_an_order_with_an_unknown_step_is_counted(daemon: Daemon) -> None:
+    with host(program(), environment(daemon.path, STANDINS)) as process:
+        daemon.wait_message(Report)
+        daemon.wait_peer().send(order(("cache", "no-such-step")))
+        assert daemon.wait_message(Result).outcome == "refused"
+        daemon.wait(lambda d: True if refusals(d) == 1 else None)
+        assert "empty_cache" not in finished(process)
+
+
 @pytest.mark.parametrize("policy", ["allow", "step", "never"])
 def test_a_flood_of_frames_closes_the_link(daemon: Daemon, policy: str) -> None:
     flood = b"".join(encode(Flush(str(number), "torch", ("gc",))) for number in range(20 * FRAMES[0]))

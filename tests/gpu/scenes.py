@@ -28,6 +28,7 @@ CUPY = """
 import sys, cupy
 blocks = [cupy.empty({block} << 20, dtype=cupy.uint8) for _ in range({blocks})]
 del blocks[::2]
+pieces = [cupy.empty(100 << 20, dtype=cupy.uint8) for _ in range(4)]  # of a free chunk each, whose rest stays
 cupy.cuda.Device().synchronize()
 print("ready", flush=True)
 sys.stdin.read()

@@ -8,44 +8,38 @@ import sys
 
 import pytest
 
-from tests.gpu.scenes import SCENES, Scene
+from tests.gpu.scenes import SCENES
 
 pytestmark = pytest.mark.gpu
 
-CAPTURE = """
+START = """
 import faulthandler, sys, threading, time
 faulthandler.dump_traceback_later(60, exit=True)
 sys.setswitchinterval(1e-4)
-{library}
 from gpumond import agent
-
-captures, ended, reads = {captures}, threading.Event(), []
-def beside():
-    while not ended.is_set():
-        reads.append(len(agent.report()))
-        {flush}
-        time.sleep(0.0005)
-agent.report()
-reader = threading.Thread(target=beside)
-reader.start()
-try:
-    for _ in range(captures):
-        capture()
-finally:
-    ended.set()
-    reader.join()
-print(sum(reads) > captures, flush=True)
+from gpumond.agent import cuda
+def seen():
+    with cuda.beside_captures():  # to look at a stream-ordered pool would end the capture that looks
+        return held()
 """
 
 TORCH = """
 import torch
-x = torch.ones(1 << 20, device="cuda")
-def capture():
+x = torch.ones(1 << 20, device="cuda") + 0  # an addition is loaded before a capture
+aside = torch.cuda.Stream()
+held = torch.cuda.memory_reserved
+def waste():
+    del [torch.empty(64 << 20, dtype=torch.uint8, device="cuda")][:]
+    torch.cuda.synchronize()
+def capture(meanwhile=lambda: None):
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.stream(aside):
+        graph.capture_begin()
+        meanwhile()
         y = x
         for _ in range(200):
             y = y + 1
+        graph.capture_end()
     graph.replay()
     torch.cuda.synchronize()
     assert float(y[0]) == 201
@@ -53,33 +47,120 @@ def capture():
 
 CUPY = """
 import cupy
-pool = cupy.cuda.MemoryAsyncPool()
+pool = cupy.cuda.{pool}()
 cupy.cuda.set_allocator(pool.malloc)
 x = cupy.ones(1 << 20)
 y = cupy.empty_like(x)
-def capture():
+held = pool.total_bytes
+def waste():
+    del [cupy.empty(64 << 20, dtype=cupy.uint8)][:]
+    cupy.cuda.Device().synchronize()
+def capture(meanwhile=lambda: None):
     stream = cupy.cuda.Stream(non_blocking=True)
+    y.fill(0)
+    cupy.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
+        meanwhile()
         for _ in range(200):
             cupy.add(x, 1, out=y)
         graph = stream.end_capture()
         graph.launch()
     stream.synchronize()
     assert float(y[0]) == 2
+cupy.add(x, 1, out=y)  # its kernel is compiled before a capture
 """
 
+BESIDE = """
+captures, ended, reads, released = 20, threading.Event(), [], []
+def beside():
+    while not ended.is_set():
+        reads.append(len(agent.report()))
+        if FLUSH:
+            released.append(sum(receipt.released_bytes for receipt in agent.flush()))
+        time.sleep(0.0005)
+agent.report()
+reader = threading.Thread(target=beside)
+reader.start()
+try:
+    while captures > 0 or sum(reads) < 20 or (FLUSH and not sum(released)):
+        waste()
+        capture()
+        captures -= 1
+finally:
+    ended.set()
+    reader.join()
+print("done", flush=True)
+"""
 
-def run(scene: Scene, script: str, flush: bool) -> None:
+REFUSED = """
+def elsewhere(call):
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(call()))
+    thread.start(), thread.join()
+    return answers[0]
+agent.report()
+during = []
+waste()
+before = seen()
+capture(lambda: during.extend((elsewhere(agent.flush), elsewhere(lambda: agent.flush(dry_run=True)), seen())))
+receipts, plans, then = during
+print({(receipt.outcome, receipt.reason) for receipt in receipts + plans}, then >= before)
+print(sum(receipt.released_bytes for receipt in agent.flush()) > 0)
+"""
+
+WAITS = """
+under_way, released = threading.Event(), []
+@agent.on_flush
+def slow():
+    under_way.set()
+    time.sleep(0.3)
+agent.report()
+waste()
+before = seen()
+def flush():
+    released.extend(receipt.released_bytes for receipt in agent.flush(("hooks", "cache", "trim")))
+flusher = threading.Thread(target=flush)
+flusher.start()
+under_way.wait()
+during = []
+capture(lambda: during.append(seen()))
+flusher.join()
+own = 4 << 20  # a capture begins with small blocks of its own
+print(sum(released) > 2 * own, during[0] <= before - sum(released) + own)
+"""
+
+CUPYS = next(scene for scene in SCENES if scene.library == "cupy")
+SETUPS = {scene.name: (scene, TORCH) for scene in SCENES if scene.library == "torch"} | {
+    "cupy": (CUPYS, CUPY.format(pool="MemoryPool")),
+    "cupy-async": (CUPYS, CUPY.format(pool="MemoryAsyncPool")),
+}
+setups = pytest.mark.parametrize("setup", SETUPS)
+
+
+def run(setup: str, code: str) -> list[str]:
+    scene, library = SETUPS[setup]
     if reason := scene.missing():
         pytest.skip(reason)
-    program = CAPTURE.format(library=script, captures=20, flush="agent.flush()" if flush else "")
     environ = {**os.environ, **dict(scene.environ)}
-    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
+    command = [sys.executable, "-c", START + library + code]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
 
 
+@setups
 @pytest.mark.parametrize("flush", [False, True], ids=["reading", "flushing"])
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
-def test_a_capture_is_not_spoiled(scene: Scene, flush: bool):
-    run(scene, TORCH if scene.library == "torch" else CUPY, flush)
+def test_a_capture_is_not_spoiled(setup: str, flush: bool):
+    assert run(setup, f"FLUSH = {flush}\n{BESIDE}") == ["done"]
+
+
+@setups
+def test_a_flush_during_a_capture_is_refused_and_nothing_is_done(setup: str):
+    assert run(setup, REFUSED) == ["{('refused', 'a CUDA graph is being captured')} True", "True"]
+
+
+@pytest.mark.parametrize("setup", [name for name in SETUPS if name != "cupy-async"])
+def test_a_capture_waits_for_a_flush_under_way(setup: str):
+    """A stream-ordered pool of CuPy's is the driver's, which is flushed after CuPy: there the capture comes between."""
+    assert run(setup, WAITS) == ["True True"]

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from gpumond.agent import cuda
 from gpumond.agent.adapters import Refused
+from gpumond.agent.adapters.cupy_chunks import whole_bytes
 from gpumond.model import PoolUsage, Reclaimable, StepResult
 from gpumond.program import AppliedLimit
 
@@ -39,7 +40,7 @@ class CupyAdapter:
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         pools = self._pools()
-        usages = self._on_devices(cuda.contexts(), lambda ordinal: self._usage(ordinal, pools))
+        usages = self._on_devices(cuda.contexts(), lambda ordinal: self._usage(ordinal, pools, exact))
         return tuple(usage for usage in usages if usage is not None)
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
@@ -103,24 +104,23 @@ class CupyAdapter:
             return ""
         return "rmm" if ("rmm.allocators.cupy", "rmm_cupy_allocator") in sources else None
 
-    def _usage(self, ordinal: int, pools: Iterable[Any]) -> PoolUsage | None:
-        """All pools of one device together. A pool returns its whole free chunks and does not tell which these are:
-        everything if nothing is in use, else anything up to its free bytes, which is taken as likely."""
+    def _usage(self, ordinal: int, pools: Iterable[Any], exact: bool) -> PoolUsage | None:
+        """All pools of one device together, which is the current one."""
         uuid = cuda.device_uuid(ordinal)
         by_source: dict[str | None, list[Any]] = {}
         for pool in pools:
             by_source.setdefault(self._inside(pool, ordinal), []).append(pool)
         for source in ("", "rmm"):
-            low = live = held = 0
+            live = free = low = high = 0
             for pool in by_source.get(source, ()):
                 used, total = int(pool.used_bytes()), int(pool.total_bytes())
-                live, held = live + used, held + total
-                low += 0 if used or _is_async(pool) else total
-            if uuid is not None and held:
-                free = max(0, held - live)
-                low = min(low, free)
-                reclaimable = Reclaimable(low, free, free, "exact" if low == free else "interval")
-                return PoolUsage("cupy", uuid, live, live + free, reclaimable, 0, inside=source or None)
+                idle = max(0, total - used)
+                returned = _returned(pool, ordinal, used, idle, exact)
+                live, free = live + used, free + idle
+                low, high = low + (returned or 0), high + (idle if returned is None else returned)
+            if uuid is not None and live + free:
+                reclaimable = Reclaimable(low, high, high, "exact" if low == high else "interval")
+                return PoolUsage("cupy", uuid, live, live + free, reclaimable, free - high, inside=source or None)
         return None
 
     def _on_devices(self, ordinals: Sequence[int], visit: Callable[[int], T]) -> list[T]:
@@ -155,3 +155,13 @@ def _aside(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
 
 def _is_async(pool: Any) -> bool:
     return type(pool).__name__ == "MemoryAsyncPool"
+
+
+def _returned(pool: Any, ordinal: int, used: int, idle: int, exact: bool) -> int | None:
+    """What a flush returns of the idle bytes: all if nothing is in use. None if only its bounds are known."""
+    if _is_async(pool):
+        return None
+    if not used:
+        return idle
+    whole = whole_bytes(pool, ordinal) if exact else None
+    return None if whole is None else min(whole, idle)

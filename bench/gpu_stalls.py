@@ -1,0 +1,163 @@
+"""On a real card: does a report stall a training step? Steps of a few milliseconds, with 25 reports a second.
+
+The agent notes when it was at work. A report's delay is the time of the steps that it fell into, less what as many
+steps beside them took (the median of the four next ones without a report). The same is computed for instants half-way
+between two reports, when the agent sleeps: what differs is the report's doing. Both where the card is the limit, and
+where launching the kernels is, in the thread that shares the interpreter with the agent.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.result import publish
+from gpumond.agent import session
+from tests.running import RunningDaemon, until
+
+REPORT_SECONDS = 0.04
+SECONDS_WITH, SECONDS_ALONE = 10.0, 2.0
+LOADS = {"card is the limit": 64, "launches are the limit": 1}
+"""Sequences of 512 in a batch."""
+BESIDE = 2
+"""Steps without a report, on either side, that a step is compared with."""
+STALL_MS = 1.0
+
+Span = tuple[float, float]
+WORK: list[Span] = []
+"""When the agent made and sent a report, from its waking to its sleeping."""
+
+
+class Observed(session.Session):
+    _awake = 0.0
+
+    def _wait(self) -> None:
+        super()._wait()
+        self._awake = time.perf_counter()
+
+    def turn(self) -> None:
+        due = self._report_at
+        super().turn()
+        if self._report_at != due:
+            WORK.append((self._awake, time.perf_counter()))
+
+
+def main() -> None:
+    if len(sys.argv) > 1 and sys.argv[1] == "loads":
+        print(json.dumps({name: load(batch) for name, batch in LOADS.items()}))
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        daemon = RunningDaemon(Path(directory) / "daemon", "--source", "nvml")
+        until(lambda: daemon.request("/-/ready")[0] == 200, 60)
+        command = [sys.executable, "-m", "bench.gpu_stalls", "loads"]
+        done = subprocess.run(command, env=daemon.environ, capture_output=True, text=True, timeout=200)
+        daemon.stop()
+    if done.returncode:
+        sys.exit(done.stderr[-2000:])
+    publish("gpu_stalls", json.loads(done.stdout.splitlines()[-1]))
+
+
+def load(batch: int) -> dict[str, Any]:
+    """One transformer block, forward, backward and step of the optimizer."""
+    import torch
+
+    torch.manual_seed(0)
+    block = torch.nn.TransformerEncoderLayer(512, 8, 2048, 0.0, batch_first=True, device="cuda", dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(block.parameters(), lr=1e-4)
+    data = torch.randn(batch, 512, 512, device="cuda", dtype=torch.bfloat16)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        block(data).square().mean().backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+
+    for _ in range(50):
+        step()
+    return measure(step)
+
+
+def measure(step: Callable[[], None], with_agent: float = SECONDS_WITH, alone: float = SECONDS_ALONE) -> dict[str, Any]:
+    from gpumond import agent
+
+    without = timed(step, alone)
+    session.REPORT_SECONDS = REPORT_SECONDS
+    session.Session = Observed  # type: ignore[misc]
+    agent.start(workload="bench")
+    timed(step, 1.0)  # it connects, and reads for the first time
+    WORK.clear()
+    steps = timed(step, with_agent)
+    agent.stop()
+    reports = list(WORK)
+    beside = [(begin + REPORT_SECONDS / 2, end + REPORT_SECONDS / 2) for begin, end in reports]
+    with_report, with_none = delays(steps, reports, reports), delays(steps, beside, reports)
+    return {
+        "steps": len(steps),
+        "step_ms": round(1e3 * statistics.median(end - begin for begin, end in steps), 3),
+        "step_ms_alone": round(1e3 * statistics.median(end - begin for begin, end in without), 3),
+        "reports": len(reports),
+        "work_of_a_report_ms": spread([1e3 * (end - begin) for begin, end in reports]),
+        "delay_ms_of_a_report": spread(with_report),
+        "delay_ms_of_none": spread(with_none),
+        "reports_that_delay_over_1_ms": sum(delay > STALL_MS for delay in with_report),
+        "instants_without_that_delay_over_1_ms": sum(delay > STALL_MS for delay in with_none),
+        "median_difference_ms": round(statistics.median(with_report) - statistics.median(with_none), 4),
+        "max_difference_ms": round(max(with_report) - max(with_none), 4),
+    }
+
+
+def timed(step: Callable[[], None], seconds: float) -> list[Span]:
+    steps, now = [], time.perf_counter()
+    end = now + seconds
+    while now < end:
+        began = now
+        step()
+        now = time.perf_counter()
+        steps.append((began, now))
+    return steps
+
+
+def delays(steps: Sequence[Span], spans: Sequence[Span], reports: Sequence[Span]) -> list[float]:
+    """Milliseconds by which the steps that each span touches took longer than those beside them.
+
+    A span that touches the steps of a report, and is not that report, is left out.
+    """
+    begins, ends = [begin for begin, _ in steps], [end for _, end in steps]
+
+    def touched(span: Span) -> range:
+        return range(bisect_right(ends, span[0]), bisect_left(begins, span[1]))
+
+    busy: dict[int, int] = {}
+    for number, report in enumerate(reports):
+        for index in touched(report):
+            busy[index] = number
+    clean = [index for index in range(len(steps)) if index not in busy]
+    found = []
+    for number, span in enumerate(spans):
+        own = touched(span)
+        others = {busy[index] for index in own if index in busy} - ({number} if spans is reports else set())
+        earlier, later = bisect_left(clean, own.start), bisect_left(clean, own.stop)
+        around = clean[max(0, earlier - BESIDE) : earlier] + clean[later : later + BESIDE]
+        if not own or others or len(around) < 2 * BESIDE:
+            continue
+        usual = statistics.median(ends[index] - begins[index] for index in around)
+        found.append(1e3 * sum(ends[index] - begins[index] - usual for index in own))
+    return found
+
+
+def spread(milliseconds: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(milliseconds)
+    at = {"min": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    return {name: round(ordered[round(share * (len(ordered) - 1))], 4) for name, share in at.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The real CuPy's pools, if it is here, on a driver that only counts: a flush returns what was said, to the byte."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.agent.daemon import SECONDS
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="needs cupy (pip install)")
+
+PROGRAM = """
+import random
+from tests.agent.cupy_without_card import DEVICES, HELD
+import cupy
+from gpumond import agent
+from gpumond.agent.adapters import cupy_chunks
+pool = cupy.get_default_memory_pool()
+alloc, use = cupy.cuda.alloc, cupy.cuda.runtime.setDevice
+def history(draw, steps=300):
+    blocks = []
+    for _ in range(steps):
+        if blocks and draw.random() < 0.45:
+            blocks.pop(draw.randrange(len(blocks)))
+        else:
+            blocks.append(alloc(int(2 ** draw.uniform(9, 28))))
+    draw.shuffle(blocks)
+    return blocks[: len(blocks) // 2]
+"""
+
+
+def run(code: str, library: Path) -> list[str]:
+    environ = {**os.environ, "LD_LIBRARY_PATH": os.fspath(library), "FAKE_CUDA": "cc"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + code], env=environ, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_over_random_histories_on_two_devices_a_flush_returns_what_was_planned(library: Path) -> None:
+    code = """
+kept, somewhere_between = [], 0
+for seed in range(30):
+    draw = random.Random(seed)
+    for device in range(DEVICES):
+        use(device)
+        kept = kept[len(kept) // 2 :] + history(draw)
+    plans, before = agent.flush(dry_run=True), sum(HELD.values())
+    receipts = agent.flush()
+    assert len(plans) == DEVICES
+    for plan, receipt in zip(plans, receipts, strict=True):
+        expected = plan.expected
+        assert expected == receipt.expected
+        assert expected.low == expected.likely == expected.high == receipt.released_bytes
+        idle = plan.before.held_bytes - plan.before.live_bytes
+        somewhere_between += 0 < expected.likely < idle
+    assert sum(receipt.released_bytes for receipt in receipts) == before - sum(HELD.values())
+print(somewhere_between > 30)
+"""
+    assert run(code, library) == ["True"]
+
+
+def test_a_report_leaves_the_chunks_alone(library: Path) -> None:
+    code = """
+kept = history(random.Random(1))
+(usage,) = agent.report()
+print(usage.reclaimable.exactness, usage.reclaimable.high == pool.free_bytes(), usage.stranded_bytes)
+"""
+    assert run(code, library) == ["interval True 0"]
+
+
+def test_chunks_of_all_streams_and_of_a_second_pool_are_seen(library: Path) -> None:
+    code = """
+kept = []
+for stream in (cupy.cuda.ExternalStream(100), cupy.cuda.ExternalStream(200)):
+    with stream:
+        kept += history(random.Random(2))
+if int(cupy.__version__.split(".")[0]) >= 14:  # before, a pool does not show what it stands on
+    cupy.cuda.set_allocator(cupy.cuda.MemoryPool().malloc)
+    kept += history(random.Random(3))
+before = sum(HELD.values())
+(plan,), (receipt,) = agent.flush(dry_run=True), agent.flush()
+print(plan.expected.low == plan.expected.high == receipt.released_bytes == before - sum(HELD.values()) > 0)
+"""
+    assert run(code, library) == ["True"]
+
+
+def test_nobody_keeps_a_chunk_that_was_looked_at(library: Path) -> None:
+    code = """
+kept = history(random.Random(4))
+said, before = cupy_chunks.whole_bytes(pool, 0), sum(HELD.values())
+pool.free_all_blocks()
+print(said == before - sum(HELD.values()) > 0, cupy_chunks.whole_bytes(pool, 0))
+"""
+    assert run(code, library) == ["True 0"]
+
+
+def test_beside_threads_that_allocate_it_is_right_or_says_nothing(library: Path) -> None:
+    code = """
+import sys, threading
+sys.setswitchinterval(1e-5)
+ended, most = threading.Event(), 2 * 80 * 512  # new blocks before the old ones go
+kept = history(random.Random(5))
+whole = cupy_chunks.whole_bytes(pool, 0)
+def churn(stream):
+    draw = random.Random(stream)
+    with cupy.cuda.ExternalStream(stream):  # with chunks of its own
+        while not ended.is_set():
+            blocks = [alloc(512) for _ in range(draw.randrange(1, 40))]
+threads = [threading.Thread(target=churn, args=(stream,)) for stream in (100, 200)]
+[thread.start() for thread in threads]
+said = [cupy_chunks.whole_bytes(pool, 0) for _ in range(300)]
+ended.set()
+[thread.join() for thread in threads]
+print(all(one is None or (0 <= one - whole <= most and (one - whole) % 512 == 0) for one in said))
+print(0 < cupy_chunks.whole_bytes(pool, 0) - whole <= most)
+"""
+    assert run(code, library) == ["True", "True"]
+
+
+def test_a_walk_that_does_not_come_to_the_pools_own_count_is_not_believed(library: Path) -> None:
+    code = """
+import gc
+kept = history(random.Random(7))
+class Pool:
+    __slots__ = ("parts", "more")
+    def __init__(self, more):
+        self.parts = next(held for held in gc.get_referents(pool) if isinstance(held, (dict, tuple)))
+        self.more = more
+    n_free_blocks = used_bytes = lambda self: pool.used_bytes() and 1
+    total_bytes = lambda self: pool.free_bytes() + 1 + self.more
+print(cupy_chunks.whole_bytes(Pool(0), 0) == cupy_chunks.whole_bytes(pool, 0) > 0)
+print(cupy_chunks.whole_bytes(Pool(512), 0), cupy_chunks.whole_bytes(Pool(-512), 0))
+"""
+    assert run(code, library) == ["True", "None None"]
+
+
+@pytest.mark.parametrize("pool", ["", "n_free_blocks=lambda: 1, total_bytes=lambda: 9, used_bytes=lambda: 3"])
+def test_a_pool_of_another_make_says_nothing(library: Path, pool: str) -> None:
+    code = f"""
+from types import SimpleNamespace
+print(cupy_chunks.whole_bytes(SimpleNamespace({pool}), 0))
+"""
+    assert run(code, library) == ["None"]
+
+
+def test_of_too_many_chunks_none_is_looked_at(library: Path) -> None:
+    code = """
+kept = [alloc(512 * (1 + number % 9)) for number in range(2 * cupy_chunks.MAX_CHUNKS + 2)]
+del kept[::2]
+print(pool.n_free_blocks() > cupy_chunks.MAX_CHUNKS, cupy_chunks.whole_bytes(pool, 0))
+"""
+    assert run(code, library) == ["True None"]
