@@ -9,23 +9,23 @@ import platform
 import resource
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata, util
-from pathlib import Path
 from typing import Any, Literal
 
 from gpumond import __version__
+from gpumond.agent.trust import SERVICE_DIRECTORY, service_uid, trusted_uids
 from gpumond.collector import Collector
 from gpumond.conditions import of_device
 from gpumond.errors import DaemonError
-from gpumond.identity import in_private_pid_namespace
+from gpumond.identity import in_private_pid_namespace, peer_uid
 from gpumond.mends import mend
 from gpumond.model import Reading, SourceState
 from gpumond.sources.drm_cards import cards
 from gpumond.stuck import LIKELY_MEANT, stuck
 from gpumond.units import human
-from gpumond.wire import default_socket, trusted_uids
+from gpumond.wire import default_socket
 
 State = Literal["good", "note", "bad"]
 
@@ -146,8 +146,8 @@ def descriptors() -> Finding:
     return Finding("descriptors", "good", f"limit {limit}")
 
 
-def agent_socket() -> Finding:
-    path = os.environ.get("GPUMOND_SOCKET") or default_socket()
+def agent_socket(environ: Mapping[str, str] = os.environ, service: str = SERVICE_DIRECTORY) -> Finding:
+    path = environ.get("GPUMOND_SOCKET") or default_socket(environ)
     if path is None:
         return Finding("agent socket", "bad", "no runtime directory", "set XDG_RUNTIME_DIR or GPUMOND_SOCKET")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -157,10 +157,19 @@ def agent_socket() -> Finding:
         except OSError as error:
             mend = "start the daemon: `gpumond serve`" if not isinstance(error, PermissionError) else "see socket_mode"
             return Finding("agent socket", "note", f"{path}: {error.strerror or error}", mend)
-    owner = Path(path).stat().st_uid
-    if owner not in trusted_uids():
-        return Finding("agent socket", "bad", f"{path} belongs to uid {owner}, whom agents of this user do not obey")
+        uid = peer_uid(probe)
+    if uid not in trusted_uids(service):
+        detail = f"{path}: agents of this user do not obey uid {uid}; {_given(service)}"
+        return Finding("agent socket", "bad", detail, f"as root: install -d -o {uid} -m 755 {service}")
     return Finding("agent socket", "good", f"{path} answers")
+
+
+def _given(service: str) -> str:
+    """To whom the administrator has given the service, and thereby agents."""
+    try:
+        return f"{service} belongs to uid {service_uid(service)}"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
 def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from gpumond import systemd
 from gpumond.errors import ConfigError
 
-BACKLOG = 128
+BACKLOG = 4096
 TOKEN_FILE = "token"
 API_SOCKET = "api.sock"
 
@@ -73,6 +73,11 @@ def prepare_directory(directory: Path) -> Path:
         raise ConfigError(
             f"runtime directory {directory} can be written by others; use one of your own with mode 0755 or stricter, "
             "with --socket DIRECTORY/agent.sock"
+        )
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"runtime directory {directory} cannot be written by this daemon's user; give it to that user "
+            f"(as root: install -d -o {os.geteuid()} -m 755 {directory}), or choose another with --socket"
         )
     return directory
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -147,7 +146,7 @@ def decode(frame: bytes) -> Message:
     message = MESSAGES.get(kind) if isinstance(kind, str) else None
     if message is None:
         raise ProtocolError("type", f"unknown frame type {kind!r:.64}")
-    decoded: Message = _converter(message)(body, str(kind))
+    decoded: Message = _convert(message, body, str(kind))
     return decoded
 
 
@@ -158,7 +157,7 @@ def to_json(value: object) -> bytes:
 
 def from_json(cls: type[T], line: bytes) -> T:
     """A dataclass from its JSON object. Raises ProtocolError."""
-    decoded: T = _converter(cls)(_object(line), cls.__name__)
+    decoded: T = _convert(cls, _object(line), cls.__name__)
     return decoded
 
 
@@ -184,23 +183,13 @@ def own_socket(environ: Mapping[str, str] = os.environ) -> str | None:
     return os.path.join(home, ".local", "state", "gpumond", "agent.sock") if home else None
 
 
-def trusted_uids() -> frozenset[int]:
-    """Whose daemon an agent obeys: root's, its own user's, and that of the service account."""
-    trusted = {0, os.geteuid()}
-    try:
-        trusted.add(pwd.getpwnam("gpumond").pw_uid)
-    except (KeyError, OSError):
-        pass
-    return frozenset(trusted)
-
-
 def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}
 
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(line, object_pairs_hook=_unique, parse_constant=_no_constant)
+        body = _JSON.decode(line.decode())  # UTF-8 alone
     except (ValueError, RecursionError) as error:
         raise ProtocolError("json", f"not a JSON object: {clean(error)}") from None
     if not isinstance(body, dict):
@@ -219,7 +208,25 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number")
 
 
-Converter = Callable[[Any, str], Any]
+_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+
+Converter = Callable[[Any], Any]
+
+
+class _Misfit(Exception):
+    """A value of another type. It learns on its way out where it is: to build that for each value would cost more than
+    all the checks."""
+
+    def __init__(self, reason: str, says: str) -> None:
+        super().__init__(reason, says)
+        self.reason, self.says, self.path = reason, says, ""
+
+
+def _convert(cls: Any, body: dict[str, Any], name: str) -> Any:
+    try:
+        return _converter(cls)(body)
+    except _Misfit as misfit:
+        raise ProtocolError(misfit.reason, f"{name}{misfit.path}{misfit.says}") from None
 
 
 def _compile(hint: Any) -> Converter:
@@ -242,66 +249,74 @@ def _dataclass_converter(cls: Any) -> Converter:
     converters = [(field.name, _converter(hints[field.name])) for field in fields(cls)]
     required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
 
-    def convert(value: Any, where: str) -> Any:
+    def convert(value: Any) -> Any:
         if type(value) is not dict:
-            raise _mismatch(where, "an object", value)
+            raise _mismatch("an object", value)
         for name in required:
             if name not in value:
-                raise ProtocolError("missing", f"{where}.{name} is missing")
-        return cls(**{name: to(value[name], f"{where}.{name}") for name, to in converters if name in value})
+                raise _Misfit("missing", f".{name} is missing")
+        found = {}
+        try:
+            for name, to in converters:
+                if name in value:
+                    found[name] = to(value[name])
+        except _Misfit as misfit:
+            misfit.path = f".{name}{misfit.path}"
+            raise
+        return cls(**found)
 
     return convert
 
 
 def _tuple_converter(item: Converter) -> Converter:
-    def convert(value: Any, where: str) -> Any:
+    def convert(value: Any) -> Any:
         if type(value) is not list:
-            raise _mismatch(where, "an array", value)
-        return tuple([item(entry, where) for entry in value])
+            raise _mismatch("an array", value)
+        return tuple([item(entry) for entry in value])
 
     return convert
 
 
 def _optional_converter(inner: Converter) -> Converter:
-    return lambda value, where: None if value is None else inner(value, where)
+    return lambda value: None if value is None else inner(value)
 
 
 def _literal_converter(allowed: tuple[Any, ...]) -> Converter:
-    def convert(value: Any, where: str) -> Any:
+    def convert(value: Any) -> Any:
         if type(value) is not str or value not in allowed:
-            raise _mismatch(where, f"one of {', '.join(allowed)}", value)
+            raise _mismatch(f"one of {', '.join(allowed)}", value)
         return value
 
     return convert
 
 
-def _integer(value: Any, where: str) -> int:
+def _integer(value: Any) -> int:
     if type(value) is not int or not 0 <= value < MAX_INTEGER:
-        raise _mismatch(where, "an integer from 0 to 2^63-1", value)
+        raise _mismatch("an integer from 0 to 2^63-1", value)
     return value
 
 
-def _change(value: Any, where: str) -> int:
+def _change(value: Any) -> int:
     if type(value) is not int or not -MAX_INTEGER < value < MAX_INTEGER:
-        raise _mismatch(where, "an integer between -2^63 and 2^63", value)
+        raise _mismatch("an integer between -2^63 and 2^63", value)
     return value
 
 
-def _number(value: Any, where: str) -> float:
+def _number(value: Any) -> float:
     if type(value) not in (int, float) or not abs(value) <= float_info.max:  # no NaN, and no integer that is no float
-        raise _mismatch(where, "a finite number", value)
+        raise _mismatch("a finite number", value)
     return float(value)
 
 
-def _text(value: Any, where: str) -> str:
+def _text(value: Any) -> str:
     if type(value) is not str or len(value) > MAX_TEXT or not value.isprintable():
-        raise _mismatch(where, f"printable text of at most {MAX_TEXT} characters", value)
+        raise _mismatch(f"printable text of at most {MAX_TEXT} characters", value)
     return value
 
 
-def _flag(value: Any, where: str) -> bool:
+def _flag(value: Any) -> bool:
     if type(value) is not bool:
-        raise _mismatch(where, "true or false", value)
+        raise _mismatch("true or false", value)
     return value
 
 
@@ -310,5 +325,5 @@ _converter: Callable[[Any], Converter] = cache(_compile)
 """Checks and converts a decoded JSON value to a type; compiled once per annotation."""
 
 
-def _mismatch(where: str, expected: str, value: Any) -> ProtocolError:
-    return ProtocolError("value", f"{where}: expected {expected}, got {clean(repr(value)[:80])}")
+def _mismatch(expected: str, value: Any) -> _Misfit:
+    return _Misfit("value", f": expected {expected}, got {clean(repr(value)[:80])}")

@@ -11,16 +11,35 @@ from typing import Any
 import pytest
 import yaml
 
+from gpumond.agent.levers import FLUSHES
+from gpumond.api.events import MAX_STREAMS
 from gpumond.api.examples import SNAPSHOT
-from gpumond.config import load
+from gpumond.api.limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, MAX_BODY_BYTES
+from gpumond.cli import VERBS
+from gpumond.collector import DEADLINE_SECONDS
+from gpumond.config import Settings, load
+from gpumond.descriptors import MAX_CONNECTIONS
+from gpumond.door import HEAD_SECONDS, PER_ADDRESS
 from gpumond.engine import Memory, advance
-from gpumond.metrics import Exposition
+from gpumond.flush import COOLDOWN_SECONDS, RECEIPTS_KEPT
+from gpumond.history import MAX_LIVES
+from gpumond.logs import MAX_CHARACTERS, PER_SECOND
+from gpumond.metrics import MAX_SERIES, Exposition
+from gpumond.metrics.families import PROCESSES_PER_DEVICE
 from gpumond.metrics.telemetry import Telemetry
+from gpumond.metrics.workloads import MAX_WORKLOADS
+from gpumond.notify.outbox import QUEUE_LIMIT
+from gpumond.peer import Limits
+from gpumond.program import SCOPES
 from gpumond.rules import Rule
+from gpumond.rules.book import MAX_RULES
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.cases import run
 from gpumond.rules.config import RuleConfig, written
+from gpumond.store.baseline_table import MAX_BASELINES
+from gpumond.store.retention import Bounds
 from gpumond.units import seconds
+from gpumond.wire import MAX_FRAME_BYTES
 from tests.rules.document import document
 
 ROOT = Path(__file__).parents[1]
@@ -105,3 +124,105 @@ def test_the_example_is_a_configuration_whose_tests_hold():
     assert [rule.name for rule in settings.rules if rule.action] == ["notebooks-cache"]
     count, failures = run(DEPLOY / "gpumond.example.test.yaml")
     assert (count > 0, failures) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("file", "where"),
+    [
+        ("Dockerfile", r"useradd --uid (\d+) "),
+        ("Dockerfile", r"USER (\d+):\1$"),
+        ("deploy/container.tmpfiles", r"^d /run/gpumond 0755 (\d+) \1 -$"),
+        ("deploy/sidecar/docker-compose.yml", r"uid=(\d+),gid=\1,mode=0755"),
+        ("deploy/helm/gpumond/values.yaml", r"^runAsUser: (\d+)$"),
+        ("deploy/kubernetes/daemonset.yaml", r'chown, -R, "(\d+):\1"'),
+        (
+            "deploy/kubernetes/daemonset.yaml",
+            r"runAsUser: ([1-9]\d*)\n +runAsGroup: \1$",
+        ),
+    ],
+)
+def test_containers_have_one_user(file: str, where: str):
+    """To whom the image gives its directories, and the machine its own."""
+    assert re.findall(where, (ROOT / file).read_text(), re.MULTILINE) == ["10001"]
+
+
+@pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/sidecar/docker-compose.yml"])
+def test_no_daemon_of_a_compose_file_is_root(file: str):
+    services = yaml.safe_load((ROOT / file).read_text())["services"]
+    ours = [service for service in services.values() if service["image"].startswith("gpumond:")]
+    assert ours
+    for service in ours:
+        assert "user" not in service
+        assert (service["cap_drop"], service["read_only"]) == (["ALL"], True)
+
+
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
+
+
+def section(title: str) -> str:
+    """Of docs/operations.md, with what is below it."""
+    level = title.partition(" ")[0]
+    _, found, after = OPERATIONS.partition(f"\n{title}\n")
+    assert found, title
+    return re.split(rf"^#{{1,{len(level)}}} ", after, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_a_runbook_says_what_one_sees_why_and_what_to_do(name: str):
+    text = section(f"### {name}")
+    assert [word for word in ("One sees:", "Why", "hat to do:") if word not in text] == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_command_is_described(verb: str):
+    assert f"`gpumond {verb.replace('_', '-')}" in section("## Commands")
+
+
+def test_each_setting_is_described():
+    text = section("## Configuration") + section("## Access")
+    assert [name for name in Settings.model_fields if f"{name}:" not in text and f"`{name}`" not in text] == []
+
+
+BOUNDS = Bounds()
+LIMITS = Limits()
+KIB, MIB = 1 << 10, 1 << 20
+STATED = {
+    "a frame of an agent": f"{MAX_FRAME_BYTES // KIB} KiB",
+    "agents of one uid": f"{LIMITS.peers_per_uid}",
+    "agents in all": f"{LIMITS.peers}",
+    "connections that have not said hello": f"{LIMITS.strangers}",
+    "a hello; a frame that has begun": f"{LIMITS.hello_seconds:g} s; {LIMITS.frame_seconds:g} s",
+    "a report's age; silence": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
+    "frames and bytes of one uid": f"{LIMITS.frames_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
+    "scopes of one program": f"{SCOPES} names",
+    "orders that an agent carries out": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",
+    "flushes of one program": f"one each {COOLDOWN_SECONDS:g} s",
+    "flushes of one caller": f"{FLUSHES_PER_MINUTE} a minute",
+    "wrong tokens or passwords of one address": f"{FAILURES_PER_MINUTE} a minute",
+    "HTTP connections": f"{MAX_CONNECTIONS}, {PER_ADDRESS} of one address",
+    "a request's head; its body": f"{HEAD_SECONDS:g} s; {MAX_BODY_BYTES // KIB} KiB",
+    "streams of events": f"{MAX_STREAMS}",
+    "series of processes": f"{PROCESSES_PER_DEVICE} processes a device",
+    "workloads with counts of flushes": f"{MAX_WORKLOADS}",
+    "series of a page": f"{MAX_SERIES:,}",
+    "processes whose past is kept": f"{MAX_LIVES}",
+    "rules over the API": f"{MAX_RULES}",
+    "baselines": f"{MAX_BASELINES}",
+    "receipts, events in memory": f"{RECEIPTS_KEPT} each",
+    "the audit; receipts; alerts that are over": f"{BOUNDS.max_entries:,}; {BOUNDS.max_receipts:,}; "
+    f"{BOUNDS.max_past_alerts:,}, for {BOUNDS.seconds / 86400:g} days",
+    "the store": f"{BOUNDS.max_bytes // MIB} MiB",
+    "alerts waiting for one receiver": f"{QUEUE_LIMIT:,}",
+    "a log line; lines of a kind": f"{MAX_CHARACTERS} characters; {PER_SECOND} a second",
+    "a driver call": f"{DEADLINE_SECONDS:g} s",
+    "the service's memory, tasks": "512 MiB, 64",
+}
+
+
+def test_every_limit_is_stated_as_it_is():
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", section("## Limits"), re.MULTILINE)
+    assert dict(rows[1:]).keys() == STATED.keys()
+    wrong = {of: (said, STATED[of]) for of, said in rows[1:] if not said.startswith(STATED[of])}
+    assert wrong == {}
+    service = (DEPLOY / "systemd/gpumond.service").read_text()
+    assert "MemoryMax=512M\nTasksMax=64\n" in service

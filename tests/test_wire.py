@@ -80,6 +80,7 @@ def test_a_newer_peer_may_say_more():
     [
         (b"", "JSON"),
         (b"[]", "object"),
+        ('{"v":1,"type":"bye"}'.encode("utf-16-le"), "JSON"),
         (b'{"v":2,"type":"bye"}', "version"),
         (b'{"v":1,"type":"shout"}', "shout"),
         (b'{"v":1,"type":["bye"]}', "type"),

@@ -14,9 +14,10 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gpumond.agent.rate import Rate
+from gpumond.agent.trust import trusted_uids
 from gpumond.agent.wake import identity
 from gpumond.errors import ProtocolError
-from gpumond.wire import MAX_FRAME_BYTES, Message, Report, Result, decode, encode, trusted_uids
+from gpumond.wire import MAX_FRAME_BYTES, Message, Report, Result, decode, encode
 
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 10.0

@@ -61,10 +61,12 @@ def _change(method: str, url: str, path: str, body: object, timeout: float) -> A
 
 
 def _call(url: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float, method: str = "GET") -> Any:
-    if not url.startswith(("http://", "https://")):
-        raise DaemonError(f"{url}: expected an http:// or https:// address")
+    if not url.startswith(("http://", "https://", "unix:///")):
+        raise DaemonError(f"{url}: expected an http:// or https:// address, or unix:///DIRECTORY/api.sock")
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]  # the daemon is on this machine
-    token = _token(url)
+    token, named = _token(url), url
+    if url.startswith("unix://"):
+        url, handlers = "http://localhost", [*handlers, _OverUnix(url.removeprefix("unix://"))]
     if token:
         headers = headers | {"Authorization": f"Bearer {token}"}
     elif method != "GET" and urlsplit(url).hostname in LOCAL and (api := _api_socket()):
@@ -83,7 +85,7 @@ def _call(url: str, path: str, body: bytes | None, headers: dict[str, str], time
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise DaemonError(
-            f"no daemon answers at {url} ({reason}); start one with `gpumond serve`, or name it with --url"
+            f"no daemon answers at {named} ({reason}); start one with `gpumond serve`, or name it with --url"
         ) from None
 
 

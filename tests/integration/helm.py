@@ -1,6 +1,9 @@
 """A program: renders a chart with Helm's own engine, by an installation into an API that only writes down.
 
-    python helm.py CHART < {"case": values} > {"case": {"objects": […]} | {"refused": "why"}}
+    python helm.py CHART < {"defaults": values, "cases": {"case": values}}
+                         > {"case": {"objects": […], "lint": worst} | {"refused": "why"}}
+
+Helm lints a chart with its own values alone: so each case is linted as a chart whose values are the defaults with it.
 
 Needs helm-sdkpy, and with it Python 3.12; nothing of gpumond.
 """
@@ -9,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import helm_sdkpy
@@ -108,13 +113,32 @@ async def rendered(chart: str, values: dict[str, Any]) -> dict[str, Any]:
     return {"objects": stub.objects}
 
 
+async def linted(chart: str, values: dict[str, Any]) -> int:
+    """The worst that Helm finds: 1 is information, 2 a warning, 3 an error."""
+    with tempfile.TemporaryDirectory() as directory:
+        copy = shutil.copytree(chart, Path(directory) / "gpumond")
+        (copy / "values.yaml").write_text(json.dumps(values))
+        (Path(directory) / "nothing").touch()
+        configuration = helm_sdkpy.Configuration(kubeconfig=str(Path(directory) / "nothing"))
+        lint = await helm_sdkpy.Lint(configuration).run(str(copy))
+    return 3 if lint["Errors"] else max((message["Severity"] for message in lint["Messages"]), default=0)
+
+
+def merged(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """As Helm does it: objects key by key, all else as a whole."""
+    both = {key: (defaults.get(key), value) for key, value in values.items()}
+    return defaults | {
+        key: merged(old, new) if isinstance(old, dict) and isinstance(new, dict) else new
+        for key, (old, new) in both.items()
+    }
+
+
 async def main(chart: str) -> None:
-    with tempfile.NamedTemporaryFile("w") as nothing:
-        lint = await helm_sdkpy.Lint(helm_sdkpy.Configuration(kubeconfig=nothing.name)).run(chart)
-    worst = max((message["Severity"] for message in lint["Messages"]), default=0)
-    answer: dict[str, Any] = {"lint": worst if not lint["Errors"] else 3}
-    for case, values in json.load(sys.stdin).items():
+    given, answer = json.load(sys.stdin), {}
+    for case, values in given["cases"].items():
         answer[case] = await rendered(chart, values)
+        if "objects" in answer[case]:
+            answer[case]["lint"] = await linted(chart, merged(given["defaults"], values))
     json.dump(answer, sys.stdout)
 
 

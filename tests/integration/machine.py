@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 SUITE, PYTHON = "trixie", "3.13"
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "procps", "python3", "python3-venv", "python3-pip", "kustomize")
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
-CLEAN = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/root"}
+CLEAN = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/var/tmp"}
 
 
 def missing(*commands: str) -> str:
@@ -48,7 +48,7 @@ def wheels() -> Path:
     _run(*PIP, "wheel", "--no-deps", "-w", directory, str(ROOT))
     wheel = next(Path(directory).glob("gpumond-*.whl"))
     constraints = str(ROOT / "constraints.txt")
-    _run(*PIP, "download", "-d", directory, "-c", constraints, *_for_the_tree(), f"{wheel}[daemon,kubernetes]")
+    _run(*PIP, "download", "-d", directory, "-c", constraints, *_for_the_tree(), f"{wheel}[daemon,kubernetes,top]")
     _run(*PIP, "download", "-d", directory, *_for_the_tree(), "hatchling>=1.27")
     return Path(directory)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import certificates
 from tests.integration.machine import ROOT, in_tree, library, missing
 
 HELM = "helm-sdkpy==0.1.32"
@@ -20,6 +21,7 @@ REASON = missing("debootstrap", "systemd-nspawn") or (
 )
 pytestmark = [pytest.mark.skipif(bool(REASON), reason=REASON), pytest.mark.timeout(600)]
 
+HASH = "$2y$10$" + "." * 53
 GIVEN: dict[str, dict[str, Any]] = {
     "defaults": {},
     "pod monitor": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
@@ -28,6 +30,19 @@ GIVEN: dict[str, dict[str, Any]] = {
     "dashboards": {"dashboards": {"enabled": True}},
     "open": {"networkPolicy": {"enabled": False}},
     "no names": {"podNames": False},
+    "root": {"runAsUser": 0},
+    "another user": {"runAsUser": 64917},
+    "TLS": {
+        "tls": {"secretName": "certificate", "serverName": "gpu.example.com"},
+        "podMonitor": {"enabled": True},
+        "serviceMonitor": {"enabled": True},
+    },
+    "TLS and users": {
+        "tls": {"secretName": "certificate", "caKey": ""},
+        "basicAuth": {"users": {"prometheus": HASH}, "secretName": "scraper"},
+        "podMonitor": {"enabled": True},
+        "serviceMonitor": {"enabled": True},
+    },
     "everything else": {
         "image": {"repository": "r.example/gpumond", "digest": "sha256:" + "0" * 64},
         "imagePullSecrets": [{"name": "registry"}],
@@ -49,15 +64,33 @@ REFUSED = {
     "an unknown source": ({"source": "nvidia"}, "/source"),
     "a directory that is none": ({"socketDirectory": "run/gpumond"}, "/socketDirectory"),
     "what the chart sets": ({"config": {"listen": "0.0.0.0:9917"}}, "/config"),
+    "a web configuration beside its own": ({"config": {"web_config": "web.yml"}}, "/config"),
+    "users without TLS": ({"basicAuth": {"users": {"prometheus": HASH}}}, "/tls/secretName"),
+    "a password in the open": (
+        {"tls": {"secretName": "certificate"}, "basicAuth": {"users": {"prometheus": "secret"}}},
+        "/basicAuth/users/prometheus",
+    ),
+    "a monitor that would be refused": (
+        {
+            "tls": {"secretName": "certificate"},
+            "basicAuth": {"users": {"prometheus": HASH}},
+            "serviceMonitor": {"enabled": True},
+        },
+        "/basicAuth/secretName",
+    ),
+    "the user of nobody": ({"runAsUser": 65534}, "/runAsUser"),
 }
+
+USERS = {"root": 0, "another user": 64917}
 
 
 @functools.cache
 def rendered() -> dict[str, Any]:
-    """Every case, and ``lint``: the worst that Helm finds (1 is information, 2 a warning)."""
+    """Every case; ``lint`` is the worst that Helm finds (1 is information, 2 a warning)."""
     shown = {ROOT / name: f"/src/{name}" for name in ("deploy", "grafana", "tests/integration/helm.py")}
     shown[library(HELM)] = "/library"
-    values = {**GIVEN, **{name: values for name, (values, _) in REFUSED.items()}}
+    cases = {**GIVEN, **{name: values for name, (values, _) in REFUSED.items()}}
+    values = {"defaults": yaml.safe_load((ROOT / "deploy/helm/gpumond/values.yaml").read_text()), "cases": cases}
     program = ("python3", "/src/tests/integration/helm.py", "/src/deploy/helm/gpumond")
     answer: dict[str, Any] = json.loads(
         in_tree("env", "PYTHONPATH=/library", *program, shown=shown, given=json.dumps(values))
@@ -70,8 +103,9 @@ def objects(case: str) -> list[dict[str, Any]]:
     return found
 
 
+@functools.cache
 def built(directory: str) -> list[dict[str, Any]]:
-    shown = {ROOT / "deploy": "/src/deploy"}
+    shown = {ROOT / name: f"/src/{name}" for name in ("deploy", "grafana")}
     return list(yaml.safe_load_all(in_tree("kustomize", "build", f"/src/{directory}", shown=shown)))
 
 
@@ -88,8 +122,9 @@ def valid(found: list[dict[str, Any]]) -> None:
             kubernetes_validate.validate(entry, KUBERNETES, strict=True)
 
 
-def test_helm_has_no_objection():
-    assert rendered()["lint"] <= 1
+@pytest.mark.parametrize("case", GIVEN)
+def test_helm_has_no_objection(case: str):
+    assert rendered()[case]["lint"] <= 1
 
 
 @pytest.mark.parametrize("case", GIVEN)
@@ -110,19 +145,24 @@ def test_the_schema_refuses(case: str):
         ("service monitor", {"ServiceMonitor"}),
         ("rules", {"PrometheusRule"}),
         ("open", {"NetworkPolicy"}),
+        ("TLS", {"PodMonitor", "ServiceMonitor", "Secret"}),
     ],
 )
 def test_each_switch_adds_or_takes_away(case: str, kinds: set[str]):
     assert {entry["kind"] for entry in objects(case)} ^ {entry["kind"] for entry in objects("defaults")} == kinds
 
 
-def test_the_rules_are_those_of_prometheus():
+@pytest.mark.parametrize("way", ["chart", "kustomize"])
+def test_the_rules_are_those_of_prometheus(way: str):
+    found = objects("rules") if way == "chart" else built("deploy/kubernetes/monitoring")
     rules = yaml.safe_load((ROOT / "deploy/prometheus/gpumond.rules.yaml").read_text())
-    assert only(objects("rules"), "PrometheusRule")["spec"] == rules
+    assert only(found, "PrometheusRule")["spec"] == rules
 
 
-def test_the_dashboards_are_those_of_grafana():
-    maps = [entry["data"] for entry in objects("dashboards") if "grafana_dashboard" in entry["metadata"]["labels"]]
+@pytest.mark.parametrize("way", ["chart", "kustomize"])
+def test_the_dashboards_are_those_of_grafana(way: str):
+    found = objects("dashboards") if way == "chart" else built("deploy/kubernetes/monitoring")
+    maps = [entry["data"] for entry in found if "grafana_dashboard" in entry["metadata"].get("labels", ())]
     given = {path.name: json.loads(path.read_text()) for path in (ROOT / "grafana/dashboards").glob("*.json")}
     assert {name: json.loads(text) for data in maps for name, text in data.items()} == given
     assert given
@@ -133,8 +173,8 @@ def test_the_pod_is_unprivileged():
         pod = only(objects(case), "DaemonSet")["spec"]["template"]["spec"]
         (container,) = pod["containers"]
         assert container["securityContext"] == {
-            "runAsUser": 0,
-            "runAsGroup": 0,
+            "runAsUser": USERS.get(case, 10001),
+            "runAsGroup": USERS.get(case, 10001),
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
@@ -145,6 +185,57 @@ def test_the_pod_is_unprivileged():
         assert {probe["httpGet"]["path"] for name, probe in container.items() if name.endswith("Probe")} == {
             "/-/healthy"
         }
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_root_only_gives_directories_away(case: str):
+    """By what it takes to do so, and not where the daemon is root itself."""
+    pod = only(objects(case), "DaemonSet")["spec"]["template"]["spec"]
+    user = USERS.get(case, 10001)
+    if user == 0:
+        assert "initContainers" not in pod
+        return
+    (giver,) = pod["initContainers"]
+    assert giver["command"] == ["chown", "-R", f"{user}:{user}", "/run/gpumond", "/var/lib/gpumond"]
+    assert giver["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "DAC_READ_SEARCH"]}
+    assert pod["securityContext"] == {"fsGroup": user}
+
+
+def test_only_root_is_given_the_kubelets_socket():
+    for case in GIVEN:
+        volumes = {volume["name"] for volume in only(objects(case), "DaemonSet")["spec"]["template"]["spec"]["volumes"]}
+        assert ("pod-resources" in volumes) == (case == "root")
+        assert ("log-names" in volumes) == (case != "no names")
+
+
+@pytest.mark.parametrize(
+    ("case", "tls", "login"),
+    [
+        ("pod monitor", None, None),
+        (
+            "TLS",
+            {"serverName": "gpu.example.com", "ca": {"secret": {"name": "certificate", "key": "ca.crt"}}},
+            None,
+        ),
+        (
+            "TLS and users",
+            {"serverName": "gpumond.gpumond.svc"},
+            {key: {"name": "scraper", "key": key} for key in ("username", "password")},
+        ),
+    ],
+)
+def test_who_scrapes_and_who_probes_speaks_as_the_daemon_does(case: str, tls: object, login: object):
+    found = objects(case)
+    scheme = "https" if tls else "http"
+    ends = [end for entry in found for end in entry.get("spec", {}).get("podMetricsEndpoints", ())]
+    ends += [end for entry in found if entry["kind"] == "ServiceMonitor" for end in entry["spec"]["endpoints"]]
+    assert ends
+    for end in ends:
+        assert (end["scheme"], end.get("tlsConfig"), end.get("basicAuth")) == (scheme, tls, login)
+    (container,) = only(found, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    assert {probe["httpGet"]["scheme"] for name, probe in container.items() if name.endswith("Probe")} == {
+        scheme.upper()
+    }
 
 
 def test_no_right_is_given_to_it():
@@ -170,7 +261,28 @@ def test_the_configuration_is_one_of_gpumond(tmp_path: Path):
     assert settings.interval == 2
 
 
-@pytest.mark.parametrize("directory", ["deploy/kubernetes", "deploy/kubernetes/example"])
+@pytest.mark.parametrize(("case", "users"), [("TLS", set()), ("TLS and users", {"prometheus"})])
+def test_the_web_configuration_is_one_of_gpumond(tmp_path: Path, case: str, users: set[str]):
+    """With a certificate where its volume is mounted; the daemon then starts on an address of the network."""
+    from gpumond.config import load
+
+    found = objects(case)
+    pod = only(found, "DaemonSet")["spec"]["template"]["spec"]
+    places = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    certificates.make(tmp_path)
+    web = only(found, "Secret")["stringData"]["web.yml"].replace(f"{places['tls']}/tls", f"{tmp_path}/server")
+    (tmp_path / "web.yml").write_text(web)
+    (config,) = [entry["data"]["gpumond.yaml"] for entry in found if entry["kind"] == "ConfigMap"]
+    (tmp_path / "gpumond.yaml").write_text(config.replace(places["web"], str(tmp_path)))
+    settings = load(tmp_path / "gpumond.yaml", environ={"GPUMOND_LISTEN": "10.0.0.7:9917"})
+    assert settings.web().tls is not None
+    assert settings.web().users.keys() == users
+    assert settings.insecure == (not users)
+
+
+@pytest.mark.parametrize(
+    "directory", ["deploy/kubernetes", "deploy/kubernetes/example", "deploy/kubernetes/monitoring"]
+)
 def test_what_kustomize_builds_is_valid(directory: str):
     valid(built(directory))
 
@@ -184,3 +296,8 @@ def test_both_ways_give_the_same_pods():
     assert pods[0] == pods[1]
     for kind, key in (("Service", "ports"), ("NetworkPolicy", "ingress")):
         assert only(base, kind)["spec"][key] == only(chart, kind)["spec"][key]
+    beside = only(built("deploy/kubernetes/monitoring"), "PodMonitor")
+    monitor = only(objects("pod monitor"), "PodMonitor")
+    assert beside["spec"] == monitor["spec"]
+    for key, value in beside["spec"]["selector"]["matchLabels"].items():
+        assert only(base, "DaemonSet")["spec"]["template"]["metadata"]["labels"][key] == value

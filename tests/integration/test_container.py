@@ -149,11 +149,19 @@ def test_it_ends_in_order(engine: Engine, demo: str):
     assert engine("podman", "inspect", demo, "--format", "{{.State.ExitCode}}") == "0"
 
 
-def test_the_agent_comes_into_a_program_as_in_the_example_for_kubernetes(engine: Engine, tmp_path: Path):
-    """The daemon is root's without capabilities and sees the machine's processes; the program is another user's."""
-    example = yaml.safe_load((ROOT / "deploy/kubernetes/example/deployment.yaml").read_text())["spec"]["template"][
-        "spec"
-    ]
+def pod(path: str) -> dict[str, Any]:
+    """What a manifest says of its pods."""
+    spec: dict[str, Any] = yaml.safe_load((ROOT / "deploy/kubernetes" / path).read_text())["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("user", ["10001", "0"])
+def test_the_agent_comes_into_a_program_as_in_the_example_for_kubernetes(engine: Engine, tmp_path: Path, user: str):
+    """The daemon has no capability and sees the machine's processes; the program is another user's.
+
+    Its image does not know the daemon's user, whom it obeys because root gave that one the directory.
+    """
+    example, daemons = pod("example/deployment.yaml"), pod("daemonset.yaml")
     (bringer,), (program,) = example["initContainers"], example["containers"]
     environ = [f"--env={entry['name']}={entry['value']}" for entry in program["env"]]
     (tmp_path / "agent").mkdir()
@@ -164,8 +172,17 @@ def test_the_agent_comes_into_a_program_as_in_the_example_for_kubernetes(engine:
         *(IMAGE, *bringer["command"][1:]),
     )
     socket, url = f"--volume={tmp_path}/run:/run/gpumond", f"127.0.0.1:{free_port()}"
+    if user != "0":
+        (giver,) = daemons["initContainers"]
+        rights = giver["securityContext"]["capabilities"]["add"]
+        engine.run(
+            *("--rm", "--user=0:0", *CONTAINED, *(f"--cap-add={right}" for right in rights), socket),
+            *("--tmpfs=/var/lib/gpumond", f"--entrypoint={giver['command'][0]}", IMAGE, *giver["command"][1:]),
+        )
+    told = {entry["name"]: entry.get("value") for entry in daemons["containers"][0]["env"]}
+    options = ("--env=GPUMOND_STATE_DIR=/tmp/state", f"--env=GPUMOND_URL={told['GPUMOND_URL']}")
     daemon = engine.run(
-        *("--detach", *CONTAINED, "--pid=host", "--user=0:0", "--env=GPUMOND_STATE_DIR=/tmp/state", socket),
+        *("--detach", *CONTAINED, "--pid=host", f"--user={user}:{user}", *options, socket),
         *(IMAGE, "serve", f"--listen={url}"),
     )
     hosted = engine.run(
@@ -176,8 +193,44 @@ def test_the_agent_comes_into_a_program_as_in_the_example_for_kubernetes(engine:
         agents = until(lambda: answer(f"http://{url}/api/v1/agents"), 60)
         assert [(entry["workload"], entry["uid"]) for entry in agents] == [("inference", 1000)]
         assert str(agents[0]["pid"]) == engine("podman", "inspect", hosted, "--format", "{{.State.Pid}}")
+        for verb in (("status",), ("top", "--once")):
+            assert '"inference"' in engine("podman", "exec", daemon, "gpumond", *verb, "--json")
     finally:
         engine("podman", "rm", "--force", "--time=2", daemon, hosted)
+
+
+def test_a_sidecar_hears_a_program_of_root_over_their_volume(engine: Engine):
+    """As deploy/sidecar has them: one PID namespace, a volume that is the daemon's user's."""
+    content = yaml.safe_load((ROOT / "deploy/sidecar/docker-compose.yml").read_text())
+    (options,) = [volume["driver_opts"] for volume in content["volumes"].values()]
+    daemon, train = (content["services"][name] for name in ("gpumond", "train"))
+    engine("podman", "volume", "create", *(f"--opt={key}={value}" for key, value in options.items()), "socket")
+    environ = [f"--env={key}={value}" for key, value in train["environment"].items()]
+    program = ("python3", IMAGE, "-c", "import time; time.sleep(600)")
+    names = ["gpumond-train", "gpumond-sidecar"]
+    engine.run(
+        *("--detach", f"--name={names[0]}", "--user=0:0", *(f"--volume={place}" for place in train["volumes"])),
+        *(*environ, "--entrypoint", *program),
+    )
+    try:
+        engine.run(
+            *("--detach", f"--name={names[1]}", f"--pid={daemon['pid']}", *CONTAINED[1:], "--network=none"),
+            *(*(f"--volume={place}" for place in daemon["volumes"]), "--env=GPUMOND_STATE_DIR=/tmp/gpumond", IMAGE),
+        )
+        until(lambda: "train (uid 0)" in agents_of(engine, names[1]), 60)
+    finally:
+        for name in reversed(names):  # the PID namespace is the first one's
+            engine("podman", "rm", "--force", "--time=2", name, check=False)
+        engine("podman", "volume", "rm", "--force", "socket")
+
+
+def agents_of(engine: Engine, daemon: str) -> list[str]:
+    """What a daemon without a network knows of them; nothing before it answers."""
+    program = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9917/api/v1/agents').read().decode())"
+    command = ("podman", "exec", daemon, "python3", "-c", program)
+    done = subprocess.run(command, env=engine.environ, capture_output=True, text=True, timeout=60)
+    agents = json.loads(done.stdout) if done.returncode == 0 else []
+    return [f"{agent['workload']} (uid {agent['uid']})" for agent in agents]
 
 
 def stand_in(engine: Engine, image: str, program: str, directory: str) -> None:

@@ -234,10 +234,10 @@ def test_no_device_is_allowed_but_those_of_gpus(running: Machine):
 @nspawn
 @patient
 def test_a_wrong_configuration_is_not_tried_again(running: Machine):
-    running.shell("cp /etc/gpumond/gpumond.yaml /root; echo 'lisen: x' > /etc/gpumond/gpumond.yaml")
+    running.shell("cp /etc/gpumond/gpumond.yaml /var/tmp; echo 'lisen: x' > /etc/gpumond/gpumond.yaml")
     try:
         running.run("systemctl", "restart", "gpumond", check=False)
         until(lambda: running.show("gpumond.service", "ActiveState") == ["failed"])
         assert "did you mean listen?" in running.run("journalctl", "-u", "gpumond", "-o", "cat", "-n", "20")
     finally:
-        running.shell("cp /root/gpumond.yaml /etc/gpumond/gpumond.yaml; systemctl reset-failed gpumond")
+        running.shell("cp /var/tmp/gpumond.yaml /etc/gpumond/gpumond.yaml; systemctl reset-failed gpumond")

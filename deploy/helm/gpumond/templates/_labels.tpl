@@ -21,6 +21,43 @@ labels:
   {{- include "gpumond.labels" . | nindent 2 }}
 {{- end }}
 
+{{- define "gpumond.image" -}}
+{{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- end }}
+
 {{- define "gpumond.config" -}}
-{{ toYaml (merge (dict "insecure" true) .Values.config) }}
+{{- $access := dict }}
+{{- if not .Values.basicAuth.users }}{{ $_ := set $access "insecure" true }}{{ end }}
+{{- if .Values.tls.secretName }}{{ $_ := set $access "web_config" "/etc/gpumond-web/web.yml" }}{{ end }}
+{{- toYaml (merge $access .Values.config) }}
+{{- end }}
+
+{{- define "gpumond.scheme" -}}
+{{ if .Values.tls.secretName }}https{{ else }}http{{ end }}
+{{- end }}
+
+{{- define "gpumond.probe" -}}
+httpGet: {path: /-/healthy, port: metrics, scheme: {{ include "gpumond.scheme" . | upper }}}
+{{- end }}
+
+{{- define "gpumond.endpoint" -}}
+port: metrics
+scheme: {{ include "gpumond.scheme" . }}
+{{- with .Values.tls }}
+{{- if .secretName }}
+tlsConfig:
+  serverName: {{ .serverName | default (printf "%s.%s.svc" (include "gpumond.name" $) $.Release.Namespace) }}
+  {{- if .caKey }}
+  ca: {secret: {name: {{ .secretName }}, key: {{ .caKey }}}}
+  {{- end }}
+{{- end }}
+{{- end }}
+{{- with .Values.basicAuth.secretName }}
+basicAuth:
+  username: {name: {{ . }}, key: username}
+  password: {name: {{ . }}, key: password}
+{{- end }}
+relabelings:
+  - sourceLabels: [__meta_kubernetes_pod_node_name]
+    targetLabel: instance
 {{- end }}
