@@ -48,6 +48,32 @@ for _ in range(10_000):
 print(1e6 * (time.perf_counter() - started) / 10_000)
 """
 
+REPORT = """
+import time, torch
+from torch.world import ACTIVE, FREE, Segment
+from gpumond.agent.adapters.torch import adapter
+from gpumond.agent.levers import LEVERS
+from gpumond.agent.session import Still
+from gpumond.agent.told import look, told
+from gpumond.wire import Report, encode
+torch.WORLD.reset(
+    segments=[Segment([(6 << 20, ACTIVE), (14 << 20, FREE)], device) for device in range(8)],
+    devices=8, contexts=set(range(8)),
+)
+stats = [torch.WORLD.stats(device) for device in range(8)]
+torch.WORLD.stats = stats.__getitem__
+still = Still(LEVERS.adapters())
+def report():
+    pools = LEVERS.read()
+    look(pools)
+    return encode(Report("allow", still.frameworks, pools, told(still.distributed), still.host_pools))
+assert report().count(b"GPU-") == 8
+started = time.thread_time()
+for _ in range(2_000):
+    report()
+print(1e6 * (time.thread_time() - started) / 2_000)
+"""
+
 STEP = """
 import timeit, gpumond.agent
 gpumond.agent.start()
@@ -130,6 +156,7 @@ def main() -> None:
             "modules_outside_stdlib": json.loads(run(MODULES).replace("'", '"')),
             "torch_read_us": round(float(run(READ)), 1),
             "torch": "a stand-in with the statistics of a real one",
+            "report_of_8_devices_us": round(float(run(REPORT)), 1),
             "step_ns": round(float(run(STEP)), 0),
             "scope_us": round(float(run(SCOPE)), 1),
             "cpu_share_of_a_core_at_1_hz": cpu_share(SECONDS),

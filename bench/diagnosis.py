@@ -4,7 +4,7 @@
 
 Every scenario is carried out in virtual time with N seeds (20), and its twin too: the same load without what was
 injected. ``--save`` keeps the figures, and writes the confusion matrix into docs/diagnosis.md. The method was tuned on
-the seeds from 0 on; figures of later ones (``--first 20``) are kept apart, and say what it is worth on what it never saw.
+the seeds from 0 on; figures of later ones (``--first 20``) are kept apart: what it is worth on what it never saw.
 """
 
 from __future__ import annotations

@@ -12,10 +12,11 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.result import publish
 from gpumond.model import Receipt
@@ -30,8 +31,18 @@ ALLOCATORS = {
     "torch-async": ("torch", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
     "cupy": ("cupy", {}),
     "cupy-async": ("cupy", {}),
+    "cupy-async, one block unowned": ("cupy", {}),
     "rmm-async": ("rmm", {}),
 }
+
+
+class Block(NamedTuple):
+    ptr: int
+    size: int
+
+
+UNOWNED: list[Block] = []
+"""Blocks of the pool that no object in Python owns."""
 
 
 def main() -> None:
@@ -59,6 +70,8 @@ def summary(name: str) -> dict[str, object]:
         "error_of_held_max": round(max(errors), 5),
         "driver_difference_mib_max": max(abs(run["driver"] - run["released"]) for run in runs) / 2**20,
         "left_what_live_blocks_touch": sum(run["held"] - run["released"] == run["touched"] for run in runs),
+        "forecast_that": sum(run["held"] - run["likely"] == run["touched"] for run in runs),
+        "milliseconds_of_a_plan_median": round(1e3 * statistics.median(run["plan_seconds"] for run in runs), 2),
         "outcomes": sorted({run["outcome"] for run in runs}),
         "overhead_mib": round(statistics.median(run["overhead"] for run in runs) / 2**20, 1),
         "runs": runs,
@@ -100,10 +113,12 @@ def _history(
     settle()
     touched = {
         granule
-        for address, size in map(_extent, blocks)
+        for address, size in map(_extent, blocks + UNOWNED)
         for granule in range(address // GRANULE, (address + size - 1) // GRANULE + 1)
     }
+    began = time.perf_counter()
     plan = _largest(agent.flush(dry_run=True))
+    planned = time.perf_counter() - began
     before = used()
     receipts = agent.flush()
     driver = before - used()
@@ -122,6 +137,7 @@ def _history(
         "touched": len(touched) * GRANULE,
         "driver": driver,
         "overhead": before - empty - held.held_bytes,
+        "plan_seconds": planned,
         "seconds": sum(receipt.duration_seconds for receipt in receipts),
         "receipts": [(r.allocator, r.outcome, r.released_bytes, r.reason) for r in receipts],
     }
@@ -146,8 +162,10 @@ def _allocator(name: str) -> tuple[Callable[[int], Any], Callable[[], None]]:
     if name.startswith("cupy"):
         import cupy
 
-        if name == "cupy-async":
+        if name.startswith("cupy-async"):
             cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
+        if name.endswith("unowned"):
+            UNOWNED.append(Block(cupy.cuda.runtime.mallocAsync(1 << 20, 0), 1 << 20))
         return cupy.cuda.alloc, cupy.cuda.Device().synchronize
     import rmm
 

@@ -34,20 +34,24 @@ STALL_MS = 1.0
 Span = tuple[float, float]
 WORK: list[Span] = []
 """When the agent made and sent a report, from its waking to its sleeping."""
+CPU: list[float] = []
+"""Seconds of its thread on a processor meanwhile."""
 
 
 class Observed(session.Session):
-    _awake = 0.0
+    _awake = _used = 0.0
 
-    def _wait(self) -> None:
-        super()._wait()
-        self._awake = time.perf_counter()
+    def _wait(self) -> bool:
+        arrived = super()._wait()
+        self._awake, self._used = time.perf_counter(), time.thread_time()
+        return arrived
 
     def turn(self) -> None:
         due = self._report_at
         super().turn()
         if self._report_at != due:
             WORK.append((self._awake, time.perf_counter()))
+            CPU.append(time.thread_time() - self._used)
 
 
 def main() -> None:
@@ -93,10 +97,10 @@ def measure(step: Callable[[], None], with_agent: float = SECONDS_WITH, alone: f
     session.Session = Observed  # type: ignore[misc]
     agent.start(workload="bench")
     timed(step, 1.0)  # it connects, and reads for the first time
-    WORK.clear()
+    WORK.clear(), CPU.clear()
     steps = timed(step, with_agent)
     agent.stop()
-    reports = list(WORK)
+    reports, cpu = list(WORK), list(CPU)
     beside = [(begin + REPORT_SECONDS / 2, end + REPORT_SECONDS / 2) for begin, end in reports]
     with_report, with_none = delays(steps, reports, reports), delays(steps, beside, reports)
     return {
@@ -105,6 +109,8 @@ def measure(step: Callable[[], None], with_agent: float = SECONDS_WITH, alone: f
         "step_ms_alone": round(1e3 * statistics.median(end - begin for begin, end in without), 3),
         "reports": len(reports),
         "work_of_a_report_ms": spread([1e3 * (end - begin) for begin, end in reports]),
+        "cpu_of_a_report_ms": spread([1e3 * seconds for seconds in cpu]),
+        "cpu_of_pytorchs_statistics_ms": spread(statistics_alone()),
         "delay_ms_of_a_report": spread(with_report),
         "delay_ms_of_none": spread(with_none),
         "reports_that_delay_over_1_ms": sum(delay > STALL_MS for delay in with_report),
@@ -112,6 +118,19 @@ def measure(step: Callable[[], None], with_agent: float = SECONDS_WITH, alone: f
         "median_difference_ms": round(statistics.median(with_report) - statistics.median(with_none), 4),
         "max_difference_ms": round(max(with_report) - max(with_none), 4),
     }
+
+
+def statistics_alone(times: int = 20) -> list[float]:
+    """Milliseconds that PyTorch takes to make its statistics of one device, as seldom as a report asks for them."""
+    import torch
+
+    found = []
+    for _ in range(times):
+        time.sleep(REPORT_SECONDS)
+        began = time.thread_time()
+        torch._C._cuda_memoryStats(0)
+        found.append(1e3 * (time.thread_time() - began))
+    return found
 
 
 def timed(step: Callable[[], None], seconds: float) -> list[Span]:

@@ -212,15 +212,17 @@ def snapshot(path: str | os.PathLike[str]) -> Dump:
 
 def program() -> Program:
     """What this program's scopes, steps and out-of-memory errors have come to."""
+    from gpumond.agent.ranks import is_rank
     from gpumond.agent.told import told
 
-    return told()
+    return told(is_rank())
 
 
 def report() -> tuple[PoolUsage, ...]:
     """The allocators' pools as they are now; empty while a flush is under way."""
     from gpumond.agent import levers
 
+    levers.LEVERS.adapters()
     return levers.LEVERS.read(REPORT_SECONDS) or ()
 
 

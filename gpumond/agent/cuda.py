@@ -32,6 +32,8 @@ CAPTURE_SECONDS = 1.0
 """So long a capture waits for a flush under way to end."""
 
 _driver: ctypes.CDLL | None = None
+_thread = threading.local()
+_count: int | None = None
 _flushing = threading.RLock()
 _devices: dict[int, ctypes.c_int] = {}
 _uuids: dict[int, str] = {}
@@ -58,8 +60,11 @@ def version() -> str | None:
 
 
 def device_count() -> int | None:
+    global _count
     count = ctypes.c_int()
-    return count.value if _ask("cuDeviceGetCount", ctypes.byref(count)) else None
+    if _count is None and _ask("cuDeviceGetCount", ctypes.byref(count)):
+        _count = count.value
+    return None if _lost else _count
 
 
 def has_context(ordinal: int) -> bool | None:
@@ -142,12 +147,18 @@ def beside_captures() -> Iterator[None]:
     the process and forbids it ("global", PyTorch's default).
     """
     mode = ctypes.c_int(RELAXED)
-    exchanged = _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    exchanged = not getattr(_thread, "relaxed", False) and _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
     try:
         yield
     finally:
         if exchanged:
             _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+
+def stay_beside_captures() -> None:
+    """The same for all that this thread will ever ask: it must be the agent's own."""
+    if not getattr(_thread, "relaxed", False):
+        _thread.relaxed = _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(ctypes.c_int(RELAXED)))
 
 
 @contextmanager

@@ -26,6 +26,9 @@ FLUSHES = (16, 6.0)
 PLANS = (60, 1.0)
 """So many of the daemon's orders at once, then one each so many seconds. A plan may look at every block."""
 
+SEARCH_SECONDS = 5.0
+"""Some allocators are imported long before they are used; to ask them all takes longer than to read those in use."""
+
 PROGRAM = Permits(own=True)
 
 
@@ -34,11 +37,13 @@ class Levers:
 
     def __init__(self) -> None:
         self._found: dict[str, AllocatorAdapter | None] = {}
+        self._known: list[AllocatorAdapter] = []
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         self._lock = threading.RLock()  # a hook may call flush()
+        self._modules, self._search_at = 0, 0.0
         self._thrash, self._remains = Thrash(), Remains()
         self._flushes, self._plans = Rate(*FLUSHES), Rate(*PLANS)
         self.refusals = 0
@@ -55,17 +60,25 @@ class Levers:
                 except Exception:  # a version of the library that the adapter does not understand
                     self._found[library] = None
         found = (self._found.get(library) for library in KNOWN)  # in its order, whichever was imported first
-        return [adapter for adapter in found if adapter is not None]
+        self._known = [adapter for adapter in found if adapter is not None]
+        self._modules, self._search_at = len(sys.modules), time.monotonic() + SEARCH_SECONDS
+        return self._known
+
+    def known(self) -> list[AllocatorAdapter]:
+        """Those of the last look, if nothing was imported since; the same list until the next look."""
+        if len(sys.modules) == self._modules and time.monotonic() < self._search_at:
+            return self._known
+        return self.adapters()
 
     def read(self, wait_seconds: float = 0.0) -> tuple[PoolUsage, ...] | None:
         """All pools now; None while a flush is under way: its library would stop us with the GIL in our hands."""
         if not self._lock.acquire(timeout=wait_seconds):
             return None
         try:
-            adapters = self.adapters()
+            adapters = self.known()
             with _cuda("beside_captures"):
-                pools = self._remains.counted(pool for adapter in adapters for pool in _read(adapter))
-            return tuple(self._thrash.counted(pools, time.monotonic()))
+                pools = [pool for adapter in adapters for pool in _read(adapter)]
+            return tuple(self._thrash.counted(self._remains.counted(pools), time.monotonic()))
         finally:
             self._lock.release()
 

@@ -106,7 +106,7 @@ class Ooms:
 
     def observe(self) -> None:
         """Asks the libraries that can tell of each error when it happens, before it is raised; each once, for good."""
-        for adapter in LEVERS.adapters():
+        for adapter in LEVERS.known():
             attach = getattr(adapter, "observe_ooms", None)
             if attach is not None and adapter.name not in self._observed and attach(self.observed):
                 self._observed.add(adapter.name)

@@ -44,7 +44,7 @@ def _carry_out(
     order: Flush, adapter: AllocatorAdapter, hooks: Sequence[Hook], permits: Permits, remains: Remains
 ) -> Result:
     adapter.flush(())
-    before = remains.counted(adapter.read(exact=True))
+    before = remains.counted(adapter.read(exact=True), getattr(adapter, "left", dict)())
     if order.dry_run:
         return Result(order.id, "planned", "", planned(before, order.steps))
     done: list[StepResult] = []

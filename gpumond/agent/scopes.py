@@ -206,6 +206,10 @@ class Scopes:
             self._open.discard(block)
             self._total(block.name).add(block, oom)
 
+    @property
+    def under_way(self) -> bool:
+        return bool(self._open)
+
     def see(self, now: Levels) -> None:
         """What a report has read, while blocks are under way."""
         with self._lock:

@@ -14,11 +14,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from gpumond import __version__
-from gpumond.agent.adapters import host_pools
+from gpumond.agent.adapters import AllocatorAdapter, host_pools
 from gpumond.agent.asks import Asks, answers
 from gpumond.agent.levers import LEVERS
 from gpumond.agent.link import Link
 from gpumond.agent.ooms import OOMS
+from gpumond.agent.ranks import is_rank
 from gpumond.agent.told import look, told
 from gpumond.wire import SERVICE_SOCKET, Ask, Bye, Cancel, Flush, Hello, Report, Result, clean, own_socket
 
@@ -27,6 +28,19 @@ if TYPE_CHECKING:
 
 REPORT_SECONDS = 1.0
 MAX_ASKED = 16
+
+
+class Still:
+    """What changes seldom, as it was at the last look for allocators."""
+
+    def __init__(self, adapters: list[AllocatorAdapter]) -> None:
+        cuda = sys.modules.get("gpumond.agent.cuda")  # it came with the first adapter that asks the driver, or never
+        if cuda is not None:
+            cuda.stay_beside_captures()
+        self.adapters = adapters
+        self.frameworks = tuple(clean(adapter.framework()) for adapter in adapters)
+        self.host_pools = host_pools(adapters)
+        self.distributed = is_rank()
 
 
 class Session:
@@ -41,14 +55,15 @@ class Session:
         self._answers: deque[Result] = deque()
         self._asked: deque[Ask] = deque(maxlen=MAX_ASKED)
         self._asks = Asks()
+        self._still: Still | None = None
         self.flushing = False
 
     def turn(self) -> None:
         """Waits for something to do, until the next report at the latest, and does it."""
         self._connect()
-        self._wait()
+        arrived = self._wait()
         now = time.monotonic()
-        for message in self._link.receive(now):
+        for message in self._link.receive(now) if arrived else ():
             if isinstance(message, Flush):
                 self._orders[message.id] = (message, now + message.timeout_seconds)
             elif isinstance(message, Cancel):
@@ -100,32 +115,37 @@ class Session:
         self._link.renew()
 
     def _connect(self) -> None:
-        path = self._loop.socket or _socket_path()
-        allowed = answers(self._loop.allow_limit)
-        identity = (path, self._loop.workload, allowed)
-        if self._link.connected and identity != self._said:
+        said = (self._loop.socket, self._loop.workload, self._loop.allow_limit)
+        if self._link.connected:
+            if said == self._said:
+                return
             self._link.renew()
         now = time.monotonic()
-        if not self._link.connected and now >= self._link.retry_at and self._link.connect(path, now):
-            self._said = identity
+        if now >= self._link.retry_at and self._link.connect(self._loop.socket or _socket_path(), now):
+            self._said = said
+            allowed = answers(self._loop.allow_limit)
             self._link.send(Hello(self._loop.workload, __version__, sys.version.split()[0], allowed))
             self._report_at = now
 
-    def _wait(self) -> None:
+    def _wait(self) -> bool:
+        """Whether the daemon has sent something, or is gone."""
         now = time.monotonic()
         until = [self._report_at, *(deadline for _, deadline in list(self._loop.waiting.values()))]
         if not self._link.connected:
             until.append(self._link.retry_at)
         poll = select.poll()
+        wake, link = self._loop.wake.fileno(), self._link.fileno()
         for descriptor, events in (
-            (self._loop.wake.fileno(), select.POLLIN),
-            (self._link.fileno(), select.POLLIN | select.POLLOUT if self._link.unsent else select.POLLIN),
+            (wake, select.POLLIN),
+            (link, select.POLLIN | select.POLLOUT if self._link.unsent else select.POLLIN),
         ):
             if descriptor >= 0:
                 poll.register(descriptor, events)
         seconds = 0.0 if self._orders else max(0.0, min(until) - now)
-        poll.poll(1000 * min(seconds, REPORT_SECONDS))
-        self._loop.wake.clear()
+        seen = dict(poll.poll(1000 * min(seconds, REPORT_SECONDS)))
+        if wake in seen:
+            self._loop.wake.clear()
+        return bool(seen.get(link, 0) & ~select.POLLOUT)
 
     def _obey(self) -> None:
         """At most one flush: what arrives during it is read before the next."""
@@ -165,17 +185,18 @@ class Session:
         if now < self._report_at:
             return
         self._report_at = now + REPORT_SECONDS
-        adapters = LEVERS.adapters()
+        adapters = LEVERS.known()
         if self._loop.observe_ooms:
             OOMS.observe()
         if self._link.connected:
             pools = LEVERS.read()
             if pools is not None:
-                frameworks = tuple(clean(adapter.framework()) for adapter in adapters)
+                still = self._still
+                if still is None or still.adapters is not adapters:
+                    still = self._still = Still(adapters)
                 look(pools)
-                program = told(self._link.refusals + LEVERS.refusals)
-                host = host_pools(adapters)
-                self._link.send(Report(self._loop.flush_policy, frameworks, pools, program, host))
+                program = told(still.distributed, self._link.refusals + LEVERS.refusals)
+                self._link.send(Report(self._loop.flush_policy, still.frameworks, pools, program, still.host_pools))
 
 
 def _socket_path() -> str:

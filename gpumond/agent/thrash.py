@@ -5,7 +5,7 @@ Pure; time is an argument. The counts grow from the start of the process, as all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpumond.model import PoolUsage
@@ -43,12 +43,12 @@ class Thrash:
             if released > 0:
                 self._releases[_pool(change.after)] = Release(change.after, released, now + SECONDS)
 
-    def counted(self, pools: Iterable[PoolUsage], now: float) -> Iterator[PoolUsage]:
+    def counted(self, pools: Sequence[PoolUsage], now: float) -> Iterable[PoolUsage]:
         """The pools, each with how many flushes it has made useless."""
+        return self._counted(pools, now) if self._releases or self._counts else pools
+
+    def _counted(self, pools: Iterable[PoolUsage], now: float) -> Iterator[PoolUsage]:
         for pool in pools:
-            if not self._releases and not self._counts:
-                yield pool
-                continue
             name = _pool(pool)
             release = self._releases.get(name)
             if release is not None and (now > release.until or release.taken_again(pool)):

@@ -19,9 +19,14 @@ DEVICES = 2
 HELD: dict[int, int] = {}
 """Address -> bytes of what the pools have taken from the driver."""
 
+IN_DEFAULT_POOL: dict[int, int] = {}
+"""Of the stream-ordered blocks, one after the other in the first device's default pool, which the driver counts."""
+
 _addresses = itertools.count(1 << 40, 1 << 36)
 _device = [0]
-_kept: list[object] = [ctypes.CDLL("libcuda.so.1")]  # the stand-in, and what C code points to
+_driver = ctypes.CDLL("libcuda.so.1")
+_kept: list[object] = []  # what C code points to
+_end_of_pool = [1 << 44]
 
 
 def _malloc(size: int, _: int) -> int:
@@ -32,6 +37,24 @@ def _malloc(size: int, _: int) -> int:
 
 def _free(address: int, _: int) -> None:
     del HELD[address]
+
+
+def _malloc_async(size: int, *_: int) -> int:
+    address = _end_of_pool[0]
+    _end_of_pool[0] += -(-size // 512) * 512
+    IN_DEFAULT_POOL[address] = size
+    _count()
+    return address
+
+
+def _free_async(address: int, *_: int) -> None:
+    del IN_DEFAULT_POOL[address]
+    _count()
+
+
+def _count() -> None:
+    reserved = _end_of_pool[0] - (1 << 44)
+    _driver.fake_pool(0, *map(ctypes.c_uint64, (reserved, sum(IN_DEFAULT_POOL.values()), 0)))
 
 
 def _answer(name: str, result: Any, arguments: tuple[Any, ...], function: Callable[..., object]) -> None:
@@ -58,5 +81,8 @@ _answer("getDevice", ctypes.c_int, (), lambda _: _device[0])
 _answer("getDeviceCount", ctypes.c_int, (), lambda _: DEVICES)
 _answer("malloc", ctypes.c_ssize_t, (ctypes.c_size_t,), _malloc)
 _answer("free", ctypes.py_object, (ctypes.c_ssize_t,), _free)
+_answer("deviceGetAttribute", ctypes.c_int, (ctypes.c_int, ctypes.c_int), lambda *_: 1)
+_answer("mallocAsync", ctypes.c_ssize_t, (ctypes.c_size_t, ctypes.c_ssize_t), _malloc_async)
+_answer("freeAsync", ctypes.py_object, (ctypes.c_ssize_t, ctypes.c_ssize_t), _free_async)
 runtime.getDevice = lambda: _device[0]
 runtime.setDevice = lambda device: _device.__setitem__(0, device)

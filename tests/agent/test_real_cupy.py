@@ -34,8 +34,8 @@ def history(draw, steps=300):
 """
 
 
-def run(code: str, library: Path) -> list[str]:
-    environ = {**os.environ, "LD_LIBRARY_PATH": os.fspath(library), "FAKE_CUDA": "cc"}
+def run(code: str, library: Path, gpus: str = "cc") -> list[str]:
+    environ = {**os.environ, "LD_LIBRARY_PATH": os.fspath(library), "FAKE_CUDA": gpus}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + code], env=environ, capture_output=True, text=True, timeout=SECONDS
     )
@@ -157,3 +157,38 @@ del kept[::2]
 print(pool.n_free_blocks() > cupy_chunks.MAX_CHUNKS, cupy_chunks.whole_bytes(pool, 0))
 """
     assert run(code, library) == ["True None"]
+
+
+ASYNC = """
+import warnings
+warnings.simplefilter("ignore", FutureWarning)  # experimental, until CuPy 13
+from tests.agent.cupy_without_card import IN_DEFAULT_POOL
+from gpumond.agent.adapters.granules import GRANULE
+cupy.cuda.set_allocator(cupy.cuda.malloc_async)
+def expected():
+    (plan,) = [one for one in agent.flush(dry_run=True) if one.allocator == "mempool"]
+    touched = {g for a, size in IN_DEFAULT_POOL.items() for g in range(a // GRANULE, (a + size - 1) // GRANULE + 1)}
+    return plan.expected, plan.before.held_bytes, plan.before.held_bytes - GRANULE * len(touched)
+"""
+
+
+def test_stream_ordered_blocks_are_found_through_their_pointers(library: Path) -> None:
+    code = f"""{ASYNC}
+right = 0
+for seed in range(10):
+    kept = history(random.Random(seed))
+    told, held, free = expected()
+    right += told.likely == free < told.high and told.low == 0
+print(right)
+"""
+    assert run(code, library, "c") == ["10"]
+
+
+def test_a_stream_ordered_block_without_a_pointer_to_it_is_missed(library: Path) -> None:
+    code = f"""{ASYNC}
+kept = history(random.Random(1))
+kept.append(kept.pop().mem)
+told, held, free = expected()
+print(free < told.likely == told.high)
+"""
+    assert run(code, library, "c") == ["True"]

@@ -3,7 +3,8 @@
 To add one: write ``adapters/NAME.py`` with a function ``adapter()`` and the class that it returns,
 and add the library's module name to ``KNOWN``. The function may return None while there is nothing to read yet.
 An adapter whose steps are safe in the main thread only names them in ``main_thread_steps``; one that holds on to
-something from an exact read on has ``finish()``, which is called when the flush or the plan is over.
+something from an exact read on has ``finish()``, which is called when the flush or the plan is over. ``left()``, asked
+for a plan or a flush, tells by device how many of a pool's free bytes would stay, where the blocks in use show it.
 """
 
 from __future__ import annotations

@@ -10,13 +10,14 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpumond.agent import cuda
 from gpumond.agent.adapters import Refused
 from gpumond.agent.adapters.cupy_chunks import whole_bytes
+from gpumond.agent.adapters.owners import left_by_trim
 from gpumond.model import PoolUsage, Reclaimable, StepResult
 from gpumond.program import AppliedLimit
 
@@ -42,6 +43,13 @@ class CupyAdapter:
         pools = self._pools()
         usages = self._on_devices(cuda.contexts(), lambda ordinal: self._usage(ordinal, pools, exact))
         return tuple(usage for usage in usages if usage is not None)
+
+    def left(self) -> Mapping[str, int]:
+        pools = [pool for pool in self._pools() if _is_async(pool)]
+        counted = ((i, pool._pools[i]) for i in cuda.contexts() for pool in pools if self._inside(pool, i) is not None)
+        return left_by_trim(
+            (ordinal, amounts[1]) for ordinal, handle in counted if (amounts := cuda.pool_bytes(handle))
+        )
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """CuPy frees whole free chunks with cudaFree; its stream-ordered pool first needs the device to be idle."""

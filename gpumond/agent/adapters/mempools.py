@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpumond.agent import cuda
 from gpumond.agent.adapters import Refused
+from gpumond.agent.adapters.owners import left_by_trim
 from gpumond.model import PoolUsage, Reclaimable, StepResult
 
 LOOK_SECONDS = 0.05
@@ -29,6 +30,9 @@ class MempoolsAdapter:
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         return tuple(_usage(*pool) for pool in _pools())
+
+    def left(self) -> Mapping[str, int]:
+        return left_by_trim((ordinal, used) for ordinal, _, _, used in _pools())
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Waits until each device is idle, then trims its pool: what is freed but pending would stay."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpumond.agent import cuda
 from gpumond.agent.adapters import Refused
 from gpumond.agent.adapters.mempools import counted_by
+from gpumond.agent.adapters.owners import left_by_trim
 from gpumond.agent.adapters.rmm_stack import Count, Stack, look
 from gpumond.model import PoolUsage, Reclaimable, StepResult
 
@@ -43,6 +44,11 @@ class RmmAdapter:
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         found = (self._usage(ordinal, stack, exact) for ordinal, stack in self._stacks())
         return tuple(usage for usage in found if usage is not None)
+
+    def left(self) -> Mapping[str, int]:
+        pools = ((ordinal, self._pool(ordinal, stack, True)) for ordinal, stack in self._stacks() if not stack.caches)
+        amounts = ((ordinal, cuda.pool_bytes(pool)) for ordinal, pool in pools if pool is not None)
+        return left_by_trim((ordinal, told[1]) for ordinal, told in amounts if told)
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Trims the pools of stream-ordered resources, once their device is idle."""

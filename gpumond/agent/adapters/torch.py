@@ -16,6 +16,7 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.agent.adapters import Refused, drm_devices
+from gpumond.agent.adapters.owners import left_by_trim
 from gpumond.agent.adapters.torch_formulas import (
     LARGE_PAGE,
     MIB,
@@ -61,8 +62,11 @@ class TorchAdapter:
         snapshot = self._snapshot() if exact and backend == "native" else None
         pools = []
         for ordinal in range(self._device_count()):
+            context = self._context(ordinal)
+            if context is False:
+                continue
             stats = self._c._cuda_memoryStats(ordinal)
-            if not current(stats, "reserved_bytes") and not self._has_context(ordinal):
+            if not context and not current(stats, "reserved_bytes"):
                 continue
             uuid = self._uuid(ordinal)
             if uuid is None:
@@ -75,6 +79,12 @@ class TorchAdapter:
                 reclaimable = from_stats(stats, self._expandable())
             pools.append(_usage(uuid, stats, reclaimable, counted=backend == "native"))
         return tuple(pools)
+
+    def left(self) -> Mapping[str, int]:
+        if not self._cuda.is_initialized() or self._cuda.get_allocator_backend() != "cudaMallocAsync":
+            return {}
+        stats = self._c._cuda_memoryStats
+        return left_by_trim((ordinal, current(stats(ordinal), "allocated_bytes")) for ordinal in cuda.contexts())
 
     def host_pools(self) -> Sequence[HostPool]:
         """The cache of pinned host memory (2.7 and later); its blocks are powers of two."""
@@ -170,8 +180,13 @@ class TorchAdapter:
     def _device_count(self) -> int:
         return len(self._cuda.default_generators)  # device_count() would ask the driver
 
+    def _context(self, ordinal: int) -> bool | None:
+        """Whether the device has one; None where neither PyTorch nor CUDA's driver can tell."""
+        told: bool | None = getattr(self._c, "_cuda_hasPrimaryContext", cuda.has_context)(ordinal)
+        return told
+
     def _has_context(self, ordinal: int) -> bool:
-        return bool(getattr(self._c, "_cuda_hasPrimaryContext", cuda.has_context)(ordinal))
+        return bool(self._context(ordinal))
 
     def _held_bytes(self) -> int:
         return sum(current(self._c._cuda_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
@@ -257,13 +272,11 @@ def counts_default_pool(ordinal: int) -> bool:
 def _usage(uuid: str, stats: Stats, reclaimable: Reclaimable, counted: bool) -> PoolUsage:
     """``counted``: the backend keeps the counters; the other one leaves them at 0."""
     held, live = current(stats, "reserved_bytes"), current(stats, "allocated_bytes")
-    cached = max(0, held - live)  # bounds, as a snapshot is older than the statistics
-    reclaimable = Reclaimable(
-        min(reclaimable.low, cached),
-        min(reclaimable.likely, cached),
-        min(reclaimable.high, cached),
-        reclaimable.exactness,
-    )
+    cached = max(0, held - live)
+    if reclaimable.high > cached:  # a snapshot is older than the statistics
+        reclaimable = Reclaimable(
+            min(reclaimable.low, cached), min(reclaimable.likely, cached), cached, reclaimable.exactness
+        )
     return PoolUsage(
         allocator="torch",
         device_uuid=uuid,

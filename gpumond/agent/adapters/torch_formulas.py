@@ -26,7 +26,8 @@ LARGE_PAGE = 20 * MIB
 
 
 def current(stats: Stats, name: str) -> int:
-    return int(stats.get(name, {}).get("all", {}).get("current", 0))
+    found = stats.get(name)
+    return int(found["all"]["current"]) if found else 0
 
 
 def from_stats(stats: Stats, expandable: bool = False) -> Reclaimable:
@@ -34,7 +35,8 @@ def from_stats(stats: Stats, expandable: bool = False) -> Reclaimable:
 
     Private pools are taken to be as full as all pools together, for the likely value.
     """
-    held, live, active = (current(stats, f"{name}_bytes") for name in ("reserved", "allocated", "active"))
+    held, live = current(stats, "reserved_bytes"), current(stats, "allocated_bytes")
+    active = current(stats, "active_bytes")
     split = current(stats, "inactive_split_bytes")
     cached = max(0, held - live - split)
     if expandable or (held and not current(stats, "segment")):

@@ -1,0 +1,61 @@
+"""What a report reads is found once, and looked for again when the program has imported something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.agent.driver import run
+
+
+def test_a_library_is_known_as_soon_as_it_is_imported(library: Path) -> None:
+    code = """
+import torch
+from gpumond.agent.levers import LEVERS
+names = lambda: [adapter.name for adapter in LEVERS.known()]
+print(names(), LEVERS.known() is LEVERS.known(), end=" ")
+import cupy
+print(names())
+"""
+    assert run(code, library, "c") == ["['torch'] True ['torch', 'cupy']"]
+
+
+def test_what_begins_to_be_used_is_known_after_a_while_or_when_it_is_asked_for(library: Path) -> None:
+    code = """
+import ctypes, time
+driver = ctypes.CDLL("libcuda.so.1")
+import gpumond.agent.cuda
+from gpumond.agent import levers
+from gpumond.agent.adapters import mempools
+names = lambda: [adapter.name for adapter in levers.LEVERS.known()]
+def use(reserved):
+    driver.fake_pool(0, ctypes.c_uint64(reserved), ctypes.c_uint64(reserved), ctypes.c_uint64(0))
+    mempools._look_at = 0.0
+print(names(), end=" ")
+use(64)
+print(names(), levers.LEVERS._search_at - time.monotonic() <= levers.SEARCH_SECONDS, end=" ")
+levers.LEVERS._search_at = time.monotonic()
+print(names(), len(gpumond.agent.report()))
+"""
+    assert run(code, library, "c") == ["[] [] True ['mempool'] 1"]
+
+
+def test_the_agents_own_thread_stays_beside_captures(library: Path) -> None:
+    code = """
+import ctypes, threading
+driver = ctypes.CDLL("libcuda.so.1")
+from gpumond.agent import cuda
+def ours():
+    cuda.stay_beside_captures()
+    with cuda.beside_captures():
+        cuda.pool_bytes(cuda.default_pool(0))
+    cuda.pool_bytes(cuda.default_pool(0))
+thread = threading.Thread(target=ours)
+thread.start(), thread.join()
+print(driver.fake_spoiled(), end=" ")
+with cuda.beside_captures():
+    cuda.pool_bytes(cuda.default_pool(0))
+print(driver.fake_spoiled(), end=" ")
+cuda.pool_bytes(cuda.default_pool(0))
+print(driver.fake_spoiled() > 0)
+"""
+    assert run(code, library, "c") == ["0 0 True"]

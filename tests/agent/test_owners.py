@@ -1,0 +1,115 @@
+"""A plan for a stream-ordered pool, by the blocks that the program's objects own. Over the stand-in driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.agent.driver import run
+
+PROGRAM = """
+import ctypes, gc, rmm, sys, weakref
+driver = ctypes.CDLL("libcuda.so.1")
+MIB, BASE = 1 << 20, 0x7F00_0000_0000
+class DeviceBuffer:
+    def __init__(self, start, size):
+        self.ptr, self.size = BASE + start * MIB, size * MIB
+    def capacity(self):
+        return self.size
+rmm.DeviceBuffer = DeviceBuffer
+def pool(reserved, used, index=0):
+    driver.fake_pool(index, *(ctypes.c_uint64(mib * MIB) for mib in (reserved, used, 0)))
+import gpumond.agent.cuda
+from gpumond.agent import cuda, flush, report
+from gpumond.agent.adapters import owners
+def plan(dry_run=True):
+    (receipt,) = (one for one in flush(dry_run=dry_run) if one.allocator == "mempool")
+    told = receipt.expected
+    print(*(value // MIB for value in (told.low, told.likely, told.high)))
+    return receipt
+kept = [DeviceBuffer(0, 8), DeviceBuffer(30, 10), DeviceBuffer(100, 2)]
+pool(192, 20)
+"""
+
+
+def test_a_plan_and_a_flush_tell_what_the_blocks_in_use_hold_and_a_report_does_not_look(library: Path) -> None:
+    code = f"""{PROGRAM}
+print(report()[-1].reclaimable.likely // MIB)
+print(plan().before.reclaimable_bytes // MIB)
+plan(dry_run=False)
+"""
+    assert run(code, library, "c") == ["172", "0 96 172", "96", "0 96 172"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "del kept[1]",
+        "kept[1].size += 1",
+        "kept[2].ptr = None",
+        "kept.append(DeviceBuffer(0, 0)); del DeviceBuffer.capacity",
+        "kept[2].ptr, kept[2].size = kept[0].ptr, kept[0].size",
+        "gc.freeze()",
+        "owners.MAX_OWNERS = 2",
+        "owners.MAX_ALLOCATIONS = 1000",
+        "driver.fake_make_context(1)",
+    ],
+)
+def test_what_is_not_found_as_a_whole_is_not_believed(library: Path, change: str) -> None:
+    assert run(f"{PROGRAM}{change}\nplan()", library, "c-") == ["0 172 172"]
+
+
+def test_what_the_last_flush_left_no_longer_counts_where_the_blocks_tell(library: Path) -> None:
+    code = f"""{PROGRAM}
+flush(), pool(192, 20)
+kept[1:] = [DeviceBuffer(33, 12)]
+plan()
+kept.append(kept.pop().ptr)  # its owner is gone, the block is not
+plan()
+"""
+    assert run(code, library, "c") == ["0 128 172", "0 172 172"]
+
+
+def test_objects_of_any_type_are_passed_by(library: Path) -> None:
+    code = f"""{PROGRAM}
+class Meta(type):
+    def __eq__(self, other): raise RuntimeError("a type is compared")
+    __hash__ = None
+class Odd(metaclass=Meta):
+    @property
+    def __class__(self): raise RuntimeError("an object is asked for its class")
+    def __getattr__(self, name): raise RuntimeError(name)
+odd = [Odd() for _ in range(9)]
+plan()
+"""
+    assert run(code, library, "c") == ["0 96 172"]
+
+
+def test_no_owner_is_kept(library: Path) -> None:
+    code = f"""{PROGRAM}
+gone = weakref.ref(kept[0])
+plan()
+gc.disable(), kept.clear()
+print(gone(), cuda.contexts(), driver.fake_retained())
+"""
+    assert run(code, library, "c") == ["0 96 172", "None [0] 0"]
+
+
+def test_of_tensors_the_storages_count_and_a_gradient_that_python_does_not_own_is_not_looked_at(library: Path) -> None:
+    code = f"""{PROGRAM}
+import torch
+class Storage(DeviceBuffer):
+    data_ptr, nbytes = lambda self: self.ptr, lambda self: self.size
+class Tensor:
+    is_cuda = is_leaf = True
+    def __init__(self, *block): self.block = block
+    def untyped_storage(self): return Storage(*self.block)
+    grad = property(lambda self: print("asked for its gradient"))
+torch.Tensor = Tensor
+tensors = [Tensor(0, 8), Tensor(0, 8), Tensor(30, 10), Tensor(200, 6), Tensor(500, 1)]
+tensors[-1].is_cuda = False
+kept.clear(), pool(192, 24)
+plan()
+"""
+    assert run(code, library, "c") == ["0 96 168"]
