@@ -22,7 +22,7 @@ from gpumond.config import RELOADED, Settings
 from gpumond.consequences import Consequences
 from gpumond.descriptors import kept_from_agents
 from gpumond.diagnosis import Diagnosis
-from gpumond.engine import Memory, advance, observe
+from gpumond.engine import Memory, advancing, observe
 from gpumond.errors import ConfigError, FlushError, StoreUnavailable
 from gpumond.flush import FlushAnswer, Flusher, FlushRequest
 from gpumond.history import History
@@ -43,6 +43,7 @@ from gpumond.rules.book import RuleBook
 from gpumond.rules.preview import LastHour, Preview, preview
 from gpumond.runtime import bind_agent_socket, leave_token, remove_agent_socket
 from gpumond.store import Bounds, Store
+from gpumond.stretches import Stretches, T
 from gpumond.wire import Answer, Asked
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,11 @@ RELEASE_SECONDS = 120.0
 COLLECT_SECONDS = 10.0
 """A tick makes thousands of values that live until the next and are in no cycle: the garbage collector looks at them
 so often, between two ticks, and not in the middle of one."""
+COLLECTIONS = 30
+"""Of so many one looks at everything, with a thousand programs for 30 ms; the others at what is new."""
+
+TURN_SECONDS = 0.002
+"""An agent's report and a request wait so long for the tick, or for as long as its longest stretch."""
 
 Load = Callable[[], Settings]
 
@@ -80,11 +86,17 @@ class Daemon:
         self.events = Ring(self.started_at)
         self._outbox = Outbox(_notifiers(settings), self._store, self._telemetry, wants=self._wants)
         self._exposition = Exposition(self._telemetry, settings.compat)
+        self._rendering = asyncio.Lock()
         self._collector = Collector(source, restarted=self._telemetry.restarted, opened=self._wake.set)
         path = settings.agent_socket()
         mode = settings.agent_socket_mode()
         limits = Limits(reserved_descriptors=kept_from_agents())
-        self._intake = Intake(bind_agent_socket(path, mode), limits=limits, rejected=self._telemetry.rejected)
+        self._intake = Intake(
+            bind_agent_socket(path, mode),
+            limits=limits,
+            reported=self._telemetry.reported,
+            rejected=self._telemetry.rejected,
+        )
         self.token = leave_token(path.parent)
         self._flusher = Flusher(
             self._intake,
@@ -110,8 +122,9 @@ class Daemon:
                 self._store.faults(),
                 self._private_pid_namespace,
             )
+            await asyncio.sleep(0)  # the agents' turn: that many reports took a while to put together
             rules = self.rulebook.rules
-            tick = advance(self._memory, rules, snapshot)
+            tick = await in_turns(advancing(self._memory, rules, snapshot))
             alerts = self._consequences.follow(
                 rules, tick.frame.alerts, snapshot, tick.memory.activities, tick.resolved
             )
@@ -119,6 +132,7 @@ class Daemon:
             self._hour.see(tick.frame)
             self.baselines.see(tick.frame)
             departed = self._intake.departed()
+            self._telemetry.workloads.connected(report.workload for report in snapshot.reports)
             self._telemetry.happened(self.events.follow(self.frame, tick.raised, tick.resolved, departed))
         self._keeper.turn(self.history, snapshot.elapsed_seconds)
         self._telemetry.faults(snapshot.faults, complete=reading is not None)
@@ -215,8 +229,9 @@ class Daemon:
         for wrong in await self.rulebook.load():
             log.error("a rule of the store is left out: %s", wrong)
 
-    def metrics(self, accept: str, compat: Compat | None = None) -> Page:
-        return self._exposition.page(self.frame, accept, compat)
+    async def metrics(self, accept: str, compat: Compat | None = None) -> Page:
+        async with self._rendering:
+            return await in_turns(self._exposition.rendering(self.frame, accept, compat))
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
         log.info("flush of %s, steps %s, by %s", request.target, ",".join(request.steps), requested_by)
@@ -279,7 +294,7 @@ class Daemon:
     async def _tick_forever(self) -> None:
         """Ticks on a monotonic schedule; one that comes too late is skipped and counted, never queued."""
         due = time.monotonic()
-        collect_at = due + COLLECT_SECONDS
+        collect_at, collections = due + COLLECT_SECONDS, 1
         while True:
             self._wake.clear()
             try:
@@ -289,7 +304,8 @@ class Daemon:
             except Exception:
                 log.exception("a tick failed; the frame before it stays")
             if time.monotonic() >= collect_at:
-                gc.collect()
+                gc.collect(0 if collections % COLLECTIONS else 2)
+                collections += 1
                 collect_at = time.monotonic() + COLLECT_SECONDS
             interval = self._settings.interval
             due += interval
@@ -303,6 +319,20 @@ class Daemon:
                 due = time.monotonic()
             except asyncio.TimeoutError:
                 pass
+
+
+async def in_turns(work: Stretches[T]) -> T:
+    """Work in stretches, with everybody else's between them. What is soon done is done at once."""
+    since = time.perf_counter()
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        if time.perf_counter() - since > TURN_SECONDS:
+            await asyncio.sleep(0)
+            since = time.perf_counter()
 
 
 def _notifiers(settings: Settings) -> list[Notifier]:

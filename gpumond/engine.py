@@ -30,6 +30,7 @@ from gpumond.rules import Activities, Rule, ended, step
 from gpumond.rules.recent import Recent, remember
 from gpumond.rules.scopes import Seen, hidden, subjects
 from gpumond.rules.verdicts import NOTHING, standing
+from gpumond.stretches import Stretches, at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +94,35 @@ def observe(
 
 def advance(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot) -> Tick:
     """The next frame, and which alerts began or ceased to fire with it."""
+    return at_once(advancing(memory, rules, snapshot))
+
+
+def advancing(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot) -> Stretches[Tick]:
+    """The same in stretches; ``memory`` is nobody else's meanwhile."""
     diagnosis = diagnose(memory.diagnosis, snapshot)
-    return judge(replace(memory, diagnosis=diagnosis), rules, snapshot, diagnosis.verdicts)
+    yield
+    return (yield from _judging(replace(memory, diagnosis=diagnosis), rules, snapshot, diagnosis.verdicts))
 
 
 def judge(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Tick:
     """The same where the verdicts are known."""
+    return at_once(_judging(memory, rules, snapshot, verdicts))
+
+
+def _judging(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Stretches[Tick]:
     ledger = attribute(snapshot)
+    yield
     recent = remember(memory.recent, snapshot)
     unseen = hidden(snapshot, recent)
     facts = Seen(snapshot, ledger, recent, standing(verdicts))
     scopes = {scope: subjects(scope, facts) for scope in {rule.scope for rule in rules}}
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
-    activities: Mapping[str, Activities] = {
-        rule.name: step(rule, scopes[rule.scope], memory.activities.get(rule.name, {}), unseen, now, elapsed)
-        for rule in rules
-    }
+    stepped: dict[str, Activities] = {}
+    for rule in rules:
+        before = memory.activities.get(rule.name, {})
+        stepped[rule.name] = step(rule, scopes[rule.scope], before, unseen, now, elapsed)
+        yield
+    activities: Mapping[str, Activities] = stepped
     awaited = memory.awaited
     if awaited:
         present = {scope: frozenset(map(each.labels, each.rows)) for scope, each in scopes.items()}

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from gpumond.errors import ProtocolError
-from gpumond.identity import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, sender_pid
+from gpumond.identity import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, sender_pid
 from gpumond.model import AgentReport
 from gpumond.peer import Budget, Limits, Peer, agent_report, check_hello, check_report
 from gpumond.wire import (
@@ -40,6 +40,7 @@ from gpumond.wire import (
 
 log = logging.getLogger(__name__)
 
+ACCEPTED_AT_ONCE = 16
 ASK_SECONDS = 30.0
 DEPARTED_KEPT = 256
 UNASKED = {
@@ -57,12 +58,14 @@ class Intake:
         listener: socket.socket,
         *,
         limits: Limits = Limits(),
+        reported: Callable[[], None] = lambda: None,
         rejected: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - limits.reserved_descriptors
         self._limits = replace(limits, peers=max(1, min(limits.peers, descriptors // 2)))  # a pidfd each
-        self._listener, self._rejected, self._clock = listener, rejected, clock
+        self._listener, self._clock = listener, clock
+        self._reported, self._rejected = reported, rejected
         self._peers: dict[int, Peer] = {}
         self._departed: deque[AgentReport] = deque(maxlen=DEPARTED_KEPT)
         self._per_uid: Counter[int] = Counter()
@@ -158,7 +161,7 @@ class Intake:
         return False
 
     def _accept(self) -> None:
-        for _ in range(64):
+        for _ in range(ACCEPTED_AT_ONCE):
             if self._strangers >= self._limits.strangers or len(self._peers) >= self._limits.peers:
                 self._crowded = len(self._peers) < self._limits.peers
                 self._accept_no_more()
@@ -174,18 +177,21 @@ class Intake:
             self._welcome(connection)
 
     def _welcome(self, connection: socket.socket) -> None:
+        if self._per_uid[peer_uid(connection)] >= self._limits.peers_per_uid:
+            self._turn_away(connection, "crowd")
+            return
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         pidfd = peer_pidfd(connection)
         identity = identify(connection, pidfd)
-        crowded = identity is not None and self._per_uid[identity.uid] >= self._limits.peers_per_uid
-        if identity is None or crowded:
-            self._rejected("crowd" if crowded else "identity")
-            connection.close()
+        if identity is None:
+            self._turn_away(connection, "identity")
             if pidfd is not None:
                 os.close(pidfd)
             return
-        peer = Peer(connection, identity, pidfd, self._clock())
+        now = self._clock()
+        budget = self._budgets.setdefault(identity.uid, Budget(self._limits, now))
+        peer = Peer(connection, identity, pidfd, budget, now)
         self._peers[connection.fileno()] = peer
         self._per_uid[identity.uid] += 1
         self._strangers += 1
@@ -193,10 +199,13 @@ class Intake:
         if pidfd is not None:
             self._loop.add_reader(pidfd, self._ended, peer)  # readable when the process has ended
 
+    def _turn_away(self, connection: socket.socket, reason: str) -> None:
+        self._rejected(reason)
+        connection.close()
+
     def _readable(self, peer: Peer) -> None:
         now = self._clock()
-        budget = self._budgets.setdefault(peer.identity.uid, Budget(self._limits, now))
-        if (wait := budget.wait(now)) > 0:
+        if (wait := peer.budget.wait(now)) > 0:
             self._rejected("rate")
             self._loop.remove_reader(peer.socket.fileno())
             self._loop.call_later(max(wait, 0.1), self._resume, peer)
@@ -210,13 +219,13 @@ class Intake:
         if not chunk:
             self._drop(peer)
             return
-        budget.bytes -= len(chunk)
+        peer.budget.bytes -= len(chunk)
         if sender_pid(ancillary) not in (None, peer.identity.pid):
             self._drop(peer, "foreign_sender")  # a forked child, or a passed descriptor
             return
         try:
             for frame in self._frames(peer, chunk, now):
-                budget.frames -= 1
+                peer.budget.frames -= 1
                 self._hear(peer, decode(frame), now)
         except ProtocolError as error:
             log.info("agent of pid %d, uid %d, closed: %s", peer.identity.pid, peer.identity.uid, error)
@@ -248,6 +257,7 @@ class Intake:
         elif isinstance(message, Report):
             check_report(message)
             peer.report, peer.heard_at = message, now
+            self._reported()
         elif isinstance(message, Answer):
             asked = peer.asked.get(message.id)
             if asked is not None and not asked.done():

@@ -21,7 +21,7 @@ SCOPE = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 class Limits:
     """Per uid where it says so; a uid beyond its budget is read more slowly, never at another's cost."""
 
-    peers: int = 4096
+    peers: int = 8000
     peers_per_uid: int = 128
     strangers: int = 64
     """Connections that have not said hello: beyond it no more are accepted for a moment."""
@@ -56,8 +56,10 @@ class Budget:
 class Peer:
     """One connection and what it has said."""
 
-    def __init__(self, connection: socket.socket, identity: Identity, pidfd: int | None, now: float) -> None:
-        self.socket, self.identity, self.pidfd = connection, identity, pidfd
+    def __init__(
+        self, connection: socket.socket, identity: Identity, pidfd: int | None, budget: Budget, now: float
+    ) -> None:
+        self.socket, self.identity, self.pidfd, self.budget = connection, identity, pidfd, budget
         self.buffer = bytearray()
         self.hello: Hello | None = None
         self.report: Report | None = None

@@ -37,6 +37,14 @@ def free_port() -> int:
         return port
 
 
+def series_of(page: bytes) -> Series:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+
+
 class RunningDaemon:
     """``gpumond serve`` with its own socket and port, below ``directory``."""
 
@@ -90,12 +98,7 @@ class RunningDaemon:
 
     def series(self) -> Series:
         """Every sample of /metrics."""
-        text = self.request("/metrics")[1].decode()
-        return {
-            (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
+        return series_of(self.request("/metrics")[1])
 
     def value(self, name: str, **labels: str) -> float | None:
         """The one sample that has this name and at least these labels; None if there is none."""

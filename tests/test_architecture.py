@@ -21,6 +21,7 @@ PURE = (
     "program",
     "events",
     "attribution",
+    "stretches",
     "engine",
     "rules",
     "rules.actions",

@@ -6,6 +6,9 @@ import asyncio
 import os
 import random
 import socket
+import subprocess
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -362,6 +365,21 @@ def test_a_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(t
         pytest.raises(ConfigError, match="another daemon serves"),
     ):
         bind_agent_socket(tmp_path / "agent.sock", 0o600)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_a_place_that_is_not_given_to_the_daemon_is_refused_with_the_mend():
+    """The directory is root's, as a container engine makes it, and the daemon is not."""
+    program = (
+        "import os, sys; from pathlib import Path; from gpumond.runtime import bind_agent_socket\n"
+        "os.setgid(47110); os.setuid(47110)\n"
+        "bind_agent_socket(Path(sys.argv[1]) / 'agent.sock', 0o666)"
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        done = subprocess.run([sys.executable, "-c", program, directory], capture_output=True, text=True)
+    assert f"ConfigError: runtime directory {directory} cannot be written by" in done.stderr
+    assert f"install -d -o 47110 -m 755 {directory}" in done.stderr
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link", "open directory"])

@@ -1,17 +1,10 @@
-"""The daemon's port as strangers use it: raw bytes, slowness, crowds, few descriptors, TLS."""
+"""The daemon's port as strangers use it: raw bytes, slowness, crowds, few descriptors."""
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
-import re
 import selectors
 import socket
-import ssl
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,17 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpumond.receiving import MAX_HEAD_BYTES, RECEIVE_SECONDS
-from gpumond.tokens import digest
-from tests import certificates
 from tests.running import RunningDaemon, until
-
-SIM = ("--source", "sim")
-
-
-def a_daemon(directory: Path, *options: str, around: tuple[str, ...] = (), kind: type[RunningDaemon] = RunningDaemon):
-    cards = directory / "cards"
-    cards.mkdir(parents=True)
-    return kind(directory / "daemon", *SIM, *options, environ={"GPUMOND_SIM_DIR": str(cards)}, around=around)
+from tests.serving import a_daemon, connect, rejected, say, statuses
 
 
 @pytest.fixture(scope="module")
@@ -38,35 +22,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     yield daemon
     assert daemon.stop() == 0
     assert "Traceback" not in daemon.log.read_text()
-
-
-def connect(daemon: RunningDaemon, source: str = "127.0.0.1") -> socket.socket:
-    port = int(daemon.url.rpartition(":")[2])
-    connection = socket.create_connection(("127.0.0.1", port), timeout=20, source_address=(source, 0))
-    connection.settimeout(20)
-    return connection
-
-
-def say(daemon: RunningDaemon, raw: bytes) -> bytes:
-    """All that is answered until the daemon closes, or says nothing more for a moment."""
-    with connect(daemon) as connection:
-        connection.sendall(raw)
-        connection.settimeout(1.0)
-        heard = b""
-        try:
-            while chunk := connection.recv(65536):
-                heard += chunk
-        except (TimeoutError, ConnectionError):
-            pass
-        return heard
-
-
-def statuses(heard: bytes) -> list[int]:
-    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3})", heard)]
-
-
-def rejected(daemon: RunningDaemon, reason: str) -> float:
-    return daemon.value("gpumond_http_rejects_total", reason=reason) or 0.0
 
 
 HEAD = b"Host: 127.0.0.1\r\nContent-Type: application/json\r\nAuthorization: Bearer @TOKEN@\r\n"
@@ -237,186 +192,3 @@ def test_with_few_descriptors_scrapes_and_changes_go_on(tmp_path: Path):
         assert len(daemon.log.read_text().splitlines()) < 60
     finally:
         daemon.stop()
-
-
-def test_over_the_unix_socket_the_daemons_user_needs_no_token(daemon: RunningDaemon):
-    assert (daemon.directory / "api.sock").stat().st_mode & 0o777 == 0o600
-    (daemon.directory / "token").rename(daemon.directory / "hidden")
-    try:
-        done = daemon.run("flush", "--all")
-    finally:
-        (daemon.directory / "hidden").rename(daemon.directory / "token")
-    assert "no connected agent matches all" in done.stderr
-    assert done.returncode == 3
-    by = daemon.get("audit")[-1]["actor"]
-    assert by == f"uid:{os.geteuid()}"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_another_user_asks_for_his_own_programs_and_for_nothing_else(tmp_path: Path):
-    for directory in (tmp_path, *tmp_path.parents):
-        if directory == Path(tempfile.gettempdir()):
-            break
-        directory.chmod(0o755)
-    config = tmp_path / "gpumond.yaml"
-    config.write_text('socket_mode: "0666"\n')
-    daemon = a_daemon(tmp_path, "--config", str(config))
-    program = """
-import http.client, json, os, socket, sys
-os.setuid(4242)
-def ask(path, body):
-    c = http.client.HTTPConnection("localhost"); c.sock = socket.socket(socket.AF_UNIX); c.sock.connect(sys.argv[1])
-    c.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-    answer = c.getresponse(); return answer.status, json.load(answer)["detail"]
-for path, body in json.loads(sys.argv[2]): print(*ask(path, body))
-"""
-    asked = [("/api/v1/flushes", {"target": {"pid": 1}}), ("/api/v1/release", {"for_seconds": 1}), ("/-/reload", {})]
-    try:
-        command = [sys.executable, "-c", program, str(daemon.directory / "api.sock"), json.dumps(asked)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.stdout.splitlines() == [
-            "404 no connected agent matches pid 1 of uid 4242; `gpumond status` lists the agents",
-            "403 uid:4242 has no scope admin",
-            "403 uid:4242 has no scope admin",
-        ], done.stderr
-    finally:
-        daemon.stop()
-
-
-def test_tokens_of_the_file_hold_from_the_moment_they_are_written(tmp_path: Path):
-    tokens = tmp_path / "tokens"
-    tokens.write_text("")
-    tokens.chmod(0o600)
-    daemon = a_daemon(tmp_path, "--tokens-file", str(tokens), "--log-format", "json")
-
-    def flush(token: str) -> int:
-        return daemon.request("/api/v1/flushes", {"target": {"all": True}}, Authorization=f"Bearer {token}")[0]
-
-    try:
-        assert flush("gpm_nightly") == 401
-        tokens.write_text(f"nightly flush {digest('gpm_nightly').hex()}\n")
-        until(lambda: flush("gpm_nightly") == 404)
-        assert daemon.get("audit")[-1]["actor"] == "token:nightly"
-        tokens.write_text("nightly everything\n")
-        time.sleep(1.5)  # it is looked at once a second, when somebody shows a token
-        assert flush("gpm_nightly") == 404
-        assert "expected NAME SCOPE" in daemon.log.read_text()
-        tokens.write_text("# nobody\n")
-        until(lambda: flush("gpm_nightly") == 401)
-        log = [json.loads(line) for line in daemon.log.read_text().splitlines()]
-        assert {"at", "level", "logger", "message"} == log[0].keys()
-        assert "gpm_nightly" not in daemon.log.read_text()
-    finally:
-        daemon.stop()
-
-
-class Encrypted(RunningDaemon):
-    """Asked over TLS; it is there as soon as its port is."""
-
-    def healthy(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", int(self.url.rpartition(":")[2]))) == 0
-
-
-def scrape(daemon: RunningDaemon, place: Path, client: str | None = None, **headers: str) -> int | str:
-    """The status, or why there was no connection."""
-    trust = ssl.create_default_context(cafile=place / "ca.crt")
-    if client:
-        trust.load_cert_chain(place / f"{client}.crt", place / f"{client}.key")
-    port = int(daemon.url.rpartition(":")[2])
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=trust)
-    try:
-        connection.request("GET", "/metrics", headers=headers)
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return "refused"
-    finally:
-        connection.close()
-
-
-def test_tls_with_certificates_of_clients_that_are_renewed_without_a_restart(tmp_path: Path):
-    place = certificates.make(tmp_path / "certificates")
-    web = place / "web.yml"
-    tls = "cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt"
-    mutual = f"{tls}, client_auth_type: RequireAndVerifyClientCert, client_allowed_sans: [ops@example.com]"
-    web.write_text(f"tls_server_config: {{{mutual}}}\n")
-    daemon = a_daemon(tmp_path, "--web-config", str(web), kind=Encrypted)
-    try:
-        assert scrape(daemon, place, "client") == 200
-        assert scrape(daemon, place, "stranger") == "refused"  # of our authority, not of our list
-        assert scrape(daemon, place) == "refused"
-        with connect(daemon) as plain:
-            plain.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            try:
-                assert b"HTTP" not in plain.recv(4096)
-            except ConnectionError:
-                pass
-        before = certificate(daemon, place)
-        certificates.renew(place, "server")
-        until(lambda: certificate(daemon, place) != before)
-        assert scrape(daemon, place, "client") == 200
-        environ = {"GPUMOND_URL": daemon.url.replace("http:", "https:"), "GPUMOND_CA_FILE": str(place / "ca.crt")}
-        web.write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
-        until(lambda: scrape(daemon, place) == 200)
-        daemon.environ |= environ
-        done = daemon.run("status")
-        assert done.returncode == 0, done.stderr
-    finally:
-        daemon.stop()
-
-
-def certificate(daemon: RunningDaemon, place: Path) -> bytes | None:
-    trust = ssl.create_default_context(cafile=place / "ca.crt")
-    trust.load_cert_chain(place / "client.crt", place / "client.key")
-    with connect(daemon) as plain, trust.wrap_socket(plain, server_hostname="localhost") as encrypted:
-        return encrypted.getpeercert(binary_form=True)
-
-
-def test_another_address_with_tls_wants_a_token_to_read(tmp_path: Path):
-    place = certificates.make(tmp_path / "certificates")
-    (place / "web.yml").write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
-    cards = tmp_path / "cards"
-    cards.mkdir()
-
-    class Everywhere(Encrypted):
-        def __init__(self, directory: Path) -> None:
-            config = place / "gpumond.yaml"
-            config.write_text("{}")
-            options = ("--config", str(config), "--web-config", str(place / "web.yml"))
-            super().__init__(directory, *SIM, *options, environ={"GPUMOND_SIM_DIR": str(cards)}, around=self.around())
-
-        def around(self) -> tuple[str, ...]:
-            replace = "import os,sys; a=[w.replace('127.0.0.1','0.0.0.0') for w in sys.argv[1:]]; os.execv(a[0],a)"
-            return (sys.executable, "-c", replace)
-
-    daemon = Everywhere(tmp_path / "daemon")
-    try:
-        token = (daemon.directory / "token").read_text().strip()
-        assert scrape(daemon, place) == 401
-        assert scrape(daemon, place, Authorization=f"Bearer {token}") == 200
-        assert scrape(daemon, place, Authorization=f"Bearer {token}", Host="evil.com") == 421
-    finally:
-        daemon.stop()
-
-
-def test_an_address_that_others_reach_is_refused_without_tls(tmp_path: Path):
-    command = [sys.executable, "-m", "gpumond", "serve", *SIM, "--listen", "0.0.0.0:0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "0.0.0.0:0 is reachable from other machines, and needs TLS and authentication there" in done.stderr
-
-
-def test_a_token_for_this_machine_is_not_sent_to_another(tmp_path: Path):
-    (tmp_path / "token").write_text("gpm_secret\n")
-    heard: list[bytes] = []
-    listener = socket.create_server(("127.0.0.9", 0))
-    environ = {**os.environ, "GPUMOND_SOCKET": str(tmp_path / "agent.sock")}
-    url = f"http://127.0.0.9:{listener.getsockname()[1]}"
-    client = subprocess.Popen([sys.executable, "-m", "gpumond", "flush", "--all", "--url", url], env=environ)
-    connection, _ = listener.accept()
-    heard.append(connection.recv(65536))
-    connection.close()
-    listener.close()
-    client.wait(timeout=60)
-    assert b"POST /api/v1/flushes" in heard[0]
-    assert b"gpm_secret" not in heard[0]

@@ -26,14 +26,10 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ALWAYS_OPEN = ("/-/healthy", "/-/ready")
 """For probes, which can show no credentials. They tell whether devices can be read, and of a failure the reason."""
 
-PAGE = ("/", "/page.css", "/page.js")
+PAGE = ("/", "/page.css", "/page.js", "/words.js")
 """Open where no users are named: it shows no data before one has signed in, and on it one does."""
 
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
-DOCS_POLICY = (
-    "default-src 'none'; script-src https://cdn.jsdelivr.net 'unsafe-inline'; style-src https://cdn.jsdelivr.net; "
-    "img-src 'self' data: https://fastapi.tiangolo.com; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'"
-)
 STRICT_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -71,7 +67,7 @@ class Guard:
             return
         if scope["type"] != "http":
             return  # a web socket: not accepted
-        send = self._with_headers(scope, send)
+        send = self._with_headers(send)
         try:
             await self._check(scope)
         except HTTPException as refusal:
@@ -121,9 +117,8 @@ class Guard:
         admit(self._rate, "all", now, "too many requests")
         self._rate.count("all", now)
 
-    def _with_headers(self, scope: Scope, send: Send) -> Send:
-        policy = DOCS_POLICY if scope["path"] in ("/docs", "/docs/oauth2-redirect") else STRICT_POLICY
-        ours = {**HEADERS, "content-security-policy": policy}
+    def _with_headers(self, send: Send) -> Send:
+        ours = {**HEADERS, "content-security-policy": STRICT_POLICY}
         configured = {name.lower(): value for name, value in self._policy.web().headers}
 
         async def send_with_headers(message: Message) -> None:

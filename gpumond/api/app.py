@@ -9,7 +9,20 @@ from typing import Literal, Protocol
 from fastapi import FastAPI
 
 from gpumond import __version__
-from gpumond.api import agents, baselines, events, facts, flushes, history, operation, page, problems, release, rules
+from gpumond.api import (
+    agents,
+    baselines,
+    document,
+    events,
+    facts,
+    flushes,
+    history,
+    operation,
+    page,
+    problems,
+    release,
+    rules,
+)
 from gpumond.api.auth import Tokens
 from gpumond.audit import AuditEntry
 from gpumond.flush import FlushAnswer, FlushRequest
@@ -54,7 +67,7 @@ class View(Protocol):
     async def audit_entries(self, limit: int) -> list[AuditEntry]: ...
     async def preview(self, rule: Rule) -> Preview: ...
     async def reload(self, requested_by: str) -> str: ...
-    def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
+    async def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer: ...
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]: ...
     async def ask(
@@ -73,12 +86,15 @@ def create_app(view: View, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
         async with lifespan():
             yield
 
-    app = FastAPI(title="gpumond", version=__version__, description=DESCRIPTION, lifespan=live, redoc_url=None)
+    app = FastAPI(
+        title="gpumond", version=__version__, description=DESCRIPTION, lifespan=live, docs_url=None, redoc_url=None
+    )
     app.state.view = view
     app.state.tokens = tokens
     app.state.event_streams = set()
     app.state.slow_seconds = events.SLOW_SECONDS
     problems.install(app)
+    document.install(app)
     app.include_router(page.router)
     app.include_router(operation.router)
     app.include_router(facts.router, prefix="/api/v1")

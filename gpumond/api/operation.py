@@ -16,7 +16,7 @@ router = APIRouter(tags=["operation"])
 @router.get("/metrics", response_class=PlainTextResponse, summary="Prometheus text or OpenMetrics")
 async def metrics(request: Request, compat: Literal["dcgm"] | None = None) -> Response:
     """``compat=dcgm``: the devices under dcgm-exporter's names, labels and units."""
-    page = request.app.state.view.metrics(request.headers.get("accept", ""), compat)
+    page = await request.app.state.view.metrics(request.headers.get("accept", ""), compat)
     headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
         return Response(page.compressed, headers=headers | {"Content-Encoding": "gzip"})

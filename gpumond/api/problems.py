@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from operator import itemgetter
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from gpumond.errors import (
     AlreadyUnderWay,
@@ -64,10 +66,22 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+def allowed(request: Request) -> set[str]:
+    """The methods of an address. The router itself tells those of the first route that fits, and a {name} fits all."""
+    documented = request.app.openapi()["paths"].items()
+    fitting = [
+        (path.count("{"), set(ways)) for path, ways in documented if compile_path(path)[0].match(request.scope["path"])
+    ]
+    return {way.upper() for way in min(fitting, key=itemgetter(0), default=(0, ()))[1]}
+
+
 def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        return problem(error.status_code, str(error.detail), dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405 and (methods := allowed(request)):
+            headers["Allow"] = ", ".join(sorted(methods))
+        return problem(error.status_code, str(error.detail), headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:

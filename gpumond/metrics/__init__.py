@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import gzip
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Literal, NamedTuple
 
-from prometheus_client import CollectorRegistry, exposition
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import exposition
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from gpumond.metrics import dcgm
 from gpumond.metrics.devices import XID_ERRORS
 from gpumond.metrics.families import FAMILIES
-from gpumond.metrics.family import Family
 from gpumond.metrics.telemetry import Telemetry
+from gpumond.metrics.text import write
 from gpumond.model import Frame
+from gpumond.stretches import Stretches, at_once
 
-GZIP_LEVEL = 1
+GZIP_LEVEL, GZIP_FORMAT = 1, 31
+END = b"# EOF\n"
 MAX_SERIES = 50_000
 """Of one frame; those of the last families of the catalogue are left out first."""
 
@@ -48,59 +50,55 @@ class Exposition:
 
         With ``compat`` the devices under that exporter's names and no others, XID errors as a counter excepted.
         """
+        return at_once(self.rendering(frame, accept, compat))
+
+    def rendering(self, frame: Frame | None, accept: str, compat: Compat | None = None) -> Stretches[Page]:
+        """The same, family by family; one at a time."""
         if frame is not self._frame:
             self._frame, self._pages = frame, {}
         key = ("application/openmetrics-text" in accept, compat)
         page = self._pages.get(key)
         if page is None:
-            page = self._pages[key] = self._render(frame, *key)
+            page = self._pages[key] = yield from self._render(frame, *key)
         return page
 
-    def _render(self, frame: Frame | None, wants_openmetrics: bool, compat: Compat | None) -> Page:
-        registry = CollectorRegistry()
-        if frame is not None:
-            ours = [own_metrics, dcgm.metrics] if self.also else [own_metrics]
-            for metrics in [dcgm.metrics, xid_metrics] if compat else ours:
-                registry.register(FrameCollector(partial(self._capped, metrics, frame)))
-        if compat is None:
-            registry.register(self._telemetry.registry)
+    def _render(self, frame: Frame | None, wants_openmetrics: bool, compat: Compat | None) -> Stretches[Page]:
+        packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_FORMAT)
+        plain, packed = [], []
+        for part in self._parts(frame, wants_openmetrics, compat):
+            plain.append(part)
+            packed.append(packer.compress(part))
+            yield
         module = openmetrics if wants_openmetrics else exposition
-        plain = module.generate_latest(registry)
-        return Page(module.CONTENT_TYPE_LATEST, plain, gzip.compress(plain, GZIP_LEVEL, mtime=0))
+        packed.append(packer.flush())
+        return Page(module.CONTENT_TYPE_LATEST, b"".join(plain), b"".join(packed))
 
-    def _capped(self, metrics: Callable[[Frame], Iterable[Metric]], frame: Frame) -> Iterator[Metric]:
-        left = self._max_series
-        for metric in metrics(frame):
-            self._telemetry.series_dropped.inc(max(0, len(metric.samples) - left))
-            del metric.samples[left:]
-            left -= len(metric.samples)
-            yield metric
+    def _parts(self, frame: Frame | None, wants_openmetrics: bool, compat: Compat | None) -> Iterator[bytes]:
+        module = openmetrics if wants_openmetrics else exposition
+
+        def by_library(metrics: Iterable[Metric]) -> bytes:
+            page: bytes = module.generate_latest(FrameCollector(partial(iter, metrics)))
+            return page.removesuffix(END)
+
+        if frame is not None:
+            left = self._max_series
+            for family in (XID_ERRORS,) if compat else FAMILIES:
+                rows = [row for row in family.rows(frame) if row[1] is not None]
+                self._telemetry.series_dropped.inc(max(0, len(rows) - left))
+                yield write(family, rows[:left], wants_openmetrics).encode()
+                left -= min(left, len(rows))
+            if compat or self.also:
+                yield by_library(dcgm.metrics(frame))
+        if compat is None:
+            yield by_library(self._telemetry.registry.collect())
+        yield END if wants_openmetrics else b""
 
 
 class FrameCollector:
-    """A prometheus_client collector of one frame."""
+    """A prometheus_client collector of a frame, or of a part of it."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self.collect = collect
 
     def describe(self) -> list[Metric]:
         return []
-
-
-def own_metrics(frame: Frame) -> Iterator[Metric]:
-    for family in FAMILIES:
-        yield to_metric(family, frame)
-
-
-def xid_metrics(frame: Frame) -> Iterator[Metric]:
-    """DCGM has the last one only."""
-    yield to_metric(XID_ERRORS, frame)
-
-
-def to_metric(family: Family, frame: Frame) -> Metric:
-    make = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
-    metric = make(family.name, family.help, labels=family.labels)
-    for labels, value in family.rows(frame):
-        if value is not None:
-            metric.add_metric(labels, value)
-    return metric

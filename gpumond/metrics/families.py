@@ -158,7 +158,7 @@ def _driver_info(frame: Frame) -> Iterator[Row]:
         yield (source.name, *(version or "" for version in versions)), 1
 
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[Family, ...] = (  # what there is of each program comes last: a page that is full leaves that out
     *devices.FAMILIES,
     Family(
         "gpumond_memory_bytes",
@@ -198,46 +198,6 @@ FAMILIES: tuple[Family, ...] = (
         ("pid", "comm", "user", "workload", "container", "container_name", "pod_name", "pod_namespace"),
         _process_info,
     ),
-    pool_family("live_bytes", lambda p: p.live_bytes, "Memory that the allocator has handed out to the program."),
-    pool_family(
-        "peak_live_bytes",
-        lambda p: p.peak_live_bytes,
-        "The most live memory so far, as the allocator marks it; the program may reset the mark.",
-    ),
-    pool_family(
-        "held_bytes",
-        _held,
-        "Memory that the allocator has taken from the driver; absent where its library does not tell.",
-    ),
-    pool_family("reclaimable_bytes", _reclaimable, "Memory that a flush would most probably return."),
-    pool_family("stranded_bytes", _stranded, "Memory held and free that no flush returns: fragmentation, or an arena."),
-    pool_family(
-        "spillable_bytes", lambda p: p.spillable_bytes, "Live memory that the step spill would move to the host."
-    ),
-    pool_family("ooms_total", lambda p: p.ooms, "Out-of-memory errors of the allocator.", "counter"),
-    pool_family(
-        "retries_total", lambda p: p.retries, "Allocations that succeeded only after a flush of the cache.", "counter"
-    ),
-    pool_family(
-        "device_allocations_total",
-        lambda p: p.device_allocations,
-        "Allocations that the allocator made at the driver.",
-        "counter",
-    ),
-    pool_family("device_frees_total", lambda p: p.device_frees, "Allocations that the allocator gave back.", "counter"),
-    pool_family(
-        "thrashes_total",
-        lambda p: p.thrashes,
-        "Flushes whose bytes the program took from the driver again at once.",
-        "counter",
-    ),
-    host_pool_family(
-        "live_bytes", lambda p: p.live_bytes, "Pinned host memory that an allocator has handed out. Not device memory."
-    ),
-    host_pool_family(
-        "held_bytes", lambda p: p.held_bytes, "Pinned host memory that an allocator holds. Not device memory."
-    ),
-    *programs.FAMILIES,
     Family(
         "gpumond_verdict",
         "gauge",
@@ -254,9 +214,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("gpumond_alerts", "gauge", "Active alerts.", ("rule", "phase"), _alerts),
     Family("gpumond_agents", "gauge", "Programs whose agent is connected.", ("workload",), _agents),
-    Family(
-        "gpumond_agent_report_age_seconds", "gauge", "Age of the agent's report in this frame.", ("pid",), _report_age
-    ),
     Family(
         "gpumond_driver_up",
         "gauge",
@@ -299,4 +256,47 @@ FAMILIES: tuple[Family, ...] = (
         (),
         lambda frame: [((), frame.snapshot.taken_at)],
     ),
+    Family(
+        "gpumond_agent_report_age_seconds", "gauge", "Age of the agent's report in this frame.", ("pid",), _report_age
+    ),
+    pool_family("live_bytes", lambda p: p.live_bytes, "Memory that the allocator has handed out to the program."),
+    pool_family(
+        "peak_live_bytes",
+        lambda p: p.peak_live_bytes,
+        "The most live memory so far, as the allocator marks it; the program may reset the mark.",
+    ),
+    pool_family(
+        "held_bytes",
+        _held,
+        "Memory that the allocator has taken from the driver; absent where its library does not tell.",
+    ),
+    pool_family("reclaimable_bytes", _reclaimable, "Memory that a flush would most probably return."),
+    pool_family("stranded_bytes", _stranded, "Memory held and free that no flush returns: fragmentation, or an arena."),
+    pool_family(
+        "spillable_bytes", lambda p: p.spillable_bytes, "Live memory that the step spill would move to the host."
+    ),
+    pool_family("ooms_total", lambda p: p.ooms, "Out-of-memory errors of the allocator.", "counter"),
+    pool_family(
+        "retries_total", lambda p: p.retries, "Allocations that succeeded only after a flush of the cache.", "counter"
+    ),
+    pool_family(
+        "device_allocations_total",
+        lambda p: p.device_allocations,
+        "Allocations that the allocator made at the driver.",
+        "counter",
+    ),
+    pool_family("device_frees_total", lambda p: p.device_frees, "Allocations that the allocator gave back.", "counter"),
+    pool_family(
+        "thrashes_total",
+        lambda p: p.thrashes,
+        "Flushes whose bytes the program took from the driver again at once.",
+        "counter",
+    ),
+    host_pool_family(
+        "live_bytes", lambda p: p.live_bytes, "Pinned host memory that an allocator has handed out. Not device memory."
+    ),
+    host_pool_family(
+        "held_bytes", lambda p: p.held_bytes, "Pinned host memory that an allocator holds. Not device memory."
+    ),
+    *programs.FAMILIES,
 )

@@ -83,4 +83,9 @@ FAMILIES: tuple[Family, ...] = (
     program_family(
         "oom_rescues_total", lambda program: program.oom_rescues, "Calls that retry_on_oom brought to an end."
     ),
+    program_family(
+        "agent_refusals_total",
+        lambda program: program.refusals,
+        "What the program's agent would not hear or do: daemons of strangers, nonsense, orders that came too fast.",
+    ),
 )

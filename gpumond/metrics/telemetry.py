@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 from gpumond import __version__
 from gpumond.events import Event, Kind
+from gpumond.metrics.workloads import Workloads
 from gpumond.model import Fault, Outcome, Receipt
 
 TICK_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -36,6 +37,8 @@ class Telemetry:
             buckets=FLUSH_BUCKETS,
             registry=registry,
         )
+        self.workloads = Workloads(registry)
+        self._reports = Counter("gpumond_agent_reports", "Reports taken from agents.", registry=registry)
         self._rejects = Counter(
             "gpumond_agent_rejects", "Agents' connections and frames refused.", ["reason"], registry=registry
         )
@@ -90,6 +93,9 @@ class Telemetry:
         )
         build.labels(__version__, platform.python_version()).set(1)
 
+    def reported(self) -> None:
+        self._reports.inc()
+
     def rejected(self, reason: str) -> None:
         self._rejects.labels(reason).inc()
 
@@ -123,6 +129,7 @@ class Telemetry:
         self._flushes.labels(receipt.outcome).inc()
         if receipt.outcome == "planned":
             return
+        self.workloads.flushed(receipt)
         self._flush_duration.observe(receipt.duration_seconds)
         self._released.inc(max(0, receipt.released_bytes))
         if receipt.expected is not None:

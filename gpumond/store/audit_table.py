@@ -82,5 +82,6 @@ def _trim(db: sqlite3.Connection, through: int) -> None:
 
 
 def _ends(db: sqlite3.Connection) -> tuple[int, int]:
-    first, last = db.execute("SELECT min(seq), max(seq) FROM audit").fetchone()
+    # Of each alone SQLite looks up the end of the index; of both at once it reads every row.
+    first, last = db.execute("SELECT (SELECT min(seq) FROM audit), (SELECT max(seq) FROM audit)").fetchone()
     return first or 1, last or 0

@@ -93,7 +93,7 @@ class View:
     def receipts(self) -> list[Receipt]:
         return [RECEIPT]
 
-    def metrics(self, accept: str, compat: Compat | None = None) -> Page:
+    async def metrics(self, accept: str, compat: Compat | None = None) -> Page:
         return self._exposition.page(self.frame, accept, compat)
 
     def past_alerts(self) -> list[Alert]:

@@ -10,7 +10,7 @@ from gpumond.api.limits import FLUSHES_PER_MINUTE
 from gpumond.flush import FlushAnswer, FlushRequest
 from gpumond.identity import Identity
 from gpumond.wire import Flush, Result
-from tests.api.test_access import ADMIN, House, bearer
+from tests.api.house import ADMIN, House, bearer
 from tests.api.test_app import View
 from tests.making import GIB, a_pool, a_report
 from tests.test_flush import Scene, give_all

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from gpumond.api.page import FILES, POLICY
 from gpumond.engine import Memory, advance
+from gpumond.events import ORDINARY, Kind
+from gpumond.model import MISSED_LIMIT, SHARES
 from gpumond.palette import COLOURS, FREE_ON_DARK
 from gpumond.rules.built_in import BUILT_IN
 from tests.api.test_app import View, ask
 from tests.making import a_device, a_fault, a_snapshot
 
 TEXT = {path: file.body.decode() for path, file in FILES.items()}
-KINDS = {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"}
+KINDS = {
+    "/": "text/html",
+    "/page.css": "text/css",
+    "/page.js": "text/javascript",
+    "/words.js": "text/javascript",
+    "/docs.css": "text/css",
+}
 
 
 @pytest.mark.parametrize(("path", "kind"), KINDS.items())
@@ -49,6 +58,20 @@ def test_the_policy_allows_nothing_inline_and_nothing_from_elsewhere():
 def test_the_page_is_there_before_the_first_frame():
     assert ask(View(frame=None), "/").status_code == 200
     assert ask(View(frame=None), "/api/v1/frame").status_code == 503
+
+
+def test_the_words_are_the_daemons_and_the_page_has_no_list_of_its_own():
+    said = dict(re.findall(r"^export const (\w+) = (.+);$", TEXT["/words.js"], re.MULTILINE))
+    known = {name: json.loads(value) for name, value in said.items()}
+    assert tuple(known["EVENTS"]) == get_args(Kind)
+    assert tuple(known["SHARES"]) == SHARES
+    assert set(known["ORDINARY"]) == ORDINARY
+    assert known["MISSED_LIMIT"] == MISSED_LIMIT
+    imported = re.search(r'^import \{ (.+) \} from "./words.js";$', TEXT["/page.js"], re.MULTILINE)
+    assert imported
+    assert {name.partition(" ")[0] for name in imported[1].split(", ")} == known.keys()
+    kinds = {word for word in (*get_args(Kind), *ORDINARY) if f'"{word}"' in TEXT["/page.js"]}
+    assert kinds <= {"flush"}  # an element's name, too
 
 
 def test_the_page_is_small():

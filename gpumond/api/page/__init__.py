@@ -1,14 +1,19 @@
-"""GET /: the page, three plain files. Nothing on it comes from elsewhere, so that it works without a network."""
+"""GET / and /docs: plain files. Nothing on them comes from elsewhere, so that they work without a network."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
+
+from gpumond.api.reference import reference
+from gpumond.events import ORDINARY, Kind
+from gpumond.model import MISSED_LIMIT, SHARES
 
 router = APIRouter(include_in_schema=False)
 
@@ -32,32 +37,51 @@ class File:
 
 
 def read(name: str, media_type: str) -> File:
-    body = Path(__file__).with_name(name).read_bytes()
+    return file(Path(__file__).with_name(name).read_bytes(), media_type)
+
+
+def file(body: bytes, media_type: str) -> File:
     return File(body, f"{media_type}; charset=utf-8", f'"{hashlib.sha256(body).hexdigest()[:16]}"')
+
+
+def words() -> str:
+    """What the page must know of the daemon's words, as a module of its own."""
+    known = {
+        "SHARES": list(SHARES),
+        "OF_PROCESSES": [share for share in SHARES if share != "unclaimed"],
+        "ORDINARY": sorted(ORDINARY),
+        "EVENTS": list(get_args(Kind)),
+        "MISSED_LIMIT": MISSED_LIMIT,
+    }
+    return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())
 
 
 FILES = {
     "/": read("index.html", "text/html"),
     "/page.css": read("page.css", "text/css"),
     "/page.js": read("page.js", "text/javascript"),
+    "/words.js": file(words().encode(), "text/javascript"),
+    "/docs.css": read("docs.css", "text/css"),
 }
 
 IfNoneMatch = Annotated[str | None, Header()]
 
 
 @router.get("/")
-async def index(if_none_match: IfNoneMatch = None) -> Response:
-    return _answer(FILES["/"], if_none_match)
-
-
 @router.get("/page.css")
-async def style(if_none_match: IfNoneMatch = None) -> Response:
-    return _answer(FILES["/page.css"], if_none_match)
-
-
 @router.get("/page.js")
-async def script(if_none_match: IfNoneMatch = None) -> Response:
-    return _answer(FILES["/page.js"], if_none_match)
+@router.get("/words.js")
+@router.get("/docs.css")
+async def page(request: Request, if_none_match: IfNoneMatch = None) -> Response:
+    return _answer(FILES[request.scope["route"].path], if_none_match)
+
+
+@router.get("/docs")
+async def docs(request: Request, if_none_match: IfNoneMatch = None) -> Response:
+    state = request.app.state
+    if not hasattr(state, "reference"):  # the routes are the same for as long as the daemon lives
+        state.reference = file(reference(request.app.openapi()).encode(), "text/html")
+    return _answer(state.reference, if_none_match)
 
 
 def _answer(file: File, if_none_match: str | None) -> Response:

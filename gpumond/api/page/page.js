@@ -1,25 +1,11 @@
 // One frame, shown. Every number is of one frame, save those of charts, events and receipts, which are of their own time.
 // Text from programs goes into the page by textContent alone.
 
-const SHARES = ["live", "cached", "stranded", "overhead", "opaque", "unclaimed"];
-const OF_PROCESSES = SHARES.slice(0, 5);
-const ORDINARY = new Set(["warm-up", "steady", "churn", "periodic", "step-change"]);
-const EVENTS = [
-  "agent-connected",
-  "agent-gone",
-  "oom",
-  "flush",
-  "alert-fired",
-  "alert-resolved",
-  "verdict-began",
-  "verdict-ended",
-  "device-lost",
-  "device-back",
-  "xid",
-];
+import { EVENTS, MISSED_LIMIT, OF_PROCESSES, ORDINARY as SHAPES, SHARES } from "./words.js";
+
+const ORDINARY = new Set(SHAPES);
 const PAUSE = 1000;
 const CHART_PAUSE = 5000;
-const MISSED_LIMIT = 3; // so many answers, or readings, may fail before numbers are withdrawn
 const EVENTS_SHOWN = 200;
 
 // ---- words and numbers

@@ -1,0 +1,21 @@
+"""Frames that are full of names which nobody has used before, for ``bench.flood``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpumond.model import PoolUsage, Reclaimable
+from gpumond.program import Program, ScopeUsage
+from gpumond.wire import Hello, Report, encode
+
+
+def hello(fresh: Iterator[int]) -> bytes:
+    return encode(Hello(f"w{next(fresh)}"))
+
+
+def report(fresh: Iterator[int], names: int) -> bytes:
+    pools = tuple(
+        PoolUsage(f"a{next(fresh)}", f"GPU-{next(fresh)}", 1, 1, Reclaimable(0, 0, 0), 0) for _ in range(names)
+    )
+    scopes = tuple(ScopeUsage(f"s{next(fresh)}", 1) for _ in range(names))
+    return encode(Report(pools=pools, program=Program(scopes)))

@@ -1,0 +1,283 @@
+"""Thousands of agents at one daemon: what they cost, how soon they are heard, what a restart and a flood do to them.
+
+    python -m bench.swarm [steady] [storm] [flood] [--save]      as root, for each program has a user of its own
+
+Every agent is a process, 40 of one user, spread over the eight devices of the fake driver, which lists them all.
+The daemon has its own limits and the priority of its systemd unit (nice -5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.result import publish, spread
+from bench.scrape import children, connect, cpu_seconds, fresh, get, rss, scrape
+from tests.fakenvml import FakeDriver, build, machine
+from tests.running import RunningDaemon, until
+
+AGENTS_OF_A_USER = 40
+PROBE_UID, FLOOD_UID, HONEST = 60_001, 65_533, 20
+SECONDS = 30
+RESTART_SECONDS = 40
+REPORTS = "gpumond_agent_reports_total"
+
+
+class Crowd:
+    """The agents' processes, and what they are told to say."""
+
+    def __init__(self, socket: Path, agents: int) -> None:
+        command = [sys.executable, "-S", "-m", "bench.crowd", str(socket), str(agents), str(AGENTS_OF_A_USER)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pids: list[int] = self._answer()
+
+    def begin(self, hz: float, seconds: float) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps({"hz": hz, "seconds": seconds}) + "\n")
+        self.process.stdin.flush()
+
+    def speak(self, hz: float, seconds: float) -> dict[str, Any]:
+        self.begin(hz, seconds)
+        return self.end()
+
+    def end(self) -> dict[str, Any]:
+        """What came of it, when it is over."""
+        answer: dict[str, Any] = self._answer()
+        return answer
+
+    def _answer(self) -> Any:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("the crowd is gone")
+        return json.loads(line)
+
+    def leave(self) -> None:
+        """In the middle of a sentence, too; each program goes when the one that speaks for it is gone."""
+        self.process.terminate()
+        self.process.communicate()
+
+
+@contextlib.contextmanager
+def stage(directory: Path, library: Path, agents: int) -> Iterator[tuple[Crowd, FakeDriver]]:
+    """So many programs on the devices of a fake driver, and no daemon yet."""
+    directory.mkdir()
+    crowd = Crowd(directory / "daemon" / "agent.sock", agents)
+    try:
+        driver = FakeDriver(directory, library, machine(8, crowd.pids))
+        driver.write()
+        yield crowd, driver
+    finally:
+        crowd.leave()
+
+
+class Started(RunningDaemon):
+    """A daemon over the fake driver, open to every user."""
+
+    def __init__(self, directory: Path, driver: FakeDriver) -> None:
+        environ = {**driver.env, "GPUMOND_SOCKET_MODE": "0666"}
+        super().__init__(
+            directory / "daemon",
+            "--source",
+            "nvml",
+            environ=environ,
+            around=("nice", "-n", str(min(0, -5 - os.nice(0)))),
+        )
+        until(lambda: self.value("gpumond_driver_up"))
+        self.family = [self.process.pid, *children(self.process.pid)]
+
+    def cpu(self) -> float:
+        return sum(map(cpu_seconds, self.family))
+
+    def rss_mib(self) -> float:
+        return round(sum(map(rss, self.family)) / 2**20, 1)
+
+    def counters(self) -> dict[str, float]:
+        """Those that tell how the agents fared."""
+        names = ("gpumond_agent_rejects_total", "gpumond_ticks_skipped_total", "gpumond_series_dropped_total", REPORTS)
+        return {
+            "_".join([name, *(value for _, value in labels)]): value
+            for (name, labels), value in self.series().items()
+            if name in names
+        }
+
+    def agents(self) -> int:
+        return int(sum(value for (name, _), value in self.series().items() if name == "gpumond_agents"))
+
+
+@contextlib.contextmanager
+def probing(daemon: RunningDaemon, seconds: float) -> Iterator[dict[str, object]]:
+    """Fills what it yields at its end: how long reports lie in the socket meanwhile."""
+    command = [sys.executable, "-m", "bench.probe", str(daemon.socket), str(PROBE_UID), str(seconds)]
+    probe = subprocess.Popen(["nice", "-n", "-10", *command], stdout=subprocess.PIPE, text=True)
+    found: dict[str, object] = {}
+    yield found
+    told = json.loads(probe.communicate()[0])
+    found |= {**spread(told["seconds"]), "failed": told["failed"]}
+
+
+def steady(directory: Path, library: Path, agents: int, rates: Sequence[float]) -> dict[str, object]:
+    """All report at these rates, one after the other."""
+    with stage(directory, library, agents) as (crowd, driver):
+        daemon = Started(directory, driver)
+        try:
+            time.sleep(5)
+            before, memory = daemon.cpu(), daemon.rss_mib()
+            time.sleep(10)
+            figures: dict[str, object] = {
+                "cpu_share_of_a_core_without_agents": round((daemon.cpu() - before) / 10, 3),
+                "rss_mib_without_agents": memory,
+            }
+            crowd.speak(1, 10)
+            for hz in rates:
+                figures[f"{hz:g}_hz"] = rate(daemon, crowd, hz)
+            figures["rss_mib"] = daemon.rss_mib()
+            crowd.begin(1, 4 * SECONDS)
+            with probing(daemon, SECONDS) as ingest:
+                first = spread(fresh(daemon))
+            figures |= {
+                "first_scrape_of_a_frame": first,
+                "ingest_with_a_scrape_of_each_frame": ingest,
+                "further_scrapes": spread(scrape(daemon, "gzip")),
+                "samples": len(daemon.series()),
+                "bytes_plain": len(get(connect(daemon), "identity")),
+                "bytes_gzip": len(get(connect(daemon), "gzip")),
+            }
+            return figures
+        finally:
+            daemon.stop()
+
+
+def rate(daemon: Started, crowd: Crowd, hz: float) -> dict[str, object]:
+    """With a scrape each fifteen seconds, as Prometheus does by default or more often."""
+    reports = daemon.counters()[REPORTS]
+    before = daemon.cpu()
+    crowd.begin(hz, SECONDS)
+    with probing(daemon, SECONDS - 1) as ingest:
+        for _ in range(SECONDS // 15):
+            time.sleep(14)
+            get(connect(daemon), "gzip")
+    told = crowd.end()
+    used = daemon.cpu() - before
+    counters = daemon.counters()
+    heard = counters.pop(REPORTS) - reports - int(ingest["n"])  # type: ignore[call-overload]
+    return {
+        "cpu_share_of_a_core": round(used / SECONDS, 3),
+        "ingest": ingest,
+        "reports_sent": told["reports"] - told["replaced"],
+        "reports_heard": int(heard),
+        "agents_known": daemon.agents(),
+        **counters,
+        "crowd": told,
+    }
+
+
+def storm(directory: Path, library: Path, agents: int) -> dict[str, object]:
+    """The daemon is restarted under them."""
+    with stage(directory, library, agents) as (crowd, driver):
+        daemon = Started(directory, driver)
+        crowd.speak(1, 15)
+        known = daemon.agents()
+        crowd.begin(1, RESTART_SECONDS)
+        time.sleep(5)
+        stopped_at = time.monotonic()
+        daemon.stop()
+        gone_at = time.monotonic()
+        daemon = Started(directory, driver)
+        try:
+            ready_at = time.monotonic()
+            started = daemon.cpu()
+            time.sleep(15)
+            used = daemon.cpu() - started
+            told = crowd.end()
+            return {
+                "agents_before": known,
+                "stopped_after_s": round(gone_at - stopped_at, 2),
+                "ready_after_s": round(ready_at - stopped_at, 2),
+                "all_back_after_s": round(told["last_connected_at"] - stopped_at, 2),
+                "cpu_share_of_a_core_for_15_s": round(used / 15, 3),
+                "agents_after": daemon.agents(),
+                "rss_mib": daemon.rss_mib(),
+                "descriptors": len(os.listdir(f"/proc/{daemon.process.pid}/fd")),
+                "log_of_descriptors": daemon.log.read_text().count("Too many open files"),
+                **daemon.counters(),
+                "crowd": told,
+            }
+        finally:
+            daemon.stop()
+
+
+def flood(directory: Path, library: Path) -> dict[str, object]:
+    """Twenty honest agents of another user report at 1 Hz meanwhile."""
+    with stage(directory, library, HONEST) as (crowd, driver):
+        daemon = Started(directory, driver)
+        try:
+            crowd.speak(1, 5)
+            lines, before, memory = len(daemon.log.read_text().splitlines()), daemon.cpu(), daemon.rss_mib()
+            command = [sys.executable, "-S", "-m", "bench.flood", str(daemon.socket), str(FLOOD_UID), str(SECONDS)]
+            flood = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            time.sleep(2)
+            crowd.begin(1, SECONDS - 5)
+            with probing(daemon, SECONDS - 6) as ingest:
+                scrapes = []
+                while len(scrapes) < SECONDS - 6:
+                    began = time.perf_counter()
+                    get(connect(daemon), "gzip")
+                    scrapes.append(time.perf_counter() - began)
+                    time.sleep(1)
+            honest = crowd.end()
+            used, memory = daemon.cpu() - before, daemon.rss_mib() - memory
+            series = daemon.series()
+            told = json.loads(flood.communicate()[0])
+            return {
+                "flood": told,
+                "honest": honest,
+                "ingest_of_another_user": ingest,
+                "scrapes": spread(scrapes),
+                "series": len(series),
+                "honest_agents_seen": sum(
+                    value
+                    for (name, labels), value in series.items()
+                    if name == "gpumond_agents" and ("train" in str(labels))
+                ),
+                "cpu_share_of_a_core": round(used / SECONDS, 3),
+                "rss_mib_more": round(memory, 1),
+                "log_lines_a_second": round((len(daemon.log.read_text().splitlines()) - lines) / SECONDS, 1),
+                **daemon.counters(),
+            }
+        finally:
+            daemon.stop()
+
+
+def main() -> None:
+    wanted = {word for word in sys.argv[1:] if not word.startswith("-")} or {"steady", "storm", "flood"}
+    if os.geteuid() != 0:
+        raise SystemExit("bench.swarm needs root: each program has a user of its own")
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o755)
+        library = build(place)
+        figures: dict[str, object] = {
+            "agents_of_a_user": AGENTS_OF_A_USER,
+            "load_average_before": round(os.getloadavg()[0], 1),
+        }
+        if "steady" in wanted:
+            figures["1000_agents"] = steady(place / "1000", library, 1000, (1, 10))
+            figures["5000_agents"] = steady(place / "5000", library, 5000, (1,))
+        if "storm" in wanted:
+            figures["restart_with_5000_agents"] = storm(place / "storm", library, 5000)
+        if "flood" in wanted:
+            figures["one_user_floods"] = flood(place / "flood", library)
+    publish("swarm", figures)
+
+
+if __name__ == "__main__":
+    main()

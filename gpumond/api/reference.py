@@ -1,0 +1,148 @@
+"""GET /docs: the API as a page, made of what OpenAPI says of it. No script, and nothing from elsewhere. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
+from typing import Any
+
+Schema = Mapping[str, Any]
+
+HEAD = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>gpumond: API</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="docs.css">
+</head>
+<body>
+"""
+
+
+def reference(openapi: Schema) -> str:
+    """Each operation opens on a click; a browser that is asked to print, or to search, finds all of it."""
+    info = openapi["info"]
+    return "\n".join(
+        (
+            HEAD + f'<header><h1><a href="./">gpumond</a> API {escape(info["version"])}</h1></header>',
+            f'<main><p>{_words(info["description"])} For programs: <a href="openapi.json">openapi.json</a>.</p>',
+            *_operations(openapi["paths"]),
+            "<h2>Types</h2>",
+            *(_type(name, schema) for name, schema in sorted(openapi["components"]["schemas"].items())),
+            "</main>\n</body>\n</html>\n",
+        )
+    )
+
+
+def _operations(paths: Schema) -> Iterator[str]:
+    groups: dict[str, list[str]] = {}
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            groups.setdefault(operation["tags"][0], []).append(_operation(method.upper(), path, operation))
+    for group, operations in groups.items():
+        yield f"<h2>{escape(group.capitalize())}</h2>"
+        yield from operations
+
+
+def _operation(method: str, path: str, operation: Schema) -> str:
+    wants = ' <span class="quiet">wants a token</span>' if operation.get("security") else ""
+    head = f"<code><b>{method}</b> {escape(path)}</code> {_words(operation['summary'])}{wants}"
+    parts = [
+        *_paragraphs(operation.get("description", "")),
+        *_table("Parameter", map(_parameter, operation.get("parameters", ()))),
+        *_body(operation.get("requestBody")),
+        *_answers(operation["responses"]),
+    ]
+    return _details(f"{method}-{path}", head, parts)
+
+
+def _parameter(parameter: Schema) -> tuple[str, str, str]:
+    name = parameter["name"] + ("" if parameter.get("required") else "?")
+    meaning = f"In the {parameter['in']}. {parameter.get('description', '')}"
+    return name, type_of(parameter.get("schema", {})), meaning
+
+
+def _body(body: Schema | None) -> Iterator[str]:
+    for media_type, content in (body or {}).get("content", {}).items():
+        yield f"<h3>Body</h3><p>{escape(media_type)}: {type_of(content.get('schema', {}))}</p>"
+        yield from _example(content)
+
+
+def _answers(answers: Schema) -> Iterator[str]:
+    """Those that are problem documents alike are named on one line."""
+    problems = []
+    for status, answer in answers.items():
+        contents = answer.get("content", {})
+        if contents.keys() == {"application/problem+json"}:
+            problems.append(f"{escape(status)} {_words(answer['description'])}")
+            continue
+        yield f"<h3>{escape(status)}</h3><p>{_words(answer['description'])}</p>"
+        for media_type, content in contents.items():
+            yield f"<p>{escape(media_type)}: {type_of(content.get('schema', {}))}</p>"
+            yield from _example(content)
+    if problems:
+        yield f"<h3>Problem documents</h3><p>{'; '.join(sorted(problems))}</p>"
+
+
+def _example(content: Schema) -> Iterator[str]:
+    examples = [content["example"]] if "example" in content else content.get("schema", {}).get("examples", [])
+    for example in examples:
+        text = example if isinstance(example, str) else json.dumps(example, indent=2, ensure_ascii=False)
+        yield f"<pre tabindex=0>{escape(text)}</pre>"
+
+
+def _type(name: str, schema: Schema) -> str:
+    required = schema.get("required", ())
+    fields = (
+        (field if field in required else f"{field}?", type_of(inner), inner.get("description", ""))
+        for field, inner in schema.get("properties", {}).items()
+    )
+    parts = [*_paragraphs(schema.get("description", "")), *_table("Field", fields)]
+    return _details(f"type-{name}", f"<code>{escape(name)}</code>", parts)
+
+
+def type_of(schema: Schema) -> str:
+    """In words, as HTML; types that are described further down are links."""
+    if "$ref" in schema:
+        name = escape(schema["$ref"].rpartition("/")[2])
+        return f'<a href="#type-{name}">{name}</a>'
+    if "anyOf" in schema:
+        return " or ".join(type_of(inner) for inner in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"<code>{escape(str(value))}</code>" for value in schema.get("enum", [schema.get("const")]))
+    if "prefixItems" in schema:
+        return f"({', '.join(type_of(inner) for inner in schema['prefixItems'])})"
+    if schema.get("type") == "array":
+        return f"list of {type_of(schema.get('items', {}))}"
+    if isinstance(schema.get("additionalProperties"), Mapping):
+        return f"object of {type_of(schema['additionalProperties'])}"
+    return escape(schema.get("type", "anything"))
+
+
+def _table(head: str, rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """Of name, type (HTML already) and meaning; nothing without rows."""
+    lines = [
+        f"<tr><th scope=row><code>{escape(name)}</code><td>{kind}<td>{_words(meaning)}" for name, kind, meaning in rows
+    ]
+    if lines:
+        yield f"<table><thead><tr><th>{head}<th>Type<th>Meaning</thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _details(anchor: str, head: str, parts: Iterable[str]) -> str:
+    """The anchor is inside: a link to what is folded unfolds it."""
+    return f'<details><summary>{head}</summary><div id="{escape(anchor)}">{"".join(parts)}</div></details>'
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    return (f"<p>{_words(part)}</p>" for part in text.split("\n\n") if part.strip())
+
+
+def _words(text: str) -> str:
+    """Plain text in which only backticks mean something."""
+    return re.sub(r"`+([^`]+)`+", r"<code>\1</code>", escape(text))

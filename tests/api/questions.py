@@ -1,0 +1,82 @@
+"""Every question that the OpenAPI document of a real daemon allows, and many that it does not, by Schemathesis.
+
+It runs as a program of its own: its plug-in for pytest is for other ways of use.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from tests.running import RunningDaemon, until
+
+MISSING = (
+    "needs Python 3.11 or newer, as Schemathesis does"
+    if sys.version_info < (3, 11)
+    else "needs schemathesis, which the dev extra brings"
+    if find_spec("schemathesis") is None
+    else ""
+)
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "missing_required_header",
+    "allow_header_conformance",
+    "unsupported_method",
+)
+"""Not: positive_data_acceptance, since what a document can say of a rule is less than what makes it one."""
+ENDLESS = "/api/v1/events"
+LAST = "/api/v1/release"
+"""It takes the driver away, and with it what others are about."""
+CONFIG = """
+[checks.not_a_server_error]
+expected-statuses = ["2xx", "3xx", "4xx", 503, 504, 507]
+
+[dictionaries]
+pids = {{values = [{pid}]}}
+devices = {{values = ["{device}"]}}
+
+[parameters]
+"path.pid" = {{dictionary = "pids", probability = 0.5}}
+"query.pid" = {{dictionary = "pids", probability = 0.5}}
+"query.uuid" = {{dictionary = "devices", probability = 0.5}}
+"""
+"""Other 5xx than these, which say that something outside is missing, are errors of the program."""
+
+
+def demo(directory: Path) -> RunningDaemon:
+    """A daemon with programs to ask about."""
+    daemon = RunningDaemon(directory / "daemon", verb="demo")
+    until(lambda: daemon.request("/-/ready")[0] == 200 and daemon.get("agents"))
+    return daemon
+
+
+def ask(daemon: RunningDaemon, directory: Path, examples: int, *options: str, seed: int = 1) -> tuple[int, str]:
+    """Exit code and what was said: 0 if every answer was as documented."""
+    agent = daemon.get("agents")[0]
+    config = directory / "schemathesis.toml"
+    config.write_text(CONFIG.format(pid=agent["pid"], device=daemon.get("devices")[0]["uuid"]))
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config)]
+    command += ["run", f"{daemon.url}/openapi.json", "--checks", ",".join(CHECKS), "--exclude-path", ENDLESS]
+    command += ["--max-examples", str(examples), "--seed", str(seed)]
+    command += ["--generation-database", "none", "--continue-on-failure", "--request-timeout", "60", "--no-color"]
+    command += ["--warnings", "off", *options]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=1200)
+    return done.returncode, done.stdout + done.stderr
+
+
+def ask_all(daemon: RunningDaemon, directory: Path, examples: int, seed: int = 1) -> None:
+    """With an administrator's token and without any. Raises AssertionError with what was not as documented."""
+    token = ("-H", f"Authorization: Bearer {(daemon.directory / 'token').read_text().strip()}")
+    for options in ((), (*token, "--exclude-path", LAST), (*token, "--include-path", LAST)):
+        code, said = ask(daemon, directory, examples, *options, seed=seed)
+        assert code == 0, said
+    daemon.request("/api/v1/release", {"for_seconds": 0.001}, Authorization=token[1].partition(": ")[2])
+    until(lambda: daemon.request("/-/ready")[0] == 200)
+    assert "Traceback" not in daemon.log.read_text()

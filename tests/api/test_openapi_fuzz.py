@@ -1,0 +1,50 @@
+"""The OpenAPI document and the daemon agree, whatever is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.api import questions
+from tests.api.test_app import View, ask
+
+EXAMPLES = 10
+
+
+@pytest.mark.skipif(bool(questions.MISSING), reason=questions.MISSING)
+@pytest.mark.timeout(300)
+def test_every_question_is_answered_as_documented(tmp_path: Path):
+    daemon = questions.demo(tmp_path)
+    try:
+        questions.ask_all(daemon, tmp_path, EXAMPLES)
+    finally:
+        daemon.stop()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("PATCH", "/api/v1/rules", "GET, POST"),
+        ("PATCH", "/api/v1/rules/leak", "DELETE, GET, PUT"),
+        ("PATCH", "/api/v1/rules/preview", "POST"),
+        ("POST", "/api/v1/ledger", "GET"),
+        ("PUT", "/", "GET"),
+    ],
+)
+def test_who_uses_another_method_is_told_all_that_there_are(method: str, path: str, allow: str):
+    answer = ask(View(), path, method)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+
+
+def test_what_is_documented_of_a_refusal_is_a_problem():
+    document = ask(View(), "/openapi.json").json()
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            refusals = {status: answer for status, answer in operation["responses"].items() if status >= "4"}
+            assert all(list(answer["content"]) == ["application/problem+json"] for answer in refusals.values())
+            if "requestBody" in operation:
+                assert {"400", "413", "415", "422"} <= refusals.keys()
+            if "security" in operation:
+                assert {"401", "403", "429"} <= refusals.keys()
+    assert "HTTPValidationError" not in document["components"]["schemas"]

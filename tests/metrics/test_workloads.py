@@ -1,0 +1,91 @@
+"""Flushes by workload: what receipts add up to, and for how many workloads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gpumond.api.examples import RECEIPT
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.metrics.workloads import OUTCOMES, Workloads
+from gpumond.model import Expected, Held, Receipt
+from tests.making import GIB
+
+BEFORE, AFTER = Held(9 * GIB, 3 * GIB, 6 * GIB, None), Held(4 * GIB, 3 * GIB, GIB, None)
+
+
+def a_receipt(**fields: object) -> Receipt:
+    whole = replace(
+        RECEIPT,
+        workload="train",
+        outcome="freed",
+        expected=Expected(5 * GIB, 6 * GIB, 7 * GIB),
+        released_bytes=5 * GIB,
+        before=BEFORE,
+        after=AFTER,
+    )
+    return replace(whole, **fields)  # type: ignore[arg-type]
+
+
+def bytes_of(registry: CollectorRegistry, workload: str = "train") -> list[float | None]:
+    names = (f"gpumond_workload_flush_{part}_bytes_total" for part in ("expected", "released", "before", "after"))
+    return [registry.get_sample_value(name, {"workload": workload}) for name in names]
+
+
+def count(registry: CollectorRegistry, outcome: str, workload: str = "train") -> float | None:
+    labels = {"workload": workload, "outcome": outcome}
+    return registry.get_sample_value("gpumond_workload_flushes_total", labels)
+
+
+def test_a_connected_workload_begins_at_zero():
+    registry = CollectorRegistry()
+    Workloads(registry).connected(["train"])
+    assert bytes_of(registry) == [0, 0, 0, 0]
+    assert [count(registry, outcome) for outcome in OUTCOMES] == [0] * len(OUTCOMES)
+
+
+def test_receipts_of_a_workload_add_up_and_plans_do_not_count():
+    telemetry = Telemetry()
+    telemetry.flushed(a_receipt())
+    telemetry.flushed(a_receipt(outcome="partial", released_bytes=2 * GIB))
+    telemetry.flushed(a_receipt(outcome="planned"))
+    assert bytes_of(telemetry.registry) == [12 * GIB, 7 * GIB, 18 * GIB, 8 * GIB]
+    assert [count(telemetry.registry, outcome) for outcome in ("freed", "partial", "planned")] == [1, 1, None]
+
+
+@pytest.mark.parametrize("missing", ["before", "after"])
+def test_what_was_held_counts_only_where_both_sides_are_known(missing: str):
+    registry = CollectorRegistry()
+    Workloads(registry).flushed(a_receipt(**{missing: None}, expected=None, outcome="failed", released_bytes=0))
+    assert bytes_of(registry) == [0, 0, 0, 0]
+    assert count(registry, "failed") == 1
+
+
+def test_what_a_program_took_meanwhile_is_not_counted_as_less_than_nothing():
+    registry = CollectorRegistry()
+    Workloads(registry).flushed(a_receipt(released_bytes=-GIB))
+    assert bytes_of(registry)[1] == 0
+
+
+def test_a_new_workload_takes_the_place_of_one_that_is_gone_and_never_of_one_that_is_there():
+    registry = CollectorRegistry()
+    workloads = Workloads(registry, most=2)
+    workloads.connected(["a", "b"])
+    workloads.connected(["b"])
+    workloads.connected(["b", "c"])
+    assert [count(registry, "freed", name) for name in "abc"] == [None, 0, 0]
+    assert bytes_of(registry, "a") == [None] * 4
+    workloads.connected(["b", "c", "d"])
+    workloads.flushed(a_receipt(workload="d"))
+    assert [count(registry, "freed", name) for name in "bcd"] == [0, 0, None]
+
+
+def test_a_workload_that_comes_back_begins_anew():
+    registry = CollectorRegistry()
+    workloads = Workloads(registry, most=1)
+    workloads.flushed(a_receipt(workload="a"))
+    workloads.flushed(a_receipt(workload="b"))
+    workloads.flushed(a_receipt(workload="a"))
+    assert (count(registry, "freed", "a"), count(registry, "freed", "b")) == (1, None)

@@ -1,0 +1,74 @@
+"""The audit is a chain: whatever is done to it shows."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from gpumond.audit import GENESIS
+from gpumond.store import Bounds, Store, verify_audit
+from gpumond.store.audit_table import append
+from gpumond.store.database import STEPS
+from gpumond.store.retention import remove_excess
+from tests.store.opened import with_store
+
+
+def test_the_audit_can_be_verified_beside_the_daemon_that_writes_it(path: Path):
+    async def work(store: Store) -> list[str]:
+        for number in range(5):
+            await store.audit("token", "flush", {"pid": number})
+        return verify_audit(path)
+
+    assert with_store(path, work) == []
+
+
+@pytest.mark.parametrize(
+    ("tampering", "complaint"),
+    [
+        ("UPDATE audit SET detail = '{\"pid\":7}' WHERE seq = 3", "entry 3 was changed"),
+        ("UPDATE audit SET at = at + 1 WHERE seq = 3", "entry 3 was changed"),
+        ("DELETE FROM audit WHERE seq = 3", "entries 3 to 3 are missing"),
+        ("DELETE FROM audit WHERE seq <= 2", "entries before 3 are missing"),
+        ("DELETE FROM audit WHERE seq = 5", "entries 5 to 5 are missing at the end"),
+        ("DELETE FROM audit", "entries 1 to 5 are missing at the end"),
+    ],
+)
+def test_whatever_is_done_to_an_entry_shows(path: Path, tampering: str, complaint: str):
+    async def work(store: Store) -> None:
+        for number in range(5):
+            await store.audit("token", "flush", {"pid": number})
+
+    with_store(path, work)
+    db = sqlite3.connect(path)
+    with db:
+        db.execute(tampering)
+    db.close()
+    assert any(complaint in problem for problem in verify_audit(path)), verify_audit(path)
+
+
+def work_of_an_entry(entries: int) -> int:
+    """How many instructions SQLite carries out, in hundreds, to add an entry to so many and to keep the bounds."""
+    db = sqlite3.connect(":memory:")
+    db.executescript("".join(STEPS))
+    row = (1.0, "token", "reload", "{}", GENESIS, GENESIS)
+    db.executemany(
+        "INSERT INTO audit (at, actor, action, detail, prev_hash, hash) VALUES (?, ?, ?, ?, ?, ?)", [row] * entries
+    )
+    hundreds = 0
+
+    def count() -> int:
+        nonlocal hundreds
+        hundreds += 1
+        return 0
+
+    db.set_progress_handler(count, 100)
+    append(db, "token", "reload", {})
+    remove_excess(db, Bounds())
+    db.close()
+    return hundreds
+
+
+def test_an_entry_costs_no_more_where_there_are_many():
+    assert work_of_an_entry(20_000) <= work_of_an_entry(20) + 2

@@ -1,0 +1,117 @@
+"""What is too old or too much goes, the oldest first, and the audit is still a chain."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumond.audit import GENESIS, entry_hash
+from gpumond.records import Heartbeat
+from gpumond.store import Bounds, Store, verify_audit
+from gpumond.store.retention import same_clock
+from tests.store.opened import RECEIPT, over, with_store
+
+DAY = 86400.0
+
+
+def test_an_audit_that_was_trimmed_is_bounded_and_still_a_chain(path: Path):
+    async def work(store: Store) -> int:
+        for number in range(120):
+            await store.audit("token", "flush", {"pid": number})
+        return len(await store.audit_entries())
+
+    assert with_store(path, work, Bounds(max_entries=40)) <= 41
+    assert verify_audit(path) == []
+
+
+def test_a_size_that_is_too_much_is_trimmed_too(path: Path):
+    async def work(store: Store) -> None:
+        for number in range(100):
+            await store.audit("token", "flush", {"pid": number, "text": "x" * 5000})
+
+    with_store(path, work, Bounds(max_bytes=300_000))
+    assert path.stat().st_size < 600_000
+    assert verify_audit(path) == []
+
+
+def aged(path: Path, days: float) -> None:
+    """As if all that is in the store had been written so many days earlier, and the audit made to fit."""
+    db = sqlite3.connect(path)
+    with db:
+        for table in ("receipts", "past_alerts"):
+            db.execute(f"UPDATE {table} SET at = ?", (time.time() - days * DAY,))
+        before, rows = GENESIS, db.execute("SELECT seq, at, actor, action, detail FROM audit ORDER BY seq").fetchall()
+        for seq, at, actor, action, detail in rows:
+            own = entry_hash(before, seq, at - days * DAY, actor, action, json.loads(detail))
+            db.execute(
+                "UPDATE audit SET at = ?, prev_hash = ?, hash = ? WHERE seq = ?", (at - days * DAY, before, own, seq)
+            )
+            before = own
+    db.close()
+    assert verify_audit(path) == []
+
+
+async def fill_everything(store: Store) -> None:
+    await store.audit("token", "reload", {})
+    await store.add_receipts([replace(RECEIPT, started_at=time.time())])
+    await store.keep([], [], [over("a")])
+
+
+async def contents(store: Store) -> tuple[list[str], int, int]:
+    await store.trim()
+    actions = [entry.action for entry in await store.audit_entries()]
+    return actions, len(await store.receipts()), len(await store.past_alerts())
+
+
+@pytest.mark.parametrize(
+    ("days", "left"),
+    [
+        (1, (["reload"] * 4, 2, 2)),
+        (10.2, (["reload"] * 4, 1, 1)),  # a trim is an entry too: not for every entry that is a little too old
+        (11, (["reload", "reload", "trim"], 1, 1)),
+    ],
+)
+def test_what_is_older_than_the_retention_goes_and_the_audit_is_still_a_chain(
+    path: Path, days: float, left: tuple[list[str], int, int]
+):
+    async def fill_twice(store: Store) -> None:
+        await fill_everything(store)
+        await store.audit("token", "reload", {})
+
+    with_store(path, fill_twice)
+    aged(path, days)
+    with_store(path, fill_twice)
+    assert with_store(path, contents, Bounds(seconds=10 * DAY)) == left
+    assert verify_audit(path) == []
+
+
+def test_an_audit_that_is_old_as_a_whole_keeps_its_newest_entry_to_go_on_from(path: Path):
+    with_store(path, fill_everything)
+    with_store(path, fill_everything)
+    aged(path, 1000)
+    assert with_store(path, contents, Bounds(seconds=DAY)) == (["reload", "trim"], 0, 0)
+    for _ in range(2):
+        assert with_store(path, contents, Bounds(seconds=DAY)) == (["trim", "trim"], 0, 0)
+    assert verify_audit(path) == []
+
+
+def test_alerts_that_are_over_and_receipts_are_bounded_in_number(path: Path):
+    async def work(store: Store) -> tuple[list[str], int, int]:
+        for number in range(30):
+            await store.keep([], [], [over(str(number))])
+            await store.add_receipts([replace(RECEIPT, started_at=time.time())])
+        return await contents(store)
+
+    assert with_store(path, work, Bounds(max_receipts=10, max_past_alerts=20))[1:] == (10, 20)
+
+
+@pytest.mark.parametrize(
+    ("now", "same"), [((1600.0, 700.0), True), ((1600.0 + 3600, 700.0), False), ((1600.0 - 3e8, 700.0), False)]
+)
+def test_a_clock_that_was_set_does_not_tell_how_old_things_are(now: tuple[float, float], same: bool):
+    assert same_clock(Heartbeat(1000.0, 100.0), Heartbeat(*now)) is same

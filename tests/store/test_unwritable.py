@@ -1,0 +1,169 @@
+"""What the store cannot keep it refuses, and says so; it works again by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpumond.errors import StoreUnavailable
+from gpumond.store import Store, verify_audit
+from tests.store.opened import with_store
+
+
+def test_a_corrupt_file_is_set_aside_loudly_and_never_overwritten(path: Path, caplog: pytest.LogCaptureFixture):
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(b"not a database" * 1000)
+
+    async def work(store: Store) -> tuple[bool, list[str], list[str]]:
+        return store.writable, [fault.kind for fault in store.faults()], [e.action for e in await store.audit_entries()]
+
+    assert with_store(path, work) == (True, ["corrupt"], ["store.set-aside"])
+    (aside,) = path.parent.glob("*.corrupt-*")
+    assert aside.read_bytes() == b"not a database" * 1000
+    assert "set aside" in caplog.text
+    assert with_store(path, work)[1] == ["corrupt"], "it is said until somebody has looked"
+
+
+def test_a_page_that_went_bad_is_noticed_at_the_next_start(path: Path):
+    async def fill(store: Store) -> None:
+        for number in range(200):
+            await store.put_rule(f"rule{number}", {"text": "x" * 500}, "token")
+
+    with_store(path, fill)
+    with path.open("r+b") as file:
+        file.seek(4096 * 5)
+        file.write(b"\xff" * 4096 * 20)
+    assert with_store(path, _kinds) == ["corrupt"]
+
+
+async def _kinds(store: Store) -> list[str]:
+    return [fault.kind for fault in store.faults()]
+
+
+def test_two_daemons_never_share_a_store(path: Path):
+    async def work(store: Store) -> None:
+        second = Store(path)
+        await second.open()
+        assert not second.writable
+        assert "another daemon" in second.trouble
+        with pytest.raises(StoreUnavailable):
+            await second.audit("token", "reload", {})
+        await second.close()
+        await store.audit("token", "reload", {})
+
+    with_store(path, work)
+
+
+def test_a_directory_that_others_can_write_is_not_used(path: Path):
+    path.parent.mkdir()
+    path.parent.chmod(0o777)
+
+    async def work(store: Store) -> tuple[bool, str]:
+        return store.writable, store.trouble
+
+    writable, trouble = with_store(path, work)
+    assert not writable
+    assert "--state-dir" in trouble
+
+
+def test_a_store_of_a_newer_version_is_left_alone(path: Path):
+    with_store(path, lambda store: store.audit("token", "reload", {}))
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    assert with_store(path, _kinds) == ["not_writable"]
+    assert [file.name for file in path.parent.glob("*corrupt*")] == []
+
+
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_cannot_be_written_is_refused_and_works_again_by_itself(path: Path):
+    async def work(store: Store) -> None:
+        await store.put_rule("kept", {}, "token")
+        with limited(path.stat().st_size):
+            with pytest.raises(StoreUnavailable):
+                await store.put_rule("big", {"text": "x" * 1_000_000}, "token")
+            assert not store.writable
+            acknowledged = set(await store.rules())
+        while not store.writable:
+            await asyncio.sleep(0.01)
+        assert set(await store.rules()) == acknowledged >= {"kept"}
+        await store.put_rule("after", {}, "token")
+
+    with_store(path, work, beat_seconds=0.02)
+    assert verify_audit(path) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    if (
+        not shutil.which("mount")
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "none", mount], capture_output=True, check=False
+        ).returncode
+    ):
+        pytest.skip("needs the right to mount a tmpfs")
+    yield mount
+    subprocess.run(["umount", "-l", mount], check=True)
+
+
+def fill(directory: Path) -> Path:
+    ballast = directory / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError:
+            pass
+    return ballast
+
+
+def test_a_full_disk_is_said_to_be_one_and_space_mends_it(small_disk: Path):
+    async def work(store: Store) -> None:
+        await store.put_rule("kept", {}, "token")
+        ballast = fill(small_disk)
+        with pytest.raises(StoreUnavailable) as refused:
+            await store.put_rule("lost", {"text": "x" * 200_000}, "token")
+        assert refused.value.full
+        assert not store.writable
+        ballast.unlink()
+        while not store.writable:
+            await asyncio.sleep(0.01)
+        assert set(await store.rules()) == {"kept"}
+        await store.put_rule("after", {}, "token")
+
+    with_store(small_disk / "gpumond.db", work, beat_seconds=0.02)
+    assert verify_audit(small_disk / "gpumond.db") == []
+
+
+def test_a_store_that_cannot_be_opened_is_opened_once_it_can(tmp_path: Path):
+    place = tmp_path / "place"
+    place.write_text("a file where the directory should be")
+
+    async def work(store: Store) -> None:
+        assert not store.writable
+        place.unlink()
+        while not store.writable:
+            await asyncio.sleep(0.01)
+        await store.audit("token", "reload", {})
+
+    with_store(place / "gpumond.db", work, beat_seconds=0.02)
