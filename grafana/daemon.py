@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grafana.frames import board, machine
-from grafana.parts import ALL_WELL, ANY, BAD, WARNING, Column, Query, figure, listing, series
+from grafana.parts import ALL_WELL, ANY, BAD, PER_SECOND, WARNING, Column, Query, figure, listing, series
 from grafana.queries import FLEET, quantile
 
 SCRAPED = f'{{job="gpumond", {FLEET}}}'
@@ -23,7 +23,7 @@ def lately(name: str) -> str:
 
 GLANCE = [
     figure(
-        "Daemons that answer",
+        "Daemons up",
         "Daemons that Prometheus can scrape, of those that it should, as the job gpumond.",
         "percentunit",
         f"avg(up{SCRAPED})",
@@ -104,7 +104,7 @@ WORK = [
     series(
         "Ticks",
         "Ticks a second, and those left out.",
-        "cps",
+        PER_SECOND,
         Query(f"sum by (instance) (rate({of('tick_duration_seconds_count')}[$__rate_interval]))", "{{instance}} done"),
         Query(f"sum by (instance) (rate({of('ticks_skipped_total')}[$__rate_interval]))", "{{instance}} skipped"),
     ),

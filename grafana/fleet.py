@@ -19,7 +19,7 @@ from grafana.parts import (
     runbook_of,
     series,
 )
-from grafana.queries import FLEET, ORDINARY, or_none, share, whole, with_program
+from grafana.queries import FLEET, ORDINARY, happening, or_none, share, whole, with_program
 
 USED = f"gpumond_device_memory_used_bytes{{{FLEET}}}"
 SIZE = f"gpumond_device_memory_size_bytes{{{FLEET}}}"
@@ -35,7 +35,7 @@ GPU, PID = Column("gpu", "GPU"), Column("pid", "PID")
 
 GLANCE = [
     figure(
-        "Devices that answer",
+        "Devices up",
         "Devices that answer their driver. MIG instances count, too.",
         "short",
         f'sum(gpumond_devices{{{FLEET}, state="up"}})',
@@ -109,6 +109,35 @@ OVER_TIME = [
         "short",
         Query(f'sum by (rule) (gpumond_alerts{{{FLEET}, phase="firing"}})', "{{rule}}"),
         height=11,
+        stacked=True,
+    ),
+]
+
+GIVEN_BACK = [
+    series(
+        "Given back, by machine",
+        "What flushes returned, by their receipts.",
+        "bytes",
+        Query(happening("gpumond_flush_released_bytes_total", "instance", FLEET), "{{instance}}"),
+        bars=True,
+        stacked=True,
+        runbooks=("reclaimable-waste",),
+    ),
+    series(
+        "Given back, by workload",
+        "What flushes of a workload returned, by their receipts.",
+        "bytes",
+        Query(happening("gpumond_workload_flush_released_bytes_total", "workload", FLEET), "{{workload}}"),
+        bars=True,
+        stacked=True,
+        runbooks=("reclaimable-waste",),
+    ),
+    series(
+        "Receipts by outcome",
+        "Flushes of all machines, pool by pool; outcomes that there were.",
+        "short",
+        Query(happening("gpumond_flushes_total", "outcome", FLEET), "{{outcome}}"),
+        bars=True,
         stacked=True,
     ),
 ]
@@ -222,6 +251,7 @@ BOARD = board(
     [machine(several=True)],
     ("At a glance", GLANCE),
     ("Over time", OVER_TIME),
+    ("Given back", GIVEN_BACK),
     ("Devices", RANKED),
     ("Where to begin", WASTE),
     ("Verdicts and alerts", JUDGED),

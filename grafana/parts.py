@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
@@ -30,6 +30,8 @@ FULL = ((0.8, WARNING), (0.95, BAD))
 ANY = ((1, BAD),)
 ALL_WELL = ((1, GOOD),)
 Levels = Sequence[tuple[float, str]]
+PER_SECOND = "suffix:/s"
+"""Grafana's unit of counts a second is written c/s."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ def _as_line(name: str, dash: Sequence[float] = ()) -> tuple[str, list[model.Dyn
         name,
         NEUTRAL,
         model.DynamicConfigValue("custom.stacking", {"mode": "none", "group": "lines"}),
+        model.DynamicConfigValue("custom.drawStyle", "line"),
         model.DynamicConfigValue("custom.fillOpacity", 0.0),
         model.DynamicConfigValue("custom.lineWidth", 2),
         model.DynamicConfigValue("custom.lineStyle", style),
@@ -115,12 +118,16 @@ def figure(
     width: int = 3,
     text: Mapping[str, str] | None = None,
 ) -> Panel:
-    """One number, as it is now, or unknown: the last one of a curve may be old. ``text``: words for numbers."""
-    below = below or (GOOD if levels else NEUTRAL)
+    """One number, as it is now, or unknown: the last one of a curve may be old. ``text``: words for numbers.
+
+    No number is negative; what is unknown has the colour of what is less than all levels, which means nothing.
+    """
+    if levels:
+        levels = ((0, below or GOOD), *levels)
     panel = (
         stat.Panel()
         .unit(unit)
-        .thresholds(thresholds(levels, below))
+        .thresholds(thresholds(levels, NEUTRAL))
         .targets(_targets([Query(expression)], at_once=True))
     )
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -152,7 +159,7 @@ def series(
     bars: bool = False,
     runbooks: Sequence[str] = (),
 ) -> Panel:
-    """Curves. ``limits`` names those that are levels to stay below, dashed; ``least`` and ``most`` bound the axis."""
+    """Curves, or ``bars``. ``limits`` names those to stay below, dashed; ``least`` and ``most`` bound the axis."""
     panel = lines.Panel().unit(unit).targets(_targets(queries, at_once=False))
     panel = panel.show_points(options.VisibilityMode.NEVER).legend(_legend()).tooltip(_tooltip())
     panel = panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC))
@@ -162,10 +169,12 @@ def series(
         panel = panel.fill_opacity(60).line_width(0)
     else:
         panel = panel.fill_opacity(5).line_width(1)
-    if stacked or bars:
+    if stacked:
         panel = panel.stacking(common.StackingConfig().mode(options.StackingMode.NORMAL).group("A"))
     if least is not None:
         panel = panel.min(least)
+    if unit == "short":
+        panel = panel.axis_soft_max(1)  # or nothing at all looks like none of a hundred
     if most is not None:
         panel = panel.max(most)
     for name in limits:
@@ -263,8 +272,8 @@ def listing(
     for query in queries:
         panel = panel.override_by_name(query.legend, [model.DynamicConfigValue("unit", query.unit or "short")])
     for column in columns:
-        if column.link:
-            panel = panel.override_by_name(column.name, [_cell_link(column)])
+        if properties := [*_properties(column)]:
+            panel = panel.override_by_name(column.name, properties)
     panel = panel.sort_by([common.TableSortByFieldState().display_name(sort).desc(not ascending)])
     return _dressed(panel, title, about, width, 9, runbooks)
 
@@ -277,8 +286,11 @@ def _order(names: Mapping[str, str]) -> dict[str, int]:
     return {field: position for position, field in enumerate(names)}
 
 
-def _cell_link(column: Column) -> model.DynamicConfigValue:
-    return model.DynamicConfigValue("links", [{"title": f"Open {column.name}", "url": column.link}])
+def _properties(column: Column) -> Iterator[model.DynamicConfigValue]:
+    if column.link:
+        yield model.DynamicConfigValue("links", [{"title": f"Open {column.name}", "url": column.link}])
+    if column.label == "instance":
+        yield model.DynamicConfigValue("custom.minWidth", 140)  # an address is not to be cut
 
 
 def states(title: str, about: str, query: Query, text: Mapping[str, str], *, runbooks: Sequence[str] = ()) -> Panel:

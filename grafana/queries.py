@@ -38,6 +38,13 @@ def with_program(expression: str, labels: str = "workload, comm") -> str:
     return f"{expression} * on (job, instance, pid) group_left ({labels}) {info}"
 
 
+def happening(counter: str, label: str, scope: str) -> str:
+    """By how much a counter grew, by ``label``, of what it did grow for in the time shown."""
+    series = f"{counter}{{{scope}}}"
+    of_late = f"sum by ({label}) (increase({series}[$__range])) > 0"
+    return f"sum by ({label}) (increase({series}[$__rate_interval])) and ({of_late})"
+
+
 def quantile(share_below: float, histogram: str, scope: str) -> str:
     rates = f"sum by (instance, le) (rate({histogram}_bucket{{{scope}}}[$__rate_interval]))"
     return f"histogram_quantile({share_below}, {rates})"

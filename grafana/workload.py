@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from grafana.frames import board, happened, machine, workload
-from grafana.parts import ANY, BAD, GOOD, WARNING, Column, Query, figure, leads_to, ledger, listing, series
-from grafana.queries import FLEET, SHARES, WORKLOAD, quantile, share
+from grafana.parts import (
+    ANY,
+    BAD,
+    GOOD,
+    PER_SECOND,
+    WARNING,
+    Column,
+    Query,
+    figure,
+    leads_to,
+    ledger,
+    listing,
+    series,
+)
+from grafana.queries import FLEET, SHARES, WORKLOAD, happening, quantile, share
 
 MACHINE = Column("instance", "Machine", leads_to("device", machine="__value.raw"))
 DEVICE = Column("uuid", "Device", leads_to("device", machine='__data.fields["Machine"]', device="__value.raw"))
@@ -96,6 +109,12 @@ LIFE = [
     ),
 ]
 
+
+def gained(counter: str) -> str:
+    """By how much a counter of the workload's flushes grew."""
+    return f"sum(increase(gpumond_workload_{counter}_total{{{WORKLOAD}}}[$__rate_interval]))"
+
+
 HELD = f"gpumond_pool_held_bytes{{{WORKLOAD}}}"
 
 FLUSHES = [
@@ -108,7 +127,32 @@ FLUSHES = [
         Query(f"sum(gpumond_pool_reclaimable_bytes{{{WORKLOAD}}})", "a flush would return"),
     ),
     series(
-        "Given back",
+        "Held before and after",
+        "What pools of the workload held when flushes began, and when they were over, by their receipts.",
+        "bytes",
+        Query(gained("flush_before_bytes"), "before"),
+        Query(gained("flush_after_bytes"), "after"),
+        bars=True,
+    ),
+    series(
+        "Expected and given back",
+        "What flushes of the workload were expected to return, and what they returned, by their receipts.",
+        "bytes",
+        Query(gained("flush_expected_bytes"), "expected"),
+        Query(gained("flush_released_bytes"), "given back"),
+        bars=True,
+        limits=("expected",),
+    ),
+    series(
+        "Receipts by outcome",
+        "Flushes of the workload, pool by pool; outcomes that there were. What was planned only does not count.",
+        "short",
+        Query(happening("gpumond_workload_flushes_total", "outcome", WORKLOAD), "{{outcome}}"),
+        bars=True,
+        stacked=True,
+    ),
+    series(
+        "Pools shrank by",
         "By how much the allocators' pools shrank from one point to the next, by program, whoever asked for it.",
         "bytes",
         Query(
@@ -116,13 +160,14 @@ FLUSHES = [
             "{{instance}} {{pid}}",
         ),
         bars=True,
+        stacked=True,
     ),
     series(
-        "Flushes of these machines",
-        "What flushes of all workloads of the machines were expected to return, and what they returned.",
-        "bytes",
-        Query(f"sum(increase(gpumond_flush_expected_bytes_total{{{FLEET}}}[$__rate_interval]))", "expected"),
-        Query(f"sum(increase(gpumond_flush_released_bytes_total{{{FLEET}}}[$__rate_interval]))", "released"),
+        "How long flushes took",
+        "From the request to the receipt of one pool, on these machines: half of them, and 99 of 100, took less.",
+        "s",
+        Query(quantile(0.5, "gpumond_flush_duration_seconds", FLEET), "{{instance}} half"),
+        Query(quantile(0.99, "gpumond_flush_duration_seconds", FLEET), "{{instance}} 99 %"),
     ),
 ]
 
@@ -148,7 +193,7 @@ GROWTH = [
     series(
         "Pace",
         "Steps a second, by program.",
-        "cps",
+        PER_SECOND,
         Query(
             f"sum by (instance, pid) (rate(gpumond_steps_total{{{WORKLOAD}}}[$__rate_interval]))",
             "{{instance}} {{pid}}",
@@ -197,7 +242,7 @@ DETAIL = [
         Query(f"{KEPT} / on (instance, pid, scope) group_left () {ENTRIES}", "Kept each pass", "bytes"),
         Query(f"{SCOPE} (gpumond_scope_peak_bytes{{{WORKLOAD}}})", "Peak", "bytes"),
         sort="Kept",
-        width=12,
+        width=16,
         runbooks=("leak",),
     ),
     listing(
@@ -207,16 +252,7 @@ DETAIL = [
         Query(f"max by (instance, uuid, pid, kind) ({of_programs(f'gpumond_verdict{{{FLEET}}}')})", "Stands"),
         sort="Verdict",
         ascending=True,
-        width=6,
-    ),
-    series(
-        "How long flushes took",
-        "From the request to the receipt of one pool, on these machines: half of them, and 99 of 100, took less.",
-        "s",
-        Query(quantile(0.5, "gpumond_flush_duration_seconds", FLEET), "{{instance}} half"),
-        Query(quantile(0.99, "gpumond_flush_duration_seconds", FLEET), "{{instance}} 99 %"),
-        width=6,
-        height=9,
+        width=8,
     ),
 ]
 

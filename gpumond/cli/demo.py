@@ -46,7 +46,7 @@ RULES = (
         "match": {"workload": "fragmentation"},
         "labels": {"severity": "info"},
         "annotations": {"summary": "{workload} keeps {reclaimable} that it does not use"},
-        "action": {"flush": {"min_reclaimable": "1GiB", "steps": ["cache"]}, "cooldown": "1m"},
+        "action": {"flush": {"min_reclaimable": "1GiB", "steps": ["cache"]}, "cooldown": "1m", "max_per_hour": 60},
     },
 )
 """The closed loop: what the fragmented program leaves in its cache is flushed by itself."""

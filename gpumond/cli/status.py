@@ -41,21 +41,20 @@ def _seen(frame: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
 
 
 def device_table(seen: View) -> str:
+    """Empty if there is none."""
     header = ("GPU", "NAME", ">SIZE", ">USED", ">CACHED", ">STRANDED", ">UNCLAIMED", "STATE")
-    return table(
-        header,
-        (
-            [
-                str(device.index),
-                device.name,
-                size(device.size_bytes),
-                size(device.used_bytes),
-                *(size(device.shares.get(share)) for share in ("cached", "stranded", "unclaimed")),
-                device.state or "up",
-            ]
-            for device in seen.devices
-        ),
-    )
+    rows = [
+        [
+            str(device.index),
+            device.name,
+            size(device.size_bytes),
+            size(device.used_bytes),
+            *(size(device.shares.get(share)) for share in ("cached", "stranded", "unclaimed")),
+            device.state or "up",
+        ]
+        for device in seen.devices
+    ]
+    return table(header, rows) if rows else ""
 
 
 def process_table(seen: View) -> str:

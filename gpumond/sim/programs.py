@@ -127,10 +127,11 @@ def fragmentation(memory: Memory, dice: Random) -> Iterator[float]:
     """As much is live as ever, but blocks die between others that stay, and the holes are too small for the next.
 
     Every generation is of blocks twice as large as those before; of each window of that size in older
-    segments one block stays (the program of J. M. Robson, J. ACM 21(3), 1974).
+    segments one block stays (the program of J. M. Robson, J. ACM 21(3), 1974). Ends after two rounds, as a restart is
+    what helps such a program.
     """
     unit = 1 / 3072
-    while True:
+    for _ in range(2):
         generations: list[list[int]] = [[]]
         for _ in range(11):
             generations[0] += _carve(memory, unit, 16)

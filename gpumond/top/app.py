@@ -19,6 +19,8 @@ from gpumond.top.link import Link, RemarksPanel, headline, remarks
 from gpumond.top.panel import keys
 from gpumond.top.past import Past, drawn, remember
 from gpumond.top.processes import Order, Processes, fitting
+from gpumond.top.rows import Key
+from gpumond.top.selection import at_index, beside, device_of, key_of, processes_on
 from gpumond.top.view import View
 
 POLL_SECONDS = 1.0
@@ -46,11 +48,12 @@ class Top(App[None]):
         Binding("r", "reverse", "Reverse"),
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("f", "flush", "Flush"),
-        Binding("g", "flush_device", "its GPU"),
+        Binding("g", "flush_device", "GPU"),
         Binding("F", "flush_all", "all", key_display="F"),
         Binding("d", "details", "Details"),
         Binding("a", "remarks", "Alerts"),
-        Binding("escape", "unfilter", "Unfilter", show=False),
+        Binding("escape", "show_all", show=False),
+        *(Binding(str(index), f"device_at({index})", show=False) for index in range(10)),
         Binding("q", "quit", "Quit"),
         Binding("ctrl+c", "quit", show=False, priority=True),
     ]
@@ -62,6 +65,7 @@ class Top(App[None]):
         self.link = Link(time.monotonic())
         self.view: View | None = None
         self.past: Past | None = None
+        self.device: str | None = None
         self._asking = False
         self._frames = 0
 
@@ -94,6 +98,8 @@ class Top(App[None]):
         self.link = self.link.heard(answer, time.monotonic())
         if isinstance(answer, View):
             self.view = answer
+            if not device_of(answer, self.device):
+                self.device = None
             if self._frames % PAST_POLLS == 0:
                 self._remember()
             self._frames += 1
@@ -102,16 +108,23 @@ class Top(App[None]):
     def _show(self) -> None:
         now, shown, width = time.monotonic(), self.shown, self.size.width
         self.head.update(headline(self.daemon.url, shown, self.link, now, width))
-        self.devices.show(shown, self.monochrome)
-        self.table.show(shown.processes if shown else (), width)
+        self.devices.show(shown, self.monochrome, self.device)
+        self.table.show(processes_on(shown, self.device) if shown else (), width)
         self.said.update(remarks(shown, self.link, now, width, self.size.height // REMARKS_SHARE))
         self._show_past()
         self._show_panel()
 
+    def _subject(self) -> tuple[Key, str] | None:
+        """Whose past is shown: of the process shown in full, else the device looked at, else the process chosen."""
+        device, process = device_of(self.view, self.device), self.table.chosen
+        if device and not isinstance(self.screen, Details):
+            return key_of(device), f"GPU {device.index} {device.name} "
+        return (process.key, f"{process.program} (pid {process.pid}) ") if process else None
+
     def _show_past(self) -> None:
-        line, chosen = self.curve, self.table.chosen
-        if chosen and self.past and self.past.of == chosen.key:
-            line.update(drawn(self.past, f"{chosen.program} (pid {chosen.pid}) ", line.size.width, CURVE_ROWS))
+        line, subject = self.curve, self._subject()
+        if subject and self.past and self.past.of == subject[0]:
+            line.update(drawn(self.past, subject[1], line.size.width, CURVE_ROWS))
         else:
             line.update(Text())
 
@@ -122,13 +135,13 @@ class Top(App[None]):
             self.screen.show(self.shown, self.link, time.monotonic())
 
     def _remember(self) -> None:
-        chosen, view = self.table.chosen, self.view
-        if chosen and view:
-            ask(self, lambda: remember(self.daemon, chosen.key, view.taken_at), self._remembered)
+        subject, view = self._subject(), self.view
+        if subject and view:
+            ask(self, lambda: remember(self.daemon, subject[0], view.taken_at), self._remembered)
 
     def _remembered(self, answer: Past | DaemonError) -> None:
-        chosen = self.table.chosen
-        if isinstance(answer, Past) and chosen and answer.of == chosen.key:
+        subject = self._subject()
+        if isinstance(answer, Past) and subject and answer.of == subject[0]:
             self.past = answer
             self._show_past()
             self._show_panel()
@@ -137,8 +150,11 @@ class Top(App[None]):
         self._show()
 
     def on_data_table_row_highlighted(self) -> None:
-        chosen = self.table.chosen
-        if chosen and (self.past is None or self.past.of != chosen.key):
+        self._remember_if_new()
+
+    def _remember_if_new(self) -> None:
+        subject = self._subject()
+        if subject and (self.past is None or self.past.of != subject[0]):
             self._remember()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
@@ -166,9 +182,27 @@ class Top(App[None]):
         words.styles.display = "block"
         self.screen.set_focus(words)  # at once: the next key is for it
 
-    def action_unfilter(self) -> None:
+    def action_show_all(self) -> None:
         self.words.value = ""
         self._leave_filter()
+        self._look_at(None)
+
+    def action_device(self, step: int) -> None:
+        if self.view:
+            self._look_at(beside(self.view, self.device, step))
+
+    def action_device_at(self, index: int) -> None:
+        if self.view and (uuid := at_index(self.view, index)):
+            self._look_at(uuid)
+
+    def _look_at(self, uuid: str | None) -> None:
+        self.device = uuid
+        self._show()
+        self._remember_if_new()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """There is nothing to choose from among one device."""
+        return len(self.view.devices) > 1 if action == "device" and self.view else True
 
     def _leave_filter(self) -> None:
         words = self.words
@@ -181,6 +215,7 @@ class Top(App[None]):
         if chosen:
             self.push_screen(Details(chosen.key))
             self.call_after_refresh(self._show_panel)
+            self.call_after_refresh(self._remember_if_new)
 
     def action_remarks(self) -> None:
         self.push_screen(RemarksPanel())
@@ -192,10 +227,10 @@ class Top(App[None]):
             self.push_screen(FlushPanel(self.daemon, {"pid": chosen.pid}, f"{chosen.program} (pid {chosen.pid})"))
 
     def action_flush_device(self) -> None:
-        chosen = self.table.chosen
-        if chosen:
-            uuid = chosen.key[0]
-            self.push_screen(FlushPanel(self.daemon, {"device": uuid}, f"every program on GPU {chosen.gpu}"))
+        device, process = device_of(self.view, self.device), self.table.chosen
+        uuid, gpu = (device.uuid, device.index) if device else (process.key[0], process.gpu) if process else ("", "")
+        if uuid:
+            self.push_screen(FlushPanel(self.daemon, {"device": uuid}, f"every program on GPU {gpu}"))
 
     def action_flush_all(self) -> None:
         self.push_screen(FlushPanel(self.daemon, {"all": True}, "every program with an agent"))

@@ -13,7 +13,7 @@ from gpumond.top.ledger import GROUNDS, Line, Piece, picture, promise
 from gpumond.top.panel import clipped
 from gpumond.top.view import View
 
-STYLES = {"": "", "bold": "bold", "dim": "dim", "alarm": "bold reverse"}
+STYLES = {"": "", "bold": "bold", "dim": "dim", "alarm": "bold reverse", "chosen": "bold reverse"}
 
 
 class Devices(VerticalScroll):
@@ -25,24 +25,39 @@ class Devices(VerticalScroll):
     def compose(self) -> Iterator[Static]:
         yield Picture()
 
-    def show(self, view: View | None, monochrome: bool) -> None:
+    def show(self, view: View | None, monochrome: bool, chosen: str | None) -> None:
         shown = self.query_one(Picture)
-        shown.view, shown.monochrome = view, monochrome
+        moved = shown.chosen != chosen
+        shown.view, shown.monochrome, shown.chosen = view, monochrome, chosen
         shown.refresh(layout=True)
+        if moved:
+            self.call_after_refresh(self._reveal)
+
+    def _reveal(self) -> None:
+        """Where not all devices fit, the chosen one is in sight."""
+        marked = (at for at, line in enumerate(self.query_one(Picture).lines()) if line and line[0].look == "chosen")
+        self.scroll_to(y=next(marked, 0), animate=False)
 
 
 class Picture(Static):
     view: View | None = None
     monochrome = False
+    chosen: str | None = None
 
     def render(self) -> RenderResult:
+        return Text("\n").join(clipped(_drawn(line), self._width) for line in self.lines())
+
+    def lines(self) -> list[Line]:
         if self.view is None:
-            return Text()
-        width, height = self.size.width or self.app.size.width, self.app.size.height
-        lines = picture(self.view, width, height, self.monochrome)
+            return []
+        lines = picture(self.view, self._width, self.app.size.height, self.monochrome, self.chosen)
         if said := promise(self.view):
             lines.append([Piece(said)])
-        return Text("\n").join(clipped(_drawn(line), width) for line in lines)
+        return lines
+
+    @property
+    def _width(self) -> int:
+        return self.size.width or self.app.size.width
 
 
 def _drawn(line: Line) -> Text:

@@ -19,7 +19,7 @@ ROWS_EACH = 9
 
 
 class Piece(NamedTuple):
-    """``look``: bold, dim, alarm, or empty; ``ground``: the part of a bar whose colour it has behind it."""
+    """``look``: bold, dim, alarm, chosen, or empty; ``ground``: the part of a bar whose colour it has behind it."""
 
     text: str
     look: str = ""
@@ -29,13 +29,14 @@ class Piece(NamedTuple):
 Line = list[Piece]
 
 
-def picture(view: View, width: int, height: int, monochrome: bool) -> list[Line]:
+def picture(view: View, width: int, height: int, monochrome: bool, chosen: str | None = None) -> list[Line]:
+    """``chosen``: the UUID of the device whose name is marked."""
     known = [device for device in view.devices if device.used_bytes is not None]
     if len(view.devices) > 1 and len(view.devices) * ROWS_EACH > height:
-        lines = [_on_one_line(device, width, monochrome) for device in view.devices]
+        lines = [_on_one_line(device, width, monochrome, chosen) for device in view.devices]
         lines += _legend(_totals(known), width, monochrome)
     else:
-        lines = [line for device in view.devices for line in _in_full(device, width, monochrome)]
+        lines = [line for device in view.devices for line in _in_full(device, width, monochrome, chosen)]
     return lines
 
 
@@ -48,8 +49,8 @@ def promise(view: View) -> str:
     return f"a flush of everything would return {what}{more}"
 
 
-def _in_full(device: DeviceRow, width: int, monochrome: bool) -> Iterator[Line]:
-    head = [Piece(f"GPU {device.index} ", "bold"), Piece(device.name or device.uuid)]
+def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Iterator[Line]:
+    head = [Piece(f"GPU {device.index}", _look(device, chosen)), Piece(f" {device.name or device.uuid}")]
     if device.used_bytes is not None:
         head += [Piece(f"  {_used(device)}", "bold"), *(Piece(f"  {sensor}", "dim") for sensor in _sensors(device))]
     if device.state:
@@ -60,14 +61,18 @@ def _in_full(device: DeviceRow, width: int, monochrome: bool) -> Iterator[Line]:
         yield from _legend(_parts(device), width, monochrome)
 
 
-def _on_one_line(device: DeviceRow, width: int, monochrome: bool) -> Line:
-    index = Piece(f"{device.index:>2} ", "bold")
+def _look(device: DeviceRow, chosen: str | None) -> str:
+    return "chosen" if device.uuid == chosen else "bold"
+
+
+def _on_one_line(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Line:
+    index = Piece(f"{device.index:>2}", _look(device, chosen))
     if device.used_bytes is None:
-        return [index, Piece(device.name), Piece("  "), Piece(device.state, "alarm")]
+        return [index, Piece(f" {device.name}"), Piece("  "), Piece(device.state, "alarm")]
     used = f" {_used(device)}"
     state = [Piece(" "), Piece(device.state, "alarm")] if device.state else []
-    beside = len(index.text) + sum(len(piece.text) for piece in state) + max(30, len(used))
-    return [index, *_bar(device, max(10, width - beside), monochrome), Piece(used), *state]
+    beside = len(index.text) + 1 + sum(len(piece.text) for piece in state) + max(30, len(used))
+    return [index, Piece(" "), *_bar(device, max(10, width - beside), monochrome), Piece(used), *state]
 
 
 def _used(device: DeviceRow) -> str:

@@ -1,4 +1,4 @@
-"""The last ten minutes of one process as a small curve."""
+"""The last ten minutes of one process, or of a device, as a small curve."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Past:
 
 def remember(daemon: Daemon, of: Key, until: float) -> Past:
     uuid, pid, _ = of
-    query = urlencode({"uuid": uuid, "pid": pid, "signal": "used", "since": until - SECONDS})
+    whose = {"uuid": uuid} if pid is None else {"uuid": uuid, "pid": pid}
+    query = urlencode({**whose, "signal": "used", "since": until - SECONDS})
     try:
         points = daemon.get(f"/api/v1/history?{query}")["points"]
     except DaemonError as error:

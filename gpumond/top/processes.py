@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rich.text import Text
+from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
@@ -88,6 +90,10 @@ class Processes(DataTable[Text]):
     """``chosen`` is the process under the cursor; it stays it while rows come, go and change places."""
 
     DEFAULT_CSS = "Processes { height: 1fr; min-height: 3; overflow-x: hidden; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "app.device(-1)", "GPU", key_display="←→"),  # a row has nothing to scroll to
+        Binding("right", "app.device(1)", show=False),
+    ]
 
     def __init__(self) -> None:
         super().__init__(cursor_type="row", cell_padding=0, show_cursor=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gpumond.events import ORDINARY
@@ -32,19 +32,22 @@ def notices(frame: Mapping[str, Any]) -> Iterator[Remark]:
         own = [f["mend"] for f in frame["faults"] if (f["source"], f["kind"]) == (source["name"], source["reason"])]
         released = source["reason"] == "released"
         title = "the driver is let go of" if released else f"no device can be read: {plain(source['reason'], 40)}"
-        detail = ": ".join(part for part in (source["detail"], *own[:1]) if part)
-        yield Remark("note" if released else "bad", title, plain(detail, 400))
+        yield Remark("note" if released else "bad", title, _advised(source["detail"], *own[:1]))
     elif not index:
         yield Remark("warn", "no device is here", "the driver answers and lists none")
     for fault in frame["faults"]:
         if source["up"] or (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
             where = index.get(fault["device_uuid"], fault["device_uuid"] or fault["source"])
-            yield Remark(
-                "warn", plain(f"{where}: {fault['kind']}", 80), plain(f"{fault['detail']}: {fault['mend']}", 400)
-            )
+            yield Remark("warn", plain(f"{where}: {fault['kind']}", 80), _advised(fault["detail"], fault["mend"]))
     for condition in frame["conditions"]:
         where = index.get(condition["device_uuid"], condition["device_uuid"] or "this machine")
         yield Remark("note", plain(f"{where}: {condition['kind']}", 80), plain(condition["mend"], 400))
+
+
+def _advised(detail: str, mend: str = "") -> str:
+    """What is wrong, and what to do about it, which some say themselves."""
+    parts = (detail,) if mend in detail else (detail, mend)
+    return plain(": ".join(part for part in parts if part), 400)
 
 
 def alerts(frame: Mapping[str, Any]) -> Iterator[Remark]:
@@ -60,6 +63,13 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[Remark]:
         title = f"{plain(alert['rule'], 60)} {'fires' if firing else 'pending'} for {age}"
         summary = plain(dict(alert["annotations"]).get("summary", ""), 400)
         yield Remark(_MARKS[_severity(alert)] if firing else "note", title, summary)
+
+
+def once(remarks: Iterable[Remark], said: Collection[Remark]) -> Iterator[Remark]:
+    """Without the texts that say again what was said."""
+    for remark in remarks:
+        again = any(other.text and other.text in remark.text for other in said)
+        yield replace(remark, text="") if again else remark
 
 
 def _severity(alert: Mapping[str, Any]) -> int:

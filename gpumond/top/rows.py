@@ -14,8 +14,8 @@ from gpumond.units import duration
 HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
 """The shares that a process can have."""
 
-Key = tuple[str, int, int | None]
-"""(device UUID, pid, start_ticks)"""
+Key = tuple[str, int | None, int | None]
+"""(device UUID, pid, start_ticks); a device as a whole has neither pid nor start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 from gpumond.errors import DaemonError
 from gpumond.stuck import stuck
 from gpumond.top.plain import plain
-from gpumond.top.remarks import Remark, alerts, notices, verdicts
+from gpumond.top.remarks import Remark, alerts, notices, once, verdicts
 from gpumond.top.rows import DeviceRow, ProcessRow, cached, devices, processes, returnable
 
 
@@ -50,6 +50,7 @@ def view(frame: Any) -> View:
 
 def _view(frame: Mapping[str, Any]) -> View:
     snapshot, lines = frame["snapshot"], frame["ledger"]["lines"]
+    about_itself = tuple(notices(frame))
     refusing = {report["pid"] for report in snapshot["reports"] if report["flush_policy"] == "never"}
     return View(
         seq=int(snapshot["seq"]),
@@ -59,8 +60,8 @@ def _view(frame: Mapping[str, Any]) -> View:
         up=bool(snapshot["source"]["up"]),
         devices=tuple(devices(frame, refusing)),
         processes=tuple(processes(frame)),
-        notices=tuple(notices(frame)),
-        alerts=tuple(alerts(frame)),
+        notices=about_itself,
+        alerts=tuple(once(alerts(frame), about_itself)),
         verdicts=tuple(verdicts(frame["verdicts"])),
         stuck=tuple(Remark("warn", plain(e.what), plain(e.mend, 400)) for e in stuck(frame["processes"])),
         agents=len(snapshot["reports"]),

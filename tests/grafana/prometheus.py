@@ -68,14 +68,14 @@ class Prometheus:
             with error:
                 raise QueryRefused(json.load(error)["error"]) from None
 
-    def instant(self, expression: str) -> list[dict[str, Any]]:
-        """Series that have a number now."""
-        found = self.ask("query", query=expression)["result"]
+    def instant(self, expression: str, at: float | None = None) -> list[dict[str, Any]]:
+        """Series that have a number now, or at that time."""
+        found = self.ask("query", query=expression, **({"time": at} if at else {}))["result"]
         return [series for series in found if series["value"][1] != "NaN"]
 
-    def over_time(self, expression: str) -> list[dict[str, Any]]:
-        """Series that had a number since the start."""
-        end = time.time()
+    def over_time(self, expression: str, end: float | None = None) -> list[dict[str, Any]]:
+        """Series that had a number since the start. Those asked for with the same ``end`` have the same times."""
+        end = end or time.time()
         steps = int((end - self.since) // STEP_SECONDS)
         answer = self.ask("query_range", query=expression, start=end - steps * STEP_SECONDS, end=end, step=STEP_SECONDS)
         return [series for series in answer["result"] if any(value != "NaN" for _, value in series["values"])]

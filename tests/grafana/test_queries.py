@@ -1,31 +1,24 @@
 """Each query of each panel, mark and variable, asked of a real Prometheus that scrapes two machines.
 
-One is the demo, with programs and agents; the other has NVIDIA devices by a stand-in for their driver, with every
-sensor, one of them lost. A query has data if it has some for any choice of the variables.
+A query has data if it has some for any choice of the variables.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
+import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from tests.fakenvml import FakeDriver, machine
-from tests.grafana.boards import BOARDS, NAMES, Target, marks, targets, variables
-from tests.grafana.prometheus import Prometheus, fill
-from tests.running import RunningDaemon, free_port, until
+from tests.grafana.boards import BOARDS, NAMES, Target, marks, panels, targets, variables
+from tests.grafana.drawn import LEFT, Artist, artist, needs_artist, picture
+from tests.grafana.prometheus import fill
+from tests.grafana.session import Session, running
 
-pytestmark = pytest.mark.timeout(240)
-XID = 8
-
+pytestmark = pytest.mark.timeout(300)
 TRIES = 10
 
 EMPTY = {
@@ -33,114 +26,11 @@ EMPTY = {
 }
 """Panels without data in this session, and why."""
 
-CONFIG = """
-interval: 0.2s
-flush_cooldown: 2s
-receivers:
-  - {{name: log, type: log}}
-  - {{name: nobody, type: webhook, url: "http://127.0.0.1:{nobody}/"}}
-rules:
-  - name: give-back
-    scope: pool
-    value: reclaimable_bytes
-    above: 64MiB
-    labels: {{severity: info}}
-    annotations: {{summary: "{{workload}} keeps {{reclaimable}}"}}
-    action: {{flush: {{steps: [cache]}}, cooldown: 20s}}
-"""
-
-
-class Session(NamedTuple):
-    prometheus: Prometheus
-    demo: RunningDaemon
-
-    def has_data(self, target: Target, chosen: dict[str, Sequence[str]]) -> bool:
-        return bool(self.answer(target, chosen))
-
-    def answer(self, target: Target, chosen: dict[str, Sequence[str]]) -> list[dict[str, dict[str, str]]]:
-        ask = self.prometheus.instant if target.instant else self.prometheus.over_time
-        return ask(fill(target.expression, chosen))
-
-    def combinations(self, board: str) -> list[dict[str, Sequence[str]]]:
-        """What a user can choose: of a variable with All all values, else each of them."""
-        found: list[dict[str, Sequence[str]]] = [{}]
-        for variable in variables(board):
-            query, pattern = variable["query"]["query"], variable.get("regex", "")
-            further = []
-            for chosen in found:
-                values = self.prometheus.choices(fill(query, chosen), pattern)
-                options = [values] if variable["includeAll"] else [[value] for value in values]
-                further += [{**chosen, variable["name"]: option} for option in options]
-            found = further
-        return found
-
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[Session]:
-    directory = tmp_path_factory.mktemp("grafana")
-    (directory / "demo.yaml").write_text(CONFIG.format(nobody=free_port()))
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start(daemon: RunningDaemon, workload: str, *card: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.grafana.program", workload, *card]
-        running.append(subprocess.Popen(command, env=daemon.environ, cwd=Path(__file__).parents[2]))
-        return running[-1]
-
-    (directory / "cards").mkdir()
-    own = {"TMPDIR": str(directory / "cards")}
-    options = ("--config", str(directory / "demo.yaml"))
-    demo = RunningDaemon(directory / "demo", *options, verb="demo", environ=own)
-    driver = FakeDriver(directory, nvml_library)
-    driver.write()
-    node = RunningDaemon(directory / "node", "--source", "nvml", "--interval", "0.2", environ=driver.env)
-    everything = {
-        "gpumond": {"static_configs": [{"targets": [address(demo), address(node)]}]},
-        "dcgm": {"params": {"compat": ["dcgm"]}, "static_configs": [{"targets": [address(node)]}]},
-    }
-    prometheus = Prometheus(directory / "prometheus", everything)
-    try:
-        (card,) = (directory / "cards").glob("gpumond-demo-*/card0")
-        start(demo, "blocks", str(card))
-        holder = start(node, "holder")
-        equip(driver, [holder.pid, os.getpid()])
-        until(lambda: prometheus.instant('gpumond_device_power_watts{gpu="1"}'))
-        lose(driver)
-        say_nonsense(demo)
-        until(lambda: demo.value("gpumond_time_to_oom_seconds"), 150)
-        until(lambda: prometheus.instant("gpumond_time_to_oom_seconds"))
-        yield Session(prometheus, demo)
-    finally:
-        prometheus.stop()
-        for program in running:
-            program.kill()
-            program.wait()
-        demo.stop()
-        node.stop()
-
-
-def address(daemon: RunningDaemon) -> str:
-    return daemon.url.removeprefix("http://")
-
-
-def equip(driver: FakeDriver, pids: list[int]) -> None:
-    driver.devices = machine(2, pids)
-    first = driver.devices[0]
-    first.gpm_permille, first.addressing, first.numa_node, first.process_sampling = 400, 2, 8, 1
-    first.events = [(XID, 31)]
-    driver.write()
-
-
-def lose(driver: FakeDriver) -> None:
-    driver.lose(1)
-    driver.write()
-
-
-def say_nonsense(daemon: RunningDaemon) -> None:
-    """To the agents' socket; it is refused, and counted."""
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.connect(str(daemon.socket))
-        peer.sendall(b"nonsense\n")
-        peer.recv(1)
+    with running(tmp_path_factory.mktemp("grafana"), nvml_library) as session:
+        yield session
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -228,3 +118,36 @@ def test_dashboard_12239_finds_its_metrics_under_dcgms_names(session: Session):
         expression = fill(f'max by ({labels}) ({name}{{Hostname=~"$Hostname", gpu=~"$gpu"}})', chosen)
         found = prometheus.over_time(expression)
         assert {"Hostname", "gpu"} <= {label for series in found for label in series["metric"]}, expression
+
+
+@pytest.fixture(scope="module")
+def drawn_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artist]:
+    with artist(tmp_path_factory.mktemp("drawing")) as drawn_with:
+        yield drawn_with
+
+
+@needs_artist
+@pytest.mark.parametrize("name", NAMES)
+def test_every_panel_is_drawn_by_grafanas_own_components(session: Session, drawn_with: Artist, name: str):
+    """Some choice of the variables fills each panel; no choice makes any of them fail."""
+    missing = {panel["title"] for board, panel in panels() if board == name and panel["type"] not in LEFT}
+    missing -= {panel for board, panel in EMPTY if board == name}
+    for chosen in session.combinations(name) * TRIES:
+        drawing = drawn_with.draw(picture(name, session, chosen))
+        assert drawing.complaints == ()
+        assert drawing.of("failed") == set()
+        missing -= drawing.filled
+        if not missing:
+            break
+    assert missing == set()
+
+
+@needs_artist
+def test_what_has_no_data_is_not_filled_and_what_cannot_be_drawn_fails(session: Session, drawn_with: Artist):
+    chosen = session.combinations("daemon")[0]
+    nobody = drawn_with.draw(picture("daemon", session, {name: ["nobody"] for name in chosen}))
+    assert nobody.filled == set()
+    broken = copy.deepcopy(picture("daemon", session, chosen))
+    figure = next(panel for panel in broken["board"]["panels"] if panel["type"] == "stat")
+    del figure["options"]["reduceOptions"]
+    assert drawn_with.draw(broken).of("failed") == {figure["title"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.grafana.boards import BOARDS
-
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpumond" / "grafana"
-"""npm install --prefix ~/.cache/gpumond/grafana --ignore-scripts typescript@5 @grafana/schema@13"""
+from tests.grafana.drawn import CACHE
 
 PREAMBLE = """\
 import type { Dashboard, Panel, GraphFieldConfig, VizLegendOptions, VizTooltipOptions } from "@grafana/schema";

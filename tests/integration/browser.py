@@ -36,6 +36,10 @@ MISSING = [
 needs_chromium = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}")
 WIDE = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 780}
+PROGRAMS = ("training", "serving", "leak", "fragmentation")
+"""Of the demo."""
+
+Serve = Callable[..., RunningDaemon]
 NETWORK = ("Failed to load resource", "net::ERR_")
 """Chromium's own words for an answer that is an error, or for none: where those are expected."""
 
@@ -72,6 +76,10 @@ class Sight:
         script = "all => all.map(one => [...document.querySelectorAll(one)].map(node => node.textContent))"
         found: list[list[str]] = self.page.evaluate(script, list(selectors))
         return found
+
+    def fits(self) -> bool:
+        """No scrolling sideways."""
+        return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
     def shows(self, text: str, seconds: float = 20.0) -> None:
         self.page.get_by_text(text).first.wait_for(timeout=1000 * seconds)

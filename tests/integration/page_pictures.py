@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image  # comes with matplotlib
 
 from tests.fakenvml import FakeDriver, Process, build, machine
-from tests.integration.browser import PHONE, WIDE, Sight, chromium, looking, ready, sign_in
+from tests.integration.browser import PHONE, PROGRAMS, WIDE, Sight, chromium, looking, ready, sign_in
 from tests.making import GIB
 from tests.running import RunningDaemon, until
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-PROGRAMS = ("training", "serving", "leak", "fragmentation")
 MAX_BYTES = 150_000
 
 

@@ -4,50 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gpumond.cli.table import size
-from gpumond.sim.card import Spec, create
 from gpumond.units import human
-from tests.fakenvml import FakeDriver, Process, machine
-from tests.integration.browser import PHONE, Sight, axe, chromium, looking, needs_chromium, ready, sign_in
-from tests.integration.hostile import COMM, LONG, NAME, holding
+from tests.integration.browser import PROGRAMS, Serve, Sight, looking, needs_chromium, ready, sign_in
+from tests.integration.faces import command, disagreements, moment, of_command, showing
 from tests.making import GIB
-from tests.running import RunningDaemon, until
+from tests.running import RunningDaemon
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
-Serve = Callable[..., RunningDaemon]
-PROGRAMS = ("training", "serving", "leak", "fragmentation")
 SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    daemon = RunningDaemon(tmp_path_factory.mktemp("page") / "demo", "--interval", "0.5", verb="demo")
-    ready(daemon, PROGRAMS)
-    yield daemon
-    daemon.stop()
-
-
-@pytest.fixture
-def sight(browser: Browser, demo: RunningDaemon) -> Iterator[Sight]:
-    with looking(browser, demo) as sight:
-        sight.page.locator("tbody").first.wait_for()
-        yield sight
 
 
 def frame_and_texts(sight: Sight, *selectors: str) -> tuple[Any, list[list[str]]]:
@@ -89,6 +61,23 @@ def test_every_number_is_the_api_s_of_the_same_frame(sight: Sight):
     columns = ("used", *SHARES[:5])
     expected = [process[f"{column}_bytes"] for process in processes for column in columns]
     assert sizes == [size(value) for value in expected]
+
+
+def test_all_faces_say_the_same_of_a_frame(sight: Sight, demo: RunningDaemon):
+    with showing(demo) as still:
+        assert disagreements(moment(demo), sight, still) == []
+
+
+@pytest.mark.parametrize("face", ["status", "top"])
+def test_a_face_that_said_otherwise_would_be_found(demo: RunningDaemon, face: str):
+    with showing(demo) as still:
+        now = moment(demo)
+        still.show(now.frame)
+        said = command(still, face, *(["--once"] if face == "top" else []))
+        assert list(of_command(now.frame, face, said)) == []
+        now.frame["processes"][0]["used_bytes"] += GIB
+        now.frame["snapshot"]["devices"][0]["used_bytes"] += GIB
+        assert len(list(of_command(now.frame, face, said))) == 2
 
 
 def test_the_bar_is_as_long_as_what_it_shows(sight: Sight):
@@ -260,65 +249,6 @@ def test_nobody_is_asked_while_the_tab_is_hidden(sight: Sight):
     assert [url for url in sight.asked if url.endswith("/events")]
 
 
-def test_without_a_driver_it_says_what_to_do(browser: Browser, serve: Serve):
-    daemon = serve("--source", "nvml")
-    with looking(browser, daemon) as sight:
-        sight.shows("No device can be read: library_not_found")
-        sight.shows("gpumond demo")
-
-
-def test_without_a_device_it_says_so(browser: Browser, serve: Serve, driver: FakeDriver):
-    driver.write()
-    daemon = serve("--source", "nvml", environ=driver.env)
-    with looking(browser, daemon) as sight:
-        until(lambda: daemon.request("/-/ready")[0] == 200)
-        sight.shows("No device is here")
-
-
-def test_a_driver_that_hangs_is_named_and_its_numbers_are_withdrawn(browser: Browser, serve: Serve, driver: FakeDriver):
-    driver.devices = machine(2)
-    driver.devices[0].used_bytes = 5 * GIB
-    driver.write()
-    daemon = serve("--source", "nvml", "--interval", "1", environ=driver.env)
-    with looking(browser, daemon) as sight:
-        sight.shows("of 141.0 GiB used")
-        driver.hang("nvmlDeviceGetCount_v2", seconds=60)
-        driver.write()
-        sight.shows("of 1 reading ago")
-        sight.shows("values are withdrawn")
-        sight.shows("timeout")
-        until(lambda: not [text for text in sight.texts(".total")[0] if text])
-        assert sight.texts(".legend dd") == [[]]
-
-
-def test_without_an_agent_it_says_how_to_start_one(browser: Browser, serve: Serve, driver: FakeDriver):
-    driver.devices = machine(1)
-    driver.devices[0].processes = [Process(1, 3 * GIB)]
-    driver.devices[0].used_bytes = 4 * GIB
-    driver.write()
-    daemon = serve("--source", "nvml", environ=driver.env)
-    with looking(browser, daemon) as sight:
-        sight.shows("gpumond run --workload train")
-        assert sight.texts("tbody .of-opaque") == [[human(3 * GIB)]]
-        assert sight.page.get_by_role("button", name="Flush").count() == 0
-
-
-def test_a_daemon_that_is_gone_leaves_no_numbers_behind(browser: Browser, serve: Serve, driver: FakeDriver):
-    driver.devices = machine(1)
-    driver.write()
-    daemon = serve("--source", "nvml", environ=driver.env)
-    with looking(browser, daemon) as sight:
-        sight.shows("of 141.0 GiB used")
-        sight.page.context.set_offline(True)
-        sight.shows("The daemon does not answer")
-        sight.page.locator("#content").wait_for(state="hidden")
-        sight.page.context.set_offline(False)
-        sight.shows("of 141.0 GiB used")
-        assert sight.texts("#notices") == [[""]]
-        daemon.process.send_signal(signal.SIGKILL)
-        sight.page.locator("#content").wait_for(state="hidden", timeout=20_000)
-
-
 def test_where_reading_wants_a_token_it_asks_for_one_and_follows(browser: Browser, demo: RunningDaemon):
     """As a daemon that others can reach does; here a guard before it stands for one."""
 
@@ -337,97 +267,3 @@ def test_where_reading_wants_a_token_it_asks_for_one_and_follows(browser: Browse
         sign_in(sight, demo)
         sight.page.locator("tbody .of-program").first.wait_for()
         sight.page.locator("#events .agent-connected").first.wait_for()
-
-
-@pytest.fixture
-def card(tmp_path: Path, serve: Serve) -> RunningDaemon:
-    """A daemon on a simulated device, whose name is hostile as are those of programs with ``holding``."""
-    create(tmp_path / "cards" / "card0", Spec("GPU-hostile", 0, NAME, 24 * GIB))
-    return serve("--source", "sim", environ={"GPUMOND_SIM_DIR": str(tmp_path / "cards")})
-
-
-def make_worse(frame: Any) -> None:
-    """Text that no daemon lets through."""
-    (device,) = frame["snapshot"]["devices"]
-    device["name"] = LONG
-    for process in frame["processes"]:
-        process.update(comm=LONG, user=LONG, pod_name=LONG, state=LONG)
-    frame["verdicts"] = [{"device_uuid": LONG, "pid": 1, "kind": LONG, "since": 1.0, "summary": LONG}]
-    labels = [["severity", LONG]]
-    alert = {"rule": LONG, "phase": "firing", "labels": labels, "annotations": [["summary", LONG]], "active_at": 1.0}
-    frame["alerts"] = [alert]
-    frame["faults"] = [{"source": LONG, "kind": LONG, "device_uuid": None, "detail": LONG, "mend": LONG}]
-
-
-@pytest.mark.parametrize("rewrite", [None, make_worse], ids=["cleaned", "worse"])
-@pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
-def test_hostile_names_are_text_and_nothing_else(
-    browser: Browser, card: RunningDaemon, tmp_path: Path, viewport: Any, rewrite: Callable[[Any], None] | None
-):
-    with holding(tmp_path / "cards" / "card0"), looking(browser, card, viewport, rewrite) as sight:
-        sight.page.locator("tbody .of-program button").click()
-        sight.page.locator("tbody svg").wait_for()
-        (device,), (program,) = sight.texts("h3 bdi", "tbody .of-program bdi")
-        assert device.startswith("<img src=x onerror=window.pwned=1><script>")
-        hostile = LONG[:79] if rewrite else COMM
-        shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in hostile)
-        assert program == (f"{shown}…" if rewrite else shown)
-        document = sight.page.evaluate("document.documentElement.outerHTML")
-        assert not re.findall("[\x00-\x08\x1b\u200e\u200f\u202a-\u202e\u2066-\u2069]", document)
-        assert "W" * 1001 not in document
-        assert sight.page.evaluate("[document.images.length, document.scripts.length, typeof window.pwned]") == [
-            0,
-            1,
-            "undefined",
-        ]
-        assert fits(sight)
-
-
-def fits(sight: Sight) -> bool:
-    """No scrolling sideways."""
-    return bool(sight.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
-
-
-def test_it_fits_on_a_phone(browser: Browser, demo: RunningDaemon):
-    with looking(browser, demo, PHONE) as sight:
-        sight.page.locator("tbody .of-program button").first.click()
-        sight.page.locator("tbody svg").wait_for()
-        assert fits(sight)
-        sight.page.get_by_role("button", name="Sign in").click()
-        assert fits(sight)
-
-
-AXE = axe()
-CHECK = """async () => (await axe.run(document, { resultTypes: ['violations'] })).violations
-    .map(found => [found.id, found.impact, found.nodes.map(node => node.target.join(' '))])"""
-
-
-@pytest.mark.skipif(AXE is None, reason="needs axe-core in build/axe (npm pack axe-core; see .ci/run)")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
-def test_axe_finds_nothing(browser: Browser, demo: RunningDaemon, scheme: str, viewport: Any):
-    assert AXE
-    with looking(browser, demo, viewport, color_scheme=scheme) as sight:
-        page = sight.page
-        page.locator("tbody .of-program button").first.click()
-        page.locator("tbody svg").wait_for()
-        page.evaluate(AXE.read_text())
-        assert page.evaluate(CHECK) == []
-        page.get_by_role("button", name="Flush all…").click()
-        page.get_by_role("dialog", name="Sign in").wait_for()
-        assert page.evaluate(CHECK) == []
-        sign_in(sight, demo)
-        page.get_by_role("dialog", name="Flush all").get_by_role("article").first.wait_for()
-        assert page.evaluate(CHECK) == []
-
-
-@pytest.mark.skipif(AXE is None, reason="needs axe-core in build/axe (npm pack axe-core; see .ci/run)")
-def test_axe_is_awake(browser: Browser, demo: RunningDaemon):
-    assert AXE
-    with looking(browser, demo) as sight:
-        sight.page.locator("tbody").first.wait_for()
-        sight.page.evaluate(
-            "document.querySelector('#filter').closest('label').replaceWith(document.querySelector('#filter'))"
-        )
-        sight.page.evaluate(AXE.read_text())
-        assert "label" in json.dumps(sight.page.evaluate(CHECK))

@@ -53,6 +53,8 @@ class Played:
     def __init__(self, frame: dict[str, Any]) -> None:
         self.answers: dict[str, tuple[int, Any] | None] = {"/api/v1/history": (404, {"detail": "nothing is known"})}
         self.asked: list[tuple[str, Any]] = []
+        self.queries: list[tuple[str, Any]] = []
+        """As asked, whole."""
         self.url = ""
         self.over = threading.Event()
         self.show(frame)
@@ -75,6 +77,7 @@ def playing(frame: dict[str, Any]) -> Iterator[Played]:
         def _answer(self, body: Any) -> None:
             path = self.path.partition("?")[0]
             played.asked.append((path, body))
+            played.queries.append((self.path, body))
             answer = played.answers.get(path, (404, {"detail": f"no {path}"}))
             if answer is None:
                 played.over.wait(30)

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from gpumond.api.facts import StatedFault
+from gpumond.model import Alert, SourceState
 from gpumond.units import human
 from tests.making import GIB, a_device, a_process
 from tests.running import RunningDaemon, until
@@ -202,9 +204,24 @@ def test_every_number_is_that_of_status_for_the_same_frame(demo: RunningDaemon):
         plain = subprocess.run(
             [sys.executable, "-m", "gpumond", "status", "--url", still.url], capture_output=True, text=True, timeout=60
         ).stdout
-        table = re.search(r"^GPU +PID.*?\n\n", plain, re.DOTALL | re.MULTILINE)
+        table = re.search(r"^GPU +PID.*?(?=\n\n|\n\Z)", plain, re.DOTALL | re.MULTILINE)
         assert table
         assert table[0] in once
+
+
+@pytest.mark.parametrize("verb", [("status",), ("top", "--once")])
+def test_without_a_driver_the_mend_is_said_once_and_no_table_is_empty(played: Played, verb: tuple[str, ...]):
+    mend = "install the driver"
+    words = f"the library was not found: {mend}"
+    down = SourceState("nvml", up=False, responsive=False, reason="library_not_found", detail=words)
+    fault = StatedFault("nvml", "library_not_found", None, words, mend)
+    alert = Alert("driver-down", "firing", (), (("summary", f"no device can be read: {words}"),), 1.0, 0.0, 1.0)
+    played.show(a_frame(source=down, faults=(fault,), alerts=(alert,)))
+    command = [sys.executable, "-m", "gpumond", *verb, "--url", played.url]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.count(mend) == 1
+    assert "driver-down fires" in said
+    assert "GPU " not in said
 
 
 def test_once_is_plain_text_unless_it_is_a_terminal(played: Played):

@@ -107,6 +107,20 @@ def test_a_source_that_is_down_is_said_once():
     assert seen.notices == (Remark("bad", "no device can be read: timeout", "no answer in 5 s: see dmesg"),)
 
 
+def test_a_mend_that_is_in_the_words_of_the_fault_is_said_once_on_every_line():
+    words = "the library was not found: install the driver"
+    source = SourceState("nvml", up=False, responsive=False, reason="library_not_found", detail=words)
+    faults = (
+        StatedFault("nvml", "library_not_found", None, words, "install the driver"),
+        StatedFault("drm", "unreadable", None, "no access: join the group video", "join the group video"),
+    )
+    down = Alert("driver-down", "pending", (), (("summary", f"no device can be read: {words}"),), 1.0, 0.0)
+    full = Alert("full", "pending", (), (("summary", "full it is"),), 1.0, 0.0)
+    seen = view(a_frame(source=source, faults=faults, alerts=(down, full)))
+    assert [notice.text for notice in seen.notices] == [words, "no access: join the group video"]
+    assert [alert.text for alert in seen.alerts] == ["", "full it is"]
+
+
 def test_no_device_is_a_notice():
     assert [notice.title for notice in view(a_frame()).notices] == ["no device is here"]
 

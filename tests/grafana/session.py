@@ -1,0 +1,131 @@
+"""Two machines under a real Prometheus: what the dashboards' queries are asked of, and their panels drawn from.
+
+One is the demo, with programs and agents; the other has NVIDIA devices by a stand-in for their driver, with every
+sensor, one of them lost.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.fakenvml import FakeDriver, machine
+from tests.grafana.boards import Target, variables
+from tests.grafana.prometheus import Prometheus, fill
+from tests.running import RunningDaemon, free_port, until
+
+XID = 8
+
+CONFIG = """
+interval: 0.2s
+flush_cooldown: 2s
+receivers:
+  - {{name: log, type: log}}
+  - {{name: nobody, type: webhook, url: "http://127.0.0.1:{nobody}/"}}
+rules:
+  - name: give-back
+    scope: pool
+    value: reclaimable_bytes
+    above: 64MiB
+    labels: {{severity: info}}
+    annotations: {{summary: "{{workload}} keeps {{reclaimable}}"}}
+    action: {{flush: {{steps: [cache]}}, cooldown: 20s}}
+"""
+
+
+class Session(NamedTuple):
+    prometheus: Prometheus
+    demo: RunningDaemon
+
+    def has_data(self, target: Target, chosen: dict[str, Sequence[str]]) -> bool:
+        return bool(self.answer(target, chosen))
+
+    def answer(self, target: Target, chosen: dict[str, Sequence[str]]) -> list[dict[str, dict[str, str]]]:
+        ask = self.prometheus.instant if target.instant else self.prometheus.over_time
+        return ask(fill(target.expression, chosen))
+
+    def combinations(self, board: str) -> list[dict[str, Sequence[str]]]:
+        """What a user can choose: of a variable with All all values, else each of them."""
+        found: list[dict[str, Sequence[str]]] = [{}]
+        for variable in variables(board):
+            query, pattern = variable["query"]["query"], variable.get("regex", "")
+            further = []
+            for chosen in found:
+                values = self.prometheus.choices(fill(query, chosen), pattern)
+                options = [values] if variable["includeAll"] else [[value] for value in values]
+                further += [{**chosen, variable["name"]: option} for option in options]
+            found = further
+        return found
+
+
+@contextmanager
+def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
+    (directory / "demo.yaml").write_text(CONFIG.format(nobody=free_port()))
+    programs: list[subprocess.Popen[bytes]] = []
+
+    def start(daemon: RunningDaemon, workload: str, *card: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.grafana.program", workload, *card]
+        programs.append(subprocess.Popen(command, env=daemon.environ, cwd=Path(__file__).parents[2]))
+        return programs[-1]
+
+    (directory / "cards").mkdir()
+    own = {"TMPDIR": str(directory / "cards")}
+    options = ("--config", str(directory / "demo.yaml"))
+    demo = RunningDaemon(directory / "demo", *options, verb="demo", environ=own)
+    driver = FakeDriver(directory, nvml_library)
+    driver.write()
+    node = RunningDaemon(directory / "node", "--source", "nvml", "--interval", "0.2", environ=driver.env)
+    everything = {
+        "gpumond": {"static_configs": [{"targets": [address(demo), address(node)]}]},
+        "dcgm": {"params": {"compat": ["dcgm"]}, "static_configs": [{"targets": [address(node)]}]},
+    }
+    prometheus = Prometheus(directory / "prometheus", everything)
+    try:
+        (card,) = (directory / "cards").glob("gpumond-demo-*/card0")
+        start(demo, "blocks", str(card))
+        holder = start(node, "holder")
+        equip(driver, [holder.pid, os.getpid()])
+        until(lambda: prometheus.instant('gpumond_device_power_watts{gpu="1"}'))
+        lose(driver)
+        say_nonsense(demo)
+        until(lambda: demo.value("gpumond_time_to_oom_seconds"), 200)
+        until(lambda: prometheus.instant("gpumond_time_to_oom_seconds"))
+        yield Session(prometheus, demo)
+    finally:
+        prometheus.stop()
+        for program in programs:
+            program.kill()
+            program.wait()
+        demo.stop()
+        node.stop()
+
+
+def address(daemon: RunningDaemon) -> str:
+    return daemon.url.removeprefix("http://")
+
+
+def equip(driver: FakeDriver, pids: list[int]) -> None:
+    driver.devices = machine(2, pids)
+    first = driver.devices[0]
+    first.gpm_permille, first.addressing, first.numa_node, first.process_sampling = 400, 2, 8, 1
+    first.events = [(XID, 31)]
+    driver.write()
+
+
+def lose(driver: FakeDriver) -> None:
+    driver.lose(1)
+    driver.write()
+
+
+def say_nonsense(daemon: RunningDaemon) -> None:
+    """To the agents' socket; it is refused, and counted."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(daemon.socket))
+        peer.sendall(b"nonsense\n")
+        peer.recv(1)

@@ -1,0 +1,141 @@
+"""The demo for an hour, seen on all its faces: ``python -m tests.integration.demo_hour [--minutes N] [--out FILE]``.
+
+Each few seconds one frame is compared on the API, /metrics, the page in Chromium, `top --once` and `status`. What
+moved, what fired, resolved and was flushed, and what looks dead, is said at the end in JSON; exit code 1 if anything is
+wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.integration.browser import PROGRAMS, Sight, chromium, looking, ready
+from tests.integration.faces import Moment, disagreements, metrics_of, moment, showing
+from tests.running import RunningDaemon
+
+PAUSE_SECONDS = 5.0
+CYCLE_SECONDS = {"leak": 300, "fragmentation": 260}
+"""How long the demo's programs take to do again what their rules are for, with time to spare."""
+ROUND_SECONDS = 130
+"""After so long the closed loop has something to flush again."""
+
+STILL = ("size", "reserved")
+"""Parts of a device that do not change."""
+KEPT = 20
+
+
+@dataclass
+class Watch:
+    """What was seen, moment by moment."""
+
+    began: float = field(default_factory=time.monotonic)
+    comparisons: int = 0
+    disagreements: list[str] = field(default_factory=list)
+    last_event: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+    alerts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    verdicts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    outcomes: Counter[str] = field(default_factory=Counter)
+    released_bytes: int = 0
+    values: dict[str, set[float]] = field(default_factory=lambda: defaultdict(set))
+    heaps: list[int] = field(default_factory=list)
+
+    def look(self, daemon: RunningDaemon, now: Moment) -> None:
+        for (name, labels), value in metrics_of(now.frame).items():
+            named = dict(labels)
+            self.values[" ".join([name, *(named[key] for key in ("workload", "share") if key in named)])].add(value)
+        _, body, _ = daemon.request("/api/v1/events", Accept="application/json")
+        for event in json.loads(body):
+            if event["id"] > self.last_event:
+                self.last_event = event["id"]
+                self._happened(event["kind"], dict(event["details"]))
+
+    def _happened(self, kind: str, details: dict[str, Any]) -> None:
+        self.events[kind] += 1
+        subject, _, change = kind.partition("-")
+        if subject == "alert":
+            self.alerts[details["rule"]][change] += 1
+        elif subject == "verdict":
+            self.verdicts[details["verdict"]][change] += 1
+        elif subject == "flush":
+            self.outcomes[details["outcome"]] += 1
+            self.released_bytes += details["released_bytes"]
+
+    def summary(self, sight: Sight) -> dict[str, Any]:
+        seconds = time.monotonic() - self.began
+        found: dict[str, Any] = {
+            "seconds": round(seconds),
+            "comparisons": self.comparisons,
+            "disagreements": len(self.disagreements),
+            "first_disagreements": self.disagreements[:KEPT],
+            "alerts": {rule: dict(changes) for rule, changes in sorted(self.alerts.items())},
+            "verdicts": {kind: dict(changes) for kind, changes in sorted(self.verdicts.items())},
+            "events": dict(sorted(self.events.items())),
+            "flushes": {"outcomes": dict(self.outcomes), "released_bytes": self.released_bytes},
+            "page": {"complaints": sight.complaints[:KEPT], "heap_bytes": self.heaps[:: max(1, len(self.heaps) // 6)]},
+            "values": {name: len(values) for name, values in sorted(self.values.items())},
+        }
+        return found | {"wrong": wrong(found)}
+
+
+def wrong(summary: dict[str, Any]) -> list[str]:
+    """What contradicts itself, and what looks dead."""
+    found = [*summary["first_disagreements"], *summary["page"]["complaints"]]
+    for rule, seconds in CYCLE_SECONDS.items():
+        changes, due = summary["alerts"].get(rule, {}), summary["seconds"] // seconds - 1
+        for change in ("fired", "resolved"):
+            if changes.get(change, 0) < due - (change == "resolved"):
+                found.append(f"{rule} {change} {changes.get(change, 0)} times, not at least {due}")
+    if summary["flushes"]["outcomes"].get("freed", 0) < summary["seconds"] // ROUND_SECONDS - 2:
+        found.append(f"flushes of the closed loop were too few: {summary['flushes']['outcomes']}")
+    for name, number in summary["values"].items():
+        if number < 2 and not any(f"memory_{part}_bytes" in name for part in STILL) and "gpumond_device" in name:
+            found.append(f"{name} never moved")
+    return found
+
+
+def watch(directory: Path, minutes: float) -> dict[str, Any]:
+    daemon = RunningDaemon(directory / "demo", verb="demo")
+    try:
+        ready(daemon, PROGRAMS)
+        with chromium() as browser, looking(browser, daemon) as sight, showing(daemon) as still:
+            sight.page.locator("tbody").first.wait_for()
+            seen, end = Watch(), time.monotonic() + 60 * minutes
+            while time.monotonic() < end:
+                now = moment(daemon)
+                seen.look(daemon, now)
+                seen.disagreements += disagreements(now, sight, still)
+                seen.comparisons += 1
+                seen.heaps.append(sight.page.evaluate("performance.memory.usedJSHeapSize"))
+                sight.page.wait_for_timeout(1000 * PAUSE_SECONDS)
+            summary = seen.summary(sight)
+            sight.complaints.clear()  # they are in the summary
+            return summary
+    finally:
+        daemon.stop()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.integration.demo_hour", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the summary goes, too")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gpumond-hour-") as directory:
+        summary = watch(Path(directory), options.minutes)
+    text = json.dumps(summary, indent=2)
+    print(text)  # noqa: T201
+    if options.out:
+        options.out.write_text(text + "\n")
+    return 1 if summary["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""One frame, compared on every face that shows it: the API's routes, /metrics, the page, `top --once` and `status`.
+
+A frame is over after a fifth of a second in the demo. Routes and /metrics are asked between two looks at the same
+frame; the page and the commands are given that frame when they ask for one, and nothing else is put between.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gpumond.cli.table import size
+from gpumond.events import ORDINARY
+from gpumond.units import human
+from tests.integration.browser import Sight
+from tests.running import RunningDaemon, Series, series_of
+from tests.top.frames import Played, playing
+
+SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
+OF_PROCESSES = SHARES[:5]
+ROUTES = ("snapshot", "devices", "processes", "agents", "ledger", "verdicts", "alerts")
+TRIES = 100
+
+
+@dataclass(frozen=True)
+class Moment:
+    """``answers`` of the routes and ``series`` of /metrics, all of the tick that ``frame`` is of."""
+
+    frame: Any
+    answers: dict[str, Any]
+    series: Series
+
+
+def moment(daemon: RunningDaemon) -> Moment:
+    for _ in range(TRIES):
+        frame = daemon.get("frame")
+        answers = {route: daemon.get(route) for route in ROUTES}
+        text = daemon.request("/metrics")[1]
+        if daemon.get("frame")["snapshot"]["seq"] == frame["snapshot"]["seq"]:
+            return Moment(frame, answers, series_of(text))
+    raise AssertionError("no frame lasted for as long as asking takes")
+
+
+@contextmanager
+def showing(daemon: RunningDaemon) -> Iterator[Played]:
+    """What the commands are given in the daemon's place: it answers one frame until it is given another."""
+    with playing(daemon.get("frame")) as still:
+        still.answers["/api/v1/status"] = (200, daemon.get("status"))
+        yield still
+
+
+def disagreements(now: Moment, sight: Sight, still: Played) -> list[str]:
+    """What any face says otherwise than the frame, face by face; empty if they agree."""
+    still.show(now.frame)
+    found = [
+        *_of_routes(now),
+        *_of_metrics(now),
+        *_of_page(now.frame, sight),
+        *of_command(now.frame, "status", command(still, "status")),
+        *of_command(now.frame, "top", command(still, "top", "--once")),
+        *_of_json(now.frame, json.loads(command(still, "status", "--json"))),
+    ]
+    return [f"frame {now.frame['snapshot']['seq']}: {each}" for each in found]
+
+
+def _of_routes(now: Moment) -> Iterator[str]:
+    snapshot = now.frame["snapshot"]
+    expected = {name: now.frame[name] for name in ("processes", "ledger", "verdicts", "alerts")}
+    expected |= {"snapshot": snapshot, "devices": snapshot["devices"], "agents": snapshot["reports"]}
+    for route, answer in now.answers.items():
+        if answer != expected[route]:
+            yield f"/api/v1/{route} is not the frame's"
+
+
+def metrics_of(frame: Any) -> Series:
+    """The series that follow from what is in a frame, written down anew."""
+    index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
+    expected: Series = {}
+
+    def add(name: str, value: float | None, **labels: str) -> None:
+        if value is not None:
+            key = (f"gpumond_{name}", frozenset(labels.items()))
+            expected[key] = expected.get(key, 0) + value
+
+    add("snapshot_timestamp_seconds", frame["snapshot"]["taken_at"])
+    for device in frame["snapshot"]["devices"]:
+        where = {"uuid": device["uuid"], "gpu": str(device["index"])}
+        for part in ("size", "used", "free", "reserved"):
+            add(f"device_memory_{part}_bytes", device[f"{part}_bytes"], **where)
+        add("device_power_watts", device["sensors"]["power_watts"], **where)
+        add("device_gpu_utilization_ratio", device["sensors"]["gpu_utilization_ratio"], **where)
+        for process in device["processes"]:
+            add("process_memory_used_bytes", process["used_bytes"], pid=str(process["pid"]), **where)
+    for line in frame["ledger"]["lines"]:
+        where = {"uuid": line["device_uuid"], "gpu": index[line["device_uuid"]]}
+        add("memory_bytes", line["used_bytes"], workload=line["workload"], share=line["share"], **where)
+    for report in frame["snapshot"]["reports"]:
+        for pool in report["pools"]:
+            where = {"uuid": pool["device_uuid"], "gpu": index[pool["device_uuid"]], "allocator": pool["allocator"]}
+            whose = {"pid": str(report["pid"]), "workload": report["workload"]}
+            for part in ("live", "held", "stranded"):
+                add(f"pool_{part}_bytes", pool[f"{part}_bytes"], **where, **whose)
+            add("pool_reclaimable_bytes", pool["reclaimable"]["likely"], **where, **whose)
+    for verdict in frame["verdicts"]:
+        where = {"uuid": verdict["device_uuid"], "gpu": index[verdict["device_uuid"]], "pid": str(verdict["pid"] or "")}
+        add("verdict", 1, kind=verdict["kind"], **where)
+    for (rule, phase), number in Counter((alert["rule"], alert["phase"]) for alert in frame["alerts"]).items():
+        add("alerts", number, rule=rule, phase=phase)
+    return expected
+
+
+def _of_metrics(now: Moment) -> Iterator[str]:
+    expected = metrics_of(now.frame)
+    names = {name for name, _ in expected} | {"gpumond_verdict", "gpumond_alerts"}
+    shown = {key: value for key, value in now.series.items() if key[0] in names}
+    for name, labels in sorted(expected.keys() | shown.keys(), key=str):
+        said, held = shown.get((name, labels)), expected.get((name, labels))
+        if said != held:
+            yield f"/metrics: {name} {dict(labels)} is {said}, not {held}"
+
+
+def _of_page(frame: Any, sight: Sight) -> Iterator[str]:
+    page, seq = sight.page, str(frame["snapshot"]["seq"])
+    page.unroute("**/api/v1/frame")
+    page.route("**/api/v1/frame", lambda route: route.fulfill(json=frame))
+    page.wait_for_function("seq => document.documentElement.dataset.seq === seq", arg=seq)
+    totals, parts, legend, programs, sizes, alerts, verdicts = sight.texts(
+        ".total",
+        ".legend dt",
+        ".legend dd",
+        "tbody .of-program bdi",
+        "tbody td.number:not(.of-gpu)",
+        "#alerts li b",
+        "#verdicts li b",
+    )
+    page.unroute("**/api/v1/frame")
+    processes = sorted(frame["processes"], key=lambda process: (-process["used_bytes"], process["pid"]))
+    columns = ("used", *OF_PROCESSES)
+    yield from _differ(
+        "page",
+        {
+            "used": (
+                totals,
+                [f"{_used(device)} used · {_percent(device)} %" for device in frame["snapshot"]["devices"]],
+            ),
+            "legend": (
+                list(zip(parts, legend, strict=True)),
+                [part for device in frame["snapshot"]["devices"] for part in _legend(frame, device)],
+            ),
+            "programs": (programs, [process["workload"] or process["comm"] for process in processes]),
+            "sizes": (
+                sizes,
+                [
+                    text
+                    for process in processes
+                    for text in (str(process["pid"]), *(size(process[f"{column}_bytes"]) for column in columns))
+                ],
+            ),
+            "alerts": (sorted(alerts), sorted(alert["rule"] for alert in frame["alerts"])),
+            "verdicts": (sorted(verdicts), _notable(frame)),
+        },
+    )
+
+
+def of_command(frame: Any, face: str, text: str) -> Iterator[str]:
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    for device in frame["snapshot"]["devices"]:
+        if face == "top":
+            parts = [f"{_used(device)} {device['used_bytes'] / device['size_bytes']:.0%}"]
+            parts += [f"{share} {held}" for share, held in _legend(frame, device)]
+        else:
+            held = [_held(frame, device, share) for share in ("cached", "stranded", "unclaimed")]
+            sizes = (device["size_bytes"], device["used_bytes"], *held)
+            parts = [" ".join((str(device["index"]), device["name"], *map(size, sizes), "up"))]
+        yield from (f"{face}: {part!r} is not on it" for part in parts if not any(part in line for line in lines))
+    known = {(_gpu(frame, process), str(process["pid"])) for process in frame["processes"]}
+    shown = [line for line in lines if tuple(line.split(" ")[:2]) in known]
+    processes = sorted(frame["processes"], key=lambda process: -process["used_bytes"])
+    yield from _differ(face, {"processes": (shown, [_row(frame, process) for process in processes])})
+    alerts = [line.split(" ")[1] for line in lines if line.startswith("alert ")]
+    verdicts = [line.split(" ")[1].rstrip(":") for line in lines if line.startswith("verdict ")]
+    yield from _differ(face, {"alerts": (sorted(alerts), sorted(alert["rule"] for alert in frame["alerts"]))})
+    yield from _differ(face, {"verdicts": (sorted(verdicts), _notable(frame))})
+
+
+def _of_json(frame: Any, said: Any) -> Iterator[str]:
+    for name in ("processes", "ledger", "verdicts", "alerts"):
+        if said[name] != frame[name]:
+            yield f"status --json: {name} are not the frame's"
+    if said["devices"] != frame["snapshot"]["devices"]:
+        yield "status --json: devices are not the frame's"
+
+
+def _differ(face: str, compared: dict[str, tuple[Any, Any]]) -> Iterator[str]:
+    for what, (said, held) in compared.items():
+        if said != held:
+            yield f"{face}: {what} are {said}, not {held}"
+
+
+def _row(frame: Any, process: Any) -> str:
+    judged = [verdict["kind"] for verdict in frame["verdicts"] if verdict["pid"] == process["pid"]]
+    judged.sort(key=lambda kind: kind in ORDINARY)
+    sizes = (size(process[f"{name}_bytes"]) for name in ("used", *OF_PROCESSES))
+    words = (_gpu(frame, process), str(process["pid"]), process["workload"] or process["comm"], process["user"] or "")
+    return " ".join(" ".join((*words, *sizes, *judged[:1])).split())
+
+
+def _gpu(frame: Any, process: Any) -> str:
+    devices = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
+    return devices[process["device_uuid"]]
+
+
+def _notable(frame: Any) -> list[str]:
+    return sorted(verdict["kind"] for verdict in frame["verdicts"] if verdict["kind"] not in ORDINARY)
+
+
+def _used(device: Any) -> str:
+    return f"{human(device['used_bytes'])} of {human(device['size_bytes'])}"
+
+
+def _percent(device: Any) -> int:
+    return int(100 * device["used_bytes"] / device["size_bytes"] + 0.5)
+
+
+def _held(frame: Any, device: Any, share: str) -> int | None:
+    lines = [
+        line["used_bytes"]
+        for line in frame["ledger"]["lines"]
+        if (line["device_uuid"], line["share"]) == (device["uuid"], share)
+    ]
+    return sum(lines) if lines else None
+
+
+def _legend(frame: Any, device: Any) -> list[tuple[str, str]]:
+    """What there is of a device, in the page's order."""
+    overcounts = {each["device_uuid"]: each["overcount_bytes"] for each in frame["ledger"]["overcounts"]}
+    parts = [(share, _held(frame, device, share)) for share in SHARES]
+    parts += [("free", device["free_bytes"]), ("reserved", device["reserved_bytes"])]
+    parts += [("overcount", overcounts.get(device["uuid"], 0))]
+    return [(name, human(held)) for name, held in parts if held]
+
+
+def command(still: Played, *arguments: str) -> str:
+    """What a command prints."""
+    whole: Sequence[str] = (sys.executable, "-m", "gpumond", *arguments, "--url", still.url)
+    return subprocess.run(whole, capture_output=True, text=True, timeout=60, check=True).stdout

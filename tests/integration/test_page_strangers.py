@@ -1,0 +1,65 @@
+"""The page before what programs call themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpumond.sim.card import Spec, create
+from tests.integration.browser import PHONE, Serve, looking, needs_chromium
+from tests.integration.hostile import COMM, LONG, NAME, holding
+from tests.making import GIB
+from tests.running import RunningDaemon
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def card(tmp_path: Path, serve: Serve) -> RunningDaemon:
+    """A daemon on a simulated device, whose name is hostile as are those of programs with ``holding``."""
+    create(tmp_path / "cards" / "card0", Spec("GPU-hostile", 0, NAME, 24 * GIB))
+    return serve("--source", "sim", environ={"GPUMOND_SIM_DIR": str(tmp_path / "cards")})
+
+
+def make_worse(frame: Any) -> None:
+    """Text that no daemon lets through."""
+    (device,) = frame["snapshot"]["devices"]
+    device["name"] = LONG
+    for process in frame["processes"]:
+        process.update(comm=LONG, user=LONG, pod_name=LONG, state=LONG)
+    frame["verdicts"] = [{"device_uuid": LONG, "pid": 1, "kind": LONG, "since": 1.0, "summary": LONG}]
+    labels = [["severity", LONG]]
+    alert = {"rule": LONG, "phase": "firing", "labels": labels, "annotations": [["summary", LONG]], "active_at": 1.0}
+    frame["alerts"] = [alert]
+    frame["faults"] = [{"source": LONG, "kind": LONG, "device_uuid": None, "detail": LONG, "mend": LONG}]
+
+
+@pytest.mark.parametrize("rewrite", [None, make_worse], ids=["cleaned", "worse"])
+@pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
+def test_hostile_names_are_text_and_nothing_else(
+    browser: Browser, card: RunningDaemon, tmp_path: Path, viewport: Any, rewrite: Callable[[Any], None] | None
+):
+    with holding(tmp_path / "cards" / "card0"), looking(browser, card, viewport, rewrite) as sight:
+        sight.page.locator("tbody .of-program button").click()
+        sight.page.locator("tbody svg").wait_for()
+        (device,), (program,) = sight.texts("h3 bdi", "tbody .of-program bdi")
+        assert device.startswith("<img src=x onerror=window.pwned=1><script>")
+        hostile = LONG[:79] if rewrite else COMM
+        shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in hostile)
+        assert program == (f"{shown}…" if rewrite else shown)
+        document = sight.page.evaluate("document.documentElement.outerHTML")
+        assert not re.findall("[\x00-\x08\x1b\u200e\u200f\u202a-\u202e\u2066-\u2069]", document)
+        assert "W" * 1001 not in document
+        assert sight.page.evaluate("[document.images.length, document.scripts.length, typeof window.pwned]") == [
+            0,
+            1,
+            "undefined",
+        ]
+        assert sight.fits()

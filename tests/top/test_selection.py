@@ -1,0 +1,178 @@
+"""Devices are looked at one by one: their processes, their past, their flush."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from gpumond.cli.top import Daemon
+from gpumond.top.app import Top
+from gpumond.top.selection import at_index, beside, processes_on
+from gpumond.top.view import view
+from tests.making import GIB, a_device, a_pool, a_process, a_report
+from tests.top.frames import Played, a_frame, playing
+from tests.top.screens import lines, text
+
+NAMES = ("alpha", "beta", "gamma")
+
+
+def three(count: int = 3, **fields: Any) -> dict[str, Any]:
+    """Device N holds one program; that of the second carries an agent."""
+    devices = [
+        a_device(
+            f"GPU-{index}",
+            index=index,
+            name=f"H10{index}",
+            used_bytes=(index + 1) * GIB,
+            processes=(a_process(10 + index, (index + 1) * GIB, comm=NAMES[index % 3]),),
+        )
+        for index in range(count)
+    ]
+    report = a_report(11, (a_pool("GPU-1", live=GIB),), workload="beta")
+    return a_frame(*devices, reports=(report,), **fields)
+
+
+@pytest.fixture
+def played() -> Iterator[Played]:
+    with playing(three()) as daemon:
+        points = [{"at": 100.0 + 10 * at, "low": GIB, "median": GIB, "high": GIB} for at in range(5)]
+        daemon.answers["/api/v1/history"] = (200, {"points": points})
+        yield daemon
+
+
+def on_screen(played: Played, act: Callable[[Top, Pilot[None]], Awaitable[None]], size: tuple[int, int]) -> None:
+    async def run() -> None:
+        top = Top(Daemon(played.url), monochrome=True)
+        async with top.run_test(size=size) as pilot:
+            await act(top, pilot)
+
+    asyncio.run(run())
+
+
+async def until(pilot: Pilot[None], top: Top, condition: Callable[[str], bool]) -> str:
+    for _ in range(300):
+        await pilot.pause(0.05)
+        if condition(text(top)):
+            return text(top)
+    raise AssertionError(f"it did not come:\n{text(top)}")
+
+
+def table(seen: str) -> set[str]:
+    """The programs that have a row."""
+    return {name for name in NAMES if any(name in line.split()[:3] for line in seen.splitlines())}
+
+
+def test_arrows_go_from_device_to_device_and_escape_shows_all(played: Played):
+    async def act(top: Top, pilot: Pilot[None]) -> None:
+        await until(pilot, top, lambda seen: table(seen) == set(NAMES))
+        for key, name in (("right", "alpha"), ("right", "beta"), ("right", "gamma"), ("left", "beta")):
+            await pilot.press(key)
+            await until(pilot, top, lambda seen, name=name: table(seen) == {name})  # type: ignore[misc]
+        await pilot.press("escape")
+        await until(pilot, top, lambda seen: table(seen) == set(NAMES))
+        await pilot.press("left")
+        await until(pilot, top, lambda seen: table(seen) == {"gamma"})
+        await pilot.press("right")
+        await until(pilot, top, lambda seen: table(seen) == set(NAMES))
+
+    on_screen(played, act, (100, 40))
+
+
+def test_a_digit_chooses_the_device_of_that_index(played: Played):
+    async def act(top: Top, pilot: Pilot[None]) -> None:
+        await until(pilot, top, lambda seen: table(seen) == set(NAMES))
+        await pilot.press("1")
+        await until(pilot, top, lambda seen: table(seen) == {"beta"})
+        await pilot.press("9")  # there is none
+        await pilot.pause(0.2)
+        assert table(text(top)) == {"beta"}
+
+    on_screen(played, act, (100, 40))
+
+
+def test_the_past_is_that_of_the_device_and_in_full_that_of_the_process(played: Played):
+    def asked() -> list[str]:
+        return [path for path, _ in played.queries if "history" in path]
+
+    async def act(top: Top, pilot: Pilot[None]) -> None:
+        await until(pilot, top, lambda seen: "gamma (pid 12) used in" in seen)
+        await pilot.press("1")
+        await until(pilot, top, lambda seen: "GPU 1 H101 used in" in seen)
+        assert "uuid=GPU-1" in asked()[-1]
+        assert "pid=" not in asked()[-1]
+        await pilot.press("d")
+        await until(pilot, top, lambda seen: "beta (pid 11) on GPU 1" in seen and "used in" in seen)
+        assert "pid=11" in asked()[-1]
+        await pilot.press("escape", "escape")
+        await until(pilot, top, lambda seen: "(pid 11) used in" in seen and table(seen) == set(NAMES))
+
+    on_screen(played, act, (100, 40))
+
+
+def test_g_flushes_the_device_that_is_looked_at(played: Played):
+    played.answers["/api/v1/flushes"] = (404, {"detail": "no agent matches"})
+
+    async def act(top: Top, pilot: Pilot[None]) -> None:
+        await until(pilot, top, lambda seen: table(seen) == set(NAMES))
+        await pilot.press("1", "g")
+        await until(pilot, top, lambda seen: "no agent matches" in seen)
+        (body,) = [body for path, body in played.asked if path == "/api/v1/flushes"]
+        assert body["target"] == {"device": "GPU-1"}
+
+    on_screen(played, act, (100, 40))
+
+
+def test_the_chosen_device_is_marked_and_in_sight_among_many():
+    with playing(three(16)) as played:
+
+        async def act(top: Top, pilot: Pilot[None]) -> None:
+            await until(pilot, top, lambda seen: "alpha" in seen)
+            assert not any(line.startswith("15 ") for line in lines(top))
+            await pilot.press("left")
+            await until(pilot, top, lambda _: any(line.startswith("15 ") for line in lines(top)))
+
+        on_screen(played, act, (80, 24))
+
+
+def test_a_device_that_is_gone_is_looked_at_no_longer(played: Played):
+    async def act(top: Top, pilot: Pilot[None]) -> None:
+        await until(pilot, top, lambda seen: table(seen) == set(NAMES))
+        await pilot.press("2")
+        await until(pilot, top, lambda seen: table(seen) == {"gamma"})
+        played.show(three(2, seq=2))
+        await until(pilot, top, lambda seen: table(seen) == {"alpha", "beta"})
+
+    on_screen(played, act, (100, 40))
+
+
+@pytest.mark.parametrize(("count", "offered"), [(1, False), (3, True)])
+def test_the_keys_name_it_where_there_is_a_choice_and_fit(count: int, offered: bool):
+    with playing(three(count)) as played:
+
+        async def act(top: Top, pilot: Pilot[None]) -> None:
+            await until(pilot, top, lambda seen: "alpha" in seen)
+            await pilot.pause(0.2)
+            assert ("←→ GPU" in lines(top)[-1]) == offered
+            assert "Quit" in lines(top)[-1]
+
+        on_screen(played, act, (80, 24))
+
+
+def test_all_is_one_place_on_the_way_round():
+    seen = view(three())
+    assert [beside(seen, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
+    assert [beside(seen, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
+    assert [at_index(seen, index) for index in (0, 2, 3)] == ["GPU-0", "GPU-2", None]
+
+
+def test_a_card_shows_the_processes_on_its_instances():
+    card = a_device("GPU-0", index=0, used_bytes=2 * GIB, processes=())
+    instance = a_device("MIG-0", index=0, parent_uuid="GPU-0", used_bytes=GIB, processes=(a_process(10, GIB),))
+    seen = view(a_frame(card, instance))
+    assert [row.pid for row in processes_on(seen, "GPU-0")] == [10]
+    assert [row.pid for row in processes_on(seen, "MIG-0")] == [10]
+    assert [row.pid for row in processes_on(seen, None)] == [10]
