@@ -1,0 +1,20 @@
+"""A million fuzzed frames of eight users over a real daemon's socket: is an honest agent heard, does memory grow."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from bench.result import publish
+from tests.soak.siege import siege
+
+FRAMES = 1_000_000
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        publish("fuzz", siege(Path(directory), FRAMES))
+
+
+if __name__ == "__main__":
+    main()

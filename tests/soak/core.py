@@ -1,0 +1,133 @@
+"""The daemon without its edges, on a clock that is given.
+
+`Core.tick` puts the daemon's parts together as `Daemon.tick` does: observe, advance, consequences with the real store
+and the real outbox, what the API reads, history that is kept, the page that Prometheus scrapes. What is left out is
+what has a clock of its own: the driver's process, the agents' socket, HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpumond.consequences import Consequences
+from gpumond.engine import Memory, Tick, advance, observe
+from gpumond.errors import NoSuchRule, NoSuchTarget, StoreUnavailable
+from gpumond.flush import FlushAnswer, FlushRequest
+from gpumond.keeping import Keeper
+from gpumond.measurements import Measurements
+from gpumond.metrics import Exposition
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.model import Alert
+from gpumond.notify import Retry
+from gpumond.notify.outbox import Outbox
+from gpumond.ring import Ring
+from gpumond.rules.book import RuleBook
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.rules.config import RuleConfig
+from gpumond.rules.preview import LastHour
+from gpumond.store import Bounds, Store
+from tests.soak.world import EPOCH, World
+
+RULE_NAMES = 20
+SCRAPE_SECONDS = 30.0
+
+
+class Pager:
+    """A receiver. ``told`` is how often it heard that something fires, and that it is over."""
+
+    name = "pager"
+    resend_seconds = None
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.told = Counter[str]()
+
+    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
+        await asyncio.sleep(0)
+        if self._world.receiver_down:
+            raise Retry("connection", "down")
+        self.told.update(raised=len(raised), resolved=len(resolved))
+
+
+class Core:
+    def __init__(self, directory: Path, world: World, store_bytes: int) -> None:
+        self.world, self.pager = world, Pager(world)
+        self.store = Store(directory / "gpumond.db", Bounds(max_bytes=store_bytes), beat_seconds=0.5)
+        self.rulebook = RuleBook(BUILT_IN, (), self.store, ("pager",))
+        self.raised = Counter[str]()
+        self.edits = self.refused_edits = self.page_bytes = 0
+        self._telemetry = Telemetry()
+        self._outbox = Outbox([self.pager], self.store, self._telemetry, backoff_seconds=(0.001, 0.01))
+        self._consequences = Consequences(self.store, self._outbox, self._flush, 0.0)
+        self._keeper = Keeper(self.store)
+        self._hour, self._baselines, self._events = LastHour(), Measurements(self.store), Ring(EPOCH)
+        self._exposition = Exposition(self._telemetry)
+        self._memory, self._snapshot = Memory(), None  # type: tuple[Memory, Snapshot | None]
+
+    async def open(self) -> None:
+        await self.store.open()
+        await self._keeper.restore(self._memory.diagnosis.history)
+        await self._outbox.open()
+        await self.rulebook.load()
+
+    async def close(self) -> None:
+        await self._keeper.close(self._memory.diagnosis.history)
+        await self._outbox.close()
+        await self.store.close()
+
+    async def tick(self) -> Tick:
+        world = self.world
+        reading = world.reading()
+        self._snapshot = snapshot = observe(
+            self._snapshot,
+            world.state,
+            reading,
+            world.reports(),
+            world.wall,
+            world.elapsed,
+            self.store.writable,
+            self.store.faults(),
+        )
+        rules = self.rulebook.rules
+        tick = advance(self._memory, rules, snapshot)
+        self._memory = tick.memory
+        alerts = self._consequences.follow(rules, tick.frame.alerts, snapshot, tick.memory.activities, tick.resolved)
+        frame = replace(tick.frame, alerts=alerts)
+        self._hour.see(frame)
+        self._baselines.see(frame)
+        self._telemetry.workloads.connected(report.workload for report in snapshot.reports)
+        self._telemetry.happened(self._events.follow(frame, tick.raised, tick.resolved))
+        self._keeper.turn(self._memory.diagnosis.history, snapshot.elapsed_seconds)
+        self._telemetry.faults(snapshot.faults, complete=reading is not None)
+        if world.elapsed % SCRAPE_SECONDS == 0:
+            self.page_bytes = len(self._exposition.page(frame, "").plain)
+        self.raised.update(raised=len(tick.raised), resolved=len(tick.resolved))
+        return tick
+
+    async def edit(self) -> None:
+        """Somebody makes, changes or removes a rule."""
+        self.edits += 1
+        name = f"rule-{self.world.dice.randrange(RULE_NAMES)}"
+        level = 2.0**45 + self.edits
+        try:
+            if self.world.dice.random() < 0.2:
+                await self.rulebook.delete(name, "soak")
+            else:
+                body = {"name": name, "scope": "process", "value": "used_bytes", "above": level}
+                await self.rulebook.put(RuleConfig.model_validate(body), "soak")
+        except NoSuchRule:
+            pass
+        except StoreUnavailable:
+            self.refused_edits += 1
+
+    async def settled(self) -> None:
+        """What was raised has been told."""
+        while self.pager.told != self.raised:
+            await asyncio.sleep(0.01)
+
+    async def _flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
+        raise NoSuchTarget("no agent is asked here")

@@ -1,0 +1,231 @@
+"""What goes wrong in a simulated week, and what has to be said of it: the oracle.
+
+An incident is a generator that yields once a tick; what it expects it tells the oracle when it begins, and that it is
+over when it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, cycle
+
+from gpumond.loadgen.process import Process
+from gpumond.loadgen.script import GIB, MIB
+from gpumond.model import Alert
+from tests.soak.world import SIZE_BYTES, TICK_SECONDS, UP, UUIDS, World
+
+PAUSE_SECONDS = 1500.0
+"""Between two incidents, so that what is counted over a window is over."""
+LATEST_END_SECONDS = 1800.0
+YEAR_SECONDS = 365 * 86400.0
+
+
+@dataclass(eq=False)
+class Expected:
+    """An alert with at least these labels, at the latest at ``due``; its end at the latest at ``end_due``."""
+
+    rule: str
+    labels: dict[str, str]
+    due: float
+    end_due: float | None = None
+    raised: bool = False
+    resolved: bool = False
+
+
+@dataclass
+class Oracle:
+    """What was expected and did not come, came and was not expected, or ended before its time."""
+
+    now: float = 0.0
+    expected: int = 0
+    wrong: list[str] = field(default_factory=list)
+    _open: list[Expected] = field(default_factory=list)
+
+    def expect(self, rule: str, within: float, **labels: str) -> Expected:
+        self.expected += 1
+        self._open.append(Expected(rule, labels, self.now + within))
+        return self._open[-1]
+
+    def over(self, *expected: Expected) -> None:
+        for each in expected:
+            each.end_due = self.now + LATEST_END_SECONDS
+
+    def see(self, now: float, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
+        self.now = now
+        for alert in raised:
+            expected = self._find(alert)
+            if expected is None or expected.raised:
+                self.wrong.append(f"{now:.0f} s: not expected: {dict(alert.labels)} {dict(alert.annotations)}")
+            else:
+                expected.raised = True
+        for alert in resolved:
+            expected = self._find(alert)
+            if expected is not None and expected.end_due is None:
+                self.wrong.append(f"{now:.0f} s: {dict(alert.labels)} is resolved and not over")
+            elif expected is not None:
+                expected.resolved = True
+        for each in list(self._open):
+            if not each.raised and now > each.due:
+                self._fail(each, "did not come")
+            elif each.end_due is not None and not each.resolved and now > each.end_due:
+                self._fail(each, "does not end")
+            elif each.resolved:
+                self._open.remove(each)
+
+    @property
+    def awaited(self) -> int:
+        """Alerts that are expected, have not come, and need not have yet."""
+        return sum(not each.raised for each in self._open)
+
+    def _find(self, alert: Alert) -> Expected | None:
+        labels = dict(alert.labels)
+        fitting = (e for e in self._open if e.rule == alert.rule and e.labels.items() <= labels.items())
+        return next(fitting, None)
+
+    def _fail(self, expected: Expected, how: str) -> None:
+        self._open.remove(expected)
+        self.wrong.append(f"{self.now:.0f} s: {expected.rule} {expected.labels} {how}")
+
+
+Incident = Callable[[World, Oracle, str], Iterator[None]]
+
+
+def last(seconds: float) -> Iterator[None]:
+    for _ in range(round(seconds / TICK_SECONDS)):
+        yield
+
+
+def nearly_full(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
+    hog = world.start("hog", uuid)
+    world.take(hog, int(0.88 * SIZE_BYTES) - world.used_bytes(uuid))
+    full = oracle.expect("device-nearly-full", 90, uuid=uuid)
+    yield from last(600)
+    world.end(hog)
+    oracle.over(full)
+
+
+def out_of_memory(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
+    resident = world.residents[uuid]
+    assert world.take(resident, 2 * SIZE_BYTES) == 0
+    oracle.over(oracle.expect("out-of-memory", 20, uuid=uuid, pid=str(resident.pid)))
+    yield
+
+
+def xid(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
+    world.xids[uuid] += 1
+    oracle.over(oracle.expect("xid-errors", 20, uuid=uuid))
+    yield
+
+
+def device_lost(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
+    world.lost.add(uuid)
+    lost = oracle.expect("device-lost", 40, uuid=uuid)
+    yield from last(300)
+    world.lost.discard(uuid)
+    oracle.over(lost)
+
+
+def driver_hangs(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
+    world.state = replace(UP, up=False, responsive=False, reason="timeout", detail="a call does not return")
+    alerts = [oracle.expect("driver-unresponsive", 20), oracle.expect("driver-down", 90)]
+    alerts += [oracle.expect("device-lost", 60, uuid=each) for each in UUIDS]
+    yield from last(300)
+    world.state = UP
+    oracle.over(*alerts)
+
+
+def driver_gone(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
+    world.state = replace(UP, up=False, reason="driver_not_loaded", detail="unloaded")
+    alerts = [oracle.expect("driver-down", 90), *(oracle.expect("device-lost", 60, uuid=each) for each in UUIDS)]
+    yield from last(300)
+    world.state = UP
+    oracle.over(*alerts)
+
+
+def agent_silent(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
+    program = world.start("quiet", uuid)
+    world.take(program, GIB)
+    yield from last(120)
+    world.silent.add(program.pid)
+    gone = oracle.expect("agent-gone", 90, uuid=uuid, pid=str(program.pid))
+    yield from last(600)
+    world.silent.discard(program.pid)
+    oracle.over(gone)
+    yield from last(60)
+    world.end(program)
+
+
+def orphan(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
+    program = world.start("killed", uuid)
+    world.take(program, 8 * GIB)
+    yield from last(120)
+    world.orphan(program)
+    kept = oracle.expect("orphan-memory", 330, uuid=uuid)
+    yield from last(1200)
+    world.give_back(program)
+    oracle.over(kept)
+
+
+def disk_full(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
+    world.disk_full = True
+    refused = oracle.expect("store-not-writable", 40)
+    yield from last(300)
+    world.disk_full = False
+    oracle.over(refused)
+
+
+def receiver_down(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
+    """What happens meanwhile has to be told afterwards."""
+    world.receiver_down = True
+    yield from xid(world, oracle, uuid)
+    yield from last(300)
+    world.receiver_down = False
+
+
+def clock_jumps(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
+    """Of which nothing has to be said."""
+    for seconds in (10 * YEAR_SECONDS, -10 * YEAR_SECONDS, -1800.0, 3600.0):
+        world.clock_error = seconds
+        yield from last(300)
+    world.clock_error = 0.0
+
+
+def leak(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
+    program: Process = world.start("leaks", uuid)
+    world.take(program, 4 * GIB)
+    yield from last(600)
+    found = oracle.expect("leak", 5400, uuid=uuid, pid=str(program.pid))
+    for _ in last(9000):
+        world.take(program, 25 * MIB)
+        yield
+    world.end(program)
+    oracle.over(found)
+
+
+SHORT: tuple[Incident, ...] = (
+    nearly_full,
+    out_of_memory,
+    xid,
+    device_lost,
+    driver_hangs,
+    agent_silent,
+    orphan,
+    disk_full,
+    receiver_down,
+    clock_jumps,
+    driver_gone,
+)
+
+
+def troubles(world: World, oracle: Oracle) -> Iterator[None]:
+    """One after another, on one device and then on the other; every ten hours something leaks beside them."""
+    leaking: Iterator[None] | None = None
+    leak_at = 3600.0
+    for incident, uuid in zip(cycle(SHORT), cycle(UUIDS), strict=False):
+        for _ in chain(last(PAUSE_SECONDS), incident(world, oracle, uuid)):
+            if leaking is None and world.elapsed >= leak_at:
+                leaking, leak_at = leak(world, oracle, UUIDS[1]), leak_at + 36_000
+            if leaking is not None and next(leaking, StopIteration) is StopIteration:
+                leaking = None
+            yield

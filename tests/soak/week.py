@@ -1,0 +1,128 @@
+"""Days of simulated time in minutes: what goes wrong meanwhile, what is said of it, and what the process needs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import linear_regression, median
+
+from bench.scrape import rss
+from tests.soak.core import SCRAPE_SECONDS, Core
+from tests.soak.incidents import Oracle, troubles
+from tests.soak.world import TICK_SECONDS, World
+
+STORE_BYTES = 8 * 1024**2
+"""Little enough to be reached within the first day."""
+COLLECT_EVERY = 100
+HOUR, DAY = 3600.0, 86400.0
+WARM_UP_SECONDS = 3 * HOUR
+FULL_SECONDS = DAY
+"""After which the longest series of the history is full; caches of labels, bounded too, are within another day."""
+
+
+@dataclass
+class Watch:
+    """What the process needs, at every simulated hour."""
+
+    days: list[float] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+    store: list[int] = field(default_factory=list)
+    log: list[int] = field(default_factory=list)
+    """Of SQLite, written ahead of the store's file."""
+    tick_seconds: list[float] = field(default_factory=list)
+
+    def after(self, seconds: float) -> int | None:
+        """The first look so late that another one follows it."""
+        return next((i for i, day in enumerate(self.days[:-1]) if day * DAY >= seconds), None)
+
+    def look(self, core: Core, ticks: Sequence[float]) -> None:
+        gc.collect()
+        self.days.append(core.world.elapsed / DAY)
+        self.memory.append(rss(os.getpid()))
+        self.descriptors.append(len(os.listdir("/proc/self/fd")))
+        self.threads.append(threading.active_count())
+        self.store.append(core.store.path.stat().st_size)
+        self.log.append(core.store.path.with_name("gpumond.db-wal").stat().st_size)
+        self.tick_seconds.append(median(ticks))
+
+
+def live(directory: Path, days: float, store_bytes: int = STORE_BYTES, seed: int = 1) -> dict[str, object]:
+    """Figures of so many days. Raises AssertionError if a notification is missing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    gc.freeze()
+    gc.disable()
+    try:
+        return asyncio.run(_live(Core(directory, World(seed), store_bytes), days, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        gc.enable()
+
+
+async def _live(core: Core, days: float, most: int) -> dict[str, object]:
+    world, oracle, watch = core.world, Oracle(), Watch()
+    trouble = troubles(world, oracle)
+    ticks: list[float] = []
+    began = time.monotonic()
+    await core.open()
+    for number in range(int(days * DAY / TICK_SECONDS)):
+        world.turn()
+        oracle.now = world.elapsed
+        next(trouble)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 if world.disk_full else most, most))
+        before = time.perf_counter()
+        tick = await core.tick()
+        ticks.append(time.perf_counter() - before)
+        oracle.see(world.elapsed, tick.raised, tick.resolved)
+        await core.edit()
+        await core.edit()
+        if number % COLLECT_EVERY == 0:
+            gc.collect()
+        if world.elapsed % HOUR < TICK_SECONDS:
+            watch.look(core, ticks)
+            ticks.clear()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    world.receiver_down = world.disk_full = False
+    await asyncio.wait_for(core.settled(), 60)
+    await core.close()
+    return _figures(days, core, oracle, watch) | {"seconds": round(time.monotonic() - began)}
+
+
+def _figures(days: float, core: Core, oracle: Oracle, watch: Watch) -> dict[str, object]:
+    warm = watch.after(WARM_UP_SECONDS)
+    full = watch.after(FULL_SECONDS)
+    slope = None if full is None else linear_regression(watch.days[full:], watch.memory[full:]).slope
+    warm = len(watch.days) - 1 if warm is None else warm
+    return {
+        "simulated_days": days,
+        "tick_every_s": TICK_SECONDS,
+        "scraped_every_s": SCRAPE_SECONDS,
+        "ticks": int(days * DAY / TICK_SECONDS),
+        "programs": core.world.programs,
+        "rule_edits": core.edits,
+        "rule_edits_refused_while_the_disk_was_full": core.refused_edits,
+        "alerts_expected": oracle.expected,
+        "alerts_not_due_at_the_end": oracle.awaited,
+        "alerts_raised": core.raised["raised"],
+        "alerts_told": core.pager.told["raised"],
+        "wrong": oracle.wrong[:20],
+        "rss_mib_after_3_hours": round(watch.memory[warm] / 2**20, 1),
+        "rss_mib_after_1_day": None if full is None else round(watch.memory[full] / 2**20, 1),
+        "rss_mib_at_the_end": round(watch.memory[-1] / 2**20, 1),
+        "rss_mib_a_day_after_the_first": None if slope is None else round(slope / 2**20, 2),
+        "descriptors_more": watch.descriptors[-1] - watch.descriptors[warm],
+        "threads_more": watch.threads[-1] - watch.threads[warm],
+        "store_bound_mib": core.store.bounds.max_bytes / 2**20,
+        "store_mib_at_most": round(max(watch.store) / 2**20, 2),
+        "store_log_mib_at_most": round(max(watch.log) / 2**20, 2),
+        "tick_p50_ms_first_and_last_hour": [round(1e3 * watch.tick_seconds[i], 2) for i in (warm, -1)],
+        "page_bytes": core.page_bytes,
+    }

@@ -1,0 +1,131 @@
+"""A machine with two simulated devices in virtual time: programs come and go, and everything can be taken away."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import count
+from random import Random
+
+from gpumond.loadgen.process import Process, Room
+from gpumond.loadgen.script import GIB, MIB, Program
+from gpumond.model import AgentReport, DeviceReading, Fault, ProcessUsage, Reading, SourceState, XidErrors
+from gpumond.sensors import Sensors
+from gpumond.sim.card import OutOfMemory
+
+TICK_SECONDS = 10.0
+EPOCH = 1_750_000_000.0
+SIZE_BYTES = 80 * GIB
+UUIDS = ("GPU-0", "GPU-1")
+UP = SourceState("sim", up=True, responsive=True)
+UID = 1000
+BUSY = Sensors(gpu_utilization_ratio=0.7)
+
+
+class World:
+    """``state``, ``lost``, ``disk_full``, ``clock_error`` and ``receiver_down`` are what incidents set."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.dice = Random(seed)
+        self.elapsed = 0.0
+        self.state = UP
+        self.lost: set[str] = set()
+        self.silent: set[int] = set()
+        self.xids: dict[str, int] = defaultdict(int)
+        self.disk_full = self.receiver_down = False
+        self.clock_error = 0.0
+        self.programs = 0
+        self._pids = count(4000)
+        self._rooms = {uuid: Room(SIZE_BYTES) for uuid in UUIDS}
+        self._running: dict[int, Process] = {}
+        self._until: dict[int, float] = {}
+        self._blocks = count(1)
+        self.residents = {uuid: self.start(name, uuid) for name, uuid in zip(("train", "serve"), UUIDS, strict=True)}
+        for process in self.residents.values():
+            self.take(process, 10 * GIB)
+        self._breath: dict[str, int] = {}
+
+    @property
+    def wall(self) -> float:
+        return EPOCH + self.elapsed + self.clock_error
+
+    def turn(self) -> None:
+        """Ten seconds pass: on each device one short program begins, and the resident breathes."""
+        self.elapsed += TICK_SECONDS
+        for pid in [pid for pid, until in self._until.items() if until <= self.elapsed]:
+            del self._until[pid]
+            self.end(self._running[pid])
+        for uuid, resident in self.residents.items():
+            process = self.start(f"job-{self.programs % 20}", uuid, agent=self.dice.random() < 0.5)
+            self.take(process, self.dice.randint(64, 512) * MIB)
+            self._until[process.pid] = self.elapsed + TICK_SECONDS * self.dice.randint(1, 12)
+            if uuid in self._breath:
+                resident.give(self._breath.pop(uuid))
+            else:
+                self._breath[uuid] = self.take(resident, 2 * GIB)
+
+    def start(self, name: str, uuid: str, agent: bool = True) -> Process:
+        self.programs += 1
+        pid = next(self._pids)
+        process = Process(Program(name, UUIDS.index(uuid), agent), self._rooms[uuid], uuid, pid, 100 + pid)
+        self._running[pid] = process
+        return process
+
+    def take(self, process: Process, size_bytes: int) -> int:
+        """The block; 0 if there was no room, which the program's allocator has counted."""
+        block = next(self._blocks)
+        try:
+            process.take(block, size_bytes, outside=False)
+        except OutOfMemory:
+            return 0
+        return block
+
+    def end(self, process: Process) -> None:
+        del self._running[process.pid]
+        process.end()
+
+    def orphan(self, process: Process) -> None:
+        """It is gone, and its memory is still there, until it is ended."""
+        del self._running[process.pid]
+
+    def give_back(self, orphan: Process) -> None:
+        orphan.end()
+
+    def used_bytes(self, uuid: str) -> int:
+        return self._rooms[uuid].used_bytes
+
+    def reading(self) -> Reading | None:
+        """What the driver says; None if it does not answer."""
+        if not self.state.up:
+            return None
+        devices = tuple(self._device(uuid) for uuid in UUIDS if uuid not in self.lost)
+        faults = tuple(Fault("sim", "gpu_is_lost", uuid, "for a test") for uuid in sorted(self.lost))
+        xids = tuple(XidErrors(uuid, 79, number, self.wall) for uuid, number in self.xids.items())
+        return Reading(devices, faults, "1", xids=xids)
+
+    def reports(self) -> tuple[AgentReport, ...]:
+        speaking = (each for each in self._running.values() if each.planned.agent and each.pid not in self.silent)
+        return tuple(process.report() for process in speaking)
+
+    def _device(self, uuid: str) -> DeviceReading:
+        used = self._rooms[uuid].used_bytes
+        return DeviceReading(
+            uuid=uuid,
+            index=UUIDS.index(uuid),
+            name="virtual",
+            vendor="sim",
+            size_bytes=SIZE_BYTES,
+            used_bytes=used,
+            free_bytes=SIZE_BYTES - used,
+            reserved_bytes=0,
+            processes=tuple(self._processes(uuid)),
+            sensors=BUSY,
+        )
+
+    def _processes(self, uuid: str) -> Iterator[ProcessUsage]:
+        for process in self._running.values():
+            if process.uuid == uuid:
+                kinds, name = ("compute",), process.planned.name
+                yield ProcessUsage(
+                    process.pid, process.start_ticks, process.used_bytes, kinds, name, UID, state="alive"
+                )
