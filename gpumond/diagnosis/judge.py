@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from math import inf, isfinite
 
 from gpumond.diagnosis import alarms, sentences
@@ -49,7 +49,10 @@ class Judge:
         self._begun = False
         self._ramps: dict[str, tuple[float, float]] = {}
         """By device: when it was last seen on its way to be full, and the seconds that were left then."""
-        self._crashes: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        self._crashes: dict[tuple[str, str], list[float]] = {}
+        """By device and program, those of the last while."""
+        self._loops: dict[tuple[str, str], tuple[float, Verdict]] = {}
+        """Crash loops, with the time until which each is said."""
         self._flat: dict[Key, alarms.Flat] = {}
         self._ranks = Ranks()
 
@@ -62,7 +65,8 @@ class Judge:
         if not self._course.take(snapshot):
             return False
         now = self.history.now
-        self._devices = {device.uuid: device for device in snapshot.devices}
+        before, self._devices = self._devices, {device.uuid: device for device in snapshot.devices}
+        self._forget(before.keys() - self._devices.keys())
         self._parents = frozenset(device.parent_uuid for device in snapshot.devices)
         self._heed_xids(snapshot)
         for watch, closed in self._course.due:
@@ -81,6 +85,7 @@ class Judge:
                 self._judge_pressure(whole, device)
                 self._judge_orphans(whole, device)
         self._events = [event for event in self._events if event[0] > now]
+        self._loops = {key: loop for key, loop in self._loops.items() if loop[0] > now}
         return True
 
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -90,7 +95,7 @@ class Judge:
             instead = self._ranks.verdicts(watches)
             if instead:
                 said = [verdict for watch in watches for verdict in _said(watch, instead)]
-        return (*said, *(verdict for _, verdict in self._events))
+        return (*said, *(verdict for _, verdict in (*self._events, *self._loops.values())))
 
     def _judge_course(self, watch: Watch, device: DeviceReading, closed: int) -> None:
         """Shape, leak, fragmentation: all that changes by the minute."""
@@ -290,21 +295,29 @@ class Judge:
 
     def _loop(self, watch: Watch, device: DeviceReading) -> None:
         now, key = self.history.now, (watch.uuid, watch.name)
-        self._crashes[key] = [at for at in self._crashes[key] if now - at < alarms.LOOP_SECONDS] + [now]
+        self._crashes[key] = [*self._crashes.get(key, ()), now]
+        lately = ((key, [at for at in own if now - at < alarms.LOOP_SECONDS]) for key, own in self._crashes.items())
+        self._crashes = {key: own for key, own in lately if own}
         times = self._crashes[key]
         if len(times) >= alarms.LOOP:
             who, until = watch.name or "a program", times[-alarms.LOOP] + alarms.LOOP_SECONDS
             summary = sentences.crash_loop(who, _label(device), len(times))
-            self._events = [event for event in self._events if event[1].kind != "crash-loop"]
-            verdict = Verdict(
-                watch.uuid, None, "crash-loop", self.history.unix(times[0]), (("crashes", len(times)),), None, summary
-            )
-            self._events.append((until, verdict))
+            evidence, since = (("crashes", len(times)),), self.history.unix(times[0])
+            self._loops[key] = until, Verdict(watch.uuid, None, "crash-loop", since, evidence, None, summary)
 
     def _event(self, watch: Watch, kind: str, seconds: float, evidence: Evidence, summary: str) -> None:
         now = self.history.now
         verdict = Verdict(watch.uuid, watch.pid, kind, self.history.unix(now), evidence, None, summary)
         self._events.append((now + seconds, verdict))
+
+    def _forget(self, gone: Set[str]) -> None:
+        """Devices that are no longer there."""
+        for uuid in gone:
+            for table in (self._full_at, self._xid_at, self._ramps):
+                table.pop(uuid, None)
+        if gone:
+            self._xids = {key: count for key, count in self._xids.items() if key[0] not in gone}
+            self._flat = {key: stretch for key, stretch in self._flat.items() if key[0] not in gone}
 
     def _heed_xids(self, snapshot: Snapshot) -> None:
         for seen in snapshot.xids:

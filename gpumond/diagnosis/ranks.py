@@ -33,6 +33,7 @@ class Ranks:
             if watch.leak is not None and watch.pid is not None and "leak" in watch.verdicts:
                 leaking[watch.name].append(watch)
         instead: dict[Key, Verdict | None] = {}
+        self._speakers = {name: speaker for name, speaker in self._speakers.items() if name in leaking}
         for name, alike in leaking.items():
             group = _together(alike) if len({watch.uuid for watch in alike}) >= LEAST_DEVICES * LEAST_SHARE else []
             peers = [watch for watch in watches if watch.name == name and watch.pid is not None] if group else []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -159,6 +160,25 @@ def test_three_crashes_within_an_hour_are_a_loop():
     assert loop is not None
     assert (loop[0], loop[1].pid) == (1750.0, None)
     assert "crash-loop" not in kinds(onsets(snapshots(2)))
+
+
+def test_programs_that_crash_at_the_same_time_are_loops_of_their_own():
+    def program(moment: float, pid: int, comm: str) -> tuple[ProcessUsage, ...]:
+        turn, into = divmod(moment, 600)
+        size = int(0.99 * SIZE if into > 500 else 20 * GIB)
+        return (a_process(pid + int(turn), size, start_ticks=int(turn), comm=comm),) if into < 550 else ()
+
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(33):
+            there = [program(moment, 10, "train"), program(moment, 90, "serve")]
+            devices = (
+                replace(of_device(sum(p.used_bytes or 0 for p in own), own), uuid=uuid, index=index)
+                for index, (uuid, own) in enumerate(zip(("GPU-a", "GPU-b"), there, strict=True))
+            )
+            yield replace(at_moment(moment, of_device(0, ())), devices=tuple(devices))
+
+    loops = {verdict.summary.split()[0] for verdict in last(snapshots()) if verdict.kind == "crash-loop"}
+    assert loops == {"train", "serve"}
 
 
 def splitting(stranded_per_minute: float, retries: int | None = None) -> Iterator[Snapshot]:
