@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("gpumond")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job hands that down to each child
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ANOTHER_PYTHON = "Skipped: needs Python "
 
