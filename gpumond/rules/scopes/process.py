@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from gpumond.model import DeviceReading, ProcessUsage, Verdict
@@ -50,15 +49,15 @@ def processes(seen: Seen) -> Subjects[_Process]:
             "agent_gone": lambda row: None if row.workload is None else float(row.silent),
             **VERDICTS,
         },
-        lambda row: _process_labels(row.device.index, row.process.pid, row.device.uuid),
+        _labels,
         _process_texts,
         lambda row: (row.workload or "", row.process.comm or ""),
     )
 
 
-@lru_cache(16_384)  # labels are the same from tick to tick
-def _process_labels(index: int, pid: int, uuid: str) -> Labels:
-    return ("gpu", str(index)), ("pid", str(pid) if pid else ""), ("uuid", uuid)
+def _labels(row: _Process) -> Labels:
+    pid = row.process.pid
+    return ("gpu", str(row.device.index)), ("pid", str(pid) if pid else ""), ("uuid", row.device.uuid)
 
 
 def _process_texts(row: _Process) -> dict[str, str]:
