@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gpumond.model import AgentReport, DeviceReading, Ledger, Line, Overcount, PoolUsage, Snapshot
+from gpumond.stretches import Stretches, whole
 
 Identity = tuple[int, int | None]
 """(pid, start_ticks)"""
@@ -38,10 +39,11 @@ _line = lru_cache(16_384)(Line)
 """Most lines but the live ones are the same from tick to tick, and to look one up takes a fraction of making it."""
 
 
-def attribute(snapshot: Snapshot) -> Ledger:
+def attributing(snapshot: Snapshot) -> Stretches[Ledger]:
     """The ledger of one snapshot. A device whose used bytes are unknown has no ``unclaimed`` and no overcount."""
     reports: dict[Identity, AgentReport] = {(report.pid, report.start_ticks): report for report in snapshot.reports}
     pools = _pools_by_device(snapshot)
+    yield
     lines: list[Line] = []
     overcounts: list[Overcount] = []
     for device in snapshot.devices:
@@ -51,7 +53,11 @@ def attribute(snapshot: Snapshot) -> Ledger:
             own.append(Line(device.uuid, "unclaimed", unclaimed))
             overcounts.append(Overcount(device.uuid, sum(line.used_bytes for line in own) - device.used_bytes))
         lines += own
+        yield
     return Ledger(tuple(lines), tuple(overcounts))
+
+
+attribute = whole(attributing)
 
 
 def outermost(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from gpumond.child import Child, Request, end
+from gpumond.decoding import from_json
 from gpumond.errors import ProtocolError
 from gpumond.model import RELEASED, STARTING, Reading, SourceState, XidErrors
 from gpumond.sources import Answer, LeftOut
-from gpumond.wire import from_json
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from gpumond.config import RELOADED, Settings
 from gpumond.consequences import Consequences
 from gpumond.descriptors import kept_from_agents
 from gpumond.diagnosis import Diagnosis
-from gpumond.engine import Memory, advancing, observe
+from gpumond.engine import Memory, advancing, observing
 from gpumond.errors import ConfigError, FlushError, StoreUnavailable
 from gpumond.flush import FlushAnswer, Flusher, FlushRequest
 from gpumond.history import History
@@ -111,18 +111,20 @@ class Daemon:
         with self._telemetry.tick_duration.time():
             previous = self.frame.snapshot if self.frame else None
             reports = self._intake.reports()
-            snapshot = observe(
-                previous,
-                self._collector.state,
-                reading,
-                reports,
-                time.time(),
-                time.monotonic() - self._began,
-                self._store.writable,
-                self._store.faults(),
-                self._private_pid_namespace,
-            )
             await asyncio.sleep(0)  # the agents' turn: that many reports took a while to put together
+            snapshot = await in_turns(
+                observing(
+                    previous,
+                    self._collector.state,
+                    reading,
+                    reports,
+                    time.time(),
+                    time.monotonic() - self._began,
+                    self._store.writable,
+                    self._store.faults(),
+                    self._private_pid_namespace,
+                )
+            )
             rules = self.rulebook.rules
             tick = await in_turns(advancing(self._memory, rules, snapshot))
             alerts = self._consequences.follow(

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from gpumond.attribution import attribute
-from gpumond.diagnosis import Diagnosis, diagnose
+from gpumond.attribution import attributing
+from gpumond.diagnosis import Diagnosis, diagnosing
 from gpumond.idleness import watched
 from gpumond.model import (
     MISSED_LIMIT,
@@ -26,11 +27,11 @@ from gpumond.model import (
     Verdict,
 )
 from gpumond.resume import Awaited, hold
-from gpumond.rules import Activities, Rule, ended, step
+from gpumond.rules import Activities, Rule, Scope, Subjects, ended, step
 from gpumond.rules.recent import Recent, remember
 from gpumond.rules.scopes import Seen, hidden, subjects
 from gpumond.rules.verdicts import NOTHING, standing
-from gpumond.stretches import Stretches, at_once
+from gpumond.stretches import Stretches, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Tick:
     resolved: tuple[Alert, ...] = ()
 
 
-def observe(
+def observing(
     previous: Snapshot | None,
     source: SourceState,
     reading: Reading | None,
@@ -63,7 +64,7 @@ def observe(
     store_writable: bool | None = None,
     faults: Sequence[Fault] = (),
     private_pid_namespace: bool | None = None,
-) -> Snapshot:
+) -> Stretches[Snapshot]:
     """The facts of one tick. ``reading`` is None if none came in time.
 
     A device that did not answer keeps the values of its last reading for two ticks and is then
@@ -72,7 +73,10 @@ def observe(
     seen = [*(reading.faults if reading else ()), *faults]
     known = previous.devices if previous else ()
     seconds = elapsed_seconds - previous.elapsed_seconds if previous else 0.0
-    devices = tuple(_devices(known, reading, seconds))
+    devices: list[DeviceReading] = []
+    for device in _devices(known, reading, seconds):
+        devices.append(device)
+        yield
     reports = tuple(_possible(reports, devices, seen))
     if not source.up and source.reason != STARTING:
         seen.append(Fault(source.name, source.reason, None, source.detail))
@@ -83,7 +87,7 @@ def observe(
         taken_at,
         elapsed_seconds,
         source,
-        devices,
+        tuple(devices),
         reports,
         tuple(seen),
         xids,
@@ -92,30 +96,30 @@ def observe(
     )
 
 
-def advance(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot) -> Tick:
-    """The next frame, and which alerts began or ceased to fire with it."""
-    return at_once(advancing(memory, rules, snapshot))
+observe = whole(observing)
 
 
 def advancing(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot) -> Stretches[Tick]:
-    """The same in stretches; ``memory`` is nobody else's meanwhile."""
-    diagnosis = diagnose(memory.diagnosis, snapshot)
+    """The next frame, and which alerts began or ceased to fire with it. ``memory`` is nobody else's meanwhile."""
+    diagnosis = yield from diagnosing(memory.diagnosis, snapshot)
     yield
     return (yield from _judging(replace(memory, diagnosis=diagnosis), rules, snapshot, diagnosis.verdicts))
 
 
-def judge(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Tick:
-    """The same where the verdicts are known."""
-    return at_once(_judging(memory, rules, snapshot, verdicts))
+advance = whole(advancing)
 
 
 def _judging(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Stretches[Tick]:
-    ledger = attribute(snapshot)
-    yield
+    """The same where the verdicts are known."""
+    ledger = yield from attributing(snapshot)
     recent = remember(memory.recent, snapshot)
+    yield
     unseen = hidden(snapshot, recent)
     facts = Seen(snapshot, ledger, recent, standing(verdicts))
-    scopes = {scope: subjects(scope, facts) for scope in {rule.scope for rule in rules}}
+    scopes: dict[Scope, Subjects[Any]] = {}
+    for scope in {rule.scope for rule in rules}:
+        scopes[scope] = subjects(scope, facts)
+        yield
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
     stepped: dict[str, Activities] = {}
     for rule in rules:
@@ -136,6 +140,9 @@ def _judging(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts
         raised=tuple(_began(memory.activities, activities)),
         resolved=tuple(ended(alert, now) for alert in _began(activities, memory.activities)),
     )
+
+
+judge = whole(_judging)
 
 
 def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) -> Iterator[Alert]:

@@ -16,9 +16,10 @@ import resource
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
+from gpumond.decoding import decode
 from gpumond.errors import ProtocolError
 from gpumond.identity import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, sender_pid
 from gpumond.model import AgentReport
@@ -34,7 +35,6 @@ from gpumond.wire import (
     Message,
     Report,
     Result,
-    decode,
     encode,
 )
 
@@ -231,17 +231,16 @@ class Intake:
             log.info("agent of pid %d, uid %d, closed: %s", peer.identity.pid, peer.identity.uid, error)
             self._drop(peer, error.reason)
 
-    def _frames(self, peer: Peer, chunk: bytes, now: float) -> Iterator[bytes]:
+    def _frames(self, peer: Peer, chunk: bytes, now: float) -> list[bytes]:
         if not peer.buffer:
             peer.partial_since = now
-        peer.buffer += chunk
-        *frames, rest = peer.buffer.split(b"\n")
+        *frames, rest = (peer.buffer + chunk).split(b"\n")
         if len(rest) > MAX_FRAME_BYTES or any(len(frame) > MAX_FRAME_BYTES for frame in frames):
             raise ProtocolError("oversize", f"a frame of more than {MAX_FRAME_BYTES} bytes")
         if frames:
             peer.partial_since = now
         peer.buffer = rest
-        yield from map(bytes, frames)
+        return frames
 
     def _hear(self, peer: Peer, message: Message, now: float) -> None:
         if peer.hello is None:

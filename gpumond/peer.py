@@ -60,7 +60,7 @@ class Peer:
         self, connection: socket.socket, identity: Identity, pidfd: int | None, budget: Budget, now: float
     ) -> None:
         self.socket, self.identity, self.pidfd, self.budget = connection, identity, pidfd, budget
-        self.buffer = bytearray()
+        self.buffer = b""
         self.hello: Hello | None = None
         self.report: Report | None = None
         self.heard_at = self.partial_since = now

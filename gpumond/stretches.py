@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TypeVar
+from collections.abc import Callable, Generator
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 Stretches = Generator[None, None, T]
 """Yields after each stretch, and returns what came of it."""
@@ -19,3 +21,13 @@ def at_once(work: Stretches[T]) -> T:
         except StopIteration as done:
             result: T = done.value
             return result
+
+
+def whole(work: Callable[P, Stretches[T]]) -> Callable[P, T]:
+    """The function that does the same at once."""
+
+    @wraps(work)
+    def done(*args: P.args, **kwargs: P.kwargs) -> T:
+        return at_once(work(*args, **kwargs))
+
+    return done

@@ -12,8 +12,9 @@ from __future__ import annotations
 from gpumond.diagnosis.judge import Judge
 from gpumond.history import History
 from gpumond.model import Snapshot, Verdict
+from gpumond.stretches import Stretches, whole
 
-__all__ = ["Diagnosis", "diagnose"]
+__all__ = ["Diagnosis", "diagnose", "diagnosing"]
 
 
 class Diagnosis:
@@ -34,11 +35,15 @@ class Diagnosis:
         return self.judge.history
 
 
-def diagnose(before: Diagnosis, snapshot: Snapshot) -> Diagnosis:
+def diagnosing(before: Diagnosis, snapshot: Snapshot) -> Stretches[Diagnosis]:
     """The diagnosis after ``snapshot``: a function of the sequence of snapshots alone.
 
     Durations are those of ``elapsed_seconds``; a snapshot that is not newer than the last one changes nothing.
+    Between two stretches ``before`` is nobody else's, but its history may be read.
     """
-    if before.judge.take(snapshot):
+    if (yield from before.judge.taking(snapshot)):
         before.verdicts = before.judge.verdicts()
     return before
+
+
+diagnose = whole(diagnosing)

@@ -10,6 +10,7 @@ from gpumond.attribution import outermost
 from gpumond.diagnosis.watch import Key, Watch
 from gpumond.history import History, Life
 from gpumond.model import AgentReport, DeviceReading, ProcessUsage, Snapshot
+from gpumond.stretches import Stretches
 
 FALL = 0.10
 FALL_SHARE = 0.5
@@ -54,8 +55,8 @@ class Course:
         self._returned: dict[str, int] = {}
         """By device: how much less is used than at the sample before."""
 
-    def take(self, snapshot: Snapshot) -> bool:
-        """False if the snapshot is not newer than the last."""
+    def taking(self, snapshot: Snapshot) -> Stretches[bool]:
+        """Device by device. False if the snapshot is not newer than the last."""
         if not self.history.begin(snapshot):
             return False
         self.due, self.falls = [], []
@@ -67,6 +68,7 @@ class Course:
             if not device.missed and device.used_bytes is not None:
                 self._device(device, pools.get(device.uuid, {}))
                 seen.add(device.uuid)
+                yield
         self._end(seen)
         for key in [key for key in self.watches if key[0] not in present]:
             self._leave(self.watches.pop(key))

@@ -18,6 +18,7 @@ from gpumond.history import UNCLAIMED, USED, History
 from gpumond.idleness import idle_seconds
 from gpumond.model import DeviceReading, ProcessUsage, Snapshot, Verdict
 from gpumond.series import MAX, MINUTE
+from gpumond.stretches import Stretches
 
 RECENT_MINUTES = 15
 LEAST_RELEASE = 0.02
@@ -60,9 +61,9 @@ class Judge:
     def history(self) -> History:
         return self._course.history
 
-    def take(self, snapshot: Snapshot) -> bool:
+    def taking(self, snapshot: Snapshot) -> Stretches[bool]:
         """Takes the snapshot in. False if it is not newer than the last."""
-        if not self._course.take(snapshot):
+        if not (yield from self._course.taking(snapshot)):
             return False
         now = self.history.now
         before, self._devices = self._devices, {device.uuid: device for device in snapshot.devices}
@@ -77,6 +78,7 @@ class Judge:
                 left = alarms.ramp(watch.series, float(device.used_bytes or 0), device.size_bytes)
                 if left is not None:
                     self._ramps[watch.uuid] = (now, left)
+            yield
         for fall in self._course.falls:
             self._explain(fall)
         for device in snapshot.devices:
