@@ -110,8 +110,7 @@ class Daemon:
         reading = await self._collector.read(wait=0.8 * interval)
         with self._telemetry.tick_duration.time():
             previous = self.frame.snapshot if self.frame else None
-            reports = self._intake.reports()
-            await asyncio.sleep(0)  # the agents' turn: that many reports took a while to put together
+            reports = await in_turns(self._intake.reporting())
             snapshot = await in_turns(
                 observing(
                     previous,

@@ -24,8 +24,10 @@ from gpumond.errors import ProtocolError
 from gpumond.identity import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, sender_pid
 from gpumond.model import AgentReport
 from gpumond.peer import Budget, Limits, Peer, agent_report, check_hello, check_report
+from gpumond.stretches import Stretches, whole
 from gpumond.wire import (
     MAX_FRAME_BYTES,
+    VERSION,
     Answer,
     Ask,
     Bye,
@@ -42,6 +44,9 @@ log = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 16
 ASK_SECONDS = 30.0
+STRETCH = 32
+"""So many reports are decoded, then others have their turn."""
+REPORT = b'{"v":%d,"type":"report"' % VERSION
 DEPARTED_KEPT = 256
 UNASKED = {
     "limit": "this program does not allow it, or its agent is too old; it does with "
@@ -58,7 +63,7 @@ class Intake:
         listener: socket.socket,
         *,
         limits: Limits = Limits(),
-        reported: Callable[[], None] = lambda: None,
+        reported: Callable[[int], None] = lambda count: None,
         rejected: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,7 +75,7 @@ class Intake:
         self._departed: deque[AgentReport] = deque(maxlen=DEPARTED_KEPT)
         self._per_uid: Counter[int] = Counter()
         self._budgets: dict[int, Budget] = {}
-        self._strangers = 0
+        self._strangers = self._heard = 0
         self._accepting = False
         self._crowded = False
         self._sweeper: asyncio.TimerHandle | None = None
@@ -94,17 +99,22 @@ class Intake:
         self._departed.clear()
         return departed
 
-    def reports(self) -> tuple[AgentReport, ...]:
+    def reporting(self) -> Stretches[tuple[AgentReport, ...]]:
         """The newest report of every process whose agent is connected and was heard lately."""
-        now = self._clock()
         newest: dict[Identity, tuple[float, AgentReport]] = {}
-        for peer in self._peers.values():
-            age = now - peer.heard_at
-            if peer.hello is None or peer.report is None or age > self._limits.stale_seconds:
+        for number, peer in enumerate(list(self._peers.values())):
+            if number % STRETCH == 0:
+                yield
+            report, age = self._newest_of(peer), self._clock() - peer.heard_at
+            if peer.hello is None or report is None or age > self._limits.stale_seconds:
                 continue
             if peer.identity not in newest or age < newest[peer.identity][0]:
-                newest[peer.identity] = age, agent_report(peer.identity, peer.hello, peer.report, age)
+                newest[peer.identity] = age, agent_report(peer.identity, peer.hello, report, age)
+        self._reported(self._heard)
+        self._heard = 0
         return tuple(report for _, report in newest.values())
+
+    reports = whole(reporting)
 
     async def flush(self, identity: Identity, request: Flush) -> Result | None:
         """Ask one agent and wait for its answer: None if it did not come in time or the agent left.
@@ -146,8 +156,16 @@ class Intake:
         return any(peer.answers or peer.unanswered for peer in self._peers.values() if peer.identity == identity)
 
     def _newest(self, identity: Identity) -> Peer | None:
-        own = [peer for peer in self._peers.values() if peer.identity == identity and peer.report is not None]
+        own = [peer for peer in self._peers.values() if peer.identity == identity and (peer.report or peer.unread)]
         return max(own, key=lambda peer: peer.heard_at, default=None)
+
+    def _newest_of(self, peer: Peer) -> Report | None:
+        """None, too, if it was nonsense or the agent has left."""
+        try:
+            report = peer.newest()
+        except ProtocolError as error:
+            self._refuse(peer, error)
+        return report if self._peers.get(peer.socket.fileno()) is peer else None
 
     def _send(self, peer: Peer, message: Message) -> bool:
         """True if the whole frame went out; a peer that does not read its socket is dropped."""
@@ -226,10 +244,17 @@ class Intake:
         try:
             for frame in self._frames(peer, chunk, now):
                 peer.budget.frames -= 1
-                self._hear(peer, decode(frame), now)
+                if peer.report is not None and frame.startswith(REPORT):
+                    peer.unread, peer.heard_at = frame, now
+                    self._heard += 1
+                else:
+                    self._hear(peer, decode(frame), now)
         except ProtocolError as error:
-            log.info("agent of pid %d, uid %d, closed: %s", peer.identity.pid, peer.identity.uid, error)
-            self._drop(peer, error.reason)
+            self._refuse(peer, error)
+
+    def _refuse(self, peer: Peer, error: ProtocolError) -> None:
+        log.info("agent of pid %d, uid %d, closed: %s", peer.identity.pid, peer.identity.uid, error)
+        self._drop(peer, error.reason)
 
     def _frames(self, peer: Peer, chunk: bytes, now: float) -> list[bytes]:
         if not peer.buffer:
@@ -255,8 +280,8 @@ class Intake:
             raise ProtocolError("hello", "a second hello")
         elif isinstance(message, Report):
             check_report(message)
-            peer.report, peer.heard_at = message, now
-            self._reported()
+            peer.report, peer.unread, peer.heard_at = message, b"", now
+            self._heard += 1
         elif isinstance(message, Answer):
             asked = peer.asked.get(message.id)
             if asked is not None and not asked.done():
@@ -281,6 +306,8 @@ class Intake:
         self._drop(peer)
 
     def _drop(self, peer: Peer, reason: str | None = None) -> None:
+        if reason is None:
+            self._newest_of(peer)  # its last words
         descriptor = peer.socket.fileno()
         if self._peers.get(descriptor) is not peer:
             return

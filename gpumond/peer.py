@@ -7,6 +7,7 @@ import re
 import socket
 from dataclasses import dataclass
 
+from gpumond.decoding import decode
 from gpumond.errors import ProtocolError
 from gpumond.identity import Identity
 from gpumond.model import AgentReport
@@ -63,11 +64,27 @@ class Peer:
         self.buffer = b""
         self.hello: Hello | None = None
         self.report: Report | None = None
+        self.unread = b""
+        """The frame of a report that came after it."""
         self.heard_at = self.partial_since = now
         self.answers: dict[str, asyncio.Future[Result]] = {}
         self.unanswered: set[str] = set()
         """Flushes that were waited for no longer; an agent answers each, sooner or later."""
         self.asked: dict[str, asyncio.Future[Answer]] = {}
+
+    def newest(self) -> Report | None:
+        """Its newest report, decoded when somebody asks: of those between two ticks all but one are for nobody.
+
+        Raises ProtocolError.
+        """
+        if self.unread:
+            frame, self.unread = self.unread, b""
+            message = decode(frame)
+            if not isinstance(message, Report):
+                raise ProtocolError("type", "a report that is none")
+            check_report(message)
+            self.report = message
+        return self.report
 
     def left(self) -> None:
         """Whoever waits for an answer waits no longer."""

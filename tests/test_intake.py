@@ -40,7 +40,13 @@ class Door:
         self.path = path
         self.refused: Counter[str] = Counter()
         listener = bind_agent_socket(path, 0o600)
-        self.intake = Intake(listener, limits=limits, rejected=lambda reason: self.refused.update([reason]))
+        self.reported = 0
+        self.intake = Intake(
+            listener, limits=limits, reported=self.count, rejected=lambda reason: self.refused.update([reason])
+        )
+
+    def count(self, reports: int) -> None:
+        self.reported += reports
 
     def connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
@@ -138,6 +144,40 @@ async def test_an_agent_that_leaves_is_gone_at_once(tmp_path: Path):
             await at.reports()
             agent.sendall(encode(Bye()))
             await at.reports(0)
+
+
+NONSENSE = b'{"v":1,"type":"report","pools":[{}]}\n'
+
+
+def test_of_later_reports_the_newest_alone_is_looked_at(tmp_path: Path):
+    async def run() -> None:
+        async with door(tmp_path) as at:
+            with at.connect() as agent:
+                agent.sendall(HELLO + REPORT)
+                await at.reports()
+                agent.sendall(NONSENSE + encode(Report(pools=(a_pool(live=8),))))
+                await eventually(lambda: [r.pools[0].live_bytes for r in at.intake.reports()] == [8])
+                agent.sendall(NONSENSE)
+                await eventually(lambda: at.intake.reports() == ())
+                await closed(agent)
+            assert at.refused == {"missing": 1}
+            assert at.reported == 4
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("last", [NONSENSE, b'{"v":1,"type":"report","type":"hello"}\n'])
+def test_last_words_are_looked_at_though_nobody_asked(tmp_path: Path, last: bytes):
+    async def run() -> None:
+        async with door(tmp_path) as at:
+            with at.connect() as agent:
+                agent.sendall(HELLO + REPORT)
+                await at.reports()
+                agent.sendall(last)
+            await eventually(lambda: at.refused.total() == 1)
+            assert at.intake.reports() == ()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_a_hundred_agents_of_one_user_lose_no_report(tmp_path: Path):
         intake = Intake(
             listener,
             limits=Limits(frames_per_second=10**6),
-            reported=lambda: heard.update(["report"]),
+            reported=lambda count: heard.update(report=count),
             rejected=lambda reason: heard.update([reason]),
         )
         intake.serve()
@@ -125,6 +125,7 @@ def test_a_hundred_agents_of_one_user_lose_no_report(tmp_path: Path):
                 said = [encode(Hello("train"))] * (turn == 0) + [encode(Report(pools=(a_pool(live=turn),)))]
                 await asyncio.gather(*(loop.sock_sendall(agent, b"".join(said)) for agent in crowd))
             while heard.total() < 2000:
+                intake.reports()
                 await asyncio.sleep(0.01)
         intake.close()
 

@@ -93,8 +93,8 @@ class Telemetry:
         )
         build.labels(__version__, platform.python_version()).set(1)
 
-    def reported(self) -> None:
-        self._reports.inc()
+    def reported(self, count: int) -> None:
+        self._reports.inc(count)
 
     def rejected(self, reason: str) -> None:
         self._rejects.labels(reason).inc()
