@@ -142,9 +142,10 @@ def steady(directory: Path, library: Path, agents: int, rates: Sequence[float]) 
             figures["rss_mib"] = daemon.rss_mib()
             crowd.begin(1, 4 * SECONDS)
             with probing(daemon, SECONDS) as ingest:
-                first = spread(fresh(daemon))
+                first = fresh(daemon)
             figures |= {
-                "first_scrape_of_a_frame": first,
+                "first_scrape_of_a_frame": spread(first[2:]),
+                "before_it_is_known_to_be_regular_ms": [round(1e3 * seconds, 1) for seconds in first[:2]],
                 "ingest_with_a_scrape_of_each_frame": ingest,
                 "further_scrapes": spread(scrape(daemon, "gzip")),
                 "samples": len(daemon.series()),
@@ -167,6 +168,7 @@ def rate(daemon: Started, crowd: Crowd, hz: float) -> dict[str, object]:
             get(connect(daemon), "gzip")
     told = crowd.end()
     used = daemon.cpu() - before
+    time.sleep(2)  # reports are counted with the tick
     counters = daemon.counters()
     heard = counters.pop(REPORTS) - reports - int(ingest["n"])  # type: ignore[call-overload]
     return {

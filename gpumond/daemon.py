@@ -30,7 +30,8 @@ from gpumond.identity import in_private_pid_namespace
 from gpumond.intake import Intake
 from gpumond.keeping import Keeper
 from gpumond.measurements import Measurements
-from gpumond.metrics import Compat, Exposition, Page
+from gpumond.metrics import Compat, Exposition, Form, Page
+from gpumond.metrics.regular import Regular
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Alert, Frame, Reading, Receipt
 from gpumond.notify import Notifier, notifier
@@ -87,6 +88,7 @@ class Daemon:
         self._outbox = Outbox(_notifiers(settings), self._store, self._telemetry, wants=self._wants)
         self._exposition = Exposition(self._telemetry, settings.compat)
         self._rendering = asyncio.Lock()
+        self._scrapes: Regular[Form] = Regular()
         self._collector = Collector(source, restarted=self._telemetry.restarted, opened=self._wake.set)
         path = settings.agent_socket()
         mode = settings.agent_socket_mode()
@@ -129,15 +131,23 @@ class Daemon:
             alerts = self._consequences.follow(
                 rules, tick.frame.alerts, snapshot, tick.memory.activities, tick.resolved
             )
-            self._memory, self.frame = tick.memory, replace(tick.frame, alerts=alerts)
+            self._memory = tick.memory
+            await self._show(replace(tick.frame, alerts=alerts))
             self._hour.see(tick.frame)
             self.baselines.see(tick.frame)
             departed = self._intake.departed()
             self._telemetry.workloads.connected(report.workload for report in snapshot.reports)
-            self._telemetry.happened(self.events.follow(self.frame, tick.raised, tick.resolved, departed))
+            self._telemetry.happened(self.events.follow(tick.frame, tick.raised, tick.resolved, departed))
         self._keeper.turn(self.history, snapshot.elapsed_seconds)
         self._telemetry.faults(snapshot.faults, complete=reading is not None)
         self._telemetry.store_writable.set(self._store.writable)
+
+    async def _show(self, frame: Frame) -> None:
+        """Swaps the one reference, when the pages that will be scraped of it are written."""
+        expected = tuple(self._scrapes.expected(time.monotonic(), self._settings.interval))
+        pages = {form: await in_turns(self._exposition.writing(frame, form)) for form in expected}
+        self.frame = frame
+        self._exposition.show(frame, pages)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -231,8 +241,12 @@ class Daemon:
             log.error("a rule of the store is left out: %s", wrong)
 
     async def metrics(self, accept: str, compat: Compat | None = None) -> Page:
+        form = Form.of(accept, compat)
+        self._scrapes.asked(form, time.monotonic())
+        if page := self._exposition.written(self.frame, form):
+            return page
         async with self._rendering:
-            return await in_turns(self._exposition.rendering(self.frame, accept, compat))
+            return await in_turns(self._exposition.rendering(self.frame, form))
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
         log.info("flush of %s, steps %s, by %s", request.target, ",".join(request.steps), requested_by)

@@ -17,7 +17,7 @@ from gpumond.metrics.families import FAMILIES
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.metrics.text import write
 from gpumond.model import Frame
-from gpumond.stretches import Stretches, at_once
+from gpumond.stretches import Stretches, whole
 
 GZIP_LEVEL, GZIP_FORMAT = 1, 31
 END = b"# EOF\n"
@@ -25,6 +25,20 @@ MAX_SERIES = 50_000
 """Of one frame; those of the last families of the catalogue are left out first."""
 
 Compat = Literal["dcgm"]
+
+
+class Form(NamedTuple):
+    """What a scraper wants: the ``Accept`` header says which format.
+
+    With ``compat`` the devices under that exporter's names and no others, XID errors as a counter excepted.
+    """
+
+    openmetrics: bool
+    compat: Compat | None = None
+
+    @classmethod
+    def of(cls, accept: str, compat: Compat | None = None) -> Form:
+        return cls("application/openmetrics-text" in accept, compat)
 
 
 class Page(NamedTuple):
@@ -43,26 +57,29 @@ class Exposition:
         self._telemetry, self._max_series = telemetry, max_series
         self.also = also
         self._frame: Frame | None = None
-        self._pages: dict[tuple[bool, Compat | None], Page] = {}
+        self._pages: dict[Form, Page] = {}
 
-    def page(self, frame: Frame | None, accept: str, compat: Compat | None = None) -> Page:
-        """The page in the format that the ``Accept`` header asks for. Before the first frame: the counters alone.
-
-        With ``compat`` the devices under that exporter's names and no others, XID errors as a counter excepted.
-        """
-        return at_once(self.rendering(frame, accept, compat))
-
-    def rendering(self, frame: Frame | None, accept: str, compat: Compat | None = None) -> Stretches[Page]:
-        """The same, family by family; one at a time."""
+    def rendering(self, frame: Frame | None, form: Form) -> Stretches[Page]:
+        """Family by family; one page at a time. Before the first frame: the counters alone."""
         if frame is not self._frame:
-            self._frame, self._pages = frame, {}
-        key = ("application/openmetrics-text" in accept, compat)
-        page = self._pages.get(key)
-        if page is None:
-            page = self._pages[key] = yield from self._render(frame, *key)
-        return page
+            self.show(frame, {})
+        pages = self._pages  # there may be a newer frame's before this one is written
+        if form not in pages:
+            pages[form] = yield from self.writing(frame, form)
+        return pages[form]
 
-    def _render(self, frame: Frame | None, wants_openmetrics: bool, compat: Compat | None) -> Stretches[Page]:
+    page = whole(rendering)
+
+    def written(self, frame: Frame | None, form: Form) -> Page | None:
+        return self._pages.get(form) if frame is self._frame else None
+
+    def show(self, frame: Frame | None, pages: dict[Form, Page]) -> None:
+        """From now on that frame, of which these are written."""
+        self._frame, self._pages = frame, pages
+
+    def writing(self, frame: Frame | None, form: Form) -> Stretches[Page]:
+        """A page that nobody is shown yet."""
+        wants_openmetrics, compat = form
         packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_FORMAT)
         plain, packed = [], []
         for part in self._parts(frame, wants_openmetrics, compat):

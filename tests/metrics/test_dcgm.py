@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumond.metrics import Exposition, FrameCollector, dcgm
+from gpumond.metrics import Exposition, Form, FrameCollector, dcgm
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Frame, Ledger, SourceState, XidErrors
 from gpumond.sensors import Sensors
@@ -164,9 +164,9 @@ def test_the_xid_is_the_last_one_and_0_only_where_the_driver_would_tell():
 
 def test_a_page_has_those_names_alone_or_both():
     frame, telemetry = a_frame(), Telemetry()
-    alone = Exposition(telemetry).page(frame, "", "dcgm").plain.decode()
-    both = Exposition(telemetry, also="dcgm").page(frame, "").plain.decode()
-    plain = Exposition(telemetry).page(frame, "").plain.decode()
+    alone = Exposition(telemetry).page(frame, Form(False, "dcgm")).plain.decode()
+    both = Exposition(telemetry, also="dcgm").page(frame, Form(False)).plain.decode()
+    plain = Exposition(telemetry).page(frame, Form(False)).plain.decode()
 
     def names(text: str) -> set[str]:
         return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
@@ -180,7 +180,7 @@ def test_promtool_reads_it():
     """What it says against names and labels is said of dcgm-exporter's own, and is not ours to change."""
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool (Debian: prometheus)")
-    text = Exposition(Telemetry()).page(a_frame(), "", "dcgm").plain.decode()
+    text = Exposition(Telemetry()).page(a_frame(), Form(False, "dcgm")).plain.decode()
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
     complaints = {line.partition(" ")[2] for line in checked.stderr.splitlines() + checked.stdout.splitlines()}
     assert checked.returncode in (0, 3), checked.stderr

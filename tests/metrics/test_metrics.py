@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpumond.api.examples import RECEIPT, SNAPSHOT
 from gpumond.engine import Memory, advance, observe
-from gpumond.metrics import Exposition
+from gpumond.metrics import Exposition, Form
 from gpumond.metrics.families import FAMILIES, PROCESSES_PER_DEVICE, Family
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Fault, Frame, Reading, Receipt, SourceState, Verdict
@@ -27,7 +27,7 @@ FORBIDDEN_LABELS = {"job", "instance", "hostname", "host", "node", "pod", "names
 
 
 def page(frame: Frame | None, telemetry: Telemetry | None = None, accept: str = "") -> str:
-    return Exposition(telemetry or Telemetry()).page(frame, accept).plain.decode()
+    return Exposition(telemetry or Telemetry()).page(frame, Form.of(accept)).plain.decode()
 
 
 def full_frame() -> Frame:
@@ -103,13 +103,13 @@ def test_nothing_is_left_of_a_device_that_is_gone():
     up = SourceState("sim", up=True, responsive=True)
     first = observe(None, up, Reading((a_device("GPU-a"), a_device("GPU-b"))), (), 1.0, 1.0)
     second = observe(first, up, Reading((a_device("GPU-b"),)), (), 2.0, 2.0)
-    assert b"GPU-a" in exposition.page(advance(Memory(), (), first).frame, "").plain
-    assert b"GPU-a" not in exposition.page(advance(Memory(), (), second).frame, "").plain
+    assert b"GPU-a" in exposition.page(advance(Memory(), (), first).frame, Form(False)).plain
+    assert b"GPU-a" not in exposition.page(advance(Memory(), (), second).frame, Form(False)).plain
 
 
 def test_a_frame_is_rendered_once():
     exposition, frame = Exposition(Telemetry()), full_frame()
-    assert exposition.page(frame, "") is exposition.page(frame, "")
+    assert exposition.page(frame, Form(False)) is exposition.page(frame, Form(False))
 
 
 def test_processes_beyond_the_cap_are_summed():
@@ -125,7 +125,7 @@ def test_a_page_has_so_many_series_and_counts_what_it_leaves_out():
     frame = full_frame()
     everything = page(frame)
     telemetry = Telemetry()
-    capped = Exposition(telemetry, max_series=10).page(frame, "").plain.decode()
+    capped = Exposition(telemetry, max_series=10).page(frame, Form(False)).plain.decode()
     names = [sample.name for family in parse_text(capped) for sample in family.samples]
     ours = [name for name in names if f"\n{name}" in everything.partition("# HELP gpumond_flushes_total")[0]]
     assert len(ours) == 10
