@@ -23,6 +23,7 @@ COPY --from=build /opt/gpumond /opt/gpumond
 ENV PATH=/opt/gpumond/bin:$PATH \
     GPUMOND_SOURCE=every \
     GPUMOND_SOCKET=/run/gpumond/agent.sock \
+    GPUMOND_RUNTIME_DIR=/tmp/gpumond \
     GPUMOND_STATE_DIR=/var/lib/gpumond \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=utility

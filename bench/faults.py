@@ -1,16 +1,69 @@
-"""A crash in the driver, and SIGTERM in every state of the driver: how soon are values back, how soon is it over."""
+"""A crash in the driver, and SIGTERM in every state of the driver and amid thousands of connections that are slow: how
+soon are values back, how soon is it over."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+import socket
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.result import publish
+from gpumond.descriptors import MAX_CONNECTIONS
+from gpumond.peer import Limits
 from tests.fakenvml import FakeDriver, build, machine
 from tests.running import RunningDaemon, until
 
 CRASHES = 10
+CONNECTIONS, AGENTS = 5_000, 4_000
+TIMES = 5
+
+HOST = b" HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+SLOW = (
+    b"GET /metrics" + HOST + b"X: ",
+    b"POST /api/v1/rules/preview" + HOST + b"Content-Type: application/json\r\nContent-Length: 60000\r\n\r\n{",
+    b"GET /api/v1/events" + HOST + b"\r\n",
+    b"GET /openapi.json" + HOST + b"\r\n",
+)
+"""A head and a body that do not come, a stream that nobody reads, an answer that is not taken."""
+
+
+@contextmanager
+def slow_crowd(daemon: RunningDaemon, connections: int, agents: int) -> Iterator[None]:
+    """So many connections from hundreds of addresses, each in one of the ways of ``SLOW``, and half-open agents."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, connections + agents + 1024), hard))
+    port = int(daemon.url.rpartition(":")[2])
+    with contextlib.ExitStack() as crowd:
+        crowd.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(agents):
+            agent = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            agent.setblocking(False)
+            agent.connect_ex(str(daemon.socket))
+        for number in range(connections):
+            connection = crowd.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.setblocking(False)
+            connection.bind((f"127.1.{number // 16 // 250}.{number // 16 % 250 + 1}", 0))
+            connection.connect_ex(("127.0.0.1", port))
+            with contextlib.suppress(OSError):  # it waits to be accepted, or has been sent away
+                connection.send(SLOW[number % len(SLOW)])
+        yield
+
+
+def crowded(daemon: RunningDaemon) -> int:
+    """How many descriptors it has, once there are as many connections as it lets in; 0 before."""
+    held = descriptors(daemon)
+    return held if held > MAX_CONNECTIONS + Limits().strangers else 0
+
+
+def descriptors(daemon: RunningDaemon) -> int:
+    return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
 
 
 def start(directory: Path, driver: FakeDriver) -> RunningDaemon:
@@ -57,6 +110,16 @@ def sigterm(directory: Path, library: Path, state: str) -> dict[str, float]:
     return {"exit": status, "seconds": round(time.perf_counter() - began, 2)}
 
 
+def sigterm_amid_slow_connections(directory: Path, library: Path) -> dict[str, float]:
+    daemon = start(directory, FakeDriver(directory, library, machine(2)))
+    until(lambda: daemon.value("gpumond_driver_up"))
+    with slow_crowd(daemon, CONNECTIONS, AGENTS):
+        held = until(lambda: crowded(daemon))
+        began = time.perf_counter()
+        status = daemon.stop()
+        return {"exit": status, "seconds": round(time.perf_counter() - began, 2), "descriptors": held}
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -66,6 +129,12 @@ def main() -> None:
             place = directory / str(number)
             place.mkdir()
             figures[f"sigterm, driver {state}"] = sigterm(place, library, state)
+        ends = []
+        for number in range(TIMES):
+            place = directory / f"slow{number}"
+            place.mkdir()
+            ends.append(sigterm_amid_slow_connections(place, library))
+        figures[f"sigterm, {CONNECTIONS} slow connections, {AGENTS} half-open agents"] = ends
         place = directory / "crash"
         place.mkdir()
         figures["crash_to_fresh_values_s"] = crash(place, library)

@@ -74,6 +74,7 @@ class Settings(Strict):
     listen: str = "127.0.0.1:9917"
     socket: Path | None = None
     socket_mode: str | None = Field(default=None, pattern=r"^0?[0-7]{3}$")
+    runtime_dir: Path | None = None
     state_dir: Path | None = None
     interval: Seconds = Field(default=1.0, ge=0.1, le=60)
     insecure: bool = False
@@ -165,6 +166,10 @@ class Settings(Strict):
                 "no place for the agent socket: set XDG_RUNTIME_DIR, or give --socket DIRECTORY/agent.sock"
             )
         return Path(path)
+
+    def runtime_directory(self) -> Path:
+        """Where the API's socket and the daemon's own token go; without ``runtime_dir`` beside the agents' socket."""
+        return self.runtime_dir or self.agent_socket().parent
 
     def agent_socket_mode(self) -> int:
         """A machine-wide socket is for every user's programs; one in a user's own directory is for that user."""

@@ -42,7 +42,7 @@ from gpumond.ring import Ring
 from gpumond.rules import Rule
 from gpumond.rules.book import RuleBook
 from gpumond.rules.preview import LastHour, Preview, preview
-from gpumond.runtime import bind_agent_socket, leave_token, remove_agent_socket
+from gpumond.runtime import bind_agent_socket, remove_agent_socket
 from gpumond.store import Bounds, Store
 from gpumond.stretches import Stretches, T
 from gpumond.wire import Answer, Asked
@@ -94,12 +94,11 @@ class Daemon:
         mode = settings.agent_socket_mode()
         limits = Limits(reserved_descriptors=kept_from_agents())
         self._intake = Intake(
-            bind_agent_socket(path, mode),
+            bind_agent_socket(path, mode, settings.runtime_directory()),
             limits=limits,
             reported=self._telemetry.reported,
             rejected=self._telemetry.rejected,
         )
-        self.token = leave_token(path.parent)
         self._flusher = Flusher(
             self._intake,
             self._read_driver,

@@ -32,6 +32,8 @@ LISTEN_SECONDS = 0.1
 ACCEPTS = 8
 BACKLOG = 4096
 PAUSE_SECONDS = 0.1
+GRACE_SECONDS = 0.5
+"""For answers that are under way when the door is closed. A stream of events would never end by itself."""
 PEEKED_BYTES = 8192
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -103,6 +105,11 @@ class Door:
         for task in self._welcoming:
             task.cancel()
         for visit in [visit for visit in self._visits if visit.stage == "waiting"]:
+            visit.leave()
+        self._loop.call_later(GRACE_SECONDS, self._clear)
+
+    def _clear(self) -> None:
+        for visit in list(self._visits):
             visit.leave()
 
     async def wait_closed(self) -> None:

@@ -26,7 +26,7 @@ from gpumond.door import Door, Visit
 from gpumond.errors import ConfigError
 from gpumond.logs import Bounded
 from gpumond.receiving import Receiving
-from gpumond.runtime import API_SOCKET, bind_api_socket
+from gpumond.runtime import API_SOCKET, bind_api_socket, leave_token
 from gpumond.tokens import Token, read_tokens
 from gpumond.watched import Watched
 from gpumond.webconfig import Web
@@ -47,8 +47,9 @@ async def serve(
     daemon = Daemon(settings, source, load, pace)
     if bounded is not None:
         bounded.dropped = daemon.log_dropped
-    api = bind_api_socket(settings.agent_socket().parent, settings.agent_socket_mode())
-    tokens = Tokens(daemon.token, others=others)
+    own = settings.runtime_directory()
+    api = bind_api_socket(own, settings.agent_socket_mode())
+    tokens = Tokens(leave_token(own), others=others)
     config = uvicorn.Config(
         Guard(create_app(daemon, tokens, daemon.running), tokens, _policy(settings, web, daemon.http_rejected)),
         lifespan="on",
@@ -68,7 +69,7 @@ async def serve(
     telling = asyncio.create_task(systemd.keep_alive(lambda: daemon.frame))
     await server.serve(sockets=[listener, api])
     telling.cancel()
-    (settings.agent_socket().parent / API_SOCKET).unlink(missing_ok=True)
+    (own / API_SOCKET).unlink(missing_ok=True)
 
 
 class _Server(uvicorn.Server):

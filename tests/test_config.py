@@ -26,6 +26,22 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path):
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "environ", "place"),
+    [
+        ({}, {}, "/agents"),
+        ({}, {"GPUMOND_RUNTIME_DIR": "/own"}, "/own"),
+        ({"runtime_dir": "/given"}, {"GPUMOND_RUNTIME_DIR": "/own"}, "/given"),
+    ],
+)
+def test_the_daemons_own_is_beside_the_agents_socket_if_it_is_nowhere_else(
+    flags: dict[str, str], environ: dict[str, str], place: str
+):
+    settings = load(None, {"socket": "/agents/agent.sock", **flags}, environ)
+    assert settings.runtime_directory() == Path(place)
+    assert settings.agent_socket() == Path("/agents/agent.sock")
+
+
 def test_an_own_rule_replaces_the_built_in_one_of_its_name(tmp_path: Path):
     file = written(
         tmp_path,

@@ -16,6 +16,7 @@ from gpumond.api.events import MAX_STREAMS
 from gpumond.api.examples import SNAPSHOT
 from gpumond.api.limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, MAX_BODY_BYTES
 from gpumond.cli import VERBS
+from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.collector import DEADLINE_SECONDS
 from gpumond.config import Settings, load
 from gpumond.descriptors import MAX_CONNECTIONS
@@ -24,7 +25,7 @@ from gpumond.engine import Memory, advance
 from gpumond.flush import COOLDOWN_SECONDS, RECEIPTS_KEPT
 from gpumond.history import MAX_LIVES
 from gpumond.logs import MAX_CHARACTERS, PER_SECOND
-from gpumond.metrics import MAX_SERIES, Exposition
+from gpumond.metrics import MAX_SERIES, Exposition, Form
 from gpumond.metrics.families import PROCESSES_PER_DEVICE
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.metrics.workloads import MAX_WORKLOADS
@@ -107,7 +108,7 @@ def test_the_documentation_of_rules_is_current():
 
 
 def test_the_rules_use_metrics_that_there_are():
-    page = Exposition(Telemetry()).page(advance(Memory(), BUILT_IN, SNAPSHOT).frame, "").plain.decode()
+    page = Exposition(Telemetry()).page(advance(Memory(), BUILT_IN, SNAPSHOT).frame, Form(False)).plain.decode()
     exported = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     recorded = {rule["record"] for rule in groups() if "record" in rule}
     used = {name for rule in groups() for name in re.findall(r"\bgpumond[:_][a-z_:]+\b", rule["expr"])}
@@ -154,6 +155,56 @@ def test_no_daemon_of_a_compose_file_is_root(file: str):
     for service in ours:
         assert "user" not in service
         assert (service["cap_drop"], service["read_only"]) == (["ALL"], True)
+
+
+def manifest(path: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((DEPLOY / path).read_text())
+    return content
+
+
+def mounted(volume: str | dict[str, Any]) -> tuple[str, bool]:
+    """Where a volume of a compose file is, and whether it is read-only there."""
+    if isinstance(volume, dict):
+        return volume["target"], bool(volume.get("read_only"))
+    _, place, *options = volume.split(":")
+    return place, options == ["ro"]
+
+
+def test_programs_get_the_agents_directory_read_only_and_nothing_else_of_the_daemons():
+    train = manifest("sidecar/docker-compose.yml")["services"]["train"]
+    (program,) = manifest("kubernetes/example/deployment.yaml")["spec"]["template"]["spec"]["containers"]
+    mounts = [(entry["mountPath"], entry.get("readOnly", False)) for entry in program["volumeMounts"]]
+    documented = re.findall(r"`-v (/run/gpumond):/run/gpumond(:ro)?`", OPERATIONS)
+    assert [mounted(volume) for volume in train["volumes"]] == [("/run/gpumond", True)]
+    assert [(place, only) for place, only in mounts if place.startswith(("/run", "/tmp", "/var"))] == [
+        ("/run/gpumond", True)
+    ]
+    assert documented == [("/run/gpumond", ":ro")]
+
+
+def test_what_is_the_daemons_own_is_in_no_directory_that_containers_share():
+    (image,) = re.findall(r"GPUMOND_RUNTIME_DIR=(\S+) \\$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert Path(image).parts[:2] == ("/", "tmp")
+    for file in (ROOT / "docker-compose.yml", DEPLOY / "sidecar/docker-compose.yml"):
+        for service in yaml.safe_load(file.read_text())["services"].values():
+            if service["image"].startswith("gpumond:"):
+                assert service["tmpfs"] == ["/tmp"]
+                assert "GPUMOND_RUNTIME_DIR" not in service.get("environment", {})
+    pod = manifest("kubernetes/daemonset.yaml")["spec"]["template"]["spec"]
+    (daemon,), (giver,) = pod["containers"], pod["initContainers"]
+    told = {entry["name"]: entry.get("value") for entry in daemon["env"]}
+    assert (told["GPUMOND_RUNTIME_DIR"], told["GPUMOND_URL"]) == (image, f"unix://{image}/api.sock")
+    (volume,) = [entry["name"] for entry in daemon["volumeMounts"] if entry["mountPath"] == "/tmp"]
+    assert volume not in {entry["name"] for entry in giver["volumeMounts"]}
+    (kind,) = [entry for entry in pod["volumes"] if entry["name"] == volume]
+    assert kind["emptyDir"]["medium"] == "Memory"
+
+
+def test_the_service_has_its_own_directory_where_the_command_line_looks():
+    service = (DEPLOY / "systemd/gpumond.service").read_text()
+    assert f" GPUMOND_RUNTIME_DIR={SERVICE_RUNTIME_DIRECTORY} " in service
+    assert f"\nRuntimeDirectory={SERVICE_RUNTIME_DIRECTORY.removeprefix('/run/')}\n" in service
+    assert SERVICE_RUNTIME_DIRECTORY not in (DEPLOY / "systemd/gpumond.tmpfiles").read_text()
 
 
 OPERATIONS = (ROOT / "docs/operations.md").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.faults import crowded, descriptors, slow_crowd
 from gpumond.receiving import MAX_HEAD_BYTES, RECEIVE_SECONDS
 from tests.running import RunningDaemon, until
 from tests.serving import a_daemon, connect, rejected, say, statuses
@@ -169,6 +169,27 @@ def test_a_crowd_of_idle_connections_keeps_nobody_out(daemon: RunningDaemon):
             connection.close()
 
 
+def test_sigterm_amid_thousands_of_slow_connections_is_an_orderly_end(tmp_path: Path):
+    """Heads and bodies that do not come, streams, answers that are not taken, agents that never say hello."""
+    daemon = a_daemon(tmp_path)
+    with slow_crowd(daemon, connections=5000, agents=1000):
+        until(lambda: crowded(daemon), 40)
+        assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log.read_text()
+    assert not daemon.socket.exists()
+
+
+def test_an_open_stream_of_events_ends_with_the_daemon(tmp_path: Path):
+    daemon = a_daemon(tmp_path)
+    with connect(daemon) as stream:
+        stream.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        heard = b""
+        while b"retry:" not in heard:
+            heard += stream.recv(4096)
+        assert daemon.stop() == 0
+    assert "ERROR" not in daemon.log.read_text()
+
+
 def test_with_few_descriptors_scrapes_and_changes_go_on(tmp_path: Path):
     daemon = a_daemon(tmp_path, around=("prlimit", "--nofile=256:256"))
     try:
@@ -184,11 +205,10 @@ def test_with_few_descriptors_scrapes_and_changes_go_on(tmp_path: Path):
         for _ in range(20):
             assert daemon.request("/metrics")[0] == 200
         assert daemon.flush(target={"all": True})[0] == 404
-        used = len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
-        assert used < 256
+        assert descriptors(daemon) < 256
         for connection in (*crowd, *agents):
             connection.close()
-        until(lambda: len(os.listdir(f"/proc/{daemon.process.pid}/fd")) < 60)
+        until(lambda: descriptors(daemon) < 60)
         assert len(daemon.log.read_text().splitlines()) < 60
     finally:
         daemon.stop()

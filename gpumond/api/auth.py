@@ -22,11 +22,11 @@ from gpumond.tokens import Token, digest
 
 bearer = HTTPBearer(
     auto_error=False,
-    description="The token in the file `token` beside the agents' socket, or one of `tokens_file` with the scope.",
+    description="The token in the file `token` of its runtime directory, or one of `tokens_file` with the scope.",
 )
 HOW = (
     "this changes something and wants `Authorization: Bearer TOKEN`; the daemon leaves a token for its own user in the "
-    "file `token` beside the agents' socket, others are made in `tokens_file`"
+    "file `token` of its runtime directory, others are made in `tokens_file`"
 )
 OVERFLOW_UID = 65534
 """A user that this user namespace does not know: anybody."""

@@ -1,7 +1,8 @@
 """The daemon's HTTP API, from the command line. Not a verb: what the verbs talk through.
 
 A change is shown the token of $GPUMOND_TOKEN, or for a daemon on this machine the one that it left for its own user.
-Who can read neither goes over the daemon's Unix socket, where the kernel says who asks.
+Who can read neither goes over the daemon's Unix socket, where the kernel says who asks. Both lie in its runtime
+directory: the one of $GPUMOND_RUNTIME_DIR, else those where a daemon of this user or of the machine has it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +25,8 @@ from gpumond.wire import SERVICE_SOCKET, default_socket
 
 DEFAULT_URL = "http://127.0.0.1:9917"
 LOCAL = ("127.0.0.1", "localhost", "::1")
+SERVICE_RUNTIME_DIRECTORY = "/run/gpumond-api"
+"""The service's own directory, apart from the agents': deploy/systemd/gpumond.service says the same."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,30 +101,36 @@ def _refusal(error: urllib.error.HTTPError) -> DaemonError:
 
 
 def _token(url: str) -> str | None:
-    """$GPUMOND_TOKEN, else, for this machine alone, what the daemon left beside the agents' socket for its own user."""
+    """$GPUMOND_TOKEN, else, for this machine alone, the first that a daemon left and this user can read."""
     if token := os.environ.get("GPUMOND_TOKEN"):
         return token
     if urlsplit(url).hostname not in LOCAL:
         return None
-    path = os.environ.get("GPUMOND_SOCKET") or default_socket()
-    if path is None:
-        return None
-    try:
-        return (Path(path).parent / "token").read_text().strip()
-    except OSError:
-        return None
+    for directory in runtime_directories():
+        try:
+            return (directory / "token").read_text().strip()
+        except OSError:
+            pass
+    return None
 
 
 def _api_socket() -> str | None:
     """The first daemon's on this machine that this user may talk to."""
-    return next((path for path in _api_sockets() if os.access(path, os.W_OK)), None)
+    sockets = (str(directory / "api.sock") for directory in runtime_directories())
+    return next((path for path in sockets if os.access(path, os.W_OK)), None)
 
 
-def _api_sockets() -> Iterator[str]:
-    named = os.environ.get("GPUMOND_SOCKET")
-    for path in [named] if named else [default_socket(), SERVICE_SOCKET]:
+def runtime_directories(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
+    """Where the daemon that is meant may have its token and its socket, the likeliest first."""
+    if own := environ.get("GPUMOND_RUNTIME_DIR"):
+        yield Path(own)
+        return
+    named = environ.get("GPUMOND_SOCKET")
+    for path in [named] if named else [default_socket(environ), SERVICE_SOCKET]:
+        if path == SERVICE_SOCKET:
+            yield Path(SERVICE_RUNTIME_DIRECTORY)
         if path is not None:
-            yield str(Path(path).with_name("api.sock"))
+            yield Path(path).parent
 
 
 def _trust() -> ssl.SSLContext:

@@ -15,7 +15,7 @@ from gpumond.config import Settings, load
 from gpumond.errors import SourceUnavailable
 
 ACCESS = ("insecure", "web_config", "tokens_file")
-SETTINGS = ("source", "listen", "socket", "state_dir", "interval", "log_format", *ACCESS)
+SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval", "log_format", *ACCESS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +28,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration in YAML")
     parser.add_argument("--listen", metavar="HOST:PORT", help="address of metrics, API and page (127.0.0.1:9917)")
     parser.add_argument("--socket", metavar="PATH", help="unix socket of the agents (in the runtime directory)")
+    parser.add_argument("--runtime-dir", metavar="PATH", help="place of api.sock and the token (the agents' directory)")
     parser.add_argument("--state-dir", metavar="PATH", help="where state that outlives the daemon is kept")
     parser.add_argument("--interval", metavar="SECONDS", help="time from tick to tick (1)")
     parser.add_argument("--insecure", action="store_true", default=None, help="allow another address without TLS")

@@ -28,7 +28,7 @@ from gpumond.errors import (
 )
 from gpumond.flush import FlushAnswer, FlushRequest
 from gpumond.history import History
-from gpumond.metrics import Compat, Exposition, Page
+from gpumond.metrics import Compat, Exposition, Form, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Alert, Frame, Receipt
 from gpumond.ring import Ring
@@ -94,7 +94,7 @@ class View:
         return [RECEIPT]
 
     async def metrics(self, accept: str, compat: Compat | None = None) -> Page:
-        return self._exposition.page(self.frame, accept, compat)
+        return self._exposition.page(self.frame, Form.of(accept, compat))
 
     def past_alerts(self) -> list[Alert]:
         return [ended(ALERT, 2.0)]

@@ -12,12 +12,13 @@ import pytest
 import yaml
 
 from tests import certificates
+from tests.integration import crds
 from tests.integration.machine import ROOT, in_tree, library, missing
 
 HELM = "helm-sdkpy==0.1.32"
 KUBERNETES = "1.34"
 REASON = missing("debootstrap", "systemd-nspawn") or (
-    "" if util.find_spec("kubernetes_validate") else "needs kubernetes-validate (pip)"
+    crds.REASON if util.find_spec("kubernetes_validate") else "needs kubernetes-validate (pip)"
 )
 pytestmark = [pytest.mark.skipif(bool(REASON), reason=REASON), pytest.mark.timeout(600)]
 
@@ -64,6 +65,7 @@ REFUSED = {
     "an unknown source": ({"source": "nvidia"}, "/source"),
     "a directory that is none": ({"socketDirectory": "run/gpumond"}, "/socketDirectory"),
     "what the chart sets": ({"config": {"listen": "0.0.0.0:9917"}}, "/config"),
+    "a place for its token": ({"config": {"runtime_dir": "/run/gpumond"}}, "/config"),
     "a web configuration beside its own": ({"config": {"web_config": "web.yml"}}, "/config"),
     "users without TLS": ({"basicAuth": {"users": {"prometheus": HASH}}}, "/tls/secretName"),
     "a password in the open": (
@@ -117,9 +119,11 @@ def only(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 def valid(found: list[dict[str, Any]]) -> None:
     import kubernetes_validate
 
+    operators = [entry for entry in found if entry["apiVersion"].startswith(crds.GROUP)]
     for entry in found:
-        if entry["apiVersion"] != "monitoring.coreos.com/v1":  # it has no schema of theirs
+        if entry not in operators:
             kubernetes_validate.validate(entry, KUBERNETES, strict=True)
+    assert crds.complaints(operators) == [[] for _ in operators]
 
 
 @pytest.mark.parametrize("case", GIVEN)
@@ -199,6 +203,21 @@ def test_root_only_gives_directories_away(case: str):
     assert giver["command"] == ["chown", "-R", f"{user}:{user}", "/run/gpumond", "/var/lib/gpumond"]
     assert giver["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "DAC_READ_SEARCH"]}
     assert pod["securityContext"] == {"fsGroup": user}
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_what_is_the_daemons_own_is_in_a_volume_of_its_own(case: str):
+    pod = only(objects(case), "DaemonSet")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    told = {entry["name"]: entry.get("value") for entry in container["env"]}
+    places = {entry["mountPath"]: entry["name"] for entry in container["volumeMounts"]}
+    own = places[str(Path(told["GPUMOND_RUNTIME_DIR"]).parent)]
+    assert told["GPUMOND_URL"] == f"unix://{told['GPUMOND_RUNTIME_DIR']}/api.sock"
+    (volume,) = [entry for entry in pod["volumes"] if entry["name"] == own]
+    assert volume.keys() == {"name", "emptyDir"}
+    assert own not in {entry["name"] for giver in pod.get("initContainers", ()) for entry in giver["volumeMounts"]} | {
+        places["/run/gpumond"]
+    }
 
 
 def test_only_root_is_given_the_kubelets_socket():

@@ -193,8 +193,10 @@ def test_the_agent_comes_into_a_program_as_in_the_example_for_kubernetes(engine:
         agents = until(lambda: answer(f"http://{url}/api/v1/agents"), 60)
         assert [(entry["workload"], entry["uid"]) for entry in agents] == [("inference", 1000)]
         assert str(agents[0]["pid"]) == engine("podman", "inspect", hosted, "--format", "{{.State.Pid}}")
-        for verb in (("status",), ("top", "--once")):
-            assert '"inference"' in engine("podman", "exec", daemon, "gpumond", *verb, "--json")
+        assert engine("podman", "exec", "--user=0", hosted, "ls", "/run/gpumond") == "agent.sock"
+        for verb in (("status",), ("top", "--once"), ("flush", "--all", "--dry-run")):
+            said = engine("podman", "exec", daemon, "gpumond", *verb, "--json", check=verb[0] != "flush")
+            assert said == "3" if verb[0] == "flush" else '"inference"' in said  # 3: nothing to give back
     finally:
         engine("podman", "rm", "--force", "--time=2", daemon, hosted)
 
@@ -215,9 +217,14 @@ def test_a_sidecar_hears_a_program_of_root_over_their_volume(engine: Engine):
     try:
         engine.run(
             *("--detach", f"--name={names[1]}", f"--pid={daemon['pid']}", *CONTAINED[1:], "--network=none"),
-            *(*(f"--volume={place}" for place in daemon["volumes"]), "--env=GPUMOND_STATE_DIR=/tmp/gpumond", IMAGE),
+            *(*(f"--volume={place}" for place in daemon["volumes"]), "--env=GPUMOND_STATE_DIR=/tmp/state", IMAGE),
         )
         until(lambda: "train (uid 0)" in agents_of(engine, names[1]), 60)
+        look = ("grep", "-qs", "gpm_", "/tmp/gpumond/token")
+        around = ("sh", "-c", "exec grep -qs gpm_ /run/gpumond/* /proc/[0-9]*/root/tmp/gpumond/token")
+        assert engine("podman", "exec", names[1], *look, check=False) == "0"
+        assert engine("podman", "exec", names[0], *around, check=False) == "2"
+        assert engine("podman", "exec", names[0], "ls", "/run/gpumond") == "agent.sock"
     finally:
         for name in reversed(names):  # the PID namespace is the first one's
             engine("podman", "rm", "--force", "--time=2", name, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -166,9 +167,23 @@ def test_the_units_are_accepted_without_a_word(running: Machine):
 def test_it_is_ready_without_a_gpu_and_says_what_is_missing(running: Machine):
     until(lambda: "library_not_found" in running.show("gpumond.service", "StatusText")[0])
     assert running.show("gpumond.service", "ActiveState", "User", "NRestarts") == ["active", "gpumond", "0"]
-    assert running.shell("stat -c '%a %U' /run/gpumond/agent.sock /run/gpumond/token /var/lib/gpumond") == (
-        "666 root\n600 gpumond\n700 gpumond"
+    own = "/run/gpumond-api"
+    places = f"/run/gpumond/agent.sock {own} {own}/token {own}/api.sock /var/lib/gpumond"
+    assert running.shell(f"ls /run/gpumond; stat -c '%a %U' {places}") == (
+        "agent.sock\n666 root\n755 gpumond\n600 gpumond\n666 gpumond\n700 gpumond"
     )
+
+
+@nspawn
+@patient
+def test_commands_find_it_without_a_variable(running: Machine):
+    """As root by the token, as another user, who cannot read that, by the kernel's word."""
+    until(lambda: running.get("status"))
+    flush = "env -i /opt/gpumond/bin/gpumond flush --all 2>&1 || test $? = 3"
+    for who, actor in (("", "token"), ("setpriv --reuid 4242 --clear-groups ", "uid:4242")):
+        running.shell(f"{who}sh -c '{flush}'")
+        entries = json.loads(running.shell("/opt/gpumond/bin/gpumond audit --json"))
+        assert entries[-1]["actor"] == actor
 
 
 @nspawn

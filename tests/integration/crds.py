@@ -1,0 +1,32 @@
+"""What the Prometheus operator would say of its resources: its own schemas, strictly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.integration.machine import ROOT
+
+GROUP = "monitoring.coreos.com/"
+PACKAGES = ROOT / "build" / "crds"
+PROGRAM = Path(__file__).with_suffix(".mjs")
+SCHEMAS = PACKAGES / "node_modules" / "@kubernetes-models" / "prometheus-operator" / "_schemas"
+REASON = (
+    ""
+    if shutil.which("node") and SCHEMAS.is_dir()
+    else "needs node, and @kubernetes-models/prometheus-operator in build/crds (see .ci/run)"
+)
+"""Why this machine cannot do it; empty if it can."""
+
+
+def complaints(objects: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Of each object what is wrong, and what is null or unknown."""
+    command = ["node", str(PROGRAM), str(PACKAGES)]
+    done = subprocess.run(command, input=json.dumps(objects), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    answer: list[list[str]] = json.loads(done.stdout)
+    return answer

@@ -1,0 +1,64 @@
+"""The monitors and rules of deploy/kubernetes are what the Prometheus operator takes; the chart's: test_chart.py."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.crds import GROUP, REASON, complaints
+from tests.integration.machine import ROOT
+
+pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
+
+Manifest = dict[str, Any]
+FILES = sorted((ROOT / "deploy/kubernetes").rglob("*.yaml"))
+MANIFESTS = [entry for path in FILES for entry in yaml.safe_load_all(path.read_text()) if entry]
+OURS = {entry["kind"]: entry for entry in MANIFESTS if str(entry.get("apiVersion")).startswith(GROUP)}
+
+SERVICE_MONITOR: Manifest = {
+    "apiVersion": "monitoring.coreos.com/v1",
+    "kind": "ServiceMonitor",
+    "metadata": {"name": "gpumond"},
+    "spec": {"selector": {}, "endpoints": [{"port": "metrics", "basicAuth": {"username": {"name": "s", "key": "u"}}}]},
+}
+GOOD = {**OURS, "ServiceMonitor": SERVICE_MONITOR}
+
+
+def test_what_there_is_is_taken():
+    assert OURS.keys() == {"PodMonitor", "PrometheusRule"}
+    assert complaints(list(GOOD.values())) == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "value", "complaint"),
+    [
+        ("PodMonitor", "spec/podMetricsEndpoints/0/intervall", "15s", "/intervall is unknown"),
+        ("PodMonitor", "spec/podMetricsEndpoints/0/interval", "15 s", "/interval pattern"),
+        ("PodMonitor", "spec/podMetricsEndpoints/0/scheme", "ftp", "/scheme enum"),
+        ("PodMonitor", "spec/podMetricsEndpoints/0/relabelings/0/sourceLabel", [], "/sourceLabel is unknown"),
+        ("PodMonitor", "spec/podMetricsEndpoints/0/relabelings/0/action", "replaced", "/action enum"),
+        ("PodMonitor", "spec/selector", None, "/spec/selector is null"),
+        ("PodMonitor", "spec/endpoints", [], "/spec/endpoints is unknown"),
+        ("PodMonitor", "metadata/label", {}, "/metadata/label is unknown"),
+        ("PrometheusRule", "spec/groups/0/rules/0/for", 60, "/for type"),
+        ("PrometheusRule", "spec/groups/0/rules/0/keepFiringFor", "1m", "/keepFiringFor is unknown"),
+        ("PrometheusRule", "spec/groups/0/rules/0/labels", {"severity": 1}, "/labels/severity type"),
+        ("PrometheusRule", "spec/groups/0/rules/0", {"alert": "x"}, "/rules/0 required"),
+        ("ServiceMonitor", "spec/endpoints/0/basicAuth/username/key", 1, "/username/key type"),
+        ("ServiceMonitor", "spec/endpoints/0/tlsConfig", {"ca": {"secrets": {}}}, "/ca/secrets is unknown"),
+        ("ServiceMonitor", "spec/endpoints/0/tlsConfig", {"ca": {"secret": {"name": "c"}}}, "/ca/secret required"),
+        ("ServiceMonitor", "spec/podMetricsEndpoints", [], "/spec/podMetricsEndpoints is unknown"),
+    ],
+)
+def test_what_the_operator_would_refuse_or_not_see_is_found(kind: str, place: str, value: object, complaint: str):
+    changed = copy.deepcopy(GOOD[kind])
+    *path, last = (int(key) if key.isdigit() else key for key in place.split("/"))
+    inside: Any = changed
+    for key in path:
+        inside = inside[key]
+    inside[last] = value
+    (found,) = complaints([changed])
+    assert [said for said in found if complaint in said], found
