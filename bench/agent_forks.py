@@ -18,11 +18,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.result import publish
+from gpumond.wire import Flush, encode
 
 FORKS, EXITS = 10_000, 8
 ROOT = Path(__file__).resolve().parents[1]
 
 AGENT = "import gpumond.sim.allocator, gpumond.agent; gpumond.agent.start(workload='forks'); gpumond.agent.flush()"
+
+FLUSHING = f"""{AGENT}
+import threading, time
+begun = threading.Event()
+gpumond.agent.on_flush(lambda: begun.set() or time.sleep(60))
+assert begun.wait(10)
+"""
+"""The agent is in the middle of a flush that the daemon has ordered, for longer than the program lives."""
 
 LOAD = """
 import logging, threading
@@ -64,14 +73,14 @@ print(time.monotonic(), flush=True)
 """
 
 
-def program(text: str, agent: bool) -> str:
+def program(text: str, agent: str) -> str:
     use = "gpumond.agent.report()" if agent else "sum(range(100))"
-    return text.replace("LOAD", LOAD).replace("AGENT", AGENT if agent else "").replace("USE", use)
+    return text.replace("LOAD", LOAD).replace("AGENT", agent).replace("USE", use)
 
 
 @contextmanager
-def listening(serves: bool) -> Iterator[str]:
-    """The path of a socket behind which a daemon reads, or one that is stopped does not."""
+def listening(serves: bool, order: bytes = b"") -> Iterator[str]:
+    """The path of a socket behind which a daemon gives an order and reads, or one that is stopped does neither."""
     with TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as listener:
         path = os.path.join(directory, "agent.sock")
         listener.bind(path)
@@ -80,8 +89,8 @@ def listening(serves: bool) -> Iterator[str]:
             yield path
             return
         code = "import socket, sys\nl = socket.socket(fileno=int(sys.argv[1]))\n"
-        code += "while True:\n  c, _ = l.accept()\n  while c.recv(65536): pass"
-        command = [sys.executable, "-c", code, str(listener.fileno())]
+        code += "while True:\n  c, _ = l.accept()\n  c.sendall(sys.argv[2].encode())\n  while c.recv(65536): pass"
+        command = [sys.executable, "-c", code, str(listener.fileno()), order.decode()]
         with subprocess.Popen(command, pass_fds=[listener.fileno()]) as daemon:
             yield path
             daemon.kill()
@@ -93,7 +102,7 @@ def run(code: str, path: str, *arguments: str) -> str:
     return subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def exit_ms(agent: bool, path: str, seconds: float) -> float:
+def exit_ms(agent: str, path: str, seconds: float) -> float:
     """From the program's last word to its end."""
     over = float(run(program(EXITING, agent), path, str(seconds)))
     return 1000 * (time.monotonic() - over)
@@ -101,7 +110,7 @@ def exit_ms(agent: bool, path: str, seconds: float) -> float:
 
 def main() -> None:
     figures: dict[str, object] = {"forks": FORKS}
-    for name, agent in (("with", True), ("without", False)):
+    for name, agent in (("with", AGENT), ("without", "")):
         code = program(FORKING, agent).replace("FORKS", str(FORKS if agent else FORKS // 10))
         with listening(serves=True) as path:
             hung, median, longest = map(float, run(code, path).split())
@@ -109,9 +118,12 @@ def main() -> None:
         figures |= {f"longest_fork_ms_{name}_agent": round(longest, 1)}
     for name, serves in (("daemon_reads", True), ("daemon_stopped", False)):
         with listening(serves) as path:
-            times = [exit_ms(True, path, at) for at in (0.0, 0.2, 0.21, 0.3, 1.3) for _ in range(EXITS)]
+            times = [exit_ms(AGENT, path, at) for at in (0.0, 0.2, 0.21, 0.3, 1.3) for _ in range(EXITS)]
         figures |= {f"exit_ms_{name}": round(statistics.median(times), 1), f"longest_{name}": round(max(times), 1)}
-    times = [exit_ms(False, "/nowhere", 0.0) for _ in range(EXITS)]
+    with listening(serves=True, order=encode(Flush("bench", "sim", ("hooks",)))) as path:
+        times = [exit_ms(FLUSHING, path, 0.0) for _ in range(EXITS)]
+    figures |= {"exit_ms_in_a_flush": round(statistics.median(times), 1), "longest_in_a_flush": round(max(times), 1)}
+    times = [exit_ms("", "/nowhere", 0.0) for _ in range(EXITS)]
     figures |= {"exit_ms_without_agent": round(statistics.median(times), 1), "longest_without": round(max(times), 1)}
     publish("agent_forks", figures)
 

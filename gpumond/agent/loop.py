@@ -6,6 +6,7 @@ a program that is over by then, or a child that execs, has paid for one thread a
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import sys
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 0.2
 IMPORT_SECONDS = 1.0
 FORK_SECONDS = 0.05
-EXIT_SECONDS = 0.15
+EXIT_SECONDS = 0.1
 FAILED_SECONDS = 5.0
 
 
@@ -68,7 +69,7 @@ class Loop:
         self.main_thread = self.main_thread if main_thread is None else main_thread
         self.allow_limit = self.allow_limit if allow_limit is None else allow_limit
         self.observe_ooms = self.observe_ooms if observe_ooms is None else observe_ooms
-        if not self._wanted:
+        if not self._wanted and in_main_interpreter():
             self._wanted = True
             self._launch()
         self.wake.set()
@@ -87,7 +88,7 @@ class Loop:
         try:
             thread = threading.Thread(target=self._run, args=arguments, name="gpumond-agent", daemon=True)
             thread.start()
-        except RuntimeError:  # no more threads, a subinterpreter, or the interpreter is about to exit
+        except RuntimeError:  # no more threads, or the interpreter is about to exit
             return
         self._thread = thread
 
@@ -160,6 +161,18 @@ class Loop:
             self._session = None
         if self._wanted:
             self._launch()
+
+
+def in_main_interpreter() -> bool:
+    """A subinterpreter that ends while a thread of its own is left takes the whole program with it."""
+    is_main: Callable[[], bool] | None = getattr(_thread, "_is_main_interpreter", None)  # since Python 3.13
+    if is_main is not None:
+        return is_main()
+    try:
+        import _xxsubinterpreters as interpreters  # type: ignore[import-not-found]
+    except ImportError:
+        return True
+    return bool(interpreters.get_current() == interpreters.get_main())
 
 
 def _workload(name: str) -> str:

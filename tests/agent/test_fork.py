@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -239,26 +238,34 @@ if __name__ == "__main__":
         assert finished(process) == "2016\n2016\n"
 
 
-def test_a_subinterpreter_leaves_the_agent_of_the_program_alone(daemon: Daemon) -> None:
-    """It cannot have one of its own: daemon threads are not allowed there."""
-    if sys.version_info < (3, 12):
-        pytest.skip("needs Python 3.12: interpreters with a lock of their own")
-    code = f"""{START}
+SUBINTERPRETERS = """
 try:
-    import _interpreters as interpreters
+    import _interpreters
 except ImportError:
-    import _xxsubinterpreters as interpreters
+    import _xxsubinterpreters as _interpreters
+def run(code, isolated):
+    kind = ("isolated" if isolated else "legacy") if sys.version_info >= (3, 13) else isolated
+    one = _interpreters.create(kind) if sys.version_info >= (3, 13) else _interpreters.create(isolated=isolated)
+    failed = _interpreters.run_string(one, code)
+    assert failed is None, failed
+    _interpreters.destroy(one)
+"""
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "legacy"])
+def test_a_subinterpreter_leaves_the_agent_of_the_program_alone(daemon: Daemon, isolated: bool) -> None:
+    """It has none of its own, also where threads are allowed there: what ends with one left ends the program."""
+    code = f"""{START}{SUBINTERPRETERS}
 sys.stdin.readline()
-for _ in range(20):
-    one = interpreters.create()
-    failed = interpreters.run_string(one, '''
-import gpumond.agent
+for seconds in (0, 0.25) * 5:
+    run(f'''
+import gpumond.agent, threading, time
 gpumond.agent.start(workload="inner")
 gpumond.agent.step()
-gpumond.agent.stop()
-''')
-    assert failed is None, failed
-    interpreters.destroy(one)
+time.sleep({{seconds}})
+assert threading.active_count() == 1
+gpumond.agent.flush()
+''', {isolated})
 print("done", flush=True)
 sys.stdin.read()
 """

@@ -2,41 +2,35 @@
 
 Python imports a module of this name at every start, and only one: this one steps out of the way and imports
 the user's own, if there is one. PYTHONPATH stays, so that Python programs started by this one have the agent too.
+Tools that the program calls may run in a much older Python: every line here must be one that it understands.
 """
-
-from __future__ import annotations
 
 import os
 import sys
 
-
-def _start() -> None:
-    if os.environ.get("GPUMOND_AGENT") != "1" or sys.version_info < (3, 10):
-        return
-    try:
-        import gpumond.agent
-    except ImportError:
-        # This environment has no gpumond: take the one that this file belongs to, and nothing else from there.
-        sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(_HERE))))
-        try:
-            import gpumond.agent
-        finally:
-            sys.path.pop()
-    gpumond.agent.start()
-
-
 _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if entry != _HERE]
-try:
-    _start()
-except Exception:  # the program starts, whatever happens to the agent
-    pass
+
+if os.environ.get("GPUMOND_AGENT") == "1" and sys.version_info >= (3, 10):
+    try:
+        try:
+            import gpumond.agent
+        except ImportError:
+            # This environment has no gpumond: take the one that this file belongs to, and nothing else from there.
+            sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(_HERE))))
+            try:
+                import gpumond.agent
+            finally:
+                sys.path.pop()
+        gpumond.agent.start()
+    except Exception:  # the program starts, whatever happens to the agent
+        pass
 
 _ours = sys.modules.pop(__name__)  # the user's own is next; its errors are its own
 try:
     import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
 except ImportError as error:
-    if error.name != "sitecustomize":
+    if getattr(error, "name", "sitecustomize") != "sitecustomize":
         raise
 finally:
     sys.modules.setdefault(__name__, _ours)
