@@ -42,6 +42,7 @@ _line = lru_cache(16_384)(Line)
 def attributing(snapshot: Snapshot) -> Stretches[Ledger]:
     """The ledger of one snapshot. A device whose used bytes are unknown has no ``unclaimed`` and no overcount."""
     reports: dict[Identity, AgentReport] = {(report.pid, report.start_ticks): report for report in snapshot.reports}
+    yield
     pools = _pools_by_device(snapshot)
     yield
     lines: list[Line] = []

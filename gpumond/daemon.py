@@ -54,6 +54,8 @@ RELEASE_SECONDS = 120.0
 COLLECT_SECONDS = 10.0
 """A tick makes thousands of values that live until the next and are in no cycle: the garbage collector looks at them
 so often, between two ticks, and not in the middle of one."""
+COLLECT_SHARE = 0.005
+"""Of the time, at most."""
 COLLECTIONS = 30
 """Of so many one looks at everything, with a thousand programs for 30 ms; the others at what is new."""
 
@@ -134,8 +136,9 @@ class Daemon:
             await self._show(replace(tick.frame, alerts=alerts))
             self._hour.see(tick.frame)
             self.baselines.see(tick.frame)
-            departed = self._intake.departed()
             self._telemetry.workloads.connected(report.workload for report in snapshot.reports)
+            await asyncio.sleep(0)
+            departed = self._intake.departed()
             self._telemetry.happened(self.events.follow(tick.frame, tick.raised, tick.resolved, departed))
         self._keeper.turn(self.history, snapshot.elapsed_seconds)
         self._telemetry.faults(snapshot.faults, complete=reading is not None)
@@ -317,10 +320,13 @@ class Daemon:
                 await self.tick()
             except Exception:
                 log.exception("a tick failed; the frame before it stays")
-            if time.monotonic() >= collect_at:
+            began = time.monotonic()
+            if began >= collect_at:
+                await asyncio.sleep(0)
                 gc.collect(0 if collections % COLLECTIONS else 2)
                 collections += 1
-                collect_at = time.monotonic() + COLLECT_SECONDS
+                took = time.monotonic() - began
+                collect_at = began + max(COLLECT_SECONDS, took / COLLECT_SHARE)
             interval = self._settings.interval
             due += interval
             late = time.monotonic() - due

@@ -28,7 +28,7 @@ from gpumond.model import (
 )
 from gpumond.resume import Awaited, hold
 from gpumond.rules import Activities, Rule, Scope, Subjects, ended, step
-from gpumond.rules.recent import Recent, remember
+from gpumond.rules.recent import Recent, remembering
 from gpumond.rules.scopes import Seen, hidden, subjects
 from gpumond.rules.verdicts import NOTHING, standing
 from gpumond.stretches import Stretches, whole
@@ -112,7 +112,7 @@ advance = whole(advancing)
 def _judging(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Stretches[Tick]:
     """The same where the verdicts are known."""
     ledger = yield from attributing(snapshot)
-    recent = remember(memory.recent, snapshot)
+    recent = yield from remembering(memory.recent, snapshot)
     yield
     unseen = hidden(snapshot, recent)
     facts = Seen(snapshot, ledger, recent, standing(verdicts))

@@ -90,6 +90,7 @@ def follow(
         *(
             event
             for process, report in (*((_process(last), last) for last in departed), *now.items())
+            if report.program.ooms or any(pool.ooms for pool in report.pools)
             for event in _ooms(report, before.reports.get(process), frame, told, before.since)
         ),
         *(_flush(receipt) for receipt in receipts if receipt.outcome != "planned"),
@@ -151,7 +152,7 @@ def _ooms(
     report: AgentReport, before: AgentReport | None, frame: Frame, told: dict[Process, int], since: float
 ) -> Iterator[Event]:
     if not report.program.ooms:
-        if before is not None and any(pool.ooms for pool in report.pools):
+        if before is not None:
             yield from _counted(report, before, frame)
         return
     process = _process(report)

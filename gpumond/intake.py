@@ -24,7 +24,7 @@ from gpumond.errors import ProtocolError
 from gpumond.identity import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, sender_pid
 from gpumond.model import AgentReport
 from gpumond.peer import Budget, Limits, Peer, agent_report, check_hello, check_report
-from gpumond.stretches import Stretches, whole
+from gpumond.stretches import STRETCH, Stretches, whole
 from gpumond.wire import (
     MAX_FRAME_BYTES,
     VERSION,
@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 16
 ASK_SECONDS = 30.0
-STRETCH = 32
-"""So many reports are decoded, then others have their turn."""
 REPORT = b'{"v":%d,"type":"report"' % VERSION
 DEPARTED_KEPT = 256
 UNASKED = {

@@ -12,6 +12,9 @@ P = ParamSpec("P")
 Stretches = Generator[None, None, T]
 """Yields after each stretch, and returns what came of it."""
 
+STRETCH = 32
+"""So many programs make a stretch, where each of them takes tens of microseconds."""
+
 
 def at_once(work: Stretches[T]) -> T:
     """From beginning to end."""

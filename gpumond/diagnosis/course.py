@@ -62,6 +62,7 @@ class Course:
         self.due, self.falls = [], []
         pools = _pools(snapshot.reports)
         present, seen = set(), set()
+        yield
         for device in snapshot.devices:
             present.add(device.uuid)
             # What did not answer this time says nothing: not of its memory, and not of who ended.
@@ -70,6 +71,7 @@ class Course:
                 seen.add(device.uuid)
                 yield
         self._end(seen)
+        yield
         for key in [key for key in self.watches if key[0] not in present]:
             self._leave(self.watches.pop(key))
         return True

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.fragmentation import kept_bytes, split_share
 from gpumond.model import MISSED_LIMIT, AgentReport, PoolUsage, Snapshot
+from gpumond.stretches import STRETCH, Stretches, whole
 
 WINDOW_SECONDS = 600.0
 BUCKET_SECONDS = 30.0
@@ -88,13 +89,15 @@ def pool_of(report: AgentReport, pool: PoolUsage) -> Pool:
     return report.pid, report.start_ticks, pool.allocator, pool.device_uuid
 
 
-def remember(before: Recent, snapshot: Snapshot) -> Recent:
+def remembering(before: Recent, snapshot: Snapshot) -> Stretches[Recent]:
     """What is known after ``snapshot``."""
     elapsed = snapshot.elapsed_seconds
     agents: dict[Identity, str] = {(report.pid, report.start_ticks): report.workload for report in snapshot.reports}
     silent = frozenset(before.agents.keys() - agents.keys()) & _present(before, agents, snapshot)
     pools: dict[Pool, Track] = {}
-    for report in snapshot.reports:
+    for number, report in enumerate(snapshot.reports):
+        if number % STRETCH == 0:
+            yield
         for usage in report.pools:
             pool = pool_of(report, usage)
             pools[pool] = _track(before.pools.get(pool), usage, elapsed)
@@ -108,6 +111,8 @@ def remember(before: Recent, snapshot: Snapshot) -> Recent:
     }
     return Recent(elapsed, pools, xids, agents, silent)
 
+
+remember = whole(remembering)
 
 NONE = Growth(0)
 
