@@ -104,6 +104,7 @@ HOMES = {
     "cupy": ("loadgen.engines",),
     "torch": ("loadgen.engines",),
     "sitecustomize": ("agent",),  # the user's own, after which ours comes
+    "_xxsubinterpreters": ("agent.loop",),  # the standard library's own until 3.12, though not in its list
     "pydantic_core": ("decoding",),
     # the doors through which what people write comes in
     "pydantic": ("config", "webconfig", "rules.config", "rules.cases", "api"),

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 from gpumond.model import Reading
+from gpumond.sources.processes import Life
 
 SOURCES = {
     "nvml": "gpumond.sources.nvml:NvmlSource",
@@ -60,6 +61,8 @@ class Course:
         self.at = at
         self.leave_out: Mapping[int, str] = {}
         """UUIDs by index."""
+        self.lives: Mapping[int, Life] = {}
+        """Of processes of the reading, where the source has looked."""
 
 
 @dataclass(frozen=True, slots=True)

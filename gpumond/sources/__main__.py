@@ -35,7 +35,7 @@ def main(name: str, place: int) -> int:
             course.leave_out = {device.index: device.uuid for device in from_json(Ask, line).leave_out}
             reading = source.read()
             whereabouts.at(NOWHERE)
-            answer(Answer(owners.complete(reading)))
+            answer(Answer(owners.complete(reading, course.lives)))
         source.close()
     except SourceUnavailable as error:
         answer(Answer(reason=error.reason, message=clean(error)))

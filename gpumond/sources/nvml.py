@@ -97,6 +97,7 @@ class NvmlSource:
         self._library.at(NOWHERE)
         self._events.fetch(tally)  # last, so that a hang or a crash before loses none
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
+        self._library.course.lives = self._table.lives
         devices = tuple(
             _with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ()))
             for device, reading, by_pid in observed

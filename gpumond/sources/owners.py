@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gpumond.identity import in_private_pid_namespace
@@ -70,7 +71,9 @@ class Owners:
         """By pid, start time and parent."""
         self._forget_at = float("-inf")
 
-    def complete(self, reading: Reading) -> Reading:
+    def complete(self, reading: Reading, lives: Mapping[int, Life] = MappingProxyType({})) -> Reading:
+        """``lives``: what is known of its processes already."""
+        self._lives = lives
         if self._clock() >= self._forget_at:
             self._known.clear()
             self._same.clear()
@@ -103,7 +106,7 @@ class Owners:
         return replace(process, pod_name=pod.name, pod_namespace=pod.namespace) if pod else process
 
     def _process(self, process: ProcessUsage, in_doubt: bool) -> ProcessUsage:
-        now = life(self._proc, process.pid)
+        now = self._lives.get(process.pid) or life(self._proc, process.pid)
         if now is None:
             return process if self._is_private else replace(process, state="gone")
         if in_doubt and not self._is_same(process.pid, now.start_ticks):

@@ -50,10 +50,13 @@ class Life(NamedTuple):
 def life(root: str, pid: int) -> Life | None:
     """None if there is no such process."""
     try:
-        fields = _content(f"{root}/{pid}/stat").rpartition(b")")[2].split(maxsplit=20)
-        return Life(int(fields[19]), fields[0].decode("ascii"), int(fields[6]), int(fields[1]), int(fields[3]))
+        return _life(_content(f"{root}/{pid}/stat").rpartition(b")")[2].split(maxsplit=20))
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _life(fields: list[bytes]) -> Life:
+    return Life(int(fields[19]), fields[0].decode("ascii"), int(fields[6]), int(fields[1]), int(fields[3]))
 
 
 class ProcessTable:
@@ -61,6 +64,8 @@ class ProcessTable:
 
     def __init__(self, root: str = "/proc") -> None:
         self._root = root
+        self.lives: dict[int, Life] = {}
+        """Of those asked for last: their stat is read for the identity anyway."""
         self._known: dict[int, tuple[bytes, Identity]] = {}
 
     def pid_max(self) -> int:
@@ -72,6 +77,7 @@ class ProcessTable:
 
     def read(self, pids: Iterable[int]) -> Mapping[int, Identity]:
         """The identity of each pid; those not asked for are forgotten."""
+        self.lives = {}
         self._known = {pid: self._look_up(pid) for pid in set(pids)}
         return {pid: identity for pid, (_, identity) in self._known.items()}
 
@@ -98,7 +104,10 @@ class ProcessTable:
             return b""
         before, _, after = stat.rpartition(b")")
         fields = after.split(maxsplit=20)
-        return before.partition(b"(")[2] + b")" + fields[19] if len(fields) > 20 else b""
+        if len(fields) <= 20:
+            return b""
+        self.lives[pid] = _life(fields)
+        return before.partition(b"(")[2] + b")" + fields[19]
 
     def _uid(self, pid: int) -> int:
         """The effective uid, as SO_PEERCRED has it; the directory's owner would be root for undumpable processes."""
