@@ -35,7 +35,7 @@ def idle_seconds(device: DeviceReading, process: ProcessUsage) -> float | None:
 
 def _process(process: ProcessUsage, before: ProcessUsage | None, seconds: float) -> ProcessUsage:
     idle = _longer(process.utilization_ratio, before.idle_seconds if before else None, seconds)
-    return process if idle is None else ProcessUsage(*(*_OTHERS(process), idle))
+    return process if idle == process.idle_seconds else ProcessUsage(*(*_OTHERS(process), idle))
 
 
 _OTHERS = attrgetter(*(field.name for field in fields(ProcessUsage) if field.name != "idle_seconds"))

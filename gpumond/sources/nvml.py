@@ -211,5 +211,6 @@ def _processes(
             used_bytes=usage.used_bytes,
             kinds=usage.kinds,
             utilization_ratio=used_by.get(pid),
+            idle_seconds=0.0 if used_by.get(pid) else None,  # the daemon counts from there
             **identities[pid]._asdict(),
         )

@@ -59,7 +59,9 @@ def expected(healthy: dict[str, Any], function: str, code: int) -> dict[str, Any
         return healthy | ({"processes": ()} if function == COMPUTE else {})
     if function == ACTIVITY:
         ratio = 0.0 if code == NOT_FOUND else None  # no sample: nothing ran
-        return healthy | {"processes": tuple(p | {"utilization_ratio": ratio} for p in healthy["processes"])}
+        return healthy | {
+            "processes": tuple(p | {"utilization_ratio": ratio, "idle_seconds": None} for p in healthy["processes"])
+        }
     return healthy | UNKNOWN[function]
 
 
