@@ -64,8 +64,8 @@ class Peer:
         self.buffer = b""
         self.hello: Hello | None = None
         self.report: Report | None = None
-        self.unread = b""
-        """The frame of a report that came after it."""
+        self.unread = self._read = b""
+        """The frame of a report that came after it, and its own."""
         self.heard_at = self.partial_since = now
         self.answers: dict[str, asyncio.Future[Result]] = {}
         self.unanswered: set[str] = set()
@@ -79,11 +79,13 @@ class Peer:
         """
         if self.unread:
             frame, self.unread = self.unread, b""
+            if frame == self._read:
+                return self.report
             message = decode(frame)
             if not isinstance(message, Report):
                 raise ProtocolError("type", "a report that is none")
             check_report(message)
-            self.report = message
+            self.report, self._read = message, frame
         return self.report
 
     def left(self) -> None:
