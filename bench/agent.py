@@ -1,7 +1,7 @@
-"""What the agent costs the program that carries it: its import, its thread, one reading.
+"""What the agent costs the program that carries it: its import, its thread, its memory, one report.
 
-Torch is the stand-in of the tests (its statistics are built in Python on each call, PyTorch's own in C++), so
-that one reading is an upper bound of our part.
+Torch is the stand-in of the tests with statistics that lie ready: what PyTorch takes to make its own, 20 to 60 µs a
+device, comes on top.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from bench.result import publish
 
 PROCESSES, SECONDS = 15, 10.0
+MEMORY_PROCESSES = 5
 ROOT = Path(__file__).resolve().parents[1]
 STANDINS = ROOT / "tests" / "agent" / "standins"
 
@@ -30,7 +34,7 @@ gpumond.agent.start()
 gpumond.agent.report()
 time.sleep(1.5)
 names = {name.partition(".")[0] for name in set(sys.modules) - before}
-print(sorted(names - {"gpumond", *sys.stdlib_module_names}))
+print(sorted(names - {"gpumond", "_xxsubinterpreters", *sys.stdlib_module_names}))  # that one is Python's own, too
 """
 
 READ = """
@@ -48,30 +52,103 @@ for _ in range(10_000):
 print(1e6 * (time.perf_counter() - started) / 10_000)
 """
 
-REPORT = """
-import time, torch
+WORLD = """
+import torch
 from torch.world import ACTIVE, FREE, Segment
-from gpumond.agent.adapters.torch import adapter
-from gpumond.agent.levers import LEVERS
-from gpumond.agent.session import Still
-from gpumond.agent.told import look, told
-from gpumond.wire import Report, encode
-torch.WORLD.reset(
-    segments=[Segment([(6 << 20, ACTIVE), (14 << 20, FREE)], device) for device in range(8)],
-    devices=8, contexts=set(range(8)),
-)
-stats = [torch.WORLD.stats(device) for device in range(8)]
-torch.WORLD.stats = stats.__getitem__
-still = Still(LEVERS.adapters())
-def report():
-    pools = LEVERS.read()
-    look(pools)
-    return encode(Report("allow", still.frameworks, pools, told(still.distributed), still.host_pools))
-assert report().count(b"GPU-") == 8
-started = time.thread_time()
-for _ in range(2_000):
+def stats(mib):
+    torch.WORLD.reset(
+        segments=[Segment([(mib << 20, ACTIVE), (14 << 20, FREE)], device) for device in range(8)],
+        devices=8, contexts=set(range(8)),
+    )
+    return [torch.WORLD.stats(device) for device in range(8)]
+worlds = [stats(6), stats(8)]
+torch.WORLD.stats = lambda device: worlds[0][device]
+"""
+"""Eight devices, and the same ones a second later."""
+
+REPORT = (
+    WORLD
+    + """
+import gc, json, statistics, sys, time
+from gpumond.agent import session
+from gpumond.agent.loop import Loop
+session.REPORT_SECONDS = 0.0
+agent = session.Session(Loop([]))
+others = bytearray(64 << 20)
+def report(changed=True, cold=False):
+    if changed:
+        worlds.reverse()
+    if cold:
+        others[:] = bytes(len(others))
+    started = time.thread_time_ns()
+    agent.turn()
+    return (time.thread_time_ns() - started) / 1000
+for _ in range(100):
     report()
-print(1e6 * (time.thread_time() - started) / 2_000)
+figures = {}
+for name, changed in (("all_changed", True), ("unchanged", False)):
+    hot = min(statistics.median(report(changed) for _ in range(50)) for _ in range(20))
+    cold = statistics.median(report(changed, cold=True) for _ in range(100))
+    figures[name] = {"hot": round(hot, 1), "cold": round(cold, 1)}
+gc.collect()
+gc.disable()
+before, most = gc.get_count()[0], 0
+def note(*_):
+    global most
+    most = max(most, gc.get_count()[0])
+sys.setprofile(note)
+report()
+sys.setprofile(None)
+for _ in range(1_000):
+    report()
+garbage = gc.collect()
+gc.enable()
+collections = [generation["collections"] for generation in gc.get_stats()]
+for _ in range(1_000):
+    report()
+collections = [now["collections"] - then for now, then in zip(gc.get_stats(), collections)]
+print(json.dumps({
+    "report_of_8_devices_us": figures,
+    "report_of_8_devices_gc": {
+        "tracked_objects_at_most": most - before,
+        "cyclic_garbage_of_1000_reports": garbage,
+        "collections_by_1000_reports": collections,
+    },
+}))
+"""
+)
+"""A whole turn of the agent: wait, read, encode, send. Hot: at once after the one before; cold: after others have had
+the caches, as in a program that works for a second in between."""
+
+LOADED = (
+    "argparse ast asyncio atexit base64 bz2 calendar collections.abc contextlib contextvars copy csv ctypes "
+    "dataclasses datetime difflib dis email enum fcntl fnmatch functools gc gettext glob gzip hashlib heapq "
+    "http.client importlib.metadata importlib.resources inspect ipaddress json linecache locale logging lzma math mmap "
+    "multiprocessing numbers operator pathlib pickle pickletools pkgutil platform pprint queue random re runpy select "
+    "selectors shutil signal socket ssl string struct subprocess tarfile tempfile textwrap threading timeit tokenize "
+    "traceback types typing unittest urllib.request uuid warnings weakref zipfile zlib"
+)
+"""Of the standard library, what ``import torch`` (2.13) loads."""
+
+MEMORY = """
+import os, sys, time
+rollup = os.open("/proc/self/smaps_rollup", os.O_RDONLY)
+def private():
+    lines = os.pread(rollup, 1 << 16, 0).splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith((b"Private_Clean", b"Private_Dirty")))
+private()
+before = private()
+import gpumond.agent
+gpumond.agent.start()
+time.sleep(1.0)
+import threading
+thread = next(thread for thread in threading.enumerate() if thread.name == "gpumond-agent")
+start = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+from gpumond.agent import session
+session.REPORT_SECONDS = 0.02
+gpumond.agent.start()
+time.sleep(60 * 0.02 + 0.3)
+print(private() - before, 1000 * start)
 """
 
 STEP = """
@@ -132,8 +209,9 @@ def milliseconds(statement: str, processes: int) -> float:
     return round(statistics.median(float(run(TIMED.format(statement))) for _ in range(processes)), 2)
 
 
-def cpu_share(seconds: float) -> float:
-    """The share of one core that a program uses which sleeps, and reports once a second to a listening daemon."""
+@contextmanager
+def listening() -> Iterator[str]:
+    """A daemon that hears everything and says nothing; its socket."""
     with TemporaryDirectory() as directory:
         path = os.path.join(directory, "agent.sock")
         command = [sys.executable, "-c", LISTENER, path]
@@ -141,27 +219,58 @@ def cpu_share(seconds: float) -> float:
             try:
                 assert listener.stdout is not None
                 assert listener.stdout.readline() == "listening\n"
-                return round(float(run(SHARE.replace("SECONDS", str(seconds)), path)), 5)
+                yield path
             finally:
                 listener.kill()
 
 
+def cpu_share(seconds: float) -> float:
+    """The share of one core that a program uses which sleeps, and reports once a second to a listening daemon."""
+    with listening() as path:
+        return round(float(run(SHARE.replace("SECONDS", str(seconds)), path)), 5)
+
+
+def report() -> Any:
+    with listening() as path:
+        return json.loads(run(REPORT, path))
+
+
+def memory(before: str) -> tuple[int, float]:
+    """KiB that import, start and 60 reports add to a program, and the milliseconds of processor time that the agent's
+    thread takes to come up: medians."""
+    rows = []
+    for _ in range(MEMORY_PROCESSES):
+        with listening() as path:
+            rows.append([float(word) for word in run(before + MEMORY, path).split()])
+    kibibytes, start = map(statistics.median, zip(*rows, strict=True))
+    return round(kibibytes), round(start, 1)
+
+
 def main() -> None:
     started = "gpumond.agent.start()"
-    publish(
-        "agent",
-        {
-            "import_ms": milliseconds("import gpumond.agent", PROCESSES),
-            "import_and_start_ms": milliseconds(f"import gpumond.agent; {started}", PROCESSES),
-            "modules_outside_stdlib": json.loads(run(MODULES).replace("'", '"')),
-            "torch_read_us": round(float(run(READ)), 1),
-            "torch": "a stand-in with the statistics of a real one",
-            "report_of_8_devices_us": round(float(run(REPORT)), 1),
-            "step_ns": round(float(run(STEP)), 0),
-            "scope_us": round(float(run(SCOPE)), 1),
-            "cpu_share_of_a_core_at_1_hz": cpu_share(SECONDS),
-        },
-    )
+    trained = f"import {LOADED.replace(' ', ', ')}\n{WORLD}"
+    with TemporaryDirectory() as cache:  # as installed: compiled before
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = cache
+        memory(trained)
+        bare, _ = memory("")
+        loaded, start_ms = memory(trained)
+        publish(
+            "agent",
+            {
+                "import_ms": milliseconds("import gpumond.agent", PROCESSES),
+                "import_and_start_ms": milliseconds(f"import gpumond.agent; {started}", PROCESSES),
+                "start_in_its_own_thread_cpu_ms": start_ms,
+                "modules_outside_stdlib": json.loads(run(MODULES).replace("'", '"')),
+                "memory_kib": {"bare_interpreter": bare, "program_with_what_torch_loads": loaded},
+                "torch_read_us": round(float(run(READ)), 1),
+                "torch": "a stand-in with the statistics of a real one",
+                **report(),
+                "step_ns": round(float(run(STEP)), 0),
+                "scope_us": round(float(run(SCOPE)), 1),
+                "cpu_share_of_a_core_at_1_hz": cpu_share(SECONDS),
+            },
+        )
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from bench.crowd import Program, Voice
 from gpumond.agent.link import Link
 from gpumond.agent.wake import identity
 from gpumond.model import PoolUsage, Reclaimable
-from gpumond.program import Program as Told
-from gpumond.program import StepUsage
+from gpumond.program import Program as Told, StepUsage
 from gpumond.wire import Hello, Report, encode
 from tests.fakenvml import GIB, MIB, machine
 

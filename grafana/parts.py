@@ -6,12 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, statetimeline, table
-from grafana_foundation_sdk.builders import timeseries as lines
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    prometheus,
+    stat,
+    statetimeline,
+    table,
+    timeseries as lines,
+)
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.cog.variants import Dataquery
-from grafana_foundation_sdk.models import common as options
-from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models import common as options, dashboard as model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from gpumond.palette import COLOURS

@@ -17,6 +17,7 @@ EDGES = ("sources", "intake", "notify", "api", "metrics", "store")
 KNOW_MORE_THAN_ONE_EDGE = ("daemon", "cli")
 PURE = (
     "model",
+    "pools",
     "sensors",
     "program",
     "events",
@@ -176,8 +177,8 @@ def test_each_library_has_its_home(module: str, path: Path):
 
 
 @pytest.mark.parametrize(("module", "path"), [entry for entry in ALL if within(entry[0], ("agent",))])
-def test_the_agent_needs_only_model_wire_and_the_standard_library(module: str, path: Path):
-    allowed = ("agent", "model", "program", "wire", "errors")
+def test_the_agent_needs_only_pools_wire_and_the_standard_library(module: str, path: Path):
+    allowed = ("agent", "pools", "program", "wire", "errors")
     assert not [name for name in own(path) if name and not within(name, allowed)]
 
 

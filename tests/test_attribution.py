@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gpumond.attribution import attribute
 from gpumond.model import Ledger, PoolUsage, Reclaimable

@@ -4,8 +4,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gpumond import wire
 from gpumond.errors import ProtocolError

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpumond.agent.loop import Loop
     from gpumond.agent.scopes import Scope
-    from gpumond.model import FlushPolicy, PoolUsage, Receipt
+    from gpumond.pools import FlushPolicy, PoolUsage, Receipt
     from gpumond.program import AppliedLimit, Dump, Program
 
     Hook = TypeVar("Hook", bound=Callable[[], int | None])

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,7 +32,12 @@ RELAXED = 2
 CAPTURE_SECONDS = 1.0
 """So long a capture waits for a flush under way to end."""
 
+ABSENT_SECONDS = 5.0
+"""So long a program without the driver is not searched for it again by each report: that takes longer than the rest of
+the report. Whatever else asks the driver, and the first capture, end it."""
+
 _driver: ctypes.CDLL | None = None
+_absent_until = 0.0
 _thread = threading.local()
 _count: int | None = None
 _flushing = threading.RLock()
@@ -147,18 +153,29 @@ def beside_captures() -> Iterator[None]:
     the process and forbids it ("global", PyTorch's default).
     """
     mode = ctypes.c_int(RELAXED)
-    exchanged = not getattr(_thread, "relaxed", False) and _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    exchanged = not getattr(_thread, "relaxed", False) and _exchange(mode)
     try:
         yield
     finally:
         if exchanged:
-            _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+            _exchange(mode)
 
 
 def stay_beside_captures() -> None:
     """The same for all that this thread will ever ask: it must be the agent's own."""
     if not getattr(_thread, "relaxed", False):
         _thread.relaxed = _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(ctypes.c_int(RELAXED)))
+
+
+def _exchange(mode: ctypes.c_int) -> bool:
+    """This thread's capture mode for that one, if there is a driver."""
+    global _absent_until
+    if _driver is None and time.monotonic() < _absent_until:
+        return False
+    exchanged = _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    if _driver is None:
+        _absent_until = time.monotonic() + ABSENT_SECONDS
+    return exchanged
 
 
 @contextmanager
@@ -200,8 +217,10 @@ def watch_captures(owner: Any, begin: str = "capture_begin", end: str = "capture
 
     @functools.wraps(begins)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _absent_until
         waited = _flushing.acquire(timeout=CAPTURE_SECONDS)
         CAPTURING.add(self)
+        _absent_until = 0.0
         if waited:
             _flushing.release()
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from gpumond.agent.levers import LEVERS
-from gpumond.model import PoolUsage
+from gpumond.pools import PoolUsage
 
 READ_SECONDS = 0.01
 """So long a reading waits for another one. A flush takes longer, and is not waited for."""

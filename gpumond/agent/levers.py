@@ -19,7 +19,7 @@ from gpumond.agent.proof import held, judge, released_bytes
 from gpumond.agent.rate import Rate
 from gpumond.agent.remains import Remains
 from gpumond.agent.thrash import Thrash
-from gpumond.model import STEPS, PoolUsage, Receipt
+from gpumond.pools import STEPS, PoolUsage, Receipt
 from gpumond.wire import Flush, Result, clean
 
 FLUSHES = (16, 6.0)

@@ -35,6 +35,9 @@ class Link:
         self._retry_seconds = FIRST_RETRY_SECONDS
         self.retry_at = 0.0
         self._rate = Rate(*FRAMES)
+        self._newest: Report | None = None
+        self._frame = b""
+        """Of the newest report, which is sent again as it is while nothing changes."""
         self.refusals = 0
         """Daemons of strangers, and connections closed for what they brought."""
         self._forget()
@@ -81,11 +84,12 @@ class Link:
 
     def send(self, message: Message) -> None:
         """Queues it; of several reports the newest."""
-        frame = _fitting(message)
-        if isinstance(message, Report):
-            self._report = frame
-        else:
-            self._answers.append(frame)
+        if not isinstance(message, Report):
+            self._answers.append(_fitting(message))
+            return
+        if message != self._newest:
+            self._newest, self._frame = message, _fitting(message)
+        self._report = self._frame
 
     def push(self, now: float) -> None:
         """Sends what the socket takes."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpumond.agent.session import Session
-    from gpumond.model import FlushPolicy
+    from gpumond.pools import FlushPolicy
     from gpumond.wire import Flush
 
 GRACE_SECONDS = 0.2

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 
 from gpumond.agent.levels import READ_SECONDS
 from gpumond.agent.levers import LEVERS
-from gpumond.model import PoolUsage
-from gpumond.program import OOM_POOLS, Oom, OomPool, ScopeKept, Seen
-from gpumond.program import OOMS as KEPT
+from gpumond.pools import PoolUsage
+from gpumond.program import OOM_POOLS, OOMS as KEPT, Oom, OomPool, ScopeKept, Seen
 
 TOLD_SECONDS = 60.0
 """So long each report carries a picture; the daemon counts it once, by its number."""
@@ -30,18 +29,15 @@ TYPES = frozenset(
 """Package and class of errors that mean nothing else."""
 
 TEXTS = (
-    ("MemoryError", re.compile(r"std::bad_alloc.*out_of_memory", re.DOTALL)),  # RMM; the host's own has no such text
-    ("XlaRuntimeError", re.compile(r"RESOURCE_EXHAUSTED")),
-    ("JaxRuntimeError", re.compile(r"RESOURCE_EXHAUSTED")),
-    ("RuntimeError", re.compile(r"(CUDA|HIP) (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED")),
-    ("CUDARuntimeError", re.compile(r"cudaErrorMemoryAllocation")),
+    ("MemoryError", r"(?s)std::bad_alloc.*out_of_memory"),  # RMM; the host's own has no such text
+    ("XlaRuntimeError", "RESOURCE_EXHAUSTED"),
+    ("JaxRuntimeError", "RESOURCE_EXHAUSTED"),
+    ("RuntimeError", "(CUDA|HIP) (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED"),
+    ("CUDARuntimeError", "cudaErrorMemoryAllocation"),
 )
-"""Class of errors that mean other things too, and the text that tells."""
+"""Class of errors that mean other things too, and the text that tells. Compiled when there is an error."""
 
-REQUEST = re.compile(
-    r"(?:allocat(?:e|ing)|out of memory allocating|failed to allocate):? ([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)",
-    re.IGNORECASE,
-)
+REQUEST = r"(?i)(?:allocat(?:e|ing)|out of memory allocating|failed to allocate):? ([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)"
 FACTORS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 MAX_TEXT = 4096
 
@@ -52,12 +48,12 @@ def is_oom(error: BaseException) -> bool:
     if any((cls.__module__.partition(".")[0], cls.__name__) in TYPES for cls in classes):
         return True
     names = {cls.__name__ for cls in classes}
-    return any(name in names and text.search(_text(error)) for name, text in TEXTS)
+    return any(name in names and re.search(text, _text(error)) for name, text in TEXTS)
 
 
 def request_bytes(error: BaseException) -> int | None:
     """How much was asked for, if the error says so."""
-    found = REQUEST.search(_text(error))
+    found = re.search(REQUEST, _text(error))
     if found is None:
         return None
     return int(float(found[1].replace(",", "")) * FACTORS[found[2].lower()])
@@ -80,6 +76,11 @@ class Ooms:
         self._recent: deque[Oom] = deque(maxlen=KEPT)
         self._counted: dict[tuple[str, str], int] = {}
         self.retries = self.rescues = 0
+
+    @property
+    def happened(self) -> bool:
+        """Whether there is anything to tell of this process."""
+        return bool(self._count or self.retries)
 
     def tried_again(self) -> None:
         with self._lock:
@@ -134,13 +135,14 @@ class Ooms:
 
         Of a pool that was never looked at, they may be old: they count with ``first_counts`` only.
         """
+        rose = []
         with self._lock:
-            counts = {(pool.allocator, pool.device_uuid): pool.ooms or 0 for pool in pools}
-            rose = [
-                key for key, count in counts.items() if count > self._counted.get(key, 0 if first_counts else count)
-            ]
-            self._counted.update(counts)
-            return list(dict.fromkeys(device for _, device in rose))
+            for pool in pools:
+                key, count = (pool.allocator, pool.device_uuid), pool.ooms or 0
+                if count > self._counted.get(key, 0 if first_counts else count):
+                    rose.append(pool.device_uuid)
+                self._counted[key] = count
+        return list(dict.fromkeys(rose))
 
     def _picture(
         self,

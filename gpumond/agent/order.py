@@ -6,13 +6,14 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gpumond.agent.adapters import AllocatorAdapter, Refused
 from gpumond.agent.mainthread import Busy, run
 from gpumond.agent.proof import REFUSED, changes, conclude, planned
 from gpumond.agent.remains import Remains
-from gpumond.model import STEPS, StepResult
+from gpumond.pools import STEPS, StepResult
 from gpumond.wire import Flush, Result, clean
 
 MAIN_THREAD_SECONDS = 2.0
@@ -21,8 +22,7 @@ MAIN_THREAD_SECONDS = 2.0
 Hook = Callable[[], "int | None"]
 
 
-@dataclass(frozen=True, slots=True)
-class Permits:
+class Permits(NamedTuple):
     """``main_thread``: the program lets us interrupt its main thread between two of its bytecodes.
     ``own``: it is the program itself that asks, and its own thread may do what is only safe there."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gpumond.model import Expected, Held, Outcome, PoolUsage, Reclaimable, StepResult
+from gpumond.pools import Expected, Held, Outcome, PoolUsage, Reclaimable, StepResult
 from gpumond.wire import PoolChange
 
 RETURNING = frozenset(("spill", "cache", "trim"))

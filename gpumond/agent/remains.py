@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpumond.agent.proof import RETURNING
-from gpumond.model import PoolUsage, Reclaimable
+from gpumond.pools import PoolUsage, Reclaimable
 from gpumond.wire import PoolChange
 
 NOTHING_TOLD: Mapping[str, int] = {}

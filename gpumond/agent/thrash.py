@@ -6,9 +6,10 @@ Pure; time is an argument. The counts grow from the start of the process, as all
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
-from gpumond.model import PoolUsage
+from gpumond.pools import PoolUsage
 from gpumond.wire import PoolChange
 
 SECONDS = 10.0
@@ -19,8 +20,7 @@ Pool = tuple[str, str]
 """Allocator and device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """A pool just after a flush."""
 
     after: PoolUsage

@@ -14,8 +14,7 @@ import pytest
 
 from gpumond.cli.run import INJECT, add_arguments, environment
 from gpumond.wire import Hello, Report
-from tests.agent.daemon import SECONDS, Daemon, finished, host
-from tests.agent.daemon import environment as own_environment
+from tests.agent.daemon import SECONDS, Daemon, environment as own_environment, finished, host
 
 RUN = """
 import argparse, sys

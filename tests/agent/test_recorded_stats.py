@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent.adapters.torch_formulas import from_async_stats, from_snapshot, from_stats
+from gpumond.agent.adapters.torch_formulas import figures, from_async_stats, from_snapshot, from_stats
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -27,10 +27,11 @@ def test_there_is_a_recording_of_each_backend():
 
 @pytest.mark.parametrize(("configuration", "moment"), list(moments()))
 def test_what_was_returned_is_what_the_statistics_promise(configuration: str, moment: Any):
+    told = figures(moment["stats"])
     if moment["snapshot"] is None:
-        promised = from_async_stats(moment["stats"])
+        promised = from_async_stats(told)
     else:
-        promised = from_stats(moment["stats"], "expandable_segments:True" in configuration)
+        promised = from_stats(told, "expandable_segments:True" in configuration)
     assert promised.low <= moment["returned"] <= promised.high
     if promised.exactness == "exact":
         assert moment["returned"] == promised.likely

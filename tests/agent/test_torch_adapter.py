@@ -46,6 +46,19 @@ def test_a_pool_is_live_and_reclaimable_and_stranded(world: Any, adapter: TorchA
     assert pool.reclaimable == Reclaimable(42 * MIB, 42 * MIB, 42 * MIB, "exact")
 
 
+def test_a_reading_is_of_now_whatever_the_one_before_it_said(world: Any, adapter: TorchAdapter) -> None:
+    (before,) = adapter.read()
+    assert adapter.read() == (before,)
+    world.segments.append(Segment([(20 * MIB, FREE)]))
+    (after,) = adapter.read()
+    assert (after.held_bytes, after.reclaimable.low) == (
+        before.held_bytes + 20 * MIB,
+        before.reclaimable.low + 20 * MIB,
+    )
+    world.settings = "expandable_segments:True"
+    assert adapter.read()[0].reclaimable == Reclaimable(0, 62 * MIB, 70 * MIB, "interval")
+
+
 def test_nothing_is_asked_before_cuda_is_initialised(world: Any, adapter: TorchAdapter) -> None:
     world.reset(initialized=False)
     assert adapter.read(exact=True) == ()

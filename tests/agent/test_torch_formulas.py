@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from gpumond.agent.adapters.torch_formulas import from_async_stats, from_snapshot, from_stats
+from gpumond.agent.adapters.torch_formulas import figures, from_async_stats, from_snapshot, from_stats
 from gpumond.model import Reclaimable
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment, World
 
@@ -29,7 +28,7 @@ def settled(segments: list[Segment]) -> World:
 def test_statistics_bound_what_a_flush_returns(segments: list[Segment]) -> None:
     world = settled(segments)
     mixed = any(segment.expandable for segment in segments)
-    expected = from_stats(world.stats(0), expandable=mixed)
+    expected = from_stats(figures(world.stats(0)), expandable=mixed)
     assert expected.low <= expected.likely <= expected.high
     released = world.empty_cache()
     assert expected.low <= released <= expected.high
@@ -58,12 +57,12 @@ def test_a_snapshot_tells_exactly_what_a_flush_returns(segments: list[Segment]) 
     ids=["nothing held", "split segments stay", "pending may unsplit", "private pools may stay", "expandable"],
 )
 def test_from_statistics(segments: list[Segment], expected: Reclaimable) -> None:
-    assert from_stats(World(segments).stats(0)) == expected
+    assert from_stats(figures(World(segments).stats(0))) == expected
 
 
 def test_before_2_13_private_pools_cannot_be_excluded() -> None:
     world = World([Segment([(20, FREE)])], tells_private_pools=False)
-    assert from_stats(world.stats(0)) == Reclaimable(0, 20, 20, "interval")
+    assert from_stats(figures(world.stats(0))) == Reclaimable(0, 20, 20, "interval")
 
 
 def test_a_freed_range_of_an_expandable_segment_returns_its_whole_pages_only() -> None:
@@ -82,4 +81,4 @@ def test_a_free_private_pool_may_return_or_not() -> None:
 
 def test_the_stream_ordered_pool_promises_nothing() -> None:
     stats = World([Segment([(6, ACTIVE), (14, FREE)])]).stats(0)
-    assert from_async_stats(stats) == Reclaimable(0, 14, 14, "interval")
+    assert from_async_stats(figures(stats)) == Reclaimable(0, 14, 14, "interval")

@@ -34,8 +34,7 @@ ALL = [*targets(), *marks()]
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="grafana-foundation-sdk needs Python 3.11")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_file_is_what_the_code_builds(name: str):
-    from grafana.build import BOARDS as built
-    from grafana.build import text
+    from grafana.build import BOARDS as built, text
 
     assert built.keys() == set(NAMES)
     assert (DIRECTORY / f"{name}.json").read_text() == text(built[name]), "run `python -m grafana.build`"

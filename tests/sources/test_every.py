@@ -13,8 +13,7 @@ from gpumond.errors import SourceUnavailable
 from gpumond.model import DeviceReading, Fault, Reading, SourceState
 from gpumond.sources import load
 from gpumond.sources.every import EverySource
-from tests.fakenvml import FakeDriver
-from tests.fakenvml import machine as nvidia_machine
+from tests.fakenvml import FakeDriver, machine as nvidia_machine
 from tests.making import a_device
 from tests.sources.trees import SysTree
 

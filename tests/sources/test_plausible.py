@@ -3,8 +3,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gpumond.model import Fault
 from gpumond.sources.nvml_gpm import METRICS

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Protocol
 
-from gpumond.model import HostPool, PoolUsage, StepResult
+from gpumond.pools import HostPool, PoolUsage, StepResult
 
 KNOWN: Mapping[str, str] = {
     "torch": "gpumond.agent.adapters.torch",

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.agent.adapters import Refused
-from gpumond.model import PoolUsage, Reclaimable, StepResult
+from gpumond.pools import PoolUsage, Reclaimable, StepResult
 
 MAX_BUFFERS = 2_000
 """More are not looked at once a second, only in a flush or for a plan."""

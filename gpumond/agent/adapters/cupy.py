@@ -18,7 +18,7 @@ from gpumond.agent import cuda
 from gpumond.agent.adapters import Refused
 from gpumond.agent.adapters.cupy_chunks import whole_bytes
 from gpumond.agent.adapters.owners import left_by_trim
-from gpumond.model import PoolUsage, Reclaimable, StepResult
+from gpumond.pools import PoolUsage, Reclaimable, StepResult
 from gpumond.program import AppliedLimit
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpumond.agent import cuda
 from gpumond.agent.adapters import Refused
 from gpumond.agent.adapters.owners import left_by_trim
-from gpumond.model import PoolUsage, Reclaimable, StepResult
+from gpumond.pools import PoolUsage, Reclaimable, StepResult
 
 LOOK_SECONDS = 0.05
 """So long a look that found nothing holds: one report asks for the adapters several times."""

@@ -18,7 +18,7 @@ from gpumond.agent.adapters import Refused
 from gpumond.agent.adapters.mempools import counted_by
 from gpumond.agent.adapters.owners import left_by_trim
 from gpumond.agent.adapters.rmm_stack import Count, Stack, look
-from gpumond.model import PoolUsage, Reclaimable, StepResult
+from gpumond.pools import PoolUsage, Reclaimable, StepResult
 
 PROBE_BYTES = 256
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpumond import __version__
 from gpumond.agent.adapters import Refused
-from gpumond.model import PoolUsage, StepResult
+from gpumond.pools import PoolUsage, StepResult
 from gpumond.program import AppliedLimit
 from gpumond.wire import to_json
 

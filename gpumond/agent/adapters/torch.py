@@ -20,13 +20,14 @@ from gpumond.agent.adapters.owners import left_by_trim
 from gpumond.agent.adapters.torch_formulas import (
     LARGE_PAGE,
     MIB,
-    Stats,
+    Figures,
     current,
+    figures,
     from_async_stats,
     from_snapshot,
     from_stats,
 )
-from gpumond.model import HostPool, PoolUsage, Reclaimable, StepResult
+from gpumond.pools import HostPool, PoolUsage, Reclaimable, StepResult
 from gpumond.program import AppliedLimit
 
 SNAPSHOT_BLOCKS = 50_000
@@ -47,6 +48,7 @@ class TorchAdapter:
         self._torch, self._cuda, self._c = torch, torch.cuda, torch._C
         self._configuration = ",".join(environ.get(name, "") for name in CONFIGURATION)
         self._uuids: dict[int, str | None] = {}
+        self._last: dict[int, tuple[tuple[Figures, bool], PoolUsage]] = {}
         self._fractions: dict[int, float] = {}
         cuda.watch_captures(torch.cuda.CUDAGraph)
 
@@ -59,25 +61,29 @@ class TorchAdapter:
         backend = self._cuda.get_allocator_backend()
         if backend not in ("native", "cudaMallocAsync"):
             return ()
-        snapshot = self._snapshot() if exact and backend == "native" else None
+        native = backend == "native"
+        snapshot = self._snapshot() if exact and native else None
+        expandable = native and self._expandable()
+        has_context = self._ask_context()
         pools = []
         for ordinal in range(self._device_count()):
-            context = self._context(ordinal)
+            context = has_context(ordinal)
             if context is False:
                 continue
-            stats = self._c._cuda_memoryStats(ordinal)
-            if not context and not current(stats, "reserved_bytes"):
+            told = figures(self._c._cuda_memoryStats(ordinal), counted=native)
+            if not context and not told.held:
                 continue
             uuid = self._uuid(ordinal)
             if uuid is None:
                 continue
-            if backend == "cudaMallocAsync":
-                reclaimable = from_async_stats(stats)
-            elif snapshot is not None:
-                reclaimable = snapshot.get(ordinal, Reclaimable(0, 0, 0))
-            else:
-                reclaimable = from_stats(stats, self._expandable())
-            pools.append(_usage(uuid, stats, reclaimable, counted=backend == "native"))
+            if snapshot is not None:
+                pools.append(_usage(uuid, told, snapshot.get(ordinal, Reclaimable(0, 0, 0))))
+                continue
+            seen = (told, expandable)
+            if ordinal not in self._last or self._last[ordinal][0] != seen:
+                reclaimable = from_stats(told, expandable) if native else from_async_stats(told)
+                self._last[ordinal] = seen, _usage(uuid, told, reclaimable)
+            pools.append(self._last[ordinal][1])
         return tuple(pools)
 
     def left(self) -> Mapping[str, int]:
@@ -180,13 +186,12 @@ class TorchAdapter:
     def _device_count(self) -> int:
         return len(self._cuda.default_generators)  # device_count() would ask the driver
 
-    def _context(self, ordinal: int) -> bool | None:
-        """Whether the device has one; None where neither PyTorch nor CUDA's driver can tell."""
-        told: bool | None = getattr(self._c, "_cuda_hasPrimaryContext", cuda.has_context)(ordinal)
-        return told
+    def _ask_context(self) -> Callable[[int], bool | None]:
+        """Tells of a device whether it has one; None where neither PyTorch nor CUDA's driver knows."""
+        return getattr(self._c, "_cuda_hasPrimaryContext", cuda.has_context)
 
     def _has_context(self, ordinal: int) -> bool:
-        return bool(self._context(ordinal))
+        return bool(self._ask_context()(ordinal))
 
     def _held_bytes(self) -> int:
         return sum(current(self._c._cuda_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
@@ -269,25 +274,15 @@ def counts_default_pool(ordinal: int) -> bool:
     )
 
 
-def _usage(uuid: str, stats: Stats, reclaimable: Reclaimable, counted: bool) -> PoolUsage:
-    """``counted``: the backend keeps the counters; the other one leaves them at 0."""
-    held, live = current(stats, "reserved_bytes"), current(stats, "allocated_bytes")
+def _usage(uuid: str, told: Figures, reclaimable: Reclaimable) -> PoolUsage:
+    held, live, _, _, _, _, peak_held, peak_live, ooms, retries, allocations, frees = told
     cached = max(0, held - live)
     if reclaimable.high > cached:  # a snapshot is older than the statistics
         reclaimable = Reclaimable(
             min(reclaimable.low, cached), min(reclaimable.likely, cached), cached, reclaimable.exactness
         )
+    stranded = cached - reclaimable.likely
+    # Positional, as this is done each second for each device.
     return PoolUsage(
-        allocator="torch",
-        device_uuid=uuid,
-        live_bytes=live,
-        held_bytes=held,
-        reclaimable=reclaimable,
-        stranded_bytes=cached - reclaimable.likely,
-        peak_live_bytes=stats.get("allocated_bytes", {}).get("all", {}).get("peak"),
-        peak_held_bytes=stats.get("reserved_bytes", {}).get("all", {}).get("peak"),
-        ooms=stats.get("num_ooms") if counted else None,
-        retries=stats.get("num_alloc_retries") if counted else None,
-        device_allocations=stats.get("num_device_alloc") if counted else None,
-        device_frees=stats.get("num_device_free") if counted else None,
+        "torch", uuid, live, held, reclaimable, stranded, None, peak_live, peak_held, ooms, retries, allocations, frees
     )

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpumond.model import Reclaimable
+from gpumond.pools import Reclaimable
 
 Stats = Mapping[str, Any]
 
@@ -25,35 +25,73 @@ SMALL_PAGE = 2 * MIB
 LARGE_PAGE = 20 * MIB
 
 
+class Figures(NamedTuple):
+    """What is used of one device's statistics. ``private``: bytes of private pools, None before 2.13."""
+
+    held: int
+    live: int
+    active: int
+    split: int
+    segments: int
+    private: int | None
+    peak_held: int
+    peak_live: int
+    ooms: int | None
+    retries: int | None
+    device_allocations: int | None
+    device_frees: int | None
+
+
 def current(stats: Stats, name: str) -> int:
     found = stats.get(name)
     return int(found["all"]["current"]) if found else 0
 
 
-def from_stats(stats: Stats, expandable: bool = False) -> Reclaimable:
+def figures(stats: Stats, counted: bool = True) -> Figures:
+    """``counted``: the backend keeps the counters; the other one leaves them at 0.
+
+    Raises KeyError for the statistics of another allocator.
+    """
+    held, live = stats["reserved_bytes"]["all"], stats["allocated_bytes"]["all"]
+    private = stats.get("reserved_bytes_by_private_pools")
+    counter = (stats if counted else {}).get
+    return Figures(
+        held["current"],
+        live["current"],
+        stats["active_bytes"]["all"]["current"],
+        stats["inactive_split_bytes"]["all"]["current"],
+        stats["segment"]["all"]["current"],
+        sum(pool["all"]["current"] for pool in private.values()) if private else None if private is None else 0,
+        held["peak"],
+        live["peak"],
+        counter("num_ooms"),
+        counter("num_alloc_retries"),
+        counter("num_device_alloc"),
+        counter("num_device_free"),
+    )
+
+
+def from_stats(told: Figures, expandable: bool = False) -> Reclaimable:
     """Of the native allocator. ``expandable``: the configuration says that there may be such segments.
 
     Private pools are taken to be as full as all pools together, for the likely value.
     """
-    held, live = current(stats, "reserved_bytes"), current(stats, "allocated_bytes")
-    active = current(stats, "active_bytes")
-    split = current(stats, "inactive_split_bytes")
-    cached = max(0, held - live - split)
-    if expandable or (held and not current(stats, "segment")):
-        return Reclaimable(0, cached, max(0, held - live), "interval")
-    private = _private_bytes(stats)
+    held, live, active, split, segments, private = told[:6]
+    if expandable or (held and not segments):
+        return Reclaimable(0, max(0, held - live - split), max(0, held - live), "interval")
     idle = max(0, held - active - split)
     if private == 0 and active == live:
         return Reclaimable(idle, idle, idle, "exact")
+    cached = max(0, held - live - split)
     low = 0 if private is None else max(0, idle - private)
     locked = (private or 0) * (held - live) // held if held else 0
     high = cached if active == live else max(0, held - live)
     return Reclaimable(low, max(low, cached - locked), high, "interval")
 
 
-def from_async_stats(stats: Stats) -> Reclaimable:
+def from_async_stats(told: Figures) -> Reclaimable:
     """Of cudaMallocAsync: the driver's pool gives back what is unused, in pieces whose size it does not tell."""
-    cached = max(0, current(stats, "reserved_bytes") - current(stats, "allocated_bytes"))
+    cached = max(0, told.held - told.live)
     return Reclaimable(0, cached, cached, "interval")
 
 
@@ -88,8 +126,3 @@ def _whole_pages(segment: Mapping[str, Any], page: int) -> int:
             start = offset + block["size"]
         offset += block["size"]
     return total
-
-
-def _private_bytes(stats: Stats) -> int | None:
-    pools = stats.get("reserved_bytes_by_private_pools")
-    return None if pools is None else sum(int(pool.get("all", {}).get("current", 0)) for pool in pools.values())

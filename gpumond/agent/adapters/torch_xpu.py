@@ -16,7 +16,7 @@ from typing import Any
 from gpumond.agent import cuda
 from gpumond.agent.adapters import Refused, drm_devices
 from gpumond.agent.adapters.torch_formulas import current
-from gpumond.model import PoolUsage, Reclaimable, StepResult
+from gpumond.pools import PoolUsage, Reclaimable, StepResult
 
 
 class XpuAdapter:

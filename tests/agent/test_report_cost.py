@@ -1,0 +1,114 @@
+"""What a report leaves undone, so that it costs its program little."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given, strategies as st
+
+from gpumond.agent.link import Link
+from gpumond.model import PoolUsage, Reclaimable
+from gpumond.wire import Report, decode, encode, to_json
+from tests.agent.daemon import Daemon, environment, finished, host
+from tests.agent.driver import run
+
+BYTES = st.integers(0, 2**63 - 1)
+OPTIONAL = st.none() | BYTES
+TEXT = st.text(max_size=20)
+EXACTNESS = st.sampled_from(["exact", "interval", "not_releasable"])
+POOLS = st.builds(
+    PoolUsage,
+    allocator=TEXT,
+    device_uuid=TEXT,
+    live_bytes=BYTES,
+    held_bytes=BYTES,
+    reclaimable=st.builds(Reclaimable, BYTES, BYTES, BYTES, EXACTNESS),
+    stranded_bytes=BYTES,
+    inside=st.none() | TEXT,
+    peak_live_bytes=OPTIONAL,
+    peak_held_bytes=OPTIONAL,
+    ooms=OPTIONAL,
+    retries=OPTIONAL,
+    device_allocations=OPTIONAL,
+    device_frees=OPTIONAL,
+    thrashes=BYTES,
+    held_known=st.booleans(),
+    spillable_bytes=OPTIONAL,
+)
+POOL = PoolUsage("torch", "GPU-a", 6, 20, Reclaimable(14, 14, 14), 0)
+
+
+@given(st.lists(POOLS, max_size=3))
+def test_a_reports_pools_are_written_as_any_dataclass_is(pools: list[PoolUsage]) -> None:
+    frame = encode(Report(pools=tuple(pools)))
+    assert frame.endswith(b"\n")
+    assert json.loads(frame) == {"v": 1, "type": "report", **json.loads(to_json(Report(pools=tuple(pools))))}
+
+
+def test_each_report_is_sent_and_tells_what_is_new_since_the_last(tmp_path: Path) -> None:
+    reports = [Report(pools=(pool,)) for pool in (POOL, replace(POOL), replace(POOL, live_bytes=7), POOL)]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "agent.sock"))
+        listener.listen(1)
+        link = Link()
+        assert link.connect(str(tmp_path / "agent.sock"), 0.0)
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            for report in reports:
+                link.send(report)
+                link.push(0.0)
+            heard = [decode(lines.readline().rstrip(b"\n")) for _ in reports]
+            link.renew()
+    assert heard == reports
+
+
+def test_a_program_that_marks_nothing_loads_nothing_for_it(daemon: Daemon) -> None:
+    code = """
+import sys, gpumond.agent
+gpumond.agent.start()
+sys.stdin.read()
+print([name for name in ("scopes", "steps") if f"gpumond.agent.{name}" in sys.modules])
+"""
+    with host(code, environment(daemon.path)) as process:
+        daemon.wait_message(Report)
+        assert finished(process) == "[]\n"
+
+
+def test_a_driver_that_is_not_there_is_not_looked_for_at_each_report(library: Path) -> None:
+    """Nor is anything left for the program's garbage collector, which may have millions of objects to look at."""
+    code = """
+import gc, sys, torch
+from gpumond.agent.levers import LEVERS
+LEVERS.read()
+looked = []
+sys.addaudithook(lambda event, arguments: looked.append(event) if event == "ctypes.dlopen" else None)
+gc.collect()
+gc.disable()
+for _ in range(20):
+    LEVERS.read()
+print(looked, gc.collect())
+"""
+    assert run(code, library, "c") == ["[] 0"]
+
+
+def test_the_first_capture_ends_the_time_without_a_driver(library: Path) -> None:
+    code = """
+import ctypes
+from gpumond.agent import cuda
+class Graph:
+    def capture_begin(self): pass
+    def capture_end(self): pass
+cuda.watch_captures(Graph)
+with cuda.beside_captures():
+    pass
+driver = ctypes.CDLL("libcuda.so.1")
+graph = Graph()
+graph.capture_begin()
+with cuda.beside_captures():
+    cuda.pool_bytes(cuda.default_pool(0))
+print(driver.fake_spoiled())
+"""
+    assert run(code, library, "c") == ["0"]
