@@ -8,6 +8,7 @@ where launching the kernels is, in the thread that shares the interpreter with t
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import subprocess
@@ -24,7 +25,7 @@ from gpumond.agent import session
 from tests.running import RunningDaemon, until
 
 REPORT_SECONDS = 0.04
-SECONDS_WITH, SECONDS_ALONE = 10.0, 2.0
+SECONDS_WITH, SECONDS_ALONE = 40.0, 2.0
 LOADS = {"card is the limit": 64, "launches are the limit": 1}
 """Sequences of 512 in a batch."""
 BESIDE = 2
@@ -36,6 +37,8 @@ WORK: list[Span] = []
 """When the agent made and sent a report, from its waking to its sleeping."""
 CPU: list[float] = []
 """Seconds of its thread on a processor meanwhile."""
+COLLECTIONS: list[Span] = []
+"""When Python's garbage collector was at work, in whichever thread."""
 
 
 class Observed(session.Session):
@@ -62,7 +65,7 @@ def main() -> None:
         daemon = RunningDaemon(Path(directory) / "daemon", "--source", "nvml")
         until(lambda: daemon.request("/-/ready")[0] == 200, 60)
         command = [sys.executable, "-m", "bench.gpu_stalls", "loads"]
-        done = subprocess.run(command, env=daemon.environ, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(command, env=daemon.environ, capture_output=True, text=True, timeout=300)
         daemon.stop()
     if done.returncode:
         sys.exit(done.stderr[-2000:])
@@ -97,12 +100,15 @@ def measure(step: Callable[[], None], with_agent: float = SECONDS_WITH, alone: f
     session.Session = Observed  # type: ignore[misc]
     agent.start(workload="bench")
     timed(step, 1.0)  # it connects, and reads for the first time
-    WORK.clear(), CPU.clear()
+    WORK.clear(), CPU.clear(), COLLECTIONS.clear()
+    gc.callbacks.append(collecting)
     steps = timed(step, with_agent)
     agent.stop()
+    gc.callbacks.remove(collecting)
     reports, cpu = list(WORK), list(CPU)
     beside = [(begin + REPORT_SECONDS / 2, end + REPORT_SECONDS / 2) for begin, end in reports]
-    with_report, with_none = delays(steps, reports, reports), delays(steps, beside, reports)
+    each, none = delays(steps, reports, reports), delays(steps, beside, reports)
+    with_report, with_none = list(each.values()), list(none.values())
     return {
         "steps": len(steps),
         "step_ms": round(1e3 * statistics.median(end - begin for begin, end in steps), 3),
@@ -115,9 +121,30 @@ def measure(step: Callable[[], None], with_agent: float = SECONDS_WITH, alone: f
         "delay_ms_of_none": spread(with_none),
         "reports_that_delay_over_1_ms": sum(delay > STALL_MS for delay in with_report),
         "instants_without_that_delay_over_1_ms": sum(delay > STALL_MS for delay in with_none),
+        "collections": {
+            "n": len(COLLECTIONS),
+            "in_reports": sum(any(a < end and begin < b for begin, end in reports) for a, b in COLLECTIONS),
+            "longest_ms": round(1e3 * max((b - a for a, b in COLLECTIONS), default=0.0), 3),
+        },
+        "longest_ms": [
+            {
+                "delay": round(each[number], 2),
+                "work": round(1e3 * (reports[number][1] - reports[number][0]), 2),
+                "cpu": round(1e3 * cpu[number], 2),
+            }
+            for number in sorted(each, key=each.__getitem__, reverse=True)[:5]
+        ],
         "median_difference_ms": round(statistics.median(with_report) - statistics.median(with_none), 4),
         "max_difference_ms": round(max(with_report) - max(with_none), 4),
     }
+
+
+def collecting(phase: str, info: dict[str, int]) -> None:
+    now = time.perf_counter()
+    if phase == "start":
+        COLLECTIONS.append((now, now))
+    else:
+        COLLECTIONS[-1] = (COLLECTIONS[-1][0], now)
 
 
 def statistics_alone(times: int = 20) -> list[float]:
@@ -144,8 +171,8 @@ def timed(step: Callable[[], None], seconds: float) -> list[Span]:
     return steps
 
 
-def delays(steps: Sequence[Span], spans: Sequence[Span], reports: Sequence[Span]) -> list[float]:
-    """Milliseconds by which the steps that each span touches took longer than those beside them.
+def delays(steps: Sequence[Span], spans: Sequence[Span], reports: Sequence[Span]) -> dict[int, float]:
+    """Milliseconds by which the steps that a span touches took longer than those beside them, by the span's number.
 
     A span that touches the steps of a report, and is not that report, is left out.
     """
@@ -159,7 +186,7 @@ def delays(steps: Sequence[Span], spans: Sequence[Span], reports: Sequence[Span]
         for index in touched(report):
             busy[index] = number
     clean = [index for index in range(len(steps)) if index not in busy]
-    found = []
+    found = {}
     for number, span in enumerate(spans):
         own = touched(span)
         others = {busy[index] for index in own if index in busy} - ({number} if spans is reports else set())
@@ -168,7 +195,7 @@ def delays(steps: Sequence[Span], spans: Sequence[Span], reports: Sequence[Span]
         if not own or others or len(around) < 2 * BESIDE:
             continue
         usual = statistics.median(ends[index] - begins[index] for index in around)
-        found.append(1e3 * sum(ends[index] - begins[index] - usual for index in own))
+        found[number] = 1e3 * sum(ends[index] - begins[index] - usual for index in own)
     return found
 
 

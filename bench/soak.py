@@ -1,6 +1,6 @@
 """Seven simulated days of churn, rule edits and faults: does memory grow, is an alert missed, does anything stay open.
 
-`--days 0.2` for a short one.
+With real sockets and kills: bench.survival. `--days 0.2` for a short one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from bench.result import publish
 from tests.soak.week import live
 
 DAYS = 7.0
+CHURN = 9
+"""A million programs in seven days."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--days", type=float, default=DAYS)
+    parser.add_argument("--churn", type=int, default=CHURN, help="programs that begin on a device every ten seconds")
     parser.add_argument("--save", action="store_true", help="keep the result")
     arguments = parser.parse_args()
     logging.getLogger("gpumond.notify").setLevel(logging.ERROR)  # a receiver that is down is part of it
     with tempfile.TemporaryDirectory() as directory:
-        publish("soak", live(Path(directory), arguments.days))
+        publish("soak", live(Path(directory), arguments.days, churn=arguments.churn))
 
 
 if __name__ == "__main__":

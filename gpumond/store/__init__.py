@@ -28,12 +28,10 @@ from gpumond.history import Coarse
 from gpumond.model import Alert, Fault, Receipt
 from gpumond.records import Heartbeat, KeptAlert, Notice
 from gpumond.store import baseline_table
-from gpumond.store.audit_table import append, entries
-from gpumond.store.audit_table import verify_audit as verify_audit
+from gpumond.store.audit_table import append, entries, verify_audit as verify_audit
 from gpumond.store.baseline_table import Side
 from gpumond.store.database import Database
-from gpumond.store.retention import Bounds as Bounds
-from gpumond.store.retention import remove_excess, remove_old, same_clock
+from gpumond.store.retention import Bounds as Bounds, remove_excess, remove_old, same_clock
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,19 +41,31 @@ OPEN_SECONDS = 2.0
 TRIM_SECONDS = 600.0
 
 
+def _now() -> Heartbeat:
+    return Heartbeat(time.time(), time.monotonic())
+
+
 class Store:
     """One file. Every method that changes something returns after the commit, or raises StoreUnavailable.
 
-    ``bounds`` can be replaced at any time.
+    ``bounds`` can be replaced at any time. ``clock``: unix seconds and a monotonic clock's.
     """
 
-    def __init__(self, path: Path, bounds: Bounds = Bounds(), *, beat_seconds: float = BEAT_SECONDS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        bounds: Bounds = Bounds(),
+        *,
+        beat_seconds: float = BEAT_SECONDS,
+        clock: Callable[[], Heartbeat] = _now,
+    ) -> None:
         self.path, self.bounds = path, bounds
+        self._clock = clock
         self.writable = False
         self.trouble = ""
         self._set_aside: tuple[str, ...] = ()
         self._beat_seconds = beat_seconds
-        self._trimmed = _now()
+        self._trimmed = clock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpumond-store")
         self._database = Database(path, self._replaced)
         self._beating: asyncio.Task[None] | None = None
@@ -143,7 +153,8 @@ class Store:
     ) -> Awaitable[None]:
         """All alerts as they are now, what became to be told by it, and those that are over, in one transaction.
 
-        Its place before whatever is called later is certain once this returns, awaited or not.
+        Its place before whatever is called later is certain once this returns, awaited or not. It is a heartbeat too:
+        else what fires since a moment ago would be younger than its ``for`` to the daemon that resumes it.
         """
         current = tuple(alerts)
 
@@ -154,6 +165,7 @@ class Store:
             db.executemany("INSERT OR REPLACE INTO notices VALUES (?, ?, ?, ?)", queued)
             ended = ((alert.resolved_at or 0.0, records.to_text(alert)) for alert in over)
             db.executemany("INSERT INTO past_alerts (at, body) VALUES (?, ?)", ended)
+            self._live(db)
 
         return self._settle(self._submit(keep))
 
@@ -237,17 +249,18 @@ class Store:
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await self._settle(self._submit(work))
 
-    def _submit(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
+    def _submit(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[tuple[T, bool]]:
         return asyncio.get_running_loop().run_in_executor(self._thread, self._database.transaction, work)
 
-    async def _settle(self, submitted: asyncio.Future[T]) -> T:
+    async def _settle(self, submitted: asyncio.Future[tuple[T, bool]]) -> T:
         try:
-            done = await submitted
+            done, changed = await submitted
         except (sqlite3.Error, OSError) as error:
             raise self._failed(error) from None
-        if not self.writable:
-            log.info("the store %s is writable", self.path)
-        self.writable, self.trouble = True, ""
+        if changed:  # what can be read says nothing about what can be written
+            if not self.writable:
+                log.info("the store %s is writable", self.path)
+            self.writable, self.trouble = True, ""
         return done
 
     def _failed(self, error: Exception) -> StoreUnavailable:
@@ -260,7 +273,7 @@ class Store:
 
     async def _beat(self) -> None:
         def beat(db: sqlite3.Connection) -> tuple[str, ...]:
-            db.execute("INSERT OR REPLACE INTO heartbeat VALUES (1, ?, ?)", (time.time(), time.monotonic()))
+            self._live(db)
             return self._database.set_aside()
 
         try:
@@ -268,17 +281,21 @@ class Store:
         except StoreUnavailable:
             pass  # it was said
 
+    def _live(self, db: sqlite3.Connection) -> None:
+        now = self._clock()
+        db.execute("INSERT OR REPLACE INTO heartbeat VALUES (1, ?, ?)", (now.at, now.monotonic))
+
     async def _beat_forever(self, tried: asyncio.Event) -> None:
         while True:
             await self._beat()
             tried.set()
             await asyncio.sleep(self._beat_seconds)
-            if time.monotonic() - self._trimmed.monotonic >= TRIM_SECONDS:
+            if self._clock().monotonic - self._trimmed.monotonic >= TRIM_SECONDS:
                 await self.trim()
 
     async def trim(self) -> None:
         """Remove what is too old and what is too much; how old things are is not known if the clock was just set."""
-        before, self._trimmed = self._trimmed, _now()
+        before, self._trimmed = self._trimmed, self._clock()
         steady = same_clock(before, self._trimmed)
 
         def trim(db: sqlite3.Connection) -> None:
@@ -297,10 +314,6 @@ class Store:
 
     def _replaced(self, db: sqlite3.Connection, aside: str, reason: str) -> None:
         self._record(db, "gpumond", "store.set-aside", {"file": aside, "reason": reason})
-
-
-def _now() -> Heartbeat:
-    return Heartbeat(time.time(), time.monotonic())
 
 
 def _etag(db: sqlite3.Connection, name: str) -> str | None:

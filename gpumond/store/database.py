@@ -8,6 +8,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,9 +54,11 @@ class Database:
         self._inode: int | None = None
         self._lock: int | None = None
 
-    def transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What ``work`` returns, once it is committed. Raises sqlite3.Error or OSError if it cannot be."""
+    def transaction(self, work: Callable[[sqlite3.Connection], T]) -> tuple[T, bool]:
+        """What ``work`` returns and whether it changed anything, once it is committed. Raises sqlite3.Error or OSError
+        if it cannot be."""
         db = self._connected()
+        before = db.total_changes
         db.execute("BEGIN IMMEDIATE")
         try:
             done = work(db)
@@ -66,7 +69,7 @@ class Database:
             if _corrupt(error):
                 self._disconnect()
             raise
-        return done
+        return done, db.total_changes > before
 
     def set_aside(self) -> tuple[str, ...]:
         """The names of corrupt files that nobody has taken away yet."""
@@ -140,11 +143,24 @@ class Database:
 
 
 def prepare(directory: Path) -> None:
-    """Make the state directory, for this user alone. Raises OSError with the mend."""
+    """Make the state directory, for this user alone, where a power loss leaves it. Raises OSError with the mend."""
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in missing:
+        _sync_names(each.parent)
     status = directory.lstat()
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
         raise PermissionError(f"{directory} can be written by others; use one of your own, with --state-dir")
+
+
+def _sync_names(directory: Path) -> None:
+    """SQLite does this for the files that it makes, and for no directory above them."""
+    with suppress(OSError):  # not every file system can, and who may not read the directory may not either
+        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def _prepare_tables(db: sqlite3.Connection) -> Heartbeat | None:

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from tests.running import RunningDaemon, until
 
 MIB = 1 << 20
+REPORT_SECONDS = 1.0
 
 TORCH = """
 import sys, torch
@@ -71,13 +73,21 @@ def program(daemon: RunningDaemon, scene: Scene, workload: str) -> Iterator[int]
     with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
-        until(lambda: any(a["workload"] == workload and a["pools"] for a in daemon.get("agents")), 60)
+        ready_at = time.time()
+        until(lambda: reported(daemon, workload, ready_at + REPORT_SECONDS), 60)
         try:
             yield running.pid
         finally:
             assert running.stdin is not None
             running.stdin.close()
             running.wait(timeout=60)
+
+
+def reported(daemon: RunningDaemon, workload: str, since: float) -> bool:
+    """Whether a report that was made after that time is there: one from before may tell of half of it."""
+    snapshot = daemon.get("snapshot")
+    own = [report for report in snapshot["reports"] if report["workload"] == workload and report["pools"]]
+    return any(snapshot["taken_at"] - report["age_seconds"] > since for report in own)
 
 
 def flush(daemon: RunningDaemon, scene: Scene) -> dict[str, Any]:

@@ -8,10 +8,13 @@ what has a clock of its own: the driver's process, the agents' socket, HTTP.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from typing import Protocol
 
 from gpumond.consequences import Consequences
 from gpumond.engine import Memory, Tick, advance, observe
@@ -19,21 +22,37 @@ from gpumond.errors import NoSuchRule, NoSuchTarget, StoreUnavailable
 from gpumond.flush import FlushAnswer, FlushRequest
 from gpumond.keeping import Keeper
 from gpumond.measurements import Measurements
-from gpumond.metrics import Exposition
+from gpumond.metrics import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model import Alert
+from gpumond.model import AgentReport, Alert, Reading, SourceState
 from gpumond.notify import Retry
 from gpumond.notify.outbox import Outbox
+from gpumond.records import Heartbeat
+from gpumond.resume import awaited
 from gpumond.ring import Ring
 from gpumond.rules.book import RuleBook
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import RuleConfig
 from gpumond.rules.preview import LastHour
 from gpumond.store import Bounds, Store
-from tests.soak.world import EPOCH, World
+from tests.soak.world import EPOCH
 
 RULE_NAMES = 20
 SCRAPE_SECONDS = 30.0
+BEAT_SECONDS = 0.5
+
+
+class Stage(Protocol):
+    """What a core needs of its world."""
+
+    dice: Random
+    elapsed: float
+    wall: float
+    state: SourceState
+    receiver_down: bool
+
+    def reading(self) -> Reading | None: ...
+    def reports(self) -> tuple[AgentReport, ...]: ...
 
 
 class Pager:
@@ -42,7 +61,7 @@ class Pager:
     name = "pager"
     resend_seconds = None
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         self._world = world
         self.told = Counter[str]()
 
@@ -54,15 +73,21 @@ class Pager:
 
 
 class Core:
-    def __init__(self, directory: Path, world: World, store_bytes: int) -> None:
-        self.world, self.pager = world, Pager(world)
-        self.store = Store(directory / "gpumond.db", Bounds(max_bytes=store_bytes), beat_seconds=0.5)
+    """``began``: the store's monotonic clock when elapsed time was 0; without one that clock is the real one."""
+
+    def __init__(
+        self, directory: Path, world: Stage, store_bytes: int, began: float | None = None, pager: Pager | None = None
+    ) -> None:
+        self.world, self.pager = world, pager or Pager(world)
+        clock = {} if began is None else {"clock": lambda: Heartbeat(time.time(), began + world.elapsed)}
+        bounds = Bounds(max_bytes=store_bytes)
+        self.store = Store(directory / "gpumond.db", bounds, beat_seconds=BEAT_SECONDS, **clock)
         self.rulebook = RuleBook(BUILT_IN, (), self.store, ("pager",))
         self.raised = Counter[str]()
         self.edits = self.refused_edits = self.page_bytes = 0
         self._telemetry = Telemetry()
         self._outbox = Outbox([self.pager], self.store, self._telemetry, backoff_seconds=(0.001, 0.01))
-        self._consequences = Consequences(self.store, self._outbox, self._flush, 0.0)
+        self._consequences = Consequences(self.store, self._outbox, self._flush, began or 0.0)
         self._keeper = Keeper(self.store)
         self._hour, self._baselines, self._events = LastHour(), Measurements(self.store), Ring(EPOCH)
         self._exposition = Exposition(self._telemetry)
@@ -70,9 +95,14 @@ class Core:
 
     async def open(self) -> None:
         await self.store.open()
+        activities = await self._consequences.resume()
+        self._memory = Memory(activities, awaited=awaited(activities))
         await self._keeper.restore(self._memory.diagnosis.history)
         await self._outbox.open()
-        await self.rulebook.load()
+        try:
+            await self.rulebook.load()
+        except StoreUnavailable:
+            pass  # the disk is full
 
     async def close(self) -> None:
         await self._keeper.close(self._memory.diagnosis.history)
@@ -104,7 +134,7 @@ class Core:
         self._keeper.turn(self._memory.diagnosis.history, snapshot.elapsed_seconds)
         self._telemetry.faults(snapshot.faults, complete=reading is not None)
         if world.elapsed % SCRAPE_SECONDS == 0:
-            self.page_bytes = len(self._exposition.page(frame, "").plain)
+            self.page_bytes = len(self._exposition.page(frame, Form(False)).plain)
         self.raised.update(raised=len(tick.raised), resolved=len(tick.resolved))
         return tick
 

@@ -35,8 +35,12 @@ class Expected:
 
 @dataclass
 class Oracle:
-    """What was expected and did not come, came and was not expected, or ended before its time."""
+    """What was expected and did not come, came and was not expected, or ended before its time.
 
+    ``slack``: seconds that everything may be late.
+    """
+
+    slack: float = 0.0
     now: float = 0.0
     expected: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -44,12 +48,12 @@ class Oracle:
 
     def expect(self, rule: str, within: float, **labels: str) -> Expected:
         self.expected += 1
-        self._open.append(Expected(rule, labels, self.now + within))
+        self._open.append(Expected(rule, labels, self.now + within + self.slack))
         return self._open[-1]
 
     def over(self, *expected: Expected) -> None:
         for each in expected:
-            each.end_due = self.now + LATEST_END_SECONDS
+            each.end_due = self.now + LATEST_END_SECONDS + self.slack
 
     def see(self, now: float, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
         self.now = now
@@ -77,6 +81,10 @@ class Oracle:
     def awaited(self) -> int:
         """Alerts that are expected, have not come, and need not have yet."""
         return sum(not each.raised for each in self._open)
+
+    def awaits(self, *rules: str) -> bool:
+        """Whether alerts of these rules are expected and have not come, or what they tell of is not over."""
+        return any(each.rule in rules and (not each.raised or each.end_due is None) for each in self._open)
 
     def _find(self, alert: Alert) -> Expected | None:
         labels = dict(alert.labels)

@@ -55,13 +55,15 @@ class Watch:
         self.tick_seconds.append(median(ticks))
 
 
-def live(directory: Path, days: float, store_bytes: int = STORE_BYTES, seed: int = 1) -> dict[str, object]:
+def live(
+    directory: Path, days: float, store_bytes: int = STORE_BYTES, seed: int = 1, churn: int = 1
+) -> dict[str, object]:
     """Figures of so many days. Raises AssertionError if a notification is missing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     gc.freeze()
     gc.disable()
     try:
-        return asyncio.run(_live(Core(directory, World(seed), store_bytes), days, hard))
+        return asyncio.run(_live(Core(directory, World(seed, churn), store_bytes), days, hard))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         gc.enable()

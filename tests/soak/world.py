@@ -20,13 +20,21 @@ UUIDS = ("GPU-0", "GPU-1")
 UP = SourceState("sim", up=True, responsive=True)
 UID = 1000
 BUSY = Sensors(gpu_utilization_ratio=0.7)
+LIFE_TURNS = 12
+"""The longest life of the first program that begins on a device at a turn."""
+FURTHER_LIFE_TURNS = 2
+"""And of those beside it, which take little, so that however many of them do not fill the device."""
 
 
 class World:
-    """``state``, ``lost``, ``disk_full``, ``clock_error`` and ``receiver_down`` are what incidents set."""
+    """``state``, ``lost``, ``disk_full``, ``clock_error`` and ``receiver_down`` are what incidents set.
 
-    def __init__(self, seed: int = 1) -> None:
+    ``churn``: programs that begin on each device at a turn. ``identities``: pid and start of each program.
+    """
+
+    def __init__(self, seed: int = 1, churn: int = 1, identities: Iterator[tuple[int, int]] | None = None) -> None:
         self.dice = Random(seed)
+        self.churn = churn
         self.elapsed = 0.0
         self.state = UP
         self.lost: set[str] = set()
@@ -35,7 +43,7 @@ class World:
         self.disk_full = self.receiver_down = False
         self.clock_error = 0.0
         self.programs = 0
-        self._pids = count(4000)
+        self._identities = identities or ((pid, 100 + pid) for pid in count(4000))
         self._rooms = {uuid: Room(SIZE_BYTES) for uuid in UUIDS}
         self._running: dict[int, Process] = {}
         self._until: dict[int, float] = {}
@@ -50,15 +58,17 @@ class World:
         return EPOCH + self.elapsed + self.clock_error
 
     def turn(self) -> None:
-        """Ten seconds pass: on each device one short program begins, and the resident breathes."""
+        """Ten seconds pass: on each device short programs begin, and the resident breathes."""
         self.elapsed += TICK_SECONDS
         for pid in [pid for pid, until in self._until.items() if until <= self.elapsed]:
             del self._until[pid]
             self.end(self._running[pid])
         for uuid, resident in self.residents.items():
-            process = self.start(f"job-{self.programs % 20}", uuid, agent=self.dice.random() < 0.5)
-            self.take(process, self.dice.randint(64, 512) * MIB)
-            self._until[process.pid] = self.elapsed + TICK_SECONDS * self.dice.randint(1, 12)
+            for number in range(self.churn):
+                process = self.start(f"job-{self.programs % 20}", uuid, agent=self.dice.random() < 0.5)
+                self.take(process, self.dice.randint(*((8, 64) if number else (64, 512))) * MIB)
+                turns = self.dice.randint(1, FURTHER_LIFE_TURNS if number else LIFE_TURNS)
+                self._until[process.pid] = self.elapsed + TICK_SECONDS * turns
             if uuid in self._breath:
                 resident.give(self._breath.pop(uuid))
             else:
@@ -66,8 +76,8 @@ class World:
 
     def start(self, name: str, uuid: str, agent: bool = True) -> Process:
         self.programs += 1
-        pid = next(self._pids)
-        process = Process(Program(name, UUIDS.index(uuid), agent), self._rooms[uuid], uuid, pid, 100 + pid)
+        pid, start_ticks = next(self._identities)
+        process = Process(Program(name, UUIDS.index(uuid), agent), self._rooms[uuid], uuid, pid, start_ticks)
         self._running[pid] = process
         return process
 

@@ -13,7 +13,8 @@ import pytest
 
 from gpumond.errors import NoSuchRule, RuleChanged
 from gpumond.model import Alert, Receipt
-from gpumond.records import to_text
+from gpumond.records import Heartbeat, KeptAlert, to_text
+from gpumond.resume import resume
 from gpumond.store import Store, verify_audit
 from gpumond.store.database import STEPS
 from tests.store.opened import RECEIPT, over, with_store
@@ -49,6 +50,21 @@ def test_a_change_of_another_version_than_the_one_meant_is_refused(path: Path):
 def test_receipts_come_back_as_they_were(path: Path):
     with_store(path, lambda store: store.add_receipts([RECEIPT]))
     assert with_store(path, lambda store: store.receipts()) == [RECEIPT]
+
+
+def test_alerts_are_resumed_as_old_as_they_were_when_they_were_kept(path: Path):
+    now = Heartbeat(1e6, 5000.0)
+    fired = Alert("full", "firing", (("alertname", "full"),), (), 1e6, 1e6 + 60)
+
+    async def fire(store: Store) -> None:
+        nonlocal now
+        now = Heartbeat(1e6 + 60, 5060.0)
+        await store.keep([KeptAlert((), fired, 5000.0)], [])
+
+    with_store(path, fire, clock=lambda: now)
+    alerts, alive = with_store(path, lambda store: store.kept(), clock=lambda: now)
+    (activity,) = resume(alerts, alive, 1e6 + 61)["full"].values()
+    assert (activity.alert, activity.active_elapsed) == (fired, -60.0)
 
 
 def test_a_store_of_the_first_version_is_taken_over(path: Path):

@@ -101,6 +101,7 @@ def test_what_cannot_be_written_is_refused_and_works_again_by_itself(path: Path)
                 await store.put_rule("big", {"text": "x" * 1_000_000}, "token")
             assert not store.writable
             acknowledged = set(await store.rules())
+            assert not store.writable, "it is read, which says nothing about writing"
         while not store.writable:
             await asyncio.sleep(0.01)
         assert set(await store.rules()) == acknowledged >= {"kept"}

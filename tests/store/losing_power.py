@@ -1,0 +1,183 @@
+"""A daemon whose rules change, and what its store holds if power was lost at any moment of it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gpumond.store import Store, verify_audit
+from tests.running import RunningDaemon
+from tests.store.opened import with_store
+from tests.store.power import Disk, Event, Log
+
+RULE_NAMES = 7
+DELETE_EVERY = 5
+ENDS = ("stop", "kill", "kill")
+"""How each life of the daemon ends: the second begins after a checkpoint, the third with what the log has."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """``above`` None: the rule is removed."""
+
+    name: str
+    above: float | None
+
+    def text(self) -> str:
+        return json.dumps([self.name, self.above])
+
+
+@dataclass
+class Told:
+    """What the daemon was asked to do and has acknowledged, and the one edit that it may have under way."""
+
+    acknowledged: list[Edit] = field(default_factory=list)
+    asked: Edit | None = None
+
+    def see(self, mark: str) -> None:
+        if mark != "acknowledged":
+            self.asked = Edit(*json.loads(mark))
+        elif self.asked is not None:
+            self.acknowledged.append(self.asked)
+            self.asked = None
+
+    def possible(self) -> list[list[Edit]]:
+        """The edits that a store may hold."""
+        under_way = [[*self.acknowledged, self.asked]] if self.asked else []
+        return [self.acknowledged, *under_way]
+
+
+def edits(number: int) -> list[Edit]:
+    """So many; each is of a rule that can be told from all others, and none removes what is not there."""
+    dice, known, made = Random(1), set[str](), list[Edit]()
+    for count in range(number):
+        name = f"rule-{dice.randrange(RULE_NAMES)}"
+        remove = name in known and count % DELETE_EVERY == 0
+        made.append(Edit(name, None if remove else 2.0**45 + count))
+        (known.discard if remove else known.add)(name)
+    return made
+
+
+def record(directory: Path, library: Path, number: int) -> list[Event]:
+    """All that a daemon does to its disk in three lives with so many edits. Raises AssertionError if the log lacks
+    something: from it follows, to the byte, what is on the disk in the end."""
+    place = directory.resolve() / "daemon"
+    place.mkdir(mode=0o755)
+    log = Log(directory / "power.log", library, place)
+    todo = iter(edits(number))
+    for life, end in enumerate(ENDS):
+        daemon = RunningDaemon(place, "--source", "sim", environ={**log.environ, "GPUMOND_SIM_DIR": str(directory)})
+        try:
+            share = number // len(ENDS) + (number % len(ENDS) if life == 0 else 0)
+            _edit(daemon, log, [next(todo) for _ in range(share)])
+        finally:
+            if end == "kill":
+                daemon.process.kill()
+                daemon.process.wait()
+            else:
+                daemon.stop()
+    state, disk = place / "state", Disk()
+    own = (str(place), str(state))
+    events = [
+        event for event in log.events() if event.kind == "m" or event.path.startswith(own[1]) or event.path in own
+    ]
+    for event in events:
+        disk.see(event)
+    there = {str(path): path.read_bytes() for path in state.iterdir() if not path.name.endswith("-shm")}
+    assert disk.held() == there, "the log does not tell the whole story"
+    return events
+
+
+def _edit(daemon: RunningDaemon, log: Log, todo: Iterable[Edit]) -> None:
+    token = (daemon.directory / "token").read_text().strip()
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=10)
+    for edit in todo:
+        rule = {"name": edit.name, "scope": "device", "value": "used_bytes", "above": edit.above}
+        method, body = ("DELETE", None) if edit.above is None else ("PUT", json.dumps(rule))
+        log.mark(edit.text())
+        connection.request(method, f"/api/v1/rules/{edit.name}", body, headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        assert answer.status in (200, 204), text
+        log.mark("acknowledged")
+    connection.close()
+
+
+def losses(events: Sequence[Event], points: int, seed: int = 1) -> list[str]:
+    """What was lost, at so many moments: half of them right after an acknowledgement, half anywhere."""
+    dice, disk, told = Random(seed), Disk(), Told()
+    after = [at for at, event in enumerate(events) if event.data == b"acknowledged" and event.kind == "m"]
+    moments = [dice.choice(after) for _ in range(points // 2)]
+    moments += [dice.randrange(len(events)) for _ in range(points - len(moments))]
+    lost, done = [], 0
+    for moment in sorted(moments):
+        for event in events[done : moment + 1]:
+            disk.see(event)
+            if event.kind == "m":
+                told.see(event.data.decode())
+        done = moment + 1
+        if wrong := _wrong(disk.after_power_loss(dice), told):
+            lost.append(f"after {len(told.acknowledged)} acknowledged, event {moment}: {wrong}")
+    return lost
+
+
+def _wrong(files: dict[str, bytes], told: Told) -> str:
+    """What is wrong with a store of these files; nothing if it holds all that was acknowledged and nothing else."""
+    with TemporaryDirectory() as directory:
+        state = Path(directory) / "state"
+        state.mkdir(mode=0o700)
+        for path, content in files.items():
+            (state / Path(path).name).write_bytes(content)
+        path = state / "gpumond.db"
+        kept, faults = with_store(path, _read)
+        if faults or (problems := verify_audit(path)):
+            return "; ".join(faults or problems)
+        if (integrity := _integrity(path)) != "ok":
+            return integrity
+    if kept not in [_holding(made) for made in told.possible()]:
+        return f"{len(kept[0])} rules and {len(kept[1])} audit entries, which is not what was acknowledged"
+    return ""
+
+
+Kept = tuple[dict[str, float], list[Edit]]
+
+
+async def _read(store: Store) -> tuple[Kept, list[str]]:
+    """Rules by name, the edits that the audit tells of, and what is wrong with the store."""
+    faults = [fault.detail for fault in store.faults()]
+    if faults:
+        return ({}, []), faults
+    rules = {name: body["above"] for name, (_, body) in (await store.rules()).items()}
+    entries = [entry.detail for entry in await store.audit_entries(-1) if entry.action.startswith("rule.")]
+    return (rules, [Edit(detail["name"], _above(detail)) for detail in entries]), []
+
+
+def _above(detail: dict[str, Any]) -> float | None:
+    body = detail.get("body")
+    return float(body["above"]) if body else None
+
+
+def _holding(made: Sequence[Edit]) -> Kept:
+    rules: dict[str, float] = {}
+    for edit in made:
+        if edit.above is None:
+            del rules[edit.name]
+        else:
+            rules[edit.name] = edit.above
+    return rules, list(made)
+
+
+def _integrity(path: Path) -> str:
+    db = sqlite3.connect(path)
+    try:
+        return "; ".join(str(row[0]) for row in db.execute("PRAGMA integrity_check"))
+    finally:
+        db.close()

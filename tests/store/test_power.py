@@ -1,0 +1,57 @@
+"""What was acknowledged is there after a loss of power: bench.power has the figures of thousands of moments."""
+
+from __future__ import annotations
+
+import shutil
+from random import Random
+
+import pytest
+
+from tests.store.losing_power import losses, record
+from tests.store.power import Disk, Event, build, without_commit_syncs, without_syncs
+
+EDITS = 90
+MOMENTS = 60
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
+    """Three lives of a daemon."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler (cc) to build the library that logs writes")
+    directory = tmp_path_factory.mktemp("power")
+    return record(directory, build(directory), EDITS)
+
+
+def test_no_acknowledged_rule_and_no_audit_entry_is_lost_with_the_power(events: list[Event]):
+    assert losses(events, MOMENTS) == []
+
+
+def test_it_shows_what_synchronous_normal_would_lose_and_that_sqlite_keeps_it_whole(events: list[Event]):
+    lost = losses(without_commit_syncs(events), MOMENTS)
+    assert len(lost) > MOMENTS / 4
+    assert all("not what was acknowledged" in each for each in lost)
+
+
+def test_it_shows_what_a_disk_that_never_syncs_would_lose(events: list[Event]):
+    assert len(losses(without_syncs(events), MOMENTS)) > MOMENTS / 4
+
+
+def test_a_disk_keeps_what_was_synced_and_of_the_rest_any_sectors():
+    disk, dice = Disk(), Random(1)
+    for event in (
+        Event("c", "/d/kept", 0, b""),
+        Event("w", "/d/kept", 0, b"a" * 1024),
+        Event("s", "/d/kept", 0, b""),
+        Event("s", "/d", 0, b""),
+        Event("w", "/d/kept", 0, b"b" * 1024),
+        Event("r", "/d/kept", 0, b"/d/renamed"),
+        Event("c", "/d/new", 0, b""),
+    ):
+        disk.see(event)
+    assert disk.held() == {"/d/renamed": b"b" * 1024, "/d/new": b""}
+    found = [disk.after_power_loss(dice) for _ in range(200)]
+    names = {tuple(sorted(each)) for each in found}
+    assert names == {("/d/kept",), ("/d/renamed",), ("/d/kept", "/d/new"), ("/d/new", "/d/renamed")}
+    contents = {each.get("/d/kept", b"") + each.get("/d/renamed", b"") for each in found}
+    assert contents == {one * 512 + other * 512 for one in (b"a", b"b") for other in (b"a", b"b")}
