@@ -121,6 +121,9 @@ def measure(step: Callable[[], None], with_agent: float = SECONDS_WITH, alone: f
         "delay_ms_of_none": spread(with_none),
         "reports_that_delay_over_1_ms": sum(delay > STALL_MS for delay in with_report),
         "instants_without_that_delay_over_1_ms": sum(delay > STALL_MS for delay in with_none),
+        "of_none_that_would_with_a_reports_work": round(
+            sum(delay + 1e3 * (end - begin) > STALL_MS for delay in with_none for begin, end in reports) / len(reports)
+        ),
         "collections": {
             "n": len(COLLECTIONS),
             "in_reports": sum(any(a < end and begin < b for begin, end in reports) for a, b in COLLECTIONS),

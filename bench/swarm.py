@@ -28,6 +28,8 @@ AGENTS_OF_A_USER = 40
 PROBE_UID, FLOOD_UID, HONEST = 60_001, 65_533, 20
 SECONDS = 30
 RESTART_SECONDS = 40
+TICKS_SECONDS = 2
+"""Reports are counted with the tick."""
 REPORTS = "gpumond_agent_reports_total"
 
 
@@ -158,17 +160,17 @@ def steady(directory: Path, library: Path, agents: int, rates: Sequence[float]) 
 
 
 def rate(daemon: Started, crowd: Crowd, hz: float) -> dict[str, object]:
-    """With a scrape each fifteen seconds, as Prometheus does by default or more often."""
+    """With a scrape each fifteen seconds, as Prometheus does it. The second half is probed, too."""
+    time.sleep(TICKS_SECONDS)
     reports = daemon.counters()[REPORTS]
+    crowd.begin(hz, 2 * SECONDS)
     before = daemon.cpu()
-    crowd.begin(hz, SECONDS)
-    with probing(daemon, SECONDS - 1) as ingest:
-        for _ in range(SECONDS // 15):
-            time.sleep(14)
-            get(connect(daemon), "gzip")
-    told = crowd.end()
+    scraped(daemon, SECONDS)
     used = daemon.cpu() - before
-    time.sleep(2)  # reports are counted with the tick
+    with probing(daemon, SECONDS - 1) as ingest:
+        scraped(daemon, SECONDS)
+    told = crowd.end()
+    time.sleep(TICKS_SECONDS)
     counters = daemon.counters()
     heard = counters.pop(REPORTS) - reports - int(ingest["n"])  # type: ignore[call-overload]
     return {
@@ -180,6 +182,15 @@ def rate(daemon: Started, crowd: Crowd, hz: float) -> dict[str, object]:
         **counters,
         "crowd": told,
     }
+
+
+def scraped(daemon: Started, seconds: float) -> None:
+    """So long, with a scrape in the middle of each 15 seconds."""
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < seconds:
+        time.sleep(min(7.5, seconds - passed))
+        if passed % 15 < 7.5:
+            get(connect(daemon), "gzip")
 
 
 def storm(directory: Path, library: Path, agents: int) -> dict[str, object]:

@@ -3,7 +3,7 @@
 After an outage of at most an hour what fired fires on, and what was pending has been so for as long as
 before the outage, which itself does not count. An alert whose subject has not been seen yet since the
 start (its agent has not called, its driver is slow) is neither lost nor resolved for ten minutes; one on
-a verdict for an hour, since that has to be found again.
+a verdict for two hours, since that has to be found again (a quiet leak took 70 minutes).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpumond.rules import Activities, Activity
 
 OUTAGE_TOLERANCE_SECONDS = 3600.0
 GRACE_SECONDS = 600.0
-JUDGED_SECONDS = 3600.0
+JUDGED_SECONDS = 7200.0
 """A verdict needs a look of some length: that it does not stand so soon after a start is no reason to resolve."""
 
 Awaited = frozenset[tuple[str, Labels]]
