@@ -114,8 +114,14 @@ class Owners:
         if now.start_ticks != process.start_ticks:
             return process  # the pid has passed to another process since the reading
         owner = self._owner(process.pid, now.start_ticks)
-        return replace(
-            process,
+        return ProcessUsage(  # not replace(), which takes three times as long, for each process of each reading
+            process.pid,
+            process.start_ticks,
+            process.used_bytes,
+            process.kinds,
+            process.comm,
+            process.uid,
+            process.user,
             container=owner.place.container,
             container_name=owner.names.container,
             pod_name=owner.names.pod,
@@ -123,7 +129,9 @@ class Owners:
             unit=clean(owner.place.unit) if owner.place.unit else None,
             slurm_job=owner.place.slurm_job,
             state=self._state(process.pid, now),
+            utilization_ratio=process.utilization_ratio,
             orphaned=self._is_orphan(process.pid, now, owner.place),
+            idle_seconds=process.idle_seconds,
         )
 
     def _is_orphan(self, pid: int, now: Life, place: Place) -> bool | None:
