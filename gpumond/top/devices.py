@@ -22,11 +22,15 @@ class Devices(VerticalScroll):
     DEFAULT_CSS = "Devices { height: auto; max-height: 40%; } Devices Picture { height: auto; }"
     can_focus = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.picture = Picture()
+
     def compose(self) -> Iterator[Static]:
-        yield Picture()
+        yield self.picture
 
     def show(self, view: View | None, monochrome: bool, chosen: str | None) -> None:
-        shown = self.query_one(Picture)
+        shown = self.picture  # which may not be mounted yet, or no longer
         moved = shown.chosen != chosen
         shown.view, shown.monochrome, shown.chosen = view, monochrome, chosen
         shown.refresh(layout=True)
@@ -35,7 +39,7 @@ class Devices(VerticalScroll):
 
     def _reveal(self) -> None:
         """Where not all devices fit, the chosen one is in sight."""
-        marked = (at for at, line in enumerate(self.query_one(Picture).lines()) if line and line[0].look == "chosen")
+        marked = (at for at, line in enumerate(self.picture.lines()) if line and line[0].look == "chosen")
         self.scroll_to(y=next(marked, 0), animate=False)
 
 

@@ -35,15 +35,20 @@ class Panel(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close", key_display="esc")]
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._text = Static(markup=False)
+
     def compose(self) -> ComposeResult:
         with VerticalScroll():
-            yield Static(markup=False)
+            yield self._text
         yield keys()
 
     def say(self, text: Text) -> None:
-        self.query_one(Static).update(text)
+        """At any time, before it is on the screen and after, too."""
+        self._text.update(text)
 
     @property
     def width(self) -> int:
         """Columns of the text."""
-        return self.query_one(Static).size.width
+        return self._text.size.width

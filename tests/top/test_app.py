@@ -15,6 +15,8 @@ from gpumond.api.examples import RECEIPT
 from gpumond.cli.top import Daemon
 from gpumond.model import Verdict
 from gpumond.top.app import Top
+from gpumond.top.devices import Devices
+from gpumond.top.link import RemarksPanel
 from tests.making import GIB, a_device, a_process
 from tests.top.frames import Played, a_busy_frame, a_frame, playing
 from tests.top.screens import lines, text
@@ -270,6 +272,14 @@ def test_what_is_not_as_it_should_be_is_said(played: Played, status: int, answer
 
     async def act(top: Top, pilot: Pilot[None]) -> None:
         await until(pilot, top, said)
+
+    on_screen(played, act)
+
+
+def test_an_answer_may_come_before_there_is_a_screen_to_show_it_on(played: Played):
+    async def act(top: Top, pilot: Pilot[None]) -> None:
+        Devices().show(top.shown, True, "GPU-a")
+        RemarksPanel().show(top.shown, top.link, 0.0)
 
     on_screen(played, act)
 
