@@ -1,6 +1,6 @@
 """Thousands of agents at one daemon: what they cost, how soon they are heard, what a restart and a flood do to them.
 
-    python -m bench.swarm [steady] [storm] [flood] [--save]      as root, for each program has a user of its own
+    python -m bench.swarm [steady] [alone] [storm] [flood] [--save]      as root, for each program has a user of its own
 
 Every agent is a process, 40 of one user, spread over the eight devices of the fake driver, which lists them all.
 The daemon has its own limits and the priority of its systemd unit (nice -5).
@@ -69,12 +69,12 @@ class Crowd:
 
 
 @contextlib.contextmanager
-def stage(directory: Path, library: Path, agents: int) -> Iterator[tuple[Crowd, FakeDriver]]:
-    """So many programs on the devices of a fake driver, and no daemon yet."""
+def stage(directory: Path, library: Path, agents: int, listed: bool = True) -> Iterator[tuple[Crowd, FakeDriver]]:
+    """So many programs on the devices of a fake driver, and no daemon yet. ``listed``: by the driver, too."""
     directory.mkdir()
     crowd = Crowd(directory / "daemon" / "agent.sock", agents)
     try:
-        driver = FakeDriver(directory, library, machine(8, crowd.pids))
+        driver = FakeDriver(directory, library, machine(8, crowd.pids if listed else ()))
         driver.write()
         yield crowd, driver
     finally:
@@ -184,6 +184,17 @@ def rate(daemon: Started, crowd: Crowd, hz: float) -> dict[str, object]:
     }
 
 
+def alone(directory: Path, library: Path, agents: int) -> dict[str, object]:
+    """What the agents cost, without processes that the driver lists."""
+    with stage(directory, library, agents, listed=False) as (crowd, driver):
+        daemon = Started(directory, driver)
+        try:
+            crowd.speak(1, 10)
+            return rate(daemon, crowd, 1) | {"rss_mib": daemon.rss_mib()}
+        finally:
+            daemon.stop()
+
+
 def scraped(daemon: Started, seconds: float) -> None:
     """So long, with a scrape in the middle of each 15 seconds."""
     began = time.monotonic()
@@ -271,7 +282,7 @@ def flood(directory: Path, library: Path) -> dict[str, object]:
 
 
 def main() -> None:
-    wanted = {word for word in sys.argv[1:] if not word.startswith("-")} or {"steady", "storm", "flood"}
+    wanted = {word for word in sys.argv[1:] if not word.startswith("-")} or {"steady", "alone", "storm", "flood"}
     if os.geteuid() != 0:
         raise SystemExit("bench.swarm needs root: each program has a user of its own")
     with tempfile.TemporaryDirectory() as name:
@@ -285,6 +296,8 @@ def main() -> None:
         if "steady" in wanted:
             figures["1000_agents"] = steady(place / "1000", library, 1000, (1, 10))
             figures["5000_agents"] = steady(place / "5000", library, 5000, (1,))
+        if "alone" in wanted:
+            figures["1000_agents_the_driver_lists_none"] = alone(place / "alone", library, 1000)
         if "storm" in wanted:
             figures["restart_with_5000_agents"] = storm(place / "storm", library, 5000)
         if "flood" in wanted:
