@@ -23,7 +23,7 @@ from gpumond.decoding import decode
 from gpumond.errors import ProtocolError
 from gpumond.identity import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, sender_pid
 from gpumond.model import AgentReport
-from gpumond.peer import Budget, Limits, Peer, agent_report, check_hello, check_report
+from gpumond.peer import Budget, Limits, Peer, agent_report, check_hello
 from gpumond.stretches import STRETCH, Stretches, whole
 from gpumond.wire import (
     MAX_FRAME_BYTES,
@@ -277,8 +277,8 @@ class Intake:
         elif isinstance(message, Hello):
             raise ProtocolError("hello", "a second hello")
         elif isinstance(message, Report):
-            check_report(message)
-            peer.report, peer.unread, peer.heard_at = message, b"", now
+            peer.hear(message)
+            peer.heard_at = now
             self._heard += 1
         elif isinstance(message, Answer):
             asked = peer.asked.get(message.id)

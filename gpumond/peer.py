@@ -84,9 +84,13 @@ class Peer:
             message = decode(frame)
             if not isinstance(message, Report):
                 raise ProtocolError("type", "a report that is none")
-            check_report(message)
-            self.report, self._read = message, frame
+            self.hear(message, frame)
         return self.report
+
+    def hear(self, report: Report, frame: bytes = b"") -> None:
+        """``report`` is the newest from now on. Raises ProtocolError."""
+        check_report(report)
+        self.report, self.unread, self._read = report, b"", frame
 
     def left(self) -> None:
         """Whoever waits for an answer waits no longer."""

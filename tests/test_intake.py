@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import socket
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.errors import ConfigError
 from gpumond.identity import Identity, start_ticks
 from gpumond.intake import Intake, Limits
 from gpumond.model import AgentReport
@@ -149,21 +146,32 @@ async def test_an_agent_that_leaves_is_gone_at_once(tmp_path: Path):
 NONSENSE = b'{"v":1,"type":"report","pools":[{}]}\n'
 
 
-def test_of_later_reports_the_newest_alone_is_looked_at(tmp_path: Path):
-    async def run() -> None:
-        async with door(tmp_path) as at:
-            with at.connect() as agent:
-                agent.sendall(HELLO + REPORT)
-                await at.reports()
-                agent.sendall(NONSENSE + encode(Report(pools=(a_pool(live=8),))))
-                await eventually(lambda: [r.pools[0].live_bytes for r in at.intake.reports()] == [8])
-                agent.sendall(NONSENSE)
-                await eventually(lambda: at.intake.reports() == ())
-                await closed(agent)
-            assert at.refused == {"missing": 1}
-            assert at.reported == 4
+@in_a_loop
+async def test_of_later_reports_the_newest_alone_is_looked_at(tmp_path: Path):
+    async with door(tmp_path) as at:
+        with at.connect() as agent:
+            agent.sendall(HELLO + REPORT)
+            await at.reports()
+            agent.sendall(NONSENSE + encode(Report(pools=(a_pool(live=8),))))
+            await eventually(lambda: [r.pools[0].live_bytes for r in at.intake.reports()] == [8])
+            agent.sendall(NONSENSE)
+            await eventually(lambda: at.intake.reports() == ())
+            await closed(agent)
+        assert at.refused == {"missing": 1}
+        assert at.reported == 4
 
-    asyncio.run(run())
+
+@in_a_loop
+async def test_the_newest_report_holds_in_whatever_order_its_keys_come(tmp_path: Path):
+    eight = encode(Report(pools=(a_pool(live=8),)))
+    other = json.dumps({**json.loads(REPORT), "v": 1}, sort_keys=True).encode() + b"\n"
+    assert not other.startswith(REPORT[:10])
+    async with door(tmp_path) as at:
+        with at.connect() as agent:
+            agent.sendall(HELLO + REPORT)
+            for frame, live in ((eight, 8), (other, 7), (eight, 8)):
+                agent.sendall(frame)
+                await eventually(lambda live=live: heard(at, live))
 
 
 @pytest.mark.parametrize("last", [NONSENSE, b'{"v":1,"type":"report","type":"hello"}\n'])
@@ -389,48 +397,3 @@ async def test_a_hundred_thousand_fuzzed_frames_hurt_nobody(tmp_path: Path):
 
 def heard(at: Door, live: int) -> bool:
     return any(pool.live_bytes == live for report in at.intake.reports() for pool in report.pools)
-
-
-def test_the_socket_has_its_mode_before_anyone_can_connect(tmp_path: Path):
-    with bind_agent_socket(tmp_path / "agent.sock", 0o600):
-        assert (tmp_path / "agent.sock").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(tmp_path: Path):
-    stale = socket.socket(socket.AF_UNIX)
-    stale.bind(str(tmp_path / "agent.sock"))
-    stale.close()
-    with (
-        bind_agent_socket(tmp_path / "agent.sock", 0o600),
-        pytest.raises(ConfigError, match="another daemon serves"),
-    ):
-        bind_agent_socket(tmp_path / "agent.sock", 0o600)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_a_place_that_is_not_given_to_the_daemon_is_refused_with_the_mend():
-    """The directory is root's, as a container engine makes it, and the daemon is not."""
-    program = (
-        "import os, sys; from pathlib import Path; from gpumond.runtime import bind_agent_socket\n"
-        "os.setgid(47110); os.setuid(47110)\n"
-        "bind_agent_socket(Path(sys.argv[1]) / 'agent.sock', 0o666)"
-    )
-    with tempfile.TemporaryDirectory() as directory:
-        os.chmod(directory, 0o755)
-        done = subprocess.run([sys.executable, "-c", program, directory], capture_output=True, text=True)
-    assert f"ConfigError: runtime directory {directory} cannot be written by" in done.stderr
-    assert f"install -d -o 47110 -m 755 {directory}" in done.stderr
-
-
-@pytest.mark.parametrize("obstacle", ["file", "link", "open directory"])
-def test_an_unsafe_place_is_refused_with_the_mend(tmp_path: Path, obstacle: str):
-    path = tmp_path / "place" / "agent.sock"
-    path.parent.mkdir(mode=0o755)
-    if obstacle == "file":
-        path.write_text("precious")
-    elif obstacle == "link":
-        path.symlink_to(tmp_path / "elsewhere")
-    else:
-        path.parent.chmod(0o777)
-    with pytest.raises(ConfigError, match="--socket"):
-        bind_agent_socket(path, 0o600)

@@ -1,9 +1,10 @@
-"""What is the daemon's own, apart from the agents' directory, and who finds it."""
+"""The runtime directories: where sockets may lie, what is the daemon's own, and who finds it."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -185,3 +186,48 @@ def test_the_command_line_looks_where_the_daemon_that_is_meant_has_it(environ: d
     """For the service: before the agents' directory, where an older one may have left a token that no longer holds."""
     found = runtime_directories({"XDG_RUNTIME_DIR": "/run/user/7", **environ})
     assert [str(place) for place in found] == places
+
+
+def test_the_socket_has_its_mode_before_anyone_can_connect(tmp_path: Path):
+    with bind_agent_socket(tmp_path / "agent.sock", 0o600):
+        assert (tmp_path / "agent.sock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(tmp_path: Path):
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(tmp_path / "agent.sock"))
+    stale.close()
+    with (
+        bind_agent_socket(tmp_path / "agent.sock", 0o600),
+        pytest.raises(ConfigError, match="another daemon serves"),
+    ):
+        bind_agent_socket(tmp_path / "agent.sock", 0o600)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_a_place_that_is_not_given_to_the_daemon_is_refused_with_the_mend():
+    """The directory is root's, as a container engine makes it, and the daemon is not."""
+    program = (
+        "import os, sys; from pathlib import Path; from gpumond.runtime import bind_agent_socket\n"
+        "os.setgid(47110); os.setuid(47110)\n"
+        "bind_agent_socket(Path(sys.argv[1]) / 'agent.sock', 0o666)"
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        done = subprocess.run([sys.executable, "-c", program, directory], capture_output=True, text=True)
+    assert f"ConfigError: runtime directory {directory} cannot be written by" in done.stderr
+    assert f"install -d -o 47110 -m 755 {directory}" in done.stderr
+
+
+@pytest.mark.parametrize("obstacle", ["file", "link", "open directory"])
+def test_an_unsafe_place_is_refused_with_the_mend(tmp_path: Path, obstacle: str):
+    path = tmp_path / "place" / "agent.sock"
+    path.parent.mkdir(mode=0o755)
+    if obstacle == "file":
+        path.write_text("precious")
+    elif obstacle == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match="--socket"):
+        bind_agent_socket(path, 0o600)
