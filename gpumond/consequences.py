@@ -92,12 +92,13 @@ class Consequences:
         orders, tracks = decide(rules, alerts, snapshot.reports, self._tracks, elapsed)
         self._ended.update((alert.labels, alert) for alert in resolved)
         told = [labels for labels in self._ended if labels not in self._flushing]  # the others' receipts are to come
-        self._end(annotate([self._ended.pop(labels) for labels in told], tracks))
+        resolved = annotate([self._ended.pop(labels) for labels in told], tracks)
+        self._end(resolved)
         self._tracks = forget(tracks, alerts, elapsed)
         for order in orders:
             self._start(self._carry_out(order))
         alerts = annotate(alerts, self._tracks)
-        news, self._news = self._news, {}
+        news, self._news = {**self._news, **{alert.labels: alert for alert in resolved}}, {}
         later = set(self._flushing) - {alert.labels for alert in alerts}  # is told with its receipts, in a moment
         notices = self._outbox.put((*alerts, *(self._flushing[labels] for labels in later)), news)
         state = frozenset(

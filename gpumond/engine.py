@@ -29,7 +29,7 @@ from gpumond.model import (
 from gpumond.resume import Awaited, hold
 from gpumond.rules import Activities, Rule, Scope, Subjects, ended, step
 from gpumond.rules.recent import Recent, remembering
-from gpumond.rules.scopes import Seen, hidden, subjects
+from gpumond.rules.scopes import Seen, departure, hidden, subjects
 from gpumond.rules.verdicts import NOTHING, standing
 from gpumond.stretches import Stretches, whole
 
@@ -138,7 +138,7 @@ def _judging(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts
         Memory(activities, recent, awaited, memory.diagnosis),
         Frame(snapshot, ledger, tuple(verdicts), alerts),
         raised=tuple(_began(memory.activities, activities)),
-        resolved=tuple(ended(alert, now) for alert in _began(activities, memory.activities)),
+        resolved=tuple(_resolved(_began(activities, memory.activities), rules, snapshot)),
     )
 
 
@@ -154,6 +154,15 @@ def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) ->
                 other = known.get(labels)
                 if other is None or other.alert.phase != "firing" or other.alert.labels != activity.alert.labels:
                     yield activity.alert
+
+
+def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
+    """The alerts as they are resolved. Each one whose subject has ended says so."""
+    scopes = {rule.name: rule.scope for rule in rules}
+    for alert in alerts:
+        scope = scopes.get(alert.rule)
+        reason = departure(scope, dict(alert.labels), snapshot) if scope is not None else ""
+        yield ended(alert, snapshot.taken_at, reason)
 
 
 def _devices(known: Sequence[DeviceReading], reading: Reading | None, seconds: float) -> Iterator[DeviceReading]:

@@ -1,8 +1,8 @@
 """Rules and their alerts: Prometheus' semantics for pending, firing, `for` and `keep_firing_for`. Pure.
 
 A rule compares one value of each subject of its scope with a level. An alert that is active stays
-active until the value passes the `clear` level; a subject that is gone has passed it. A value that is
-unknown changes nothing, since absence is not recovery.
+active until the value passes the `clear` level. A value that is unknown changes nothing, since absence is not
+recovery. The alert of a subject that has ended resolves at once: `keep_firing_for` does not apply to it.
 """
 
 from __future__ import annotations
@@ -93,11 +93,16 @@ class Subjects(Generic[Row]):
 
 
 class Hidden(NamedTuple):
-    """What cannot be seen now though nobody said that it is gone: alerts about it are kept as they were."""
+    """Subjects that cannot be read now but have not ended, by their labels: their alerts are kept as they were.
+
+    ``connected``: processes with a connected agent. They have not ended, whatever the driver lists: an alert on one
+    without a row resolves after ``keep_firing_for``.
+    """
 
     devices: frozenset[str] = frozenset()
     pids: frozenset[str] = frozenset()
     workloads: frozenset[str] = frozenset()
+    connected: frozenset[str] = frozenset()
 
     def covers(self, labels: Mapping[str, str]) -> bool:
         return (
@@ -145,13 +150,23 @@ def step(
         if activity is not None:
             after[labels] = activity
     for labels, activity in absent.items():
-        kept = activity if hidden.covers(dict(labels)) else _cleared(rule, activity, elapsed)
+        known = dict(labels)
+        kept: Activity | None = None  # the subject has ended
+        if hidden.covers(known):
+            kept = activity
+        elif known.get("pid") in hidden.connected:
+            kept = _cleared(rule, activity, elapsed)
         if kept is not None:
             after[labels] = kept
     return after
 
 
-def ended(alert: Alert, at: float) -> Alert:
+def ended(alert: Alert, at: float, reason: str = "") -> Alert:
+    """The alert as it is resolved. ``reason`` says that its subject has ended; empty if the subject still exists."""
+    if reason:
+        summary = dict(alert.annotations).get("summary", "")
+        texts = {**dict(alert.annotations), "summary": f"{reason}; the alert was: {summary}" if summary else reason}
+        alert = replace(alert, annotations=tuple(texts.items()))
     return replace(alert, phase="resolved", resolved_at=at)
 
 

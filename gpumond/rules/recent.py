@@ -118,10 +118,10 @@ NONE = Growth(0)
 
 
 def _present(before: Recent, reporting: Mapping[Identity, str], snapshot: Snapshot) -> frozenset[Identity]:
-    """The processes that are on a device; all that were, while one cannot be seen."""
+    """The processes that are on a device; all that were, while a device is not read completely."""
     if before.agents.keys() <= reporting.keys():
         return frozenset()  # of no interest: nobody is silent
-    if any(device.missed >= MISSED_LIMIT for device in snapshot.devices):
+    if unlisted(snapshot) or any(device.missed >= MISSED_LIMIT for device in snapshot.devices):
         return frozenset(before.agents)
     return frozenset(
         (process.pid, process.start_ticks)
@@ -129,6 +129,14 @@ def _present(before: Recent, reporting: Mapping[Identity, str], snapshot: Snapsh
         for process in device.processes or ()
         if process.state != "gone"
     )
+
+
+def unlisted(snapshot: Snapshot) -> frozenset[str]:
+    """The devices whose list of processes could not be read this time; one that never has a list is none of them."""
+    if not snapshot.faults:
+        return frozenset()
+    at_fault = {fault.device_uuid for fault in snapshot.faults}
+    return frozenset(each.uuid for each in snapshot.devices if each.processes is None and each.uuid in at_fault)
 
 
 def _track(before: Track | None, pool: PoolUsage, elapsed: float) -> Track:

@@ -51,7 +51,7 @@ class Series(NamedTuple):
 def a_series(dice: Random, evaluations: int = 40, regular: bool = False) -> Series:
     """Runs above and below the level, of random length, with gaps; evaluations come late and are missed."""
     step = 60.0 if regular else dice.choice((1.0, 15.0, 60.0))
-    kinds = (GONE,) if regular else (GONE, UNKNOWN)
+    kinds = () if regular else (GONE, UNKNOWN)
     values: list[Value] = []
     times: list[float] = []
     at = 0.0

@@ -40,12 +40,19 @@ def test_keep_firing_for_counts_from_the_first_evaluation_without_a_breach():
     assert run(rule, [0.9, 0.9, 0.1, 0.1, 0.1]) == ["firing", "firing", "firing", "firing", None]
 
 
-def test_a_subject_that_is_gone_has_passed_the_level_and_one_that_is_hidden_has_not():
-    rule = a_rule(keep_firing_for_seconds=2)
+def test_a_subject_that_has_ended_resolves_at_once_and_one_that_is_hidden_does_not():
+    rule = a_rule(keep_firing_for_seconds=300)
     firing = step(rule, FULL, {}, Hidden(), 0, 0)
     assert step(rule, NONE, firing, Hidden(devices=frozenset({"GPU-a"})), 9, 9) == firing
-    kept = step(rule, NONE, firing, Hidden(), 1, 1)
-    assert (len(kept), len(step(rule, NONE, kept, Hidden(), 3, 3))) == (1, 0)
+    assert step(rule, NONE, firing, Hidden(), 1, 1) == {}
+
+
+def test_keep_firing_for_holds_for_a_connected_process_that_the_driver_no_longer_lists():
+    rule, labels = a_rule(keep_firing_for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
+    firing = step(rule, of("used_ratio", Row(labels, 0.9)), {}, Hidden(), 0, 0)
+    connected = Hidden(connected=frozenset({"10"}))
+    kept = step(rule, NONE, firing, connected, 1, 1)
+    assert (len(kept), len(step(rule, NONE, kept, connected, 3, 3))) == (1, 0)
 
 
 def test_a_longer_for_makes_a_firing_alert_pending_again():

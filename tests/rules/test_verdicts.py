@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -10,7 +11,7 @@ from gpumond.engine import Memory, Tick, judge
 from gpumond.model import DeviceReading, Snapshot, Verdict
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
-from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
+from tests.making import GIB, a_device, a_fault, a_pool, a_process, a_report, a_snapshot
 
 MIB = 1024**2
 LEAK = Verdict(
@@ -102,4 +103,57 @@ def test_the_alert_stays_while_the_agent_is_silent_and_goes_with_the_process():
     with_agent = a_snapshot(DEVICE, reports=(a_report(10, (a_pool(live=GIB),)),))
     without, gone = a_snapshot(DEVICE), a_snapshot(a_device())
     ticks = story((with_agent, (LEAK,)), (without, ()), (without, ()), (gone, ()), (gone, ()))
-    assert [len(tick.frame.alerts) for tick in ticks] == [1, 1, 1, 1, 0]
+    assert [len(tick.frame.alerts) for tick in ticks] == [1, 1, 1, 0, 0]
+
+
+KEEPING = (
+    Rule("hog", "process", "used_bytes", above=GIB, keep_firing_for_seconds=300, annotations=(("summary", "a hog"),)),
+    Rule("pool", "pool", "held_bytes", above=GIB, keep_firing_for_seconds=300),
+    Rule("workload", "workload", "held_bytes", above=GIB, keep_firing_for_seconds=300),
+)
+HOG = a_device(processes=(a_process(10, 9 * GIB),))
+REPORT = (a_report(10, (a_pool(live=9 * GIB),)),)
+
+
+def keeping(*snapshots: Snapshot) -> list[Tick]:
+    memory, ticks = Memory(), []
+    for second, snapshot in enumerate(snapshots):
+        ticks.append(judge(memory, KEEPING, replace(snapshot, seq=second + 1, elapsed_seconds=float(second)), ()))
+        memory = ticks[-1].memory
+    return ticks
+
+
+def test_every_alert_on_a_process_that_ended_resolves_with_the_next_reading_and_says_so():
+    ended = keeping(a_snapshot(HOG, reports=REPORT), a_snapshot(a_device()))[1]
+    assert ended.frame.alerts == ()
+    assert {alert.rule: dict(alert.annotations)["summary"] for alert in ended.resolved} == {
+        "hog": "process 10 has ended; the alert was: a hog",
+        "pool": "process 10 has ended",
+        "workload": "every program of train has ended",
+    }
+
+
+def test_an_alert_that_resolves_while_its_process_exists_does_not_say_that_it_ended():
+    small = a_snapshot(a_device(processes=(a_process(10, 1),)), reports=REPORT)
+    ticks = keeping(a_snapshot(HOG, reports=REPORT), small, *[replace(small)] * 301)
+    (over,) = [alert for tick in ticks for alert in tick.resolved]
+    assert (over.rule, dict(over.annotations)["summary"]) == ("hog", "a hog")
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        a_snapshot(a_device(processes=(), missed=3)),
+        a_snapshot(a_device(processes=None), faults=(a_fault("GPU-a", "timeout"),)),
+    ],
+    ids=["device missed", "list not read"],
+)
+def test_a_process_that_cannot_be_seen_has_not_ended(hidden: Snapshot):
+    before, after = keeping(a_snapshot(HOG, reports=REPORT), hidden)
+    assert (after.resolved, len(after.frame.alerts)) == ((), len(before.frame.alerts))
+
+
+def test_a_process_that_was_hidden_when_it_ended_resolves_with_the_first_complete_reading():
+    hidden = a_snapshot(a_device(processes=None), faults=(a_fault("GPU-a", "timeout"),))
+    *_, seen = keeping(a_snapshot(HOG, reports=REPORT), hidden, hidden, a_snapshot(a_device()))
+    assert (seen.frame.alerts, len(seen.resolved)) == ((), 3)

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpumond.model import MISSED_LIMIT, Snapshot
 from gpumond.rules import Hidden, Scope, Subjects
-from gpumond.rules.recent import Recent
+from gpumond.rules.recent import Recent, unlisted
 from gpumond.rules.scopes.daemon import daemon
 from gpumond.rules.scopes.device import devices
 from gpumond.rules.scopes.pool import pools
@@ -18,7 +18,7 @@ from gpumond.rules.scopes.process import processes
 from gpumond.rules.scopes.seen import Seen
 from gpumond.rules.scopes.workload import workloads
 
-__all__ = ["Seen", "hidden", "subjects"]
+__all__ = ["Seen", "departure", "hidden", "subjects"]
 
 _SCOPES: Mapping[Scope, Callable[[Seen], Subjects[Any]]] = {
     "device": devices,
@@ -34,10 +34,28 @@ def subjects(scope: Scope, seen: Seen) -> Subjects[Any]:
 
 
 def hidden(snapshot: Snapshot, recent: Recent) -> Hidden:
-    """Devices that did not answer, and processes that live while their agent is silent."""
-    silent = recent.silent
+    """Devices that were not read completely, processes that exist while their agent is silent, and connected ones."""
+    silent, failed = recent.silent, unlisted(snapshot)
     return Hidden(
-        frozenset(device.uuid for device in snapshot.devices if device.missed >= MISSED_LIMIT),
+        frozenset(each.uuid for each in snapshot.devices if each.missed >= MISSED_LIMIT or each.uuid in failed),
         frozenset(str(pid) for pid, _ in silent),
         frozenset(recent.agents[identity] for identity in silent),
+        frozenset(str(report.pid) for report in snapshot.reports),
     )
+
+
+def departure(scope: Scope, labels: Mapping[str, str], snapshot: Snapshot) -> str:
+    """A sentence that says that the subject has ended; empty if it still exists."""
+    if scope == "workload":
+        name = labels.get("workload", "")
+        exists = any(report.workload == name for report in snapshot.reports)
+        return "" if exists else f"every program of {name} has ended"
+    if scope == "device":
+        exists = any(device.uuid == labels.get("uuid") for device in snapshot.devices)
+        return "" if exists else f"GPU {labels.get('gpu', '')} is no longer listed by its driver"
+    pid = labels.get("pid")
+    if not pid:
+        return ""
+    listed = (str(process.pid) for device in snapshot.devices for process in device.processes or ())
+    exists = pid in listed or any(str(report.pid) == pid for report in snapshot.reports)
+    return "" if exists else f"process {pid} has ended"
