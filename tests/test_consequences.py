@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpumond.store import verify_audit
-from tests.fakenvml import FakeDriver, machine
+from tests.fakenvml import GIB, FakeDriver, Process, machine
 from tests.notify.listener import OK, Listener
 from tests.running import RunningDaemon, until
 
@@ -164,3 +164,32 @@ def test_a_receiver_that_hangs_does_not_hold_up_the_end(
     listener.answer = OK
     until(lambda: len(listener.requests) > 1)
     again.stop()
+
+
+def test_a_receiver_is_told_at_once_that_a_process_has_ended(
+    serve: Serve, driver: FakeDriver, tmp_path: Path, listener: Listener
+):
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"interval: 0.2\nreceivers: [{{name: hook, type: webhook, url: '{listener.url}'}}]\n"
+        "rules: [{name: hog, scope: process, value: used_bytes, above: 1GiB, keep_firing_for: 1h, "
+        "annotations: {summary: 'pid {pid} uses {used}'}}]\n"
+    )
+    driver.devices = machine(1)
+    device = driver.devices[0]
+    device.processes, device.used_bytes = [Process(4242, 9 * GIB)], 9 * GIB
+    driver.write()
+    daemon = serve("--source", "nvml", "--config", str(config), environ=driver.env)
+
+    def said() -> list[tuple[str, str]]:
+        alerts = [alert for request in listener.requests for alert in request.json["alerts"]]
+        return [(alert["status"], alert["annotations"]["summary"]) for alert in alerts if alert["rule"] == "hog"]
+
+    fired = ("firing", "pid 4242 uses 9.0 GiB")
+    until(lambda: said() == [fired])
+    device.processes, device.used_bytes = [], 0
+    driver.write()
+    ended = "process 4242 has ended; the alert was: pid 4242 uses 9.0 GiB"
+    until(lambda: said() == [fired, ("resolved", ended)])
+    (past,) = [each for each in daemon.get("alerts/history") if each["rule"] == "hog"]
+    assert dict(past["annotations"])["summary"] == ended

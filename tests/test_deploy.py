@@ -84,8 +84,19 @@ def test_both_sets_have_the_same_levels(rule: Rule):
     levels = [float(number) for number in re.findall(rf" {sign} (\d+(?:\.\d+)?)", other["expr"])]
     assert level in levels
     assert seconds(other.get("for", 0)) == rule.for_seconds
-    assert seconds(other.get("keep_firing_for", 0)) == rule.keep_firing_for_seconds
+    windows = re.findall(r"max_over_time\(.*\[(\w+)(?::\w+)?\]\)", other["expr"]) if rule.scope != "device" else []
+    kept = windows[0] if rule.keep_firing_for_seconds and windows else other.get("keep_firing_for", 0)
+    assert seconds(kept) == rule.keep_firing_for_seconds
     assert other["labels"] == dict(rule.labels)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in BUILT_IN if rule.scope in ("process", "pool")], ids=lambda r: r.name)
+def test_each_alert_on_a_process_has_a_test_in_which_the_process_ends(rule: Rule):
+    assert "keep_firing_for" not in ALERTS[rule.name]
+    content = yaml.safe_load((DEPLOY / "prometheus/gpumond.rules.test.yaml").read_text())
+    (ends,) = [test for test in content["tests"] if test["name"] == "process-ends"]
+    checks = [(c["eval_time"], bool(c["exp_alerts"])) for c in ends["alert_rule_test"] if c["alertname"] == rule.name]
+    assert checks == [("19m45s", True), ("20m", False)]
 
 
 def test_each_alert_has_a_test_that_fires_it_and_one_that_does_not():

@@ -16,8 +16,10 @@ Pending, firing, `for` and `keep_firing_for` are Prometheus': pending from the f
 `for`, over at the first evaluation without it, or `keep_firing_for` later. Rules are evaluated each tick, on the
 monotonic clock: setting the clock fires and resolves nothing.
 
-What is unknown is no recovery: while a device does not answer, or the agent of a living process is silent, its alerts
-stay as they are, neither firing nor resolved by it. What is gone (the process ended) is resolved.
+What is unknown is no recovery: while a device does not answer, its list of processes cannot be read, or the agent of a
+living process is silent, the alerts on it stay as they are. An alert whose subject has ended (the process, all programs
+of the workload, a device that the driver no longer lists) resolves with the next reading, and its `summary` says so;
+`keep_firing_for` does not apply to it. After a restart of the daemon, an alert waits ten minutes for its subject.
 
 ## How to write one
 
