@@ -80,7 +80,7 @@ class Judge:
                     self._ramps[watch.uuid] = (now, left)
             yield
         for fall in self._course.falls:
-            self._explain(fall)
+            self._explain(fall, snapshot)
         for device in snapshot.devices:
             whole = self._course.watches.get((device.uuid, None, None))
             if whole is not None and whole.seen == now:
@@ -176,7 +176,7 @@ class Judge:
     def _say_shape(self, watch: Watch, found: Shape | None) -> None:
         said = next((kind for kind in SHAPES if kind in watch.verdicts), None)
         watch.doubts = 0 if found is not None and found.kind == said else watch.doubts + 1
-        sudden = watch.leak is not None or (found is not None and found.kind == "step-change")
+        sudden = found.kind == "step-change" if found is not None else watch.leak is not None or said == "warm-up"
         if said is not None and not sudden and 0 < watch.doubts < DOUBTS:
             return
         for kind in SHAPES:
@@ -276,7 +276,7 @@ class Judge:
         since = self._since(watch, "orphan", stretch.since)
         self._say(watch, "orphan", since, evidence, sentences.orphan(_label(device), size, seconds, who, holder))
 
-    def _explain(self, fall: Fall) -> None:
+    def _explain(self, fall: Fall, snapshot: Snapshot) -> None:
         watch, now = fall.watch, self.history.now
         self._flat.pop(watch.life, None)
         device = self._devices[watch.uuid]
@@ -293,7 +293,9 @@ class Judge:
             self._event(watch, "crash", CRASH_SECONDS, evidence, summary)
             self._loop(watch, device)
         elif fall.ended or fall.emptied:
-            self._event(watch, "release", RELEASE_SECONDS, evidence, sentences.release(who, label, fall.size_bytes))
+            ended = fall.ended and not _exists(watch, snapshot)
+            summary = sentences.release(who if watch.pid else "", label, fall.size_bytes, ended)
+            self._event(watch, "release", RELEASE_SECONDS, evidence, summary)
 
     def _loop(self, watch: Watch, device: DeviceReading) -> None:
         now, key = self.history.now, (watch.uuid, watch.name)
@@ -339,6 +341,12 @@ class Judge:
         self, watch: Watch, kind: str, since: float, evidence: Evidence, summary: str, left: float | None = None
     ) -> None:
         watch.verdicts[kind] = Verdict(watch.uuid, watch.pid, kind, since, evidence, left, summary)
+
+
+def _exists(watch: Watch, snapshot: Snapshot) -> bool:
+    """The process has a connected agent, or the driver lists it on any device."""
+    listed = (process.pid for device in snapshot.devices for process in device.processes or ())
+    return watch.pid in listed or any(report.pid == watch.pid for report in snapshot.reports)
 
 
 def _said(watch: Watch, instead: Mapping[Key, Verdict | None]) -> Iterator[Verdict]:

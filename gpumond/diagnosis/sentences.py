@@ -50,8 +50,11 @@ def crash(who: str, device: str, size: float, cause: str) -> str:
     return f"{who} gave back {human(size)} at once, {cause}: it probably crashed on {device}"
 
 
-def release(who: str, device: str, size: float) -> str:
-    return f"{who} gave back {human(size)} of {device}"
+def release(who: str, device: str, size: float, ended: bool) -> str:
+    """``who`` is empty where the driver lists no processes."""
+    if not who:
+        return f"{human(size)} of {device} became free at once"
+    return f"{who} has ended; it held {human(size)} of {device}" if ended else f"{who} freed {human(size)} of {device}"
 
 
 def crash_loop(who: str, device: str, times: int) -> str:

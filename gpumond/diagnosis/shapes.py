@@ -12,6 +12,11 @@ from gpumond.series import MAX, MIN, MINUTE, Series
 
 SHAPES = ("warm-up", "steady", "churn", "periodic", "step-change")
 WARM_UP_SECONDS = 300.0
+SLOWER = 0.85
+"""Growth slows down if the last third of the minutes adds at most this share of what the first third and the middle
+third added."""
+LEAST_GROWTH = 64 << 20
+"""Bytes."""
 LOOK = 15
 """Minutes."""
 STEADY = 0.01
@@ -44,7 +49,9 @@ def shape(series: Series, what: int, born: float, levels: Levels, size: float | 
     lows, highs = series.column(MINUTE, what, MIN, LOOK), series.column(MINUTE, what, MAX, LOOK)
     medians, low, high = medians[known[0] :], min(lows[i] for i in known), max(highs[i] for i in known)
     now = times[-1]
-    level = medians[-1]
+    level, values = medians[-1], [medians[i - known[0]] for i in known]
+    if _keeps_growing(values):
+        return None
     if now < born + WARM_UP_SECONDS:
         return Shape("warm-up", born, (("level_bytes", level),))
     whole = size or max(high, 1.0)
@@ -57,7 +64,6 @@ def shape(series: Series, what: int, born: float, levels: Levels, size: float | 
     found = _period(series, what, born)
     if found is not None:
         return Shape("periodic", times[known[0]], (("period_seconds", found), ("low_bytes", low), ("high_bytes", high)))
-    values = [medians[i - known[0]] for i in known]
     if abs(mann_kendall(values)) < STATIONARY:
         ups, downs = _jumps(series.samples(what, JUMP_SAMPLES), MOVING * whole)
         if min(ups, downs) >= JUMPS:
@@ -65,9 +71,31 @@ def shape(series: Series, what: int, born: float, levels: Levels, size: float | 
             return Shape("churn", times[known[0]], (*turns, ("low_bytes", low), ("high_bytes", high)))
         if max(values) - min(values) <= MOVING * whole:
             return Shape("steady", times[known[0]], (("level_bytes", median(values)), ("range_bytes", high - low)))
-    elif values[-1] > values[0] and levels.level is None:
+    elif values[-1] > values[0] and levels.level is None and _slows_down(values):
         return Shape("warm-up", born, (("level_bytes", level),))
     return None
+
+
+def _keeps_growing(values: Sequence[float]) -> bool:
+    """The curve has risen in each of the last minutes and does not slow down; False for fewer than four values."""
+    rises = _rises(values)
+    last = rises[len(rises) // 3 :]
+    return len(rises) >= 2 and min(last) > 0 and sum(last) >= LEAST_GROWTH and not _slows_down(values)
+
+
+def _slows_down(values: Sequence[float]) -> bool:
+    """False for fewer than four values."""
+    rises = _rises(values)
+    third = len(rises) // 3 or 1
+    if len(rises) < 2:
+        return False
+    first, middle, last = sum(rises[:third]), sum(rises[-2 * third : -third]), sum(rises[-third:])
+    return last <= SLOWER * min(first, middle)
+
+
+def _rises(values: Sequence[float]) -> Sequence[float]:
+    """Growth from one minute to the next. The first minute is left out: the program allocated what it began with."""
+    return [after - before for before, after in pairwise(values[1:])]
 
 
 def _jumps(samples: Sequence[float], least: float) -> tuple[int, int]:

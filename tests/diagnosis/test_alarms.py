@@ -2,15 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import exp
 
 import pytest
 
+from gpumond.diagnosis import Diagnosis, diagnose
 from gpumond.model import ProcessUsage, Snapshot, Verdict, XidErrors
 from tests.diagnosis.curves import (
     GIB,
     MIB,
     MINUTE,
     SIZE,
+    Curve,
     at_moment,
     by_agent,
     by_device,
@@ -122,7 +125,25 @@ def test_an_end_when_the_device_was_full_is_a_crash_and_another_a_release():
     assert at(crash, "crash") == at(release, "release") == 600.0
     assert "crash" not in kinds(release)
     assert "release" not in kinds(crash)
-    assert dict(next(v for _, v in release if v.kind == "release").evidence)["released_bytes"] == 40 * GIB
+    found = next(v for _, v in release if v.kind == "release")
+    assert dict(found.evidence)["released_bytes"] == 40 * GIB
+    assert found.summary == "train (pid 10) has ended; it held 40.0 GiB of GPU 0"
+
+
+def test_a_release_of_a_process_that_still_exists_does_not_say_that_it_ended():
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(12):
+            size = 40 * GIB if moment < 600 else 0
+            pools = (a_pool(live=size),) if size else ()
+            yield at_moment(moment, of_device(size, ()), reports=(a_report(10, pools),))
+
+    (release,) = [verdict for _, verdict in onsets(snapshots()) if verdict.kind == "release"]
+    assert release.summary == "train (pid 10) freed 40.0 GiB of GPU 0"
+
+
+def test_a_release_of_a_device_without_a_list_of_processes_names_no_process():
+    found = onsets(by_device(lambda moment: 40 * GIB if moment < 600 else 0, steps_of(12)))
+    assert next(v.summary for _, v in found if v.kind == "release") == "40.0 GiB of GPU 0 became free at once"
 
 
 def test_an_end_with_an_xid_error_is_a_crash():
@@ -222,3 +243,32 @@ def test_the_shape_of_a_curve_is_named(curve, kind: str):
 
 def test_the_first_minutes_are_a_warm_up():
     assert [v.kind for v in last(by_process(lambda at: 30 * GIB, steps_of(4))) if v.pid == 10] == ["warm-up"]
+
+
+def shapes_over(curve: Curve, minutes: float) -> list[tuple[float, str | None]]:
+    """The shape of the process after each minute."""
+    diagnosis, found = Diagnosis(), []
+    for snapshot in by_process(curve, steps_of(minutes)):
+        diagnosis = diagnose(diagnosis, snapshot)
+        said = [verdict.kind for verdict in diagnosis.verdicts if verdict.pid == 10]
+        if snapshot.elapsed_seconds % MINUTE == 0:
+            found.append((snapshot.elapsed_seconds / MINUTE, said[0] if said else None))
+    return found
+
+
+@pytest.mark.parametrize("loading", [0.0, 40.0], ids=["at once", "after loading"])
+@pytest.mark.parametrize("per_minute", [100 * MIB, 300 * MIB, 1500 * MIB])
+def test_a_curve_that_has_grown_linearly_for_minutes_is_no_warm_up_and_not_steady(loading: float, per_minute: float):
+    def curve(moment: float) -> float:
+        return min(1.0, moment / loading if loading else 1.0) * 2 * GIB + per_minute * moment / MINUTE
+
+    later = [kind for minute, kind in shapes_over(noisy(curve, 2 * MIB), 13) if minute >= 6]
+    assert set(later) <= {None, "leak"}
+
+
+@pytest.mark.parametrize("minutes", [2, 4])
+def test_growth_that_slows_down_is_a_warm_up(minutes: float):
+    def curve(moment: float) -> float:
+        return 40 * GIB * (1 - exp(-moment / (minutes * MINUTE)))
+
+    assert {kind for minute, kind in shapes_over(curve, 8) if minute >= 2} == {"warm-up"}
