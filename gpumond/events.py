@@ -1,7 +1,8 @@
 """What happened between two frames, one event each. Pure.
 
-Events are for people and for programs that react; what must not be lost is in counters, alerts and the audit. Their
-ids grow, also over a restart of the daemon.
+Events are for people and for programs that react; what must not be lost is in counters, alerts and the audit. Ids
+increase, also over a restart of the daemon, and so does ``at``: the time of the frame that published the event. The
+time of an earlier occurrence is in the details, the onset of a verdict in the summary.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from gpumond.diagnosis.sentences import clock, program
 from gpumond.diagnosis.shapes import SHAPES
 from gpumond.model import AgentReport, Alert, Frame, Receipt, Verdict
 from gpumond.program import Oom, OomPool
@@ -38,7 +40,8 @@ Process = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``summary`` is one sentence for people, ``details`` are for programs; unknown is None."""
+    """``at`` is when it was published. ``summary`` is one sentence for people, ``details`` are for programs; unknown is
+    None."""
 
     id: int
     at: float
@@ -93,9 +96,9 @@ def follow(
             if report.program.ooms or any(pool.ooms for pool in report.pools)
             for event in _ooms(report, before.reports.get(process), frame, told, before.since)
         ),
-        *(_flush(receipt) for receipt in receipts if receipt.outcome != "planned"),
+        *(_flush(receipt, frame) for receipt in receipts if receipt.outcome != "planned"),
         *_verdicts(before.frame, frame),
-        *(_alert("alert-fired", alert, alert.fired_at or frame.snapshot.taken_at) for alert in raised),
+        *(_alert("alert-fired", alert, frame.snapshot.taken_at) for alert in raised),
         *(_alert("alert-resolved", alert, frame.snapshot.taken_at) for alert in resolved),
     ]
     events = tuple(replace(event, id=before.last_id + number) for number, event in enumerate(drafts, 1))
@@ -131,8 +134,8 @@ def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
         more = xid.count - was.get((xid.device_uuid, xid.xid), 0)
         if more > 0:
             summary = f"{_gpu(frame, xid.device_uuid)} reported XID error {xid.xid}"
-            details: Details = (("xid", xid.xid), ("count", more))
-            yield Event(DRAFT, xid.last_seen_at, "xid", xid.device_uuid, None, "", summary, details)
+            details: Details = (("xid", xid.xid), ("count", more), ("occurred_at", xid.last_seen_at))
+            yield Event(DRAFT, frame.snapshot.taken_at, "xid", xid.device_uuid, None, "", summary, details)
 
 
 def _agents(was: Mapping[Process, AgentReport], now: Mapping[Process, AgentReport], at: float) -> Iterator[Event]:
@@ -161,8 +164,8 @@ def _ooms(
     told[process] = max([last, *(oom.number for oom in pictures)])
     for oom in pictures:
         if oom.at >= since:
-            summary, details = _oom_summary(report, oom, frame), _picture(oom)
-            yield Event(DRAFT, oom.at, "oom", oom.device_uuid, report.pid, report.workload, summary, details)
+            summary, details, at = _oom_summary(report, oom, frame), _picture(oom), frame.snapshot.taken_at
+            yield Event(DRAFT, at, "oom", oom.device_uuid, report.pid, report.workload, summary, details)
 
 
 def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator[Event]:
@@ -206,6 +209,7 @@ def _picture(oom: Oom) -> Details:
         ("cached_bytes", cached),
         ("stranded_bytes", stranded),
         ("largest_free_bytes", max(largest, default=None)),
+        ("occurred_at", oom.at),
         *((f"kept_bytes {scope.name}", scope.kept_bytes) for scope in oom.scopes),
     ]
     return tuple((name, value) for name, value in known if value is not None)
@@ -225,51 +229,84 @@ def _concerned(oom: Oom) -> list[OomPool]:
     return [pool for pool in oom.pools if oom.device_uuid in (None, pool.device_uuid)]
 
 
-def _flush(receipt: Receipt) -> Event:
-    name = receipt.workload or "a program"
-    released = f"{human(receipt.released_bytes)} came back from {receipt.allocator or 'no allocator'}"
+def _flush(receipt: Receipt, frame: Frame) -> Event:
+    name = program(receipt.workload, receipt.pid, "")
+    where = f" on {_gpu(frame, receipt.device_uuid)}" if receipt.device_uuid else ""
+    released = f", {receipt.allocator} released {human(receipt.released_bytes)}" if receipt.allocator else ""
     why = f" ({receipt.reason})" if receipt.reason else ""
-    summary = f"flush of {name} (pid {receipt.pid}) by {receipt.requested_by}: {receipt.outcome}, {released}{why}"
+    summary = f"flush of {name}{where} by {receipt.requested_by}: {receipt.outcome}{released}{why}"
     details: Details = (
         ("outcome", receipt.outcome),
         ("allocator", receipt.allocator or ""),
         ("released_bytes", receipt.released_bytes),
         ("requested_by", receipt.requested_by),
         ("duration_seconds", receipt.duration_seconds),
+        ("started_at", receipt.started_at),
     )
-    at = receipt.started_at + receipt.duration_seconds
+    at = frame.snapshot.taken_at
     return Event(DRAFT, at, "flush", receipt.device_uuid, receipt.pid, receipt.workload, summary, details)
 
 
 def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
     was = {_verdict(verdict): verdict for verdict in (before.verdicts if before else ())}
     now = {_verdict(verdict): verdict for verdict in frame.verdicts}
-    workloads = {report.pid: report.workload for report in frame.snapshot.reports}
     kinds: tuple[tuple[Kind, Mapping[object, Verdict], Mapping[object, Verdict]], ...] = (
         ("verdict-began", now, was),
         ("verdict-ended", was, now),
     )
+    at = frame.snapshot.taken_at
     for kind, some, others in kinds:
         for key, verdict in some.items():
             if key in others or verdict.kind in ORDINARY:
                 continue
-            ended = kind == "verdict-ended"
-            summary = f"{verdict.kind} is over" if ended else verdict.summary or verdict.kind
-            at = frame.snapshot.taken_at if ended else verdict.since
-            workload = workloads.get(verdict.pid or 0, "")
-            details: Details = (("verdict", verdict.kind), *verdict.evidence)
+            known = _names(frame)
+            workload, name = known.get(verdict.pid) or _names(before).get(verdict.pid) or ("", "")
+            who = _on(program(name, verdict.pid, "") if verdict.pid else "", _gpu(frame, verdict.device_uuid))
+            if kind == "verdict-began":
+                summary = _began(verdict, who, at)
+            else:
+                gone = ": the process has ended" if verdict.pid and verdict.pid not in known else ""
+                summary = f"the verdict {verdict.kind} on {who} has ended{gone}"
+            details: Details = (("verdict", verdict.kind), ("since", verdict.since), *verdict.evidence)
             yield Event(DRAFT, at, kind, verdict.device_uuid, verdict.pid, workload, summary, details)
+
+
+def _began(verdict: Verdict, who: str, at: float) -> str:
+    """The verdict's sentence, with its onset where that was before now."""
+    summary = verdict.summary or f"{who}: {verdict.kind}"
+    told = at - verdict.since < 1.0 or " since " in summary
+    return summary if told else f"{summary}, since {clock(verdict.since)}"
+
+
+def _names(frame: Frame | None) -> Mapping[int | None, tuple[str, str]]:
+    """By pid, workload and name of every process in the frame: the name is the workload, or that of the command."""
+    if frame is None:
+        return {}
+    listed = (process for device in frame.snapshot.devices for process in device.processes or ())
+    names: dict[int | None, tuple[str, str]] = {process.pid: ("", process.comm or "") for process in listed}
+    for report in frame.snapshot.reports:
+        names[report.pid] = (report.workload, report.workload or names.get(report.pid, ("", ""))[1])
+    return names
 
 
 def _alert(kind: Kind, alert: Alert, at: float) -> Event:
     labels, annotations = dict(alert.labels), dict(alert.annotations)
-    pid = labels.get("pid", "")
-    summary = annotations.get("summary") or alert.rule
-    if kind == "alert-resolved":
-        summary = f"over: {summary}"
-    details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
+    pid, workload = labels.get("pid", ""), labels.get("workload", "")
     number = int(pid) if pid.isdecimal() else None
-    return Event(DRAFT, at, kind, labels.get("uuid"), number, labels.get("workload", ""), summary, details)
+    who = _on(workload if number is None else program(workload, number, ""), _index(labels))
+    summary = annotations.get("summary") or f"{alert.rule}: {who}".removesuffix(": ")
+    if kind == "alert-resolved":
+        summary = f"resolved: {summary}"
+    details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
+    return Event(DRAFT, at, kind, labels.get("uuid"), number, workload, summary, details)
+
+
+def _index(labels: Mapping[str, str]) -> str:
+    return f"GPU {labels['gpu']}" if labels.get("gpu") else labels.get("uuid", "")
+
+
+def _on(who: str, device: str) -> str:
+    return " on ".join(part for part in (who, device) if part)
 
 
 def _verdict(verdict: Verdict) -> object:

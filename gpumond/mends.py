@@ -1,6 +1,6 @@
-"""What to do about every fault and every condition that gpumond states, in one line each. Pure.
+"""What to do about every fault, condition and verdict that gpumond states, in one line each. Pure.
 
-``gpumond doctor`` and ``/api/v1/status`` show these lines; docs/operations.md has a row for each.
+``gpumond doctor``, ``gpumond status`` and ``/api/v1/status`` show these lines; docs/operations.md has a row for each.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ _HARDWARE = (
 FAULTS: Mapping[str, str] = {
     "library_not_found": "install the NVIDIA driver or, in a container, start it with the NVIDIA container toolkit "
     "(--gpus all); without a GPU try `gpumond demo`",
+    "library_not_loadable": "reinstall the NVIDIA driver so that its library fits this machine, and check LD_LIBRARY_PATH; "
+    "in a container, use an image of the host's architecture and C library",
     "no_driver": "install the driver of the GPU, or try `gpumond demo`, which needs none",
     "no_device": "load the driver, or try `gpumond demo`",
     "driver_not_loaded": "load it (modprobe nvidia) or install the driver",
@@ -66,6 +68,18 @@ CONDITIONS: Mapping[str, str] = {
     "reserved_in_used": "this driver counts what it reserves for itself as used: update it (510 or later tells them "
     "apart)",
 }
+
+VERDICTS: Mapping[str, str] = {
+    "leak": "look for memory that the program keeps (tensors in a list, autograd graphs, an unbounded cache), and restart "
+    "it",
+    "fragmentation": "for PyTorch set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, else restart the program",
+    "pressure": "flush the device (gpumond flush --device UUID), reduce a batch size, or end a program",
+    "orphan": "end the process that keeps the device open (fuser -v /dev/nvidia*), or reset the device",
+    "idle-holder": "end the program, or flush it: gpumond flush --pid PID",
+    "crash": "read the program's log; look for Xid in dmesg",
+    "crash-loop": "stop the supervisor that restarts the program, and read the program's log",
+}
+"""The remedies; the other kinds need none."""
 
 
 def mend(kind: str) -> str:

@@ -34,12 +34,29 @@ def level(value: object) -> float:
 
 
 def duration(seconds: float) -> str:
-    """For people: ``45 s``, ``34 min``, ``2 h 5 min``, ``3 d 4 h``."""
-    for whole, part, size in (("d", "h", 86400), ("h", "min", 3600)):
-        if seconds >= size:
-            rest = int(seconds % size // _SECONDS[part[0]])
-            return f"{int(seconds // size)} {whole}" + (f" {rest} {part}" if rest else "")
-    return f"{int(seconds // 60)} min" if seconds >= 60 else f"{seconds:.0f} s"
+    """For people, to the nearest unit: ``42 s``, ``1 min 39 s``, ``23 min``, ``2 h 5 min``, ``3 d 4 h``.
+
+    Two units below ten minutes and from an hour on; a second unit of zero is omitted.
+    """
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 600:
+        return _two(whole, "min", 60, "s")
+    minutes = int(seconds / 60 + 0.5)
+    if minutes < 60:
+        return f"{minutes} min"
+    return _two(minutes, "h", 60, "min") if minutes < 1440 else _two(int(seconds / 3600 + 0.5), "d", 24, "h")
+
+
+def _two(count: int, whole: str, size: int, part: str) -> str:
+    rest = count % size
+    return f"{count // size} {whole}" + (f" {rest} {part}" if rest else "")
+
+
+def counted(count: float, noun: str) -> str:
+    """``1 time``, ``3 times``: for nouns whose plural ends with s."""
+    return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"
 
 
 def human(size: float) -> str:

@@ -11,7 +11,7 @@ from gpumond.events import Event, Watch, follow
 from gpumond.model import Alert, DeviceReading, Expected, Fault, Frame, Ledger, Receipt, Verdict, XidErrors
 from gpumond.program import ByteChange, Oom, OomPool, Program, ScopeKept
 from gpumond.ring import Ring
-from tests.making import GIB, a_device, a_pool, a_report, a_snapshot
+from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
 
 UUID = "GPU-a"
 
@@ -81,7 +81,7 @@ def test_an_error_shows_its_picture():
     oom = an_oom(device_uuid=UUID, request_bytes=3 * GIB, scope="epoch/forward", pools=pools, scopes=scopes)
     report = a_report()
     (event,) = between(a_frame(reports=(report,)), a_frame(reports=(replace(report, program=Program(ooms=(oom,))),)))
-    assert (event.kind, event.at, event.device_uuid, event.pid) == ("oom", 999_999.5, UUID, 10)
+    assert (event.kind, event.at, event.device_uuid, event.pid) == ("oom", 1_000_000.0, UUID, 10)
     assert event.summary == (
         "train (pid 10) ran out of memory on GPU 0 in epoch/forward when it asked for 3.0 GiB: "
         "5.0 GiB live, 2.0 GiB cached, 1.0 GiB stranded"
@@ -95,6 +95,7 @@ def test_an_error_shows_its_picture():
         "cached_bytes": 2 * GIB,
         "stranded_bytes": GIB,
         "largest_free_bytes": 512,
+        "occurred_at": 999_999.5,
         "kept_bytes epoch": GIB,
     }
 
@@ -154,15 +155,16 @@ def test_a_device_that_is_no_longer_listed_is_lost_and_may_return():
 def test_xid_errors_are_counted():
     before, after = a_frame(xids=(XidErrors(UUID, 31, 1, 5.0),)), a_frame(xids=(XidErrors(UUID, 31, 3, 7.0),))
     (event,) = between(before, after)
-    assert (event.kind, event.at, event.details) == ("xid", 7.0, (("xid", 31), ("count", 2)))
+    assert (event.kind, event.at) == ("xid", 1_000_000.0)
+    assert event.details == (("xid", 31), ("count", 2), ("occurred_at", 7.0))
 
 
 def test_flushes_are_told_plans_are_not():
     receipts = [a_receipt(), a_receipt(outcome="planned"), a_receipt(outcome="refused", allocator=None, reason="busy")]
     freed, refused = between(a_frame(), receipts=receipts)
-    assert (freed.kind, freed.at, dict(freed.details)["released_bytes"]) == ("flush", 999_990.5, GIB)
-    assert freed.summary == "flush of train (pid 10) by token: freed, 1.0 GiB came back from torch"
-    assert refused.summary.endswith("(busy)")
+    assert (freed.kind, freed.at, dict(freed.details)["released_bytes"]) == ("flush", 1_000_000.0, GIB)
+    assert freed.summary == "flush of train (pid 10) on GPU 0 by token: freed, torch released 1.0 GiB"
+    assert refused.summary == "flush of train (pid 10) on GPU 0 by token: refused (busy)"
 
 
 def test_alerts_fire_and_resolve():
@@ -171,13 +173,19 @@ def test_alerts_fire_and_resolve():
     fired, resolved = between(a_frame(), raised=[alert], resolved=[alert])
     assert (fired.kind, fired.at, fired.device_uuid, fired.pid, fired.workload) == (
         "alert-fired",
-        999_960.0,
+        1_000_000.0,
         UUID,
         10,
         "train",
     )
-    assert (fired.summary, resolved.summary) == ("it leaks", "over: it leaks")
+    assert (fired.summary, resolved.summary) == ("it leaks", "resolved: it leaks")
     assert dict(fired.details)["rule"] == "leak"
+
+
+def test_an_alert_without_a_summary_names_program_pid_and_device():
+    labels = (("alertname", "hog"), ("gpu", "3"), ("pid", "10"), ("uuid", UUID), ("workload", "train"))
+    (fired,) = between(a_frame(), raised=[Alert("hog", "firing", labels, (), 3.5, 999_900.0, 999_960.0)])
+    assert fired.summary == "hog: train (pid 10) on GPU 3"
 
 
 @pytest.mark.parametrize(
@@ -189,8 +197,40 @@ def test_verdicts_begin_and_end(kind: str, told: bool):
     began, ended = between(without, with_it), between(with_it, without)
     assert [event.kind for event in (*began, *ended)] == (["verdict-began", "verdict-ended"] if told else [])
     if told:
-        assert (began[0].at, began[0].summary, began[0].workload) == (999_000.0, "train leaks", "train")
-        assert dict(began[0].details) == {"verdict": kind, "slope_bytes_per_second": 2.0}
+        assert (began[0].at, began[0].workload) == (1_000_000.0, "train")
+        assert began[0].summary == "train leaks, since 13:30:00 UTC"
+        assert dict(began[0].details) == {"verdict": kind, "since": 999_000.0, "slope_bytes_per_second": 2.0}
+        assert ended[0].summary == f"the verdict {kind} on train (pid 10) on GPU 0 has ended"
+
+
+def test_the_end_of_a_verdict_names_program_pid_and_device_when_the_process_has_ended():
+    verdict = Verdict(UUID, 10, "fragmentation", 999_999.5)
+    with_agent = a_frame(reports=(a_report(),), verdicts=(verdict,))
+    listed = a_frame(a_device(UUID, processes=(a_process(10, comm="python"),)), verdicts=(verdict,))
+    for before, name in ((with_agent, "train"), (listed, "python")):
+        (ended,) = [event for event in between(before, a_frame()) if event.kind == "verdict-ended"]
+        assert ended.summary == (
+            f"the verdict fragmentation on {name} (pid 10) on GPU 0 has ended: the process has ended"
+        )
+    (of_device,) = between(a_frame(verdicts=(replace(verdict, pid=None),)), a_frame())
+    assert of_device.summary == "the verdict fragmentation on GPU 0 has ended"
+
+
+def test_events_are_in_the_order_of_their_times():
+    verdicts = tuple(Verdict(UUID, None, kind, at) for kind, at in (("leak", 999_000.0), ("orphan", 999_990.0)))
+    report = a_report(program=Program(ooms=(an_oom(at=999_000.5),)))
+    frames = [
+        (a_frame(reports=(a_report(),)), ()),
+        (a_frame(reports=(report,), taken_at=1_000_001.0), [a_receipt()]),
+        (a_frame(reports=(report,), verdicts=verdicts, taken_at=1_000_002.0), [a_receipt(started_at=990_000.0)]),
+    ]
+    ring, told = Ring(0.0), list[Event]()
+    for frame, receipts in frames:
+        for receipt in receipts:
+            ring.flushed(receipt)
+        told += ring.follow(frame)
+    assert len(told) == 6
+    assert [event.at for event in told] == sorted(event.at for event in told)
 
 
 def test_ids_grow_one_by_one_and_over_a_restart():

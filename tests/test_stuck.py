@@ -31,7 +31,7 @@ def a_holding(pid: int = 7, **fields: Any) -> dict[str, Any]:
         ({"orphaned": True}, "pid 7 (python) is orphaned, 3.0 GiB", "nohup"),
         (
             {"orphaned": True, "idle_seconds": 4000.0},
-            "pid 7 (python) is orphaned, idle for 1 h 6 min, 3.0 GiB",
+            "pid 7 (python) is orphaned, idle for 1 h 7 min, 3.0 GiB",
             "kill 7",
         ),
         ({"kinds": ["holder"], "used_bytes": None, "orphaned": True}, "pid 7 (python) is a holder", "kill 7"),
@@ -65,11 +65,21 @@ def test_what_may_be_meant_is_told_from_what_is_not():
     [
         (0, "0 s"),
         (59.4, "59 s"),
+        (59.6, "1 min"),
         (60, "1 min"),
-        (3599, "59 min"),
-        (3600, "1 h"),
+        (99, "1 min 39 s"),
+        (179, "2 min 59 s"),
+        (599.4, "9 min 59 s"),
+        (599.6, "10 min"),
+        (629, "10 min"),
+        (630, "11 min"),
+        (1380, "23 min"),
+        (3569, "59 min"),
+        (3599, "1 h"),
         (7500, "2 h 5 min"),
+        (86399, "1 d"),
         (273600, "3 d 4 h"),
+        (273600 + 1801, "3 d 5 h"),
     ],
 )
 def test_a_duration_for_people(seconds: float, text: str):

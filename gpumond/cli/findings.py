@@ -12,7 +12,7 @@ from gpumond.model import Snapshot
 from gpumond.recorded.assembly import NAMELESS
 from gpumond.recorded.changes import Change
 from gpumond.recorded.moments import day_and_time
-from gpumond.units import human
+from gpumond.units import counted, duration, human
 
 QUIET = ("warm-up", "steady", "churn", "periodic", "step-change")
 """Verdicts that ask for nothing."""
@@ -99,7 +99,7 @@ class Findings:
         yield from draw(series.curve, series.top, marks)
         for change, _ in series.changes:
             verdict = change.verdict
-            said = f": {verdict.summary}" if change.onset and verdict.summary else "" if change.onset else " is over"
+            said = f": {verdict.summary}" if change.onset and verdict.summary else "" if change.onset else ": ended"
             yield safe(f"  {day_and_time(change.at)}  {verdict.kind}{said}")
         if series.left_out:
             yield f"  and {series.left_out} more"
@@ -110,8 +110,8 @@ class Findings:
         passed = self._last.elapsed_seconds - self._first.elapsed_seconds
         devices = sum(pid is None for _, pid in self._series)
         yield (
-            f"{self._count} readings over {_duration(passed)}: {devices} devices,"
-            f" {len(self._series) - devices + len(self._unseen)} processes"
+            f"{counted(self._count, 'reading')} over {duration(passed)}: {counted(devices, 'device')}, "
+            f"{len(self._series) - devices + len(self._unseen)} processes"
         )
         found = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if kind not in QUIET]
         yield f"found: {', '.join(found)}" if found else "found: nothing that asks for anything"
@@ -131,8 +131,3 @@ class Findings:
                 return None
             series = self._series[key] = _Series(name)
         return series
-
-
-def _duration(seconds: float) -> str:
-    minutes, hours = int(seconds // 60) % 60, int(seconds // 3600)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds % 60:.0f} s"

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpumond.cli import DONE, client
 from gpumond.cli.table import size, table
+from gpumond.mends import VERDICTS
 from gpumond.top.ledger import promise
 from gpumond.top.remarks import Remark
 from gpumond.top.rows import HOLDINGS
@@ -84,7 +85,12 @@ def notes(seen: View) -> Iterator[str]:
     if seen.processes and not seen.agents:
         yield "no program carries an agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
     yield _lines("alert ", seen.alerts)
-    yield _lines("verdict ", seen.verdicts)
+    yield "\n".join(_verdict(remark) for remark in seen.verdicts)
+
+
+def _verdict(remark: Remark) -> str:
+    remedy = VERDICTS.get(remark.title, "")
+    return _lines("verdict ", [remark]) + (f"\n      -> {remedy}" if remedy else "")
 
 
 def _lines(word: str, remarks: Iterable[Remark]) -> str:

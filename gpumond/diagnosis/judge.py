@@ -345,7 +345,7 @@ class Judge:
 
 def _exists(watch: Watch, snapshot: Snapshot) -> bool:
     """The process has a connected agent, or the driver lists it on any device."""
-    listed = (process.pid for device in snapshot.devices for process in device.processes or ())
+    listed = {process.pid for device in snapshot.devices for process in device.processes or ()}
     return watch.pid in listed or any(report.pid == watch.pid for report in snapshot.reports)
 
 

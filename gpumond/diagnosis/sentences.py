@@ -4,46 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpumond.units import human
+from gpumond.units import duration, human
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
-FORMS = {"linear": "", "stairs": ", in steps", "load-proportional": " of its present load"}
+FORMS = {"linear": "", "stairs": ", in steps", "load-proportional": " at its present load"}
 
 
 def leak(who: str, device: str, per_minute: float, since: float, left: float | None, form: str, outside: bool) -> str:
-    where = " beside its pools, as a cache of compiled kernels or graphs does" if outside else ""
-    pace = f"{human(per_minute)} more each minute{FORMS.get(form, '')}{where} since {clock(since)}"
+    """``who`` is the device where no process is known."""
+    owner = f"{who} on {device}" if who != device else f"{device} without a known process"
+    part = " outside its allocators' pools" if outside else ""
+    pace = f"grows by {human(per_minute)} each minute{FORMS.get(form, '')} since {clock(since)}"
+    likely = ", as a cache of compiled kernels or graphs does" if outside else ""
     end = f"; {device} is full in {duration(left)}" if left is not None else ""
-    return f"{who} keeps {pace}{end}"
+    return f"memory of {owner}{part} {pace}{likely}{end}"
 
 
 def together(one: str, programs: int, devices: int) -> str:
-    return f"{programs} programs on {devices} devices grow together, by more load or one fault in all: {one}"
+    return f"{programs} programs on {devices} devices grow together, from more load or a shared defect: {one}"
 
 
 def fragmentation(who: str, device: str, ratio: float, kept: float, live: float) -> str:
     return (
-        f"{who} keeps {human(kept)} of {device} for {human(live)} at its peak: "
-        f"{ratio:.0%} of its pool is split up, and no flush returns it"
+        f"{who} holds {human(kept)} of {device} for at most {human(live)} of live memory: "
+        f"{ratio:.0%} of its pool is fragmented, and no flush returns it"
     )
 
 
 def pressure(device: str, ratio: float, left: float | None) -> str:
-    end = f" and full in {duration(left)}" if left is not None else ""
+    end = f" and has no free memory in {duration(left)}" if left is not None else ""
     return f"{device} is {ratio:.1%} full{end}"
 
 
 def orphan(device: str, size: float, seconds: float, who: str, holder: str) -> str:
-    kept = f"{device} has {human(size)}"
     since = f"unchanged for {duration(seconds)}"
     if who:
-        return f"{kept} of {who}, which is no more, {since}"
+        return f"{who} has ended, but {device} still holds {human(size)} of its memory, {since}"
     named = f"; {holder} keeps the device open" if holder else ""
-    return f"{kept} that no visible process owns, {since}{named}"
+    return f"{device} holds {human(size)} that no visible process owns, {since}{named}"
 
 
 def idle(who: str, device: str, size: float, seconds: float) -> str:
-    return f"{who} holds {human(size)} of {device} and has run nothing for {duration(seconds)}"
+    held = f"{who} holds {human(size)} of {device}" if who != device else f"{device} has {human(size)} in use"
+    return f"{held} and has run nothing for {duration(seconds)}"
 
 
 def crash(who: str, device: str, size: float, cause: str) -> str:
@@ -63,16 +66,16 @@ def crash_loop(who: str, device: str, times: int) -> str:
 
 def of_shape(kind: str, who: str, evidence: Mapping[str, float], since: float) -> str:
     if kind == "warm-up":
-        return f"{who} is starting up, at {human(evidence['level_bytes'])} so far"
+        return f"{who} is starting and uses {human(evidence['level_bytes'])} so far"
     if kind == "steady":
         return f"{who} stays at {human(evidence['level_bytes'])}"
     if kind == "step-change":
         size = evidence["step_bytes"]
-        return f"{who} uses {human(abs(size))} {'more' if size > 0 else 'less'} since {clock(since)}, and stays there"
+        return f"{who} has used {human(abs(size))} {'more' if size > 0 else 'less'} since {clock(since)}"
     low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])
     if kind == "periodic":
         return f"{who} rises to {high} and returns to {low} every {duration(evidence['period_seconds'])}"
-    return f"{who} goes up and down between {low} and {high}, and grows no more"
+    return f"{who} varies between {low} and {high} and does not grow"
 
 
 def program(name: str, pid: int | None, device: str) -> str:
@@ -80,17 +83,5 @@ def program(name: str, pid: int | None, device: str) -> str:
 
 
 def clock(at: float) -> str:
-    minutes = int(at % DAY) // MINUTE
-    return f"{minutes // 60:02}:{minutes % 60:02} UTC"
-
-
-def duration(seconds: float) -> str:
-    """``40 s``, ``12 min``, ``1 h 4 min``, ``3 d 2 h``."""
-    whole = round(seconds)
-    if whole < MINUTE:
-        return f"{whole} s"
-    if whole < HOUR:
-        return f"{whole // MINUTE} min"
-    if whole < DAY:
-        return f"{whole // HOUR} h {whole % HOUR // MINUTE} min"
-    return f"{whole // DAY} d {whole % DAY // HOUR} h"
+    seconds = int(at % DAY)
+    return f"{seconds // HOUR:02}:{seconds % HOUR // MINUTE:02}:{seconds % MINUTE:02} UTC"

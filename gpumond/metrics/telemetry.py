@@ -62,7 +62,8 @@ class Telemetry:
         )
         self.tick_duration = Histogram(
             "gpumond_tick_duration_seconds",
-            "One tick: reading, attribution, rules.",
+            "One tick after the driver has answered: reports, attribution, verdicts, rules, the frame. "
+            "The time of the driver's reading is not included.",
             buckets=TICK_BUCKETS,
             registry=registry,
         )

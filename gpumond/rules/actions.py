@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from gpumond.model import AgentReport, Alert, PoolUsage, Receipt
 from gpumond.rules import Action, Labels, Rule
-from gpumond.units import human
+from gpumond.units import duration, human
 
 HOUR_SECONDS = 3600.0
 MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
@@ -218,8 +218,7 @@ def _released(receipts: Iterable[Receipt], thrashes: Mapping[Pool, int]) -> Iter
 
 
 def _wait(track: Track, action: Action) -> str:
-    seconds = track.due_at(action) - track.attempts[-1] if track.attempts else action.cooldown_seconds
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+    return duration(track.due_at(action) - track.attempts[-1] if track.attempts else action.cooldown_seconds)
 
 
 def _note(order: Order, receipts: Sequence[Receipt], problem: str) -> str:

@@ -1,4 +1,4 @@
-"""The rules that hold unless the configuration replaces or disables them. Each says who, how much, and what next.
+"""The rules in force unless the configuration replaces or disables them. Each text has subject, value and next step.
 
 deploy/prometheus/gpumond.rules.yaml has the same for fleets, and docs/operations.md a section on each.
 """
@@ -20,7 +20,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "device",
         "used_ratio",
         "warning",
-        "GPU {gpu} ({name}): {used} of {size} used, most by {top_process}; a flush would return {reclaimable}",
+        "GPU {gpu} ({name}): {used} of {size} used, most by {top_process}; a flush returns about {reclaimable}",
         above=0.80,
         clear=0.75,
         for_seconds=60,
@@ -30,8 +30,8 @@ BUILT_IN: tuple[Rule, ...] = (
         "device",
         "wasted_ratio",
         "warning",
-        "GPU {gpu} ({name}): {reclaimable} are cache while memory is short, most of it held by {top_cache}; "
-        "gpumond flush --device {uuid} would return it",
+        "GPU {gpu} ({name}): {reclaimable} are cache while memory is short; {top_cache} holds most of it; "
+        "gpumond flush --device {uuid} returns it",
         above=0.20,
         clear=0.15,
         for_seconds=60,
@@ -41,8 +41,9 @@ BUILT_IN: tuple[Rule, ...] = (
         "pool",
         "fragmentation_ratio",
         "warning",
-        "{workload} (pid {pid}) on GPU {gpu}: even at its peak {value} of what {allocator} keeps was free and split up "
-        "({stranded} now); torch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, else restart it",
+        "{workload} (pid {pid}) on GPU {gpu}: even at its peak, {value} of the memory that {allocator} holds was free "
+        "but fragmented ({stranded} now); set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for torch, or restart the "
+        "program",
         above=0.25,
         clear=0.20,
         for_seconds=30,
@@ -52,8 +53,8 @@ BUILT_IN: tuple[Rule, ...] = (
         "process",
         "leak",
         "warning",
-        "{verdicts}; restart it when it suits, and look for what it keeps: tensors in a list, graphs, a cache without "
-        "bounds",
+        "{verdicts}; look for memory that the program keeps (tensors in a list, autograd graphs, an unbounded cache), "
+        "and restart it",
         above=0,
         keep_firing_for_seconds=300,
     ),
@@ -62,8 +63,8 @@ BUILT_IN: tuple[Rule, ...] = (
         "pool",
         "ooms_increase",
         "critical",
-        "{workload} (pid {pid}) on GPU {gpu} ran out of memory, {value} times in 10 minutes: {live} live, {stranded} "
-        "stranded; see who else holds memory there with gpumond status",
+        "{workload} (pid {pid}) on GPU {gpu} ran out of memory (errors in 10 minutes: {value}): {live} live, "
+        "{stranded} stranded; gpumond status shows which other programs hold memory there",
         above=0,
         keep_firing_for_seconds=300,
     ),
@@ -72,8 +73,8 @@ BUILT_IN: tuple[Rule, ...] = (
         "pool",
         "retries_increase",
         "warning",
-        "{workload} (pid {pid}) on GPU {gpu} had to empty its cache {value} times in 10 minutes to go on: it is slow "
-        "and close to out of memory; give it a smaller batch, or room",
+        "{workload} (pid {pid}) on GPU {gpu} had to empty its cache {value} times in 10 minutes to continue: it is "
+        "slow and almost out of memory; reduce its batch size, or free memory on the device",
         above=5,
         keep_firing_for_seconds=300,
     ),
@@ -108,7 +109,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "device",
         "xid_errors_increase",
         "warning",
-        "GPU {gpu} ({name}) reported Xid {xids}; NVIDIA's Xid catalogue says what each means, dmesg whom it hit",
+        "GPU {gpu} ({name}) reported Xid {xids}; NVIDIA's Xid catalogue explains each number, dmesg names the process",
         above=0,
     ),
     _rule(
@@ -116,7 +117,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "daemon",
         "driver_responsive",
         "critical",
-        "a driver call does not return ({reason}); values are withheld until it does; look for Xid in dmesg",
+        "a driver call does not return ({reason}); its devices have no values until it does; look for Xid in dmesg",
         below=1,
     ),
     _rule(
@@ -133,8 +134,8 @@ BUILT_IN: tuple[Rule, ...] = (
         "process",
         "agent_gone",
         "info",
-        "{workload} (pid {pid}, {state}) still holds {used} on GPU {gpu}, and its agent reports no more; "
-        "see whether the program hangs or was stopped",
+        "{workload} (pid {pid}, {state}) still holds {used} on GPU {gpu}, but its agent no longer reports; "
+        "check whether the program hangs or was stopped",
         above=0,
         for_seconds=60,
     ),
@@ -143,8 +144,8 @@ BUILT_IN: tuple[Rule, ...] = (
         "daemon",
         "store_writable",
         "critical",
-        "alerts go on, but no change of a rule can be kept: see that the state directory's disk has room and is "
-        "writable",
+        "alerts continue, but changes of rules cannot be saved; check that the state directory is writable and its "
+        "disk has free space",
         below=1,
     ),
 )

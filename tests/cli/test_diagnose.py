@@ -97,7 +97,7 @@ def test_the_report_has_a_chart_the_verdicts_and_what_they_come_to():
     assert max(len(line) for line in lines[1:6]) <= 72
     assert "█" in report
     assert [line for line in lines if line.startswith("  2024-05-01 12:") and " leak: " in line]
-    assert lines[-2] == "3000 readings over 49 min 59 s: 1 devices, 0 processes"
+    assert lines[-2] == "3000 readings over 50 min: 1 device, 0 processes"
     assert lines[-1].startswith("found: 1 leak")
     assert done.stderr == b""
 

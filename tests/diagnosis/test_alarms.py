@@ -59,7 +59,11 @@ def a_killed_program(left: tuple[ProcessUsage, ...] = (), busy: float = 0.0) -> 
     ("left", "pid", "words"),
     [
         ((), None, "no visible process owns"),
-        ((a_process(10, 30 * GIB - MIB, start_ticks=None, state="gone", comm="train"),), 10, "which is no more"),
+        (
+            (a_process(10, 30 * GIB - MIB, start_ticks=None, state="gone", comm="train"),),
+            10,
+            "has ended, but GPU 0",
+        ),
         ((a_process(77, None, kinds=("holder",), comm="loader"),), None, "loader (pid 77) keeps the device open"),
     ],
 )

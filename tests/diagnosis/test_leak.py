@@ -116,7 +116,7 @@ def test_growth_beside_the_pools_is_a_leak_that_says_so():
     found = first(onsets(by_agent(flat(10 * GIB), flat(12 * GIB), steps_of(50), outside)), "leak")
     assert found is not None
     assert dict(found[1].evidence)["outside_pools"] == 1
-    assert "beside its pools" in found[1].summary
+    assert "outside its allocators' pools" in found[1].summary
 
 
 def test_a_saw_tooth_whose_floor_rises_is_a_leak():
@@ -199,5 +199,5 @@ def test_ranks_that_leak_together_are_said_once_with_how_many_they_are():
 def test_the_sentence_has_pace_onset_and_end():
     found = first(onsets(by_process(leaking(64 * MIB, onset=20, base=40 * GIB), steps_of(36))), "leak")
     assert found is not None
-    assert found[1].summary.startswith("train (pid 10) keeps 64.0 MiB more each minute since 02:")
+    assert found[1].summary.startswith("memory of train (pid 10) on GPU 0 grows by 64.0 MiB each minute since 02:")
     assert "; GPU 0 is full in 10 h" in found[1].summary

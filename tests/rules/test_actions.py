@@ -98,7 +98,7 @@ def test_flushes_that_release_nothing_come_at_twice_the_distance_each_and_say_so
     flushed = list(acting(a_rule(max_per_hour=1000), released=0, regrows=False))
     assert [now for now, _ in flushed] == [0, 200, 600, 1400, 3000, 6200, 12600]
     assert "released nothing" in flushed[1][1].note
-    assert "next try in 7 min" in flushed[1][1].note
+    assert "next try in 6 min 40 s" in flushed[1][1].note
 
 
 def test_flushes_whose_memory_is_taken_again_come_at_twice_the_distance_each_and_say_so():

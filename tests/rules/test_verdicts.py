@@ -91,7 +91,7 @@ def test_a_leak_fires_says_what_is_known_of_it_and_is_over_with_its_verdict():
         "uuid": "GPU-a",
         "severity": "warning",
     }
-    assert dict(alert.annotations)["summary"].startswith(f"{LEAK.summary}; restart it")
+    assert dict(alert.annotations)["summary"].startswith(f"{LEAK.summary}; look for memory")
 
 
 def test_a_leak_that_no_process_can_be_told_for_fires_too():

@@ -85,9 +85,9 @@ def test_a_verdict_that_asks_for_attention_comes_before_an_ordinary_one():
 def test_alerts_that_fire_come_first_then_the_gravest():
     alerts = (an_alert("idle", "pending"), an_alert("full"), an_alert("leak", severity="critical"))
     assert view(a_busy_frame(alerts=alerts)).alerts == (
-        Remark("bad", "leak fires for 1 min", "leak it is"),
-        Remark("warn", "full fires for 1 min", "full it is"),
-        Remark("note", "idle pending for 1 min", "idle it is"),
+        Remark("bad", "leak fires for 1 min 40 s", "leak it is"),
+        Remark("warn", "full fires for 1 min 40 s", "full it is"),
+        Remark("note", "idle pending for 1 min 40 s", "idle it is"),
     )
 
 
