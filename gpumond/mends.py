@@ -15,8 +15,8 @@ _HARDWARE = (
 FAULTS: Mapping[str, str] = {
     "library_not_found": "install the NVIDIA driver or, in a container, start it with the NVIDIA container toolkit "
     "(--gpus all); without a GPU try `gpumond demo`",
-    "library_not_loadable": "reinstall the NVIDIA driver so that its library fits this machine, and check LD_LIBRARY_PATH; "
-    "in a container, use an image of the host's architecture and C library",
+    "library_not_loadable": "reinstall the NVIDIA driver, and check LD_LIBRARY_PATH; in a container, check the "
+    "architecture and the C library of its image",
     "no_driver": "install the driver of the GPU, or try `gpumond demo`, which needs none",
     "no_device": "load the driver, or try `gpumond demo`",
     "driver_not_loaded": "load it (modprobe nvidia) or install the driver",
@@ -70,8 +70,8 @@ CONDITIONS: Mapping[str, str] = {
 }
 
 VERDICTS: Mapping[str, str] = {
-    "leak": "look for memory that the program keeps (tensors in a list, autograd graphs, an unbounded cache), and restart "
-    "it",
+    "leak": "look for memory that the program keeps (tensors in a list, autograd graphs, an unbounded cache), and "
+    "restart it",
     "fragmentation": "for PyTorch set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, else restart the program",
     "pressure": "flush the device (gpumond flush --device UUID), reduce a batch size, or end a program",
     "orphan": "end the process that keeps the device open (fuser -v /dev/nvidia*), or reset the device",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,20 +62,16 @@ def choose_source(name: str, sys_root: str = "/sys") -> str:
     if name != "auto":
         return name
     from gpumond.sources.drm_cards import cards
+    from gpumond.sources.loading import load_error, not_loadable
 
-    nvidia, others = _loads("libnvidia-ml.so.1"), any(cards(sys_root))
+    reason, others = load_error(), any(cards(sys_root))
+    nvidia = reason is None
     if nvidia or others:
         return "every" if nvidia and others else "nvml" if nvidia else "drm"
+    if reason:
+        raise not_loadable(reason)
     raise SourceUnavailable(
         "no_driver",
-        "no GPU driver found (libnvidia-ml.so.1 does not load, no device of amdgpu, i915 or xe); install the driver, "
+        "no GPU driver found (no libnvidia-ml.so.1, no device of amdgpu, i915 or xe); install the driver, "
         "or try `gpumond demo`, which needs no GPU",
     )
-
-
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True

@@ -42,8 +42,8 @@ BUILT_IN: tuple[Rule, ...] = (
         "fragmentation_ratio",
         "warning",
         "{workload} (pid {pid}) on GPU {gpu}: even at its peak, {value} of the memory that {allocator} holds was free "
-        "but fragmented ({stranded} now); set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for torch, or restart the "
-        "program",
+        "but fragmented ({stranded} now); set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for torch, or restart "
+        "the program",
         above=0.25,
         clear=0.20,
         for_seconds=30,

@@ -20,10 +20,9 @@ import pynvml
 from gpumond.errors import SourceUnavailable
 from gpumond.mends import mend
 from gpumond.sources import Course
+from gpumond.sources.loading import load_error, not_loadable
 from gpumond.sources.roster import Failed, Lost, Unsupported
 from gpumond.wire import clean
-
-LIBRARY = "libnvidia-ml.so.1"
 
 KINDS: dict[int, str] = {
     getattr(pynvml, name): name.removeprefix("NVML_ERROR_").lower()
@@ -110,9 +109,9 @@ class Library:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             kind = self._kind_of(error)
-            if kind == "library_not_found" and (reason := _load_error()):
-                text = f"{LIBRARY} cannot be loaded ({reason}): {mend('library_not_loadable')}"
-                raise SourceUnavailable("library_not_loadable", text) from error
+            # The binding reports each of the loader's errors as a library that was not found.
+            if kind == "library_not_found" and (reason := load_error()):
+                raise not_loadable(reason) from error
             raise self._unavailable(kind) from error
         self._initialized = True
 
@@ -222,19 +221,6 @@ class Library:
             f"{self.version('nvmlSystemGetNVMLVersion') or 'unknown'}, as the driver was upgraded under a running "
             f"system: {mend(kind)}",
         )
-
-
-def _load_error() -> str:
-    """The loader's reason why the library cannot be loaded; empty if there is no such file, or it can be loaded.
-
-    The binding reports every one of the loader's errors as "library not found".
-    """
-    try:
-        ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        reason = clean(str(error))
-        return "" if reason.startswith(f"{LIBRARY}: cannot open shared object file: No such file") else reason
-    return ""
 
 
 def _text(value: bytes | str) -> str:

@@ -55,6 +55,11 @@ def test_the_text_is_the_golden_one():
     assert page(full_frame()).partition("# HELP gpumond_flushes_total")[0] == GOLDEN.read_text()
 
 
+def test_the_duration_of_a_tick_is_documented_without_the_reading_that_it_leaves_out():
+    (line,) = re.findall(r"^# HELP gpumond_tick_duration_seconds (.*)$", page(full_frame()), re.MULTILINE)
+    assert "reading is not included" in line
+
+
 def test_the_documentation_is_current():
     assert DOCUMENT.read_text() == document(), "run `make docs`"
 

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from gpumond.sources.drm_cards import cards
 from tests.fakenvml import GIB, NOT_AVAILABLE, Device, FakeDriver, Process, machine
 from tests.sources.nvml_child import NvmlChild, kinds, used_by_pid
 
@@ -221,6 +223,60 @@ def test_no_library_says_what_to_do(tmp_path: Path) -> None:
     if answer.reason != "library_not_found":
         pytest.skip("this machine has the library")
     assert "install the NVIDIA driver" in answer.message
+
+
+def unloadable(directory: Path, how: str) -> None:
+    """A libnvidia-ml.so.1 that the loader refuses."""
+    library, source = directory / "libnvidia-ml.so.1", directory / "library.c"
+    options = []
+    if how == "symbol":
+        source.write_text("extern int missing_symbol(void); int (*function)(void) = missing_symbol;")
+    else:
+        source.write_text("int nothing;")
+    if how == "dependency":
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(directory / "libmissing.so"), str(source)], check=True)
+        options = ["-Wl,--no-as-needed", f"-L{directory}", "-lmissing"]
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), *options], check=True)
+    content = bytearray(library.read_bytes())
+    if how == "dependency":
+        (directory / "libmissing.so").unlink()
+    elif how == "machine":
+        content[18] ^= 0xFF  # e_machine of the ELF header
+    elif how == "damaged":
+        content = content[:10]
+    library.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("symbol", "undefined symbol: missing_symbol"),
+        ("dependency", "libmissing.so: cannot open shared object file"),
+        ("machine", "libnvidia-ml.so.1 is built for another machine"),
+        ("damaged", "file too short"),
+    ],
+)
+def test_a_library_that_cannot_be_loaded_has_the_loaders_reason(tmp_path: Path, how: str, reason: str) -> None:
+    unloadable(tmp_path, how)
+    with NvmlChild({"LD_LIBRARY_PATH": str(tmp_path)}) as child:
+        answer = child.answer()
+    if answer.reason is None:
+        pytest.skip("this machine has the library")
+    assert answer.reason == "library_not_loadable"
+    assert reason in answer.message
+    assert "install the NVIDIA driver or" not in answer.message
+
+
+def test_serve_does_not_advise_to_install_a_driver_that_cannot_be_loaded(tmp_path: Path) -> None:
+    unloadable(tmp_path, "symbol")
+    command = [sys.executable, "-m", "gpumond", "serve", "--config", os.devnull, "--state-dir", str(tmp_path / "state")]
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    if any(cards("/sys")):
+        pytest.skip("this machine has a GPU of AMD or Intel")
+    refused = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1
+    assert "undefined symbol: missing_symbol" in refused.stderr
+    assert "no GPU driver" not in refused.stderr
 
 
 @pytest.mark.parametrize("code", [4, 999])
