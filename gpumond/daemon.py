@@ -53,6 +53,8 @@ from gpumond.wire import Answer, Asked
 log = logging.getLogger(__name__)
 
 FLUSH_READ_SECONDS = 2.0
+STORE_SECONDS = 2.0
+"""An end of the daemon waits so long for a disk that hangs."""
 RELEASE_SECONDS = 120.0
 COLLECT_SECONDS = 10.0
 """A tick makes thousands of values that live until the next and are in no cycle: the garbage collector looks at them
@@ -173,9 +175,10 @@ class Daemon:
             self._intake.close()
             remove_agent_socket(self._settings.agent_socket())
             await self._collector.stop()
-            await self._keeper.close(self.history)
+            keeping = asyncio.ensure_future(self._keeper.close(self.history))
+            kept, _ = await asyncio.wait({keeping}, timeout=STORE_SECONDS)
             await self._outbox.close()
-            await self._store.close()
+            await self._store.close(STORE_SECONDS if kept else 0.0)
 
     async def _resume(self) -> None:
         """What the daemon before left."""

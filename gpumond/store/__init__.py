@@ -39,7 +39,6 @@ T = TypeVar("T")
 
 BEAT_SECONDS = 5.0
 OPEN_SECONDS = 2.0
-CLOSE_SECONDS = 2.0
 TRIM_SECONDS = 600.0
 
 
@@ -83,12 +82,12 @@ class Store:
             self.trouble = f"the store {self.path} takes too long to open"
             log.error("%s; the daemon goes on without it", self.trouble)
 
-    async def close(self) -> None:
-        """Wait for what is being written, at most CLOSE_SECONDS: a disk that hangs does not keep the daemon."""
+    async def close(self, patience: float = 10.0) -> None:
+        """Wait for what is being written, ``patience`` seconds at most: a disk that hangs does not keep the daemon."""
         if self._beating:
             self._beating.cancel()
         closed = asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
-        if not (await asyncio.wait({closed}, timeout=CLOSE_SECONDS))[0]:
+        if not (await asyncio.wait({closed}, timeout=patience))[0]:
             log.error("the store %s does not answer: what is not written yet is lost", self.path)
         self._thread.shutdown()
 
