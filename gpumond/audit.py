@@ -16,6 +16,8 @@ from typing import Any
 
 GENESIS = "0" * 64
 TRIM = "trim"
+MISSING = "audit.missing"
+"""The daemon found at its start that the newest entries of a chain were not there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,9 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
-def follow(last: AuditEntry | None, at: float, actor: str, action: str, detail: Any) -> AuditEntry:
-    """The entry that comes after ``last``."""
-    seq, prev_hash = (last.seq + 1, last.hash) if last else (1, GENESIS)
+def follow(last: tuple[int, str] | None, at: float, actor: str, action: str, detail: Any) -> AuditEntry:
+    """The entry that comes after ``last`` (number and hash)."""
+    seq, prev_hash = (last[0] + 1, last[1]) if last else (1, GENESIS)
     return AuditEntry(seq, at, actor, action, detail, prev_hash, entry_hash(prev_hash, seq, at, actor, action, detail))
 
 
@@ -63,10 +65,13 @@ def verify(entries: Iterable[AuditEntry]) -> list[str]:
             problems.append(f"entries {before.seq + 1} to {entry.seq - 1} are missing")
         elif entry.prev_hash != before.hash:
             problems.append(f"entry {entry.seq} does not follow entry {before.seq}")
+        if entry.action == MISSING:
+            problems.append(f"entry {entry.seq} reports that entries were missing when a daemon started")
         removed = entry if entry.action == TRIM else removed
         before = entry
     if first is not None:
-        through, prev_hash = (removed.detail["through"], removed.detail["hash"]) if removed else (0, GENESIS)
-        if (first.seq, first.prev_hash) != (through + 1, prev_hash):
+        stated = removed.detail if removed else {"through": 0, "hash": GENESIS}
+        start = {"through": first.seq - 1, "hash": first.prev_hash}
+        if stated != start:
             problems.append(f"entries before {first.seq} are missing, and no entry says that they were trimmed")
     return problems

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -87,6 +88,7 @@ async def end(children: Iterable[Child], grace: float = 0.5, last: float = 0.3) 
     for child in children:
         if not child.is_gone():
             child.process.terminate()
+            child.process.send_signal(signal.SIGCONT)  # one that was stopped leaves only then
     await _gone(children, last)
     gone = all(child.is_gone() for child in children)
     for child in children:

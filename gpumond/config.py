@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from gpumond.errors import ConfigError
+from gpumond.files import read_text
 from gpumond.logs import LogFormat
 from gpumond.notify import Receiver
 from gpumond.rules import Rule
@@ -225,14 +226,18 @@ def load(
         return Settings.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(entry, origin, where) for entry in error.errors())) from None
+    except (RecursionError, OverflowError) as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_text(file))
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ConfigError(f"{file}: lists or keys are nested too deeply") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ConfigError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}

@@ -30,7 +30,7 @@ class Store(Protocol):
     writable: bool
 
     async def audit(self, actor: str, action: str, detail: Any) -> None: ...
-    async def audit_entries(self) -> list[AuditEntry]: ...
+    async def audit_entries(self, *, users: bool) -> list[AuditEntry]: ...
     def keep(
         self, alerts: Iterable[KeptAlert], notices: Sequence[Notice], over: Sequence[Alert]
     ) -> Awaitable[None]: ...
@@ -69,11 +69,12 @@ class Consequences:
         """The alerts as the daemon before left them; what its actions did lately is not forgotten either."""
         try:
             alerts, alive = await self._store.kept()
-            entries = await self._store.audit_entries()
+            entries = await self._store.audit_entries(users=False)
             self.past.extend(await self._store.past_alerts())
         except StoreUnavailable:
             return {}
-        self._tracks = remembered([_attempt(entry) for entry in entries if entry.action == ACTION], time.time())
+        attempts = (_attempt(entry) for entry in entries if entry.action == ACTION)
+        self._tracks = remembered([attempt for attempt in attempts if attempt], time.time())
         activities = resume(alerts, alive, time.time())
         if alive is not None and not activities:
             self._end(ended(each.alert, alive.at) for each in alerts if each.alert.phase == "firing")
@@ -148,6 +149,10 @@ class Consequences:
         task.add_done_callback(self._tasks.discard)
 
 
-def _attempt(entry: AuditEntry) -> tuple[Key, float]:
-    labels = tuple((name, text) for name, text in entry.detail["labels"])
+def _attempt(entry: AuditEntry) -> tuple[Key, float] | None:
+    """None if the entry does not name its alert: it is damaged."""
+    try:
+        labels = tuple((str(name), str(text)) for name, text in entry.detail["labels"])
+    except (KeyError, TypeError, ValueError):
+        return None
     return (entry.actor.removeprefix("rule:"), labels), entry.at

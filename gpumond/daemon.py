@@ -10,9 +10,11 @@ import asyncio
 import gc
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 from gpumond.asking import Asker
@@ -37,6 +39,7 @@ from gpumond.model import Alert, Frame, Reading, Receipt
 from gpumond.notify import Notifier, notifier
 from gpumond.notify.outbox import Outbox
 from gpumond.peer import Limits
+from gpumond.records import to_text
 from gpumond.resume import awaited
 from gpumond.ring import Ring
 from gpumond.rules import Rule
@@ -50,6 +53,8 @@ from gpumond.wire import Answer, Asked
 log = logging.getLogger(__name__)
 
 FLUSH_READ_SECONDS = 2.0
+STORE_SECONDS = 2.0
+"""An end of the daemon waits so long for a disk that hangs."""
 RELEASE_SECONDS = 120.0
 COLLECT_SECONDS = 10.0
 """A tick makes thousands of values that live until the next and are in no cycle: the garbage collector looks at them
@@ -59,6 +64,8 @@ COLLECT_SHARE = 0.005
 COLLECTIONS = 30
 """Of so many one looks at everything, with a thousand programs for 30 ms; the others at what is new."""
 
+AUDITED_PIDS = 100
+"""An audit entry of a flush names so many at most."""
 TURN_SECONDS = 0.002
 """An agent's report and a request wait so long for the tick, or for as long as its longest stretch."""
 
@@ -168,9 +175,10 @@ class Daemon:
             self._intake.close()
             remove_agent_socket(self._settings.agent_socket())
             await self._collector.stop()
-            await self._keeper.close(self.history)
+            keeping = asyncio.ensure_future(self._keeper.close(self.history))
+            kept, _ = await asyncio.wait({keeping}, timeout=STORE_SECONDS)
             await self._outbox.close()
-            await self._store.close()
+            await self._store.close(STORE_SECONDS if kept else 0.0)
 
     async def _resume(self) -> None:
         """What the daemon before left."""
@@ -239,7 +247,9 @@ class Daemon:
 
     async def _load_rules(self) -> None:
         """The rules that the store keeps, as soon as it can be read."""
-        for wrong in await self.rulebook.load():
+        left_out = await self.rulebook.load()
+        self._store.left_out("rules", len(left_out))
+        for wrong in left_out:
             log.error("a rule of the store is left out: %s", wrong)
 
     async def metrics(self, accept: str, compat: Compat | None = None) -> Page:
@@ -360,7 +370,13 @@ def _notifiers(settings: Settings) -> list[Notifier]:
 
 
 def _proof(answer: FlushAnswer) -> dict[str, Any]:
-    """A flush in the audit; the receipts themselves are kept beside it."""
-    fields = ("pid", "workload", "device_uuid", "allocator", "outcome", "reason", "released_bytes")
-    receipts = [{name: getattr(receipt, name) for name in fields} for receipt in answer.receipts]
-    return {"id": answer.id, "released_bytes": answer.released_bytes, "receipts": receipts}
+    """A flush in the audit: totals, and the SHA-256 of the receipts as the store keeps them, one a line."""
+    text = "".join(f"{to_text(receipt)}\n" for receipt in answer.receipts)
+    return {
+        "id": answer.id,
+        "released_bytes": answer.released_bytes,
+        "receipts": len(answer.receipts),
+        "outcomes": dict(Counter(receipt.outcome for receipt in answer.receipts)),
+        "pids": sorted({receipt.pid for receipt in answer.receipts})[:AUDITED_PIDS],
+        "sha256": sha256(text.encode()).hexdigest(),
+    }

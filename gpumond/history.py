@@ -169,7 +169,7 @@ class History:
         # Neighbours close their blocks at different moments, so that no tick has to close all.
         phase = float(self._born * 7 % 60)
         kept = self._awaited.pop(key, None)
-        if kept is None or len(kept.records) != len(TIERS):
+        if kept is None or [len(record) for record in kept.records] != [signals] * len(TIERS):
             return Series(signals, self.now, phase)
         series = Series(signals, self.now, phase)
         series.born = min(self.now, self._moment(kept.born_at))

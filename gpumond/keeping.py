@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol
 
 from gpumond.errors import StoreUnavailable
 from gpumond.history import Coarse, History
-
-log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 300.0
 SERIES_A_TICK = 4
@@ -38,9 +35,7 @@ class Keeper:
         try:
             history.restore(await self._store.history())
         except StoreUnavailable:
-            pass  # it was said
-        except (ValueError, KeyError, TypeError) as error:
-            log.error("the history of the daemon before cannot be read, a new one begins: %s", error)
+            pass  # the store has logged it
 
     def turn(self, history: History, elapsed: float) -> None:
         """One tick's part of it; waits for nothing."""

@@ -44,6 +44,8 @@ FAULTS: Mapping[str, str] = {
     "unreadable": "see that the driver matches its library; only that field is missing",
     "unknown": "look for Xid in dmesg; in a container, see that its device rules are whole (CDI)",
     "corrupt": "look into the file that was set aside (sqlite3 FILE .recover), then take it away",
+    "row_unreadable": "nothing: the other rows are in use; to keep such rows, copy the file before they are replaced "
+    "(docs/operations.md, The store)",
     "not_writable": "make room in the state directory, and see that it is the daemon's; it is tried again by itself",
     "damaged": "remove the simulated card's directory, or write its card.json anew",
     "unset": "let GPUMOND_SIM_DIR name a directory of simulated cards, or run `gpumond demo`",

@@ -102,7 +102,11 @@ def leave_token(directory: Path) -> str:
 
 def _claim(lock: Path, path: Path, choice: str) -> None:
     """Hold the lock as long as this process lives, so that two daemons never share a socket path."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        what = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise ConfigError(f"lock {lock} cannot be opened: {what}; remove it or choose another with {choice}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -66,6 +66,7 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(number, server.leave)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.reload_on_signal)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, daemon.release_for_maintenance)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: log.info("SIGUSR2 has no effect"))
     telling = asyncio.create_task(systemd.keep_alive(lambda: daemon.frame))
     await server.serve(sockets=[listener, api])
     telling.cancel()

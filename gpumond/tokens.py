@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpumond.errors import ConfigError
+from gpumond.files import open_regular
 
 SCOPES = ("read", "rules", "flush", "admin")
 PREFIX = "gpm_"
@@ -39,7 +40,7 @@ def digest(token: str) -> bytes:
 def read_tokens(path: Path) -> tuple[Token, ...]:
     """Raises ConfigError: for a wrong line, and for a file that others could write or read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             _check_owner(path, os.fstat(file.fileno()))
             content = file.read(MAX_BYTES + 1)
     except OSError as error:

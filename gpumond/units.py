@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import isfinite
 
 _DURATION = re.compile(r"\d+(?:\.\d+)?|(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
@@ -21,7 +22,7 @@ def seconds(value: object) -> float:
     match = _DURATION.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
         raise ValueError("expected a duration such as 30s, 5m or 1h")
-    return sum(float(number) * _SECONDS[unit or None] for number, unit in _PART.findall(match[0]))
+    return _finite(sum(float(number) * _SECONDS[unit or None] for number, unit in _PART.findall(match[0])))
 
 
 def level(value: object) -> float:
@@ -30,7 +31,13 @@ def level(value: object) -> float:
     if match is None or isinstance(value, bool):
         raise ValueError("expected a number, a share such as 80% or a size such as 1GiB")
     number = float(match[1])
-    return number / 100 if match[2] == "%" else number * _FACTORS[match[2]]
+    return _finite(number / 100 if match[2] == "%" else number * _FACTORS[match[2]])
+
+
+def _finite(number: float) -> float:
+    if not isfinite(number):
+        raise ValueError("expected a smaller number")
+    return number
 
 
 def duration(seconds: float) -> str:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gpumond import units
 from gpumond.certificates import CIPHERS, server_context
 from gpumond.errors import ConfigError
+from gpumond.files import open_regular
+from gpumond.text import Encodable
 
 Version = Literal["TLS10", "TLS11", "TLS12", "TLS13"]
 VERSIONS = ("TLS10", "TLS11", "TLS12", "TLS13")
@@ -40,7 +42,7 @@ MAX_COST = 15
 MAX_BYTES = 1 << 20
 
 
-class Part(BaseModel):
+class Part(Encodable):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -98,7 +100,7 @@ class HttpConfig(Part):
     """``http2`` is taken and has no effect: gpumond speaks HTTP/1.1, which every client of HTTP/2 does too."""
 
     http2: bool = True
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("headers")
     @classmethod
@@ -186,12 +188,12 @@ def read_web(path: Path) -> Web:
 
 def _content(path: Path) -> Any:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             text = file.read(MAX_BYTES)
         content = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"web_config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"web_config {path}{place}: not YAML: {getattr(error, 'problem', error)}") from None

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_token
 from gpumond.api.problems import problem, responses
 from gpumond.program import AppliedLimit, Dump
+from gpumond.text import Encodable
 from gpumond.wire import Answer, Asked
 
 router = APIRouter(tags=["agents"])
@@ -21,7 +22,7 @@ DUMP: TypeAdapter[Dump] = TypeAdapter(Dump)
 Pid = Annotated[int, Path(gt=0)]
 
 
-class LimitBody(BaseModel):
+class LimitBody(Encodable):
     """``limit_bytes`` null: no limit any more. ``device``: a UUID, or null for all that the program uses."""
 
     model_config = ConfigDict(

@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_rules
 from gpumond.api.problems import responses
 from gpumond.baseline import Baseline, Comparison, Difference, Distribution, Measured, WorkloadMeasures
 from gpumond.measurements import Measurements
+from gpumond.text import Encodable
 
 router = APIRouter(tags=["baselines"])
 
@@ -34,7 +35,7 @@ class BaselineEntry:
     workloads: tuple[str, ...]
 
 
-class RecordBody(BaseModel):
+class RecordBody(Encodable):
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"for_seconds": 600, "workload": "train"}]}
     )
@@ -43,7 +44,7 @@ class RecordBody(BaseModel):
     workload: str | None = Field(default=None, min_length=1, max_length=256)
 
 
-class CompareBody(BaseModel):
+class CompareBody(Encodable):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"for_seconds": 600}]})
 
     for_seconds: float = Field(ge=1, le=DAY_SECONDS)

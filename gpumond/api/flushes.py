@@ -6,20 +6,21 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from gpumond.api import examples
 from gpumond.api.auth import Caller, Tokens, admit, bearer, require_flush
 from gpumond.api.problems import problem, responses
 from gpumond.flush import FlushAnswer, FlushRequest, Target, ordered_steps
 from gpumond.model import DEFAULT_STEPS
+from gpumond.text import Encodable
 
 router = APIRouter(tags=["flush"])
 ANSWER = TypeAdapter(FlushAnswer)
 EXAMPLE = FlushAnswer("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
 
 
-class TargetBody(BaseModel):
+class TargetBody(Encodable):
     """Exactly one of pid, device (UUID), workload, all."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -36,7 +37,7 @@ class TargetBody(BaseModel):
         return self
 
 
-class FlushBody(BaseModel):
+class FlushBody(Encodable):
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={"examples": [{"target": {"pid": 4242}, "steps": ["ipc", "cache"], "dry_run": True}]},

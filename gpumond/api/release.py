@@ -8,11 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gpumond.api.auth import bearer, require_token
 from gpumond.api.problems import problem, responses
+from gpumond.text import Encodable
 
 router = APIRouter(tags=["operation"])
 
 
-class ReleaseBody(BaseModel):
+class ReleaseBody(Encodable):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"for_seconds": 120}]})
 
     for_seconds: float = Field(gt=0, le=86400)

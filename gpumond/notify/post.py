@@ -19,7 +19,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpumond import __version__
+from gpumond.files import read_text
 from gpumond.notify import Receiver, Rejected, Retry
+from gpumond.text import has_control_characters
 
 TIMEOUT_SECONDS = 5.0
 MAX_ANSWER_BYTES = 64 * 1024
@@ -48,11 +50,17 @@ async def post(
 
 
 def secret(file: str) -> str:
-    """The text of a secret's file, read anew each time so that it can be replaced. Raises Retry."""
+    """The text of a secret's file without its last line end, read at each use so that it can be replaced.
+
+    Raises Retry, also for a control character: a line end in a token would begin a header of its own.
+    """
     try:
-        return Path(file).read_text(encoding="utf-8").strip()
+        text = read_text(Path(file)).removesuffix("\n").removesuffix("\r").strip(" \t")
     except (OSError, UnicodeDecodeError):
         raise Retry("secret", f"{file} cannot be read") from None
+    if has_control_characters(text):
+        raise Retry("secret", f"{file} has a line end or another control character; expected one line")
+    return text
 
 
 async def _exchange(receiver: Receiver, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, str | None]:

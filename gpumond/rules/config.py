@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from gpumond import units
 from gpumond.flush import ordered_steps
 from gpumond.model import DEFAULT_STEPS
 from gpumond.rules import PLACEHOLDER, Action, Rule, Scope
 from gpumond.rules.values import LABELS, PLACEHOLDERS, VALUES
+from gpumond.text import Encodable, has_control_characters
 
 Seconds = Annotated[float, BeforeValidator(units.seconds)]
 Level = Annotated[float, BeforeValidator(units.level)]
@@ -20,7 +21,7 @@ Level = Annotated[float, BeforeValidator(units.level)]
 LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
-class Strict(BaseModel):
+class Strict(Encodable):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
@@ -50,9 +51,9 @@ class RuleConfig(Strict):
     clear: Level | None = None
     for_: Seconds = Field(default=0.0, alias="for")
     keep_firing_for: Seconds = 0.0
-    match: dict[str, str] = {}
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    match: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
     receivers: tuple[str, ...] = ()
     action: ActionConfig | None = None
 
@@ -62,6 +63,14 @@ class RuleConfig(Strict):
         for name in texts:
             if not LABEL_NAME.fullmatch(name):
                 raise ValueError(f"{name!r:.40} is no name for a label: expected letters, digits and _")
+        return texts
+
+    @field_validator("match", "labels")
+    @classmethod
+    def _printable(cls, texts: dict[str, str]) -> dict[str, str]:
+        for name, text in texts.items():
+            if has_control_characters(text):
+                raise ValueError(f"{name!r:.40}: {text!r:.40} has a control character, such as a line end; remove it")
         return texts
 
     @model_validator(mode="after")

@@ -6,17 +6,23 @@ closes, after closing the driver in order: a driver that is killed in the middle
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
+from contextlib import suppress
 
 from gpumond.errors import SourceUnavailable
 from gpumond.sources import NOWHERE, Answer, Ask, Course, Place, load
 from gpumond.sources.owners import Owners
 from gpumond.wire import clean, from_json, to_json
 
+PR_SET_PDEATHSIG = 1
+
 
 def main(name: str, place: int) -> int:
     os.set_inheritable(place, False)
+    _continue_without_parent()
     whereabouts = Place(place)
     course = Course(whereabouts.at)
     answers = os.fdopen(os.dup(1), "wb")
@@ -43,6 +49,13 @@ def main(name: str, place: int) -> int:
     except BrokenPipeError:
         return 1
     return 0
+
+
+def _continue_without_parent() -> None:
+    """Have the kernel send SIGCONT when the parent is gone, so that a stopped child reads the end of its stdin and
+    leaves. Nothing ends it in the middle of a driver call."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import os
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,11 +26,13 @@ from gpumond.errors import NoSuchRule, RuleChanged, StoreUnavailable
 from gpumond.history import Coarse
 from gpumond.model import Alert, Fault, Receipt
 from gpumond.records import Heartbeat, KeptAlert, Notice
-from gpumond.store import baseline_table
-from gpumond.store.audit_table import append, entries, verify_audit as verify_audit
+from gpumond.store import audit_table, baseline_table, ends
+from gpumond.store.audit_table import verify_audit as verify_audit
 from gpumond.store.baseline_table import Side
 from gpumond.store.database import Database
 from gpumond.store.retention import Bounds as Bounds, remove_excess, remove_old, same_clock
+from gpumond.store.rows import Rows, text
+from gpumond.store.worker import Worker
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -66,8 +67,9 @@ class Store:
         self._set_aside: tuple[str, ...] = ()
         self._beat_seconds = beat_seconds
         self._trimmed = clock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpumond-store")
-        self._database = Database(path, self._replaced)
+        self._thread = Worker("gpumond-store")
+        self._database = Database(path, self._opened, self._replaced, audit_table.newest_ends)
+        self._rows = Rows()
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -80,11 +82,14 @@ class Store:
             self.trouble = f"the store {self.path} takes too long to open"
             log.error("%s; the daemon goes on without it", self.trouble)
 
-    async def close(self) -> None:
+    async def close(self, patience: float = 10.0) -> None:
+        """Wait for what is being written, ``patience`` seconds at most: a disk that hangs does not keep the daemon."""
         if self._beating:
             self._beating.cancel()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
-        self._thread.shutdown(wait=False)
+        closed = asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
+        if not (await asyncio.wait({closed}, timeout=patience))[0]:
+            log.error("the store %s does not answer: what is not written yet is lost", self.path)
+        self._thread.shutdown()
 
     def faults(self) -> tuple[Fault, ...]:
         """What is wrong with the store, for the snapshot."""
@@ -92,6 +97,7 @@ class Store:
             Fault("store", "corrupt", None, f"{name} could not be read and is set aside in {self.path.parent}; look")
             for name in self._set_aside
         ]
+        faults += self._rows.faults()
         if not self.writable and self.trouble:
             faults.append(Fault("store", "not_writable", None, self.trouble))
         return tuple(faults)
@@ -99,7 +105,11 @@ class Store:
     async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """By name: etag and body."""
         rows = await self._run(lambda db: db.execute("SELECT name, etag, body FROM rules ORDER BY name").fetchall())
-        return {name: (etag, json.loads(body)) for name, etag, body in rows}
+        return dict(self._rows.read("rules", rows, _rule))
+
+    def left_out(self, table: str, rows: int) -> None:
+        """State that so many rows more could not be used, though they could be read."""
+        self._rows.left_out(table, self._rows.count(table) + rows)
 
     async def put_rule(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
         """The new etag. Raises RuleChanged if ``if_match`` is given and is not the etag of what is there."""
@@ -134,19 +144,24 @@ class Store:
         """``detail`` is any JSON value."""
         await self._run(lambda db: self._record(db, actor, action, detail))
 
-    async def audit_entries(self, limit: int = 1000) -> list[AuditEntry]:
-        """The newest, oldest first."""
-        return await self._run(lambda db: entries(db, limit))
+    async def audit_entries(self, limit: int = 1000, users: bool = True) -> list[AuditEntry]:
+        """The newest, oldest first; without those of ``users`` only the administrators'."""
+        return await self._run(lambda db: audit_table.newest(db, limit, users))
 
     async def add_receipts(self, receipts: Iterable[Receipt]) -> None:
-        rows = [(receipt.started_at, records.to_text(receipt)) for receipt in receipts]
-        await self._run(lambda db: db.executemany("INSERT INTO receipts (at, body) VALUES (?, ?)", rows))
+        rows = [(receipt.started_at, records.to_text(receipt), receipt.requested_by) for receipt in receipts]
+
+        def add(db: sqlite3.Connection) -> None:
+            db.executemany("INSERT INTO receipts (at, body, owner) VALUES (?, ?, ?)", rows)
+            remove_excess(db, self.bounds)
+
+        await self._run(add)
 
     async def receipts(self, limit: int = 1000) -> list[Receipt]:
         """The newest, oldest first."""
         query = "SELECT body FROM receipts ORDER BY seq DESC LIMIT ?"
         rows = await self._run(lambda db: db.execute(query, (limit,)).fetchall())
-        return [records.receipt(json.loads(body)) for (body,) in reversed(rows)]
+        return self._rows.read("receipts", reversed(rows), records.receipt)
 
     def keep(
         self, alerts: Iterable[KeptAlert], notices: Sequence[Notice], over: Sequence[Alert] = ()
@@ -163,8 +178,9 @@ class Store:
             db.executemany("INSERT INTO alerts VALUES (?)", ((records.to_text(alert),) for alert in current))
             queued = ((each.receiver, each.seq, each.kind, records.to_text(each.alert)) for each in notices)
             db.executemany("INSERT OR REPLACE INTO notices VALUES (?, ?, ?, ?)", queued)
-            ended = ((alert.resolved_at or 0.0, records.to_text(alert)) for alert in over)
-            db.executemany("INSERT INTO past_alerts (at, body) VALUES (?, ?)", ended)
+            ended = ((alert.resolved_at or 0.0, records.to_text(alert), _owner(alert)) for alert in over)
+            db.executemany("INSERT INTO past_alerts (at, body, owner) VALUES (?, ?, ?)", ended)
+            remove_excess(db, self.bounds)
             self._live(db)
 
         return self._settle(self._submit(keep))
@@ -172,13 +188,13 @@ class Store:
     async def kept(self) -> tuple[list[KeptAlert], Heartbeat | None]:
         """The alerts that were kept, and when the daemon that kept them was last alive."""
         rows = await self._run(lambda db: db.execute("SELECT body FROM alerts").fetchall())
-        return [records.kept_alert(json.loads(body)) for (body,) in rows], self._database.before
+        return self._rows.read("alerts", rows, records.kept_alert), self._database.before
 
     async def past_alerts(self, limit: int = 1000) -> list[Alert]:
         """The newest that are over, oldest first."""
         query = "SELECT body FROM past_alerts ORDER BY seq DESC LIMIT ?"
         rows = await self._run(lambda db: db.execute(query, (limit,)).fetchall())
-        return [records.alert(json.loads(body)) for (body,) in reversed(rows)]
+        return self._rows.read("past_alerts", reversed(rows), records.alert)
 
     async def keep_history(self, history: Iterable[Coarse]) -> None:
         """In the place of what was kept before."""
@@ -191,7 +207,7 @@ class Store:
 
     async def history(self) -> list[Coarse]:
         rows = await self._run(lambda db: db.execute("SELECT body FROM history").fetchall())
-        return [records.coarse(json.loads(body)) for (body,) in rows]
+        return self._rows.read("history", rows, records.coarse)
 
     async def baselines_have_room(self) -> bool:
         return await self._run(baseline_table.has_room)
@@ -200,7 +216,8 @@ class Store:
         await self._run(lambda db: baseline_table.put(db, side, baseline))
 
     async def baselines(self, side: Side, name: str | None = None) -> list[Baseline]:
-        return await self._run(lambda db: baseline_table.read(db, side, name))
+        rows = await self._run(lambda db: baseline_table.rows(db, side, name))
+        return self._rows.read("baselines", rows, baseline_table.baseline)
 
     async def delete_baseline(self, name: str, actor: str) -> bool:
         """Whether there was one."""
@@ -242,8 +259,8 @@ class Store:
 
         notices, told = await self._run(load)
         return (
-            [Notice(receiver, seq, kind, records.alert(json.loads(body))) for receiver, seq, kind, body in notices],
-            [(receiver, records.alert(json.loads(body))) for receiver, body in told],
+            self._rows.read("notices", notices, records.notice),
+            self._rows.read("told", told, lambda receiver, body: (text(receiver), records.alert(body))),
         )
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -255,7 +272,7 @@ class Store:
     async def _settle(self, submitted: asyncio.Future[tuple[T, bool]]) -> T:
         try:
             done, changed = await submitted
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, ValueError, TypeError) as error:  # a damaged file can raise any of them
             raise self._failed(error) from None
         if changed:  # what can be read says nothing about what can be written
             if not self.writable:
@@ -309,11 +326,28 @@ class Store:
             pass  # it was said
 
     def _record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
-        append(db, actor, action, detail)
-        remove_excess(db, self.bounds)
+        chain = audit_table.append(db, actor, action, detail)
+        remove_excess(db, self.bounds, chain)
+
+    def _opened(self, db: sqlite3.Connection, recorded: ends.Ends) -> None:
+        for problem in audit_table.note_missing(db, recorded):
+            log.error("the audit of the store %s is not complete: %s", self.path, problem)
 
     def _replaced(self, db: sqlite3.Connection, aside: str, reason: str) -> None:
         self._record(db, "gpumond", "store.set-aside", {"file": aside, "reason": reason})
+
+
+def _rule(name: object, etag: object, body: object) -> tuple[str, tuple[str, dict[str, Any]]]:
+    own = records.rule_body(body)
+    if own.get("name", name) != name:
+        raise ValueError("its name is not the one in its body")
+    return text(name), (text(etag), own)
+
+
+def _owner(alert: Alert) -> str:
+    """Whose share of the past alerts it is: a user's where a label names one, else its rule's."""
+    uid = dict(alert.labels).get("uid")
+    return f"uid:{uid}" if uid else alert.rule
 
 
 def _etag(db: sqlite3.Connection, name: str) -> str | None:

@@ -4,10 +4,10 @@ under way."""
 from __future__ import annotations
 
 import sqlite3
-from typing import Literal
+from typing import Any, Literal
 
 from gpumond.baseline import Baseline
-from gpumond.errors import ProtocolError
+from gpumond.store.rows import text
 from gpumond.wire import from_json, to_json
 
 Side = Literal["before", "after"]
@@ -33,13 +33,12 @@ def delete(db: sqlite3.Connection, name: str) -> bool:
     return db.execute("DELETE FROM baselines WHERE name = ?", (name,)).rowcount > 0
 
 
-def read(db: sqlite3.Connection, side: Side, name: str | None = None) -> list[Baseline]:
-    """All of one side, or the one of that name; in the order of names. What another version wrote is left out."""
+def rows(db: sqlite3.Connection, side: Side, name: str | None = None) -> list[Any]:
+    """All of one side, or the one of that name; in the order of names."""
     query = "SELECT body FROM baselines WHERE side = ? AND (? IS NULL OR name = ?) ORDER BY name"
-    found = []
-    for (body,) in db.execute(query, (side, name, name)):
-        try:
-            found.append(from_json(Baseline, body.encode()))
-        except ProtocolError:
-            pass
-    return found
+    return db.execute(query, (side, name, name)).fetchall()
+
+
+def baseline(body: object) -> Baseline:
+    """Raises TypeError, ValueError or ProtocolError for a row that is damaged, or that another version wrote."""
+    return from_json(Baseline, text(body).encode())

@@ -7,12 +7,14 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from math import isfinite
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpumond.records import Heartbeat
+from gpumond.store import ends
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -32,24 +34,52 @@ CREATE TABLE heartbeat(one INTEGER PRIMARY KEY CHECK (one = 1), at REAL NOT NULL
 """,
     """
 ALTER TABLE receipts ADD COLUMN at REAL NOT NULL DEFAULT 0;
-UPDATE receipts SET at = json_extract(body, '$.started_at');
+UPDATE receipts SET at = coalesce(iif(json_valid(body), json_extract(body, '$.started_at'), 0), 0);
 CREATE TABLE past_alerts(seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, body TEXT NOT NULL);
 CREATE TABLE history(body TEXT NOT NULL);
 """,
     """
 CREATE TABLE baselines(name TEXT, side TEXT, body TEXT NOT NULL, PRIMARY KEY (name, side));
 """,
+    """
+ALTER TABLE receipts ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+UPDATE receipts SET owner = coalesce(iif(json_valid(body), json_extract(body, '$.requested_by'), ''), '');
+CREATE INDEX receipts_by_owner ON receipts(owner);
+ALTER TABLE past_alerts ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+UPDATE past_alerts SET owner = coalesce(iif(json_valid(body), json_extract(body, '$.rule'), ''), '');
+CREATE INDEX past_alerts_by_owner ON past_alerts(owner);
+CREATE TABLE user_audit(number INTEGER PRIMARY KEY AUTOINCREMENT, chain TEXT NOT NULL, seq INTEGER NOT NULL,
+                        at REAL NOT NULL, actor TEXT NOT NULL, action TEXT NOT NULL, detail TEXT NOT NULL,
+                        prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (chain, seq));
+""",
 )
 """From an empty file to the newest schema; ``user_version`` counts those that a file has gone through."""
+SIGNS = ("malformed", "not a database", "no such table", "no such column", "unsupported file format")
+"""In the messages of SQLite about a file that is damaged."""
+MAX_VERSION = 1000
+"""A greater ``user_version`` is not that of a newer gpumond: it is damaged."""
+FILES = ("-wal", "-shm", ends.SUFFIX, "")
 
 
 class Database:
-    """One SQLite file and its schema. ``replaced`` hears of a corrupt file that was set aside, on the new one."""
+    """One SQLite file and its schema.
 
-    def __init__(self, path: Path, replaced: Callable[[sqlite3.Connection, str, str], None]) -> None:
+    Both callables get the connection: ``opened`` what is recorded of the audit's ends, ``replaced`` the name of a
+    corrupt file that was set aside and the reason. ``newest_ends`` reads the ends again after a change.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        opened: Callable[[sqlite3.Connection, ends.Ends], None],
+        replaced: Callable[[sqlite3.Connection, str, str], None],
+        newest_ends: Callable[[sqlite3.Connection], Iterable[tuple[str, int, str]]],
+    ) -> None:
         self.path = path
         self.before: Heartbeat | None = None
-        self._replaced = replaced
+        self._opened, self._replaced, self._newest_ends = opened, replaced, newest_ends
+        self._ends: ends.Ends = {}
+        self._damage: sqlite3.DatabaseError | None = None
         self._db: sqlite3.Connection | None = None
         self._inode: int | None = None
         self._lock: int | None = None
@@ -59,22 +89,28 @@ class Database:
         if it cannot be."""
         db = self._connected()
         before = db.total_changes
-        db.execute("BEGIN IMMEDIATE")
         try:
-            done = work(db)
-            db.execute("COMMIT")
+            with _decoded():
+                db.execute("BEGIN IMMEDIATE")
+                done = work(db)
+                db.execute("COMMIT")
         except BaseException as error:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            if _corrupt(error):
+            with suppress(sqlite3.Error):
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.DatabaseError) and _corrupt(error):
                 self._disconnect()
+                self._damage = error
             raise
-        return done, db.total_changes > before
+        changed = db.total_changes > before
+        if changed:
+            self._record_ends(db)
+        return done, changed
 
     def set_aside(self) -> tuple[str, ...]:
         """The names of corrupt files that nobody has taken away yet."""
         found = self.path.parent.glob(f"{self.path.name}.corrupt-*")
-        return tuple(sorted(path.name for path in found if not path.name.endswith(("-wal", "-shm"))))
+        return tuple(sorted(path.name for path in found if not path.name.endswith(FILES[:-1])))
 
     def close(self) -> None:
         self._disconnect()
@@ -87,39 +123,63 @@ class Database:
             log.error("the store %s was removed or replaced under the daemon; opening what is there now", self.path)
             self._disconnect()
         if self._db is None:
+            aside, reason = "", self._damage
             try:
-                self._db = self._connect()
+                self._db = None if reason else self._connect()
             except sqlite3.DatabaseError as error:
                 if not _corrupt(error):
                     raise
-                aside = self._put_aside(error)
+                reason = error
+            if self._db is None:
+                prepare(self.path.parent)
+                self._claim()
+                aside = self._put_aside(reason)
+                self._damage = None
                 self._db = self._connect()
-                self._replaced(self._db, aside, str(error))
             self._inode = _inode(self.path)
+            self._ends = ends.read(self.path)
+            with _decoded():
+                self._opened(self._db, self._ends)
+                if aside:
+                    self._replaced(self._db, aside, str(reason))
+                self._record_ends(self._db)
         return self._db
+
+    def _record_ends(self, db: sqlite3.Connection) -> None:
+        newest = {chain: (seq, own_hash) for chain, seq, own_hash in self._newest_ends(db)}
+        if self._ends != (longer := self._ends | newest):
+            self._ends = longer
+            ends.write(self.path, longer)
 
     def _connect(self) -> sqlite3.Connection:
         prepare(self.path.parent)
         self._claim()
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         db = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None)
+        db.text_factory = lossless
         try:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")
-            ((well,), *_) = db.execute("PRAGMA quick_check(1)").fetchall()
-            if well != "ok":
-                raise sqlite3.DatabaseError(f"database disk image is malformed: {well}")
-            self.before = _prepare_tables(db)
+            with _decoded():
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = FULL")
+                ((well,), *_) = db.execute("PRAGMA quick_check(1)").fetchall()
+                if well != "ok":
+                    raise sqlite3.DatabaseError(f"database disk image is malformed: {well}")
+                self.before = _prepare_tables(db)
         except BaseException:
             db.close()
             raise
         return db
 
     def _claim(self) -> None:
-        """Hold the lock as long as this process lives, so that two daemons never share a store."""
+        """Hold the lock as long as this process lives, so that two daemons never share a store. The file of a lock
+        that is held may have been removed with its directory: then the new one is locked."""
+        path = self.path.with_name(f"{self.path.name}.lock")
         if self._lock is not None:
-            return
-        lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            if os.fstat(self._lock).st_ino == _inode(path):
+                return
+            os.close(self._lock)
+            self._lock = None
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -132,9 +192,9 @@ class Database:
             self._db.close()
         self._db = None
 
-    def _put_aside(self, error: Exception) -> str:
+    def _put_aside(self, error: Exception | None) -> str:
         aside = f"{self.path.name}.corrupt-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
-        for ending in ("-wal", "-shm", ""):
+        for ending in FILES:
             own = self.path.with_name(self.path.name + ending)
             if own.exists():
                 own.rename(own.with_name(aside + ending))
@@ -164,8 +224,10 @@ def _sync_names(directory: Path) -> None:
 
 
 def _prepare_tables(db: sqlite3.Connection) -> Heartbeat | None:
-    """Make the tables that the file lacks; the last heartbeat in it."""
+    """Make the tables that the file lacks, and check all of them; return the last heartbeat in it."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
+    if not 0 <= version <= MAX_VERSION:
+        raise sqlite3.DatabaseError(f"database disk image is malformed: schema version {version}")
     if version > len(STEPS):
         raise sqlite3.OperationalError(
             f"it was written by a newer gpumond (schema {version}, this one knows {len(STEPS)})"
@@ -173,13 +235,43 @@ def _prepare_tables(db: sqlite3.Connection) -> Heartbeat | None:
     if version < len(STEPS):
         steps = "".join(STEPS[version:])
         db.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {len(STEPS)}; COMMIT;")
+    with closing(sqlite3.connect(":memory:")) as whole:
+        whole.executescript("".join(STEPS))
+        for table, columns in _tables(whole).items():
+            if _columns(db, table) != columns:
+                raise sqlite3.DatabaseError(f"database disk image is malformed: table {table}")
     row = db.execute("SELECT at, monotonic FROM heartbeat").fetchone()
-    return Heartbeat(*row) if row else None
+    if row is None or not all(isinstance(value, float) and isfinite(value) for value in row):
+        return None
+    return Heartbeat(*row)
 
 
-def _corrupt(error: BaseException) -> bool:
+def _tables(db: sqlite3.Connection) -> dict[str, list[Any]]:
+    names = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    return {name: _columns(db, name) for (name,) in names}
+
+
+def _columns(db: sqlite3.Connection, table: str) -> list[Any]:
+    return db.execute(f"PRAGMA table_info({table})").fetchall()
+
+
+def lossless(content: bytes) -> str:
+    """Text of the file; bytes that are not UTF-8 become lone surrogates, which no reader of rows accepts."""
+    return content.decode("utf-8", "surrogateescape")
+
+
+@contextmanager
+def _decoded() -> Iterator[None]:
+    """sqlite3 raises UnicodeDecodeError where SQLite's message quotes a damaged schema."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise sqlite3.DatabaseError(f"database disk image is malformed: {error}") from None
+
+
+def _corrupt(error: sqlite3.DatabaseError) -> bool:
     text = str(error)
-    return isinstance(error, sqlite3.DatabaseError) and ("malformed" in text or "not a database" in text)
+    return isinstance(error, sqlite3.IntegrityError) or any(sign in text for sign in SIGNS)
 
 
 def _inode(path: Path) -> int | None:

@@ -1,6 +1,8 @@
-"""What is removed from the store: what is older than is asked for, and the oldest of what is too much.
+"""Removal of what is too old, and of the oldest where there is too much.
 
-The audit is a chain: what goes from it goes from its beginning, and an entry says so.
+Each owner (who asked for a flush, the rule of an alert) has a share: where there is too much, the oldest rows of the
+largest owner go first, and users together can only displace others' rows from more than half of a table.
+The audit is a chain: entries are removed from its beginning, and an entry says so.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ LATE_RATIO = 1.05
 every entry that grows too old, since each trim is an entry itself."""
 
 CLOCK_SECONDS = 60.0
+ROW_BYTES = 300
+"""Of a row, without its longest column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class Bounds:
     seconds: float = 90 * DAY_SECONDS
     max_bytes: int = 64 * 1024**2
     max_entries: int = 100_000
+    max_entries_of_a_user: int = 5_000
     max_receipts: int = 10_000
     max_past_alerts: int = 10_000
 
@@ -36,25 +41,60 @@ def same_clock(before: Heartbeat, now: Heartbeat) -> bool:
 
 
 def remove_old(db: sqlite3.Connection, bounds: Bounds, now: float) -> None:
-    """What is older than the bounds allow, in the transaction that is under way."""
+    """Remove what is older than the bounds allow, in the transaction that is open."""
     cut = now - bounds.seconds
     for table in ("receipts", "past_alerts"):
         db.execute(f"DELETE FROM {table} WHERE at < ?", (cut,))
-    if (first := audit_table.first_at(db)) is not None and first < now - LATE_RATIO * bounds.seconds:
-        audit_table.trim_before(db, cut)
+    audit_table.trim_old(db, now - LATE_RATIO * bounds.seconds, cut)
 
 
-def remove_excess(db: sqlite3.Connection, bounds: Bounds) -> None:
-    """The oldest, where there is more than the bounds allow, in the transaction that is under way."""
+def remove_excess(db: sqlite3.Connection, bounds: Bounds, chain: str = audit_table.ADMINISTRATORS) -> None:
+    """Remove what is more than the bounds allow, in the transaction that is open. ``chain`` had the last entry."""
+    most_entries = bounds.max_entries_of_a_user if chain else bounds.max_entries
+    if audit_table.count(db, chain) > most_entries:
+        audit_table.trim_oldest(db, chain)
     for table, most in (("receipts", bounds.max_receipts), ("past_alerts", bounds.max_past_alerts)):
-        db.execute(f"DELETE FROM {table} WHERE seq <= (SELECT max(seq) FROM {table}) - ?", (most,))
-    large = _size(db) > bounds.max_bytes
-    if large:
-        for table in ("receipts", "past_alerts"):
-            oldest = f"SELECT min(seq) + (max(seq) - min(seq)) / 10 FROM {table}"
-            db.execute(f"DELETE FROM {table} WHERE seq <= ({oldest})")
-    if large or audit_table.count(db) > bounds.max_entries:
+        while (excess := _count(db, table) - most) > 0:
+            _remove_oldest(db, table, _largest(db, table, "count(*)"), excess)
+    if _size(db) > bounds.max_bytes:
+        _remove_bytes(db, bounds.max_bytes)
+
+
+def _remove_bytes(db: sqlite3.Connection, most: int) -> None:
+    """Bring each table down to its share of the file: half for the administrators' audit, an eighth for the users',
+    for receipts and for alerts that are over. If none has more, what fills the file is bounded elsewhere."""
+    while _bytes(db, "audit", "detail") > most // 2 and audit_table.count(db) > 2:
         audit_table.trim_oldest(db)
+    while _bytes(db, "user_audit", "detail") > most // 8 and (chain := audit_table.largest_user_chain(db)):
+        audit_table.trim_oldest(db, chain)
+    for table in ("receipts", "past_alerts"):
+        while _bytes(db, table, "body") > most // 8:
+            owner = _largest(db, table, "sum(length(body))")
+            rows = db.execute(f"SELECT count(*) FROM {table} WHERE owner = ?", (owner,)).fetchone()[0]
+            _remove_oldest(db, table, owner, 1 + rows // 10)
+
+
+def _remove_oldest(db: sqlite3.Connection, table: str, owner: object, rows: int) -> None:
+    oldest = f"SELECT seq FROM {table} WHERE owner = ? ORDER BY seq LIMIT ?"
+    db.execute(f"DELETE FROM {table} WHERE seq IN ({oldest})", (owner, rows))
+
+
+def _largest(db: sqlite3.Connection, table: str, measure: str) -> object:
+    """The user with the most, if users have more than half; else the largest of the others."""
+    sizes = db.execute(f"SELECT owner, {measure} AS size FROM {table} GROUP BY owner ORDER BY size DESC").fetchall()
+    users = [(owner, size) for owner, size in sizes if audit_table.is_user(str(owner))]
+    others = [each for each in sizes if each not in users]
+    if 2 * sum(size for _, size in users) > sum(size for _, size in sizes) or not others:
+        return users[0][0]
+    return others[0][0]
+
+
+def _count(db: sqlite3.Connection, table: str) -> int:
+    return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+
+def _bytes(db: sqlite3.Connection, table: str, column: str) -> int:
+    return int(db.execute(f"SELECT total(length({column}) + {ROW_BYTES}) FROM {table}").fetchone()[0])
 
 
 def _size(db: sqlite3.Connection) -> int:

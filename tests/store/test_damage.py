@@ -1,0 +1,181 @@
+"""A damaged store never prevents a start: what can be read is read, and the rest is counted."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from gpumond.baseline import Baseline
+from gpumond.consequences import Consequences
+from gpumond.errors import StoreUnavailable
+from gpumond.history import Coarse, History
+from gpumond.keeping import Keeper
+from gpumond.model import Alert
+from gpumond.records import KeptAlert, Notice
+from gpumond.rules.book import RuleBook
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.rules.config import written
+from gpumond.series import TIERS
+from gpumond.store import Store, verify_audit
+from tests.store.opened import RECEIPT, over, with_store
+
+ALERT = Alert("full", "firing", (("alertname", "full"),), (), 1.0, 1.0, 2.0)
+TABLES = {
+    "rules": "body",
+    "audit": "detail",
+    "user_audit": "detail",
+    "receipts": "body",
+    "alerts": "body",
+    "notices": "alert",
+    "told": "alert",
+    "past_alerts": "body",
+    "history": "body",
+    "baselines": "body",
+}
+"""Each table with rows, and its longest column."""
+
+
+async def fill(store: Store) -> None:
+    for number in range(3):
+        name = f"rule-{number}"
+        await store.put_rule(name, written(replace(BUILT_IN[0], name=name)), "token")
+        await store.audit("uid:4711", "flush.request", {"number": number})
+        await store.audit("rule:full", "action", {"labels": [["alertname", f"full-{number}"]]})
+        alert = replace(ALERT, labels=(("alertname", f"full-{number}"),))
+        notices = [Notice("log", number, "raised", alert), Notice("log", 10 + number, "raised", alert)]
+        await store.keep([KeptAlert((), alert, 5.0)] * 3, notices, [over("a")])
+        await store.delivered(notices[1:], told=True)
+        await store.add_receipts([replace(RECEIPT, started_at=time.time())])
+        await store.put_baseline("before", Baseline(name, None, 1.0, 10.0, 10.0, True, ()))
+    series = Coarse("GPU-a", None, None, 1.0, ((None,) * 5,) * len(TIERS), ())
+    await store.keep_history([series] * 3)
+
+
+class Told:
+    def put(self, alerts: object, news: object) -> list[Notice]:
+        return []
+
+
+async def flush(*_: object) -> Any:
+    raise AssertionError("nothing is flushed")
+
+
+async def start(store: Store) -> dict[str, int]:
+    """What a daemon reads at its start and what its API reads later, by the same code; the number of each. A part that
+    the store refuses has none."""
+    found: dict[str, int] = {}
+
+    async def read(name: str, work: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            found[name] = len(await work())
+        except StoreUnavailable:
+            found[name] = 0
+
+    consequences = Consequences(store, Told(), flush, 0.0)
+    await read("activities", consequences.resume)
+    history = History()
+    await Keeper(store).restore(history)
+    await read("history", store.history)
+    await read("receipts", store.receipts)
+    await read("past_alerts", store.past_alerts)
+    await read("alerts", lambda: _first(store.kept()))
+    await read("notices", lambda: _first(store.undelivered(["log"])))
+    await read("told", lambda: _second(store.undelivered(["log"])))
+    await read("audit", lambda: store.audit_entries(users=False))
+    await read("user_audit", store.audit_entries)
+    found["user_audit"] -= found["audit"]
+    await read("baselines", lambda: store.baselines("before"))
+    book = RuleBook(BUILT_IN, (), store)
+    await read("wrong", book.load)
+    found["rules"] = len([entry for entry in book.entries() if entry.origin == "api"])
+    return found
+
+
+async def _first(pair: Awaitable[tuple[Any, Any]]) -> Any:
+    return (await pair)[0]
+
+
+async def _second(pair: Awaitable[tuple[Any, Any]]) -> Any:
+    return (await pair)[1]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "state" / "gpumond.db"
+    with_store(path, fill)
+    return path
+
+
+def copied(whole: Path, directory: Path) -> Path:
+    shutil.copytree(whole.parent, directory)
+    directory.chmod(0o700)
+    return directory / whole.name
+
+
+WRONG = (b"\xff", "{}", "[]", 7, "7", '"text"', "null", '{"labels":[["a"]]}', '{"\\ud800":1}', "[" * 5000, "\x00")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_row_that_cannot_be_read_is_left_out_alone_with_a_fault(whole: Path, tmp_path: Path, table: str):
+    column = TABLES[table]
+    for number, wrong in enumerate(WRONG):
+        path = copied(whole, tmp_path / str(number))
+        expected = with_store(path, start)
+        assert expected[table] >= 3
+        db = sqlite3.connect(path)
+        with db:
+            db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = (SELECT min(rowid) FROM {table})", (wrong,))
+        db.close()
+
+        async def work(store: Store) -> tuple[dict[str, int], list[str], bool]:
+            found = await start(store)
+            return found, [fault.detail for fault in store.faults()], store.writable
+
+        found, faults, writable = with_store(path, work)
+        assert writable
+        if "audit" in table:  # any JSON is a detail; the chain tells that it was changed
+            assert found[table] >= expected[table] - 1
+            assert verify_audit(path)
+        else:
+            assert found[table] == expected[table] - 1, wrong
+            assert found["wrong"] or faults == [f"1 of the table {table} cannot be read and are left out"]
+
+
+FLIPS = 200
+
+
+def test_a_store_with_flipped_bits_is_opened_or_set_aside(whole: Path, tmp_path: Path):
+    dice = Random(14)
+    for number in range(FLIPS):
+        path = copied(whole, tmp_path / str(number))
+        content = bytearray(path.read_bytes())
+        # Half of them in the header and the schema, where a flip concerns the whole file.
+        reach = 8192 if number % 2 else len(content)
+        for _ in range(dice.choice((1, 1, 3, 50))):
+            content[dice.randrange(reach)] ^= 1 << dice.randrange(8)
+        path.write_bytes(content)
+        with_store(path, works)
+        verify_audit(path)
+        shutil.rmtree(path.parent)
+
+
+async def works(store: Store) -> None:
+    await start(store)
+    try:
+        await change(store)
+    except StoreUnavailable:
+        if "written by a newer gpumond" not in store.trouble:  # which is left as it is
+            await change(store)  # damage that shows at a change: the file is set aside by the next one
+
+
+async def change(store: Store) -> None:
+    await store.put_rule("after", written(BUILT_IN[0]), "token")
+    await store.audit("uid:4711", "flush.request", {})

@@ -1,0 +1,70 @@
+"""The disk under the store hangs, or the store's directory is removed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpumond.errors import StoreUnavailable
+from gpumond.store import Store
+from tests.running import RunningDaemon, until
+from tests.store.opened import with_store
+
+FREEZE = """
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static int synced(long number, int descriptor) {
+    while (access(getenv("FROZEN"), F_OK) == 0)
+        usleep(10000);
+    return syscall(number, descriptor);
+}
+int fsync(int descriptor) { return synced(SYS_fsync, descriptor); }
+int fdatasync(int descriptor) { return synced(SYS_fdatasync, descriptor); }
+"""
+"""No write reaches the disk while the file that FROZEN names exists."""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler (cc)")
+    source = tmp_path / "freeze.c"
+    source.write_text(FREEZE)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "freeze.so", source], check=True)
+    return tmp_path / "freeze.so"
+
+
+def test_sigterm_ends_a_daemon_whose_disk_hangs(serve: Callable[..., RunningDaemon], library: Path, tmp_path: Path):
+    frozen = tmp_path / "frozen"
+    daemon = serve("--source", "sim", environ={"LD_PRELOAD": str(library), "FROZEN": str(frozen)})
+    until(lambda: daemon.value("gpumond_store_writable") == 1)
+    frozen.touch()
+    until(lambda: daemon.healthy())
+    assert daemon.stop() == 0
+    assert frozen.exists()
+    assert "does not answer: what is not written yet is lost" in daemon.log.read_text()
+
+
+def test_a_second_daemon_does_not_share_a_store_whose_directory_was_removed(path: Path):
+    async def work(store: Store) -> None:
+        await store.audit("token", "reload", {})
+        shutil.rmtree(path.parent)
+        second = Store(path)
+        await second.open()
+        assert second.writable
+        with pytest.raises(StoreUnavailable, match="another daemon uses it"):
+            await store.audit("token", "reload", {})
+        await second.close()
+        await store.audit("token", "reload", {})
+        third = Store(path)
+        await third.open()
+        assert not third.writable
+        await third.close()
+
+    with_store(path, work, beat_seconds=3600.0)
