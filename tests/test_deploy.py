@@ -241,8 +241,9 @@ STATED = {
     "a frame of an agent": f"{MAX_FRAME_BYTES // KIB} KiB",
     "agents of one uid": f"{LIMITS.peers_per_uid}",
     "agents in all": f"{LIMITS.peers}",
-    "connections that have not said hello": f"{LIMITS.strangers}",
-    "a hello; a frame that has begun": f"{LIMITS.hello_seconds:g} s; {LIMITS.frame_seconds:g} s",
+    "connections that have not said hello": f"{LIMITS.pending_per_uid} of one uid, {LIMITS.pending} in all",
+    "a hello; a frame that has begun": f"{LIMITS.hello_seconds:g} s, {LIMITS.shared_hello_seconds:g} s while the uid has "
+    f"others that have not said hello; {LIMITS.frame_seconds:g} s",
     "a report's age; silence": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
     "frames and bytes of one uid": f"{LIMITS.frames_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
     "scopes of one program": f"{SCOPES} names",
