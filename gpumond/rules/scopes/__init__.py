@@ -39,5 +39,5 @@ def hidden(snapshot: Snapshot, recent: Recent) -> Hidden:
     return Hidden(
         frozenset(device.uuid for device in snapshot.devices if device.missed >= MISSED_LIMIT),
         frozenset(str(pid) for pid, _ in silent),
-        frozenset(recent.agents[identity] for identity in silent),
+        frozenset((str(uid), name) for uid, name in (recent.agents[identity] for identity in silent)),
     )
