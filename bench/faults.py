@@ -59,7 +59,7 @@ def slow_crowd(daemon: RunningDaemon, connections: int, agents: int) -> Iterator
 def crowded(daemon: RunningDaemon) -> int:
     """How many descriptors it has, once there are as many connections as it lets in; 0 before."""
     held = descriptors(daemon)
-    return held if held > MAX_CONNECTIONS + Limits().strangers else 0
+    return held if held > MAX_CONNECTIONS + Limits().pending_per_uid else 0
 
 
 def descriptors(daemon: RunningDaemon) -> int:

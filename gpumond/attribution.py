@@ -10,10 +10,11 @@ overcount instead of being clamped away:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from gpumond.claims import borne_out, complete_lists, limit, listed, outermost, slack
 from gpumond.model import AgentReport, DeviceReading, Ledger, Line, Overcount, PoolUsage, Snapshot
 from gpumond.stretches import Stretches, whole
 
@@ -32,6 +33,11 @@ class _Pools(NamedTuple):
     def held(self) -> int:
         return self.live + self.cached + self.stranded
 
+    def at_most(self, held: int) -> _Pools:
+        live = min(self.live, held)
+        cached = min(self.cached, held - live)
+        return _Pools(live, cached, min(self.stranded, held - live - cached))
+
 
 _NONE = _Pools(0, 0, 0)
 
@@ -44,13 +50,15 @@ def attributing(snapshot: Snapshot) -> Stretches[Ledger]:
     reports: dict[Identity, AgentReport] = {(report.pid, report.start_ticks): report for report in snapshot.reports}
     yield
     pools = _pools_by_device(snapshot)
+    complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
     yield
     lines: list[Line] = []
     overcounts: list[Overcount] = []
     for device in snapshot.devices:
-        own = _process_lines(device, reports, pools[device.uuid])
+        claims = _bounded(device, pools[device.uuid], device.uuid in complete)
+        own = _process_lines(device, reports, claims)
         if device.used_bytes is not None:
-            unclaimed = max(0, device.used_bytes - _seen_bytes(device, pools[device.uuid]))
+            unclaimed = max(0, device.used_bytes - _seen_bytes(device, claims))
             own.append(Line(device.uuid, "unclaimed", unclaimed))
             overcounts.append(Overcount(device.uuid, sum(line.used_bytes for line in own) - device.used_bytes))
         lines += own
@@ -59,17 +67,6 @@ def attributing(snapshot: Snapshot) -> Stretches[Ledger]:
 
 
 attribute = whole(attributing)
-
-
-def outermost(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
-    """The pools of one process without those that allocate from another of them (CuPy on RMM, say)."""
-    pools = tuple(pools)
-    if len(pools) < 2 or not any(pool.inside for pool in pools):
-        return pools
-    present = {(pool.allocator, pool.device_uuid) for pool in pools}
-    return tuple(
-        pool for pool in pools if pool.inside == pool.allocator or (pool.inside, pool.device_uuid) not in present
-    )
 
 
 def _pools_by_device(snapshot: Snapshot) -> Mapping[str, dict[Identity, _Pools]]:
@@ -87,6 +84,17 @@ def _pools_by_device(snapshot: Snapshot) -> Mapping[str, dict[Identity, _Pools]]
                 own[identity] = _Pools(*map(sum, zip(before, shares, strict=True))) if before else shares
                 uuid = parents.get(uuid)
     return table
+
+
+def _bounded(device: DeviceReading, pools: Mapping[Identity, _Pools], complete: bool) -> dict[Identity, _Pools]:
+    """The claims on one device, none beyond what the driver says of its process."""
+    counts, tolerated = listed(device), slack(device)
+    found: dict[Identity, _Pools] = {}
+    for identity, own in pools.items():
+        if borne_out(counts, identity, complete):
+            most = limit(device, counts, identity)
+            found[identity] = own if most is None or own.held <= most + tolerated else own.at_most(most)
+    return found
 
 
 def _shares(pool: PoolUsage) -> _Pools:

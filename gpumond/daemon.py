@@ -143,7 +143,7 @@ class Daemon:
             await self._show(replace(tick.frame, alerts=alerts))
             self._hour.see(tick.frame)
             self.baselines.see(tick.frame)
-            self._telemetry.workloads.connected(report.workload for report in snapshot.reports)
+            self._telemetry.workloads.connected(report.workload for report in snapshot.reports if report.uses_device)
             await asyncio.sleep(0)
             departed = self._intake.departed()
             self._telemetry.happened(self.events.follow(tick.frame, tick.raised, tick.resolved, departed))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpumond.attribution import attributing
+from gpumond.claims import checking, complete_lists
 from gpumond.diagnosis import Diagnosis, diagnosing
 from gpumond.idleness import watched
 from gpumond.model import (
@@ -20,7 +21,6 @@ from gpumond.model import (
     DeviceReading,
     Fault,
     Frame,
-    PoolUsage,
     Reading,
     Snapshot,
     SourceState,
@@ -77,7 +77,8 @@ def observing(
     for device in _devices(known, reading, seconds):
         devices.append(device)
         yield
-    reports = tuple(_possible(reports, devices, seen))
+    complete = complete_lists(devices, seen, private_pid_namespace)
+    reports = yield from checking(reports, devices, complete, previous, seen)
     if not source.up and source.reason != STARTING:
         seen.append(Fault(source.name, source.reason, None, source.detail))
     seq = previous.seq + 1 if previous else 1
@@ -199,22 +200,3 @@ def _unknown(device: DeviceReading, missed: int) -> DeviceReading:
         up=False,
         source=device.source,
     )
-
-
-def _possible(
-    reports: Iterable[AgentReport], devices: Iterable[DeviceReading], faults: list[Fault]
-) -> Iterator[AgentReport]:
-    """Reports without the pools that claim more than their device has; each of those is a fault."""
-    sizes = {device.uuid: device.size_bytes for device in devices}
-
-    def fits(pool: PoolUsage) -> bool:
-        size = sizes.get(pool.device_uuid)
-        return size is None or max(pool.live_bytes, pool.held_bytes, pool.reclaimable.high) <= size
-
-    for report in reports:
-        if not all(map(fits, report.pools)):
-            pools = tuple(pool for pool in report.pools if fits(pool))
-            detail = f"pid {report.pid} claims more memory than its device has"
-            faults.append(Fault("agent", "impossible_value", None, detail))
-            report = replace(report, pools=pools)
-        yield report

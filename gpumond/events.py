@@ -140,11 +140,11 @@ def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
 
 def _agents(was: Mapping[Process, AgentReport], now: Mapping[Process, AgentReport], at: float) -> Iterator[Event]:
     for process, report in now.items():
-        if process not in was:
+        if report.uses_device and (process not in was or not was[process].uses_device):
             summary = f"{_name(report)} is connected: {', '.join(report.frameworks) or 'no framework yet'}"
             yield Event(DRAFT, at, "agent-connected", None, report.pid, report.workload, summary)
     for process, report in was.items():
-        if process not in now:
+        if report.uses_device and process not in now:
             held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
             summary = f"{_name(report)} is gone; it held {human(held)}"
             details: Details = (("held_bytes", held),)

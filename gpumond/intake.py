@@ -73,7 +73,9 @@ class Intake:
         self._departed: deque[AgentReport] = deque(maxlen=DEPARTED_KEPT)
         self._per_uid: Counter[int] = Counter()
         self._budgets: dict[int, Budget] = {}
-        self._strangers = self._heard = 0
+        self._pending: Counter[int] = Counter()
+        """Connections of each uid that have not said hello."""
+        self._heard = 0
         self._accepting = False
         self._crowded = False
         self._sweeper: asyncio.TimerHandle | None = None
@@ -178,7 +180,7 @@ class Intake:
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
-            if self._strangers >= self._limits.strangers or len(self._peers) >= self._limits.peers:
+            if self._pending.total() >= self._limits.pending or len(self._peers) >= self._limits.peers:
                 self._crowded = len(self._peers) < self._limits.peers
                 self._accept_no_more()
                 return
@@ -193,7 +195,8 @@ class Intake:
             self._welcome(connection)
 
     def _welcome(self, connection: socket.socket) -> None:
-        if self._per_uid[peer_uid(connection)] >= self._limits.peers_per_uid:
+        uid, limits = peer_uid(connection), self._limits
+        if self._per_uid[uid] >= limits.peers_per_uid or self._pending[uid] >= limits.pending_per_uid:
             self._turn_away(connection, "crowd")
             return
         connection.setblocking(False)
@@ -210,10 +213,25 @@ class Intake:
         peer = Peer(connection, identity, pidfd, budget, now)
         self._peers[connection.fileno()] = peer
         self._per_uid[identity.uid] += 1
-        self._strangers += 1
+        self._pending[identity.uid] += 1
         self._loop.add_reader(connection.fileno(), self._readable, peer)
         if pidfd is not None:
             self._loop.add_reader(pidfd, self._ended, peer)  # readable when the process has ended
+        self._readable(peer)  # a hello that waited in the queue does not count as pending
+        if peer.hello is None:
+            self._loop.call_later(limits.shared_hello_seconds, self._hello_is_due, peer)
+
+    def _hello_is_due(self, peer: Peer) -> None:
+        """Closes a connection without a hello whose uid has others; one alone has until ``hello_seconds``."""
+        if peer.hello is None and self._pending[peer.identity.uid] > 1:
+            self._drop(peer, "hello_timeout")
+
+    def _no_longer_pending(self, uid: int) -> None:
+        self._pending[uid] -= 1
+        if not self._pending[uid]:
+            del self._pending[uid]
+        if self._crowded and self._pending.total() <= self._limits.pending // 2:
+            self._accept_again()
 
     def _turn_away(self, connection: socket.socket, reason: str) -> None:
         self._rejected(reason)
@@ -271,9 +289,7 @@ class Intake:
                 raise ProtocolError("hello", "the first frame is not a hello")
             check_hello(message)
             peer.hello = message
-            self._strangers -= 1
-            if self._crowded and self._strangers <= self._limits.strangers // 2:
-                self._accept_again()
+            self._no_longer_pending(peer.identity.uid)
         elif isinstance(message, Hello):
             raise ProtocolError("hello", "a second hello")
         elif isinstance(message, Report):
@@ -318,7 +334,8 @@ class Intake:
         self._per_uid[uid] -= 1
         if not self._per_uid[uid]:
             del self._per_uid[uid]
-        self._strangers -= peer.hello is None
+        if peer.hello is None:
+            self._no_longer_pending(uid)
         self._loop.remove_reader(descriptor)
         peer.socket.close()
         if peer.pidfd is not None:

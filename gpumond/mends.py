@@ -40,6 +40,8 @@ FAULTS: Mapping[str, str] = {
     "processes_hidden": "run as root or with CAP_SYS_PTRACE; until then their memory is unclaimed",
     "impossible_value": "see that the driver matches its library and nvidia-ml-py, or look at the program whose agent "
     "says so; such numbers are dropped",
+    "claim_over_driver": "look at the program of that pid: its agent is wrong, or its allocator counts memory that is "
+    "not on the device (managed memory, released pages); the ledger shows what the driver counts",
     "insufficient_size": "see that the driver matches its library and nvidia-ml-py; only that field is missing",
     "unreadable": "see that the driver matches its library; only that field is missing",
     "unknown": "look for Xid in dmesg; in a container, see that its device rules are whole (CDI)",

@@ -161,7 +161,10 @@ class SourceState:
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """The newest report of one process; pid, start_ticks and uid come from the kernel."""
+    """The newest report of one process; pid, start_ticks and uid come from the kernel.
+
+    ``uses_device``: it holds device memory or has held some. A loader's worker or a launcher never does.
+    """
 
     pid: int
     start_ticks: int
@@ -173,6 +176,7 @@ class AgentReport:
     pools: tuple[PoolUsage, ...]
     program: Program = SILENT
     host_pools: tuple[HostPool, ...] = ()
+    uses_device: bool = True
 
 
 @dataclass(frozen=True, slots=True)

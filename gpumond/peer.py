@@ -24,9 +24,13 @@ class Limits:
 
     peers: int = 8000
     peers_per_uid: int = 128
-    strangers: int = 64
+    pending: int = 512
     """Connections that have not said hello: beyond it no more are accepted for a moment."""
+    pending_per_uid: int = 16
+    """Those beyond it are accepted and closed at once, so that they do not fill the queue."""
     hello_seconds: float = 2.0
+    shared_hello_seconds: float = 0.5
+    """The same for a uid that has other connections without a hello."""
     frame_seconds: float = 5.0
     idle_seconds: float = 60.0
     answer_seconds: float = 0.5

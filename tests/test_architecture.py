@@ -22,6 +22,7 @@ PURE = (
     "program",
     "events",
     "attribution",
+    "claims",
     "stretches",
     "engine",
     "rules",

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+import pytest
 from hypothesis import given, strategies as st
 
 from gpumond.attribution import attribute
 from gpumond.model import Ledger, PoolUsage, Reclaimable
-from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
+from tests.making import GIB, a_device, a_fault, a_pool, a_process, a_report, a_snapshot
 
 
 def shares(ledger: Ledger, device_uuid: str = "GPU-a") -> Counter[str]:
@@ -48,8 +50,9 @@ def test_an_agent_that_sees_no_pool_leaves_its_process_opaque():
 def test_a_returned_pid_is_another_process():
     device = a_device(used_bytes=GIB, processes=(a_process(start_ticks=999, used_bytes=GIB),))
     ledger = attribute(a_snapshot(device, reports=(a_report(start_ticks=100, pools=(a_pool(live=GIB),)),)))
-    assert shares(ledger) == {"opaque": GIB, "live": GIB}
-    assert overcount(ledger) == GIB
+    assert shares(ledger) == {"opaque": GIB}
+    assert {line.workload for line in ledger.lines} == {""}
+    assert overcount(ledger) == 0
 
 
 def test_several_allocators_of_one_process_add_up():
@@ -105,6 +108,47 @@ def test_mig_instances_and_their_parent_add_up_each_for_itself():
     instance = a_device("MIG-a", parent_uuid="GPU-a", used_bytes=4 * GIB, processes=(a_process(used_bytes=4 * GIB),))
     ledger = attribute(a_snapshot(parent, instance, reports=(a_report(pools=(a_pool("MIG-a", live=3 * GIB),)),)))
     assert shares(ledger, "MIG-a") == shares(ledger, "GPU-a") == {"live": 3 * GIB, "overhead": GIB}
+
+
+def test_a_claim_on_a_device_that_does_not_list_the_process_changes_nothing():
+    others = a_device("GPU-b", used_bytes=GIB, processes=(a_process(20, used_bytes=GIB),))
+    for processes in ((a_process(used_bytes=GIB),), ()):
+        device = a_device(used_bytes=60 * GIB, processes=processes)
+        false = a_report(66, pools=(a_pool(live=59 * GIB), a_pool("GPU-b", cached=70 * GIB)))
+        ledger = attribute(a_snapshot(device, others, reports=(false,)))
+        assert ledger == attribute(a_snapshot(device, others))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"private_pid_namespace": True},
+        {"faults": (a_fault("GPU-a", "processes_hidden", "drm"),)},
+    ],
+)
+def test_where_a_process_may_be_hidden_its_claim_counts_up_to_the_used_memory(fields: dict[str, Any]):
+    device = a_device(used_bytes=10 * GIB, processes=(a_process(20, used_bytes=GIB),))
+    for claimed, live in ((5 * GIB, 5 * GIB), (80 * GIB, 10 * GIB)):
+        report = a_report(pools=(a_pool(live=claimed),))
+        assert shares(attribute(a_snapshot(device, reports=(report,), **fields)))["live"] == live
+
+
+def test_a_claim_behind_an_mps_server_or_on_an_instance_counts():
+    server = a_process(20, used_bytes=GIB, comm="nvidia-cuda-mps-server")
+    behind = a_device(used_bytes=10 * GIB, processes=(server,))
+    assert shares(attribute(a_snapshot(behind, reports=(a_report(pools=(a_pool(live=5 * GIB),)),))))["live"] == 5 * GIB
+    parent = a_device("GPU-a", used_bytes=4 * GIB, processes=(a_process(20, used_bytes=GIB),))
+    instance = a_device("MIG-a", parent_uuid="GPU-a", used_bytes=4 * GIB, processes=())
+    ledger = attribute(a_snapshot(parent, instance, reports=(a_report(pools=(a_pool("MIG-a", live=3 * GIB),)),)))
+    assert shares(ledger, "MIG-a")["live"] == 3 * GIB
+
+
+def test_the_sum_of_an_agents_pools_is_at_most_the_drivers_count():
+    device = a_device(used_bytes=10 * GIB, processes=(a_process(used_bytes=9 * GIB),))
+    eight = tuple(a_pool(allocator=f"a{number}", live=GIB, cached=79 * GIB) for number in range(8))
+    ledger = attribute(a_snapshot(device, reports=(a_report(pools=eight),)))
+    assert shares(ledger) == {"live": 8 * GIB, "cached": GIB, "unclaimed": GIB}
+    assert overcount(ledger) == 0
 
 
 amounts = st.integers(0, 2**63 - 1) | st.integers(0, 4)

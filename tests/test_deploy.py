@@ -15,6 +15,7 @@ from gpumond.agent.levers import FLUSHES
 from gpumond.api.events import MAX_STREAMS
 from gpumond.api.examples import SNAPSHOT
 from gpumond.api.limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, MAX_BODY_BYTES
+from gpumond.claims import MAX_POOLS
 from gpumond.cli import VERBS
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.collector import DEADLINE_SECONDS
@@ -252,10 +253,12 @@ STATED = {
     "a frame of an agent": f"{MAX_FRAME_BYTES // KIB} KiB",
     "agents of one uid": f"{LIMITS.peers_per_uid}",
     "agents in all": f"{LIMITS.peers}",
-    "connections that have not said hello": f"{LIMITS.strangers}",
-    "a hello; a frame that has begun": f"{LIMITS.hello_seconds:g} s; {LIMITS.frame_seconds:g} s",
+    "connections that have not said hello": f"{LIMITS.pending_per_uid} of one uid, {LIMITS.pending} in all",
+    "a hello; a frame that has begun": f"{LIMITS.hello_seconds:g} s, {LIMITS.shared_hello_seconds:g} s while the uid "
+    f"has others that have not said hello; {LIMITS.frame_seconds:g} s",
     "a report's age; silence": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
     "frames and bytes of one uid": f"{LIMITS.frames_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
+    "pools of one agent": f"{MAX_POOLS}",
     "scopes of one program": f"{SCOPES} names",
     "orders that an agent carries out": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",
     "flushes of one program": f"one each {COOLDOWN_SECONDS:g} s",

@@ -7,7 +7,7 @@ import pytest
 from gpumond.engine import Memory, advance, observe
 from gpumond.model import AgentReport, DeviceReading, Reading, Snapshot, SourceState
 from gpumond.rules import Rule
-from tests.making import GIB, a_device, a_fault, a_pool, a_report, a_snapshot
+from tests.making import GIB, a_device, a_fault, a_pool, a_process, a_report, a_snapshot
 
 UP = SourceState("nvml", up=True, responsive=True)
 FULL = (Rule("full", "device", "used_ratio", above=0.8),)
@@ -62,6 +62,63 @@ def test_a_pool_larger_than_its_device_is_a_fault_and_not_a_number():
     snapshot = seen(None, reading_of(a_device(used_bytes=GIB)), (a_report(pools=(fits, lies)),))
     assert snapshot.reports[0].pools == (fits,)
     assert [fault.kind for fault in snapshot.faults] == ["impossible_value"]
+
+
+def test_a_claim_over_the_drivers_count_is_a_fault_when_it_lasts():
+    counted = a_process(10, GIB)
+    reading = reading_of(a_device(used_bytes=2 * GIB, processes=(counted, a_process(20, GIB))))
+    honest = a_report(10, (a_pool(live=3 * GIB),))  # within what the times of reading explain
+    for false in (
+        a_report(10, tuple(a_pool(allocator=f"a{number}", live=79 * GIB) for number in range(8))),
+        a_report(66, (a_pool(live=5 * GIB),)),
+    ):
+        first = seen(None, reading, (honest, false))
+        assert first.faults == ()  # the driver may have been read before
+        second = seen(first, reading, (honest, false))
+        assert [fault.kind for fault in second.faults] == ["claim_over_driver"]
+        assert f"pid {false.pid} " in second.faults[0].detail
+    grown = a_report(10, (a_pool(live=70 * GIB),))
+    assert seen(seen(None, reading, (honest,)), reading, (grown,)).faults == ()
+    stale = a_report(10, (a_pool(live=70 * GIB),), age_seconds=10.0)
+    assert seen(seen(None, reading, (stale,)), reading, (stale,)).faults == ()
+
+
+def test_pools_beyond_the_bound_are_summed_by_device():
+    pools = tuple(
+        a_pool(uuid, live=1, cached=2, stranded=3, allocator=f"a{number}", ooms=number if number else None)
+        for number in range(100)
+        for uuid in ("GPU-a", "GPU-b")
+    )
+    inside = a_pool(live=1, allocator="inner", inside="a0")
+    reading = reading_of(a_device("GPU-a", used_bytes=GIB), a_device("GPU-b", used_bytes=GIB))
+    (report,) = seen(None, reading, (a_report(pools=(inside, *pools, a_pool("GPU-unknown", live=7))),)).reports
+    assert report.pools[:32] == pools[:32]
+    rest = report.pools[32:]
+    assert [(pool.allocator, pool.device_uuid) for pool in rest] == [("other", "GPU-a"), ("other", "GPU-b")]
+    for pool in rest:
+        assert (pool.live_bytes, pool.held_bytes, pool.stranded_bytes) == (84, 6 * 84, 3 * 84)
+        assert (pool.reclaimable.low, pool.reclaimable.likely, pool.reclaimable.high) == (168, 168, 168)
+        assert pool.ooms == sum(range(16, 100))
+        assert pool.peak_live_bytes is None
+    unknown = tuple(
+        a_pool(live=1, allocator=f"a{number}", ooms=number or None, held_known=number < 50)
+        for number in range(40, 0, -1)
+    )
+    (report,) = seen(None, reading, (a_report(pools=(*unknown, *unknown[:1], a_pool(allocator="b"))),)).reports
+    assert report.pools[-1].ooms is None
+
+
+def test_a_program_uses_a_device_once_it_held_memory_or_the_driver_lists_it():
+    empty, worker = a_report(pools=(a_pool(),)), a_report(20)
+    nobody, lists = reading_of(a_device()), reading_of(a_device(processes=(a_process(10, GIB),)))
+    first = seen(None, nobody, (empty, worker))
+    assert [report.uses_device for report in first.reports] == [False, False]
+    second = seen(first, lists, (empty, worker))
+    assert [report.uses_device for report in second.reports] == [True, False]
+    third = seen(second, nobody, (empty, worker))
+    assert [report.uses_device for report in third.reports] == [True, False]
+    held = seen(third, nobody, (a_report(20, (a_pool(live=1),)),))
+    assert [report.uses_device for report in held.reports] == [True]
 
 
 def test_raised_and_resolved_tell_only_of_changes():

@@ -70,6 +70,13 @@ def test_an_agent_comes_and_goes():
     assert (gone.kind, gone.details) == ("agent-gone", (("held_bytes", GIB),))
 
 
+def test_an_agent_of_a_program_that_never_used_a_device_is_no_event():
+    worker = a_frame(reports=(a_report(uses_device=False),))
+    assert between(a_frame(), worker) == []
+    assert between(worker, a_frame()) == []
+    assert [event.kind for event in between(worker, a_frame(reports=(a_report(),)))] == ["agent-connected"]
+
+
 def test_a_pid_that_returns_is_another_process():
     first, second = a_frame(reports=(a_report(),)), a_frame(reports=(a_report(start_ticks=200),))
     assert {event.kind for event in between(first, second)} == {"agent-connected", "agent-gone"}

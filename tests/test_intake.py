@@ -241,8 +241,60 @@ async def test_one_uid_gets_so_many_connections_and_no_more(tmp_path: Path):
 
 
 @in_a_loop
-async def test_strangers_at_the_door_do_not_keep_others_out_for_long(tmp_path: Path):
-    async with door(tmp_path, Limits(strangers=2, hello_seconds=0.1)) as at:
+async def test_connections_without_a_hello_are_bounded_by_uid_and_the_rest_is_closed_at_once(tmp_path: Path):
+    async with door(tmp_path, Limits(pending_per_uid=4, hello_seconds=60, shared_hello_seconds=60)) as at:
+        silent = [at.connect() for _ in range(4)]
+        beyond = [at.connect() for _ in range(100)]
+        for connection in beyond:
+            await closed(connection)
+        assert at.refused == {"crowd": 100}
+        silent[0].sendall(HELLO + REPORT)
+        await at.reports()
+        with at.connect() as agent:
+            agent.sendall(HELLO + REPORT)
+            await eventually(lambda: at.intake.reports() and at.reported == 2)
+        for connection in silent + beyond:
+            connection.close()
+
+
+@in_a_loop
+async def test_agents_whose_hello_waits_in_the_queue_are_all_let_in(tmp_path: Path):
+    opened = Door(tmp_path / "agent.sock", Limits(pending_per_uid=4))
+    agents = [opened.connect() for _ in range(60)]
+    for agent in agents:
+        agent.sendall(HELLO + REPORT)
+    opened.intake.serve()
+    await eventually(lambda: opened.intake.reports() and opened.reported == 60)
+    assert opened.refused == {}
+    opened.intake.close()
+    for agent in agents:
+        agent.close()
+
+
+@in_a_loop
+async def test_a_uid_with_several_connections_without_a_hello_has_less_time_for_each(tmp_path: Path):
+    async with door(tmp_path, Limits(hello_seconds=60, shared_hello_seconds=0.1)) as at:
+        with at.connect() as first, at.connect() as second:
+            await eventually(lambda: at.refused["hello_timeout"] == 1)
+            first.setblocking(False)
+            second.setblocking(False)
+            open_still = [each for each in (first, second) if _waits(each)]
+            assert len(open_still) == 1
+            open_still[0].sendall(HELLO + REPORT)
+            await at.reports()
+
+
+def _waits(connection: socket.socket) -> bool:
+    try:
+        connection.recv(1)
+    except BlockingIOError:
+        return True
+    return False
+
+
+@in_a_loop
+async def test_silent_connections_do_not_keep_others_out_for_long(tmp_path: Path):
+    async with door(tmp_path, Limits(pending=2, hello_seconds=0.1)) as at:
         strangers = [at.connect() for _ in range(2)]
         with at.connect() as agent:
             agent.sendall(HELLO + REPORT)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import nan
 from typing import NamedTuple
 
-from gpumond.attribution import outermost
+from gpumond.claims import borne_out, complete_lists, listed, outermost
 from gpumond.diagnosis.watch import Key, Watch
 from gpumond.history import History, Life
 from gpumond.model import AgentReport, DeviceReading, ProcessUsage, Snapshot
@@ -60,14 +60,15 @@ class Course:
         if not self.history.begin(snapshot):
             return False
         self.due, self.falls = [], []
-        pools = _pools(snapshot.reports)
+        pools = _pools(report for report in snapshot.reports if report.uses_device)
+        complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
         present, seen = set(), set()
         yield
         for device in snapshot.devices:
             present.add(device.uuid)
             # What did not answer this time says nothing: not of its memory, and not of who ended.
             if not device.missed and device.used_bytes is not None:
-                self._device(device, pools.get(device.uuid, {}))
+                self._device(device, _borne_out(device, pools.get(device.uuid, {}), device.uuid in complete))
                 seen.add(device.uuid)
                 yield
         self._end(seen)
@@ -194,6 +195,13 @@ def _last(watch: Watch) -> float:
     row = watch.series.rows.newest(1)
     known = [value for value in row[1:] if value == value]
     return max(known, default=0.0)
+
+
+def _borne_out(device: DeviceReading, reports: _Reports, complete: bool) -> _Reports:
+    if not complete or not reports:
+        return reports
+    counts = listed(device)
+    return {identity: own for identity, own in reports.items() if borne_out(counts, identity, complete)}
 
 
 def _pools(reports: Iterable[AgentReport]) -> dict[str, _Reports]:

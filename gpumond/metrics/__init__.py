@@ -14,6 +14,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from gpumond.metrics import dcgm
 from gpumond.metrics.devices import XID_ERRORS
 from gpumond.metrics.families import FAMILIES
+from gpumond.metrics.shares import Shares, TooManySeries, sharing
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.metrics.text import write
 from gpumond.model import Frame
@@ -22,7 +23,7 @@ from gpumond.stretches import Stretches, whole
 GZIP_LEVEL, GZIP_FORMAT = 1, 31
 END = b"# EOF\n"
 MAX_SERIES = 50_000
-"""Of one frame; those of the last families of the catalogue are left out first."""
+"""Of one frame. Beyond it the user with most series loses those of the last families of the catalogue."""
 
 Compat = Literal["dcgm"]
 
@@ -58,6 +59,8 @@ class Exposition:
         self.also = also
         self._frame: Frame | None = None
         self._pages: dict[Form, Page] = {}
+        self._beyond = False
+        """The last page had more series than the bound, so the next is counted before it is written."""
 
     def rendering(self, frame: Frame | None, form: Form) -> Stretches[Page]:
         """Family by family; one page at a time. Before the first frame: the counters alone."""
@@ -79,19 +82,31 @@ class Exposition:
 
     def writing(self, frame: Frame | None, form: Form) -> Stretches[Page]:
         """A page that nobody is shown yet."""
-        wants_openmetrics, compat = form
+        if not self._beyond or frame is None or form.compat:
+            try:
+                return (yield from self._writing(frame, form, None))
+            except TooManySeries:
+                pass
+        assert frame is not None
+        shares = yield from sharing(FAMILIES, frame, self._max_series)
+        self._beyond = shares.dropped > 0
+        self._telemetry.series_dropped.inc(shares.dropped)
+        return (yield from self._writing(frame, form, shares))
+
+    def _writing(self, frame: Frame | None, form: Form, shares: Shares | None) -> Stretches[Page]:
+        """Raises TooManySeries where no shares are given."""
         packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_FORMAT)
         plain, packed = [], []
-        for part in self._parts(frame, wants_openmetrics, compat):
+        for part in self._parts(frame, form, shares):
             plain.append(part)
             packed.append(packer.compress(part))
             yield
-        module = openmetrics if wants_openmetrics else exposition
+        module = openmetrics if form.openmetrics else exposition
         packed.append(packer.flush())
         return Page(module.CONTENT_TYPE_LATEST, b"".join(plain), b"".join(packed))
 
-    def _parts(self, frame: Frame | None, wants_openmetrics: bool, compat: Compat | None) -> Iterator[bytes]:
-        module = openmetrics if wants_openmetrics else exposition
+    def _parts(self, frame: Frame | None, form: Form, shares: Shares | None) -> Iterator[bytes]:
+        module = openmetrics if form.openmetrics else exposition
 
         def by_library(metrics: Iterable[Metric]) -> bytes:
             page: bytes = module.generate_latest(FrameCollector(partial(iter, metrics)))
@@ -99,16 +114,19 @@ class Exposition:
 
         if frame is not None:
             left = self._max_series
-            for family in (XID_ERRORS,) if compat else FAMILIES:
+            for family in (XID_ERRORS,) if form.compat else FAMILIES:
                 rows = [row for row in family.rows(frame) if row[1] is not None]
-                self._telemetry.series_dropped.inc(max(0, len(rows) - left))
-                yield write(family, rows[:left], wants_openmetrics).encode()
-                left -= min(left, len(rows))
-            if compat or self.also:
+                left -= len(rows)
+                if shares is not None:
+                    rows = shares.cut(family, rows)
+                elif left < 0:
+                    raise TooManySeries
+                yield write(family, rows, form.openmetrics).encode()
+            if form.compat or self.also:
                 yield by_library(dcgm.metrics(frame))
-        if compat is None:
+        if form.compat is None:
             yield by_library(self._telemetry.registry.collect())
-        yield END if wants_openmetrics else b""
+        yield END if form.openmetrics else b""
 
 
 class FrameCollector:

@@ -118,7 +118,7 @@ def _alerts(frame: Frame) -> Iterator[Row]:
 
 
 def _agents(frame: Frame) -> Iterator[Row]:
-    yield from Counter((report.workload,) for report in frame.snapshot.reports).items()
+    yield from Counter((report.workload,) for report in frame.snapshot.reports if report.uses_device).items()
 
 
 def _report_age(frame: Frame) -> Iterator[Row]:
@@ -213,7 +213,9 @@ FAMILIES: tuple[Family, ...] = (  # what there is of each program comes last: a 
         _time_to_oom,
     ),
     Family("gpumond_alerts", "gauge", "Active alerts.", ("rule", "phase"), _alerts),
-    Family("gpumond_agents", "gauge", "Programs whose agent is connected.", ("workload",), _agents),
+    Family(
+        "gpumond_agents", "gauge", "Programs with an agent that use a device or have used one.", ("workload",), _agents
+    ),
     Family(
         "gpumond_driver_up",
         "gauge",

@@ -101,14 +101,15 @@ class Hidden(NamedTuple):
 
     devices: frozenset[str] = frozenset()
     pids: frozenset[str] = frozenset()
-    workloads: frozenset[str] = frozenset()
+    workloads: frozenset[tuple[str, str]] = frozenset()
+    """uid and name."""
     connected: frozenset[str] = frozenset()
 
     def covers(self, labels: Mapping[str, str]) -> bool:
         return (
             labels.get("uuid") in self.devices
             or labels.get("pid") in self.pids
-            or labels.get("workload") in self.workloads
+            or (labels.get("uid"), labels.get("workload")) in self.workloads
         )
 
 

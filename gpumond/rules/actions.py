@@ -191,6 +191,8 @@ def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> I
             continue
         if labels.get("workload", report.workload) != report.workload:
             continue
+        if labels.get("uid", str(report.uid)) != str(report.uid):
+            continue
         pools = [pool for pool in report.pools if labels.get("uuid", pool.device_uuid) == pool.device_uuid]
         if sum(pool.reclaimable.likely for pool in pools) >= max(1, action.min_reclaimable_bytes):
             yield report.pid

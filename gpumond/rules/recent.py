@@ -20,6 +20,14 @@ OBSERVED_SECONDS = 60.0
 Identity = tuple[int, int | None]
 """(pid, start_ticks)"""
 
+
+class Workload(NamedTuple):
+    """A name, and the user whose programs have it: another user's of the same name are another workload."""
+
+    uid: int
+    name: str
+
+
 Pool = tuple[int, int, str, str]
 """(pid, start_ticks, allocator, device UUID)"""
 
@@ -64,7 +72,7 @@ class Recent:
     elapsed: float = 0.0
     pools: Mapping[Pool, Track] = field(default_factory=dict)
     xids: Mapping[Xid, Growth] = field(default_factory=dict)
-    agents: Mapping[Identity, str] = field(default_factory=dict)
+    agents: Mapping[Identity, Workload] = field(default_factory=dict)
     """Workload of every process that has an agent, or had one and is still on a device."""
     silent: frozenset[Identity] = frozenset()
     """Those of them whose agent reports no more."""
@@ -92,7 +100,9 @@ def pool_of(report: AgentReport, pool: PoolUsage) -> Pool:
 def remembering(before: Recent, snapshot: Snapshot) -> Stretches[Recent]:
     """What is known after ``snapshot``."""
     elapsed = snapshot.elapsed_seconds
-    agents: dict[Identity, str] = {(report.pid, report.start_ticks): report.workload for report in snapshot.reports}
+    agents: dict[Identity, Workload] = {
+        (report.pid, report.start_ticks): Workload(report.uid, report.workload) for report in snapshot.reports
+    }
     silent = frozenset(before.agents.keys() - agents.keys()) & _present(before, agents, snapshot)
     pools: dict[Pool, Track] = {}
     for number, report in enumerate(snapshot.reports):
@@ -117,7 +127,7 @@ remember = whole(remembering)
 NONE = Growth(0)
 
 
-def _present(before: Recent, reporting: Mapping[Identity, str], snapshot: Snapshot) -> frozenset[Identity]:
+def _present(before: Recent, reporting: Mapping[Identity, Workload], snapshot: Snapshot) -> frozenset[Identity]:
     """The processes that are on a device; all that were, while a device is not read completely."""
     if before.agents.keys() <= reporting.keys():
         return frozenset()  # of no interest: nobody is silent

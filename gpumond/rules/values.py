@@ -85,7 +85,7 @@ LABELS: Mapping[Scope, Mapping[str, str]] = {
         "workload": "its workload, or its command's name",
     },
     "pool": {**_DEVICE, "pid": "of the process", "workload": "its workload", "allocator": "of the pool"},
-    "workload": {"workload": "the name"},
+    "workload": {"uid": "of the user", "workload": "the name"},
     "daemon": {},
 }
 """What ``match`` can look at."""
@@ -127,6 +127,7 @@ PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
     },
     "workload": {
         **_ALWAYS,
+        "uid": "of the user",
         "workload": "the name",
         "live": "handed out to its programs",
         "held": "taken from the driver by its programs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from gpumond.metrics.families import FAMILIES, PROCESSES_PER_DEVICE, Family
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model import Fault, Frame, Reading, Receipt, SourceState, Verdict
 from gpumond.rules.built_in import BUILT_IN
-from tests.making import GIB, a_device, a_process, a_snapshot
+from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
 from tests.metrics.document import document
 
 GOLDEN = Path(__file__).with_name("golden.txt")
@@ -124,6 +125,26 @@ def test_processes_beyond_the_cap_are_summed():
     shown = re.findall(r'gpumond_process_memory_used_bytes\{gpu="0",pid="(\w+)",uuid="GPU-a"\} (\S+)', text)
     assert len(shown) == PROCESSES_PER_DEVICE + 1
     assert float(dict(shown)["other"]) == sum(GIB + pid for pid in range(1, 31))
+
+
+def test_a_user_with_too_many_series_loses_none_of_anothers():
+    own = a_report(10, (a_pool(live=GIB), a_pool(allocator="cupy", live=GIB)), uid=1, workload="own")
+    many = tuple(
+        a_report(pid, tuple(a_pool(allocator=f"a{n}", live=1) for n in range(30)), uid=2, workload=f"w{pid}")
+        for pid in range(11, 31)
+    )
+    device = a_device(used_bytes=3 * GIB)
+    alone = advance(Memory(), (), a_snapshot(device, reports=(own,))).frame
+    together = advance(Memory(), (), a_snapshot(device, reports=(*many, own))).frame
+    exposition = Exposition(Telemetry(), max_series=500)
+    wanted = [line for line in page(alone).splitlines() if 'pid="10"' in line or 'workload="own"' in line]
+    assert len(wanted) > 15
+    for frame in (together, replace(together)):  # the second is counted before it is written
+        lines = exposition.page(frame, Form(False)).plain.decode().splitlines()
+        assert set(wanted) <= set(lines)
+        frames = [line for line in lines if line.startswith("gpumond_") and 'pid="' in line]
+        assert 400 < len(frames) <= 500
+    assert "\ngpumond_series_dropped_total 5380.0" in "\n".join(lines)
 
 
 def test_a_page_has_so_many_series_and_counts_what_it_leaves_out():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpumond.attribution import attribute
-from gpumond.model import Verdict
-from gpumond.rules import Scope
+from gpumond.engine import Memory, advance
+from gpumond.model import Snapshot, Verdict
+from gpumond.rules import Rule, Scope
 from gpumond.rules.recent import Recent, remember
 from gpumond.rules.scopes import Seen, subjects
 from gpumond.rules.values import LABELS, PLACEHOLDERS, VALUES
@@ -38,3 +39,42 @@ def test_a_verdict_is_a_value_of_its_process_and_of_its_device():
         seen = subjects(scope, SEEN)  # type: ignore[arg-type]
         leaks = {dict(seen.labels(row)).get("pid", ""): seen.values["leak_bytes_per_second"](row) for row in seen.rows}
         assert leaks == dict(zip(pids, (5.0, 0.0) if scope == "process" else (5.0,), strict=True))
+
+
+def judged(*ticks: Snapshot) -> Seen:
+    recent = Recent()
+    for snapshot in ticks:
+        recent = remember(recent, snapshot)
+    return Seen(ticks[-1], attribute(ticks[-1]), recent)
+
+
+def test_an_agent_whose_process_is_not_on_the_device_makes_nobodys_cache_waste():
+    device = a_device(used_bytes=40 * GIB, processes=(a_process(42, 30 * GIB), a_process(43, 9 * GIB)))
+    own = a_report(42, (a_pool(live=GIB, cached=20 * GIB, ooms=0),))
+
+    def wasted(pid: int) -> float | None:
+        ticks = [
+            a_snapshot(device, elapsed_seconds=at, reports=(own, a_report(pid, (a_pool(ooms=count),), uid=66)))
+            for at, count in ((1.0, 0), (2.0, 1))
+        ]
+        seen = subjects("device", judged(*ticks))
+        return seen.values["wasted_ratio"](seen.rows[0])
+
+    assert wasted(43) == 20 / 80
+    assert wasted(66) == 0
+
+
+def test_workloads_of_two_users_are_two_whatever_they_are_called():
+    own = a_report(42, (a_pool(live=GIB, cached=GIB),), uid=1000)
+    other = a_report(66, (a_pool(live=50 * GIB),), uid=66)
+    rules = (
+        Rule("above", "workload", "live_bytes", above=2 * GIB, match=(("uid", "1000"),)),
+        Rule("below", "workload", "live_bytes", below=2 * GIB),
+    )
+    first = advance(Memory(), rules, a_snapshot(a_device(), reports=(own, other)))
+    assert [dict(alert.labels)["uid"] for alert in first.frame.alerts] == ["1000"]
+    silent = a_device(processes=(a_process(66),))
+    second = advance(first.memory, rules, a_snapshot(silent, elapsed_seconds=2.0, reports=(own,)))
+    assert [alert.value for alert in second.frame.alerts] == [float(GIB)]
+    third = advance(second.memory, rules, a_snapshot(silent, elapsed_seconds=3.0))
+    assert third.frame.alerts == ()

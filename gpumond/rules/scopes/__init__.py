@@ -39,7 +39,7 @@ def hidden(snapshot: Snapshot, recent: Recent) -> Hidden:
     return Hidden(
         frozenset(each.uuid for each in snapshot.devices if each.missed >= MISSED_LIMIT or each.uuid in failed),
         frozenset(str(pid) for pid, _ in silent),
-        frozenset(recent.agents[identity] for identity in silent),
+        frozenset((str(uid), name) for uid, name in (recent.agents[identity] for identity in silent)),
         frozenset(str(report.pid) for report in snapshot.reports),
     )
 
@@ -47,8 +47,8 @@ def hidden(snapshot: Snapshot, recent: Recent) -> Hidden:
 def departure(scope: Scope, labels: Mapping[str, str], snapshot: Snapshot) -> str:
     """A sentence that says that the subject has ended; empty if it still exists."""
     if scope == "workload":
-        name = labels.get("workload", "")
-        exists = any(report.workload == name for report in snapshot.reports)
+        name, uid = labels.get("workload", ""), labels.get("uid", "")
+        exists = any((report.workload, str(report.uid)) == (name, uid) for report in snapshot.reports)
         return "" if exists else f"every program of {name} has ended"
     if scope == "device":
         exists = any(device.uuid == labels.get("uuid") for device in snapshot.devices)

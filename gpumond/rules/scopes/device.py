@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpumond.model import RELEASED, DeviceReading, Line, ProcessUsage, Verdict
+from gpumond.claims import borne_out, complete_lists, listed
+from gpumond.model import RELEASED, DeviceReading, Line, ProcessUsage, Snapshot, Verdict
 from gpumond.rules import Subjects
 from gpumond.rules.recent import WINDOW_SECONDS, Recent
 from gpumond.rules.scopes.seen import VERDICTS, Seen, named, ratio, size, unjudged
@@ -39,7 +40,7 @@ def devices(seen: Seen) -> Subjects[_Device]:
     judged: defaultdict[str, list[Verdict]] = defaultdict(list)
     for (uuid, _), verdicts in seen.standing.items():
         judged[uuid] += verdicts
-    short = _short(recent)
+    short = _short(recent, snapshot)
 
     def row(device: DeviceReading) -> _Device:
         uuid, known = device.uuid, device.used_bytes is not None
@@ -99,11 +100,16 @@ def _caches(lines: Sequence[Line]) -> dict[int, int]:
     return {line.pid: line.used_bytes for line in lines if line.pid is not None and line.share == "cached"}
 
 
-def _short(recent: Recent) -> Mapping[str, set[int]]:
-    """By device, the processes that ran out of memory, or needed a retry, within the window."""
+def _short(recent: Recent, snapshot: Snapshot) -> Mapping[str, set[int]]:
+    """By device, the processes that ran out of memory, or needed a retry, within the window.
+
+    Only those that the driver lists on the device, where it lists all: they make others' caches count as waste.
+    """
     short: defaultdict[str, set[int]] = defaultdict(set)
-    for (pid, _, _, uuid), track in recent.pools.items():
-        if track.short:
+    complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
+    counts = {device.uuid: listed(device) for device in snapshot.devices if device.uuid in complete}
+    for (pid, start_ticks, _, uuid), track in recent.pools.items():
+        if track.short and (uuid not in counts or borne_out(counts[uuid], (pid, start_ticks), True)):
             short[uuid].add(pid)
     return short
 

@@ -37,7 +37,9 @@ def processes(seen: Seen) -> Subjects[_Process]:
             gone = identity in silent
             verdicts = standing.get((uuid, process.pid), ())
             said = values(verdicts, UNKNOWN if gone else NOTHING)
-            rows.append(_Process(device, process, agents.get(identity), gone, verdicts, said))
+            workload = agents.get(identity)
+            name = None if workload is None else workload.name
+            rows.append(_Process(device, process, name, gone, verdicts, said))
         verdicts = standing.get((uuid, None), ())
         said = values(verdicts, unjudged(device))
         rows.append(_Process(device, NOBODY, None, False, verdicts, said))

@@ -1,4 +1,4 @@
-"""Rules on workloads: all programs of one name. Pure."""
+"""Rules on workloads: all programs of one user and one name. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from gpumond.attribution import outermost
+from gpumond.claims import outermost
 from gpumond.rules import Subjects
+from gpumond.rules.recent import Workload
 from gpumond.rules.scopes.seen import Seen, size
 
 
 class _Workload(NamedTuple):
-    name: str
+    workload: Workload
     sums: Mapping[str, int]
     known: bool
 
@@ -21,19 +22,19 @@ class _Workload(NamedTuple):
 def workloads(seen: Seen) -> Subjects[_Workload]:
     snapshot, recent = seen.snapshot, seen.recent
     partly = {recent.agents[identity] for identity in recent.silent}
-    named: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0))
+    named: defaultdict[Workload, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0))
     for report in snapshot.reports:
         if report.workload:
-            sums = named[report.workload]
+            sums = named[Workload(report.uid, report.workload)]
             for pool in outermost(report.pools):
                 sums["live_bytes"] += pool.live_bytes
                 sums["held_bytes"] += pool.held_bytes
                 sums["reclaimable_bytes"] += pool.reclaimable.likely
                 sums["stranded_bytes"] += pool.stranded_bytes
     return Subjects(
-        [_Workload(name, sums, name not in partly) for name, sums in named.items()],
+        [_Workload(workload, sums, workload not in partly) for workload, sums in named.items()],
         {name: partial(_sum, name) for name in _SUMS},
-        lambda row: (("workload", row.name),),
+        lambda row: (("uid", str(row.workload.uid)), ("workload", row.workload.name)),
         _workload_texts,
     )
 
@@ -46,4 +47,5 @@ def _sum(name: str, row: _Workload) -> float | None:
 
 
 def _workload_texts(row: _Workload) -> dict[str, str]:
-    return {"workload": row.name, **{name.removesuffix("_bytes"): size(value) for name, value in row.sums.items()}}
+    sums = {name.removesuffix("_bytes"): size(value) for name, value in row.sums.items()}
+    return {"uid": str(row.workload.uid), "workload": row.workload.name, **sums}
