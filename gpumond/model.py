@@ -188,7 +188,8 @@ class ProgramEnd:
 class Snapshot:
     """All facts of one tick. Not one instant: every report carries its age.
 
-    ``ends``: since the snapshot before. ``private_pid_namespace``: the daemon does not see the host's processes, whose pids the driver may list.
+    ``private_pid_namespace``: the daemon does not see the host's processes, whose pids the driver may list.
+    ``ends``: the programs that ended since the snapshot before.
     """
 
     seq: int

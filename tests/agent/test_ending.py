@@ -23,6 +23,7 @@ def wrapped():
         raise ValueError("no batch fits") from error
 """
 
+
 @pytest.mark.parametrize(
     ("lines", "status", "ending"),
     [
@@ -87,6 +88,7 @@ def ended(daemon: RunningDaemon, directory: Path, lines: list[str]) -> dict[str,
         tell(process, "allocator.malloc(200 * MIB)")
         own = {"pid": str(process.pid)}
         until(lambda: (daemon.value("gpumond_pool_live_bytes", **own) or 0) >= 250 << 20)
+        until(lambda: (daemon.value("gpumond_device_memory_used_bytes") or 0) >= 250 << 20)
         for line in lines[:-1]:
             before = daemon.value("gpumond_pool_ooms_total", **own) or 0
             process.stdin.write(line + "\n")  # type: ignore[union-attr]

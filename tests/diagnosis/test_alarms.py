@@ -173,9 +173,7 @@ def an_end_after_an_oom(ending: Ending | None, full: bool) -> list[tuple[float, 
         (None, False, "crash"),
     ],
 )
-def test_how_the_program_ended_counts_before_what_happened_near_the_end(
-    ending: Ending | None, full: bool, kind: str
-):
+def test_how_the_program_ended_counts_before_what_happened_near_the_end(ending: Ending | None, full: bool, kind: str):
     found = an_end_after_an_oom(ending, full)
     assert kinds(found) & {"crash", "release"} == {kind}
     said = next(verdict.summary for _, verdict in found if verdict.kind == kind)
