@@ -211,14 +211,14 @@ def load(
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """The settings that hold. ``flags`` with value None were not given. Raises ConfigError."""
+    """Return the settings. A flag that is None and a variable that is empty are not set. Raises ConfigError."""
     values, where = {}, "configuration"
     if file is not None:
         values, where = read_yaml(file), str(file)
     origin = dict.fromkeys(values, where)
     for name in Settings.model_fields:
         variable = f"GPUMOND_{name.upper()}"
-        if variable in environ and name not in ("rules", "disabled_rules", "receivers"):
+        if environ.get(variable) and name not in ("rules", "disabled_rules", "receivers"):
             values[name], origin[name] = environ[variable], f"environment variable {variable}"
         if flags and flags.get(name) is not None:
             values[name], origin[name] = flags[name], f"--{name.replace('_', '-')}"

@@ -132,6 +132,7 @@ class Daemon:
                     self._store.writable,
                     self._store.faults(),
                     self._private_pid_namespace,
+                    self._intake.ends(),
                 )
             )
             rules = self.rulebook.rules

@@ -21,6 +21,7 @@ from gpumond.model import (
     DeviceReading,
     Fault,
     Frame,
+    ProgramEnd,
     Reading,
     Snapshot,
     SourceState,
@@ -64,6 +65,7 @@ def observing(
     store_writable: bool | None = None,
     faults: Sequence[Fault] = (),
     private_pid_namespace: bool | None = None,
+    ends: Sequence[ProgramEnd] = (),
 ) -> Stretches[Snapshot]:
     """The facts of one tick. ``reading`` is None if none came in time.
 
@@ -94,6 +96,7 @@ def observing(
         xids,
         store_writable,
         private_pid_namespace,
+        tuple(ends),
     )
 
 

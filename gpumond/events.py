@@ -13,8 +13,8 @@ from typing import Literal
 
 from gpumond.diagnosis.sentences import clock, program
 from gpumond.diagnosis.shapes import SHAPES
-from gpumond.model import AgentReport, Alert, Frame, Receipt, Verdict
-from gpumond.program import Oom, OomPool
+from gpumond.model import AgentReport, Alert, Frame, Receipt, Snapshot, Verdict
+from gpumond.program import Ending, Oom, OomPool
 from gpumond.units import human
 
 Kind = Literal[
@@ -89,7 +89,7 @@ def follow(
     drafts: list[Event] = [
         *_devices(before.frame, frame, lost),
         *_xids(before.frame, frame),
-        *_agents(before.reports, now, frame.snapshot.taken_at),
+        *_agents(before.reports, now, frame.snapshot),
         *(
             event
             for process, report in (*((_process(last), last) for last in departed), *now.items())
@@ -138,7 +138,17 @@ def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
             yield Event(DRAFT, frame.snapshot.taken_at, "xid", xid.device_uuid, None, "", summary, details)
 
 
-def _agents(was: Mapping[Process, AgentReport], now: Mapping[Process, AgentReport], at: float) -> Iterator[Event]:
+ENDINGS: Mapping[Ending | None, str] = {
+    "error": " after an error that it did not handle",
+    "out-of-memory": " after an out-of-memory error that it did not handle",
+}
+
+
+def _agents(
+    was: Mapping[Process, AgentReport], now: Mapping[Process, AgentReport], snapshot: Snapshot
+) -> Iterator[Event]:
+    at = snapshot.taken_at
+    endings = {(end.pid, end.start_ticks): end.ending for end in snapshot.ends}
     for process, report in now.items():
         if report.uses_device and (process not in was or not was[process].uses_device):
             summary = f"{_name(report)} is connected: {', '.join(report.frameworks) or 'no framework yet'}"
@@ -146,8 +156,9 @@ def _agents(was: Mapping[Process, AgentReport], now: Mapping[Process, AgentRepor
     for process, report in was.items():
         if report.uses_device and process not in now:
             held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
-            summary = f"{_name(report)} is gone; it held {human(held)}"
-            details: Details = (("held_bytes", held),)
+            ending = endings.get(process)
+            summary = f"{_name(report)} is gone{ENDINGS.get(ending, '')}; it held {human(held)}"
+            details: Details = (("held_bytes", held), *((("ending", ending),) if ending else ()))
             yield Event(DRAFT, at, "agent-gone", None, report.pid, report.workload, summary, details)
 
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from gpumond.decoding import decode
 from gpumond.errors import ProtocolError
 from gpumond.identity import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, sender_pid
-from gpumond.model import AgentReport
+from gpumond.model import AgentReport, ProgramEnd
 from gpumond.peer import Budget, Limits, Peer, agent_report, check_hello
 from gpumond.stretches import STRETCH, Stretches, whole
 from gpumond.wire import (
@@ -46,6 +46,7 @@ ACCEPTED_AT_ONCE = 16
 ASK_SECONDS = 30.0
 REPORT = b'{"v":%d,"type":"report"' % VERSION
 DEPARTED_KEPT = 256
+ENDS_KEPT = 8192
 UNASKED = {
     "limit": "this program does not allow it, or its agent is too old; it does with "
     "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
@@ -71,6 +72,7 @@ class Intake:
         self._reported, self._rejected = reported, rejected
         self._peers: dict[int, Peer] = {}
         self._departed: deque[AgentReport] = deque(maxlen=DEPARTED_KEPT)
+        self._ends: deque[ProgramEnd] = deque(maxlen=ENDS_KEPT)
         self._per_uid: Counter[int] = Counter()
         self._budgets: dict[int, Budget] = {}
         self._pending: Counter[int] = Counter()
@@ -92,6 +94,12 @@ class Intake:
         for peer in list(self._peers.values()):
             self._drop(peer)
         self._listener.close()
+
+    def ends(self) -> tuple[ProgramEnd, ...]:
+        """Return the programs whose agent said since the last call how they ended."""
+        ends = tuple(self._ends)
+        self._ends.clear()
+        return ends
 
     def departed(self) -> tuple[AgentReport, ...]:
         """The last report of each agent that left since the last call, if it tells of memory that ran out."""
@@ -306,6 +314,8 @@ class Intake:
             if answer is not None and not answer.done():
                 answer.set_result(message)
         elif isinstance(message, Bye):
+            if message.ending is not None:
+                self._ends.append(ProgramEnd(peer.identity.pid, peer.identity.start_ticks, message.ending))
             self._drop(peer)
         else:
             raise ProtocolError("type", f"an agent cannot send {type(message).__name__}")

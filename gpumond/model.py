@@ -25,7 +25,7 @@ from gpumond.pools import (
     Reclaimable as Reclaimable,
     StepResult as StepResult,
 )
-from gpumond.program import SILENT, Program
+from gpumond.program import SILENT, Ending, Program
 from gpumond.sensors import NO_SENSORS, Sensors
 
 Share = Literal["live", "cached", "stranded", "overhead", "opaque", "unclaimed"]
@@ -180,10 +180,20 @@ class AgentReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """A program whose agent said goodbye, and how it ended."""
+
+    pid: int
+    start_ticks: int
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All facts of one tick. Not one instant: every report carries its age.
 
     ``private_pid_namespace``: the daemon does not see the host's processes, whose pids the driver may list.
+    ``ends``: the programs that ended since the snapshot before.
     """
 
     seq: int
@@ -196,6 +206,7 @@ class Snapshot:
     xids: tuple[XidErrors, ...] = ()
     store_writable: bool | None = None
     private_pid_namespace: bool | None = None
+    ends: tuple[ProgramEnd, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

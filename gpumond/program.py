@@ -13,6 +13,9 @@ ByteChange = NewType("ByteChange", int)
 
 Seen = Literal["counter", "scope", "retry", "observer"]
 
+Ending = Literal["exit", "error", "out-of-memory"]
+"""How a program ended: without an unhandled exception (or by Ctrl-C), with one, or with one of out-of-memory."""
+
 SCOPES = 32
 """A program's scopes by name; those beyond are together in ``OTHER``."""
 

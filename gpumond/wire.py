@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from gpumond.errors import ProtocolError
 from gpumond.pools import Expected, FlushPolicy, HostPool, Outcome, PoolUsage, StepResult
-from gpumond.program import SILENT, AppliedLimit, ByteChange, Dump, Program
+from gpumond.program import SILENT, AppliedLimit, ByteChange, Dump, Ending, Program
 
 VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024
@@ -116,7 +116,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The agent leaves on purpose."""
+    """The agent leaves on purpose. ``ending``: how the program ends; None if it goes on, or if that is unknown."""
+
+    ending: Ending | None = None
 
 
 Message = Hello | Report | Flush | Cancel | Result | Ask | Answer | Bye

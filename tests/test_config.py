@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config import load
+from gpumond.config import Settings, load
 from gpumond.errors import ConfigError
 from gpumond.rules.built_in import BUILT_IN
 
@@ -84,6 +84,11 @@ def test_a_mistake_names_file_key_value_and_what_is_expected(tmp_path: Path, tex
         load(file, environ={})
     for part in [str(file), *says]:
         assert part in str(error.value)
+
+
+def test_an_empty_variable_is_not_set():
+    empty = {f"GPUMOND_{name.upper()}": "" for name in Settings.model_fields}
+    assert load(environ=empty) == load(environ={})
 
 
 def test_a_mistake_in_the_environment_names_the_variable():

@@ -17,7 +17,7 @@ import pytest
 
 from gpumond.identity import Identity, start_ticks
 from gpumond.intake import Intake, Limits
-from gpumond.model import AgentReport
+from gpumond.model import AgentReport, ProgramEnd
 from gpumond.program import SCOPES, Dump, Oom, Program, ScopeUsage
 from gpumond.runtime import bind_agent_socket
 from gpumond.wire import MAX_FRAME_BYTES, Answer, Ask, Bye, Cancel, Flush, Hello, Report, Result, decode, encode
@@ -368,6 +368,20 @@ async def test_a_flush_that_was_called_off_may_be_under_way_until_it_is_answered
             assert await at.intake.flush(ME, Flush("three", "torch", (), timeout_seconds=0.02)) is None
             assert at.intake.flushing(ME)
         await eventually(lambda: not at.intake.flushing(ME))
+
+
+@in_a_loop
+async def test_how_a_program_ended_is_heard_once(tmp_path: Path):
+    async with door(tmp_path) as at:
+        with at.connect() as agent, at.connect() as other:
+            agent.sendall(HELLO + REPORT)
+            other.sendall(HELLO + REPORT)
+            await at.reports()
+            agent.sendall(encode(Bye("out-of-memory")))
+            other.sendall(encode(Bye()))
+        await at.reports(0)
+        assert at.intake.ends() == (ProgramEnd(ME.pid, ME.start_ticks, "out-of-memory"),)
+        assert at.intake.ends() == ()
 
 
 @in_a_loop

@@ -53,6 +53,7 @@ MESSAGES = [
     wire.Answer("id", "", (AppliedLimit("torch", "GPU-a", None, True),), Dump("torch", "/tmp/x", 7)),
     wire.Report(program=PROGRAM),
     wire.Bye(),
+    wire.Bye("out-of-memory"),
 ]
 
 

@@ -141,32 +141,41 @@ def flush(steps: Sequence[str] = ("ipc", "cache", "trim"), dry_run: bool = False
     return levers.receipts(steps, bool(dry_run), _hooks, workload, main_thread)
 
 
-def scope(name: str, flush: bool = False) -> Scope:
+def scope(name: str, flush: bool = False, gc: bool = False) -> Scope:
     """A context manager and decorator: what does this block keep, and what is the most that it needs?
 
     Blocks in blocks have names such as ``epoch/forward``. ``with scope("epoch") as block``: `Block` tells afterwards.
-    ``flush`` flushes when the block has ended. ``name``: 1 to 64 of ``[A-Za-z0-9._/-]``.
+    ``flush`` flushes when the block has ended; with ``gc``, after a garbage collection, for memory that only reference
+    cycles hold. ``name``: 1 to 64 of ``[A-Za-z0-9._/-]``.
     """
     _check_name("scope", name)
-    if not isinstance(flush, bool):
-        raise TypeError(f"scope: flush: expected bool, got {type(flush).__name__}")
+    for argument, given in (("flush", flush), ("gc", gc)):
+        if not isinstance(given, bool):
+            raise TypeError(f"scope: {argument}: expected bool, got {type(given).__name__}")
+    if gc and not flush:
+        raise ValueError("scope: gc=True has no effect without flush=True")
     from gpumond.agent.scopes import Scope
 
-    return Scope(name, _flush_all if flush else None)
+    return Scope(name, (_collect_and_flush if gc else _flush_all) if flush else None)
 
 
 @overload
-def retry_on_oom(function: F, *, shrink: Callable[..., Smaller] | None = None, attempts: int = 3) -> F: ...
+def retry_on_oom(
+    function: F, *, shrink: Callable[..., Smaller] | None = None, attempts: int = 3, gc: bool = True
+) -> F: ...
 @overload
 def retry_on_oom(  # noqa: F811
-    function: None = None, *, shrink: Callable[..., Smaller] | None = None, attempts: int = 3
+    function: None = None, *, shrink: Callable[..., Smaller] | None = None, attempts: int = 3, gc: bool = True
 ) -> Callable[[F], F]: ...
-def retry_on_oom(function: Any = None, *, shrink: Any = None, attempts: int = 3) -> Any:  # noqa: F811
+def retry_on_oom(  # noqa: F811
+    function: Any = None, *, shrink: Any = None, attempts: int = 3, gc: bool = True
+) -> Any:
     """A function that, when it runs out of device memory, is tried again after a flush: ``retry_on_oom(train)(batch)``,
     or the decorators ``@retry_on_oom`` and ``@retry_on_oom(shrink=halve)``.
 
     ``shrink`` is called with the arguments and returns smaller ones: a tuple of positional ones, a dict of keyword
     ones to replace, or None when it can do no more. After ``attempts`` in all the last error is raised as it was.
+    ``gc`` collects garbage before the last attempt, for memory that only reference cycles hold.
     """
     if shrink is not None and not callable(shrink):
         raise TypeError(f"retry_on_oom: shrink: expected a function of the arguments, got {type(shrink).__name__}")
@@ -174,11 +183,14 @@ def retry_on_oom(function: Any = None, *, shrink: Any = None, attempts: int = 3)
         raise TypeError(f"retry_on_oom: attempts: expected int, got {type(attempts).__name__}")
     if attempts < 1:
         raise ValueError(f"retry_on_oom: attempts: expected at least 1, got {attempts}")
+    if not isinstance(gc, bool):
+        raise TypeError(f"retry_on_oom: gc: expected bool, got {type(gc).__name__}")
     from gpumond.agent.retry import wrap
 
+    last = _collect_and_flush if gc else _flush_all
     if function is None:
-        return lambda function: wrap(function, shrink, attempts, _flush_all)
-    return wrap(function, shrink, attempts, _flush_all)
+        return lambda function: wrap(function, shrink, attempts, _flush_all, last)
+    return wrap(function, shrink, attempts, _flush_all, last)
 
 
 def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLimit, ...]:
@@ -240,4 +252,11 @@ def _check_name(what: str, name: str) -> str:
 
 
 def _flush_all() -> None:
+    flush()
+
+
+def _collect_and_flush() -> None:
+    import gc
+
+    gc.collect()
     flush()

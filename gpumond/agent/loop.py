@@ -45,6 +45,8 @@ class Loop:
         self.waiting: dict[str, tuple[Flush, float]] = {}
         """Flushes that wait for `step`, each with its deadline."""
         self.wake = Wake()
+        self.exiting = False
+        """The interpreter runs its exit handlers."""
         self._wanted = False
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -52,7 +54,7 @@ class Loop:
         os.register_at_fork(
             before=self._before_fork, after_in_parent=self._after_in_parent, after_in_child=self._after_in_child
         )
-        atexit.register(self.stop)
+        atexit.register(self._at_exit)
 
     def start(
         self,
@@ -81,6 +83,10 @@ class Loop:
     def step(self) -> None:
         if self._session is not None:
             self._session.step()
+
+    def _at_exit(self) -> None:
+        self.exiting = True
+        self.stop()
 
     def _launch(self) -> None:
         self._end = threading.Event()

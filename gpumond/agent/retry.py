@@ -14,15 +14,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 Shrink = Callable[..., "tuple[Any, ...] | dict[str, Any] | None"]
 
 
-def wrap(function: F, shrink: Shrink | None, attempts: int, flush: Callable[[], object]) -> F:
-    """The function with its retries; for a coroutine function, a coroutine function."""
+Flush = Callable[[], object]
+
+
+def wrap(function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush) -> F:
+    """Return the function with its retries; for a coroutine function, a coroutine function.
+
+    ``flush`` is called before each attempt but the first, and ``last_flush`` in its place before the last one.
+    """
     refuse_generators("retry_on_oom", function)
 
     if is_async(function):
 
         @functools.wraps(function)
         async def awaiting(*args: Any, **kwargs: Any) -> Any:
-            calls = Calls(shrink, attempts, flush, args, kwargs)
+            calls = Calls(shrink, attempts, flush, last_flush, args, kwargs)
             while True:
                 try:
                     result = await function(*calls.args, **calls.kwargs)
@@ -38,7 +44,7 @@ def wrap(function: F, shrink: Shrink | None, attempts: int, flush: Callable[[], 
 
     @functools.wraps(function)
     def calling(*args: Any, **kwargs: Any) -> Any:
-        calls = Calls(shrink, attempts, flush, args, kwargs)
+        calls = Calls(shrink, attempts, flush, last_flush, args, kwargs)
         while True:
             try:
                 result = function(*calls.args, **calls.kwargs)
@@ -60,12 +66,14 @@ class Calls:
         self,
         shrink: Shrink | None,
         attempts: int,
-        flush: Callable[[], object],
+        flush: Flush,
+        last_flush: Flush,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
         self.args, self.kwargs = args, kwargs
-        self._shrink, self._left, self._flush = shrink, attempts - 1, flush
+        self._shrink, self._left = shrink, attempts - 1
+        self._flush, self._last_flush = flush, last_flush
         self._handled = sys.exc_info()[1]
         self._again = 0
 
@@ -84,7 +92,7 @@ class Calls:
     def prepare(self) -> None:
         OOMS.tried_again()
         try:
-            self._flush()
+            (self._flush if self._left else self._last_flush)()
         except Exception:  # then the next attempt says what is wrong
             pass
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from gpumond import __version__
 from gpumond.agent.adapters import AllocatorAdapter, host_pools
 from gpumond.agent.asks import Asks, answers
+from gpumond.agent.ending import ending
 from gpumond.agent.levers import LEVERS
 from gpumond.agent.link import Link
 from gpumond.agent.ooms import OOMS
@@ -99,14 +100,14 @@ class Session:
             self._link.send(Result(name, "deferred", "the daemon waited no longer; nothing was done"))
 
     def close(self) -> None:
-        """Takes leave of the daemon; how it ended, out of memory perhaps, is in the last report."""
+        """Sends a last report and a goodbye, which says how the program ends."""
         self._report_at = 0.0
         try:
             self._report()
         except Exception:  # the program is about to end, and its libraries with it
             pass
         self._link.push(0.0)
-        self._link.send(Bye())
+        self._link.send(Bye(ending() if self._loop.exiting else None))
         self._link.push(0.0)
         self._link.renew()
 

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--url", default=os.environ.get("GPUMOND_URL", DEFAULT_URL), help=f"the daemon ($GPUMOND_URL, {DEFAULT_URL})"
+        "--url", default=os.environ.get("GPUMOND_URL") or DEFAULT_URL, help=f"the daemon ($GPUMOND_URL, {DEFAULT_URL})"
     )
 
 
@@ -135,7 +135,7 @@ def runtime_directories(environ: Mapping[str, str] = os.environ) -> Iterator[Pat
 
 def _trust() -> ssl.SSLContext:
     """$GPUMOND_CA_FILE, else what the system trusts."""
-    named = os.environ.get("GPUMOND_CA_FILE")
+    named = os.environ.get("GPUMOND_CA_FILE") or None
     try:
         return ssl.create_default_context(cafile=named)
     except OSError as error:

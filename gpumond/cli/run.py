@@ -13,6 +13,9 @@ from gpumond.agent import POLICIES, check_workload
 
 INJECT = os.path.join(os.path.dirname(os.path.abspath(gpumond.agent.__file__)), "inject")
 
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+"""Exit codes for a command that cannot be started, as those of sh and env."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", metavar="NAME", help="the name under which its memory is shown")
@@ -21,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Becomes the command; returns only if it cannot."""
+    """Replaces this process by the command. Returns an exit code only if that fails."""
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         return _fail("run: no command given, as in: gpumond run -- python train.py", 2)
@@ -35,8 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
         signal.signal(name, signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, environ)
+    except (FileNotFoundError, ValueError):  # ValueError: an empty name
+        if os.path.exists(command[0]):
+            return _fail(f"run: {command[0]}: the interpreter that its first line names does not exist", NOT_FOUND)
+        return _fail(f"run: {command[0]}: command not found", NOT_FOUND)
     except OSError as error:
-        return _fail(f"run: cannot start {command[0]}: {error.strerror}", 1)
+        return _fail(f"run: {command[0]}: cannot be executed: {error.strerror}", NOT_EXECUTABLE)
 
 
 def environment(environ: Mapping[str, str], workload: str | None, flush_policy: str | None) -> dict[str, str]:

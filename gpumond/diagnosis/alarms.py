@@ -11,6 +11,7 @@ from gpumond.diagnosis.fragmentation import split_share
 from gpumond.diagnosis.peaks import Peak
 from gpumond.diagnosis.trend import sen
 from gpumond.history import USED
+from gpumond.program import Ending
 from gpumond.series import MAX, Series
 
 MIB = 1 << 20
@@ -110,8 +111,19 @@ def split(recent: Iterable[Peak], size: float | None, retried: bool, held_alread
     return Split(ratio, live, kept, crept, window[0].at)
 
 
-def cause(oom_at: float, now: float, nearly_full_at: float, xid_at: float) -> str:
-    """Why the end of this life looks like a crash; empty if it does not."""
+UNHANDLED = "after an out-of-memory error that it did not handle"
+
+
+def cause(ending: Ending | None, oom_at: float, now: float, nearly_full_at: float, xid_at: float) -> str:
+    """Return why the end of this life is a crash; empty if it is none.
+
+    ``ending`` is what the program's agent said. It decides, unless it is ``error`` or unknown: then an event shortly
+    before the end makes a crash probable.
+    """
+    if ending == "exit":
+        return ""
+    if ending == "out-of-memory":
+        return UNHANDLED
     if now - oom_at <= CRASH_SECONDS:
         return "after an allocation failed"
     if now - xid_at <= CRASH_SECONDS:

@@ -63,6 +63,7 @@ class Judge:
 
     def taking(self, snapshot: Snapshot) -> Stretches[bool]:
         """Takes the snapshot in. False if it is not newer than the last."""
+        self._heed_ends(snapshot)
         if not (yield from self._course.taking(snapshot)):
             return False
         now = self.history.now
@@ -286,10 +287,10 @@ class Judge:
         label = _label(device)
         who = sentences.program(watch.name, watch.pid, label)
         nearly_full_at, xid_at = self._full_at[watch.uuid], self._xid_at[watch.uuid]
-        why = alarms.cause(watch.peaks.failed_at, now, nearly_full_at, xid_at)
+        why = alarms.cause(watch.ending, watch.peaks.failed_at, now, nearly_full_at, xid_at)
         evidence = (("released_bytes", fall.size_bytes),)
         if why:
-            summary = sentences.crash(who, label, fall.size_bytes, why)
+            summary = sentences.crash(who, label, fall.size_bytes, why, certain=why == alarms.UNHANDLED)
             self._event(watch, "crash", CRASH_SECONDS, evidence, summary)
             self._loop(watch, device)
         elif fall.ended or fall.emptied:
@@ -322,6 +323,14 @@ class Judge:
         if gone:
             self._xids = {key: count for key, count in self._xids.items() if key[0] not in gone}
             self._flat = {key: stretch for key, stretch in self._flat.items() if key[0] not in gone}
+
+    def _heed_ends(self, snapshot: Snapshot) -> None:
+        """Keeps how a program ended until its memory is free: that takes a moment longer."""
+        endings = {(end.pid, end.start_ticks): end.ending for end in snapshot.ends}
+        if endings:
+            for (_, pid, ticks), watch in self._course.watches.items():
+                if pid is not None and ticks is not None:
+                    watch.ending = endings.get((pid, ticks), watch.ending)
 
     def _heed_xids(self, snapshot: Snapshot) -> None:
         for seen in snapshot.xids:

@@ -23,13 +23,13 @@ class Peak(NamedTuple):
 class Peaks:
     """The peaks of the last hour on one device, and when an allocation was last retried, or failed."""
 
-    __slots__ = ("_last", "_ooms", "_reported", "_retries", "failed_at", "minutes", "retried_at")
+    __slots__ = ("_last", "_never", "_ooms", "_reported", "_rescues", "_retries", "failed_at", "minutes", "retried_at")
 
     def __init__(self, never: float) -> None:
         self.minutes: deque[Peak] = deque(maxlen=MINUTES)
-        self.failed_at = self.retried_at = never
+        self.failed_at = self.retried_at = self._never = never
         self._last = Peak(never, 0, 0)
-        self._reported = self._ooms = self._retries = -1
+        self._reported = self._ooms = self._retries = self._rescues = -1
         """The counters as they were last; what was counted before the first report is no news."""
 
     def add(self, report: AgentReport, device_uuid: str, now: float) -> None:
@@ -51,6 +51,10 @@ class Peaks:
         if ooms > self._ooms:
             self.failed_at = now if self._ooms >= 0 else self.failed_at
             self._ooms = ooms
+        rescues = report.program.oom_rescues
+        if rescues > self._rescues >= 0:
+            self.failed_at = self._never  # `retry_on_oom` succeeded: the errors before did not end the program
+        self._rescues = rescues
         if retries > self._retries:
             self.retried_at = now if self._retries >= 0 else self.retried_at
             self._retries = retries

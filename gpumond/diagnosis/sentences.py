@@ -49,8 +49,9 @@ def idle(who: str, device: str, size: float, seconds: float) -> str:
     return f"{held} and has run nothing for {duration(seconds)}"
 
 
-def crash(who: str, device: str, size: float, cause: str) -> str:
-    return f"{who} gave back {human(size)} at once, {cause}: it probably crashed on {device}"
+def crash(who: str, device: str, size: float, cause: str, certain: bool) -> str:
+    who = "a program" if who == device else who
+    return f"{who} {'crashed' if certain else 'probably crashed'} on {device} {cause}; it held {human(size)}"
 
 
 def release(who: str, device: str, size: float, ended: bool) -> str:

@@ -9,6 +9,7 @@ from gpumond.diagnosis.levels import Levels
 from gpumond.diagnosis.peaks import Peaks
 from gpumond.history import LIVE, UNCLAIMED, USED
 from gpumond.model import Verdict
+from gpumond.program import Ending
 from gpumond.series import Series
 
 Key = tuple[str, int | None, int | None]
@@ -22,6 +23,7 @@ class Watch:
         "born",
         "counted",
         "doubts",
+        "ending",
         "leak",
         "levels",
         "life",
@@ -43,6 +45,8 @@ class Watch:
         """Bytes, by the signal that is trusted most."""
         self.counted = False
         """An agent reports of it."""
+        self.ending: Ending | None = None
+        """How the program ended, as its agent said."""
         self.peaks = Peaks(-inf)
         self.levels = Levels()
         self.leak: Leak | None = None

@@ -74,6 +74,8 @@ class Recent:
     xids: Mapping[Xid, Growth] = field(default_factory=dict)
     agents: Mapping[Identity, Workload] = field(default_factory=dict)
     """Workload of every process that has an agent, or had one and is still on a device."""
+    retried: Mapping[Identity, Growth] = field(default_factory=dict)
+    """Of every process, the out-of-memory errors after which `retry_on_oom` tried again."""
     silent: frozenset[Identity] = frozenset()
     """Those of them whose agent reports no more."""
 
@@ -82,6 +84,21 @@ class Recent:
         if growth is None:
             return None
         return float(growth.increase) if growth.grown or self.elapsed - since >= WINDOW_SECONDS else None
+
+    def ooms(self, report: AgentReport, track: Track) -> float | None:
+        """Return by how much a pool's errors grew within the window, without those that `retry_on_oom` tried again.
+
+        The agent counts the latter by process: where several pools ran out, they are subtracted from the sum.
+        """
+        grown = self.increase(track.ooms, track.since)
+        retried = self.retried.get((report.pid, report.start_ticks))
+        if not grown or retried is None or not retried.grown:
+            return grown
+        tracks = [self.pools[key] for key in {pool_of(report, pool) for pool in report.pools}]
+        left = max(0, sum(each.ooms.increase for each in tracks if each.ooms) - retried.increase)
+        if not left and self.elapsed - track.since < WINDOW_SECONDS:
+            return None
+        return min(grown, float(left))
 
     def fragmentation(self, track: Track) -> float | None:
         """1 - peak live / peak kept over the window; None until it was seen for a minute.
@@ -105,21 +122,27 @@ def remembering(before: Recent, snapshot: Snapshot) -> Stretches[Recent]:
     }
     silent = frozenset(before.agents.keys() - agents.keys()) & _present(before, agents, snapshot)
     pools: dict[Pool, Track] = {}
+    retried: dict[Identity, Growth] = {}
     for number, report in enumerate(snapshot.reports):
         if number % STRETCH == 0:
             yield
         for usage in report.pools:
             pool = pool_of(report, usage)
             pools[pool] = _track(before.pools.get(pool), usage, elapsed)
+        if report.program.oom_retries:
+            who = (report.pid, report.start_ticks)
+            base = Growth(0 if who in before.agents else report.program.oom_retries)
+            retried[who] = _grown(before.retried.get(who, base), report.program.oom_retries, elapsed)
     if silent:
         agents.update((who, before.agents[who]) for who in silent)
         pools.update((pool, track) for pool, track in before.pools.items() if pool[:2] in silent)
+        retried.update((who, growth) for who, growth in before.retried.items() if who in silent)
     # The count of an XID begins with the daemon, so that its first report is news.
     xids = {
         (seen.device_uuid, seen.xid): _grown(before.xids.get((seen.device_uuid, seen.xid), NONE), seen.count, elapsed)
         for seen in snapshot.xids
     }
-    return Recent(elapsed, pools, xids, agents, silent)
+    return Recent(elapsed, pools, xids, agents, retried, silent)
 
 
 remember = whole(remembering)

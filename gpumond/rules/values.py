@@ -57,7 +57,9 @@ VALUES: Mapping[Scope, Mapping[str, str]] = {
         f"{_LATELY}, so that it is judged at the peak; 0 for pools below 5 % of their device; unknown for the first "
         "minute",
         "ooms": "out-of-memory errors since the program started",
-        "ooms_increase": f"out-of-memory errors {_LATELY}; {_UNTIL}",
+        "ooms_increase": (
+            f"out-of-memory errors {_LATELY}, without those after which `retry_on_oom` tried again; {_UNTIL}"
+        ),
         "retries": "allocations that succeeded only after a flush, since the program started",
         "retries_increase": f"allocations that succeeded only after a flush, {_LATELY}; {_UNTIL}",
     },

@@ -62,7 +62,10 @@ def test_the_command_dies_of_a_broken_pipe_as_it_would_from_a_shell() -> None:
         ([], 2, "no command given"),
         (["--"], 2, "no command given"),
         (["--workload", "no good", "--", "true"], 2, "workload: expected"),
-        (["--", "no-such-command"], 1, "cannot start no-such-command: No such file"),
+        (["--", "no-such-command"], 127, "no-such-command: command not found"),
+        (["--", ""], 127, "command not found"),
+        (["--", "/etc/passwd"], 126, "/etc/passwd: cannot be executed: Permission denied"),
+        (["--", "/"], 126, "/: cannot be executed"),
     ],
 )
 def test_wrong_use_is_one_clear_line(arguments: list[str], status: int, line: str) -> None:
@@ -70,6 +73,15 @@ def test_wrong_use_is_one_clear_line(arguments: list[str], status: int, line: st
     assert done.returncode == status
     assert line in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_script_whose_interpreter_is_missing_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "train"
+    script.write_text("#!/no/such/python\n")
+    script.chmod(0o755)
+    done = gpumond_run("--", os.fspath(script))
+    assert done.returncode == 127
+    assert done.stderr == f"gpumond run: {script}: the interpreter that its first line names does not exist\n"
 
 
 def test_the_users_own_search_path_and_sitecustomize_are_kept(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -98,6 +99,52 @@ def test_the_cache_is_flushed_before_the_next_attempt(allocator: CachingAllocato
 
     agent.retry_on_oom(work)()
     assert held == [0, 0]
+
+
+class Cyclic:
+    """Memory that only a garbage collection frees."""
+
+    def __init__(self, allocator: CachingAllocator, size: int) -> None:
+        self.tensor, self.itself = Tensor(allocator, size), self
+
+
+@pytest.fixture
+def no_automatic_collection(allocator: CachingAllocator) -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()  # what is left, before the allocator closes
+
+
+@pytest.mark.usefixtures("no_automatic_collection")
+@pytest.mark.parametrize(("attempts", "live"), [(2, [900, 0]), (3, [900, 900, 0])])
+def test_garbage_is_collected_before_the_last_attempt(allocator: CachingAllocator, attempts: int, live: list[int]):
+    seen: list[int] = []
+
+    def work() -> None:
+        seen.append(allocator.statistics().live_bytes // MIB)
+        allocator.free(allocator.malloc(500 * MIB))
+
+    Cyclic(allocator, 900 * MIB)
+    agent.retry_on_oom(work, attempts=attempts)()
+    assert seen == live
+
+
+@pytest.mark.usefixtures("no_automatic_collection")
+def test_without_gc_garbage_stays(allocator: CachingAllocator):
+    Cyclic(allocator, 900 * MIB)
+    with pytest.raises(OutOfMemory):
+        agent.retry_on_oom(allocator.malloc, gc=False)(500 * MIB)
+    assert allocator.statistics().live_bytes == 900 * MIB
+
+
+@pytest.mark.usefixtures("no_automatic_collection")
+@pytest.mark.parametrize(("collects", "held"), [(True, 0), (False, 900)])
+def test_a_scope_that_flushes_collects_garbage_if_asked(allocator: CachingAllocator, collects: bool, held: int):
+    with agent.scope("epoch", flush=True, gc=collects):
+        Cyclic(allocator, 900 * MIB)
+    assert allocator.statistics().held_bytes // MIB == held
 
 
 def test_the_last_error_is_raised_as_it_was(allocator: CachingAllocator):
@@ -206,6 +253,9 @@ def test_a_function_is_wrapped_with_and_without_parentheses(allocator: CachingAl
         (lambda: agent.retry_on_oom(shrink=2), "retry_on_oom: shrink: expected"),
         (lambda: agent.retry_on_oom(attempts=2.5), "retry_on_oom: attempts: expected int"),
         (lambda: agent.retry_on_oom(attempts=True), "retry_on_oom: attempts: expected int"),
+        (lambda: agent.retry_on_oom(gc=1), "retry_on_oom: gc: expected bool"),  # type: ignore[call-overload]
+        (lambda: agent.scope("epoch", flush=True, gc=1), "scope: gc: expected bool"),  # type: ignore[arg-type]
+        (lambda: agent.scope("epoch", gc=True), "scope: gc=True has no effect without flush=True"),
         (lambda: agent.retry_on_oom(attempts=0), "retry_on_oom: attempts: expected at least 1"),
     ],
 )

@@ -7,7 +7,8 @@ from math import exp
 import pytest
 
 from gpumond.diagnosis import Diagnosis, diagnose
-from gpumond.model import ProcessUsage, Snapshot, Verdict, XidErrors
+from gpumond.model import ProcessUsage, ProgramEnd, Snapshot, Verdict, XidErrors
+from gpumond.program import Ending, Program
 from tests.diagnosis.curves import (
     GIB,
     MIB,
@@ -168,6 +169,55 @@ def test_an_end_after_an_allocation_that_failed_is_a_crash():
     found = first(onsets(snapshots()), "crash")
     assert found is not None
     assert "after an allocation failed" in found[1].summary
+
+
+def an_end_after_an_oom(ending: Ending | None, full: bool) -> list[tuple[float, Verdict]]:
+    """The driver frees the memory after the goodbye."""
+
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(12):
+            if moment >= 600:
+                yield at_moment(moment, of_device(0, ()))
+                continue
+            report = a_report(10, (a_pool(live=20 * GIB, ooms=int(moment > 560)),))
+            used = int(0.99 * SIZE) if full else 21 * GIB
+            reports = (report,) if moment <= 580 else ()
+            ends = (ProgramEnd(10, 100, ending),) if ending and moment == 590 else ()
+            yield at_moment(moment, of_device(used, (a_process(10, used),)), reports=reports, ends=ends)
+
+    return onsets(snapshots())
+
+
+@pytest.mark.parametrize(
+    ("ending", "full", "kind"),
+    [
+        ("exit", False, "release"),
+        ("exit", True, "release"),
+        ("out-of-memory", False, "crash"),
+        ("error", False, "crash"),
+        (None, False, "crash"),
+    ],
+)
+def test_how_the_program_ended_counts_before_what_happened_near_the_end(ending: Ending | None, full: bool, kind: str):
+    found = an_end_after_an_oom(ending, full)
+    assert kinds(found) & {"crash", "release"} == {kind}
+    said = next(verdict.summary for _, verdict in found if verdict.kind == kind)
+    assert ("probably" in said) == (kind == "crash" and ending != "out-of-memory")
+
+
+@pytest.mark.parametrize("ending", [None, "error"])
+def test_an_error_that_was_rescued_did_not_end_the_program(ending: Ending | None):
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(12):
+            if moment >= 600:
+                yield at_moment(moment, of_device(0, ()))
+                continue
+            program = Program(oom_retries=int(moment > 560), oom_rescues=int(moment > 580))
+            report = a_report(10, (a_pool(live=20 * GIB, ooms=int(moment > 560)),), program=program)
+            ends = (ProgramEnd(10, 100, ending),) if ending and moment == 590 else ()
+            yield at_moment(moment, of_device(21 * GIB, (a_process(10, 21 * GIB),)), reports=(report,), ends=ends)
+
+    assert kinds(onsets(snapshots())) & {"crash", "release"} == {"release"}
 
 
 def test_three_crashes_within_an_hour_are_a_loop():

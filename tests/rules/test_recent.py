@@ -8,6 +8,7 @@ import pytest
 
 from gpumond.engine import Memory, Tick, advance
 from gpumond.model import AgentReport, DeviceReading, PoolUsage, Snapshot, XidErrors
+from gpumond.program import Program
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.recent import WINDOW_SECONDS, Recent, remember
@@ -44,6 +45,27 @@ def test_an_increase_is_what_was_counted_within_the_window():
     """
     counts = [(0, 3), (1, 3), (2, 5), (300, 6), (2 + WINDOW_SECONDS, 6), (300 + WINDOW_SECONDS, 6)]
     assert told([seen(at, [a_pool(ooms=count)]) for at, count in counts], "ooms_increase") == [None, None, 2, 3, 1, 0]
+
+
+def test_errors_after_which_the_program_tried_again_are_no_increase():
+    def at(second: float, ooms: int, other: int, retries: int) -> Snapshot:
+        pools = (a_pool(ooms=ooms), a_pool(ooms=other, allocator="sim"))
+        report = a_report(pools=pools, program=Program(oom_retries=retries))
+        return a_snapshot(DEVICE, reports=(report,), elapsed_seconds=second)
+
+    def increases(*snapshots: Snapshot) -> list[float | None]:
+        recent = Recent()
+        for snapshot in snapshots:
+            recent = remember(recent, snapshot)
+        ledger = advance(Memory(), (), snapshots[-1]).frame.ledger
+        rows = subjects("pool", Seen(snapshots[-1], ledger, recent))
+        return [rows.values["ooms_increase"](row) for row in rows.rows]
+
+    start = at(0, 2, 0, 2)
+    assert increases(start, at(1, 3, 0, 3)) == [None, None]
+    assert increases(start, at(1, 3, 0, 3), at(2, 4, 0, 3)) == [1, None]
+    assert increases(start, at(1, 3, 1, 3)) == [1, 1]  # which pool's error was the last one is unknown
+    assert increases(start, at(1, 3, 0, 3), at(1 + WINDOW_SECONDS, 3, 0, 3)) == [0, 0]
 
 
 def test_a_counter_that_began_anew_has_grown_from_zero():

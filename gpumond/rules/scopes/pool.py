@@ -36,7 +36,7 @@ def pools(seen: Seen) -> Subjects[_Pool]:
             "stranded_ratio": lambda row: ratio(row.pool.stranded_bytes, row.pool.held_bytes),
             "fragmentation_ratio": lambda row: _fragmentation(row.device, recent, row.track),
             "ooms": lambda row: row.pool.ooms,
-            "ooms_increase": lambda row: recent.increase(row.track.ooms, row.track.since),
+            "ooms_increase": lambda row: recent.ooms(row.report, row.track),
             "retries": lambda row: row.pool.retries,
             "retries_increase": lambda row: recent.increase(row.track.retries, row.track.since),
         },

@@ -1,0 +1,127 @@
+"""How a program ended: in the agent's goodbye, and in what the daemon concludes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpumond.program import Ending
+from gpumond.wire import Bye, Report
+from tests.agent.daemon import SECONDS, Daemon, environment, host
+from tests.agent.test_told import program, tell
+from tests.running import RunningDaemon, until
+
+OOM = "allocator.malloc(2000 * MIB)"
+WRAPPED = """
+def wrapped():
+    try:
+        allocator.malloc(2000 * MIB)
+    except OutOfMemory as error:
+        raise ValueError("no batch fits") from error
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "ending"),
+    [
+        ([], 0, "exit"),
+        (["suppressed(lambda: allocator.malloc(2000 * MIB))"], 0, "exit"),
+        (["sys.exit(3)"], 3, "exit"),
+        (["raise KeyboardInterrupt"], -2, "exit"),
+        (["1 / 0"], 1, "error"),
+        (["raise MemoryError('of the host')"], 1, "error"),
+        ([OOM], 1, "out-of-memory"),
+        (["agent.retry_on_oom(allocator.malloc)(2000 * MIB)"], 1, "out-of-memory"),
+        ([f"exec({WRAPPED!r})", "wrapped()"], 1, "out-of-memory"),
+        (["sys.excepthook = lambda *error: None", OOM], 1, "out-of-memory"),
+        (["sys.ps1 = '>>> '", OOM], 1, "exit"),
+        (["agent.stop()"], 0, None),
+    ],
+)
+def test_the_goodbye_says_how_the_program_ends(
+    daemon: Daemon, tmp_path: Path, lines: list[str], status: int, ending: Ending | None
+) -> None:
+    with host(program(tmp_path), environment(daemon.path)) as process:
+        daemon.wait_message(Report, process.pid)
+        process.communicate("".join(f"{line}\n" for line in lines), timeout=SECONDS)
+        assert process.returncode == status
+        assert daemon.wait_message(Bye, process.pid).ending == ending
+
+
+def test_of_a_child_of_multiprocessing_the_ending_is_unknown(daemon: Daemon, tmp_path: Path) -> None:
+    """It handles the error of its target itself, and exits with a status of its own."""
+    (tmp_path / "work.py").write_text(
+        "import sys\n"
+        "def work():\n"
+        "    import gpumond.agent\n"
+        "    gpumond.agent.start()\n"
+        "    open(0).readline()\n"
+        "    raise ValueError\n"
+    )
+    code = "import multiprocessing, work; c = multiprocessing.get_context('spawn').Process(target=work.work); c.start()"
+    with host(f"{code}; print(c.pid, flush=True); c.join()", environment(daemon.path, tmp_path)) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        daemon.wait_message(Report, child)
+        process.communicate("\n", timeout=SECONDS)
+        assert daemon.wait_message(Bye, child).ending is None
+
+
+RESCUED = "print(agent.retry_on_oom(allocator.malloc, shrink=lambda size: (size // 2,))(1500 * MIB))"
+HANDLED = "suppressed(lambda: allocator.malloc(2000 * MIB))"
+
+
+@pytest.fixture
+def daemon_of_cards(serve: Callable[..., RunningDaemon], tmp_path: Path) -> RunningDaemon:
+    return serve("--source", "sim", "--interval", "0.2", environ={"GPUMOND_SIM_DIR": os.fspath(tmp_path / "cards")})
+
+
+def ended(daemon: RunningDaemon, directory: Path, lines: list[str]) -> dict[str, str]:
+    """The verdicts on the end of a program that held 250 MiB, by kind. Later programs use the first one's device."""
+    code = program(directory / "cards")
+    if (directory / "cards" / "card0").exists():
+        code = code.replace("import MIB", "import Card, MIB").replace("create(f", "(lambda path, _: Card(path))(f")
+    with host(code, environment(daemon.socket)) as process:
+        tell(process, "allocator.malloc(200 * MIB)")
+        own = {"pid": str(process.pid)}
+        until(lambda: (daemon.value("gpumond_pool_live_bytes", **own) or 0) >= 250 << 20)
+        until(lambda: (daemon.value("gpumond_device_memory_used_bytes") or 0) >= 250 << 20)
+        for line in lines[:-1]:
+            before = daemon.value("gpumond_pool_ooms_total", **own) or 0
+            process.stdin.write(line + "\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+            until(lambda before=before: (daemon.value("gpumond_pool_ooms_total", **own) or 0) > before)
+        process.communicate("".join(lines[-1:]), timeout=SECONDS)
+
+        def verdicts() -> dict[str, str]:
+            said = {each["kind"]: each["summary"] for each in daemon.get("verdicts") if each["pid"] == process.pid}
+            return {kind: summary for kind, summary in said.items() if kind in ("crash", "release")}
+
+        return until(verdicts)
+
+
+def test_three_programs_that_were_rescued_and_exit_with_0_are_no_crash_and_no_alert(
+    daemon_of_cards: RunningDaemon, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        assert ended(daemon_of_cards, tmp_path, [RESCUED, ""]).keys() == {"release"}
+    assert not [each for each in daemon_of_cards.get("verdicts") if each["kind"].startswith("crash")]
+    alerts = [*daemon_of_cards.get("alerts"), *daemon_of_cards.get("alerts/history")]
+    assert "out-of-memory" not in {alert["rule"] for alert in alerts}
+
+
+def test_a_program_that_handles_the_error_itself_and_exits_with_0_is_no_crash(
+    daemon_of_cards: RunningDaemon, tmp_path: Path
+) -> None:
+    assert ended(daemon_of_cards, tmp_path, [HANDLED, ""]).keys() == {"release"}
+
+
+def test_a_program_that_ends_by_an_out_of_memory_error_is_a_crash(
+    daemon_of_cards: RunningDaemon, tmp_path: Path
+) -> None:
+    verdicts = ended(daemon_of_cards, tmp_path, [OOM])
+    assert verdicts.keys() == {"crash"}
+    assert "crashed on GPU 0 after an out-of-memory error that it did not handle" in verdicts["crash"]
