@@ -69,7 +69,8 @@ def kept_alert(body: Mapping[str, Any]) -> KeptAlert:
 
 def receipt(body: Mapping[str, Any]) -> Receipt:
     own = _known(Receipt, body)
-    own["expected"] = own["expected"] and Expected(**_known(Expected, own["expected"]))
+    for promise in ("expected", "planned"):
+        own[promise] = own.get(promise) and Expected(**_known(Expected, own[promise]))
     for moment in ("before", "after"):
         own[moment] = own[moment] and Held(**_known(Held, own[moment]))
     own["steps"] = tuple(StepResult(**_known(StepResult, step)) for step in own["steps"])
