@@ -42,6 +42,11 @@ def duration(seconds: float) -> str:
     return f"{int(seconds // 60)} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
+def times(count: int) -> str:
+    """``once``, ``2 times``."""
+    return "once" if count == 1 else f"{count} times"
+
+
 def human(size: float) -> str:
     """Bytes for people: ``31.2 GiB``."""
     for unit in ("B", "KiB", "MiB"):

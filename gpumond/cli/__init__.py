@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from gpumond import __version__
 from gpumond.errors import ConfigError, GpumondError
@@ -42,6 +42,13 @@ EXTRAS = {"top": "top"}
 """The extra that a verb's own libraries are in, where it is not ``daemon``."""
 
 
+class Parser(argparse.ArgumentParser):
+    """Accepts no abbreviated options, nor do its subcommands, which are of its class."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False} | options)
+
+
 class Verb(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
     def run(self, arguments: argparse.Namespace) -> int: ...
@@ -49,7 +56,7 @@ class Verb(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumond",
         description="GPU memory: every byte attributed, and given back with a receipt.",
         epilog="Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 nothing to do.",

@@ -62,7 +62,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "pool",
         "ooms_increase",
         "critical",
-        "{workload} (pid {pid}) on GPU {gpu} ran out of memory, {value} times in 10 minutes: {live} live, {stranded} "
+        "{workload} (pid {pid}) on GPU {gpu} ran out of memory ({value} in 10 minutes): {live} live, {stranded} "
         "stranded; see who else holds memory there with gpumond status",
         above=0,
         keep_firing_for_seconds=300,

@@ -11,6 +11,7 @@ from gpumond.rules import Subjects
 from gpumond.rules.recent import WINDOW_SECONDS, Recent
 from gpumond.rules.scopes.seen import VERDICTS, Seen, named, ratio, size, unjudged
 from gpumond.rules.verdicts import texts, values
+from gpumond.units import times
 
 NEARLY_FULL = 0.80
 
@@ -132,7 +133,7 @@ def _device_texts(row: _Device) -> dict[str, str]:
         "unclaimed": size(row.unclaimed),
         "top_process": _program(row, top) if top else "no visible process",
         "top_cache": _program(row, cache) if cache else "no program with an agent",
-        "xids": ", ".join(f"{xid} ({count} times)" for xid, count in sorted(row.xids.items()) if count),
+        "xids": ", ".join(f"{xid} ({times(count)})" for xid, count in sorted(row.xids.items()) if count),
         **texts(row.verdicts),
     }
 
