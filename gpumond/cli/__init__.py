@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from gpumond import __version__
-from gpumond.errors import ConfigError, GpumondError
+from gpumond.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
 
 DONE, FAILED, WRONG_USE, NOTHING_TO_DO = 0, 1, 2, 3
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _load(arguments.verb).run(arguments)
     except ImportError as error:
         return _missing_extra(arguments.verb, error)
-    except ConfigError as error:
+    except (ConfigError, NoSuchDevice, AmbiguousDevice) as error:
         print(f"gpumond: {error}", file=sys.stderr)
         return WRONG_USE
     except GpumondError as error:
