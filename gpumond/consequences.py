@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from gpumond.audit import AuditEntry
 from gpumond.errors import FlushError, StoreUnavailable
 from gpumond.flush import FlushAnswer, FlushRequest, Target
-from gpumond.model import Alert, Receipt, Snapshot
+from gpumond.model import AgentReport, Alert, Receipt, Snapshot
+from gpumond.receipts import blank
 from gpumond.records import Heartbeat, KeptAlert, Labels, Notice
 from gpumond.resume import kept, resume
 from gpumond.rules import Activities, Rule, ended
@@ -19,6 +20,9 @@ from gpumond.rules.actions import Key, Order, Tracks, annotate, conclude, decide
 
 ACTION = "action"
 """The audit's word for a rule that is about to flush."""
+
+PROGRAMS_AT_ONCE = 16
+"""Of one user, for one alert."""
 
 PAST_ALERTS = 1000
 """Those shown; the store has more."""
@@ -61,7 +65,7 @@ class Consequences:
         self._unkept: deque[Alert] = deque(maxlen=PAST_ALERTS)
         self._tracks: Tracks = {}
         self._news: dict[Labels, Alert] = {}
-        self._flushing: dict[Labels, Alert] = {}
+        self._flushing: dict[Key, Alert] = {}
         self._kept: object = None
         self._tasks: set[asyncio.Future[None]] = set()
 
@@ -92,7 +96,8 @@ class Consequences:
         elapsed = snapshot.elapsed_seconds
         orders, tracks = decide(rules, alerts, snapshot.reports, self._tracks, elapsed)
         self._ended.update((alert.labels, alert) for alert in resolved)
-        told = [labels for labels in self._ended if labels not in self._flushing]  # the others' receipts are to come
+        flushing = {alert.labels: alert for alert in self._flushing.values()}
+        told = [labels for labels in self._ended if labels not in flushing]  # the others' receipts are to come
         resolved = annotate([self._ended.pop(labels) for labels in told], tracks)
         self._end(resolved)
         self._tracks = forget(tracks, alerts, elapsed)
@@ -100,8 +105,8 @@ class Consequences:
             self._start(self._carry_out(order))
         alerts = annotate(alerts, self._tracks)
         news, self._news = {**self._news, **{alert.labels: alert for alert in resolved}}, {}
-        later = set(self._flushing) - {alert.labels for alert in alerts}  # is told with its receipts, in a moment
-        notices = self._outbox.put((*alerts, *(self._flushing[labels] for labels in later)), news)
+        later = set(flushing) - {alert.labels for alert in alerts}  # is told with its receipts, in a moment
+        notices = self._outbox.put((*alerts, *(flushing[labels] for labels in later)), news)
         state = frozenset(
             (labels, each.alert.phase, each.active_elapsed, each.cleared_elapsed, each.alert.labels)
             for active in activities.values()
@@ -129,19 +134,33 @@ class Consequences:
     async def _carry_out(self, order: Order) -> None:
         actor, problem = f"rule:{order.alert.rule}", ""
         receipts: list[Receipt] = []
-        self._flushing[order.alert.labels] = order.alert
+        self._flushing[order.key] = order.alert
+        places = asyncio.Semaphore(PROGRAMS_AT_ONCE)
         try:
             if not order.action.dry_run:
-                await self._store.audit(actor, ACTION, {"labels": order.alert.labels, "pids": order.pids})
-            for pid in order.pids:
-                request = FlushRequest(Target(pid=pid), order.action.steps, dry_run=order.action.dry_run)
-                receipts += (await self._flush(request, actor)).receipts
-        except (FlushError, StoreUnavailable) as error:
+                detail = {"labels": order.alert.labels, "uid": order.uid, "pids": order.pids}
+                await self._store.audit(actor, ACTION, detail)
+            flushed = await asyncio.gather(*(self._flush_one(order, each, actor, places) for each in order.programs))
+            receipts += (receipt for each in flushed for receipt in each)
+        except StoreUnavailable as error:
             problem = str(error)
         finally:
-            del self._flushing[order.alert.labels]
+            del self._flushing[order.key]
             self._tracks = conclude(self._tracks, order, receipts, problem)
-            (self._news[order.alert.labels],) = annotate([order.alert], self._tracks)
+            if order.alert.labels not in {alert.labels for alert in self._flushing.values()}:
+                (self._news[order.alert.labels],) = annotate([order.alert], self._tracks)
+
+    async def _flush_one(
+        self, order: Order, program: AgentReport, actor: str, places: asyncio.Semaphore
+    ) -> Sequence[Receipt]:
+        """Its receipts; an error is one of them, so that no program keeps another from being flushed."""
+        target = Target(pid=program.pid, uid=order.uid)
+        request = FlushRequest(target, order.action.steps, dry_run=order.action.dry_run, by_rule=True)
+        async with places:
+            try:
+                return (await self._flush(request, actor)).receipts
+            except (FlushError, StoreUnavailable) as error:
+                return (blank(program, "refused", str(error), actor, time.time()),)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -153,6 +172,7 @@ def _attempt(entry: AuditEntry) -> tuple[Key, float] | None:
     """None if the entry does not name its alert: it is damaged."""
     try:
         labels = tuple((str(name), str(text)) for name, text in entry.detail["labels"])
-    except (KeyError, TypeError, ValueError):
+        uid = entry.detail.get("uid")
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    return (entry.actor.removeprefix("rule:"), labels), entry.at
+    return (entry.actor.removeprefix("rule:"), labels, uid if isinstance(uid, int) else None), entry.at

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any
 
 from gpumond.asking import Asker
@@ -48,6 +49,7 @@ from gpumond.rules.preview import LastHour, Preview, preview
 from gpumond.runtime import bind_agent_socket, remove_agent_socket
 from gpumond.store import Bounds, Store
 from gpumond.stretches import Stretches, T
+from gpumond.units import human
 from gpumond.wire import Answer, Asked
 
 log = logging.getLogger(__name__)
@@ -262,16 +264,22 @@ class Daemon:
             return await in_turns(self._exposition.rendering(self.frame, form))
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
-        log.info("flush of %s, steps %s, by %s", request.target, ",".join(request.steps), requested_by)
+        kind = "plan" if request.dry_run else "forced flush" if request.force else "flush"
+        said = f"{kind} of {request.target}, steps {','.join(request.steps)}, by {requested_by}"
         if not request.dry_run:
             asked = {"target": str(request.target), "steps": request.steps}
-            await self._store.audit(requested_by, "flush.request", asked)
+            forced = {"force": True} if request.force else {}
+            await self._store.audit(requested_by, "flush.request", asked | forced)
         try:
             answer = await self._flusher.flush(request, requested_by)
         except FlushError as error:
+            log.info("%s: refused: %s", said, error)
             if not request.dry_run:
                 await self._note(requested_by, "flush.refused", str(error))
             raise
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in Counter(map(_outcome, answer.receipts)).items())
+        returned = "" if request.dry_run else f"; {human(answer.released_bytes)} came back"
+        log.info("%s: %s%s", said, outcomes, returned)
         if not request.dry_run:
             await self._note(requested_by, "flush.receipts", _proof(answer), answer.receipts)
         self._wake.set()  # the next frame shows what the flush did
@@ -368,6 +376,9 @@ async def in_turns(work: Stretches[T]) -> T:
 
 def _notifiers(settings: Settings) -> list[Notifier]:
     return [notifier(each.receiver()) for each in settings.receivers]
+
+
+_outcome = attrgetter("outcome")
 
 
 def _proof(answer: FlushAnswer) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from gpumond.model import (
     Verdict,
 )
 from gpumond.resume import Awaited, hold
-from gpumond.rules import Activities, Rule, Scope, Subjects, ended, step
+from gpumond.rules import Activities, Rule, Scope, Subjects, ended, located, step
 from gpumond.rules.recent import Recent, remembering
 from gpumond.rules.scopes import Seen, departure, hidden, subjects
 from gpumond.rules.verdicts import NOTHING, standing
@@ -128,7 +128,7 @@ def _judging(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts
     stepped: dict[str, Activities] = {}
     for rule in rules:
         before = memory.activities.get(rule.name, {})
-        stepped[rule.name] = step(rule, scopes[rule.scope], before, unseen, now, elapsed)
+        stepped[rule.name] = step(located(rule, snapshot.devices), scopes[rule.scope], before, unseen, now, elapsed)
         yield
     activities: Mapping[str, Activities] = stepped
     awaited = memory.awaited

@@ -6,6 +6,8 @@
   - ProtocolError       a peer sent nonsense: it is closed and counted
   - FlushError          a flush cannot start; its subclasses are the HTTP answers
     · NoSuchTarget, AlreadyUnderWay, CoolingDown
+  - NoSuchDevice        a name that no device has: HTTP 404
+  - AmbiguousDevice     a name that several devices have: HTTP 422
   - StoreUnavailable    a change cannot be kept, so it was not made: HTTP 503, or 507 on a full disk
   - NoSuchRule          the store has no rule of that name
   - RuleChanged         the rule is no longer the one that the caller meant: HTTP 412
@@ -61,11 +63,19 @@ class AlreadyUnderWay(FlushError):
 
 
 class CoolingDown(FlushError):
-    """The process was flushed a moment ago."""
+    """The process was flushed a moment ago; the message says when it may be flushed again."""
 
     def __init__(self, message: str, retry_after_seconds: float) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class NoSuchDevice(GpumondError):
+    """No device has that name; the message lists the devices."""
+
+
+class AmbiguousDevice(GpumondError):
+    """Several devices have that name; the message lists them."""
 
 
 class StoreUnavailable(GpumondError):

@@ -1,9 +1,8 @@
 """A flush that proves itself: plan, run, verify, receipt.
 
-The driver's count for the process is read, its agent flushes one allocator and tells what its pools
-held before and after, and the driver is read again until its count has settled. A flush stalls its device and its
-program: processes that share a device take turns, and so do those of one workload and the ranks of a job, which
-wait for each other on their devices and may hang if two stall at the same instant.
+The driver's count for the process is read, its agent flushes one allocator and says what its pools
+held before and after, and the driver is read again until its count has settled. ``turns`` keeps flushes apart that
+must not happen at the same time. A plan changes nothing: it takes no lock, and no lock holds it up.
 
 This module does *not* cover: what an allocator can return (the agent's adapters), nor who may ask (``api``).
 """
@@ -11,10 +10,12 @@ This module does *not* cover: what an allocator can return (the agent's adapters
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -28,13 +29,17 @@ from gpumond.model import (
     Reading,
     Receipt,
 )
-from gpumond.receipts import DriverCounts, blank, moved, verify, with_thrash
-from gpumond.turns import Turns, identity_of
+from gpumond.plans import Plans, Promises, pool_of
+from gpumond.receipts import DriverCounts, blank, had_effect, moved, of_reported, verify, with_thrash
+from gpumond.turns import NEIGHBOUR_SECONDS, Locks, identity_of
+from gpumond.units import human
 from gpumond.wire import Flush, PoolChange, Result
 
 SETTLE_SECONDS = 5.0
 STABLE_SECONDS = 1.0
 COOLDOWN_SECONDS = 30.0
+PERSON_COOLDOWN_SECONDS = 5.0
+"""The longest that a person waits between two flushes of a process; a rule waits the whole cooldown."""
 RECEIPTS_KEPT = 1000
 
 
@@ -73,11 +78,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class FlushRequest:
+    """``timeout_seconds`` is for each program. ``force`` overrides the cooldown. ``by_rule``: a rule's action asks.
+    ``plan``: the id of the plan that this flush carries out."""
+
     target: Target
     steps: tuple[str, ...] = DEFAULT_STEPS
     min_reclaimable_bytes: int = 0
     dry_run: bool = False
     timeout_seconds: float = 30.0
+    force: bool = False
+    by_rule: bool = False
+    plan: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,58 +119,86 @@ class Flusher:
         done: Callable[[Receipt], None] = lambda receipt: None,
         cooldown_seconds: float = COOLDOWN_SECONDS,
         settle_seconds: float = SETTLE_SECONDS,
+        neighbour_seconds: float = NEIGHBOUR_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.receipts: deque[Receipt] = deque(maxlen=RECEIPTS_KEPT)
         self._agents, self._read_driver, self._done, self._clock = agents, read_driver, done, clock
         self.cooldown_seconds, self._settle = cooldown_seconds, settle_seconds
-        self._under_way: set[Identity] = set()
+        self._under_way: dict[Identity, FlushRequest] = {}
         self._flushed_at: dict[Identity, float] = {}
-        self._turns = Turns()
+        self._locks = Locks(neighbour_seconds)
+        self._plans = Plans()
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
-        """Answers when all of it is over. Raises NoSuchTarget, AlreadyUnderWay or CoolingDown if nothing can start."""
+        """Answers when all of it is over. Raises NoSuchTarget, AlreadyUnderWay or CoolingDown if nothing can start.
+
+        Of several targets those that cannot start now are refused, each with its receipt.
+        """
         targets = [report for report in self._agents.reports() if request.target.matches(report)]
         if not targets:
             raise NoSuchTarget(f"no connected agent matches {request.target}; `gpumond status` lists the agents")
-        free = self._admit(targets, request)
-        identities = {identity_of(report) for report in free}
-        self._under_way |= identities
+        refusals = {} if request.dry_run else self._refusals(targets, request)
+        free = [report for report in targets if identity_of(report) not in refusals]
+        if not request.dry_run:
+            self._under_way |= {identity_of(report): request for report in free}
+        promises = self._plans.promises(requested_by, request.plan)
         try:
-            flushed = await asyncio.gather(*(self._process(report, request, requested_by) for report in free))
+            flushed = await asyncio.gather(*(self._process(report, request, requested_by, promises) for report in free))
         finally:
-            self._under_way -= identities
-        busy = [
-            blank(report, "refused", "it was flushed a moment ago, or is being flushed", requested_by, time.time())
+            for report in free:
+                self._over(report, request)
+        refused = [
+            blank(report, "refused", refusals[identity_of(report)], requested_by, time.time())
             for report in targets
-            if report not in free
+            if identity_of(report) in refusals
         ]
-        receipts = (*(receipt for process in flushed for receipt in process), *busy)
+        receipts = (*(receipt for process in flushed for receipt in process), *refused)
         for receipt in receipts:
             self.receipts.append(receipt)
             self._done(receipt)
-        return FlushAnswer(uuid.uuid4().hex, receipts, sum(receipt.released_bytes for receipt in receipts))
-
-    def _admit(self, targets: Sequence[AgentReport], request: FlushRequest) -> list[AgentReport]:
-        """The targets that can be flushed now; raises if there is none."""
-        now = self._clock()
-        self._flushed_at = {who: at for who, at in self._flushed_at.items() if now - at < self.cooldown_seconds}
-        idle = [report for report in targets if identity_of(report) not in self._under_way]
-        if not idle:
-            raise AlreadyUnderWay(f"a flush of {request.target} is under way; wait for its receipt")
+        answer = FlushAnswer(uuid.uuid4().hex, receipts, sum(receipt.released_bytes for receipt in receipts))
         if request.dry_run:
-            return idle
-        rested = [report for report in idle if identity_of(report) not in self._flushed_at]
-        if not rested:
-            wait = self.cooldown_seconds - (now - max(self._flushed_at[identity_of(report)] for report in idle))
-            raise CoolingDown(f"{request.target} was flushed a moment ago; flushing again costs speed", max(1.0, wait))
-        return rested
+            self._plans.keep(requested_by, answer.id, receipts)
+        return answer
 
-    async def _process(self, report: AgentReport, request: FlushRequest, requested_by: str) -> list[Receipt]:
+    def _refusals(self, targets: Sequence[AgentReport], request: FlushRequest) -> dict[Identity, str]:
+        """The targets that cannot be flushed now, each with the reason; raises if none of them can."""
+        now, rest = self._clock(), self.cooldown_seconds
+        self._flushed_at = {who: at for who, at in self._flushed_at.items() if now - at < rest}
+        rest = rest if request.by_rule else min(rest, PERSON_COOLDOWN_SECONDS)
+        refusals: dict[Identity, str] = {}
+        resting: dict[float, str] = {}
+        for report in targets:
+            who = identity_of(report)
+            ago = now - self._flushed_at.get(who, float("-inf"))
+            if who in self._under_way:
+                refusals[who] = "another flush of it is under way; wait for its receipt"
+            elif ago < rest and not request.force:
+                refusals[who] = resting[rest - ago] = _resting(ago, rest - ago)
+        if len(refusals) == len(targets):
+            if resting:
+                wait = max(resting)
+                raise CoolingDown(f"{request.target}: {resting[wait]}", max(1.0, wait))
+            if request.target.pid is not None:
+                raise AlreadyUnderWay(f"a flush of {request.target} is under way; wait for its receipt")
+        return refusals
+
+    def _over(self, report: AgentReport, request: FlushRequest) -> None:
+        if self._under_way.get(identity_of(report)) is request:
+            del self._under_way[identity_of(report)]
+
+    async def _process(
+        self, report: AgentReport, request: FlushRequest, requested_by: str, promises: Promises
+    ) -> list[Receipt]:
         receipts: list[Receipt] = []
         for allocator in dict.fromkeys(pool.allocator for pool in report.pools):
+            if receipts and receipts[-1].outcome == "timeout":
+                break
             receipts += await self._allocator(report, allocator, request, requested_by)
-        return receipts or [blank(report, "nothing", "its agent sees no pool", requested_by, time.time())]
+        self._over(report, request)
+        receipts = receipts or [blank(report, "nothing", "its agent sees no pool", requested_by, time.time())]
+        return [replace(receipt, planned=promises.get(pool_of(receipt))) for receipt in receipts]
 
     async def _allocator(
         self, report: AgentReport, allocator: str, request: FlushRequest, requested_by: str
@@ -173,22 +212,24 @@ class Flusher:
 
         reported = sum(pool.reclaimable.likely for pool in report.pools if pool.allocator == allocator)
         if reported < request.min_reclaimable_bytes:
-            reason = f"{reported} bytes are reclaimable, asked for at least {request.min_reclaimable_bytes}"
+            reason = f"{human(reported)} is reclaimable, less than the {human(request.min_reclaimable_bytes)} asked for"
             return [receipt("nothing", reason)]
-        frame = Flush(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
-        async with self._turns.of(report):
+        order = Flush(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
+        async with nullcontext() if request.dry_run else self._locks.held(report):
             started_at, began = time.time(), self._clock()
-            silent = self._turns.unanswering(report, self._agents.flushing)
+            silent = None if request.dry_run else self._locks.unanswering(report, self._agents.flushing)
             if silent is not None:
                 return [receipt("refused", f"pid {silent.pid} of the same workload or job may be in a flush still")]
             told_before = self._told(identity)
             before = await self._driver_counts(identity)
-            result = await self._agents.flush(identity, frame)
-            if result is None:
-                self._turns.unanswered(report)
+            result = await self._agents.flush(identity, order)
+            if result is None and not request.dry_run:
+                self._locks.unanswered(report)
         if result is None:
             return [receipt("timeout", f"the agent did not answer within {request.timeout_seconds:g} s, or left")]
-        if result.outcome not in ("planned", "refused", "deferred"):
+        reported_pools = (*report.pools, *(told_before.pools if told_before else ()))
+        result = of_reported(result, allocator, reported_pools, request.steps)
+        if had_effect(result):
             self._flushed_at[identity] = self._clock()
         after = before if request.dry_run else await self._settled(identity, before, result.pools)
         if not result.pools:
@@ -208,9 +249,9 @@ class Flusher:
         began = moved = self._clock()
         counts, pause = await self._driver_counts(identity), 0.02
         while any(
-            before[device] - counts[device] < amount
+            before.used[device] - counts.used[device] < amount
             for device, amount in released.items()
-            if device in before and device in counts
+            if device in before.used and device in counts.used
         ):
             now = self._clock()
             if now - began > self._settle or now - moved > STABLE_SECONDS:
@@ -227,10 +268,17 @@ class Flusher:
 
     async def _driver_counts(self, identity: Identity) -> DriverCounts:
         reading = await self._read_driver()
-        return {
+        devices = reading.devices if reading else ()
+        used = {
             device.uuid: process.used_bytes
-            for device in (reading.devices if reading else ())
+            for device in devices
             for process in device.processes or ()
             if (process.pid, process.start_ticks) == (identity.pid, identity.start_ticks)
             and process.used_bytes is not None
         }
+        return DriverCounts(used, {device.uuid: device.size_bytes for device in devices if device.size_bytes})
+
+
+def _resting(ago: float, wait: float) -> str:
+    again = f"allowed again in {math.ceil(wait)} s"
+    return f'it was flushed {ago:.0f} s ago; {again}, or now with --force (in a request: "force": true)'

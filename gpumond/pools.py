@@ -76,9 +76,15 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
+    """Bytes that a flush with the steps asked for returns: between low and high, most probably likely.
+
+    ``exactness`` is ``interval`` where a step cannot tell beforehand what it frees; None if the agent does not say it.
+    """
+
     low: int
     likely: int
     high: int
+    exactness: Exactness | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,7 @@ class Receipt:
     ``released_bytes`` is the allocator's held bytes before minus after; ``driver_released_bytes``
     the driver's count for that pid on that device before minus after, once settled.
     ``raced`` says that the program allocated meanwhile, so that the two may differ.
+    ``planned`` is what the plan that this flush carries out promised, ``expected`` what was promised when it started.
     """
 
     pid: int
@@ -116,3 +123,4 @@ class Receipt:
     requested_by: str
     started_at: float
     duration_seconds: float
+    planned: Expected | None = None

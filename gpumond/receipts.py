@@ -1,15 +1,21 @@
-"""Receipts of flushes: what an agent says came back, beside what the driver saw of it. Pure."""
+"""Receipts of flushes: the bytes that an agent says came back, and the bytes that the driver counts. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from gpumond.model import AgentReport, Held, Outcome, PoolUsage, Receipt
+from gpumond.units import human
 from gpumond.wire import PoolChange, Result
 
-DriverCounts = Mapping[str, int]
-"""Bytes of one process by device, as the driver counts them."""
+
+class DriverCounts(NamedTuple):
+    """By device, in bytes: what the driver counts for one process, and the device's size. Unknown is absent."""
+
+    used: Mapping[str, int]
+    sizes: Mapping[str, int]
 
 
 def blank(report: AgentReport, outcome: Outcome, reason: str, requested_by: str, started_at: float) -> Receipt:
@@ -34,6 +40,26 @@ def blank(report: AgentReport, outcome: Outcome, reason: str, requested_by: str,
     )
 
 
+def of_reported(result: Result, allocator: str, reported: Iterable[PoolUsage], steps: Sequence[str]) -> Result:
+    """The agent's answer about the pools that it had reported and the steps that it was asked for, each once."""
+    known = {pool.device_uuid for pool in reported if pool.allocator == allocator}
+    pools: dict[str, PoolChange] = {}
+    for change in result.pools:
+        device = change.before.device_uuid
+        if device in known and device == change.after.device_uuid and change.before.allocator == allocator:
+            pools.setdefault(device, change)
+    done = {step.step: step for step in reversed(result.steps) if step.step in steps}
+    return replace(result, pools=tuple(pools.values()), steps=tuple(done[step] for step in steps if step in done))
+
+
+def had_effect(result: Result) -> bool:
+    """Whether a flush changed anything, so that the program rests before the next."""
+    return result.outcome in ("freed", "partial", "failed") or any(
+        change.after.held_bytes < change.before.held_bytes or change.after.live_bytes < change.before.live_bytes
+        for change in result.pools
+    )
+
+
 def moved(change: PoolChange, told: Iterable[PoolUsage]) -> bool:
     """Whether the program took or gave device memory just before or after what its agent saw of the flush.
 
@@ -48,19 +74,23 @@ def moved(change: PoolChange, told: Iterable[PoolUsage]) -> bool:
 def verify(
     receipt: Receipt, result: Result, change: PoolChange, has_moved: bool, before: DriverCounts, after: DriverCounts
 ) -> Receipt:
-    """The receipt of one pool: what its allocator released, beside what the driver saw.
+    """The receipt of one pool: the bytes that its allocator released, and those that the driver saw come back.
 
-    The driver has the last word: a pool that says it freed memory which the driver still counts to
-    the process was freed in part, unless the program allocated meanwhile.
+    The driver decides: memory that an allocator says it freed, and that the driver still counts to the process, was
+    freed in part, unless the program allocated meanwhile. A release that cannot be counts as 0, and the reason says so.
     """
     device = change.before.device_uuid
-    released = change.before.held_bytes - change.after.held_bytes
-    driver_before, driver_after = before.get(device), after.get(device)
+    stated = change.before.held_bytes - change.after.held_bytes
+    driver_before, driver_after = before.used.get(device), after.used.get(device)
     seen = None if driver_before is None or driver_after is None else driver_before - driver_after
-    raced = change.raced or (has_moved and seen not in (None, released))
+    raced = change.raced or (has_moved and seen not in (None, stated))
     outcome, reason = result.outcome, result.reason
-    if outcome == "freed" and seen is not None and seen < released and not raced:
-        outcome, reason = "partial", f"the driver saw {seen} of {released} released bytes come back"
+    released, doubt = _possible(stated, driver_before, before.sizes.get(device))
+    if doubt:
+        outcome = "nothing" if outcome in ("freed", "partial") else outcome
+        reason = "; ".join(filter(None, (reason, doubt)))
+    elif outcome == "freed" and seen is not None and seen < released and not raced:
+        outcome, reason = "partial", f"the driver saw {human(seen)} of {human(released)} come back"
     planned = outcome == "planned"
     return replace(
         receipt,
@@ -75,6 +105,17 @@ def verify(
         steps=result.steps,
         raced=raced,
     )
+
+
+def _possible(stated: int, driver_used: int | None, size: int | None) -> tuple[int, str]:
+    """The bytes that count as released, and the reason why that is not what the agent states."""
+    if stated < 0:
+        return 0, f"the pool holds {human(-stated)} more than before"
+    if driver_used is not None and stated > driver_used:
+        return 0, f"the agent states {human(stated)} released, the driver had counted {human(driver_used)}: not counted"
+    if size is not None and stated > size:
+        return 0, f"the agent states {human(stated)} released, the device has {human(size)}: not counted"
+    return stated, ""
 
 
 def with_thrash(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:

@@ -17,6 +17,8 @@ EDGES = ("sources", "intake", "notify", "api", "metrics", "store")
 KNOW_MORE_THAN_ONE_EDGE = ("daemon", "cli")
 PURE = (
     "model",
+    "devices",
+    "plans",
     "pools",
     "sensors",
     "program",

@@ -148,3 +148,17 @@ def test_a_process_on_an_unseen_device_does_not_resolve():
     lost = a_device(missed=3, size_bytes=None, used_bytes=None, processes=None)
     assert advance(first.memory, rule, a_snapshot(lost)).resolved == ()
     assert len(advance(first.memory, rule, a_snapshot(a_device())).resolved) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "uuids"),
+    [("1", {"GPU-b1"}), ("GPU-a", {"GPU-a1"}), ("0000:1c:00.0", {"GPU-b1"}), ("GPU-", set()), ("7", set())],
+)
+def test_a_rule_names_a_device_as_people_do(name: str, uuids: set[str]):
+    devices = [
+        a_device(uuid, index=index, pci_bus_id=f"00000000:1{letter}:00.0", used_bytes=79 * GIB)
+        for index, (uuid, letter) in enumerate((("GPU-a1", "B"), ("GPU-b1", "C")))
+    ]
+    rule = replace(FULL[0], match=(("device", name),))
+    alerts = advance(Memory(), (rule,), a_snapshot(*devices)).frame.alerts
+    assert {dict(alert.labels)["uuid"] for alert in alerts} == uuids

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,8 @@ class Scene:
         }
         self.coming: list[tuple[int, str, int]] = []
         self.gate: asyncio.Event | None = None
+        self.silent: set[int] = set()
+        """Pids whose agents never answer."""
         self.unanswered: set[Identity] = set()
 
     def reports(self) -> Sequence[AgentReport]:
@@ -42,6 +46,8 @@ class Scene:
         self.flushed.append(identity.pid)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
+        if identity.pid in self.silent:
+            await asyncio.Event().wait()
         await (self.gate.wait() if self.gate else asyncio.sleep(0))
         self.running -= 1
         return self.behave(self, identity, request)
@@ -69,8 +75,14 @@ class Scene:
             )
         )
 
-    def flusher(self) -> Flusher:
-        return Flusher(self, self.read_driver, settle_seconds=0.5)
+    def refill(self) -> None:
+        """The programs have taken again what was flushed."""
+        for report in self.programs:
+            for pool in report.pools:
+                self.driver_counts[report.pid, pool.device_uuid] = pool.held_bytes + GIB
+
+    def flusher(self, **options: Any) -> Flusher:
+        return Flusher(self, self.read_driver, **{"settle_seconds": 0.5} | options)
 
     def run(self, **fields: object) -> FlushAnswer:
         request = FlushRequest(**({"target": Target(all=True)} | fields))  # type: ignore[arg-type]
@@ -183,6 +195,7 @@ OTHER = {"device": "GPU-b", "workload": "serve"}
     ("reports", "at_once"),
     [
         pytest.param((train(10), train(11, workload="serve")), 1, id="one device"),
+        pytest.param((train(10), train(11, workload="serve", uid=7)), 1, id="one device, two users"),
         pytest.param((train(10), train(11, **OTHER)), 2, id="nothing in common"),
         pytest.param((train(10), train(11, device="GPU-b")), 1, id="one workload"),
         pytest.param((train(10), train(11, device="GPU-b", uid=7)), 2, id="one name, two users"),
@@ -293,3 +306,68 @@ def test_a_target_names_processes(target: Target, pids: list[int] | None):
 def test_a_process_whose_agent_sees_no_pool_has_nothing_to_give():
     (receipt,) = Scene(a_report()).run().receipts
     assert receipt.outcome == "nothing"
+
+
+def test_a_receipt_shows_what_the_plan_promised():
+    async def run() -> None:
+        scene = Scene(train())
+        flusher = scene.flusher()
+        plan = await flusher.flush(FlushRequest(Target(pid=10), dry_run=True), "test")
+        scene.programs = [train(cached=2 * GIB)]
+        carried_out = FlushRequest(Target(pid=10), plan=plan.id)
+        receipts = (await flusher.flush(carried_out, "test")).receipts
+        (receipt,) = receipts
+        assert receipt.planned == Expected(3 * GIB, 3 * GIB, 3 * GIB)
+        assert (receipt.expected, receipt.released_bytes) == (Expected(2 * GIB, 2 * GIB, 2 * GIB), 2 * GIB)
+        scene.refill()
+        (other,) = (await flusher.flush(replace(carried_out, force=True), "somebody else")).receipts
+        assert other.planned is None
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "driver", "says"),
+    [
+        (2 * GIB, 62 * GIB, 70 * GIB, "the pool holds 60.0 GiB more than before"),
+        (60 * GIB, GIB, 5 * GIB, "59.0 GiB released, the driver had counted 5.0 GiB"),
+        (600 * GIB, GIB, None, "599.0 GiB released, the device has 80.0 GiB"),
+    ],
+)
+def test_a_release_that_cannot_be_counts_as_nothing(before: int, after: int, driver: int | None, says: str):
+    def lie(scene: Scene, identity: Identity, request: Flush) -> Result:
+        change = PoolChange(a_pool(live=before), a_pool(live=after), Expected(0, 0, 0))
+        return Result(request.id, "freed", "", (change,), ())
+
+    scene = Scene(train(), train(11), behave=lie)
+    scene.driver_counts = {(11, "GPU-a"): GIB} | ({} if driver is None else {(10, "GPU-a"): driver})
+    answer = scene.run(target=Target(pid=10))
+    (receipt,) = answer.receipts
+    assert (receipt.outcome, receipt.released_bytes, answer.released_bytes) == ("nothing", 0, 0)
+    assert says in receipt.reason
+
+
+def test_receipts_are_of_reported_pools_once_each_and_of_steps_that_were_asked_for():
+    def many(scene: Scene, identity: Identity, request: Flush) -> Result:
+        (own,) = give_all(scene, identity, request).pools
+        foreign = [replace(own, before=a_pool(f"GPU-{n}"), after=a_pool(f"GPU-{n}")) for n in range(50)]
+        other = replace(own, before=replace(own.before, allocator="cupy"))
+        steps = tuple(StepResult(step, 0, 0.1) for step in ("cache", "gc", "cache", "bogus"))
+        return Result(request.id, "freed", "", (*foreign, other, own, own), steps)
+
+    (receipt,) = Scene(train(), behave=many).run().receipts
+    assert (receipt.device_uuid, receipt.released_bytes) == ("GPU-a", 3 * GIB)
+    assert [step.step for step in receipt.steps] == ["cache"]
+
+
+def test_an_agent_that_did_not_answer_for_one_allocator_is_not_asked_for_the_others():
+    pools = tuple(a_pool(allocator=f"a{n}", cached=GIB) for n in range(5))
+    scene = Scene(a_report(pools=pools), behave=lambda *_: None)
+    scene.driver_counts = {}
+    assert [receipt.outcome for receipt in scene.run().receipts] == ["timeout"]
+    assert len(scene.flushed) == 1
+
+
+def test_reasons_are_in_sizes_for_people():
+    (receipt,) = Scene(train(cached=GIB)).run(min_reclaimable_bytes=100 * GIB).receipts
+    assert receipt.reason == "1.0 GiB is reclaimable, less than the 100.0 GiB asked for"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpumond.program import AppliedLimit, Dump, Program
 
     Hook = TypeVar("Hook", bound=Callable[[], int | None])
+    Estimate = int | Callable[[], int | None] | None
     F = TypeVar("F", bound=Callable[..., Any])
     Smaller = tuple[Any, ...] | dict[str, Any] | None
 else:
@@ -49,7 +50,7 @@ REPORT_SECONDS = 0.1
 _NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
 
 _loop: Loop | None = None
-_hooks: list[Callable[[], int | None]] = []
+_hooks: list[tuple[Callable[[], int | None], Estimate]] = []
 _mark: Callable[[], None] | None = None
 
 
@@ -118,14 +119,28 @@ def step() -> None:
         _loop.step()
 
 
-def on_flush(function: Hook) -> Hook:
-    """Registers a function that empties a cache of the program's own; can be used as a decorator.
+@overload
+def on_flush(function: Hook, *, estimate: Estimate = None) -> Hook: ...
+@overload
+def on_flush(function: None = None, *, estimate: Estimate = None) -> Callable[[Hook], Hook]: ...  # noqa: F811
+def on_flush(function: Any = None, *, estimate: Estimate = None) -> Any:  # noqa: F811
+    """Registers a function that empties a cache of the program's own: ``on_flush(drop)``, or the decorators
+    ``@on_flush`` and ``@on_flush(estimate=cache_size)``.
 
-    It runs in the flush step ``hooks``, in the thread that flushes, and returns the bytes that it let go of, or None.
+    It runs in the flush step ``hooks``, in the thread that flushes, and returns the number of bytes that it freed, or
+    None. ``estimate`` is the number of bytes that it will free, or a function that returns it: a plan shows it. Without
+    an estimate, a plan with the step ``hooks`` is an interval from 0 to all that the allocators hold.
     """
+    if estimate is not None and not callable(estimate):
+        if not isinstance(estimate, int) or isinstance(estimate, bool):
+            raise TypeError(f"on_flush: estimate: expected bytes as int, or a function, got {type(estimate).__name__}")
+        if estimate < 0:
+            raise ValueError(f"on_flush: estimate: expected at least 0 bytes, got {estimate}")
+    if function is None:
+        return lambda function: on_flush(function, estimate=estimate)
     if not callable(function):
         raise TypeError(f"on_flush: expected a function without arguments, got {type(function).__name__}")
-    _hooks.append(function)
+    _hooks.append((function, estimate))
     return function
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from gpumond.agent.adapters import KNOWN, AllocatorAdapter, Refused, present
-from gpumond.agent.order import Hook, Permits, carry_out
+from gpumond.agent.order import Hook, Permits, carry_out, estimated
 from gpumond.agent.proof import held, judge, released_bytes
 from gpumond.agent.rate import Rate
 from gpumond.agent.remains import Remains
@@ -105,8 +105,9 @@ class Levers:
             return Result(order.id, "refused", clean(f"{what}; nothing was done"))
         with self._lock:
             try:
+                hooked = self._hooked(adapter, hooks) if "hooks" in order.steps else 0
                 with _cuda("between_captures"):
-                    result = carry_out(order, adapter, hooks, permits, self._remains)
+                    result = carry_out(order, adapter, hooks, permits, self._remains, hooked)
             except Refused as refusal:
                 return Result(order.id, "refused", clean(refusal))
             except Exception as error:  # the library's own, whatever it is
@@ -114,6 +115,16 @@ class Levers:
             if not order.dry_run:
                 self._thrash.flushed(result.pools, time.monotonic())
             return result
+
+    def _hooked(self, adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> int | None:
+        """The adapter's part, by live bytes, of what the hooks will free; None if that is unknown."""
+        freed = estimated(hooks)
+        if not freed or len(self._known) < 2:
+            return freed
+        with _cuda("beside_captures"):
+            live = {each: sum(pool.live_bytes for pool in _read(each) if not pool.inside) for each in self._known}
+        total = sum(live.values())
+        return freed * live[adapter] // total if total else freed
 
 
 LEVERS = Levers()

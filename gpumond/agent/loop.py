@@ -20,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpumond.agent.order import Hook
     from gpumond.agent.session import Session
     from gpumond.pools import FlushPolicy
     from gpumond.wire import Flush
@@ -34,7 +35,7 @@ FAILED_SECONDS = 5.0
 class Loop:
     """At most one thread in this process; in a forked child, the child's own."""
 
-    def __init__(self, hooks: list[Callable[[], int | None]]) -> None:
+    def __init__(self, hooks: list[Hook]) -> None:
         self.workload = _workload(os.environ.get("GPUMOND_WORKLOAD", ""))
         self.flush_policy: FlushPolicy = _policy(os.environ.get("GPUMOND_FLUSH_POLICY", ""))
         self.socket: str | None = None

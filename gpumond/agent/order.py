@@ -19,7 +19,8 @@ from gpumond.wire import Flush, Result, clean
 MAIN_THREAD_SECONDS = 2.0
 """So long a step waits for the main thread to come round."""
 
-Hook = Callable[[], "int | None"]
+Hook = tuple[Callable[[], "int | None"], "int | Callable[[], int | None] | None"]
+"""A function of the program that frees memory, and the bytes that it will free: a number, a function, or unknown."""
 
 
 class Permits(NamedTuple):
@@ -31,22 +32,35 @@ class Permits(NamedTuple):
 
 
 def carry_out(
-    order: Flush, adapter: AllocatorAdapter, hooks: Sequence[Hook], permits: Permits, remains: Remains
+    order: Flush,
+    adapter: AllocatorAdapter,
+    hooks: Sequence[Hook],
+    permits: Permits,
+    remains: Remains,
+    hooked: int | None = 0,
 ) -> Result:
-    """Raises Refused if nothing may be done now, and what the library raises before anything is done."""
+    """``hooked``: the bytes of this allocator that the hooks will free, None if that is unknown.
+
+    Raises Refused if nothing may be done now, and what the library raises before anything is done.
+    """
     try:
-        return _carry_out(order, adapter, hooks, permits, remains)
+        return _carry_out(order, adapter, hooks, permits, remains, hooked)
     finally:
         getattr(adapter, "finish", tuple)()
 
 
 def _carry_out(
-    order: Flush, adapter: AllocatorAdapter, hooks: Sequence[Hook], permits: Permits, remains: Remains
+    order: Flush,
+    adapter: AllocatorAdapter,
+    hooks: Sequence[Hook],
+    permits: Permits,
+    remains: Remains,
+    hooked: int | None,
 ) -> Result:
     adapter.flush(())
     before = remains.counted(adapter.read(exact=True), getattr(adapter, "left", dict)())
     if order.dry_run:
-        return Result(order.id, "planned", "", planned(before, order.steps))
+        return Result(order.id, "planned", "", planned(before, order.steps, hooked))
     done: list[StepResult] = []
     failure = ""
     for step in STEPS:
@@ -55,12 +69,26 @@ def _carry_out(
                 done += _measured(step, adapter, hooks, permits)
             except Exception as error:  # a hook's or the library's own; what was done until then still counts
                 failure = clean(f"{step}: {type(error).__name__}: {error}")
-    seen = changes(before, adapter.read(), order.steps)
+    seen = changes(before, adapter.read(), order.steps, hooked)
     remains.flushed(seen, [step.step for step in done if not step.detail.startswith(REFUSED)])
     if failure:
         return Result(order.id, "failed", failure, seen, tuple(done))
     outcome, reason = conclude(done, seen, order.steps, adapter.name)
     return Result(order.id, outcome, clean(reason), seen, tuple(done))
+
+
+def estimated(hooks: Sequence[Hook]) -> int | None:
+    """The bytes that the hooks will free together; None if one of them does not say it, or fails to."""
+    total = 0
+    for _, estimate in tuple(hooks):
+        try:
+            freed = estimate() if callable(estimate) else estimate
+        except Exception:  # the program's own
+            return None
+        if not isinstance(freed, int) or freed < 0:
+            return None
+        total += freed
+    return total
 
 
 def _measured(step: str, adapter: AllocatorAdapter, hooks: Sequence[Hook], permits: Permits) -> Sequence[StepResult]:
@@ -110,7 +138,7 @@ def _collect(adapter: AllocatorAdapter) -> StepResult:
 
 def _call(adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> StepResult:
     held, started = _held_bytes(adapter), time.perf_counter()
-    own = sum(hook() or 0 for hook in tuple(hooks))
+    own = sum(function() or 0 for function, _ in tuple(hooks))
     seconds = time.perf_counter() - started
     detail = f"{len(hooks)} functions, {own} bytes by their own account"
     return StepResult("hooks", max(0, held - _held_bytes(adapter)), seconds, detail)

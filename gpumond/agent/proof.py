@@ -14,6 +14,9 @@ RETURNING = frozenset(("spill", "cache", "trim"))
 RELEASING = frozenset(("gc", "hooks", "spill", "ipc", "workspaces"))
 """Steps that may lower the live bytes."""
 
+UNFORESEEN = frozenset(("gc", "workspaces"))
+"""Steps of which nothing tells beforehand what they free."""
+
 REFUSED = "refused: "
 """How the detail of a step begins that was not carried out, being unsafe now."""
 
@@ -36,22 +39,50 @@ def raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool:
     return allocated or grew or shrank
 
 
-def planned(before: Iterable[PoolUsage], steps: Sequence[str]) -> tuple[PoolChange, ...]:
-    return tuple(PoolChange(pool, pool, expected(pool, steps)) for pool in before)
+def planned(before: Iterable[PoolUsage], steps: Sequence[str], hooked: int | None = 0) -> tuple[PoolChange, ...]:
+    before = tuple(before)
+    return tuple(
+        PoolChange(pool, pool, promise) for pool, promise in zip(before, promises(before, steps, hooked), strict=True)
+    )
 
 
-def changes(before: Iterable[PoolUsage], after: Iterable[PoolUsage], steps: Sequence[str]) -> tuple[PoolChange, ...]:
-    now = {pool.device_uuid: pool for pool in after}
-    return tuple(_change(pool, now.get(pool.device_uuid), steps) for pool in before)
+def changes(
+    before: Iterable[PoolUsage], after: Iterable[PoolUsage], steps: Sequence[str], hooked: int | None = 0
+) -> tuple[PoolChange, ...]:
+    before, now = tuple(before), {pool.device_uuid: pool for pool in after}
+    return tuple(
+        _change(pool, now.get(pool.device_uuid), steps, promise)
+        for pool, promise in zip(before, promises(before, steps, hooked), strict=True)
+    )
 
 
-def expected(pool: PoolUsage, steps: Sequence[str]) -> Expected:
-    """What the steps return of it. What is spilled is live, and hence not among what is reclaimable."""
+def promises(pools: Sequence[PoolUsage], steps: Sequence[str], hooked: int | None) -> list[Expected]:
+    """What the steps return of each pool. ``hooked``: the bytes that the program's own functions free of all of them
+    together, None if one of these does not say it; it is shared out by live bytes."""
+    live = sum(pool.live_bytes for pool in pools)
+    return [
+        expected(pool, steps, hooked if not hooked or not live else hooked * pool.live_bytes // live) for pool in pools
+    ]
+
+
+def expected(pool: PoolUsage, steps: Sequence[str], hooked: int | None = 0) -> Expected:
+    """What the steps return of one pool. What is spilled is live, and hence not among what is reclaimable.
+
+    Where a step cannot tell what it frees, all that is held may come back, and nothing of it is likely.
+    """
     spilled = (pool.spillable_bytes or 0) if "spill" in steps else 0
-    if not RETURNING.intersection(steps) - {"spill"}:
-        return Expected(0, spilled, spilled)
-    cached = pool.reclaimable
-    return Expected(cached.low, cached.likely + spilled, cached.high + spilled)
+    cached, low, likely, high = pool.reclaimable, 0, 0, 0
+    if RETURNING.intersection(steps) - {"spill"}:
+        low, likely, high = cached.low, cached.likely, cached.high
+    if spilled:
+        likely, high = likely + spilled, high + spilled
+    if cached.exactness == "not_releasable":
+        return Expected(low, likely, high, cached.exactness)
+    if (hooked is None and "hooks" in steps) or (pool.live_bytes and UNFORESEEN.intersection(steps)):
+        high = max(high, pool.held_bytes)
+    if hooked and "hooks" in steps:
+        likely, high = min(pool.held_bytes, likely + hooked), max(high, min(pool.held_bytes, high + hooked))
+    return Expected(low, likely, high, "exact" if low == high else "interval")
 
 
 def held(pool: PoolUsage) -> Held:
@@ -71,7 +102,7 @@ def conclude(
     return judge(sum(map(released_bytes, change)), Expected(low, low, low)), "; ".join(refused)
 
 
-def _change(before: PoolUsage, after: PoolUsage | None, steps: Sequence[str]) -> PoolChange:
+def _change(before: PoolUsage, after: PoolUsage | None, steps: Sequence[str], promise: Expected) -> PoolChange:
     if after is None:  # the pool itself is gone
         after = replace(before, live_bytes=0, held_bytes=0, reclaimable=Reclaimable(0, 0, 0), stranded_bytes=0)
-    return PoolChange(before, after, expected(before, steps), raced(before, after, steps))
+    return PoolChange(before, after, promise, raced(before, after, steps))

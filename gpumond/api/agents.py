@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_token
+from gpumond.api.named import device_named
 from gpumond.api.problems import problem, responses
 from gpumond.program import AppliedLimit, Dump
 from gpumond.text import Encodable
@@ -23,7 +24,9 @@ Pid = Annotated[int, Path(gt=0)]
 
 
 class LimitBody(Encodable):
-    """``limit_bytes`` null: no limit any more. ``device``: a UUID, or null for all that the program uses."""
+    """``limit_bytes`` null: no limit any more. ``device``: an index, a UUID or its beginning, or a PCI address; null
+    for all that the program uses.
+    """
 
     model_config = ConfigDict(
         extra="forbid", strict=True, json_schema_extra={"examples": [{"limit_bytes": 20 * examples.GIB}]}
@@ -48,9 +51,11 @@ def _ok(model: Any, example: Any) -> dict[int | str, dict[str, Any]]:
 async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str = Depends(require_token)) -> Response:
     """Its allocators flush, then fail, as if the device were smaller; nothing is taken away. In the audit.
 
-    404: no agent has that pid. 409: the program does not allow it, or cannot; `detail` says why. 504: no answer.
+    404: no agent has that pid, or no device that name. 409: the program does not allow it, or cannot;
+    `detail` says why. 504: no answer.
     """
-    answer = await _ask(request, pid, "limit", requested_by, body.limit_bytes, body.device)
+    device = None if body.device is None else device_named(body.device, request.app.state.view.frame)
+    answer = await _ask(request, pid, "limit", requested_by, body.limit_bytes, device)
     if isinstance(answer, Response):
         return answer
     return Response(LIMITS.dump_json(list(answer.limits)), media_type="application/json")

@@ -10,10 +10,14 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_valid
 
 from gpumond.api import examples
 from gpumond.api.auth import Caller, Tokens, admit, bearer, require_flush
+from gpumond.api.named import device_named
 from gpumond.api.problems import problem, responses
 from gpumond.flush import FlushAnswer, FlushRequest, Target, ordered_steps
 from gpumond.model import DEFAULT_STEPS
 from gpumond.text import Encodable
+
+MANY_SECONDS = 60.0
+"""The longest timeout for each of several programs, unless an administrator asks."""
 
 router = APIRouter(tags=["flush"])
 ANSWER = TypeAdapter(FlushAnswer)
@@ -21,7 +25,7 @@ EXAMPLE = FlushAnswer("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), e
 
 
 class TargetBody(Encodable):
-    """Exactly one of pid, device (UUID), workload, all."""
+    """Exactly one of pid, device (an index, a UUID or its beginning, or a PCI address), workload, all."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -33,7 +37,7 @@ class TargetBody(Encodable):
     @model_validator(mode="after")
     def _one(self) -> TargetBody:
         if sum((self.pid is not None, self.device is not None, self.workload is not None, self.all)) != 1:
-            raise ValueError('expected exactly one of {"pid": N}, {"device": UUID}, {"workload": NAME}, {"all": true}')
+            raise ValueError('expected exactly one of {"pid": N}, {"device": NAME}, {"workload": NAME}, {"all": true}')
         return self
 
 
@@ -48,6 +52,8 @@ class FlushBody(Encodable):
     min_reclaimable_bytes: int = Field(default=0, ge=0, strict=True)
     dry_run: bool = Field(default=False, strict=True)
     timeout_seconds: float = Field(default=30.0, gt=0, le=600)
+    force: bool = Field(default=False, strict=True, description="Flush although it was flushed a moment ago.")
+    plan: str | None = Field(default=None, max_length=64, description="The `id` of the plan that it carries out.")
 
 
 _OK: dict[int | str, dict[str, Any]] = {
@@ -67,18 +73,23 @@ _OK: dict[int | str, dict[str, Any]] = {
     response_model=None,
 )
 async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(require_flush)) -> Response:
-    """Answers when it is over, never before.
+    """Answers when it is over, never before. Of several programs, those that cannot be flushed now have a receipt with
+    the outcome `refused`.
 
-    404: no agent matches. 409: already under way for that process. 429: flushed a moment ago, or too many flushes of
-    this caller. 504: an
-    agent did not answer in time; the problem document carries `id`, `receipts` and `released_bytes`.
-    503, 507: the flush cannot be recorded, so it was not begun.
+    404: no agent matches, or no device has that name. 409: that process is being flushed. 429: flushed a moment ago
+    (`force` overrides that), or too many flushes of this caller. 504: an agent did not answer in time; the problem
+    document carries `id`, `receipts` and `released_bytes`. 503, 507: the flush cannot be recorded, so it was not begun.
     """
     if not body.dry_run:
         _count(request.app.state.tokens, caller)
-    target = Target(body.target.pid, body.target.device, body.target.workload, body.target.all, caller.uid)
-    order = FlushRequest(target, body.steps, body.min_reclaimable_bytes, body.dry_run, body.timeout_seconds)
-    answer: FlushAnswer = await request.app.state.view.flush(order, caller.name)
+    view, device = request.app.state.view, body.target.device
+    uuid = None if device is None else device_named(device, view.frame, caller.uid)
+    target = Target(body.target.pid, uuid, body.target.workload, body.target.all, caller.uid)
+    patience = body.timeout_seconds if target.pid or caller.may("admin") else min(body.timeout_seconds, MANY_SECONDS)
+    order = FlushRequest(
+        target, body.steps, body.min_reclaimable_bytes, body.dry_run, patience, body.force, plan=body.plan
+    )
+    answer: FlushAnswer = await view.flush(order, caller.name)
     silent = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if silent:
         detail = f"no answer in time from pid {', '.join(map(str, silent))}; other receipts are final"

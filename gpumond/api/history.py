@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from gpumond.api import examples
 from gpumond.api.facts import answer, described
+from gpumond.api.named import device_named
 from gpumond.history import SIGNALS, History, Signal
 from gpumond.series import SAMPLES, TIERS
 
@@ -53,7 +54,7 @@ EXAMPLE = Past(
 @router.get("/history", summary="What was seen of a device or a process", **described(Past, EXAMPLE, 404, 422))
 async def history(
     request: Request,
-    uuid: Annotated[str, Query(description="Of the device.")],
+    uuid: Annotated[str, Query(description="The device: an index, a UUID or its beginning, or a PCI address.")],
     pid: Annotated[int | None, Query(ge=1, description="Of a process on it; without, the device as a whole.")] = None,
     signal: Annotated[
         Signal, Query(description="`utilization` and `unclaimed` are of devices, `live` and `held` need agents.")
@@ -65,6 +66,7 @@ async def history(
     longest that are not longer than `resolution`; without it, the shortest that reach back to `since`. At most 900
     points. After a restart the day before is there in blocks of 15 minutes."""
     known: History = request.app.state.view.history
+    uuid = device_named(uuid, request.app.state.view.frame, others=known.devices)
     if resolution is None and since is not None:
         resolution = _reaching(time.time() - since)
     points = known.series(uuid, pid, signal, since or 0.0, resolution)

@@ -15,11 +15,13 @@ from starlette.routing import compile_path
 
 from gpumond.errors import (
     AlreadyUnderWay,
+    AmbiguousDevice,
     ConfigError,
     CoolingDown,
     FlushError,
     GpumondError,
     NoSuchBaseline,
+    NoSuchDevice,
     NoSuchRule,
     NoSuchTarget,
     RuleChanged,
@@ -30,6 +32,8 @@ from gpumond.errors import (
 
 STATUS: dict[type[GpumondError], int] = {
     NoSuchTarget: 404,
+    NoSuchDevice: 404,
+    AmbiguousDevice: 422,
     AlreadyUnderWay: 409,
     CoolingDown: 429,
     NoSuchRule: 404,
@@ -89,6 +93,8 @@ def install(app: FastAPI) -> None:
         place = ".".join(str(part) for part in wrong["loc"])
         return problem(422, f"{place}: {wrong['msg'].removeprefix('Value error, ')}")
 
+    @app.exception_handler(NoSuchDevice)
+    @app.exception_handler(AmbiguousDevice)
     @app.exception_handler(NoSuchRule)
     @app.exception_handler(RuleConflict)
     @app.exception_handler(RuleChanged)

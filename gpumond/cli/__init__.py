@@ -11,10 +11,10 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from gpumond import __version__
-from gpumond.errors import ConfigError, GpumondError
+from gpumond.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
 
 DONE, FAILED, WRONG_USE, NOTHING_TO_DO = 0, 1, 2, 3
 
@@ -42,6 +42,13 @@ EXTRAS = {"top": "top"}
 """The extra that a verb's own libraries are in, where it is not ``daemon``."""
 
 
+class Parser(argparse.ArgumentParser):
+    """Accepts no abbreviated options, nor do its subcommands, which are of its class."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False} | options)
+
+
 class Verb(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
     def run(self, arguments: argparse.Namespace) -> int: ...
@@ -49,7 +56,7 @@ class Verb(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumond",
         description="GPU memory: every byte attributed, and given back with a receipt.",
         epilog="Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 nothing to do.",
@@ -69,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _load(arguments.verb).run(arguments)
     except ImportError as error:
         return _missing_extra(arguments.verb, error)
-    except ConfigError as error:
+    except (ConfigError, NoSuchDevice, AmbiguousDevice) as error:
         print(f"gpumond: {error}", file=sys.stderr)
         return WRONG_USE
     except GpumondError as error:

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpumond.devices import device_uuid
 from gpumond.errors import DaemonError
+from gpumond.model import DeviceReading
 from gpumond.wire import SERVICE_SOCKET, default_socket
 
 DEFAULT_URL = "http://127.0.0.1:9917"
@@ -38,6 +40,13 @@ def add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", default=os.environ.get("GPUMOND_URL") or DEFAULT_URL, help=f"the daemon ($GPUMOND_URL, {DEFAULT_URL})"
     )
+
+
+def device(url: str, name: str) -> str:
+    """The UUID of the device that is named so. Raises DaemonError, NoSuchDevice, AmbiguousDevice."""
+    known = get(url, "/api/v1/devices")
+    fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
+    return device_uuid(name, [DeviceReading(**{field: each[field] for field in fields}) for each in known])
 
 
 def get(url: str, path: str) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, client
+from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, client
 from gpumond.cli.table import size, table
 from gpumond.errors import DaemonError
 from gpumond.model import STEPS
@@ -18,7 +18,11 @@ from gpumond.units import level
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--pid", type=int, metavar="N", help="one process")
-    target.add_argument("--device", metavar="UUID", help="every process with an agent on one device")
+    target.add_argument(
+        "--device",
+        metavar="NAME",
+        help="every process with an agent on one device: an index, a UUID or its beginning, or a PCI address",
+    )
     target.add_argument("--workload", metavar="NAME", help="every process of that name")
     target.add_argument("--all", action="store_true", help="every process with an agent")
     parser.add_argument(
@@ -26,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--min-reclaimable", metavar="SIZE", default="0", help="leave alone what would return less")
     parser.add_argument("--dry-run", action="store_true", help="show what would come back, do nothing")
+    parser.add_argument("--force", action="store_true", help="flush although it was flushed a moment ago")
+    parser.add_argument("--plan", metavar="ID", help="the plan (`id` of --dry-run --json) to compare the receipts with")
     parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="for each program (30)")
     client.add_arguments(parser)
 
@@ -36,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         least = int(level(arguments.min_reclaimable))
     except ValueError as error:
         print(f"gpumond: --min-reclaimable {arguments.min_reclaimable!r}: {error}", file=sys.stderr)
-        return 2
+        return WRONG_USE
     body: dict[str, Any] = {
         "target": {name: getattr(arguments, name) for name in names if getattr(arguments, name)},
         "dry_run": arguments.dry_run,
@@ -45,14 +51,19 @@ def run(arguments: argparse.Namespace) -> int:
     }
     if arguments.step:
         body["steps"] = arguments.step
+    if arguments.force:
+        body["force"] = True
+    if arguments.plan:
+        body["plan"] = arguments.plan
     try:
         answer = client.post(arguments.url, "/api/v1/flushes", body, timeout=20 * arguments.timeout + 30)
     except DaemonError as error:
         print(f"gpumond: {error}", file=sys.stderr)
         if "receipts" not in error.problem:
-            return NOTHING_TO_DO if error.status == 404 else FAILED
+            return {404: NOTHING_TO_DO, 422: WRONG_USE}.get(error.status, FAILED)
         answer = error.problem
-    print(json.dumps(answer, indent=2) if arguments.json else _show(answer, arguments.dry_run))
+    shown = plan_table if arguments.dry_run else receipt_table
+    print(json.dumps(answer, indent=2) if arguments.json else shown(answer["receipts"]))
     return _exit_code(answer["receipts"])
 
 
@@ -70,24 +81,45 @@ def _exit_code(receipts: Iterable[dict[str, Any]]) -> int:
     return DONE if moved else NOTHING_TO_DO
 
 
-def _show(answer: Mapping[str, Any], dry_run: bool) -> str:
-    header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", ">EXPECTED", ">RELEASED", ">DRIVER SAW", ">SECONDS", "REASON")
-    total = "" if dry_run else f"\n\nreleased {size(answer['released_bytes'])}"
-    return table(header, _rows(answer["receipts"])) + total
+def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
+    """A plan for people: the bytes that would come back from each pool, and from all of them."""
+    header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", ">WOULD RETURN", ">AT LEAST", ">AT MOST", "REASON")
+    promised = [receipt["expected"] for receipt in receipts if receipt["expected"]]
+    low, likely, high = (sum(promise[name] for promise in promised) for name in ("low", "likely", "high"))
+    between = "" if low == high else f", between {size(low)} and {size(high)}"
+    return f"{table(header, _plan_rows(receipts))}\n\n{size(likely)} would come back{between}"
 
 
-def _rows(receipts: Iterable[dict[str, Any]]) -> Iterator[list[str]]:
+def _plan_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
     for receipt in receipts:
-        expected = receipt["expected"]
-        reason = receipt["reason"] + (" (the program allocated meanwhile)" if receipt["raced"] else "")
+        promised = [_part(receipt["expected"], name) for name in ("likely", "low", "high")]
+        yield [*_subject(receipt), *promised, receipt["reason"]]
+
+
+def receipt_table(receipts: Sequence[Mapping[str, Any]]) -> str:
+    """Receipts for people: what the plan promised, what was expected at the start, what came back and was seen."""
+    counted = (">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">SECONDS")
+    header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *counted, "REASON")
+    total = sum(receipt["released_bytes"] for receipt in receipts)
+    return f"{table(header, _receipt_rows(receipts))}\n\n{size(total)} came back"
+
+
+def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
+    for receipt in receipts:
         yield [
-            str(receipt["pid"]),
-            receipt["workload"],
-            receipt["allocator"] or "-",
-            receipt["outcome"],
-            size(expected["likely"]) if expected else "-",
+            *_subject(receipt),
+            _part(receipt.get("planned"), "likely"),
+            _part(receipt["expected"], "likely"),
             size(receipt["released_bytes"]),
             size(receipt["driver_released_bytes"]),
             f"{receipt['duration_seconds']:.2f}",
-            reason,
+            receipt["reason"] + (" (the program allocated meanwhile)" if receipt["raced"] else ""),
         ]
+
+
+def _subject(receipt: Mapping[str, Any]) -> list[str]:
+    return [str(receipt["pid"]), receipt["workload"], receipt["allocator"] or "-", receipt["outcome"]]
+
+
+def _part(promise: Mapping[str, Any] | None, name: str) -> str:
+    return size(promise[name] if promise else None)

@@ -14,6 +14,7 @@ from typing import Any
 from gpumond.cli import DONE, WRONG_USE, client
 from gpumond.cli.status import notes, process_table
 from gpumond.top.ledger import GROUNDS, Line, Piece, picture
+from gpumond.top.selection import of_device
 from gpumond.top.view import View, view
 
 
@@ -32,16 +33,20 @@ class Daemon:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print one frame as text and end; for scripts")
+    parser.add_argument(
+        "--device", metavar="NAME", help="show one device: an index, a UUID or its beginning, or a PCI address"
+    )
     client.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     daemon = Daemon(arguments.url)
+    device = None if arguments.device is None else client.device(arguments.url, arguments.device)
     if arguments.once:
         frame = daemon.get("/api/v1/frame")
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
-        print(json.dumps(frame, indent=2) if arguments.json else _page(view(frame)))
+        print(json.dumps(frame, indent=2) if arguments.json else _page(of_device(view(frame), device)))
         return DONE
     if arguments.json:
         print("gpumond: --json is for --once", file=sys.stderr)
@@ -51,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         print("gpumond: this is no terminal; for scripts: gpumond top --once", file=sys.stderr)
         return WRONG_USE
-    top = Top(daemon)
+    top = Top(daemon, device=device)
     top.run()
     return top.return_code or DONE
 

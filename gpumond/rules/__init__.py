@@ -15,7 +15,9 @@ from functools import partial
 from math import inf
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from gpumond.model import DEFAULT_STEPS, Alert, Phase
+from gpumond.devices import device_uuid
+from gpumond.errors import AmbiguousDevice, NoSuchDevice
+from gpumond.model import DEFAULT_STEPS, Alert, DeviceReading, Phase
 from gpumond.units import duration, human
 
 Scope = Literal["device", "process", "pool", "workload", "daemon"]
@@ -160,6 +162,19 @@ def step(
         if kept is not None:
             after[labels] = kept
     return after
+
+
+def located(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
+    """The rule with the device that it matches as a UUID. A name of no device, or of several, matches nothing."""
+    name = dict(rule.match).get("device")
+    if name is None:
+        return rule
+    try:
+        uuid = device_uuid(name, devices)
+    except (NoSuchDevice, AmbiguousDevice):
+        uuid = ""
+    others = (each for each in rule.match if each[0] != "device")
+    return replace(rule, match=(*others, ("uuid", uuid)))
 
 
 def ended(alert: Alert, at: float, reason: str = "") -> Alert:

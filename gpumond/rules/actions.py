@@ -2,11 +2,13 @@
 
 An action waits its cooldown between two flushes and keeps to its number an hour. A flush that released
 nothing, or whose memory was taken again by the time of the next one, doubles that wait, so that an
-action that does not help soon hardly costs anything, and its alert says so.
+action that does not help soon hardly costs anything, and its alert says so. All of this is counted for each
+user by itself: one user's programs change nothing about the flushes of another's.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -22,8 +24,8 @@ THRASHED_RATIO = 0.5
 
 ANNOTATION = "action"
 
-Key = tuple[str, Labels]
-"""Rule and labels of an alert."""
+Key = tuple[str, Labels, int | None]
+"""Rule and labels of an alert, and the user whose programs are flushed; None in audits of earlier versions."""
 
 Pool = tuple[int, str, str]
 """Process, device and allocator."""
@@ -31,17 +33,22 @@ Pool = tuple[int, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Flush these programs, for this alert."""
+    """Flush these programs of one user, for this alert."""
 
     alert: Alert
     action: Action
-    pids: tuple[int, ...]
+    uid: int
+    programs: tuple[AgentReport, ...]
     thrashes: tuple[tuple[Pool, int], ...] = ()
     """What the programs' pools had counted before it."""
 
     @property
     def key(self) -> Key:
-        return self.alert.rule, self.alert.labels
+        return self.alert.rule, self.alert.labels, self.uid
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(report.pid for report in self.programs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """What an action did for one alert. ``attempts``: elapsed seconds of the last hour's."""
+    """What an action did for one alert and one user. ``attempts``: elapsed seconds of the last hour's."""
 
     attempts: tuple[float, ...] = ()
     failures: int = 0
@@ -89,23 +96,26 @@ def decide(
         action = actions.get(alert.rule)
         if action is None or alert.phase != "firing":
             continue
-        key = (alert.rule, alert.labels)
-        track = _judged(own.get(key, Track()), action, reports, elapsed)
-        pids = tuple(_programs(alert, action, reports))
-        due = not track.under_way and elapsed >= track.due_at(action)
-        if pids and due and _attempts(own, alert.rule, elapsed) < action.max_per_hour:
-            orders.append(Order(alert, action, pids, _thrashes(reports)))
-            track = replace(track, under_way=True, attempts=(*_recent(track, elapsed), elapsed), released=())
-        if track != Track():
-            own[key] = track
+        programs: defaultdict[int, list[AgentReport]] = defaultdict(list)
+        for report in _programs(alert, action, reports):
+            programs[report.uid].append(report)
+        before = (uid for rule, labels, uid in own if (rule, labels) == (alert.rule, alert.labels) and uid is not None)
+        for uid in sorted({*programs, *before}):
+            key = (alert.rule, alert.labels, uid)
+            track = _judged(own.get(key, Track()), action, reports, elapsed)
+            due = not track.under_way and elapsed >= track.due_at(action)
+            if uid in programs and due and _attempts(own, alert.rule, uid, elapsed) < action.max_per_hour:
+                orders.append(Order(alert, action, uid, tuple(programs[uid]), _thrashes(reports)))
+                track = replace(track, under_way=True, attempts=(*_recent(track, elapsed), elapsed), released=())
+            if track != Track():
+                own[key] = track
     return orders, own
 
 
 def conclude(tracks: Tracks, order: Order, receipts: Sequence[Receipt], problem: str = "") -> Tracks:
     """The tracks once the flush is over; ``problem`` says why there was none."""
     track = tracks.get(order.key, Track())
-    released = sum(receipt.released_bytes for receipt in receipts)
-    failed = released <= 0 and not (order.action.dry_run and receipts)
+    failed = not any(receipt.released_bytes > 0 for receipt in receipts) and not (order.action.dry_run and receipts)
     track = replace(
         track,
         under_way=False,
@@ -133,11 +143,13 @@ def remembered(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
 
 def annotate(alerts: Iterable[Alert], tracks: Tracks) -> tuple[Alert, ...]:
     """The alerts, with what an action did about each as an annotation."""
-    if not tracks:
-        return tuple(alerts)
+    notes: defaultdict[tuple[str, Labels], list[str]] = defaultdict(list)
+    for (rule, labels, _), track in tracks.items():
+        if track.note:
+            notes[rule, labels].append(track.note)
     return tuple(
-        replace(alert, annotations=(*alert.annotations, (ANNOTATION, note)))
-        if (note := tracks.get((alert.rule, alert.labels), Track()).note)
+        replace(alert, annotations=(*alert.annotations, (ANNOTATION, "; ".join(notes[alert.rule, alert.labels]))))
+        if (alert.rule, alert.labels) in notes
         else alert
         for alert in alerts
     )
@@ -147,9 +159,9 @@ def forget(tracks: Tracks, alerts: Iterable[Alert], elapsed: float) -> Tracks:
     """Without those of alerts that are over for longer than any wait counts."""
     active = {(alert.rule, alert.labels) for alert in alerts}
     return {
-        key: track if key in active else replace(track, note="")
+        key: track if key[:2] in active else replace(track, note="")
         for key, track in tracks.items()
-        if key in active or track.under_way or (track.attempts and elapsed - track.attempts[-1] < MAX_WAIT_SECONDS)
+        if key[:2] in active or track.under_way or (track.attempts and elapsed - track.attempts[-1] < MAX_WAIT_SECONDS)
     }
 
 
@@ -181,7 +193,7 @@ def _thrashes(reports: Iterable[AgentReport]) -> tuple[tuple[Pool, int], ...]:
     return tuple(((pid, pool.device_uuid, pool.allocator), pool.thrashes) for pid, pool in pools if pool.thrashes)
 
 
-def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[int]:
+def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[AgentReport]:
     """The programs that the alert is about, may be flushed, and have enough to give."""
     labels = dict(alert.labels)
     for report in reports:
@@ -195,15 +207,16 @@ def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> I
             continue
         pools = [pool for pool in report.pools if labels.get("uuid", pool.device_uuid) == pool.device_uuid]
         if sum(pool.reclaimable.likely for pool in pools) >= max(1, action.min_reclaimable_bytes):
-            yield report.pid
+            yield report
 
 
 def _recent(track: Track, elapsed: float) -> tuple[float, ...]:
     return tuple(at for at in track.attempts if elapsed - at < HOUR_SECONDS)
 
 
-def _attempts(tracks: Tracks, rule: str, elapsed: float) -> int:
-    return sum(len(_recent(track, elapsed)) for (name, _), track in tracks.items() if name == rule)
+def _attempts(tracks: Tracks, rule: str, uid: int, elapsed: float) -> int:
+    own = (track for (name, _, user), track in tracks.items() if (name, user) == (rule, uid))
+    return sum(len(_recent(track, elapsed)) for track in own)
 
 
 def _released(receipts: Iterable[Receipt], thrashes: Mapping[Pool, int]) -> Iterator[Released]:
@@ -230,7 +243,7 @@ def _note(order: Order, receipts: Sequence[Receipt], problem: str) -> str:
     expected = human(sum(receipt.expected.likely for receipt in receipts if receipt.expected))
     if order.action.dry_run:
         return f"rehearsed: a flush of {programs} would return {expected}"
-    released = sum(receipt.released_bytes for receipt in receipts)
+    released = sum(max(0, receipt.released_bytes) for receipt in receipts)
     if released > 0:
         return f"flushed {programs}: {human(released)} released of {expected} expected"
     reasons = "; ".join(dict.fromkeys(f"{each.outcome}: {each.reason}".rstrip(": ") for each in receipts))

@@ -12,7 +12,7 @@ from gpumond import units
 from gpumond.flush import ordered_steps
 from gpumond.model import DEFAULT_STEPS
 from gpumond.rules import PLACEHOLDER, Action, Rule, Scope
-from gpumond.rules.values import LABELS, PLACEHOLDERS, VALUES
+from gpumond.rules.values import LABELS, PLACEHOLDERS, VALUES, matches
 from gpumond.text import Encodable, has_control_characters
 
 Seconds = Annotated[float, BeforeValidator(units.seconds)]
@@ -86,7 +86,7 @@ class RuleConfig(Strict):
             assert bound is not None
             if (self.clear > bound) if self.above is not None else (self.clear < bound):
                 raise ValueError("clear must lie on the safe side of the level")
-        _check(self.match, LABELS[self.scope], f"scope {self.scope} has no label", "match")
+        _check(self.match, matches(self.scope), f"scope {self.scope} has no label", "match")
         for name, text in self.annotations.items():
             used = PLACEHOLDER.findall(text)
             _check(used, PLACEHOLDERS[self.scope], f"scope {self.scope} has no placeholder", f"annotations.{name}")

@@ -92,6 +92,13 @@ LABELS: Mapping[Scope, Mapping[str, str]] = {
 }
 """What ``match`` can look at."""
 
+
+def matches(scope: Scope) -> Mapping[str, str]:
+    """The keys of ``match``: the labels, and the device by any of its names."""
+    named = {"device": "its index, UUID, the beginning of its UUID, or its PCI address; no glob"}
+    return {**LABELS[scope], **(named if "uuid" in LABELS[scope] else {})}
+
+
 _ALWAYS = {"value": "the rule's value, with its unit", "level": "the rule's level, with its unit"}
 _NAMED = {**_ALWAYS, **_DEVICE, "name": "model of the device", "size": "memory of the device"}
 

@@ -58,14 +58,14 @@ class Top(App[None]):
         Binding("ctrl+c", "quit", show=False, priority=True),
     ]
 
-    def __init__(self, daemon: Daemon, monochrome: bool = False) -> None:
+    def __init__(self, daemon: Daemon, monochrome: bool = False, device: str | None = None) -> None:
         super().__init__()
         self.daemon = daemon
         self.monochrome = monochrome or self.no_color or self.console.color_system not in ENOUGH_COLOURS
         self.link = Link(time.monotonic())
         self.view: View | None = None
         self.past: Past | None = None
-        self.device: str | None = None
+        self.device = device
         self._asking = False
         self._frames = 0
 

@@ -39,6 +39,8 @@ class FlushPanel(Panel):
         super().__init__()
         self.daemon, self.target, self.whom = daemon, target, name
         self.ready = False
+        self.plan = ""
+        """The id of the plan that is shown."""
 
     def on_mount(self) -> None:
         self._show(Shown(Text(f"{self.whom}: asking what a flush would return"), False))
@@ -53,6 +55,8 @@ class FlushPanel(Panel):
 
     def _ask(self, dry_run: bool) -> None:
         body = {"target": self.target, "dry_run": dry_run, "timeout_seconds": TIMEOUT_SECONDS}
+        if self.plan and not dry_run:
+            body["plan"] = self.plan
 
         def question() -> Shown:
             try:
@@ -61,6 +65,7 @@ class FlushPanel(Panel):
                 if "receipts" not in error.problem:
                     raise
                 answer = error.problem  # some did not answer in time; the others did
+            self.plan = str(answer.get("id", ""))
             return plan(self.whom, answer) if dry_run else proof(self.whom, answer)
 
         ask(self.app, question, self._show)
@@ -108,6 +113,8 @@ def proof(whom: str, answer: Mapping[str, Any]) -> Shown:
 
 def _ended(receipt: Mapping[str, Any]) -> str:
     said = [f"{_who(receipt)}: {plain(receipt['outcome'], 20)}"]
+    if planned := receipt.get("planned"):
+        said.append(f"{human(planned['likely'])} planned")
     if receipt["released_bytes"] and receipt["expected"]:
         said.append(f"{human(receipt['released_bytes'])} of {human(receipt['expected']['likely'])} expected")
     elif receipt["released_bytes"]:

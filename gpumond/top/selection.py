@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpumond.top.rows import DeviceRow, Key, ProcessRow
 from gpumond.top.view import View
 
@@ -29,6 +31,14 @@ def processes_on(view: View, uuid: str | None) -> tuple[ProcessRow, ...]:
         return view.processes
     uuids = {uuid, *(device.uuid for device in view.devices if device.parent_uuid == uuid)}
     return tuple(row for row in view.processes if row.key[0] in uuids)
+
+
+def of_device(view: View, uuid: str | None) -> View:
+    """The view of one device and its instances; without a device of all."""
+    if uuid is None:
+        return view
+    devices = tuple(device for device in view.devices if uuid in (device.uuid, device.parent_uuid))
+    return replace(view, devices=devices, processes=processes_on(view, uuid))
 
 
 def key_of(device: DeviceRow) -> Key:

@@ -7,7 +7,8 @@ import subprocess
 
 import pytest
 
-from gpumond.agent.proof import judge, raced
+from gpumond import agent
+from gpumond.agent.proof import judge, promises, raced
 from gpumond.model import Expected, PoolUsage, Reclaimable
 from gpumond.wire import Cancel, Flush, Report, Result
 from tests.agent.daemon import STANDINS, Daemon, environment, finished, host
@@ -57,7 +58,7 @@ def test_a_flush_is_predicted_carried_out_and_proved(daemon: Daemon) -> None:
         result = ask(daemon, order())
         (change,) = result.pools
         assert (result.id, result.outcome, result.reason) == ("f1", "freed", "")
-        assert change.expected == Expected(40 * MIB, 40 * MIB, 40 * MIB)
+        assert change.expected == Expected(40 * MIB, 40 * MIB, 40 * MIB, "exact")
         assert (change.before.held_bytes, change.after.held_bytes) == (60 * MIB, 20 * MIB)
         assert [(step.step, step.released_bytes) for step in result.steps] == [("ipc", 0), ("cache", 40 * MIB)]
         assert not change.raced
@@ -283,3 +284,53 @@ def test_a_race_is_what_the_steps_cannot_have_done(
         return PoolUsage("torch", "GPU-0", live, 50, nothing, 0, device_allocations=device_allocations)
 
     assert raced(pool(10, 3), pool(live, device_allocations), steps) is expected
+
+
+CACHE = """
+def drop() -> int:
+    for segment in torch.WORLD.segments:
+        segment.blocks = [(segment.size, FREE)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "steps", "expected"),
+    [
+        ("gpumond.agent.on_flush(drop)", ("hooks",), Expected(0, 0, 60 * MIB, "interval")),
+        ("gpumond.agent.on_flush(drop)", ("hooks", "cache"), Expected(40 * MIB, 40 * MIB, 60 * MIB, "interval")),
+        ("gpumond.agent.on_flush(drop, estimate=12 << 20)", ("hooks",), Expected(0, 12 * MIB, 12 * MIB, "interval")),
+        (
+            "gpumond.agent.on_flush(estimate=lambda: 12 << 20)(drop)",
+            ("hooks", "cache"),
+            Expected(40 * MIB, 52 * MIB, 52 * MIB, "interval"),
+        ),
+        ("gpumond.agent.on_flush(drop, estimate=lambda: 1 / 0)", ("hooks",), Expected(0, 0, 60 * MIB, "interval")),
+        ("gpumond.agent.on_flush(drop)", ("cache",), Expected(40 * MIB, 40 * MIB, 40 * MIB, "exact")),
+        ("", ("hooks",), Expected(0, 0, 0, "exact")),
+        ("", ("gc",), Expected(0, 0, 60 * MIB, "interval")),
+        ("", ("gc", "cache"), Expected(40 * MIB, 40 * MIB, 60 * MIB, "interval")),
+    ],
+)
+def test_a_plan_covers_exactly_the_steps_asked_for(
+    daemon: Daemon, hook: str, steps: tuple[str, ...], expected: Expected
+) -> None:
+    with host(program(setup=CACHE + hook), environment(daemon.path, STANDINS)) as process:
+        result = ask(daemon, order(steps, dry_run=True))
+        assert (result.outcome, result.pools[0].expected) == ("planned", expected)
+        finished(process)
+
+
+def test_a_pool_that_returns_nothing_promises_nothing_of_any_step() -> None:
+    arena = PoolUsage("jax", "GPU-0", 50, 90, Reclaimable(0, 0, 0, "not_releasable"), 40)
+    assert promises([arena], ("gc", "hooks", "cache"), None) == [Expected(0, 0, 0, "not_releasable")]
+
+
+def test_what_hooks_free_is_shared_out_by_live_bytes() -> None:
+    pools = [PoolUsage("torch", f"GPU-{live}", live, 100, Reclaimable(0, 0, 0), 100 - live) for live in (30, 10)]
+    assert [promise.likely for promise in promises(pools, ("hooks", "cache"), 20)] == [15, 5]
+
+
+@pytest.mark.parametrize(("estimate", "error"), [(-1, ValueError), ("1GiB", TypeError), (True, TypeError)])
+def test_a_wrong_estimate_is_an_error(estimate: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="on_flush: estimate"):
+        agent.on_flush(lambda: 0, estimate=estimate)  # type: ignore[call-overload]

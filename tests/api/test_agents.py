@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gpumond.api import examples
 from gpumond.errors import NoSuchTarget, StoreUnavailable
 from gpumond.program import AppliedLimit, Dump
 from gpumond.wire import Answer
@@ -27,9 +28,11 @@ def a_view(said: Answer | Exception | None) -> View:
 
 def test_a_limit_is_set_and_what_applied_is_the_answer():
     view = a_view(Answer("id", "", (AppliedLimit("torch", "GPU-a", 5, True),)))
-    answer = ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": 5, "device": "GPU-a"})
+    answer = ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": 5, "device": "0"})
     assert (answer.status_code, answer.json()[0]["applied"]) == (200, True)
-    assert view.asks == [(10, "limit", 5, "GPU-a", "token")]
+    assert view.asks == [(10, "limit", 5, examples.UUID, "token")]
+    unknown = ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": 5, "device": "3"})
+    assert (unknown.status_code, examples.UUID in unknown.json()["detail"]) == (404, True)
     assert ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": None}).status_code == 200
     assert view.asks[1] == (10, "limit", None, None, "token")
 

@@ -61,10 +61,17 @@ def test_the_resolution_is_the_shortest_that_reaches_back_or_what_was_asked_for(
 
 def test_what_was_never_said_is_empty_and_who_was_never_seen_is_not_found():
     assert past(uuid="GPU-a", pid=10, signal="live")["points"] == []
-    for query in ({"uuid": "GPU-b"}, {"uuid": "GPU-a", "pid": 11}):
+    for query, says in (
+        ({"uuid": "GPU-b"}, "no device 'GPU-b'"),
+        ({"uuid": "GPU-a", "pid": 11}, "nothing is known of pid 11"),
+    ):
         answer = ask(VIEW, "/api/v1/history", params=query)
         assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
-        assert answer.json()["detail"].startswith("nothing is known of ")
+        assert answer.json()["detail"].startswith(says)
+
+
+def test_a_device_that_is_gone_is_named_by_the_beginning_of_its_uuid():
+    assert past(uuid="gpu-A")["device_uuid"] == "GPU-a"
 
 
 @pytest.mark.parametrize("query", [{}, {"uuid": "GPU-a", "signal": "mood"}, {"uuid": "GPU-a", "resolution": 0}])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli import VERBS
+from gpumond.cli import VERBS, main
 from tests.running import free_port
 
 
@@ -85,3 +85,15 @@ def test_no_daemon_is_one_line_with_the_mend(verb: tuple[str, ...]):
     refused = gpumond(*verb, GPUMOND_URL=f"http://127.0.0.1:{free_port()}")
     assert refused.returncode == 1
     assert "gpumond serve" in one_line(refused)
+
+
+WORDS = {"rules": ["rules check", "rules test"], "baseline": [f"baseline {w}" for w in ("record", "compare", "list")]}
+
+
+@pytest.mark.parametrize("words", [words for verb in VERBS for words in (verb, *WORDS.get(verb, ()))])
+def test_no_option_can_be_abbreviated(words: str, capsys: pytest.CaptureFixture[str]):
+    """With abbreviations ``--hel`` would be ``--help``, which ends with 0."""
+    with pytest.raises(SystemExit) as wrong:
+        main([*words.split(), "--hel"])
+    assert wrong.value.code == 2
+    capsys.readouterr()

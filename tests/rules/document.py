@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from gpumond.rules import Rule, Scope, readable
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.values import LABELS, PLACEHOLDERS, VALUES
+from gpumond.rules.values import PLACEHOLDERS, VALUES, matches
 
 HEADER = """\
 # Rules
@@ -89,7 +89,7 @@ def values() -> Iterator[str]:
     for scope in VALUES:
         yield f"\n## Scope {scope}\n\n| value | meaning |\n|---|---|"
         yield from (f"| `{name}` | {meaning} |" for name, meaning in VALUES[scope].items())
-        yield from listed("Labels to match", LABELS, scope)
+        yield from listed("Labels to match", {name: matches(name) for name in VALUES}, scope)
         yield from listed("Placeholders", PLACEHOLDERS, scope)
 
 

@@ -136,14 +136,14 @@ def test_nothing_is_flushed_while_a_flush_is_under_way():
 
 
 def test_a_rehearsal_says_what_a_flush_would_return_and_is_no_failure():
-    order = Order(ALERT, Action(dry_run=True), (10,))
+    order = Order(ALERT, Action(dry_run=True), 1000, (wasting(),))
     track = conclude({}, order, [a_receipt(0, outcome="planned")])[order.key]
     assert track.note == "rehearsed: a flush of train would return 4.0 GiB"
     assert track.failures == 0
 
 
 def test_the_receipt_is_an_annotation_of_the_alert():
-    order = Order(ALERT, Action(), (10,))
+    order = Order(ALERT, Action(), 1000, (wasting(),))
     tracks = conclude({}, order, [a_receipt(3 * GIB)])
     (alert,) = annotate([ALERT], tracks)
     assert dict(alert.annotations)[ANNOTATION] == "flushed train: 3.0 GiB released of 4.0 GiB expected"
@@ -151,7 +151,7 @@ def test_the_receipt_is_an_annotation_of_the_alert():
 
 
 def test_a_restart_forgets_no_flush_of_the_last_hour():
-    key = (ALERT.rule, ALERT.labels)
+    key = (ALERT.rule, ALERT.labels, 1000)
     tracks = remembered([(key, 900.0), (key, 4950.0)], now=5000.0)
     rule = a_rule()
     assert decide([rule], [ALERT], [wasting()], tracks, 0.0)[0] == []
@@ -160,7 +160,41 @@ def test_a_restart_forgets_no_flush_of_the_last_hour():
 
 
 def test_what_is_long_over_is_forgotten():
-    tracks = {(ALERT.rule, ALERT.labels): Track((0.0,), note="flushed")}
+    tracks = {(ALERT.rule, ALERT.labels, 1000): Track((0.0,), note="flushed")}
     assert forget(tracks, [ALERT], 1e6) == tracks
-    assert forget(tracks, [], 10.0)[ALERT.rule, ALERT.labels].note == ""
+    assert forget(tracks, [], 10.0)[ALERT.rule, ALERT.labels, 1000].note == ""
     assert forget(tracks, [], 1e6) == {}
+
+
+def test_each_user_has_orders_of_its_own():
+    orders, _ = decide([a_rule()], [ALERT], [wasting(10), wasting(20, uid=7), wasting(11)], {}, 0.0)
+    assert {order.uid: order.pids for order in orders} == {7: (20,), 1000: (10, 11)}
+
+
+def test_one_users_failures_do_not_slow_down_another_users_flushes():
+    rule, tracks, flushed = a_rule(max_per_hour=3), {}, []
+    for now in range(0, 500, 10):
+        orders, tracks = decide([rule], [ALERT], [wasting(10), wasting(20, uid=7)], tracks, float(now))
+        for order in orders:
+            flushed.append((order.uid, now))
+            released = 0 if order.uid == 7 else GIB
+            after = Held(5 * GIB, GIB, 4 * GIB, None)
+            tracks = conclude(tracks, order, [a_receipt(released, pid=order.pids[0], after=after)])
+    assert [now for uid, now in flushed if uid == 1000] == [0, 100, 200]
+    assert [now for uid, now in flushed if uid == 7] == [0, 200]
+
+
+def test_a_release_below_zero_takes_nothing_from_the_others():
+    (order,), tracks = decide([a_rule()], [ALERT], [wasting(10), wasting(11)], {}, 0.0)
+    track = conclude(tracks, order, [a_receipt(-60 * GIB), a_receipt(2 * GIB, pid=11)])[order.key]
+    assert track.failures == 0
+    assert "2.0 GiB released" in track.note
+
+
+def test_the_annotation_has_what_was_done_for_each_user():
+    orders, tracks = decide([a_rule()], [ALERT], [wasting(10), wasting(20, uid=7, workload="serve")], {}, 0.0)
+    for order in orders:
+        tracks = conclude(tracks, order, [a_receipt(GIB, workload=order.programs[0].workload)])
+    note = dict(annotate([ALERT], tracks)[0].annotations)[ANNOTATION]
+    assert "flushed train: 1.0 GiB" in note
+    assert "flushed serve: 1.0 GiB" in note

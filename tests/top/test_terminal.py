@@ -281,3 +281,24 @@ def test_a_terminal_that_cannot_show_a_character_is_no_error(played: Played):
     seen = run("--once", url=played.url, PYTHONIOENCODING="ascii")
     assert seen.returncode == 0
     assert "tr?n" in seen.stdout
+
+
+def test_a_device_is_named_as_people_name_it(played: Played):
+    """Of two devices with a process each, one alone is shown."""
+    devices = [
+        a_device(
+            f"GPU-{letter}1", index=index, name=f"H{index}00", used_bytes=GIB, processes=(a_process(90_001 + index),)
+        )
+        for index, letter in enumerate("ab")
+    ]
+    frame = a_frame(*devices)
+    played.show(frame)
+    played.answers["/api/v1/devices"] = (200, frame["snapshot"]["devices"])
+    for name in ("1", "GPU-b"):
+        shown = run("--once", "--device", name, url=played.url).stdout
+        assert "H100" in shown
+        assert "H000" not in shown
+        assert ("90002" in shown, "90001" in shown) == (True, False)
+    unknown = run("--once", "--device", "7", url=played.url)
+    assert unknown.returncode == 2
+    assert "0 GPU-a1, 1 GPU-b1" in unknown.stderr

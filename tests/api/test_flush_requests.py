@@ -1,0 +1,58 @@
+"""What a flush request means: the device that it names, force, the plan, and how long it may wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpumond.api import examples
+from gpumond.api.flushes import MANY_SECONDS
+from gpumond.flush import FlushRequest
+from tests.api.house import ADMIN, House, bearer
+from tests.api.test_app import TOKEN, View, ask
+
+FLUSHES = "/api/v1/flushes"
+
+
+def asked(**body: Any) -> FlushRequest:
+    view = View()
+    assert ask(view, FLUSHES, "POST", headers=TOKEN, json=body).status_code == 200
+    (request,) = view.asked
+    return request
+
+
+@pytest.mark.parametrize("name", ["0", examples.UUID, examples.UUID[:8], "1b:00.0"])
+def test_a_device_is_named_as_people_name_it(name: str):
+    assert asked(target={"device": name}).target.device == examples.UUID
+
+
+def test_an_unknown_device_is_a_404_that_lists_the_devices():
+    view = View()
+    answer = ask(view, FLUSHES, "POST", headers=TOKEN, json={"target": {"device": "7"}})
+    assert (answer.status_code, view.asked) == (404, [])
+    assert f"0 {examples.UUID}" in answer.json()["detail"]
+
+
+def test_force_and_the_plan_are_handed_on():
+    request = asked(target={"all": True}, force=True, plan="abc")
+    assert (request.force, request.plan, request.by_rule) == (True, "abc", False)
+    assert not asked(target={"all": True}).force
+
+
+@pytest.mark.parametrize(
+    ("headers", "target", "seconds"),
+    [
+        (ADMIN, {"all": True}, 600.0),
+        (bearer("gpm_flusher"), {"pid": 4242}, 600.0),
+        (bearer("gpm_flusher"), {"all": True}, MANY_SECONDS),
+        (bearer("gpm_flusher"), {"device": "0"}, MANY_SECONDS),
+    ],
+)
+def test_only_an_administrator_waits_long_for_several_programs(
+    headers: dict[str, str], target: dict[str, Any], seconds: float
+):
+    house = House()
+    body = {"target": target, "timeout_seconds": 600}
+    assert house.ask("POST", FLUSHES, headers=headers, json=body).status_code == 200
+    assert house.view.asked[0].timeout_seconds == seconds

@@ -1,0 +1,52 @@
+"""The tables of plans and receipts, and the exit code of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpumond.cli import DONE, NOTHING_TO_DO
+from gpumond.cli.flush import _exit_code, plan_table, receipt_table
+
+GIB = 1024**3
+
+
+def promise(low: int, likely: int, high: int) -> dict[str, int]:
+    return {"low": low * GIB, "likely": likely * GIB, "high": high * GIB}
+
+
+def a_receipt(**fields: Any) -> dict[str, Any]:
+    return {
+        "pid": 10,
+        "workload": "train",
+        "allocator": "torch",
+        "outcome": "freed",
+        "reason": "",
+        "planned": promise(4, 4, 4),
+        "expected": promise(3, 3, 3),
+        "released_bytes": 2 * GIB,
+        "driver_released_bytes": GIB,
+        "raced": False,
+        "duration_seconds": 0.1,
+    } | fields
+
+
+def test_a_plan_has_the_columns_of_a_plan_and_a_total():
+    plan = [a_receipt(outcome="planned", released_bytes=0), a_receipt(outcome="planned", expected=promise(1, 2, 2))]
+    header, *_, total = plan_table(plan).splitlines()
+    assert header.split("  ")[0] == "PID"
+    assert "WOULD RETURN" in header
+    assert "RELEASED" not in header
+    assert total == "5.0 GiB would come back, between 4.0 GiB and 5.0 GiB"
+    assert plan_table(plan[:1]).splitlines()[-1] == "3.0 GiB would come back"
+
+
+def test_receipts_show_planned_expected_released_and_the_drivers_count():
+    header, row, _, total = receipt_table([a_receipt()]).splitlines()
+    assert header.split()[4:9] == ["PLANNED", "EXPECTED", "RELEASED", "DRIVER", "SECONDS"]
+    assert row.split()[4:12] == ["4.0", "GiB", "3.0", "GiB", "2.0", "GiB", "1.0", "GiB"]
+    assert total == "2.0 GiB came back"
+
+
+def test_a_plan_of_unknown_size_has_something_to_do():
+    assert _exit_code([a_receipt(outcome="planned", expected=promise(0, 0, 3))]) == DONE
+    assert _exit_code([a_receipt(outcome="planned", expected=promise(0, 0, 0))]) == NOTHING_TO_DO
