@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -56,7 +57,27 @@ def test_the_resolution_is_the_shortest_that_reaches_back_or_what_was_asked_for(
     points = body["points"]
     assert all(point["at"] >= NOW - ago and point["low"] <= point["median"] <= point["high"] for point in points)
     if expected == 60:
-        assert all(point["high"] - point["low"] == 59 for point in points[1:])
+        assert all(point["high"] - point["low"] == 59 for point in points[1:-1])
+
+
+@pytest.mark.parametrize("resolution", [15, 60, 300, 900])
+def test_the_last_block_is_the_running_one(resolution: int):
+    *closed, running = past(uuid="GPU-a", pid=10, resolution=resolution)["points"]
+    assert running["high"] == GIB + SECONDS - 1
+    assert NOW - 1 - resolution < running["at"] <= NOW - 1
+    assert all(running["at"] - point["at"] >= resolution - 0.001 for point in closed)
+
+
+def test_blocks_of_accelerated_time_have_their_length_on_the_clock():
+    diagnosis = Diagnosis(pace=20.0)
+    for second in range(100):
+        snapshot = a_snapshot(a_device(), seq=second, elapsed_seconds=float(second), taken_at=NOW - 100 + second)
+        diagnosis = diagnose(diagnosis, snapshot)
+    view = View(history=diagnosis.history)
+    answer = ask(view, "/api/v1/history", params={"uuid": "GPU-a", "since": NOW - 900}).json()
+    assert (answer["resolution_seconds"], answer["block_seconds"]) == (300, 15.0)
+    times = [point["at"] for point in answer["points"]]
+    assert {round(later - earlier, 3) for earlier, later in pairwise(times)} == {15.0}
 
 
 def test_what_was_never_said_is_empty_and_who_was_never_seen_is_not_found():
