@@ -155,6 +155,11 @@ class History:
         points = (Point(self.unix(at), low, median, high) for at, low, median, high in rows if median == median)
         return tuple(point for point in points if point.at >= since)
 
+    def age(self, device_uuid: str, pid: int | None) -> float:
+        """Seconds of this clock since the device or life was first seen; 0 if it is unknown."""
+        found = self.devices.get(device_uuid) if pid is None else self._newest(device_uuid, pid)
+        return 0.0 if found is None else self.now - found.born
+
     def coarse(self) -> Iterator[Coarse]:
         """All that is to be kept when the daemon stops, one after another: between two there may be snapshots."""
         for uuid in tuple(self.devices):

@@ -74,7 +74,7 @@ async def history(
     points. After a restart the day before is there in blocks of 15 minutes."""
     known: History = request.app.state.view.history
     if resolution is None and since is not None:
-        resolution = _reaching((known.taken_at - since) * known.pace)
+        resolution = _reaching(min((known.taken_at - since) * known.pace, known.age(uuid, pid)))
     points = known.series(uuid, pid, signal, since or 0.0, resolution)
     if not points and not any(known.series(uuid, pid, other) for other in SIGNALS):
         raise HTTPException(404, f"nothing is known of {uuid if pid is None else f'pid {pid} on {uuid}'}")

@@ -120,6 +120,27 @@ def test_sizes_read_as_on_the_command_line(sight: Sight):
     assert sight.page.evaluate(script, SIZES) == [size(value) for value in SIZES]
 
 
+DURATIONS = {
+    0: "0 s",
+    42.4: "42 s",
+    59.6: "1 min",
+    99: "1 min 39 s",
+    120: "2 min",
+    599: "9 min 59 s",
+    1530: "26 min",
+    3599: "1 h",
+    7500: "2 h 5 min",
+    10800: "3 h",
+    86399: "1 d",
+    273600: "3 d 4 h",
+}
+
+
+def test_durations_are_rounded_to_the_nearest(sight: Sight):
+    script = "async all => { const { duration } = await import('/format.js'); return all.map(duration); }"
+    assert sight.page.evaluate(script, list(DURATIONS)) == list(DURATIONS.values())
+
+
 def test_a_flush_shows_its_plan_asks_and_shows_its_receipt(browser: Browser, serve: Serve):
     daemon = serve("--interval", "0.2", verb="demo")
     ready(daemon, PROGRAMS)
@@ -141,6 +162,9 @@ def test_a_flush_shows_its_plan_asks_and_shows_its_receipt(browser: Browser, ser
         assert sight.texts("#flush-words")[0] == [f"{human(receipt['released_bytes'])} released."]
         assert facts["released"] == human(receipt["released_bytes"])
         assert facts["seen by the driver"] == human(receipt["driver_released_bytes"])
+        plan, _ = receipts_of(daemon, "training")
+        assert facts["planned"].startswith(f"{human(plan['expected']['low'])} at ")
+        assert facts["expected at start"] == human(receipt["expected"]["low"])
         assert facts["held"] == f"{human(receipt['before']['held_bytes'])} → {human(receipt['after']['held_bytes'])}"
         assert sight.texts("#receipts .outcome")[0] == [receipt["outcome"]]
         dialog.get_by_role("button", name="Close").click()
@@ -151,6 +175,40 @@ def test_a_flush_shows_its_plan_asks_and_shows_its_receipt(browser: Browser, ser
         assert page.evaluate("[localStorage.length, sessionStorage.length]") == [0, 1]
         page.get_by_role("button", name="Sign out").click()
         assert page.evaluate("sessionStorage.length") == 0
+
+
+DIFFERENCES = """async ([plan, receipt]) => {
+    const { differences } = await import('/flush.js');
+    return [...differences(receipt, plan)];
+}"""
+
+
+def flushed(expected: int, released: int, driver: int | None, raced: bool = False) -> dict[str, Any]:
+    interval = {"low": expected * GIB, "high": expected * GIB}
+    held = {"held_bytes": 6 * GIB, "live_bytes": (6 - expected) * GIB}
+    seen = None if driver is None else driver * GIB
+    amounts = {"released_bytes": released * GIB, "driver_released_bytes": seen}
+    return {"expected": interval, "before": held, "raced": raced, **amounts}
+
+
+@pytest.mark.parametrize(
+    ("receipt", "reasons"),
+    [
+        (flushed(4, 4, 4), []),
+        (
+            flushed(3, 3, 3),
+            ["between the plan (6.0 GiB held, 2.0 GiB live) and the flush (6.0 GiB held, 3.0 GiB live)"],
+        ),
+        (flushed(4, 3, 3), ["released less than expected at the start."]),
+        (flushed(4, 5, 5, raced=True), ["released more than expected at the start because the program allocated"]),
+        (flushed(4, 4, 2, raced=True), ["The driver's figure differs because the program allocated"]),
+        (flushed(4, 4, None), ["The driver does not report this process's memory"]),
+    ],
+)
+def test_a_receipt_says_why_its_figures_differ(sight: Sight, receipt: Any, reasons: list[str]):
+    said = sight.page.evaluate(DIFFERENCES, [flushed(4, 0, None), receipt])
+    assert len(said) == len(reasons)
+    assert all(reason in sentence for reason, sentence in zip(reasons, said, strict=True)), said
 
 
 def receipts_of(daemon: RunningDaemon, workload: str) -> list[Any]:

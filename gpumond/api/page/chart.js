@@ -61,17 +61,17 @@ function press(place, seconds) {
   );
 }
 
-async function history(target, signal, from, to) {
+async function history(target, signal, from, to, started) {
   const query = new URLSearchParams({ uuid: target.uuid, signal, since: from });
   if (target.pid) query.set("pid", target.pid);
   const answer = await read(`api/v1/history?${query}`);
   const { points, block_seconds } = answer.ok ? await answer.json() : { points: [], block_seconds: null };
-  return { blocks: block_seconds !== null, ranges: intervals(points, block_seconds, from, to) };
+  return { blocks: block_seconds !== null, ranges: intervals(points, block_seconds, from, to, started) };
 }
 
-/** The points as intervals of time within the range: a block has a length, a sample lasts until the next one. A sample
-that is followed by none within three times the usual distance is followed by a part that is unknown. */
-export function intervals(points, length, from, to) {
+/** The points as intervals of time within the range. A block has a length, and the first one of the daemon begins with
+the daemon. A sample lasts until the next one, unless that is more than three times the usual distance away. */
+export function intervals(points, length, from, to, started = -Infinity) {
   const times = points.map((point) => point.at);
   const distances = times.slice(1).map((at, place) => at - times[place]);
   const usual = [...distances].sort((one, other) => one - other)[distances.length >> 1] ?? 1;
@@ -80,7 +80,8 @@ export function intervals(points, length, from, to) {
     .map((point, place) => {
       const next = times[place + 1] ?? to;
       const end = next - point.at <= 1.1 * limit ? next : point.at + (length ?? usual);
-      return { ...point, at: Math.max(from, point.at), end: Math.min(end, to) };
+      const begin = end > started ? Math.max(point.at, started) : point.at;
+      return { ...point, at: Math.max(from, begin), end: Math.min(end, to) };
     })
     .filter((point) => point.end > point.at);
 }
@@ -111,9 +112,10 @@ async function draw(place) {
   const { seconds } = target;
   const { taken_at: to, elapsed_seconds } = state.frame.snapshot;
   const from = to - seconds;
+  const started = to - elapsed_seconds;
   let series;
   try {
-    series = await Promise.all(SIGNALS.map((signal) => history(target, signal, from, to)));
+    series = await Promise.all(SIGNALS.map((signal) => history(target, signal, from, to, started)));
   } catch {
     return; // a notice says that the daemon does not answer
   }
@@ -136,9 +138,9 @@ async function draw(place) {
   drawing.append(path("used", used, line));
   const plot = place.querySelector(".plot");
   plot.querySelectorAll("svg, .unknown").forEach((old) => old.remove());
-  plot.prepend(drawing, ...unknown(used, from, to).map((part) => hatching(part, from, seconds, to - elapsed_seconds)));
+  plot.prepend(drawing, ...unknown(used, from, to).map((part) => hatching(part, from, seconds, started)));
   put(plot.querySelector(".top"), human(top));
-  put(plot.querySelector(".from"), clock(from));
+  put(plot.querySelector(".from"), clock(from, to));
   put(plot.querySelector(".to"), clock(to));
   const text = summary(used, to);
   drawing.setAttribute("aria-label", text);

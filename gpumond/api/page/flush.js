@@ -110,9 +110,8 @@ function receiptArticle(receipt, plan) {
 /** Sentences on why planned, expected, released and driver bytes differ. */
 export function* differences({ expected, before, released_bytes: released, raced, ...receipt }, plan) {
   if (plan?.expected && expected && extent(plan.expected) !== extent(expected)) {
-    const held = [plan.before, before].map((each) => each && `${human(each.held_bytes)} held, ${human(each.live_bytes)} live`);
-    const amounts = held[0] && held[1] ? `: ${held[0]} in the plan, ${held[1]} at the start` : "";
-    yield `The program's memory changed between the plan and the flush${amounts}.`;
+    const amounts = (each) => (each ? ` (${human(each.held_bytes)} held, ${human(each.live_bytes)} live)` : "");
+    yield `The program's memory changed between the plan${amounts(plan.before)} and the flush${amounts(before)}.`;
   }
   if (expected && (released < expected.low || released > expected.high)) {
     const cause = raced ? " because the program allocated or freed memory during the flush" : "";

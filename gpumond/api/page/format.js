@@ -44,7 +44,14 @@ export function duration(seconds) {
 const parts = (large, unit, small, subunit) => (small ? `${large} ${unit} ${small} ${subunit}` : `${large} ${unit}`);
 
 export const percent = (part, whole) => `${Math.round((100 * part) / whole)} %`;
-export const clock = (at) => new Date(at * 1000).toLocaleTimeString([], { hour12: false });
+
+/** The time of day of a unix time, with the weekday if it is not the day of `now`. */
+export function clock(at, now = at) {
+  const date = new Date(at * 1000);
+  const today = date.toDateString() === new Date(now * 1000).toDateString();
+  return date.toLocaleTimeString([], { hour12: false, ...(today ? {} : { weekday: "short" }) });
+}
+
 export const many = (count, one, more = `${one}s`) => `${count} ${count === 1 ? one : more}`;
 /** A kind such as `alert-fired` or `coherent_memory` in words. */
 export const words = (kind) => String(kind).replace(/[-_]/g, " ");
