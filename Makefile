@@ -34,6 +34,7 @@ clean:
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "gpumond needs Python 3.10 or newer: make run PYTHON=python3.X" >&2; exit 2; }
+	@echo "creating $(VENV), about 40 s, once"
 	@rm -rf $(VENV); $(PYTHON) -m venv $(VENV) \
 	  || { echo "the venv module is missing: apt-get install python3-venv, then again" >&2; exit 2; }
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

@@ -20,6 +20,9 @@ from statistics import median
 
 from gpumond.units import level
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""The form of a baseline's name."""
+
 MAX_BLOCKS = 120
 CONFIDENCE_Z = 1.96
 """Of 95 %, two-sided."""

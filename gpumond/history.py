@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from math import inf, isfinite, nan
 from typing import Literal, NamedTuple
 
@@ -134,7 +135,8 @@ class History:
         """Samples (resolution None or below 15 s) or the longest blocks that are not longer than ``resolution``.
 
         ``since`` is unix time, ``pid`` None means the device. Of several lives of a pid, the newest. Moments at which
-        the signal was unknown are left out. Empty if there is no such device, life or signal.
+        the signal was unknown are left out. The last block is the one that has not closed yet. Empty if there is no
+        such device, life or signal.
         """
         found = self.devices.get(device_uuid) if pid is None else self._newest(device_uuid, pid)
         place = SIGNALS.index(signal)
@@ -147,8 +149,16 @@ class History:
         else:
             columns = (found.column(fitting[-1], place, kind) for kind in (MIN, MEDIAN, MAX))
             rows = zip(found.times(fitting[-1]), *columns, strict=True)
+            running = found.running(fitting[-1])
+            if running is not None:
+                rows = chain(rows, [(running[0], *running[2 + 3 * place : 5 + 3 * place])])
         points = (Point(self.unix(at), low, median, high) for at, low, median, high in rows if median == median)
         return tuple(point for point in points if point.at >= since)
+
+    def age(self, device_uuid: str, pid: int | None) -> float:
+        """Seconds of this clock since the device or life was first seen; 0 if it is unknown."""
+        found = self.devices.get(device_uuid) if pid is None else self._newest(device_uuid, pid)
+        return 0.0 if found is None else self.now - found.born
 
     def coarse(self) -> Iterator[Coarse]:
         """All that is to be kept when the daemon stops, one after another: between two there may be snapshots."""

@@ -119,6 +119,14 @@ class Series:
     def counts(self, tier: int, count: int = SAMPLES) -> array[float]:
         return self.tiers[tier].newest(count)[1 :: 2 + 3 * self.signals]
 
+    def running(self, tier: int) -> list[float] | None:
+        """The row of the block that has not closed yet, from the samples in it; None if it has no sample."""
+        begin = self._closes[tier] - TIERS[tier].seconds
+        width = 1 + self.signals
+        flat = self.rows.newest(SAMPLES)
+        fresh = sum(1 for at in flat[::width] if at >= begin)
+        return [begin, *_of_samples(flat[len(flat) - fresh * width :], self.signals)] if fresh else None
+
     def samples(self, signal: int, count: int = SAMPLES) -> array[float]:
         return self.rows.newest(count)[1 + signal :: 1 + self.signals]
 

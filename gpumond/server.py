@@ -35,11 +35,17 @@ log = logging.getLogger(__name__)
 
 
 async def serve(
-    settings: Settings, source: str, load: Load | None = None, pace: float = 1.0, bounded: Bounded | None = None
+    settings: Settings,
+    source: str,
+    load: Load | None = None,
+    pace: float = 1.0,
+    bounded: Bounded | None = None,
+    bound: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Runs until SIGINT or SIGTERM. Raises ConfigError if port or socket cannot be had.
 
-    ``bounded``: the log's bounds, whose drops become a metric.
+    ``bounded``: the log's bounds, whose drops become a metric. ``bound`` is called with the page's address when the
+    port accepts connections; they are answered a moment later.
     """
     raise_limit()
     web, others = _web(settings), _others(settings)
@@ -60,7 +66,10 @@ async def serve(
         timeout_keep_alive=75,  # longer than a scrape interval, so that Prometheus keeps its connection
     )
     scheme = "http" if web().tls is None else "https"
-    log.info("serving %s://%s, agents at %s, source %s", scheme, settings.listen, settings.agent_socket(), source)
+    address = f"{scheme}://{settings.listen}/"
+    listener.listen()
+    bound(address)
+    log.info("serving %s, agents at %s, source %s", address, settings.agent_socket(), source)
     server = _Server(config, web, daemon.http_rejected)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, server.leave)

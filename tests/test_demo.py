@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.making import GIB
-from tests.running import RunningDaemon, until
+from tests.running import RunningDaemon, free_port, until
 
 PROGRAMS = {"training", "serving", "leak", "fragmentation"}
 
@@ -19,6 +24,45 @@ def demo(serve: Callable[..., RunningDaemon]) -> RunningDaemon:
     until(lambda: daemon.request("/-/ready")[0] == 200)
     until(lambda: {agent["workload"] for agent in daemon.get("agents") if agent["pools"]} == PROGRAMS)
     return daemon
+
+
+def demo_on(listen: str, directory: Path) -> list[str]:
+    return [sys.executable, "-m", "gpumond", "demo", "--listen", listen, "--socket", str(directory / "agent.sock")]
+
+
+def test_the_first_line_is_the_address_of_the_page_which_answers(tmp_path: Path):
+    listen = f"127.0.0.1:{free_port()}"
+    with subprocess.Popen(
+        demo_on(listen, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as demo:
+        try:
+            assert demo.stdout is not None
+            assert demo.stdout.readline() == f"open http://{listen}/\n"
+            with urllib.request.urlopen(f"http://{listen}/", timeout=60) as answer:
+                assert b"<title>gpumond</title>" in answer.read()
+        finally:
+            demo.terminate()
+
+
+def test_a_taken_port_gives_the_error_and_nothing_else(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [
+            sys.executable,
+            "-m",
+            "gpumond",
+            "demo",
+            "--listen",
+            listen,
+            "--socket",
+            str(tmp_path / "agent.sock"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        f"gpumond: cannot listen on {listen}: Address already in use: another program has the port; stop it or choose "
+        "another with --listen"
+    ]
 
 
 def test_the_ledger_of_living_programs_adds_up(demo: RunningDaemon):
@@ -58,6 +102,9 @@ def test_the_command_line_shows_and_flushes(demo: RunningDaemon):
     status = demo.run("status")
     assert status.returncode == 0
     assert all(name in status.stdout for name in PROGRAMS)
+    (device,) = demo.get("devices")
+    assert device["uuid"] not in status.stdout
+    assert f"{device['uuid']}  {device['pci_bus_id'] or '-'}" in demo.run("status", "-v").stdout
     assert json.loads(demo.run("status", "--json").stdout)["devices"]
     plan = demo.run("flush", "--workload", "training", "--dry-run", "--json")
     assert json.loads(plan.stdout)["receipts"][0]["outcome"] == "planned"

@@ -19,15 +19,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gpumond.api.auth import Tokens, address, admit, authenticate, failed, header
 from gpumond.api.basic import Passwords
 from gpumond.api.limits import MAX_BODY_BYTES, Rate, bounded, too_large
+from gpumond.api.page import PAGE
 from gpumond.api.problems import problem
 from gpumond.webconfig import Web
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ALWAYS_OPEN = ("/-/healthy", "/-/ready")
 """For probes, which can show no credentials. They tell whether devices can be read, and of a failure the reason."""
-
-PAGE = ("/", "/page.css", "/page.js", "/words.js")
-"""Open where no users are named: it shows no data before one has signed in, and on it one does."""
 
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 STRICT_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"

@@ -12,14 +12,14 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_rules
 from gpumond.api.problems import responses
-from gpumond.baseline import Baseline, Comparison, Difference, Distribution, Measured, WorkloadMeasures
+from gpumond.baseline import NAME, Baseline, Comparison, Difference, Distribution, Measured, WorkloadMeasures
 from gpumond.measurements import Measurements
 from gpumond.text import Encodable
 
 router = APIRouter(tags=["baselines"])
 
 DAY_SECONDS = 86400.0
-Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="At most 64 of A-Za-z0-9._-")]
+Name = Annotated[str, Path(pattern=f"^{NAME}$", description="At most 64 of A-Za-z0-9._-")]
 
 
 @dataclass(frozen=True, slots=True)

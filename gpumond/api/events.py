@@ -45,18 +45,20 @@ _OK: dict[int | str, dict[str, Any]] = {
 @router.get("/events", summary="What happened, as it happens", responses={**_OK, **responses(503)}, response_model=None)
 async def events(request: Request) -> Response:
     """Server-sent events, from now on or, with `Last-Event-ID`, from where the reader was, as far as the newest 1000
-    reach. With `Accept: application/json` those 1000 as a list, newest last. 503: too many readers.
+    reach. With `Accept: application/json` those 1000 as a list, newest last; with `Last-Event-ID` too, only those
+    after it. 503: too many readers.
     """
     ring: Ring = request.app.state.view.events
     accept = request.headers.get("accept", "")
+    last_id = request.headers.get("last-event-id", "")
+    known = int(last_id) if last_id.isdecimal() and len(last_id) < 20 else None
     if "application/json" in accept and "text/event-stream" not in accept:
-        return Response(EVENTS.dump_json(list(ring.newest())), media_type="application/json")
+        return Response(EVENTS.dump_json(list(ring.after(known or 0))), media_type="application/json")
     streams: set[object] = request.app.state.event_streams
     if len(streams) >= MAX_STREAMS:
         detail = f"{MAX_STREAMS} readers follow the events already; ask for application/json, or try again"
         return problem(503, detail, {"Retry-After": "10"})
-    last_id = request.headers.get("last-event-id", "")
-    since = int(last_id) if last_id.isdecimal() and len(last_id) < 20 else ring.last_id
+    since = ring.last_id if known is None else known
     return EventStream(ring, since, streams, request.app.state.slow_seconds)
 
 

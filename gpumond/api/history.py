@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -30,20 +29,29 @@ class PastValue:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """One signal, oldest first. ``resolution_seconds`` is that of the points: null for samples as they were taken."""
+    """One signal, oldest first. The last block has not ended yet.
+
+    ``resolution_seconds`` is that of the points: null for samples as they were taken. ``block_seconds`` is the length
+    of a block: the same, but for `gpumond demo`, where time is accelerated.
+    """
 
     device_uuid: str
     pid: int | None
     signal: Signal
     resolution_seconds: int | None
+    block_seconds: float | None
     points: tuple[PastValue, ...]
 
+
+SLACK = 1.02
+"""A resolution reaches back far enough if it falls short by no more than this factor."""
 
 EXAMPLE = Past(
     examples.UUID,
     examples.PROCESS.pid,
     "live",
     60,
+    60.0,
     (
         PastValue(examples.TAKEN_AT - 120, 30.0 * examples.GIB, 30.5 * examples.GIB, 31.0 * examples.GIB),
         PastValue(examples.TAKEN_AT - 60, 30.5 * examples.GIB, 31.0 * examples.GIB, 31.5 * examples.GIB),
@@ -63,21 +71,23 @@ async def history(
     resolution: Annotated[float | None, Query(gt=0, le=86400, description="Seconds.")] = None,
 ) -> Response:
     """Samples of the last 15 minutes, or blocks (lowest, median, highest value) of 15 s, 1, 5 or 15 minutes, the
-    longest that are not longer than `resolution`; without it, the shortest that reach back to `since`. At most 900
+    longest that are not longer than `resolution`; without it, the shortest that reach back to `since`. At most 901
     points. After a restart the day before is there in blocks of 15 minutes."""
     known: History = request.app.state.view.history
     uuid = device_named(uuid, request.app.state.view.frame, others=known.devices)
     if resolution is None and since is not None:
-        resolution = _reaching(time.time() - since)
+        resolution = _reaching(min((known.taken_at - since) * known.pace, known.age(uuid, pid)))
     points = known.series(uuid, pid, signal, since or 0.0, resolution)
     if not points and not any(known.series(uuid, pid, other) for other in SIGNALS):
         raise HTTPException(404, f"nothing is known of {uuid if pid is None else f'pid {pid} on {uuid}'}")
     fitting = [tier.seconds for tier in TIERS if resolution is not None and tier.seconds <= resolution]
+    seconds = max(fitting, default=None)
+    length = None if seconds is None else seconds / known.pace
     values = tuple(PastValue(*point) for point in points)
-    return answer(Past, Past(uuid, pid, signal, max(fitting, default=None), values))
+    return answer(Past, Past(uuid, pid, signal, seconds, length, values))
 
 
 def _reaching(seconds: float) -> float | None:
-    if seconds <= SAMPLES:
+    if seconds <= SAMPLES * SLACK:
         return None
-    return next((tier.seconds for tier in TIERS if seconds <= tier.seconds * tier.rows), TIERS[-1].seconds)
+    return next((tier.seconds for tier in TIERS if seconds <= tier.seconds * tier.rows * SLACK), TIERS[-1].seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gpumond.baseline import Comparison, Difference, Threshold, threshold
+from gpumond.baseline import NAME, Comparison, Difference, Threshold, threshold
 from gpumond.cli import DONE, FAILED, client
 from gpumond.cli.table import table
 from gpumond.errors import ConfigError, DaemonError, ProtocolError
@@ -49,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.what != "list" and not re.fullmatch(NAME, arguments.name):
+        raise ConfigError(
+            f"{arguments.name!r:.80} is not a name of a baseline: expected a letter or digit, then up to 63 letters, "
+            "digits, '.', '_' or '-'"
+        )
     return {"record": _record, "compare": _compare, "list": _list, "delete": _delete}[arguments.what](arguments)
 
 

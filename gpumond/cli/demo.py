@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpumond.cli.client import DEFAULT_URL
 from gpumond.cli.serve import add_common_arguments, flags, serve
 from gpumond.config import Settings, load
 from gpumond.sim.card import MIB, Spec, create
@@ -68,8 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         create(Path(directory) / "card0", CARD)
         os.environ["GPUMOND_SIM_DIR"] = directory
         with _programs(Path(directory) / "card0", settings):
-            print(_welcome(settings), flush=True)
-            return serve(settings, "sim", reload, PACE)
+            return serve(settings, "sim", reload, PACE, lambda address: print(_welcome(address), flush=True))
 
 
 @contextmanager
@@ -112,18 +112,20 @@ def _programs(card: Path, settings: Settings) -> Iterator[None]:
                 program.wait()
 
 
-def _welcome(settings: Settings) -> str:
-    url = f"http://{settings.listen}"
+def _welcome(address: str) -> str:
+    """The page's address alone in the first line, and below it commands to try."""
     command = sys.argv[0] if os.path.basename(sys.argv[0]) == "gpumond" else "gpumond"
-    option = "" if settings.port == 9917 else f" --url {url}"
+    url = address.rstrip("/")
+    option = "" if url == DEFAULT_URL else f" --url {url}"
     return f"""\
-gpumond demo: a simulated device with four programs on it: {", ".join(PROGRAMS)}.
+open {address}
 
-  look   {url}/metrics   {url}/docs   {url}/api/v1/ledger
-  try    {command} status{option}
-         {command} flush{option} --all --dry-run
-         {command} flush{option} --workload training
+A simulated device with four programs: {", ".join(PROGRAMS)}. In another terminal:
 
-Within two minutes the fragmented program and the leak raise their alerts: curves are judged {PACE:.0f} times as
-fast here as elsewhere. Ctrl-C ends it.
+  {command} status{option}
+  {command} flush{option} --all --dry-run
+  {command} flush{option} --workload training
+
+The demo judges memory curves {PACE:.0f} times as fast as usual: the alerts for the fragmented program and for the
+leak fire within two minutes. Press Ctrl-C to stop.
 """

@@ -48,12 +48,22 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(arguments, name, None) for name in SETTINGS}
 
 
-def serve(settings: Settings, source: str, reload: Callable[[], Settings], pace: float = 1.0) -> int:
-    """Runs the daemon in this process until it is told to stop. ``pace``: so many times as fast are curves judged."""
+def serve(
+    settings: Settings,
+    source: str,
+    reload: Callable[[], Settings],
+    pace: float = 1.0,
+    bound: Callable[[str], None] = lambda address: None,
+) -> int:
+    """Runs the daemon in this process until a signal stops it.
+
+    ``pace`` is the factor by which diagnosis time is accelerated. ``bound`` is called with the page's address when the
+    port accepts connections.
+    """
     bounded = logs.configure(settings.log_format)
     from gpumond import server
 
-    asyncio.run(server.serve(settings, source, reload, pace, bounded))
+    asyncio.run(server.serve(settings, source, reload, pace, bounded, bound))
     return DONE
 
 

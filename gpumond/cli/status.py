@@ -18,6 +18,7 @@ from gpumond.top.view import View, view
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--healthy", action="store_true", help="only whether the daemon answers, for health checks")
+    parser.add_argument("-v", "--verbose", action="store_true", help="also show the UUID and PCI address of devices")
     client.add_arguments(parser)
 
 
@@ -30,7 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_seen(frame, client.get(arguments.url, "/api/v1/status")), indent=2))
         return DONE
     seen = view(frame)
-    print("\n\n".join(section for section in (device_table(seen), process_table(seen), *notes(seen)) if section))
+    sections = (device_table(seen, arguments.verbose), process_table(seen), *notes(seen))
+    print("\n\n".join(section for section in sections if section))
     return DONE
 
 
@@ -41,9 +43,9 @@ def _seen(frame: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
     return facts | {name: frame[name] for name in ("processes", "ledger", "verdicts", "alerts")}
 
 
-def device_table(seen: View) -> str:
-    """Empty if there is none."""
-    header = ("GPU", "NAME", ">SIZE", ">USED", ">CACHED", ">STRANDED", ">UNCLAIMED", "STATE")
+def device_table(seen: View, verbose: bool = False) -> str:
+    """A line for each device, with its UUID and PCI address if ``verbose``. Empty if there is no device."""
+    header = ["GPU", "NAME", ">SIZE", ">USED", ">CACHED", ">STRANDED", ">UNCLAIMED", "STATE"]
     rows = [
         [
             str(device.index),
@@ -52,10 +54,11 @@ def device_table(seen: View) -> str:
             size(device.used_bytes),
             *(size(device.shares.get(share)) for share in ("cached", "stranded", "unclaimed")),
             device.state or "up",
+            *((device.uuid, device.pci_bus_id or "-") if verbose else ()),
         ]
         for device in seen.devices
     ]
-    return table(header, rows) if rows else ""
+    return table([*header, "UUID", "PCI"] if verbose else header, rows) if rows else ""
 
 
 def process_table(seen: View) -> str:

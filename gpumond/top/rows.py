@@ -28,6 +28,7 @@ class DeviceRow:
     uuid: str
     index: int
     name: str
+    pci_bus_id: str
     parent_uuid: str | None
     size_bytes: int | None
     used_bytes: int | None
@@ -92,6 +93,7 @@ def devices(frame: Mapping[str, Any], refusing: Collection[int]) -> Iterator[Dev
             uuid=str(device["uuid"]),
             index=int(device["index"]),
             name=plain(device["name"], 60),
+            pci_bus_id=plain(device["pci_bus_id"], 40),
             parent_uuid=device["parent_uuid"],
             size_bytes=device["size_bytes"],
             used_bytes=device["used_bytes"],

@@ -10,6 +10,7 @@ import pytest
 
 from gpumond.api.access import Policy
 from gpumond.api.limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, Rate
+from gpumond.api.page import PAGE
 from gpumond.webconfig import Web
 from tests.api.house import ADMIN, ALICE, FLUSH, OTHERS, RULE, House, basic, bearer
 
@@ -115,7 +116,7 @@ def test_reads_are_open_on_loopback_and_want_a_token_elsewhere():
 
 def test_the_page_is_open_for_people_to_sign_in_on_unless_users_are_named():
     closed, named = House(Policy(open_reads=False)), House(Policy(open_reads=False, web=lambda: Web(users=ALICE)))
-    for path in ("/", "/page.css", "/page.js", "/words.js"):
+    for path in PAGE:
         assert closed.ask("GET", path).status_code == 200
         assert named.ask("GET", path).status_code == 401
 

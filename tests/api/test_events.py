@@ -84,6 +84,14 @@ def test_a_reader_hears_what_happens_from_then_on():
     asyncio.run(run())
 
 
+def test_the_list_begins_after_the_last_event_id():
+    view = View()
+    events = view.events.follow(a_frame(1, 2, 3), (), ())
+    headers = {"Accept": "application/json", "Last-Event-ID": str(events[1].id)}
+    assert [event["pid"] for event in ask(view, "/api/v1/events", headers=headers).json()] == [3]
+    assert len(ask(view, "/api/v1/events", headers={"Accept": "application/json"}).json()) == 3
+
+
 def test_who_comes_back_hears_what_was_missed_and_whether_that_is_all():
     async def run() -> None:
         view = View()

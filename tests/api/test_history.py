@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -45,7 +47,7 @@ def test_without_more_it_is_the_samples_of_the_last_quarter_of_an_hour():
 
 @pytest.mark.parametrize(
     ("ago", "resolution", "expected"),
-    [(10, None, None), (1100, None, 15), (7200, None, 60), (80_000, None, 900), (1100, 59, 15), (1100, 60, 60)],
+    [(10, None, None), (1100, None, 15), (7200, None, 15), (1100, 59, 15), (1100, 60, 60)],
 )
 def test_the_resolution_is_the_shortest_that_reaches_back_or_what_was_asked_for(
     ago: float, resolution: float | None, expected: int | None
@@ -56,7 +58,39 @@ def test_the_resolution_is_the_shortest_that_reaches_back_or_what_was_asked_for(
     points = body["points"]
     assert all(point["at"] >= NOW - ago and point["low"] <= point["median"] <= point["high"] for point in points)
     if expected == 60:
-        assert all(point["high"] - point["low"] == 59 for point in points[1:])
+        assert all(point["high"] - point["low"] == 59 for point in points[1:-1])
+
+
+@pytest.mark.parametrize(("ago", "expected"), [(900, None), (3600, 15), (7200, 60), (80_000, 900)])
+def test_after_a_restart_the_resolution_reaches_back_to_the_day_before(ago: float, expected: int | None):
+    (device,) = (each for each in VIEW.history.coarse() if each.pid is None)
+    diagnosis = Diagnosis()
+    diagnosis.history.restore([replace(device, born_at=NOW - 86400)])
+    for second in range(3):
+        snapshot = a_snapshot(a_device(), seq=second, elapsed_seconds=float(second), taken_at=NOW - 2 + second)
+        diagnosis = diagnose(diagnosis, snapshot)
+    answer = ask(View(history=diagnosis.history), "/api/v1/history", params={"uuid": "GPU-a", "since": NOW - ago})
+    assert answer.json()["resolution_seconds"] == expected
+
+
+@pytest.mark.parametrize("resolution", [15, 60, 300, 900])
+def test_the_last_block_is_the_running_one(resolution: int):
+    *closed, running = past(uuid="GPU-a", pid=10, resolution=resolution)["points"]
+    assert running["high"] == GIB + SECONDS - 1
+    assert NOW - 1 - resolution < running["at"] <= NOW - 1
+    assert all(running["at"] - point["at"] >= resolution - 0.001 for point in closed)
+
+
+def test_blocks_of_accelerated_time_have_their_length_on_the_clock():
+    diagnosis = Diagnosis(pace=20.0)
+    for second in range(400):
+        snapshot = a_snapshot(a_device(), seq=second, elapsed_seconds=float(second), taken_at=NOW - 400 + second)
+        diagnosis = diagnose(diagnosis, snapshot)
+    view = View(history=diagnosis.history)
+    answer = ask(view, "/api/v1/history", params={"uuid": "GPU-a", "since": NOW - 900}).json()
+    assert (answer["resolution_seconds"], answer["block_seconds"]) == (60, 3.0)
+    times = [point["at"] for point in answer["points"]]
+    assert {round(later - earlier, 3) for earlier, later in pairwise(times)} == {3.0}
 
 
 def test_what_was_never_said_is_empty_and_who_was_never_seen_is_not_found():

@@ -1,4 +1,4 @@
-"""The page's three files, and the one route from which it draws."""
+"""The page's files, and the route from which it draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from gpumond.api.page import FILES, POLICY
+from gpumond.api.page import FILES, MODULES, POLICY
 from gpumond.engine import Memory, advance
 from gpumond.events import ORDINARY, Kind
 from gpumond.model import MISSED_LIMIT, SHARES
@@ -22,10 +22,12 @@ TEXT = {path: file.body.decode() for path, file in FILES.items()}
 KINDS = {
     "/": "text/html",
     "/page.css": "text/css",
-    "/page.js": "text/javascript",
     "/words.js": "text/javascript",
     "/docs.css": "text/css",
+    **{f"/{name}": "text/javascript" for name in MODULES},
 }
+SCRIPT = "\n".join(TEXT[f"/{name}"] for name in MODULES)
+MAX_LINES = 250
 
 
 @pytest.mark.parametrize(("path", "kind"), KINDS.items())
@@ -63,19 +65,33 @@ def test_the_page_is_there_before_the_first_frame():
 def test_the_words_are_the_daemons_and_the_page_has_no_list_of_its_own():
     said = dict(re.findall(r"^export const (\w+) = (.+);$", TEXT["/words.js"], re.MULTILINE))
     known = {name: json.loads(value) for name, value in said.items()}
-    assert tuple(known["EVENTS"]) == get_args(Kind)
     assert tuple(known["SHARES"]) == SHARES
     assert set(known["ORDINARY"]) == ORDINARY
     assert known["MISSED_LIMIT"] == MISSED_LIMIT
-    imported = re.search(r'^import \{ (.+) \} from "./words.js";$', TEXT["/page.js"], re.MULTILINE)
-    assert imported
-    assert {name.partition(" ")[0] for name in imported[1].split(", ")} == known.keys()
-    kinds = {word for word in (*get_args(Kind), *ORDINARY) if f'"{word}"' in TEXT["/page.js"]}
+    used = {
+        name
+        for found in re.findall(r"^import \{ (.+) \} from \"./words.js\";$", SCRIPT, re.MULTILINE)
+        for name in re.findall(r"\b[A-Z_]+\b(?! as)|\b[A-Z_]+(?= as)", found)
+    }
+    assert known.keys() <= used
+    kinds = {word for word in (*get_args(Kind), *ORDINARY) if f'"{word}"' in SCRIPT}
     assert kinds <= {"flush"}  # an element's name, too
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_is_short(name: str):
+    assert len(TEXT[f"/{name}"].splitlines()) <= MAX_LINES
+
+
+def test_all_modules_are_loaded_with_the_page_and_not_one_after_another():
+    preloaded = re.findall(r'<link rel="modulepreload" href="([a-z]+\.js)" />', TEXT["/"])
+    assert sorted(preloaded) == sorted({*MODULES, "words.js"} - {"page.js"})
+    imported = set(re.findall(r'from "\./([a-z]+\.js)";', SCRIPT))
+    assert imported == set(preloaded)
+
+
 def test_the_page_is_small():
-    assert sum(len(file.body) for file in FILES.values()) < 60_000
+    assert sum(len(file.body) for file in FILES.values()) < 75_000
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_nothing_inline():
@@ -87,11 +103,11 @@ def test_the_page_needs_nothing_from_elsewhere_and_nothing_inline():
 
 def test_text_never_becomes_markup():
     ways = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|setHTML|\beval\b|new Function"
-    assert not re.findall(ways, TEXT["/page.js"])
+    assert not re.findall(ways, SCRIPT)
 
 
 def test_the_token_is_kept_in_no_cookie_and_no_lasting_storage():
-    assert not re.findall(r"cookie|localStorage|indexedDB", TEXT["/page.js"])
+    assert not re.findall(r"cookie|localStorage|indexedDB", SCRIPT)
 
 
 def test_the_style_has_the_colours_of_the_palette():

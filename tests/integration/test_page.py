@@ -39,7 +39,7 @@ def test_every_number_is_the_api_s_of_the_same_frame(sight: Sight):
         sight,
         ".total",
         ".legend dd",
-        ".promise",
+        ".estimate",
         "tbody .of-program bdi",
         "tbody td.number:not(.of-gpu, .of-pid)",
     )
@@ -55,7 +55,7 @@ def test_every_number_is_the_api_s_of_the_same_frame(sight: Sight):
         human(device["reserved_bytes"]),
     ]
     cached = human(share["cached"])
-    assert promise == [f"A flush would return {f'about {cached}' if share['cached'] else 'nothing'}."]
+    assert promise == [f"A flush would release {f'about {cached}' if share['cached'] else 'nothing'}."]
     processes = sorted(frame["processes"], key=lambda process: -process["used_bytes"])
     assert programs == [process["workload"] for process in processes]
     columns = ("used", *SHARES[:5])
@@ -116,8 +116,29 @@ SIZES = [
 
 
 def test_sizes_read_as_on_the_command_line(sight: Sight):
-    script = "async sizes => { const { human } = await import('/page.js'); return sizes.map(human); }"
+    script = "async sizes => { const { human } = await import('/format.js'); return sizes.map(human); }"
     assert sight.page.evaluate(script, SIZES) == [size(value) for value in SIZES]
+
+
+DURATIONS = {
+    0: "0 s",
+    42.4: "42 s",
+    59.6: "1 min",
+    99: "1 min 39 s",
+    120: "2 min",
+    599: "9 min 59 s",
+    1530: "26 min",
+    3599: "1 h",
+    7500: "2 h 5 min",
+    10800: "3 h",
+    86399: "1 d",
+    273600: "3 d 4 h",
+}
+
+
+def test_durations_are_rounded_to_the_nearest(sight: Sight):
+    script = "async all => { const { duration } = await import('/format.js'); return all.map(duration); }"
+    assert sight.page.evaluate(script, list(DURATIONS)) == list(DURATIONS.values())
 
 
 def test_a_flush_shows_its_plan_asks_and_shows_its_receipt(browser: Browser, serve: Serve):
@@ -128,29 +149,66 @@ def test_a_flush_shows_its_plan_asks_and_shows_its_receipt(browser: Browser, ser
         page.get_by_role("button", name="Flush training…").click(timeout=60_000)
         page.get_by_label("Token").fill("gpm_wrong")
         page.get_by_label("Token").press("Enter")
-        sight.shows("That token was not accepted.")
+        sight.shows("The daemon did not accept that token.")
         sign_in(sight, daemon)
         dialog = page.locator("dialog#flush")
-        dialog.get_by_text("are expected back").wait_for()
+        dialog.get_by_text("is expected to release").wait_for()
         assert dialog.get_by_text("planned").count() == 1
         assert [receipt["outcome"] for receipt in receipts_of(daemon, "training")] == ["planned"]
         dialog.get_by_role("button", name="Flush now").click()
-        dialog.get_by_text("came back.").wait_for(timeout=60_000)
+        dialog.get_by_text(" released.").wait_for(timeout=60_000)
         _, receipt = receipts_of(daemon, "training")
         facts = dict(zip(*sight.texts("#receipts dt", "#receipts dd"), strict=True))
-        assert sight.texts("#flush-words")[0] == [f"{human(receipt['released_bytes'])} came back."]
-        assert facts["came back"] == human(receipt["released_bytes"])
-        assert facts["driver saw"] == human(receipt["driver_released_bytes"])
+        assert sight.texts("#flush-words")[0] == [f"{human(receipt['released_bytes'])} released."]
+        assert facts["released"] == human(receipt["released_bytes"])
+        assert facts["seen by the driver"] == human(receipt["driver_released_bytes"])
+        plan, _ = receipts_of(daemon, "training")
+        assert facts["planned"].startswith(f"{human(plan['expected']['low'])} at ")
+        assert facts["expected at start"] == human(receipt["expected"]["low"])
         assert facts["held"] == f"{human(receipt['before']['held_bytes'])} → {human(receipt['after']['held_bytes'])}"
         assert sight.texts("#receipts .outcome")[0] == [receipt["outcome"]]
         dialog.get_by_role("button", name="Close").click()
-        page.locator("#events .flush").wait_for()  # told by the stream, without a reload
+        page.locator("#events .flush").wait_for()  # without a reload
         token = (daemon.directory / "token").read_text().strip()
         assert not [url for url in sight.asked if token in url]
         assert page.context.cookies() == []
         assert page.evaluate("[localStorage.length, sessionStorage.length]") == [0, 1]
         page.get_by_role("button", name="Sign out").click()
         assert page.evaluate("sessionStorage.length") == 0
+
+
+DIFFERENCES = """async ([plan, receipt]) => {
+    const { differences } = await import('/flush.js');
+    return [...differences(receipt, plan)];
+}"""
+
+
+def flushed(expected: int, released: int, driver: int | None, raced: bool = False) -> dict[str, Any]:
+    interval = {"low": expected * GIB, "high": expected * GIB}
+    held = {"held_bytes": 6 * GIB, "live_bytes": (6 - expected) * GIB}
+    seen = None if driver is None else driver * GIB
+    amounts = {"released_bytes": released * GIB, "driver_released_bytes": seen}
+    return {"expected": interval, "before": held, "raced": raced, **amounts}
+
+
+@pytest.mark.parametrize(
+    ("receipt", "reasons"),
+    [
+        (flushed(4, 4, 4), []),
+        (
+            flushed(3, 3, 3),
+            ["between the plan (6.0 GiB held, 2.0 GiB live) and the flush (6.0 GiB held, 3.0 GiB live)"],
+        ),
+        (flushed(4, 3, 3), ["released less than expected at the start."]),
+        (flushed(4, 5, 5, raced=True), ["released more than expected at the start because the program allocated"]),
+        (flushed(4, 4, 2, raced=True), ["The driver's figure differs because the program allocated"]),
+        (flushed(4, 4, None), ["The driver does not report this process's memory"]),
+    ],
+)
+def test_a_receipt_says_why_its_figures_differ(sight: Sight, receipt: Any, reasons: list[str]):
+    said = sight.page.evaluate(DIFFERENCES, [flushed(4, 0, None), receipt])
+    assert len(said) == len(reasons)
+    assert all(reason in sentence for reason, sentence in zip(reasons, said, strict=True)), said
 
 
 def receipts_of(daemon: RunningDaemon, workload: str) -> list[Any]:
@@ -260,7 +318,7 @@ def test_where_reading_wants_a_token_it_asks_for_one_and_follows(browser: Browse
             route.fulfill(status=401, json=problem, content_type="application/problem+json")
 
     with looking(browser, demo, guard=guard) as sight:
-        sight.shows("Sign in to look")
+        sight.shows("Sign in to see this page")
         sight.shows("reading wants a token here")
         assert not sight.page.locator("#content").is_visible()
         sight.page.get_by_role("button", name="Sign in").click()

@@ -22,7 +22,7 @@ pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 def test_without_a_driver_it_says_what_to_do(browser: Browser, serve: Serve):
     daemon = serve("--source", "nvml")
     with looking(browser, daemon) as sight:
-        sight.shows("No device can be read: library_not_found")
+        sight.shows("Devices cannot be read: library_not_found")
         sight.shows("gpumond demo")
 
 
@@ -31,7 +31,7 @@ def test_without_a_device_it_says_so(browser: Browser, serve: Serve, driver: Fak
     daemon = serve("--source", "nvml", environ=driver.env)
     with looking(browser, daemon) as sight:
         until(lambda: daemon.request("/-/ready")[0] == 200)
-        sight.shows("No device is here")
+        sight.shows("There is no device")
 
 
 def test_a_driver_that_hangs_is_named_and_its_numbers_are_withdrawn(browser: Browser, serve: Serve, driver: FakeDriver):
@@ -43,8 +43,8 @@ def test_a_driver_that_hangs_is_named_and_its_numbers_are_withdrawn(browser: Bro
         sight.shows("of 141.0 GiB used")
         driver.hang("nvmlDeviceGetCount_v2", seconds=60)
         driver.write()
-        sight.shows("of 1 reading ago")
-        sight.shows("values are withdrawn")
+        sight.shows("values are 1 reading old")
+        sight.shows("values are hidden")
         sight.shows("timeout")
         until(lambda: not [text for text in sight.texts(".total")[0] if text])
         assert sight.texts(".legend dd") == [[]]

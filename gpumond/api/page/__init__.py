@@ -1,4 +1,4 @@
-"""GET / and /docs: plain files. Nothing on them comes from elsewhere, so that they work without a network."""
+"""GET / and /docs: the page and the API reference, as files of this directory. They load nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
 
 from gpumond.api.reference import reference
-from gpumond.events import ORDINARY, Kind
+from gpumond.events import ORDINARY
 from gpumond.model import MISSED_LIMIT, SHARES
 
 router = APIRouter(include_in_schema=False)
@@ -45,41 +45,43 @@ def file(body: bytes, media_type: str) -> File:
 
 
 def words() -> str:
-    """What the page must know of the daemon's words, as a module of its own."""
+    """The daemon's vocabulary as a JavaScript module."""
     known = {
         "SHARES": list(SHARES),
         "OF_PROCESSES": [share for share in SHARES if share != "unclaimed"],
         "ORDINARY": sorted(ORDINARY),
-        "EVENTS": list(get_args(Kind)),
         "MISSED_LIMIT": MISSED_LIMIT,
     }
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())
 
 
-FILES = {
+MODULES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.js")))
+
+PAGE = {
     "/": read("index.html", "text/html"),
     "/page.css": read("page.css", "text/css"),
-    "/page.js": read("page.js", "text/javascript"),
     "/words.js": file(words().encode(), "text/javascript"),
-    "/docs.css": read("docs.css", "text/css"),
+    **{f"/{name}": read(name, "text/javascript") for name in MODULES},
 }
+"""The files of the page by path. They contain no data: anybody may load them in order to sign in."""
+
+FILES = PAGE | {"/docs.css": read("docs.css", "text/css")}
 
 IfNoneMatch = Annotated[str | None, Header()]
 
 
-@router.get("/")
-@router.get("/page.css")
-@router.get("/page.js")
-@router.get("/words.js")
-@router.get("/docs.css")
 async def page(request: Request, if_none_match: IfNoneMatch = None) -> Response:
     return _answer(FILES[request.scope["route"].path], if_none_match)
+
+
+for path in FILES:
+    router.add_api_route(path, page)
 
 
 @router.get("/docs")
 async def docs(request: Request, if_none_match: IfNoneMatch = None) -> Response:
     state = request.app.state
-    if not hasattr(state, "reference"):  # the routes are the same for as long as the daemon lives
+    if not hasattr(state, "reference"):  # the routes do not change while the daemon runs
         state.reference = file(reference(request.app.openapi()).encode(), "text/html")
     return _answer(state.reference, if_none_match)
 

@@ -1,0 +1,77 @@
+// Alerts, verdicts and events.
+
+import { $, make, name, named, put, sync } from "./elements.js";
+import { clean, clock, duration, many, words } from "./format.js";
+import { state } from "./store.js";
+import { ORDINARY as KINDS } from "./words.js";
+
+export const ORDINARY = new Set(KINDS);
+const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
+const LEVELS = { critical: "bad", page: "bad", info: "note" };
+
+const line = () => make("li", make("b"), make("time"), make("bdi"));
+
+export function showAlerts() {
+  const entries = state.frame.alerts.map((alert) => ({
+    ...alert,
+    labels: Object.fromEntries(alert.labels),
+    notes: Object.fromEntries(alert.annotations),
+  }));
+  const rank = (alert) => 10 * (alert.phase !== "firing") + (SEVERITY[alert.labels.severity] ?? 1);
+  entries.sort((one, other) => rank(one) - rank(other) || one.active_at - other.active_at);
+  const now = state.frame.snapshot.taken_at;
+  sync(
+    $("alerts"),
+    entries,
+    (alert) => JSON.stringify([alert.rule, Object.entries(alert.labels)]),
+    line,
+    (node, alert) => {
+      const firing = alert.phase === "firing";
+      node.className = firing ? (LEVELS[alert.labels.severity] ?? "warn") : "quiet";
+      name(node.children[0], alert.rule, 80);
+      const age = duration(now - (alert.fired_at ?? alert.active_at));
+      put(node.children[1], `${firing ? "firing" : "pending"} for ${age}`);
+      name(node.children[2], alert.notes.summary ?? "", 400);
+    },
+  );
+  $("no-alerts").hidden = entries.length > 0;
+  const firing = entries.filter((alert) => alert.phase === "firing").length;
+  document.title = `${firing ? `(${firing}) ` : ""}gpumond ${location.host}`;
+}
+
+export function showVerdicts() {
+  const notable = state.frame.verdicts.filter((verdict) => !ORDINARY.has(verdict.kind));
+  const left = (verdict) => verdict.time_to_oom_seconds ?? Infinity;
+  notable.sort((one, other) => left(one) - left(other) || one.since - other.since);
+  sync(
+    $("verdicts"),
+    notable,
+    (verdict) => [verdict.device_uuid, verdict.pid, verdict.kind].join(),
+    line,
+    (node, verdict) => {
+      node.className = verdict.kind === "release" ? "note" : "warn";
+      put(node.children[0], verdict.kind, 80);
+      put(node.children[1], `since ${clock(verdict.since)}`);
+      name(node.children[2], verdict.summary, 400);
+    },
+  );
+  const ordinary = state.frame.verdicts.length - notable.length;
+  const judged = `${many(ordinary, "memory curve")} judged, no problem found.`;
+  const none = ordinary ? judged : "None yet. A memory curve is judged when it is long enough.";
+  put($("no-verdicts"), notable.length ? "" : none);
+}
+
+export function showEvents() {
+  const newest = [...state.events.values()].sort((one, other) => other.id - one.id);
+  sync(
+    $("events"),
+    newest,
+    (event) => event.id,
+    (event) => make("li", make("time", clock(event.at)), make("b", clean(words(event.kind))), named(event.summary, 400)),
+    (node, event) => {
+      node.className = clean(event.kind);
+    },
+  );
+  $("no-events").hidden = newest.length > 0;
+  $("events").hidden = !newest.length;
+}

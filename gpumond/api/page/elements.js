@@ -1,0 +1,67 @@
+// Elements of the document. Text from programs enters it through textContent only.
+
+import { clean } from "./format.js";
+
+export const $ = (id) => document.getElementById(id);
+
+/** An element from `name.class`. Children are elements or text. */
+export function make(kind, ...children) {
+  const [name, ...classes] = kind.split(".");
+  const node = document.createElement(name);
+  if (classes.length) node.className = classes.join(" ");
+  node.append(...children);
+  return node;
+}
+
+export function svg(kind, attributes) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", kind);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  return node;
+}
+
+/** Sets the text of `node`. Equal text is not set again, so that a screen reader does not repeat it. */
+export function put(node, text, most = 1000) {
+  const safe = clean(text, most);
+  if (node.textContent !== safe) node.textContent = safe;
+}
+
+/** Sets a text that may be cut; the tooltip has more of it. */
+export function name(node, text, most = 300) {
+  put(node, text, most);
+  node.title = clean(text, 1000);
+}
+
+/** A name from a program, isolated so that its direction does not reorder the text around it. */
+export function named(text, most = 300) {
+  const node = make("bdi");
+  name(node, text, most);
+  return node;
+}
+
+export function button(text, act, kind = "button") {
+  const node = make(kind, text);
+  node.type = "button";
+  node.addEventListener("click", act);
+  return node;
+}
+
+/** Makes the children of `parent` those of `items`. A child is kept by its key from call to call.
+
+`fixed`: how many children precede them. `still`: known children keep their order. */
+export function sync(parent, items, key, create, update, { fixed = 0, still = false } = {}) {
+  const before = parent.kept ?? new Map();
+  const focus = document.activeElement;
+  const fresh = new Map(items.map((item) => [key(item), item]));
+  const keys = still
+    ? [...new Set([...[...before.keys()].filter((known) => fresh.has(known)), ...fresh.keys()])]
+    : [...fresh.keys()];
+  for (const [known, node] of before) if (!fresh.has(known)) node.remove();
+  parent.kept = new Map();
+  keys.forEach((known, place) => {
+    const node = before.get(known) ?? create(fresh.get(known));
+    if (parent.children[fixed + place] !== node) parent.insertBefore(node, parent.children[fixed + place] ?? null);
+    update(node, fresh.get(known));
+    parent.kept.set(known, node);
+  });
+  if (focus?.isConnected && document.activeElement !== focus) focus.focus({ preventScroll: true });
+}

@@ -1,0 +1,126 @@
+// The flush dialog: the plan, the confirmation and the receipts.
+
+import { $, make, named, put } from "./elements.js";
+import { clean, clock, extent, human, sum } from "./format.js";
+import { post } from "./session.js";
+import { label, state } from "./store.js";
+import { refresh } from "./stream.js";
+
+const UNANSWERED = "The daemon does not answer. Its receipts show later whether the flush took place.";
+
+let newest = 0; // number of the newest dialog: it does not show answers to an older one
+
+/** Asks the daemon for a plan, shows it, and flushes when it is confirmed. */
+export async function flush(target, subject) {
+  const own = ++newest;
+  const dialog = $("flush");
+  const now = $("flush-now");
+  const show = (title, text, articles = []) => {
+    put($("flush-title"), title);
+    put($("flush-words"), text);
+    $("receipts").replaceChildren(...articles);
+  };
+  const request = async (dryRun) => {
+    const answer = await attempt({ target, dry_run: dryRun });
+    if (answer === null && own === newest) dialog.close();
+    return own === newest && dialog.open ? answer : null;
+  };
+  const title = `Flush ${clean(subject, 120)}?`;
+  show(title, "Requesting the plan…");
+  put($("flush-close"), "Cancel");
+  now.hidden = true;
+  dialog.showModal();
+  const answer = await request(true);
+  if (!answer) return;
+  const plan = answer.receipts ?? [];
+  const planned = plan.filter((receipt) => receipt.outcome === "planned");
+  const [low, high] = ["low", "high"].map((key) => sum(planned.map((receipt) => receipt.expected?.[key] ?? 0)));
+  const effect = "The programs keep running. Each one pauses briefly, and allocates again when it needs memory.";
+  const text = high ? `This flush is expected to release ${extent({ low, high })}. ${effect}` : "Nothing to release.";
+  show(title, answer.detail ?? text, plan.map(planArticle));
+  now.hidden = !high;
+  now.disabled = false;
+  now.onclick = async () => {
+    now.disabled = true;
+    put($("flush-words"), "Flushing…");
+    const result = await request(false);
+    refresh();
+    if (!result) return;
+    const receipts = (result.receipts ?? []).map((receipt) => receiptArticle(receipt, plan.find(samePool(receipt))));
+    show(`Flush of ${clean(subject, 120)}`, result.detail ?? `${human(result.released_bytes)} released.`, receipts);
+    now.hidden = true;
+    put($("flush-close"), "Close");
+    $("flush-close").focus();
+  };
+  if (high) now.focus();
+}
+
+async function attempt(body) {
+  try {
+    return await post("api/v1/flushes", body);
+  } catch {
+    return { ok: false, detail: UNANSWERED };
+  }
+}
+
+const samePool = (receipt) => (other) =>
+  other.pid === receipt.pid && other.allocator === receipt.allocator && other.device_uuid === receipt.device_uuid;
+
+function article(receipt, facts, remarks) {
+  const device = state.devices.get(receipt.device_uuid);
+  const pool = [receipt.allocator, device && label(device)].filter(Boolean).join(" on ");
+  const list = make("dl");
+  for (const [term, value] of [["pool", pool], ...facts])
+    if (value) list.append(make("div", make("dt", term), make("dd", named(value))));
+  const outcome = clean(receipt.outcome, 20);
+  return make(
+    "article",
+    make("h3", named(receipt.workload || "a program", 80), ` pid ${receipt.pid}`, make(`span.outcome.${outcome}`, outcome)),
+    list,
+    ...remarks.filter(Boolean).map((remark) => make("p.quiet", named(remark, 400))),
+  );
+}
+
+function planArticle(receipt) {
+  const { expected, before } = receipt;
+  const facts = [
+    ["expected", expected && extent(expected)],
+    ["held", before && human(before.held_bytes)],
+    ["live", before && human(before.live_bytes)],
+  ];
+  return article(receipt, facts, [receipt.reason]);
+}
+
+/** A receipt next to the plan that was confirmed for the same pool, if there is one. */
+function receiptArticle(receipt, plan) {
+  const { expected, before, after, duration_seconds: seconds } = receipt;
+  const planned = plan?.expected && `${extent(plan.expected)} at ${clock(plan.started_at)}`;
+  const facts = [
+    ["planned", planned],
+    ["expected at start", expected && extent(expected)],
+    ["released", human(receipt.released_bytes)],
+    ["seen by the driver", human(receipt.driver_released_bytes)],
+    ["held", before && after && `${human(before.held_bytes)} → ${human(after.held_bytes)}`],
+    ["took", seconds < 1 ? `${Math.ceil(1000 * seconds)} ms` : `${seconds.toFixed(1)} s`],
+    ["steps", receipt.steps.map((step) => `${step.step} ${human(step.released_bytes)}`).join(", ")],
+  ];
+  return article(receipt, facts, [...differences(receipt, plan), receipt.reason]);
+}
+
+/** Sentences on why planned, expected, released and driver bytes differ. */
+export function* differences({ expected, before, released_bytes: released, raced, ...receipt }, plan) {
+  if (plan?.expected && expected && extent(plan.expected) !== extent(expected)) {
+    const amounts = (each) => (each ? ` (${human(each.held_bytes)} held, ${human(each.live_bytes)} live)` : "");
+    yield `The program's memory changed between the plan${amounts(plan.before)} and the flush${amounts(before)}.`;
+  }
+  if (expected && (released < expected.low || released > expected.high)) {
+    const cause = raced ? " because the program allocated or freed memory during the flush" : "";
+    yield `The allocator released ${released < expected.low ? "less" : "more"} than expected at the start${cause}.`;
+  }
+  const driver = receipt.driver_released_bytes;
+  if (driver === null && before) yield "The driver does not report this process's memory, so the release is not confirmed.";
+  else if (driver !== null && raced && driver !== released)
+    yield "The driver's figure differs because the program allocated or freed memory during the flush.";
+}
+
+$("flush-close").addEventListener("click", () => $("flush").close());

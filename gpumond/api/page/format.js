@@ -1,0 +1,58 @@
+// Numbers, times and names as text.
+
+/** The text without characters that change how other text reads: controls, escapes and direction marks. */
+export function clean(text, most = 300) {
+  const safe = String(text ?? "")
+    .slice(0, most + 1)
+    .replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, "\uFFFD");
+  return safe.length > most ? safe.slice(0, most - 1) + "…" : safe;
+}
+
+/** One decimal, ties to even, as the command line writes it. */
+function tenths(value) {
+  const tie = Number.isInteger(value * 4) && !Number.isInteger(value * 2);
+  const below = Math.floor(value * 10);
+  return tie ? ((below + Math.abs(below % 2)) / 10).toFixed(1) : value.toFixed(1);
+}
+
+/** Bytes with a binary unit, such as `31.2 GiB`; `-` if unknown. */
+export function human(bytes) {
+  if (bytes === null || bytes === undefined) return "-";
+  let size = bytes;
+  for (const unit of ["B", "KiB", "MiB"]) {
+    if (Math.abs(size) < 1024) return unit === "B" ? `${Math.round(size)} B` : `${tenths(size)} ${unit}`;
+    size /= 1024;
+  }
+  return `${tenths(size)} GiB`;
+}
+
+/** An interval of bytes, such as `1.0 GiB to 1.5 GiB`. */
+export const extent = ({ low, high }) => (low === high ? human(low) : `${human(low)} to ${human(high)}`);
+
+/** Seconds, to the nearest second, minute or hour: `42 s`, `1 min 39 s`, `26 min`, `2 h 5 min`, `3 d 4 h`. */
+export function duration(seconds) {
+  const whole = Math.round(seconds);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 600) return parts(Math.floor(whole / 60), "min", whole % 60, "s");
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 60) return `${minutes} min`;
+  if (minutes < 1440) return parts(Math.floor(minutes / 60), "h", minutes % 60, "min");
+  const hours = Math.round(seconds / 3600);
+  return parts(Math.floor(hours / 24), "d", hours % 24, "h");
+}
+
+const parts = (large, unit, small, subunit) => (small ? `${large} ${unit} ${small} ${subunit}` : `${large} ${unit}`);
+
+export const percent = (part, whole) => `${Math.round((100 * part) / whole)} %`;
+
+/** The time of day of a unix time, with the weekday if it is not the day of `now`. */
+export function clock(at, now = at) {
+  const date = new Date(at * 1000);
+  const today = date.toDateString() === new Date(now * 1000).toDateString();
+  return date.toLocaleTimeString([], { hour12: false, ...(today ? {} : { weekday: "short" }) });
+}
+
+export const many = (count, one, more = `${one}s`) => `${count} ${count === 1 ? one : more}`;
+/** A kind such as `alert-fired` or `coherent_memory` in words. */
+export const words = (kind) => String(kind).replace(/[-_]/g, " ");
+export const sum = (values) => values.reduce((total, value) => total + value, 0);

@@ -1,0 +1,96 @@
+// Notices above everything else: faults, and reasons why the page shows no or old numbers.
+
+import { $, make, name, put, sync } from "./elements.js";
+import { clock, duration, words } from "./format.js";
+import { label, state } from "./store.js";
+import { MISSED_LIMIT } from "./words.js";
+
+const SHOWN = 8;
+
+function unanswered() {
+  const { failures, cause, frame } = state;
+  const kept = failures > MISSED_LIMIT ? "Numbers are hidden." : "Numbers may be old.";
+  const last = frame ? ` The last frame was taken at ${clock(frame.snapshot.taken_at)}.` : "";
+  const what = `${kept}${last}`;
+  if (cause === "connections")
+    return [
+      "bad",
+      "This browser has too many connections to the daemon",
+      `${what} The daemon is running, but this request waits for a free connection. Close other windows on this address.`,
+    ];
+  if (cause !== "unreachable") return ["bad", "The daemon refused the request", `${what} ${cause.detail ?? cause.title}`];
+  return [
+    "bad",
+    "The daemon does not answer",
+    `${what} The page tries again every second. To start a daemon, run: gpumond serve`,
+  ];
+}
+
+function withoutFrame() {
+  const { problem } = state;
+  const titles = { 401: "Sign in to see this page", 403: "You do not have access", 503: "The daemon is starting" };
+  const title = titles[problem?.status] ?? (problem ? "The daemon reports a problem" : "Connecting to the daemon");
+  return ["note", title, problem?.detail ?? ""];
+}
+
+function* ofDriver({ source, devices }, faults) {
+  if (!source.up) {
+    const released = source.reason === "released";
+    const title = released ? "The driver is released for maintenance" : `Devices cannot be read: ${source.reason}`;
+    const fault = faults.find((each) => each.source === source.name && each.kind === source.reason);
+    yield ["bad", title, withRemedy(source.detail, fault?.mend)];
+  } else if (!source.responsive) {
+    const detail = `Numbers are from its last answer. They are hidden after ${MISSED_LIMIT} missed readings.`;
+    yield ["bad", "The driver does not answer", detail];
+  } else if (!devices.length) {
+    yield ["warn", "There is no device", "The driver answers but lists no devices."];
+  }
+}
+
+function* notices() {
+  if (state.failures) {
+    yield unanswered();
+    return;
+  }
+  if (!state.frame) {
+    yield withoutFrame();
+    return;
+  }
+  const { snapshot, faults, conditions } = state.frame;
+  const { source, seq, elapsed_seconds } = snapshot;
+  const interval = elapsed_seconds / Math.max(1, seq);
+  const age = (performance.now() - state.receivedAt) / 1000;
+  if (age > Math.max(5, 3 * interval))
+    yield ["bad", `No new frame for ${duration(age)}`, "The daemon answers, but has stopped taking readings."];
+  yield* ofDriver(snapshot, faults);
+  for (const fault of faults) {
+    if (!source.up && fault.source === source.name && fault.kind === source.reason) continue;
+    const device = state.devices.get(fault.device_uuid);
+    yield ["warn", `${device ? label(device) : fault.source}: ${fault.kind}`, withRemedy(fault.detail, fault.mend)];
+  }
+  for (const condition of conditions) {
+    if (!condition.device_uuid) yield ["note", `This machine: ${words(condition.kind)}`, condition.mend];
+  }
+}
+
+/** The detail, followed by the remedy unless the detail contains it. */
+function withRemedy(detail, remedy) {
+  return !remedy || detail.includes(remedy) ? detail : [detail, remedy].filter(Boolean).join(": ");
+}
+
+export function showNotices() {
+  const all = [...notices()];
+  const shown = all.slice(0, SHOWN);
+  if (all.length > SHOWN) shown.push(["note", `${all.length - SHOWN} more`, "Run: gpumond status"]);
+  sync(
+    $("notices"),
+    shown,
+    ([, title]) => title,
+    () => make("p", make("strong"), " ", make("bdi")),
+    (node, [level, title, detail]) => {
+      node.className = level;
+      put(node.firstChild, title, 300);
+      name(node.lastChild, detail, 600);
+    },
+  );
+}

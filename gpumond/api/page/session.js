@@ -1,0 +1,51 @@
+// The token that changes require, and requests that change something.
+
+import { $, put } from "./elements.js";
+
+const STORED = "gpumond-token";
+export let token = sessionStorage.getItem(STORED) ?? "";
+
+export function setToken(value) {
+  token = value;
+  if (value) sessionStorage.setItem(STORED, value);
+  else sessionStorage.removeItem(STORED);
+  put($("sign"), value ? "Sign out" : "Sign in");
+}
+
+/** Opens the dialog for a token. False if it was cancelled. */
+function signIn(refusal = "") {
+  const dialog = $("signing");
+  put($("refused"), refusal);
+  $("token").value = "";
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((resolve) =>
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "given"), { once: true }),
+  );
+}
+
+/** Sends a POST with the token, and asks for another token while the daemon refuses it. Null if cancelled. */
+export async function post(path, body) {
+  let refusal = "";
+  for (;;) {
+    if ((!token || refusal) && !(await signIn(refusal))) return null;
+    const headers = { "Content-Type": "application/json", Authorization: `Bearer ${token}` };
+    const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
+    const content = await answer.json();
+    if (answer.status !== 401) return { ok: answer.ok, ...content };
+    setToken("");
+    refusal = "The daemon did not accept that token.";
+  }
+}
+
+$("signing")
+  .querySelector("form")
+  .addEventListener("submit", (event) => {
+    event.preventDefault();
+    setToken($("token").value.trim());
+    $("token").value = "";
+    $("signing").close("given");
+  });
+$("sign-cancel").addEventListener("click", () => $("signing").close());
+$("sign").addEventListener("click", () => (token ? setToken("") : signIn()));
+setToken(token);

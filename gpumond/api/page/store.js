@@ -1,0 +1,57 @@
+// The newest frame and the events, as this window received them, and what follows from a frame.
+
+import { human, sum } from "./format.js";
+
+const EVENTS_SHOWN = 200;
+
+export const state = {
+  frame: null,
+  receivedAt: 0, // performance.now() of the newest frame
+  failures: 0, // requests in succession without a frame
+  cause: null, // of the failures: "unreachable", "connections" or the daemon's problem document
+  problem: null, // the daemon's answer in place of a first frame
+  closed: false, // the daemon requires a token for reading
+  devices: new Map(), // of the frame, by UUID
+  events: new Map(), // by id
+};
+
+/** Calls of the functions that draw; page.js adds its own. */
+export const drawing = new EventTarget();
+export const changed = () => drawing.dispatchEvent(new Event("change"));
+
+export function setFrame(frame) {
+  state.frame = frame;
+  state.receivedAt = performance.now();
+  state.devices = new Map((frame?.snapshot.devices ?? []).map((device) => [device.uuid, device]));
+}
+
+export function addEvents(events) {
+  for (const event of events.slice(-EVENTS_SHOWN)) state.events.set(event.id, event);
+  const excess = [...state.events.keys()].sort((one, other) => one - other).slice(0, -EVENTS_SHOWN);
+  for (const id of excess) state.events.delete(id);
+}
+
+export const label = (device) => `GPU ${device.index}`;
+export const linesOf = (device) => state.frame.ledger.lines.filter((line) => line.device_uuid === device.uuid);
+
+/** Devices that are not a part of another device. */
+export const roots = () => state.frame.snapshot.devices.filter((device) => !state.devices.has(device.parent_uuid));
+
+/** Bytes that a flush of these ledger lines would release; programs that allow no flush are counted as refused. */
+export function reclaimable(lines) {
+  const reports = state.frame.snapshot.reports;
+  const refusing = new Set(reports.filter((report) => report.flush_policy === "never").map((report) => report.pid));
+  const cached = lines.filter((line) => line.share === "cached");
+  return {
+    bytes: sum(cached.filter((line) => !refusing.has(line.pid)).map((line) => line.used_bytes)),
+    refused: sum(cached.filter((line) => refusing.has(line.pid)).map((line) => line.used_bytes)),
+    known: cached.length > 0,
+  };
+}
+
+export function estimate(lines, subject = "A flush") {
+  const { bytes, refused, known } = reclaimable(lines);
+  if (!known) return "";
+  const more = refused ? ` Programs that do not allow a flush hold ${human(refused)} more in their caches.` : "";
+  return `${subject} would release ${bytes ? `about ${human(bytes)}` : "nothing"}.${more}`;
+}

@@ -1,0 +1,180 @@
+// Frames and events from the daemon. Of all windows of a browser on the same daemon, one requests them and passes them
+// to the others: a browser opens at most six connections to an address, and a window must not take one for itself.
+
+import { setToken, token } from "./session.js";
+import { addEvents, changed, setFrame, state } from "./store.js";
+
+const PAUSE = 1000;
+const TIMEOUT = 5000;
+const SILENCE = 8000; // after so long without a message a window requests frames by itself
+
+const NAME = `gpumond ${new URL(".", document.baseURI).pathname}`;
+const channel = new BroadcastChannel(NAME);
+
+let etag = null;
+let leaving = new AbortController(); // aborted when this window is hidden, or changes its part
+let leading = false;
+let timer = 0;
+let watchdog = 0;
+
+/** GET with a timeout; with the token if the daemon requires it for reading. */
+export function read(path, headers = {}) {
+  const own = state.closed && token ? { Authorization: `Bearer ${token}` } : {};
+  return fetch(path, { headers: { ...headers, ...own }, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) });
+}
+
+async function request() {
+  try {
+    const answer = await read("api/v1/frame", etag ? { "If-None-Match": etag } : {});
+    if (answer.status === 200) {
+      setFrame(await answer.json());
+      etag = answer.headers.get("ETag");
+      await requestEvents();
+    } else if (answer.status !== 304) {
+      await refused(answer.status, await answer.json());
+      return;
+    }
+    Object.assign(state, { failures: 0, cause: null, problem: null });
+  } catch (error) {
+    const connected = error.name === "TimeoutError" && (await reachable());
+    state.failures += 1;
+    state.cause = connected ? "connections" : "unreachable";
+  }
+}
+
+function refused(status, problem) {
+  if ((status === 429 || status === 503) && state.frame) {
+    state.failures += 1;
+    state.cause = problem;
+    return;
+  }
+  setFrame(null);
+  etag = null;
+  Object.assign(state, { failures: 0, cause: null, problem });
+  if (status === 401) {
+    if (state.closed) setToken("");
+    state.closed = true;
+  }
+}
+
+/** Events since the last one known. Missing events do not withdraw the frame: the next request has them. */
+async function requestEvents() {
+  const last = Math.max(0, ...state.events.keys());
+  const answer = await read("api/v1/events", { Accept: "application/json", "Last-Event-ID": String(last) });
+  if (answer.ok) addEvents(await answer.json());
+}
+
+/** True if the daemon accepts a connection although a request had no answer: then the request was never sent.
+
+Browsers do not count WebSockets among the connections of requests. The daemon refuses this one, which is an answer. */
+function reachable() {
+  const address = new URL("-/healthy", document.baseURI);
+  address.protocol = address.protocol.replace("http", "ws");
+  return new Promise((resolve) => {
+    const socket = new WebSocket(address);
+    const end = (answered) => {
+      resolve(answered);
+      socket.close();
+    };
+    socket.onopen = socket.onerror = () => end(true);
+    setTimeout(end, TIMEOUT / 2, false);
+  });
+}
+
+/** Requests a frame each second until this window is hidden. */
+async function poll() {
+  const { signal } = leaving;
+  clearTimeout(timer);
+  const [etagBefore, lastBefore] = [etag, Math.max(0, ...state.events.keys())];
+  await request();
+  if (signal.aborted) return;
+  if (leading) send(etag !== etagBefore, lastBefore);
+  changed();
+  if (leading && state.closed) return join();
+  clearTimeout(timer);
+  timer = setTimeout(poll, PAUSE);
+}
+
+function send(withFrame, afterEvent) {
+  const { failures, cause, problem, closed, events } = state;
+  channel.postMessage({
+    etag,
+    frame: withFrame && !closed ? state.frame : undefined,
+    events: closed ? [] : [...events.values()].filter((event) => event.id > afterEvent),
+    state: { failures, cause, problem, closed },
+  });
+}
+
+channel.addEventListener("message", ({ data }) => {
+  if (data === "hello") {
+    if (leading) send(true, 0);
+    return;
+  }
+  if (leading || state.closed || document.hidden) return;
+  clearTimeout(timer);
+  watch();
+  if (data.state.closed) {
+    state.closed = true;
+    join();
+    return;
+  }
+  Object.assign(state, data.state);
+  addEvents(data.events);
+  if (data.frame) {
+    setFrame(data.frame);
+    etag = data.etag;
+  } else if (data.etag !== etag) {
+    if (!data.etag) setFrame(null);
+    else channel.postMessage("hello");
+    etag = data.etag && etag;
+  }
+  changed();
+});
+
+/** The leading window may be suspended; a window that waits for it in vain requests frames by itself. */
+function watch() {
+  clearTimeout(watchdog);
+  watchdog = setTimeout(poll, SILENCE);
+}
+
+/** Takes part: leads if no other window does. Each window is alone where windows may have different tokens, and where
+the browser has no locks, which is so for plain HTTP to another host. */
+function join() {
+  leave();
+  if (document.hidden) return;
+  const { signal } = leaving;
+  if (state.closed || !navigator.locks) {
+    poll();
+    return;
+  }
+  const lead = () => {
+    if (signal.aborted) return undefined;
+    clearTimeout(watchdog);
+    leading = true;
+    poll();
+    return new Promise((resolve) => signal.addEventListener("abort", resolve));
+  };
+  navigator.locks.request(NAME, { signal }, lead).catch(() => {}); // aborted: this window was hidden before it led
+  channel.postMessage("hello");
+  watch();
+}
+
+function leave() {
+  leaving.abort();
+  leaving = new AbortController();
+  leading = false;
+  clearTimeout(timer);
+  clearTimeout(watchdog);
+}
+
+/** Requests a frame now, if this window is the one that requests them. */
+export function refresh() {
+  if (leading || state.closed || !navigator.locks) poll();
+}
+
+export function start() {
+  document.addEventListener("visibilitychange", join);
+  addEventListener("pagehide", leave);
+  addEventListener("pageshow", (event) => event.persisted && join());
+  join();
+}
