@@ -141,7 +141,7 @@ class Door:
                     return
                 continue  # that one left before it was accepted
             uid = peer_uid(connection) if connection.family == socket.AF_UNIX else None
-            visit = Visit(self._user(connection, uid, address), uid, self._clock())
+            visit = Visit(user_of(uid) if uid is not None else self._user(connection, address[0]), uid, self._clock())
             if self._room_for(visit):
                 self._let_in(connection, visit)
             else:
@@ -252,7 +252,6 @@ class Door:
         if not self._closed:
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
-    def _user(self, connection: socket.socket, uid: int | None, address: tuple[str, int]) -> str:
-        if uid is None and user_of(None, address[0]) == LOOPBACK:
-            uid = self._owner(connection)
-        return user_of(uid, address[0])
+    def _user(self, connection: socket.socket, address: str) -> str:
+        user = user_of(None, address)
+        return user if user != LOOPBACK else user_of(self._owner(connection), address)

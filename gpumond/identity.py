@@ -55,7 +55,10 @@ def loopback_uid(connection: socket.socket) -> int | None:
 
     Asks the kernel for that one socket (sock_diag(7)), which takes 30 us however many sockets there are.
     """
-    peer, own = connection.getpeername(), connection.getsockname()
+    try:
+        peer, own = connection.getpeername(), connection.getsockname()
+    except OSError:
+        return None  # it has left
     addresses = (socket.inet_pton(connection.family, address[0]).ljust(16, b"\0") for address in (peer, own))
     sought = _SOCKET_ID.pack(peer[1], own[1], *addresses, 0, b"\xff" * 8)
     request = _DIAG_REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, 0, ALL_STATES) + sought
