@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.result import publish
-from gpumond.descriptors import MAX_CONNECTIONS
+from gpumond.descriptors import MAX_CONNECTIONS, http_connections_of_user
 from gpumond.peer import Limits
 from tests.fakenvml import FakeDriver, build, machine
 from tests.running import RunningDaemon, until
@@ -57,9 +57,9 @@ def slow_crowd(daemon: RunningDaemon, connections: int, agents: int) -> Iterator
 
 
 def crowded(daemon: RunningDaemon) -> int:
-    """How many descriptors it has, once there are as many connections as it lets in; 0 before."""
+    """How many descriptors it has, once there are as many connections of one user as it accepts; 0 before."""
     held = descriptors(daemon)
-    return held if held > MAX_CONNECTIONS + Limits().pending_per_uid else 0
+    return held if held > http_connections_of_user(MAX_CONNECTIONS) + Limits().pending_per_uid else 0
 
 
 def descriptors(daemon: RunningDaemon) -> int:

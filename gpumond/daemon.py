@@ -45,7 +45,7 @@ from gpumond.resume import awaited
 from gpumond.ring import Ring
 from gpumond.rules import Rule
 from gpumond.rules.book import RuleBook
-from gpumond.rules.preview import LastHour, Preview, preview
+from gpumond.rules.preview import LastHour, Preview, previewing
 from gpumond.runtime import bind_agent_socket, remove_agent_socket
 from gpumond.store import Bounds, Store
 from gpumond.stretches import Stretches, T
@@ -85,11 +85,13 @@ class Daemon:
         self.rulebook = RuleBook(settings.built_in_rules(), settings.own_rules(), self._store, settings.told())
         self._load = load
         self._hour = LastHour()
+        self._previewing = asyncio.Lock()
         self._keeper = Keeper(self._store)
         self.baselines = Measurements(self._store)
         self._private_pid_namespace = in_private_pid_namespace()
         self.started_at = time.time()
         self.frame: Frame | None = None
+        self.answers: dict[str, bytes] = {}
         self._settings = settings
         self._memory = Memory(diagnosis=Diagnosis(pace))
         self._wake = asyncio.Event()
@@ -144,12 +146,12 @@ class Daemon:
             )
             self._memory = tick.memory
             await self._show(replace(tick.frame, alerts=alerts))
-            self._hour.see(tick.frame)
             self.baselines.see(tick.frame)
             self._telemetry.workloads.connected(report.workload for report in snapshot.reports if report.uses_device)
             await asyncio.sleep(0)
             departed = self._intake.departed()
             self._telemetry.happened(self.events.follow(tick.frame, tick.raised, tick.resolved, departed))
+        await in_turns(self._hour.seeing(tick.frame))
         self._keeper.turn(self.history, snapshot.elapsed_seconds)
         self._telemetry.faults(snapshot.faults, complete=reading is not None)
         self._telemetry.store_writable.set(self._store.writable)
@@ -158,7 +160,7 @@ class Daemon:
         """Swaps the one reference, when the pages that will be scraped of it are written."""
         expected = tuple(self._scrapes.expected(time.monotonic(), self._settings.interval))
         pages = {form: await in_turns(self._exposition.writing(frame, form)) for form in expected}
-        self.frame = frame
+        self.frame, self.answers = frame, {}
         self._exposition.show(frame, pages)
 
     @asynccontextmanager
@@ -210,7 +212,8 @@ class Daemon:
         return await self._store.audit_entries(limit)
 
     async def preview(self, rule: Rule) -> Preview:
-        return await asyncio.to_thread(preview, rule, self._hour.moments())
+        async with self._previewing:
+            return await in_turns(previewing(rule, self._hour.moments()))
 
     async def reload(self, requested_by: str) -> str:
         """What became of it, in a sentence. Raises ConfigError; what held then still holds."""

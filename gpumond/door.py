@@ -1,7 +1,8 @@
-"""Who may come in: HTTP connections, accepted within bounds.
+"""Accepts HTTP connections within bounds.
 
-Beyond the bound the newest comes in, and in its place leaves who keeps us waiting longest: a client that sends its
-request is served however many others sit there and send none. Never one whose request is being worked on.
+Beyond a bound the newest is accepted, and of the user with most connections the one that has waited longest is closed:
+a client that sends its request is served however many others send none. A connection whose request is being worked on
+is never closed; where a user has only such ones, or all have, some places are left for /metrics and the probes.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import logging
 import socket
 import ssl
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from gpumond.identity import peer_uid
+from gpumond.descriptors import RESERVED_CONNECTIONS
+from gpumond.identity import loopback_uid, peer_uid
+from gpumond.shares import LOOPBACK, Shares, user_of
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,6 @@ State = Literal["waiting", "idle", "streaming", "serving"]
 LEAVING: tuple[State, ...] = ("idle", "streaming")
 """In whose place another may come, after those who have not said what they want."""
 
-PER_ADDRESS = 32
 HEAD_SECONDS = HANDSHAKE_SECONDS = 10.0
 LISTEN_SECONDS = 0.1
 ACCEPTS = 8
@@ -40,11 +41,13 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 @dataclass(slots=True, eq=False)
 class Visit:
-    """One connection. ``address`` is the peer's, or ``uid:N`` on a Unix socket, where ``uid`` is the kernel's word."""
+    """One connection. ``uid`` is the peer's on a Unix socket, where it says who may do what; ``user`` is whom it counts
+    for. ``reserved``: it has one of the places for /metrics and the probes."""
 
-    address: str
+    user: str
     uid: int | None
     since: float
+    reserved: bool = False
     stage: Literal["waiting", "idle", "serving"] = "waiting"
     leave: Callable[[], object] = field(default=lambda: None)
     begun: Callable[[], bool] = field(default=lambda: False)
@@ -76,16 +79,17 @@ class Door:
         welcome: Callable[[Visit], asyncio.Protocol],
         *,
         connections: int,
-        per_address: int = PER_ADDRESS,
+        per_user: int | None = None,
+        reserved: int = RESERVED_CONNECTIONS,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         rejected: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
+        owner: Callable[[socket.socket], int | None] = loopback_uid,
     ) -> None:
         self._listeners, self._welcome, self._tls = listeners, welcome, tls
-        self._connections, self._per_address = connections, per_address
-        self._rejected, self._clock = rejected, clock
-        self._visits: dict[Visit, None] = {}
-        self._of_address: Counter[str] = Counter()
+        self._rejected, self._clock, self._owner = rejected, clock, owner
+        self._visits: Shares[Visit] = Shares(connections, per_user)
+        self._reserved: Shares[Visit] = Shares(reserved)
         self._welcoming: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -104,23 +108,26 @@ class Door:
                 listener.close()
         for task in self._welcoming:
             task.cancel()
-        for visit in [visit for visit in self._visits if visit.stage == "waiting"]:
-            visit.leave()
+        for visit in self._all():
+            if visit.stage == "waiting":
+                visit.leave()
         self._loop.call_later(GRACE_SECONDS, self._clear)
 
     def _clear(self) -> None:
-        for visit in list(self._visits):
+        for visit in self._all():
             visit.leave()
+
+    def _all(self) -> list[Visit]:
+        return [v for shares in (self._visits, self._reserved) for user in shares.users() for v in shares.holders(user)]
 
     async def wait_closed(self) -> None:
         await asyncio.gather(*self._welcoming, return_exceptions=True)
 
     def gone(self, visit: Visit) -> None:
-        if visit in self._visits:
-            del self._visits[visit]
-            self._of_address[visit.address] -= 1
-            if not self._of_address[visit.address]:
-                del self._of_address[visit.address]
+        self._shares(visit).remove(visit.user, visit)
+
+    def _shares(self, visit: Visit) -> Shares[Visit]:
+        return self._reserved if visit.reserved else self._visits
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS):
@@ -134,7 +141,7 @@ class Door:
                     return
                 continue  # that one left before it was accepted
             uid = peer_uid(connection) if connection.family == socket.AF_UNIX else None
-            visit = Visit(f"uid:{uid}" if uid is not None else str(address[0]), uid, self._clock())
+            visit = Visit(user_of(uid) if uid is not None else self._user(connection, address[0]), uid, self._clock())
             if self._room_for(visit):
                 self._let_in(connection, visit)
             else:
@@ -142,12 +149,20 @@ class Door:
                 connection.close()
 
     def _room_for(self, visit: Visit) -> bool:
-        if self._of_address[visit.address] >= self._per_address:
-            return self._send_away([other for other in self._visits if other.address == visit.address])
-        return len(self._visits) < self._connections or self._send_away(list(self._visits))
+        visits, reserved = self._visits, self._reserved
+        if visits.admits(visit.user):
+            return True
+        if visits.of(visit.user) >= visits.each:
+            if self._close_one(visits, [visit.user]):
+                return True
+        elif self._close_one(visits, visits.users()):
+            return True
+        visit.reserved = True
+        return reserved.admits(visit.user) or self._close_one(reserved, reserved.users())
 
-    def _send_away(self, visits: Sequence[Visit]) -> bool:
-        longest = first_to_leave(visits)
+    def _close_one(self, shares: Shares[Visit], users: Sequence[str]) -> bool:
+        """Of the first of these users that has one which may be closed."""
+        longest = next((found for user in users if (found := first_to_leave(shares.holders(user)))), None)
         if longest is None:
             return False
         self._rejected("crowd")
@@ -157,8 +172,7 @@ class Door:
 
     def _let_in(self, connection: socket.socket, visit: Visit) -> None:
         connection.setblocking(False)
-        self._visits[visit] = None
-        self._of_address[visit.address] += 1
+        self._shares(visit).add(visit.user, visit)
         if visit.uid is None and self._tls() is not None:
             self._begin(connection, visit)
             return
@@ -172,7 +186,7 @@ class Door:
         self._again(connection, visit, patience)
 
     def _again(self, connection: socket.socket, visit: Visit, patience: asyncio.TimerHandle) -> None:
-        if visit in self._visits and not self._listen(connection, visit, patience):
+        if self._shares(visit).has(visit.user, visit) and not self._listen(connection, visit, patience):
             self._loop.call_later(LISTEN_SECONDS, self._again, connection, visit, patience)
 
     def _listen(self, connection: socket.socket, visit: Visit, patience: asyncio.TimerHandle) -> bool:
@@ -230,10 +244,14 @@ class Door:
         """Without a descriptor nobody can be accepted: make one free, and look again in a moment, not at once."""
         log.warning("cannot accept connections for a moment: %s", error.strerror)
         self._rejected("descriptors")
-        self._send_away(list(self._visits))
+        self._close_one(self._visits, self._visits.users())
         self._loop.remove_reader(listener.fileno())
         self._loop.call_later(PAUSE_SECONDS, self._accept_again, listener)
 
     def _accept_again(self, listener: socket.socket) -> None:
         if not self._closed:
             self._loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def _user(self, connection: socket.socket, address: str) -> str:
+        user = user_of(None, address)
+        return user if user != LOOPBACK else user_of(self._owner(connection), address)

@@ -107,13 +107,13 @@ def advancing(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot) -> Stre
     """The next frame, and which alerts began or ceased to fire with it. ``memory`` is nobody else's meanwhile."""
     diagnosis = yield from diagnosing(memory.diagnosis, snapshot)
     yield
-    return (yield from _judging(replace(memory, diagnosis=diagnosis), rules, snapshot, diagnosis.verdicts))
+    return (yield from judging(replace(memory, diagnosis=diagnosis), rules, snapshot, diagnosis.verdicts))
 
 
 advance = whole(advancing)
 
 
-def _judging(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Stretches[Tick]:
+def judging(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Stretches[Tick]:
     """The same where the verdicts are known."""
     ledger = yield from attributing(snapshot)
     recent = yield from remembering(memory.recent, snapshot)
@@ -146,7 +146,7 @@ def _judging(memory: Memory, rules: Sequence[Rule], snapshot: Snapshot, verdicts
     )
 
 
-judge = whole(_judging)
+judge = whole(judging)
 
 
 def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) -> Iterator[Alert]:

@@ -16,6 +16,14 @@ from dataclasses import dataclass
 _CREDENTIALS = struct.Struct("3i")
 SO_PEERPIDFD = 77
 CREDENTIALS_SPACE = socket.CMSG_SPACE(_CREDENTIALS.size)
+NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST = 4, 20, 1
+ALL_STATES = 0xFFFFFFFF
+_NETLINK_HEADER = struct.Struct("=IHHII")
+_DIAG_REQUEST = struct.Struct("=BBBBI")
+_SOCKET_ID = struct.Struct("!HH16s16sI8s")
+_OWNER = struct.Struct("=II")
+OWNER_OFFSET = 64
+"""Of uid and inode in struct inet_diag_msg (linux/inet_diag.h)."""
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the host's PID namespace (include/linux/proc_ns.h)."""
 
@@ -40,6 +48,32 @@ def peer_uid(peer: socket.socket) -> int:
     """The user that connected, as the kernel had it then."""
     uid: int = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
     return uid
+
+
+def loopback_uid(connection: socket.socket) -> int | None:
+    """The user whose socket is the other end of a TCP connection of this machine; None where the kernel does not tell.
+
+    Asks the kernel for that one socket (sock_diag(7)), which takes 30 us however many sockets there are.
+    """
+    try:
+        peer, own = connection.getpeername(), connection.getsockname()
+    except OSError:
+        return None  # it has left
+    addresses = (socket.inet_pton(connection.family, address[0]).ljust(16, b"\0") for address in (peer, own))
+    sought = _SOCKET_ID.pack(peer[1], own[1], *addresses, 0, b"\xff" * 8)
+    request = _DIAG_REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, 0, ALL_STATES) + sought
+    header = _NETLINK_HEADER.pack(_NETLINK_HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0)
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as kernel:
+            kernel.settimeout(0.1)
+            kernel.send(header + request)
+            answer = kernel.recv(4096)
+    except OSError:
+        return None
+    if _NETLINK_HEADER.unpack_from(answer)[1] != SOCK_DIAG_BY_FAMILY:
+        return None
+    uid, inode = _OWNER.unpack_from(answer, _NETLINK_HEADER.size + OWNER_OFFSET)
+    return int(uid) if inode else None  # a socket that its program has closed is nobody's, and counts as root's
 
 
 def start_ticks(pid: int, proc: str = "/proc") -> int | None:

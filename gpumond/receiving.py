@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -23,7 +24,11 @@ TAKE_SECONDS = 30.0
 MAX_HEAD_BYTES = 32 * 1024
 MAX_REQUEST_BYTES = 1 << 20
 """As it is sent: with chunks, their extensions and trailers. The body itself is bounded by the application."""
+MAX_PIPELINED = 8
+"""Requests that wait for the answer of the one before. Each is parsed, and so costs some KiB."""
 UNDERSTOOD = "only HTTP/1.0 and 1.1 are understood, and targets that begin with /"
+
+TOO_LONG = (431, f"the headers are longer than {MAX_HEAD_BYTES} bytes")
 
 
 class Receiving(HttpToolsProtocol):
@@ -44,11 +49,13 @@ class Receiving(HttpToolsProtocol):
         self._receiving: asyncio.TimerHandle | None = None
         self._taking: asyncio.TimerHandle | None = None
         self._request_bytes = 0
+        self._head_bytes = 0
         self._head_complete = False
         self._refusal = (400, "this is not HTTP/1.1")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
+        self.transport.set_write_buffer_limits(1, 0)  # the application waits until its last piece is taken
         self._visit.leave, self._visit.begun = self.transport.abort, self._begun
         if not self._admit(transport):
             self._turn_away("certificate")
@@ -60,6 +67,11 @@ class Receiving(HttpToolsProtocol):
         self.resume_writing()
         self._gone(self._visit)
         super().connection_lost(exc)
+        # No cycles of references: garbage is looked for every ten seconds only, and a flood makes much of it.
+        for cycle, _ in self.pipeline:
+            cycle.on_response = _nothing
+        self.pipeline.clear()
+        self._visit.leave, self._visit.begun = _nothing, bool
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -73,21 +85,43 @@ class Receiving(HttpToolsProtocol):
         if not self._answering() or self.cycle.more_body:
             self._wait()
         if not self._head_complete and self._request_bytes > MAX_HEAD_BYTES:
-            self._refusal = (431, f"the headers are longer than {MAX_HEAD_BYTES} bytes")
+            self._refusal = TOO_LONG
             self.send_400_response("")
         elif self._request_bytes > MAX_REQUEST_BYTES:
             self._turn_away("oversize")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_complete = False
+        self._head_complete, self._head_bytes = False, 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_complete:
+            return  # a trailer: a proxy that filters headers has not seen it (RFC 9110, section 6.5.1)
+        self._count_head(len(name) + len(value) + len(": \r\n"))
+        super().on_header(name, value)
+
+    def _count_head(self, count: int) -> None:
+        self._head_bytes += count
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refusal = TOO_LONG
+            raise HttpParserError("the headers are too long")
 
     def on_headers_complete(self) -> None:
         self._head_complete = True
         if not self.url.startswith(b"/") or self.parser.get_http_version() not in ("1.0", "1.1"):
             self._refusal = (400, UNDERSTOOD)
             raise HttpParserError(UNDERSTOOD)
-        self.scope["state"]["uid"] = self._visit.uid
+        if len(self.pipeline) > MAX_PIPELINED:
+            self._turn_away("pipelined")
+            raise HttpParserError("too many requests at once")
+        visit = self._visit
+        self.scope["state"].update(
+            uid=visit.uid, user=visit.user, reserved=visit.reserved, drop=partial(_drop, visit, self._rejected)
+        )
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -117,6 +151,8 @@ class Receiving(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """As a problem document. What is left of the connection is of no use."""
+        if self.transport.is_closing():
+            return
         self._rejected("malformed")
         status, detail = self._refusal
         body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
@@ -156,3 +192,12 @@ class Receiving(HttpToolsProtocol):
         if self._receiving is not None:
             self._receiving.cancel()
             self._receiving = None
+
+
+def _drop(visit: Visit, rejected: Callable[[str], None]) -> None:
+    rejected("unread")
+    visit.leave()
+
+
+def _nothing() -> None:
+    pass

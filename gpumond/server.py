@@ -21,7 +21,7 @@ from gpumond.api.auth import Tokens
 from gpumond.certificates import alternative_names
 from gpumond.config import LOOPBACK, Settings
 from gpumond.daemon import Daemon, Load
-from gpumond.descriptors import http_connections, raise_limit
+from gpumond.descriptors import http_connections, http_connections_of_user, raise_limit
 from gpumond.door import Door, Visit
 from gpumond.errors import ConfigError
 from gpumond.logs import Bounded
@@ -98,10 +98,12 @@ class _Server(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             raise ConfigError("the daemon could not be started; the log says why")
+        connections = http_connections()
         door = Door(
             sockets or [],
             lambda visit: self._receiving(visit, door.gone),
-            connections=http_connections(),
+            connections=connections,
+            per_user=http_connections_of_user(connections),
             tls=self._tls,
             rejected=self._rejected,
         )

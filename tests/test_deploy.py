@@ -14,14 +14,15 @@ import yaml
 from gpumond.agent.levers import FLUSHES
 from gpumond.api.events import MAX_STREAMS
 from gpumond.api.examples import SNAPSHOT
-from gpumond.api.limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, MAX_BODY_BYTES
+from gpumond.api.limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, MAX_BODY_BYTES, WAITING, WORKED_ON
+from gpumond.api.rules import MAX_PREVIEWS
 from gpumond.claims import MAX_POOLS
 from gpumond.cli import VERBS
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.collector import DEADLINE_SECONDS
 from gpumond.config import Settings, load
-from gpumond.descriptors import MAX_CONNECTIONS
-from gpumond.door import HEAD_SECONDS, PER_ADDRESS
+from gpumond.descriptors import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_connections_of_user
+from gpumond.door import HEAD_SECONDS
 from gpumond.engine import Memory, advance
 from gpumond.flush import COOLDOWN_SECONDS, RECEIPTS_KEPT
 from gpumond.history import MAX_LIVES
@@ -33,6 +34,7 @@ from gpumond.metrics.workloads import MAX_WORKLOADS
 from gpumond.notify.outbox import QUEUE_LIMIT
 from gpumond.peer import Limits
 from gpumond.program import SCOPES
+from gpumond.receiving import MAX_HEAD_BYTES, MAX_PIPELINED
 from gpumond.rules import Rule
 from gpumond.rules.book import MAX_RULES
 from gpumond.rules.built_in import BUILT_IN
@@ -41,6 +43,7 @@ from gpumond.rules.config import RuleConfig, written
 from gpumond.store.baseline_table import MAX_BASELINES
 from gpumond.store.retention import Bounds
 from gpumond.units import seconds
+from gpumond.unsent import MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.wire import MAX_FRAME_BYTES
 from tests.rules.document import document
 
@@ -263,10 +266,15 @@ STATED = {
     "orders that an agent carries out": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",
     "flushes of one program": f"one each {COOLDOWN_SECONDS:g} s",
     "flushes of one caller": f"{FLUSHES_PER_MINUTE} a minute",
-    "wrong tokens or passwords of one address": f"{FAILURES_PER_MINUTE} a minute",
-    "HTTP connections": f"{MAX_CONNECTIONS}, {PER_ADDRESS} of one address",
-    "a request's head; its body": f"{HEAD_SECONDS:g} s; {MAX_BODY_BYTES // KIB} KiB",
+    "wrong tokens or passwords of one user": f"{FAILURES_PER_MINUTE} a minute",
+    "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} of one user",
+    "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",
+    "requests on a connection that wait for the answer of the one before": f"{MAX_PIPELINED}",
+    "reads of one user that are worked on": f"{WORKED_ON} at once, {WAITING} more wait",
+    "answers that are not taken": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB of one user",
+    "a request's head; its body": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s; {MAX_BODY_BYTES // KIB} KiB",
     "streams of events": f"{MAX_STREAMS}",
+    "previews of rules": f"{MAX_PREVIEWS} in progress, one of a user",
     "series of processes": f"{PROCESSES_PER_DEVICE} processes a device",
     "workloads with counts of flushes": f"{MAX_WORKLOADS}",
     "series of a page": f"{MAX_SERIES:,}",

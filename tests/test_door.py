@@ -14,6 +14,7 @@ import pytest
 
 from gpumond.descriptors import OTHERS, http_connections
 from gpumond.door import Door, Visit, first_to_leave
+from gpumond.identity import loopback_uid
 
 
 def a_visit(stage: str, since: float, begun: bool = False) -> Visit:
@@ -39,7 +40,7 @@ def test_who_keeps_us_waiting_leaves_first_and_who_is_served_never():
 
 
 @pytest.mark.parametrize(
-    ("limit", "connections"), [(64, 8), (256, 48), (1024, 240), (1088, 256), (4096, 256), (-1, 256)]
+    ("limit", "connections"), [(64, 8), (256, 48), (1024, 240), (4160, 1024), (16384, 1024), (-1, 1024)]
 )
 def test_descriptors_are_shared_out(limit: int, connections: int):
     assert http_connections(limit) == connections
@@ -68,20 +69,32 @@ class Silent(asyncio.Protocol):
         self.door.gone(self.visit)
 
 
+def of_source(connection: socket.socket) -> int:
+    """A user for each source address: 127.0.0.N is the uid 1000 + N."""
+    return 1000 + int(connection.getpeername()[0].rpartition(".")[2])
+
+
 class Street:
     """A door, and who stands before it."""
 
-    def __init__(self, connections: int, per_address: int) -> None:
+    def __init__(self, connections: int, per_user: int, reserved: int) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.reasons: list[str] = []
+        self.visits: list[Visit] = []
         self.door = Door(
             [self.listener],
-            lambda visit: Silent(visit, self.door),
+            self.welcome,
             connections=connections,
-            per_address=per_address,
+            per_user=per_user,
+            reserved=reserved,
+            owner=of_source,
             rejected=self.reasons.append,
         )
         self.peers: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    def welcome(self, visit: Visit) -> asyncio.Protocol:
+        self.visits.append(visit)
+        return Silent(visit, self.door)
 
     async def come(self, stage: str = "", source: str = "127.0.0.1") -> int:
         """Connects, and takes its visit to a stage; its number."""
@@ -105,8 +118,8 @@ class Street:
 
 
 @asynccontextmanager
-async def a_street(connections: int = 100, per_address: int = 100) -> AsyncIterator[Street]:
-    street = Street(connections, per_address)
+async def a_street(connections: int = 100, per_user: int = 100, reserved: int = 0) -> AsyncIterator[Street]:
+    street = Street(connections, per_user, reserved)
     street.door.open()
     try:
         yield street
@@ -148,15 +161,52 @@ def test_who_speaks_in_pieces_is_heard_once_all_is_said():
     asyncio.run(run())
 
 
-def test_a_crowd_of_one_address_costs_others_nothing():
+def test_many_connections_of_one_user_close_none_of_another():
     async def run() -> None:
-        async with a_street(connections=10, per_address=2) as street:
+        async with a_street(connections=10, per_user=5) as street:
             other = await street.come("idle", source="127.0.0.9")
             crowd = [await street.come("idle") for _ in range(20)]
             assert await street.inside(other)
-            assert [await street.inside(number) for number in crowd] == [False] * 18 + [True] * 2
+            assert [await street.inside(number) for number in crowd] == [False] * 15 + [True] * 5
 
     asyncio.run(run())
+
+
+def test_a_full_house_takes_the_place_from_the_user_with_most_connections():
+    async def run() -> None:
+        async with a_street(connections=6) as street:
+            honest = [await street.come("idle", source=f"127.0.0.{number}") for number in (8, 9)]
+            greedy = [await street.come("serving") for _ in range(2)] + [await street.come("idle") for _ in range(2)]
+            newest = await street.come("idle", source="127.0.0.10")
+            inside = [await street.inside(number) for number in (*honest, *greedy, newest)]
+            assert inside == [True, True, True, True, False, True, True]
+
+    asyncio.run(run())
+
+
+def test_where_nobody_can_be_closed_a_reserved_place_is_left():
+    async def run() -> None:
+        async with a_street(connections=3, reserved=1) as street:
+            served = [await street.come("serving") for _ in range(3)]
+            probe = await street.come("serving", source="127.0.0.9")
+            assert [visit.reserved for visit in street.visits] == [False] * 3 + [True]
+            assert [await street.inside(number) for number in (*served, probe)] == [True] * 4
+            refused = await street.come()
+            assert not await street.inside(refused)
+            assert street.reasons == ["crowd"]
+
+    asyncio.run(run())
+
+
+def test_the_kernel_tells_whose_socket_is_behind_a_loopback_connection():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        client.bind(("127.0.0.77", 0))
+        client.connect(listener.getsockname())
+        connection = listener.accept()[0]
+        with connection:
+            assert loopback_uid(connection) == os.geteuid()
+            client.close()
+            assert loopback_uid(connection) is None  # a closed socket is listed as root's
 
 
 def test_on_a_unix_socket_the_kernel_says_who_comes(tmp_path: Path):
@@ -174,7 +224,7 @@ def test_on_a_unix_socket_the_kernel_says_who_comes(tmp_path: Path):
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
         writer.write(b"idle" + HEAD_END)
         assert await reader.read(1) == b"!"
-        assert (seen[0].uid, seen[0].address) == (os.geteuid(), f"uid:{os.geteuid()}")
+        assert (seen[0].uid, seen[0].user) == (os.geteuid(), f"uid:{os.geteuid()}")
         writer.close()
         door.close()
         await door.wait_closed()

@@ -16,18 +16,24 @@ from typing import Any
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpumond.api.auth import Tokens, address, admit, authenticate, failed, header
+from gpumond.api.auth import Tokens, admit, authenticate, failed, header, user
 from gpumond.api.basic import Passwords
-from gpumond.api.limits import MAX_BODY_BYTES, Rate, bounded, too_large
+from gpumond.api.limits import MAX_BODY_BYTES, Places, Rate, bounded, too_large
 from gpumond.api.page import PAGE
 from gpumond.api.problems import problem
+from gpumond.api.sending import in_pieces, without_body
+from gpumond.unsent import Unsent
 from gpumond.webconfig import Web
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ALWAYS_OPEN = ("/-/healthy", "/-/ready")
 """For probes, which can show no credentials. They tell whether devices can be read, and of a failure the reason."""
 
+RESERVED = ("/metrics", *ALWAYS_OPEN)
+"""Are answered whatever else is being served, so that monitoring goes on."""
+
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)")
 STRICT_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -58,6 +64,7 @@ class Guard:
         self._hosts = frozenset(map(_normal, policy.hosts))
         self._passwords = Passwords(tokens)
         self._rate, self._rate_of = Rate(1, 1.0), (0.0, 1)
+        self._places, self._unsent = Places(), Unsent()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -66,17 +73,39 @@ class Guard:
         if scope["type"] != "http":
             return  # a web socket: not accepted
         send = self._with_headers(send)
+        if scope["method"] == "HEAD":  # as GET
+            scope, send = {**scope, "method": "GET"}, without_body(send)
+        else:
+            send = in_pieces(scope, send, self._unsent)
         try:
             await self._check(scope)
+            leave = await self._place(scope)
         except HTTPException as refusal:
             self._policy.rejected(REASONS.get(refusal.status_code, "other"))
             answer = problem(refusal.status_code, str(refusal.detail), dict(refusal.headers or {}))
             await answer(scope, receive, send)
             return
-        await self._app(scope, bounded(receive), send)
+
+        async def send_and_leave(message: Message) -> None:
+            leave()  # the rest costs no more than the sending
+            await send(message)
+
+        try:
+            await self._app(scope, bounded(receive), send_and_leave)
+        finally:
+            leave()
+
+    async def _place(self, scope: Scope) -> Callable[[], None]:
+        """Of those in which a user's requests are worked on. Reads alone wait for one: they are soon done."""
+        if scope["method"] not in SAFE_METHODS or scope["path"] in ALWAYS_OPEN:
+            return lambda: None
+        return await self._places.take((user(scope), scope["path"] in RESERVED))
 
     async def _check(self, scope: Scope) -> None:
         web = self._policy.web()
+        if (scope.get("state") or {}).get("reserved") and scope["path"] not in RESERVED:
+            detail = "too many connections are being served; those that are left are kept for /metrics and /-/healthy"
+            raise HTTPException(503, detail, {"Retry-After": "1", "Connection": "close"})
         self._check_rate(web)
         host = _host(scope)
         if host not in self._hosts and host != _local(scope):
@@ -97,9 +126,9 @@ class Guard:
             return
         basic = header(scope["headers"], b"authorization")
         if basic[:6].lower() == "basic " and web.users:
-            if await self._passwords.right(web.users, basic[6:], address(scope)):
+            if await self._passwords.right(web.users, basic[6:], user(scope)):
                 return
-            failed(self._tokens, address(scope))
+            failed(self._tokens, user(scope))
         elif authenticate(self._tokens, scope) is not None:
             return
         challenge = 'Basic realm="gpumond", charset="UTF-8"' if web.users else "Bearer"
@@ -132,7 +161,16 @@ class Guard:
         return send_with_headers
 
 
-REASONS = {400: "host", 401: "credentials", 403: "origin", 413: "oversize", 415: "media_type", 421: "host", 429: "rate"}
+REASONS = {
+    400: "host",
+    401: "credentials",
+    403: "origin",
+    413: "oversize",
+    415: "media_type",
+    421: "host",
+    429: "rate",
+    503: "busy",
+}
 
 
 def _host(scope: Mapping[str, Any]) -> str:
@@ -171,6 +209,10 @@ def _check_body(scope: Mapping[str, Any]) -> None:
     has_body = header(scope["headers"], b"content-length") not in ("", "0") or any(
         name == b"transfer-encoding" for name, _ in scope["headers"]
     )
-    media_type = header(scope["headers"], b"content-type").partition(";")[0].strip().lower()
-    if (has_body or media_type) and media_type != "application/json":
-        raise HTTPException(415, "expected Content-Type: application/json")
+    stated = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"]
+    media_type, _, parameters = (stated or [""])[0].lower().partition(";")
+    charset = CHARSET.search(parameters)
+    if (has_body or stated) and (len(stated) != 1 or media_type.strip() != "application/json"):
+        raise HTTPException(415, "expected one Content-Type header: application/json")
+    if charset and charset[1] not in ("utf-8", "us-ascii"):
+        raise HTTPException(415, f"expected JSON in UTF-8, not in {charset[1]}")

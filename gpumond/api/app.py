@@ -33,6 +33,7 @@ from gpumond.ring import Ring
 from gpumond.rules import Rule
 from gpumond.rules.book import RuleBook
 from gpumond.rules.preview import Preview
+from gpumond.shares import Shares
 from gpumond.wire import Answer, Asked
 
 DESCRIPTION = (
@@ -57,6 +58,8 @@ class View(Protocol):
     rulebook: RuleBook
     events: Ring
     baselines: Measurements
+    answers: dict[str, bytes]
+    """Of the current frame, by route, as they were first asked for; empty with each new frame."""
 
     @property
     def frame(self) -> Frame | None: ...
@@ -91,7 +94,8 @@ def create_app(view: View, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
     )
     app.state.view = view
     app.state.tokens = tokens
-    app.state.event_streams = set()
+    app.state.event_streams = Shares(events.MAX_STREAMS)
+    app.state.previews = Shares(rules.MAX_PREVIEWS, 1)
     app.state.slow_seconds = events.SLOW_SECONDS
     problems.install(app)
     document.install(app)

@@ -18,6 +18,7 @@ from fastapi import HTTPException, Request
 from fastapi.security import HTTPBearer
 
 from gpumond.api.limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, Rate
+from gpumond.shares import user_of
 from gpumond.tokens import Token, digest
 
 bearer = HTTPBearer(
@@ -72,7 +73,7 @@ class Tokens:
 def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | None:
     """Who asks, from an ASGI scope: by a token, else by the kernel's word on a Unix socket.
 
-    A wrong token is a 401, and from the eleventh a minute of one address on a 429; a right one is never held up.
+    A wrong token is a 401, and from the eleventh a minute of one user on a 429; a right one is never held up.
     """
     token = bearer_token(scope)
     uid: int | None = (scope.get("state") or {}).get("uid")
@@ -80,7 +81,7 @@ def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | None:
         return None if uid is None else of_user(uid)
     caller = tokens.caller(token)
     if caller is None:
-        failed(tokens, address(scope))
+        failed(tokens, user(scope))
         raise HTTPException(401, "the token is wrong, or no longer holds", {"WWW-Authenticate": "Bearer"})
     return caller
 
@@ -103,10 +104,11 @@ def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
     return next((value.decode("latin-1") for key, value in headers if key == name), "")
 
 
-def address(scope: Mapping[str, Any]) -> str:
-    uid = (scope.get("state") or {}).get("uid")
-    client = scope.get("client")
-    return f"uid:{uid}" if uid is not None else str(client[0]) if client else ""
+def user(scope: Mapping[str, Any]) -> str:
+    """The user that a request counts for, as ``gpumond.shares`` has it. Identifies nobody who may change something."""
+    state, client = scope.get("state") or {}, scope.get("client")
+    found: str = state.get("user") or user_of(state.get("uid"), str(client[0]) if client else "")
+    return found
 
 
 def failed(tokens: Tokens, who: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,9 +13,10 @@ from pydantic import TypeAdapter
 from starlette.types import Message, Send
 
 from gpumond.api import examples
-from gpumond.api.problems import problem, responses
+from gpumond.api.auth import user
 from gpumond.events import Event
 from gpumond.ring import Ring
+from gpumond.shares import Shares
 
 router = APIRouter(tags=["facts"])
 
@@ -22,7 +24,9 @@ HEARTBEAT_SECONDS = 15.0
 SLOW_SECONDS = 30.0
 """A reader that takes nothing for so long is let go; with Last-Event-ID it goes on where it was."""
 
-MAX_STREAMS = 32
+MAX_STREAMS = 256
+"""In all. Beyond it the oldest stream of the user with most streams ends, and its reader may come again."""
+
 RETRY_MILLISECONDS = 3000
 
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)
@@ -42,11 +46,11 @@ _OK: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/events", summary="What happened, as it happens", responses={**_OK, **responses(503)}, response_model=None)
+@router.get("/events", summary="What happened, as it happens", responses=_OK, response_model=None)
 async def events(request: Request) -> Response:
     """Server-sent events, from now on or, with `Last-Event-ID`, from where the reader was, as far as the newest 1000
     reach. With `Accept: application/json` those 1000 as a list, newest last; with `Last-Event-ID` too, only those
-    after it. 503: too many readers.
+    after it. Of more than 256 streams the oldest of the user with most streams ends.
     """
     ring: Ring = request.app.state.view.events
     accept = request.headers.get("accept", "")
@@ -54,32 +58,42 @@ async def events(request: Request) -> Response:
     known = int(last_id) if last_id.isdecimal() and len(last_id) < 20 else None
     if "application/json" in accept and "text/event-stream" not in accept:
         return Response(EVENTS.dump_json(list(ring.after(known or 0))), media_type="application/json")
-    streams: set[object] = request.app.state.event_streams
-    if len(streams) >= MAX_STREAMS:
-        detail = f"{MAX_STREAMS} readers follow the events already; ask for application/json, or try again"
-        return problem(503, detail, {"Retry-After": "10"})
     since = ring.last_id if known is None else known
-    return EventStream(ring, since, streams, request.app.state.slow_seconds)
+    state = request.app.state
+    return EventStream(ring, since, state.event_streams, user(request.scope), state.slow_seconds)
 
 
 class EventStream(StreamingResponse):
     """Reads the ring at its own pace: what is overwritten before it is sent is lost to this reader alone."""
 
-    def __init__(self, ring: Ring, last_id: int, streams: set[object], slow_seconds: float) -> None:
+    def __init__(self, ring: Ring, last_id: int, streams: Shares[EventStream], user: str, slow_seconds: float) -> None:
         super().__init__(frames(ring, last_id), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        self._streams, self._slow_seconds = streams, slow_seconds
+        self._streams, self._user, self._slow_seconds = streams, user, slow_seconds
+        self._ended = False
+
+    def end(self) -> None:
+        """Its reader may come again, and with Last-Event-ID goes on where it was."""
+        self._streams.remove(self._user, self)
+        self._ended = True
+        self._task.cancel()
 
     async def stream_response(self, send: Send) -> None:
         async def in_time(message: Message) -> None:
             await asyncio.wait_for(send(message), self._slow_seconds)
 
-        self._streams.add(self)
-        try:
-            await super().stream_response(in_time)
-        except asyncio.TimeoutError:
-            return  # the server closes the connection
-        finally:
-            self._streams.discard(self)
+        if not self._streams.admits(self._user):
+            self._streams.holders(self._streams.users()[0])[0].end()
+        self._streams.add(self._user, self)
+        self._task = asyncio.ensure_future(super().stream_response(in_time))
+        with suppress(asyncio.TimeoutError):  # the server closes the connection
+            try:
+                await self._task
+            except asyncio.CancelledError:
+                if not self._ended:
+                    raise
+                await in_time({"type": "http.response.body", "body": b"", "more_body": False})
+            finally:
+                self._streams.remove(self._user, self)
 
 
 async def frames(ring: Ring, last_id: int, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> AsyncGenerator[bytes, None]:

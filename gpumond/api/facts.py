@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
@@ -174,6 +174,15 @@ def answer(kind: Any, value: Any) -> Response:
     return Response(_adapter(kind).dump_json(value), media_type="application/json")
 
 
+def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
+    """The same of the current frame, made when it is first asked for: all its readers are sent one body."""
+    frame, answers = _frame(request), request.app.state.view.answers
+    name = request.scope["route"].path
+    if name not in answers:
+        answers[name] = _adapter(kind).dump_json(make(frame))
+    return Response(answers[name], media_type="application/json")
+
+
 def _frame(request: Request) -> Frame:
     frame: Frame | None = request.app.state.view.frame
     if frame is None:
@@ -192,45 +201,44 @@ async def frame(request: Request, if_none_match: Annotated[str | None, Header()]
     headers = {"ETag": f'"{request.app.state.view.started_at:.3f}-{seen.snapshot.seq}"', "Cache-Control": "no-cache"}
     if if_none_match == headers["ETag"]:
         return Response(status_code=304, headers=headers)
-    parts = (seen.snapshot, seen.ledger, seen.verdicts, seen.alerts, tuple(holdings(seen)))
-    whole = answer(WholeFrame, WholeFrame(__version__, *parts, _faults(seen.snapshot), _conditions(seen.snapshot)))
+    whole = answer_once(request, WholeFrame, _whole)
     whole.headers.update(headers)
     return whole
 
 
 @router.get("/snapshot", summary="All facts of the last tick", **described(Snapshot, examples.SNAPSHOT))
 async def snapshot(request: Request) -> Response:
-    return answer(Snapshot, _frame(request).snapshot)
+    return answer_once(request, Snapshot, lambda frame: frame.snapshot)
 
 
 @router.get("/devices", summary="Devices and their sensors", **described(list[DeviceReading], [examples.DEVICE]))
 async def devices(request: Request) -> Response:
-    return answer(list[DeviceReading], list(_frame(request).snapshot.devices))
+    return answer_once(request, list[DeviceReading], lambda frame: list(frame.snapshot.devices))
 
 
 @router.get("/processes", summary="Processes and their shares", **described(list[ProcessHolding], [EXAMPLE_HOLDING]))
 async def processes(request: Request) -> Response:
-    return answer(list[ProcessHolding], list(holdings(_frame(request))))
+    return answer_once(request, list[ProcessHolding], lambda frame: list(holdings(frame)))
 
 
 @router.get("/agents", summary="The newest report of each agent", **described(list[AgentReport], [examples.REPORT]))
 async def agents(request: Request) -> Response:
-    return answer(list[AgentReport], list(_frame(request).snapshot.reports))
+    return answer_once(request, list[AgentReport], lambda frame: list(frame.snapshot.reports))
 
 
 @router.get("/ledger", summary="Who holds what; lines sum to used + overcount", **described(Ledger, examples.LEDGER))
 async def ledger(request: Request) -> Response:
-    return answer(Ledger, _frame(request).ledger)
+    return answer_once(request, Ledger, lambda frame: frame.ledger)
 
 
 @router.get("/verdicts", summary="Verdicts that stand", **described(list[Verdict], [examples.VERDICT]))
 async def verdicts(request: Request) -> Response:
-    return answer(list[Verdict], list(_frame(request).verdicts))
+    return answer_once(request, list[Verdict], lambda frame: list(frame.verdicts))
 
 
 @router.get("/alerts", summary="Pending and firing alerts", **described(list[Alert], [examples.ALERT]))
 async def alerts(request: Request) -> Response:
-    return answer(list[Alert], list(_frame(request).alerts))
+    return answer_once(request, list[Alert], lambda frame: list(frame.alerts))
 
 
 @router.get(
@@ -275,6 +283,11 @@ async def status(request: Request) -> Response:
             _conditions(seen),
         ),
     )
+
+
+def _whole(frame: Frame) -> WholeFrame:
+    parts = (frame.snapshot, frame.ledger, frame.verdicts, frame.alerts, tuple(holdings(frame)))
+    return WholeFrame(__version__, *parts, _faults(frame.snapshot), _conditions(frame.snapshot))
 
 
 def _faults(snapshot: Snapshot) -> tuple[StatedFault, ...]:

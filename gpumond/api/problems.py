@@ -76,7 +76,8 @@ def allowed(request: Request) -> set[str]:
     fitting = [
         (path.count("{"), set(ways)) for path, ways in documented if compile_path(path)[0].match(request.scope["path"])
     ]
-    return {way.upper() for way in min(fitting, key=itemgetter(0), default=(0, ()))[1]}
+    ways = {way.upper() for way in min(fitting, key=itemgetter(0), default=(0, ()))[1]}
+    return ways | ({"HEAD"} if "GET" in ways else set())
 
 
 def install(app: FastAPI) -> None:

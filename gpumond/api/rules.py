@@ -9,8 +9,8 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import bearer, require_rules
-from gpumond.api.problems import responses
+from gpumond.api.auth import bearer, require_rules, user
+from gpumond.api.problems import problem, responses
 from gpumond.rules import ended
 from gpumond.rules.book import RuleBook, RuleEntry
 from gpumond.rules.built_in import BUILT_IN
@@ -18,6 +18,9 @@ from gpumond.rules.config import RuleConfig, written
 from gpumond.rules.preview import Preview
 
 router = APIRouter(tags=["rules"])
+
+MAX_PREVIEWS = 2
+"""In progress at once, and one of a user."""
 
 BODY = written(BUILT_IN[0])
 ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
@@ -105,10 +108,19 @@ async def remove(request: Request, name: str, if_match: IfMatch = None, by: str 
 @router.post(
     "/rules/preview",
     summary="Would this rule have fired in the last hour?",
-    **_answers(200, Preview, PREVIEW, 422),
+    **_answers(200, Preview, PREVIEW, 422, 429, 503),
 )
 async def preview(request: Request, body: RuleConfig) -> Response:
     """Changes nothing. One snapshot per half minute is kept: what was shorter is not seen, nor what was before the
-    daemon's last start; `from_at` says since when it can tell."""
-    seen: Preview = await request.app.state.view.preview(body.rule())
+    daemon's last start; `from_at` says since when it can tell. 429: a preview of the same user is in progress. 503: two
+    others are."""
+    previews, who, this = request.app.state.previews, user(request.scope), object()
+    if not previews.admits(who):
+        status, whose = (429, "a preview of yours") if previews.of(who) else (503, f"{MAX_PREVIEWS} previews")
+        return problem(status, f"{whose} in progress already; try again in a second", {"Retry-After": "1"})
+    previews.add(who, this)
+    try:
+        seen: Preview = await request.app.state.view.preview(body.rule())
+    finally:
+        previews.remove(who, this)
     return Response(PREVIEWED.dump_json(seen), media_type="application/json")

@@ -88,6 +88,14 @@ def test_wrong_tokens_are_slowed_down_by_address_and_right_ones_never():
     assert house.flush(ADMIN).status_code == 200
 
 
+def test_guesses_from_all_loopback_addresses_are_counted_together():
+    house = House(Policy(web=lambda: Web(users=ALICE)))
+    addresses = [f"127.0.{n}.1" for n in range(FAILURES_PER_MINUTE)] + ["::1", "127.9.9.9"]
+    guesses = [house.ask("GET", "/metrics", client=client, headers=basic("alice", client)) for client in addresses]
+    assert [guess.status_code for guess in guesses] == [401] * FAILURES_PER_MINUTE + [429] * 2
+    assert house.ask("GET", "/metrics", client="10.0.0.9", headers=basic("alice", "x")).status_code == 401
+
+
 def test_flushes_of_one_caller_are_bounded_and_plans_are_not():
     house = House()
     flusher = bearer("gpm_flusher")

@@ -35,7 +35,7 @@ from gpumond.ring import Ring
 from gpumond.rules import Rule, ended
 from gpumond.rules.book import RuleBook
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.preview import Moment, Preview, preview
+from gpumond.rules.preview import Preview, pack, preview
 from gpumond.wire import Answer, Asked
 
 FRAME = advance(Memory(), BUILT_IN, SNAPSHOT).frame
@@ -89,6 +89,7 @@ class View:
         self.asks: list[tuple[object, ...]] = []
         self.said: Answer | None = None
         self._exposition = Exposition(Telemetry())
+        self.answers: dict[str, bytes] = {}
 
     def receipts(self) -> list[Receipt]:
         return [RECEIPT]
@@ -103,7 +104,7 @@ class View:
         return [AUDIT_ENTRY][:limit]
 
     async def preview(self, rule: Rule) -> Preview:
-        return preview(rule, [Moment(SNAPSHOT, ())])
+        return preview(rule, [pack(SNAPSHOT, ())])
 
     async def reload(self, requested_by: str) -> str:
         if self.wrong_configuration:

@@ -23,10 +23,11 @@ def a_frame(*pids: int) -> Frame:
 class Reader:
     """One connection to the application. ``stuck`` takes no byte any more."""
 
-    def __init__(self, app: Any, **headers: str) -> None:
+    def __init__(self, app: Any, user: str = "loopback", **headers: str) -> None:
         self.heard = bytearray()
         self.status = 0
         self.stuck = False
+        self.more = True
         self.leave = asyncio.Event()
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         scope = {
@@ -40,6 +41,7 @@ class Reader:
             "scheme": "http",
             "query_string": b"",
             "headers": named,
+            "state": {"user": user},
         }
         self.task = asyncio.create_task(app(scope, self._receive, self._send))
 
@@ -52,6 +54,7 @@ class Reader:
             await asyncio.Event().wait()
         self.status = message.get("status", self.status)
         self.heard += message.get("body", b"")
+        self.more = message.get("more_body", True)
 
     async def wait(self, found: Callable[[str], object]) -> str:
         for _ in range(2000):
@@ -79,7 +82,7 @@ def test_a_reader_hears_what_happens_from_then_on():
         assert [told["pid"] for told in reader.told()] == [2]
         reader.leave.set()
         await reader.task
-        assert app.state.event_streams == set()
+        assert app.state.event_streams.held == 0
 
     asyncio.run(run())
 
@@ -146,26 +149,41 @@ def test_a_reader_that_takes_nothing_is_let_go_and_holds_up_nobody():
             view.events.follow(a_frame(*range(1, pid + 1)), (), ())
         await quick.wait(lambda text: text.count("data:") == 299)
         await asyncio.wait_for(slow.task, 10)
-        assert len(app.state.event_streams) == 1
+        assert app.state.event_streams.held == 1
         quick.leave.set()
         await quick.task
 
     asyncio.run(run())
 
 
-def test_so_many_readers_and_no_more():
+def test_one_user_with_all_streams_keeps_no_other_user_out():
     async def run() -> None:
         app = create_app(View(), Tokens("secret"), nothing)
-        readers = [Reader(app) for _ in range(route.MAX_STREAMS)]
+        honest = Reader(app, "uid:1001")
+        await honest.wait(lambda text: "retry" in text)
+        greedy = [Reader(app, "uid:1000") for _ in range(route.MAX_STREAMS - 1)]
+        for reader in greedy:
+            await reader.wait(lambda text: "retry" in text)
+        another = Reader(app, "uid:1002")
+        await another.wait(lambda text: "retry" in text)
+        await greedy[0].task
+        assert (greedy[0].status, greedy[0].more) == (200, False)
+        assert not any(reader.task.done() for reader in (*greedy[1:], honest, another))
+        for reader in (*greedy[1:], honest, another):
+            reader.leave.set()
+            await reader.task
+        assert app.state.event_streams.held == 0
+
+    asyncio.run(run())
+
+
+def test_a_hundred_viewers_of_one_address_follow_the_events():
+    async def run() -> None:
+        app = create_app(View(), Tokens("secret"), nothing)
+        readers = [Reader(app) for _ in range(100)]
         for reader in readers:
             await reader.wait(lambda text: "retry" in text)
-        refused = Reader(app)
-        await refused.task
-        assert refused.status == 503
-        assert "readers follow the events already" in refused.heard.decode()
-        listed = Reader(app, accept="application/json")
-        await listed.task
-        assert listed.status == 200
+        assert not any(reader.task.done() for reader in readers)
         for reader in readers:
             reader.leave.set()
             await reader.task

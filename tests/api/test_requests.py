@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
-from gpumond.api.access import Policy
-from gpumond.api.limits import MAX_BODY_BYTES
+from gpumond.api.access import Guard, Policy
+from gpumond.api.auth import Tokens
+from gpumond.api.limits import MAX_BODY_BYTES, WORKED_ON
 from gpumond.webconfig import Web
 from tests.api.house import ADMIN, FLUSH, RULE, From, House
 
@@ -117,6 +119,7 @@ def test_reading_sends_no_permission_to_other_origins():
         ("multipart/form-data; boundary=x", 415),
         ("application/jsonp", 415),
         ("text/plain, application/json", 415),
+        ("application/json; charset=utf-16", 415),
         (None, 415),
     ],
 )
@@ -126,6 +129,70 @@ def test_a_body_is_json_and_says_so(media_type: str | None, status: int):
     content = b'{"target": {"all": true}}'
     assert house.ask("POST", "/api/v1/flushes", headers=headers, content=content).status_code == status
     assert house.untouched() == (status != 200)
+
+
+def test_two_media_types_are_refused():
+    house = House()
+    headers = [*ADMIN.items(), ("Content-Type", "application/json"), ("Content-Type", "text/plain")]
+    content = b'{"target": {"all": true}}'
+    assert house.ask("POST", "/api/v1/flushes", headers=headers, content=content).status_code == 415
+    assert house.ask("POST", "/api/v1/flushes", headers=headers[::-1], content=content).status_code == 415
+    assert house.untouched()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_json_is_utf_8(encoding: str):
+    house = House()
+    headers = {**ADMIN, "Content-Type": "application/json"}
+    content = '{"target": {"all": true}}'.encode(encoding)
+    assert house.ask("POST", "/api/v1/flushes", headers=headers, content=content).status_code == 400
+    assert house.untouched()
+
+
+def test_on_a_reserved_connection_metrics_and_probes_alone_are_answered():
+    house = House()
+
+    async def reserved(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["reserved"] = True
+        await guard(scope, receive, send)
+
+    guard, house.app = house.app, reserved  # type: ignore[assignment]
+    assert [house.ask("GET", path).status_code for path in ("/metrics", "/-/healthy", "/-/ready")] == [200] * 3
+    refused = house.ask("GET", "/api/v1/frame")
+    assert (refused.status_code, refused.headers["retry-after"], refused.headers["connection"]) == (503, "1", "close")
+    assert refused.json()["detail"].startswith("too many connections")
+
+
+def test_of_one_users_reads_few_are_worked_on_at_once():
+    """The reads of another user, and the same user's scrapes, wait for none of them."""
+    working: list[str] = []
+    release = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        working.append(scope["path"])
+        await release.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    guard = Guard(slow, Tokens("t"), Policy())
+
+    async def ask(path: str, client: str = "127.0.0.1") -> int:
+        transport = httpx.ASGITransport(app=From(guard, None, client))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            return (await http.get(path)).status_code
+
+    async def run() -> list[int]:
+        many = [asyncio.create_task(ask(f"/{number}", f"127.0.0.{number + 1}")) for number in range(20)]
+        while len(working) < WORKED_ON:
+            await asyncio.sleep(0.001)
+        others = [asyncio.create_task(ask("/other", "10.0.0.1")), asyncio.create_task(ask("/metrics"))]
+        while not {"/other", "/metrics"} <= set(working):
+            await asyncio.sleep(0.001)
+        assert len(working) == WORKED_ON + 2
+        release.set()
+        return list(await asyncio.gather(*many, *others))
+
+    assert asyncio.run(asyncio.wait_for(run(), 20)) == [200] * 22
 
 
 def test_a_body_is_bounded_by_what_comes_whatever_is_said_of_it():

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 
+from gpumond.api.app import create_app
+from gpumond.api.auth import Tokens
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
-from tests.api.test_app import TOKEN, View, ask
+from gpumond.rules.preview import Preview
+from tests.api.house import From
+from tests.api.test_app import TOKEN, View, ask, nothing
 
 HOG: dict[str, Any] = {"name": "hog", "scope": "process", "value": "used_bytes", "above": "40GiB", "for": "5m"}
 
@@ -141,3 +146,45 @@ def test_a_stored_rule_that_cannot_be_read_is_left_out_and_named():
     assert names(view)[-1] == "hog"
     view.rulebook.configure(BUILT_IN, [Rule("hog", "device", "used_ratio", above=0.5)])
     assert [entry.origin for entry in view.rulebook.entries() if entry.name == "hog"] == ["file"]
+
+
+class Slow(View):
+    """Previews that last until they are released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started, self.release = 0, asyncio.Event()
+
+    async def preview(self, rule: Rule) -> Preview:
+        self.started += 1
+        await self.release.wait()
+        return await super().preview(rule)
+
+
+def test_two_previews_are_in_progress_at_most_and_one_of_a_user():
+    async def run() -> None:
+        view = Slow()
+        app = create_app(view, Tokens("secret"), nothing)
+
+        def preview(uid: int | None, client: str = "127.0.0.1") -> asyncio.Task[httpx.Response]:
+            async def send() -> httpx.Response:
+                transport = httpx.ASGITransport(app=From(app, uid, client))
+                async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+                    return await http.post("/api/v1/rules/preview", json=HOG)
+
+            return asyncio.create_task(send())
+
+        first = preview(None)
+        while view.started < 1:
+            await asyncio.sleep(0.001)
+        assert (await preview(None, "127.0.0.2")).status_code == 429  # another address of loopback
+        second = preview(1000)
+        while view.started < 2:
+            await asyncio.sleep(0.001)
+        third = await preview(1001)
+        assert (third.status_code, third.headers["retry-after"], view.started) == (503, "1", 2)
+        view.release.set()
+        assert [(await first).status_code, (await second).status_code] == [200, 200]
+        assert (await preview(1001)).status_code == 200
+
+    asyncio.run(run())

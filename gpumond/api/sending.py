@@ -1,0 +1,43 @@
+"""How answers leave: in pieces that the reader takes one by one, and HEAD with the headers alone."""
+
+from __future__ import annotations
+
+from starlette.types import Message, Scope, Send
+
+from gpumond.api.auth import user
+from gpumond.unsent import Unsent
+
+PIECE_BYTES = 16 * 1024
+"""The transport copies what the kernel does not take at once: so much of each answer, not all of it."""
+
+
+def in_pieces(scope: Scope, send: Send, unsent: Unsent) -> Send:
+    """Each piece waits until the one before has been taken."""
+    drop = (scope.get("state") or {}).get("drop", lambda: None)
+
+    async def send_in_pieces(message: Message) -> None:
+        body: bytes = message.get("body", b"")
+        if len(body) <= PIECE_BYTES:
+            await send(message)
+            return
+        view, more = memoryview(body), message.get("more_body", False)
+        sending = unsent.begin(user(scope), body, drop)
+        try:
+            for start in range(0, len(body), PIECE_BYTES):
+                end = start + PIECE_BYTES
+                await send({**message, "body": view[start:end], "more_body": more or end < len(body)})
+        finally:
+            unsent.end(sending)
+
+    return send_in_pieces
+
+
+def without_body(send: Send) -> Send:
+    """Ends the answer after its headers; the server then reports the end to whoever still produces a body."""
+
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return send_head

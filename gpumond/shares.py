@@ -1,0 +1,74 @@
+"""Shares of a bounded resource by user, so that one user's use never takes another's. Pure.
+
+A user is the uid behind a Unix socket or a loopback connection, else the address. Loopback addresses whose uid is not
+known are one user: any local program may choose its source among the 16 million of 127/8.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import defaultdict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Holder = TypeVar("Holder", bound=Hashable)
+
+LOOPBACK = "loopback"
+
+
+def user_of(uid: int | None, address: str = "") -> str:
+    """The user that shares are counted for."""
+    if uid is not None:
+        return f"uid:{uid}"
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return LOOPBACK if ip.is_loopback else str(ip)
+
+
+class Shares(Generic[Holder]):
+    """Amounts that holders have of at most ``total``; one user has at most ``each`` of it."""
+
+    def __init__(self, total: int, each: int | None = None) -> None:
+        self.total, self.each = total, total if each is None else each
+        self.held = 0
+        self._users: defaultdict[str, dict[Holder, int]] = defaultdict(dict)
+        self._of: defaultdict[str, int] = defaultdict(int)
+
+    def admits(self, user: str, amount: int = 1) -> bool:
+        """Whether ``amount`` more fits into the whole and into the user's share."""
+        return self.held + amount <= self.total and self.of(user) + amount <= self.each
+
+    def add(self, user: str, holder: Holder, amount: int = 1) -> None:
+        """Counts ``holder``, whether or not it fits. A holder is counted once."""
+        self.remove(user, holder)
+        self._users[user][holder] = amount
+        self._of[user] += amount
+        self.held += amount
+
+    def remove(self, user: str, holder: Holder) -> bool:
+        """False if it was not counted."""
+        amount = self._users.get(user, {}).pop(holder, None)
+        if amount is None:
+            return False
+        self._of[user] -= amount
+        self.held -= amount
+        if not self._users[user]:
+            del self._users[user], self._of[user]
+        return True
+
+    def has(self, user: str, holder: Holder) -> bool:
+        return holder in self._users.get(user, ())
+
+    def of(self, user: str) -> int:
+        return self._of.get(user, 0)
+
+    def users(self) -> list[str]:
+        """Those who hold anything, the one with most first."""
+        return sorted(self._users, key=self.of, reverse=True)
+
+    def holders(self, user: str) -> tuple[Holder, ...]:
+        """Oldest first."""
+        return tuple(self._users.get(user, ()))
