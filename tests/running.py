@@ -55,14 +55,15 @@ class RunningDaemon:
         environ: Mapping[str, str] | None = None,
         verb: str = "serve",
         around: Sequence[str] = (),
+        python: str = sys.executable,
     ):
-        """``around``: a command that runs the daemon's."""
+        """``around``: a command that runs the daemon's. ``python``: the interpreter for it."""
         self.directory = directory
         directory.mkdir(mode=0o755, exist_ok=True)
         self.socket = directory / "agent.sock"
         self.url = f"http://127.0.0.1:{free_port()}"
         self.log = directory / "log"
-        command = [*around, sys.executable, "-m", "gpumond", verb, "--listen", self.url.removeprefix("http://")]
+        command = [*around, python, "-m", "gpumond", verb, "--listen", self.url.removeprefix("http://")]
         command += ["--socket", str(self.socket), "--state-dir", str(directory / "state"), *options]
         self.environ = {**os.environ, **(environ or {}), "GPUMOND_SOCKET": str(self.socket), "GPUMOND_URL": self.url}
         with self.log.open("ab") as log:
