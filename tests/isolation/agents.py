@@ -22,10 +22,12 @@ from typing import Any
 from gpumond.errors import ProtocolError
 from gpumond.model import PoolUsage, Reclaimable
 from gpumond.pools import Expected
-from gpumond.wire import MAX_FRAME_BYTES, Flush, Hello, PoolChange, Report, Result, decode, encode
+from gpumond.wire import MAX_FRAME_BYTES, MAX_TEXT, Flush, Hello, PoolChange, Report, Result, decode, encode
 
 GIB = 1 << 30
 LARGE = 60 * GIB
+LONG_TEXT = "\U0001f600" * MAX_TEXT
+"""Twelve bytes a character in JSON, and in each receipt."""
 RETRY_SECONDS = 0.2
 FULL = '{"v":1,"type":"report","pools":[%s]}\n'
 
@@ -46,7 +48,7 @@ class Options:
     seconds: float = 0.25
     answer: str = "release"
     release_bytes: int = GIB
-    changes: int = 60
+    changes: int = 90
 
 
 class Agent:
@@ -153,7 +155,8 @@ class Agent:
             say("flushed", dry_run=asked.dry_run)
             return
         if self.options.answer == "many":
-            self._send(encode(Result(asked.id, "freed", "", tuple(many(asked.allocator, self.options.changes)))))
+            changes = tuple(many(asked.allocator, self.options.changes))
+            self._send(encode(Result(asked.id, "freed", LONG_TEXT, changes)))
             return
         if self.options.answer == "gain":
             after = replace(before, live_bytes=before.live_bytes + LARGE, held_bytes=before.held_bytes + LARGE)
