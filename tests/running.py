@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from prometheus_client.parser import text_string_to_metric_families
 
 T = TypeVar("T")
+START_SECONDS = 60.0
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -68,7 +69,12 @@ class RunningDaemon:
         self.environ = {**os.environ, **(environ or {}), "GPUMOND_SOCKET": str(self.socket), "GPUMOND_URL": self.url}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, env=self.environ, stdout=log, stderr=log)
-        until(lambda: self.process.poll() is not None or self.healthy())
+        try:
+            until(lambda: self.process.poll() is not None or self.healthy(), START_SECONDS)
+        except AssertionError:
+            self.process.kill()
+            self.process.wait()
+            raise
         assert self.process.poll() is None, self.log.read_text()
 
     def healthy(self) -> bool:

@@ -49,7 +49,7 @@ def slow_readers(port: int, paths: list[str], connections: int, sources: int, re
 
 
 def silent_agents(path: str, connections: int) -> None:
-    """Connections to the agents' socket that say nothing, as many as its backlog takes. A closed one is opened again."""
+    """Connections to the agents' socket that say nothing, as many as its backlog takes. Closed ones are replaced."""
     held: dict[int, socket.socket] = {}
     poll, opened = select.poll(), 0
     while True:

@@ -29,7 +29,7 @@ def first_report(path: str) -> float:
 
 
 def main() -> None:
-    print(json.dumps([first_report(sys.argv[1]) for _ in range(int(sys.argv[2]))]))
+    sys.stdout.write(json.dumps([first_report(sys.argv[1]) for _ in range(int(sys.argv[2]))]))
 
 
 if __name__ == "__main__":
