@@ -48,7 +48,7 @@ class Options:
     seconds: float = 0.25
     answer: str = "release"
     release_bytes: int = GIB
-    changes: int = 90
+    changes: int = 60
 
 
 class Agent:

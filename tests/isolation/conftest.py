@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,18 +19,22 @@ def _users() -> None:
         pytest.skip(reason)
 
 
+@pytest.fixture(scope="session")
+def library(nvml_library: Path) -> Iterator[Path]:
+    """The fake libnvidia-ml.so.1, where every user can read it."""
+    with tempfile.TemporaryDirectory(prefix="gpumond-") as place:
+        os.chmod(place, 0o755)
+        yield Path(shutil.copy(nvml_library, place))
+
+
 @pytest.fixture(scope="module")
-def a_machine(_users: None, nvml_library: Path) -> Iterator[Callable[..., Machine]]:
+def a_machine(_users: None, library: Path) -> Iterator[Callable[..., Machine]]:
     """Starts machines, and ends them with the module's tests."""
-    for directory in (nvml_library.parent, *nvml_library.parents):
-        if directory == Path(tempfile.gettempdir()):
-            break
-        directory.chmod(0o755)
     with contextlib.ExitStack() as stack:
 
         def start(settings: str = "", **environ: str) -> Machine:
             place = tempfile.TemporaryDirectory(prefix="gpumond-", ignore_cleanup_errors=True)
-            machine = Machine(Path(stack.enter_context(place)), nvml_library, settings, **environ)
+            machine = Machine(Path(stack.enter_context(place)), library, settings, **environ)
             stack.callback(machine.close)
             return machine
 

@@ -10,7 +10,7 @@ from tests.running import until
 
 ENTRY_BYTES = 4096
 ENTRIES = 20
-AGENTS, ALLOCATORS = 8, 16
+AGENTS, ALLOCATORS = 8, 24
 FLUSHES = 12
 """With the large one fewer than a user may ask for in a minute."""
 
