@@ -35,7 +35,8 @@ FULL = '{"v":1,"type":"report","pools":[%s]}\n'
 @dataclass(frozen=True)
 class Options:
     """``answer`` to a flush: ``release`` up to ``release_bytes``, ``silence``, ``gain`` (it claims to hold 60 GiB more
-    afterwards) or ``many`` (``changes`` pools that it never reported). ``full``: as many pools as a message holds."""
+    afterwards) or ``many`` (``changes`` pools that it never reported). ``full``: as many pools as a message holds.
+    ``numbered``: the live bytes grow by one with each report, which is written to the output as ``sent``."""
 
     processes: int = 1
     workload: str = ""
@@ -45,6 +46,7 @@ class Options:
     ooms: int | None = None
     allocators: int = 1
     full: bool = False
+    numbered: bool = False
     seconds: float = 0.25
     answer: str = "release"
     release_bytes: int = GIB
@@ -80,6 +82,8 @@ class Agent:
                 self._read()
             if time.monotonic() >= due:
                 self._send(self.report())
+                if self.options.numbered:
+                    say("sent", number=self._number)
                 due = time.monotonic() + self.options.seconds
 
     def _change(self, fields: dict[str, Any]) -> None:
@@ -133,7 +137,7 @@ class Agent:
 
     @property
     def held_bytes(self) -> int:
-        return self.options.live_bytes + self._cached
+        return self.options.live_bytes + (self._number if self.options.numbered else 0) + self._cached
 
     def report(self) -> bytes:
         self._number += 1

@@ -132,8 +132,28 @@ def event_streams(port: int, sources: int, each: int) -> None:
         time.sleep(PAUSE_SECONDS)
 
 
+def bad_text(port: int, path: str) -> None:
+    """Rules to preview, and flushes, with a lone surrogate as their text."""
+    posts = (
+        ("127.0.0.1", "/api/v1/rules/preview", {**RULE, "labels": {"a": "\ud800"}}),
+        ("localhost", "/api/v1/flushes", {"target": {"workload": "\ud800"}}),
+    )
+    while True:
+        for host, route, body in posts:
+            connection = http.client.HTTPConnection(host, port, timeout=60)
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if host == "localhost":
+                    connection.sock = socket.socket(socket.AF_UNIX)
+                    connection.sock.connect(path)
+                connection.request("POST", route, json.dumps(body), {"Content-Type": "application/json"})
+                connection.getresponse().read()
+            connection.close()
+        _ready()
+        time.sleep(1)
+
+
 ATTACKS: dict[str, Callable[..., None]] = {
-    attack.__name__: attack for attack in (slow_readers, silent_agents, flushes, previews, event_streams)
+    attack.__name__: attack for attack in (slow_readers, silent_agents, flushes, previews, event_streams, bad_text)
 }
 
 

@@ -61,15 +61,17 @@ class Agents:
 
 
 class Machine:
-    """``settings``: as in the configuration file. Everything that it starts ends with ``close``."""
+    """``settings``: the configuration file. ``around``: a command that runs the daemon's. ``close`` ends everything."""
 
-    def __init__(self, place: Path, library: Path, settings: str = "", **environ: str) -> None:
+    def __init__(
+        self, place: Path, library: Path, settings: str = "", around: tuple[str, ...] = (), **environ: str
+    ) -> None:
         self._programs = contextlib.ExitStack()
         place.chmod(0o755)
         self.driver = FakeDriver(place, library, [Device(DEVICE, used_bytes=GIB, minor=0)])
         self._driver_lock = threading.Lock()
         self.state = place / "daemon" / "state"
-        self._settings, self._place = settings, place
+        self._settings, self._place, self._around = settings, place, (*around, *as_user(SERVICE))
         self._environ = {**self.driver.env, **python_path(), **SETTINGS, **environ}
         self.serve()
 
@@ -83,9 +85,7 @@ class Machine:
             options += ["--config", str(config)]
         if os.geteuid() == 0:
             os.chown(directory, SERVICE, SERVICE)
-        self.daemon = RunningDaemon(
-            directory, *options, environ=self._environ, around=as_user(SERVICE), python=python()
-        )
+        self.daemon = RunningDaemon(directory, *options, environ=self._environ, around=self._around, python=python())
         until(lambda: self.daemon.value("gpumond_driver_up"))
 
     def stop(self) -> None:
@@ -133,9 +133,9 @@ class Machine:
             device.used_bytes = GIB + sum(process.used_bytes for process in device.processes)
             self.driver.write()
 
-    def attack(self, name: str, **arguments: Any) -> None:
+    def attack(self, name: str, uid: int = ATTACKER, **arguments: Any) -> None:
         """Begins the attack and returns when it is in full effect."""
-        process = start(ATTACKER, "tests.isolation.attacks", name, json.dumps(arguments))
+        process = start(uid, "tests.isolation.attacks", name, json.dumps(arguments))
         self._programs.callback(_end, process)
         assert process.stdout
         assert process.stdout.readline() == "ready\n", f"the attack {name} could not begin"
