@@ -194,15 +194,14 @@ def watch(machine: Machine, minutes: float) -> dict[str, object]:
     quiet = machine.memory()
     growing, restarts, most, most_rss = attack(machine), 0, 0.0, 0.0
     due = began = time.monotonic()
-    for second in range(round(60 * minutes)):
-        due += 1
+    while (passed := time.monotonic() - began) < 60 * minutes:
+        due = max(due + 1, time.monotonic())
         honest.scrape()
         if machine.daemon.process.poll() is not None:
             restarts += 1
             machine.serve()
-        if second % 10 == 0:
-            for agents in growing:
-                agents.change(ooms=second)
+        for agents in growing:
+            agents.change(ooms=int(passed / 10))
         most = max(most, machine.memory())
         family = (machine.daemon.process.pid, *children(machine.daemon.process.pid))
         most_rss = max(most_rss, sum(map(rss, family)) / MIB)
