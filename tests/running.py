@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from prometheus_client.parser import text_string_to_metric_families
 
 T = TypeVar("T")
+START_SECONDS = 60.0
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -55,19 +56,25 @@ class RunningDaemon:
         environ: Mapping[str, str] | None = None,
         verb: str = "serve",
         around: Sequence[str] = (),
+        python: str = sys.executable,
     ):
-        """``around``: a command that runs the daemon's."""
+        """``around``: a command that runs the daemon's. ``python``: the interpreter for it."""
         self.directory = directory
         directory.mkdir(mode=0o755, exist_ok=True)
         self.socket = directory / "agent.sock"
         self.url = f"http://127.0.0.1:{free_port()}"
         self.log = directory / "log"
-        command = [*around, sys.executable, "-m", "gpumond", verb, "--listen", self.url.removeprefix("http://")]
+        command = [*around, python, "-m", "gpumond", verb, "--listen", self.url.removeprefix("http://")]
         command += ["--socket", str(self.socket), "--state-dir", str(directory / "state"), *options]
         self.environ = {**os.environ, **(environ or {}), "GPUMOND_SOCKET": str(self.socket), "GPUMOND_URL": self.url}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, env=self.environ, stdout=log, stderr=log)
-        until(lambda: self.process.poll() is not None or self.healthy())
+        try:
+            until(lambda: self.process.poll() is not None or self.healthy(), START_SECONDS)
+        except AssertionError:
+            self.process.kill()
+            self.process.wait()
+            raise
         assert self.process.poll() is None, self.log.read_text()
 
     def healthy(self) -> bool:

@@ -1,0 +1,36 @@
+"""The time until the daemon has heard the first report of a new connection.
+
+    python -m tests.isolation.first_report SOCKET REPORTS
+
+A goodbye follows each report; messages are taken in their order and after the goodbye the daemon closes.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+
+from gpumond.wire import Bye, Hello, Report, encode
+
+SECONDS = 10.0
+
+
+def first_report(path: str) -> float:
+    """Seconds. Raises OSError or AssertionError if the daemon has not heard it within ten seconds."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(SECONDS)
+        began = time.monotonic()
+        connection.connect(path)
+        connection.sendall(encode(Hello("victim")) + encode(Report()) + encode(Bye()))
+        assert connection.recv(1) == b""
+        return time.monotonic() - began
+
+
+def main() -> None:
+    sys.stdout.write(json.dumps([first_report(sys.argv[1]) for _ in range(int(sys.argv[2]))]))
+
+
+if __name__ == "__main__":
+    main()

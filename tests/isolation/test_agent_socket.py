@@ -1,0 +1,25 @@
+"""Another user's agents while one user fills the backlog of the agents' socket with connections that say nothing."""
+
+from __future__ import annotations
+
+import json
+
+from tests.isolation.machine import Machine
+from tests.isolation.users import VICTIM, start
+
+BOUND_SECONDS = 2.0
+REPORTS = 5
+
+
+def test_a_backlog_of_silent_connections_delays_no_other_user(machine: Machine):
+    machine.attack("silent_agents", path=str(machine.daemon.socket), connections=4096)
+    assert max(waits(machine)) <= BOUND_SECONDS
+
+
+def waits(machine: Machine) -> list[float]:
+    """Seconds from a connection of the victim until the daemon has its first report, one after another."""
+    process = start(VICTIM, "tests.isolation.first_report", str(machine.daemon.socket), str(REPORTS))
+    out, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, "a report was not heard within 10 s"
+    found: list[float] = json.loads(out)
+    return found

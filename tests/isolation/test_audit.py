@@ -1,0 +1,43 @@
+"""The audit while one user's agents answer flushes with as much as they can."""
+
+from __future__ import annotations
+
+import json
+
+from tests.isolation.machine import Machine
+from tests.isolation.users import ADMINISTRATOR, ATTACKER
+from tests.running import until
+
+ENTRY_BYTES = 4096
+ENTRIES = 20
+AGENTS, ALLOCATORS = 8, 24
+FLUSHES = 12
+"""With the large one fewer than a user may ask for in a minute."""
+
+
+def test_a_users_flushes_make_short_entries_and_evict_none_of_the_administrators(machine: Machine):
+    for number in range(ENTRIES):
+        status, _ = machine.flush(ADMINISTRATOR, target={"workload": f"absent-{number}"}).answer()
+        assert status == 404
+    agents = [
+        machine.agents(
+            ATTACKER, workload=f"w{number}", device_uuid=f"GPU-{number}", answer="many", allocators=ALLOCATORS
+        )
+        for number in range(AGENTS)
+    ]
+    until(lambda: all(machine.report(agent.pid) for agent in agents))
+    machine.flush(ATTACKER, 100, target={"all": True}).answer()
+    for _ in range(FLUSHES):
+        machine.flush(ATTACKER, target={"workload": "absent"}).answer()
+    entries = machine.daemon.get("audit?limit=1000")
+    targets = [entry["detail"]["target"] for entry in entries if entry["action"] == "flush.request"]
+    assert [f"workload absent-{number}" for number in range(ENTRIES)] == targets[:ENTRIES]
+    assert max(len(json.dumps(entry["detail"])) for entry in entries) <= ENTRY_BYTES
+
+
+def test_receipts_are_for_pools_that_the_agent_reported(machine: Machine):
+    agent = machine.agents(ATTACKER, answer="many")
+    until(lambda: machine.report(agent.pid))
+    status, answer = machine.flush(ATTACKER, target={"pid": agent.pid}).answer()
+    assert status == 200
+    assert len(answer["receipts"]) <= 1

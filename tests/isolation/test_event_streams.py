@@ -1,0 +1,63 @@
+"""Readers of events while one user follows them from many loopback addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+from tests.isolation.machine import Machine
+from tests.isolation.users import VICTIM
+from tests.serving import connect
+
+REQUEST = b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n"
+VIEWERS = 100
+
+
+@contextlib.contextmanager
+def streams(machine: Machine, number: int) -> Iterator[list[tuple[socket.socket, bytes]]]:
+    """So many streams that are open at once, each with the head of its answer."""
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(connect(machine.daemon)) for _ in range(number)]
+        yield [(connection, head(connection)) for connection in opened]
+
+
+def head(connection: socket.socket) -> bytes:
+    connection.sendall(REQUEST)
+    heard = b""
+    while b"\r\n\r\n" not in heard and (chunk := connection.recv(4096)):
+        heard += chunk
+    return heard.partition(b"\r\n")[0]
+
+
+def closed(connection: socket.socket) -> bool:
+    """Closed by the daemon, with all that it sent read."""
+    connection.settimeout(0.0)
+    try:
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def test_a_reader_gets_a_stream_when_another_user_has_many(machine: Machine):
+    machine.attack("event_streams", port=machine.port, sources=4, each=8)
+    with streams(machine, 4) as opened:
+        assert [answer for _, answer in opened] == [b"HTTP/1.1 200 OK"] * 4
+
+
+def test_a_user_gets_a_stream_over_the_api_socket(machine: Machine):
+    machine.attack("event_streams", port=machine.port, sources=4, each=8)
+    status, text = machine.stream(VICTIM)
+    assert status == 200
+    assert text.startswith("retry:")
+
+
+def test_a_hundred_viewers_behind_one_address_each_keep_their_stream(machine: Machine):
+    with streams(machine, VIEWERS) as opened:
+        assert {answer for _, answer in opened} == {b"HTTP/1.1 200 OK"}
+        assert machine.daemon.request("/metrics")[0] == 200
+        assert sum(closed(connection) for connection, _ in opened) == 0

@@ -1,0 +1,32 @@
+"""The daemon's memory while one user's connections ask for large answers and never read them."""
+
+from __future__ import annotations
+
+import time
+
+from tests.isolation.machine import GIB, Machine
+from tests.isolation.users import ATTACKER, VICTIM
+from tests.running import until
+
+BOUND_MIB = 150
+SECONDS = 10.0
+"""The attack is watched for so long once it is in full effect."""
+
+
+def test_readers_who_never_read_leave_the_daemon_its_memory(machine: Machine):
+    machine.agents(ATTACKER, processes=127, full=True, seconds=1.0)
+    victim = machine.agents(VICTIM, listed=True, live_bytes=GIB)
+    until(lambda: machine.report(victim.pid))
+    paths = ["/api/v1/frame", "/metrics"]
+    machine.attack("slow_readers", port=machine.port, paths=paths, connections=250, sources=32, requests=1)
+    assert most_memory(machine) <= BOUND_MIB
+    assert machine.series_of(victim.pid)
+
+
+def most_memory(machine: Machine) -> float:
+    """MiB, in ten seconds of the attack or until it is too much."""
+    most, end = machine.memory(), time.monotonic() + SECONDS
+    while most <= BOUND_MIB and time.monotonic() < end:
+        time.sleep(0.1)
+        most = max(most, machine.memory())
+    return most

@@ -1,0 +1,19 @@
+"""Scrapes and probes while one user previews rules without end and without a token."""
+
+from __future__ import annotations
+
+from tests.isolation.machine import Machine
+from tests.isolation.users import ATTACKER
+from tests.running import until
+
+SCRAPES = 40
+
+
+def test_previews_keep_no_scrape_and_no_probe_out(machine: Machine):
+    machine.agents(ATTACKER, processes=20, full=True, seconds=1.0)
+    until(lambda: len(machine.daemon.get("agents")) == 20)
+    machine.attack("previews", port=machine.port, clients=60)
+    for _ in range(SCRAPES):
+        for route in ("/metrics", "/-/healthy"):
+            status, _, _ = machine.daemon.request(route)
+            assert status == 200

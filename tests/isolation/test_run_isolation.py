@@ -1,0 +1,83 @@
+"""`gpumond run` of a program whose own modules have the names of modules that gpumond imports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.isolation.users import ROOT
+
+pytestmark = pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchling is not installed")
+ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMOND_", "PYTHON"))}
+FAILS = "raise RuntimeError('a module of the program')\n"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel."""
+    place = tmp_path_factory.mktemp("installed")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", os.fspath(place)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=100)
+    (wheel,) = place.glob("*.whl")
+    venv = place / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", os.fspath(venv / "bin" / "python"), "--quiet"]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", os.fspath(wheel)], env=ENVIRON, check=True, timeout=100)
+    return venv
+
+
+def python(installed: Path, path: Path, *prefix: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A program of the virtual environment's Python, with ``path`` on PYTHONPATH and in that directory."""
+    code = "import sys; print('gpumond.agent' in sys.modules)"
+    command = [*prefix, os.fspath(installed / "bin" / "python"), "-c", code]
+    environ = {**ENVIRON, "PYTHONPATH": os.fspath(path), "GPUMOND_SOCKET": "/nowhere/agent.sock", **environ}
+    return subprocess.run(command, env=environ, cwd=path, capture_output=True, text=True, timeout=60)
+
+
+def run(installed: Path, path: Path) -> tuple[int, str, str]:
+    done = python(installed, path, os.fspath(installed / "bin" / "gpumond"), "run", "--workload", "train", "--")
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("module", ["argparse", "json", "socket", "signal", "asyncio", "difflib"])
+def test_a_program_with_a_module_of_the_standard_librarys_name_starts(installed: Path, tmp_path: Path, module: str):
+    (tmp_path / f"{module}.py").write_text("")
+    status, out, errors = run(installed, tmp_path)
+    assert (status, errors) == (0, "")
+    assert out in ("True\n", "False\n")  # the agent may need that module; the program does not notice
+
+
+def test_a_module_typing_of_the_program_is_not_imported_by_the_command(installed: Path, tmp_path: Path):
+    (tmp_path / "typing.py").write_text(FAILS)
+    status, out, errors = run(installed, tmp_path)
+    assert (status, out, errors) == (0, "False\n", "")
+
+
+@pytest.mark.parametrize("source", [FAILS, ""])
+def test_a_module_gpumond_of_the_program_is_not_imported_by_the_command(installed: Path, tmp_path: Path, source: str):
+    (tmp_path / "gpumond.py").write_text(source)
+    status, out, errors = run(installed, tmp_path)
+    assert (status, out, errors) == (0, "False\n", "")
+
+
+@pytest.mark.parametrize("source", [FAILS, ""])
+def test_the_line_at_pythons_start_is_silent_about_a_module_gpumond_of_the_program(
+    installed: Path, tmp_path: Path, source: str
+):
+    (tmp_path / "gpumond.py").write_text(source)
+    done = python(installed, tmp_path, GPUMOND_AGENT="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+
+
+@pytest.mark.parametrize("module", ["sitecustomize", "usercustomize"])
+def test_the_programs_own_start_module_runs_once(installed: Path, tmp_path: Path, module: str):
+    (tmp_path / f"{module}.py").write_text("print('started')\n")
+    without = python(installed, tmp_path).stdout.count("started")
+    status, out, errors = run(installed, tmp_path)
+    assert (status, out.count("started"), errors) == (0, without, "")
+    assert out.endswith("True\n")
