@@ -200,7 +200,7 @@ def _sum(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
         device_allocations=_known([pool.device_allocations for pool in pools]),
         device_frees=_known([pool.device_frees for pool in pools]),
         thrashes=thrashes,
-        held_known=all([pool.held_known for pool in pools]),
+        held_known=all(pool.held_known for pool in pools),
         spillable_bytes=_known([pool.spillable_bytes for pool in pools]),
     )
 
