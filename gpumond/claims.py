@@ -97,11 +97,11 @@ def checking(
             yield
         identity = (report.pid, report.start_ticks)
         earlier = before.get(identity)
-        pools = tuple(pool for pool in report.pools if _fits(pool, sizes.get(pool.device_uuid)))
-        if len(pools) < len(report.pools):
+        pools = bounded(report.pools, sizes)
+        if not all(_fits(pool, sizes.get(pool.device_uuid)) for pool in pools):
+            pools = tuple(pool for pool in pools if _fits(pool, sizes.get(pool.device_uuid)))
             detail = f"pid {report.pid} claims more memory than its device has"
             faults.append(Fault("agent", "impossible_value", None, detail))
-        pools = bounded(pools, sizes)
         uses = bool(
             (earlier is not None and earlier.uses_device)
             or identity in on_device
@@ -181,30 +181,29 @@ def bounded(pools: tuple[PoolUsage, ...], devices: Collection[str]) -> tuple[Poo
 
 def _sum(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
     """The pools as one. A counter that one of them does not know is unknown; the sum of peaks would be no peak."""
-    flushes = [pool.reclaimable for pool in pools]
-    exactness = {flush.exactness for flush in flushes}
+    live = held = stranded = low = likely = high = thrashes = 0
+    for pool in pools:
+        flush = pool.reclaimable
+        live, held, stranded = live + pool.live_bytes, held + pool.held_bytes, stranded + pool.stranded_bytes
+        low, likely, high = low + flush.low, likely + flush.likely, high + flush.high
+        thrashes += pool.thrashes
+    exactness = {pool.reclaimable.exactness for pool in pools}
     return PoolUsage(
         OTHER,
         uuid,
-        sum(pool.live_bytes for pool in pools),
-        sum(pool.held_bytes for pool in pools),
-        Reclaimable(
-            sum(flush.low for flush in flushes),
-            sum(flush.likely for flush in flushes),
-            sum(flush.high for flush in flushes),
-            exactness.pop() if len(exactness) == 1 else "interval",
-        ),
-        sum(pool.stranded_bytes for pool in pools),
-        ooms=_known(pool.ooms for pool in pools),
-        retries=_known(pool.retries for pool in pools),
-        device_allocations=_known(pool.device_allocations for pool in pools),
-        device_frees=_known(pool.device_frees for pool in pools),
-        thrashes=sum(pool.thrashes for pool in pools),
+        live,
+        held,
+        Reclaimable(low, likely, high, exactness.pop() if len(exactness) == 1 else "interval"),
+        stranded,
+        ooms=_known([pool.ooms for pool in pools]),
+        retries=_known([pool.retries for pool in pools]),
+        device_allocations=_known([pool.device_allocations for pool in pools]),
+        device_frees=_known([pool.device_frees for pool in pools]),
+        thrashes=thrashes,
         held_known=all(pool.held_known for pool in pools),
-        spillable_bytes=_known(pool.spillable_bytes for pool in pools),
+        spillable_bytes=_known([pool.spillable_bytes for pool in pools]),
     )
 
 
-def _known(values: Iterable[int | None]) -> int | None:
-    known = tuple(values)
-    return None if None in known else sum(value for value in known if value is not None)
+def _known(values: list[int | None]) -> int | None:
+    return None if None in values else sum(value for value in values if value is not None)

@@ -38,7 +38,7 @@ class Limits:
     stale_seconds: float = 15.0
     """An older report no longer counts as knowledge."""
     frames_per_second: int = 512
-    bytes_per_second: int = 4 << 20
+    bytes_per_second: int = 2 << 20
     reserved_descriptors: int = 64
 
 
