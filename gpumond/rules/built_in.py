@@ -42,7 +42,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "fragmentation_ratio",
         "warning",
         "{workload} (pid {pid}) on GPU {gpu}: even at its peak {value} of what {allocator} keeps was free and split up "
-        "({stranded} now); torch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, else restart it",
+        "({stranded} now); torch: {torch_setting}=expandable_segments:True, else restart it",
         above=0.25,
         clear=0.20,
         for_seconds=30,
