@@ -2,6 +2,7 @@
 FROM python:3.13.7-slim-trixie AS build
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY deploy/scripts deploy/scripts
 COPY deploy/site-packages deploy/site-packages
 COPY gpumond gpumond
 RUN python3 -m venv --without-pip /opt/gpumond \

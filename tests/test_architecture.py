@@ -183,7 +183,7 @@ def test_each_library_has_its_home(module: str, path: Path):
 
 @pytest.mark.parametrize(("module", "path"), [entry for entry in ALL if within(entry[0], ("agent",))])
 def test_the_agent_needs_only_pools_wire_and_the_standard_library(module: str, path: Path):
-    allowed = ("agent", "pools", "program", "wire", "errors")
+    allowed = ("agent", "inject", "pools", "program", "wire", "errors")
     assert not [name for name in own(path) if name and not within(name, allowed)]
 
 

@@ -42,7 +42,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "fragmentation_ratio",
         "warning",
         "{workload} (pid {pid}) on GPU {gpu}: even at its peak, {value} of the memory that {allocator} holds was free "
-        "but fragmented ({stranded} now); set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for torch, or restart "
+        "but fragmented ({stranded} now); set {torch_setting}=expandable_segments:True for torch, or restart "
         "the program",
         above=0.25,
         clear=0.20,

@@ -133,6 +133,7 @@ PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
         "held": "taken from the driver",
         "reclaimable": "what a flush would return",
         "stranded": "held, free and out of a flush's reach",
+        "torch_setting": "the environment variable that configures its PyTorch's allocator",
     },
     "workload": {
         **_ALWAYS,

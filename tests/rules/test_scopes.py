@@ -8,6 +8,7 @@ from gpumond.attribution import attribute
 from gpumond.engine import Memory, advance
 from gpumond.model import Snapshot, Verdict
 from gpumond.rules import Rule, Scope
+from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.recent import Recent, remember
 from gpumond.rules.scopes import Seen, subjects
 from gpumond.rules.values import LABELS, PLACEHOLDERS, VALUES
@@ -32,6 +33,28 @@ def test_each_value_and_word_that_is_documented_can_be_told_of_each_row(scope: S
         assert all(value is None or value >= 0 for value in known)
         assert {name for name, _ in seen.labels(row)} | {"workload"} == LABELS[scope].keys() | {"workload"}
         assert seen.texts(row).keys() | {"value", "level"} == PLACEHOLDERS[scope].keys()
+
+
+@pytest.mark.parametrize(
+    ("frameworks", "name"),
+    [
+        (("torch 2.13.0",), "PYTORCH_ALLOC_CONF"),
+        (("cupy 14.2.0", "torch 2.11.0+cu130"), "PYTORCH_ALLOC_CONF"),
+        (("torch 3.0",), "PYTORCH_ALLOC_CONF"),
+        (("torch 2.9.1",), "PYTORCH_CUDA_ALLOC_CONF"),
+        (("torch 1.13.1",), "PYTORCH_CUDA_ALLOC_CONF"),
+        (("torch nightly", "rmm 26.10"), "PYTORCH_CUDA_ALLOC_CONF"),
+    ],
+)
+def test_the_advice_on_fragmentation_names_the_variable_that_the_programs_pytorch_obeys(
+    frameworks: tuple[str, ...], name: str
+):
+    rule = next(rule for rule in BUILT_IN if rule.name == "fragmentation")
+    report = a_report(42, (a_pool(live=GIB, cached=GIB),), frameworks=frameworks)
+    snapshot = a_snapshot(a_device(used_bytes=40 * GIB), reports=(report,))
+    seen = subjects("pool", Seen(snapshot, attribute(snapshot), remember(Recent(), snapshot), standing([])))
+    words = {**seen.texts(seen.rows[0]), "value": "", "level": ""}
+    assert f"torch: {name}=expandable_segments:True" in dict(rule.annotations)["summary"].format(**words)
 
 
 def test_a_verdict_is_a_value_of_its_process_and_of_its_device():

@@ -13,16 +13,21 @@ sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 
 if os.environ.get("GPUMOND_AGENT") == "1" and sys.version_info >= (3, 10):
     try:
-        try:
-            import gpumond.agent
-        except ImportError:
+        from _frozen_importlib_external import PathFinder
+
+        _found = PathFinder.find_spec("gpumond")
+        if _found is None:
             # This environment has no gpumond: take the one that this file belongs to, and nothing else from there.
             sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(_HERE))))
             try:
-                import gpumond.agent
+                import gpumond.inject
             finally:
                 sys.path.pop()
-        gpumond.agent.start()
+            gpumond.inject.start()
+        elif _found.submodule_search_locations:  # else it is the program's own gpumond.py
+            import gpumond.inject
+
+            gpumond.inject.start()
     except Exception:  # the program starts, whatever happens to the agent
         pass
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpumond.model import AgentReport, DeviceReading, PoolUsage
 from gpumond.rules import Labels, Subjects
 from gpumond.rules.recent import Recent, Track, pool_of
 from gpumond.rules.scopes.seen import Seen, named, ratio, size
+
+ALLOC_CONF_SINCE = (2, 11)
+"""PyTorch 2.9 knows ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 obeys it."""
 
 FRAGMENTED_FROM = 0.05
 """Share of the device that a pool must keep before its fragmentation is worth a word."""
@@ -73,4 +78,17 @@ def _pool_texts(row: _Pool) -> dict[str, str]:
         "held": size(pool.held_bytes),
         "reclaimable": size(pool.reclaimable.likely),
         "stranded": size(pool.stranded_bytes),
+        "torch_setting": torch_setting(row.report.frameworks),
     }
+
+
+def torch_setting(frameworks: Sequence[str]) -> str:
+    """Return the environment variable that configures the allocator of the PyTorch that an agent reports.
+
+    It is the older name where the version is unknown: every version reads it.
+    """
+    for framework in frameworks:
+        found = re.match(r"torch (\d{1,3})\.(\d{1,3})", framework)
+        if found and (int(found[1]), int(found[2])) >= ALLOC_CONF_SINCE:
+            return "PYTORCH_ALLOC_CONF"
+    return "PYTORCH_CUDA_ALLOC_CONF"
