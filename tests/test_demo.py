@@ -93,9 +93,27 @@ def test_a_flush_returns_exactly_what_it_promised_and_the_driver_agrees(demo: Ru
             assert receipt["released_bytes"] == receipt["expected"]["likely"] == receipt["driver_released_bytes"]
             assert receipt["outcome"] == ("freed" if receipt["released_bytes"] else "nothing")
     assert sum(not receipt["raced"] for receipt in answer["receipts"]) >= 3
-    again = demo.flush(target={"all": True})
-    assert again[0] == 429
-    assert 0 < int(again[2]["Retry-After"]) <= 30
+
+
+def test_a_plan_a_flush_a_refusal_and_a_forced_flush_differ_in_log_and_audit(demo: RunningDaemon):
+    training = {"target": {"pid": next(a["pid"] for a in demo.get("agents") if a["workload"] == "training")}}
+    plan = demo.flush(**training, dry_run=True)[1]
+    (first, *_) = until(lambda: demo.flush(**training, plan=plan["id"])[1].get("receipts"))
+    assert first["planned"] == plan["receipts"][0]["expected"]
+
+    def refusal() -> object:
+        status, problem, headers = demo.flush(**training)
+        return headers["Retry-After"] if (status, "--force" in str(problem)) == (429, True) else None
+
+    assert 0 < int(str(until(refusal))) <= 5
+    assert demo.flush(**training, force=True)[0] == 200
+    requests = [entry["detail"] for entry in demo.get("audit") if entry["action"] == "flush.request"]
+    assert [request.get("force", False) for request in requests] == [False] * (len(requests) - 1) + [True]
+    log = demo.log.read_text()
+    subject = f"of pid {training['target']['pid']}, steps ipc,cache,trim, by token"
+    for line in (f"plan {subject}: 1 planned", f"flush {subject}: refused: pid", f"forced flush {subject}: 1 "):
+        assert line in log
+    assert "came back" in log
 
 
 def test_the_command_line_shows_and_flushes(demo: RunningDaemon):
@@ -114,7 +132,7 @@ def test_the_command_line_shows_and_flushes(demo: RunningDaemon):
     receipts = demo.run("flush", "--all")
     returned = "freed" in receipts.stdout
     assert receipts.returncode == (0 if returned else 3), receipts
-    assert "released" in receipts.stdout
+    assert "came back" in receipts.stdout
     doctor = demo.run("doctor")
     assert "training" in doctor.stdout
 

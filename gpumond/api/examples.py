@@ -95,7 +95,7 @@ RECEIPT = Receipt(
     allocator="torch",
     outcome="freed",
     reason="",
-    expected=Expected(40 * GIB, 40 * GIB, 40 * GIB),
+    expected=Expected(40 * GIB, 40 * GIB, 40 * GIB, "exact"),
     released_bytes=40 * GIB,
     driver_released_bytes=40 * GIB,
     before=Held(76 * GIB, 31 * GIB, 40 * GIB, 78 * GIB),
@@ -105,6 +105,7 @@ RECEIPT = Receipt(
     requested_by="token",
     started_at=TAKEN_AT,
     duration_seconds=0.34,
+    planned=Expected(41 * GIB, 41 * GIB, 41 * GIB, "exact"),
 )
 AUDIT_ENTRY = follow(None, TAKEN_AT, "token", "rule.delete", {"name": "device-nearly-full"})
 EVENT = Event(

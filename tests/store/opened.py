@@ -29,6 +29,7 @@ RECEIPT = Receipt(
     "token",
     1.5,
     0.25,
+    Expected(1, 2, 4, "interval"),
 )
 
 
