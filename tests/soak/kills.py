@@ -21,6 +21,7 @@ from typing import Any
 from gpumond.identity import start_ticks
 from gpumond.loadgen.process import Process
 from gpumond.model import Reading
+from gpumond.records import Labels
 from gpumond.store import rows, verify_audit
 from gpumond.wire import Hello, Report, encode, to_json
 from tests.soak.incidents import Oracle, troubles
