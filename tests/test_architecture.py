@@ -113,7 +113,7 @@ HOMES = {
     "_xxsubinterpreters": ("agent.loop",),  # the standard library's own until 3.12, though not in its list
     "pydantic_core": ("decoding",),
     # the doors through which what people write comes in
-    "pydantic": ("config", "webconfig", "rules.config", "rules.cases", "rules.preview", "api"),
+    "pydantic": ("config", "webconfig", "rules.config", "rules.cases", "rules.preview", "api", "store.rows", "text"),
 }
 FORBIDDEN = ("pickle", "marshal", "shelve", "multiprocessing")
 MAX_LINES = 400

@@ -26,7 +26,7 @@ from gpumond.errors import NoSuchRule, RuleChanged, StoreUnavailable
 from gpumond.history import Coarse
 from gpumond.model import Alert, Fault, Receipt
 from gpumond.records import Heartbeat, KeptAlert, Notice
-from gpumond.store import audit_table, baseline_table, ends
+from gpumond.store import audit_table, baseline_table, ends, rows as decode
 from gpumond.store.audit_table import verify_audit as verify_audit
 from gpumond.store.baseline_table import Side
 from gpumond.store.database import Database
@@ -161,7 +161,7 @@ class Store:
         """The newest, oldest first."""
         query = "SELECT body FROM receipts ORDER BY seq DESC LIMIT ?"
         rows = await self._run(lambda db: db.execute(query, (limit,)).fetchall())
-        return self._rows.read("receipts", reversed(rows), records.receipt)
+        return self._rows.read("receipts", reversed(rows), decode.receipt)
 
     def keep(
         self, alerts: Iterable[KeptAlert], notices: Sequence[Notice], over: Sequence[Alert] = ()
@@ -188,13 +188,13 @@ class Store:
     async def kept(self) -> tuple[list[KeptAlert], Heartbeat | None]:
         """The alerts that were kept, and when the daemon that kept them was last alive."""
         rows = await self._run(lambda db: db.execute("SELECT body FROM alerts").fetchall())
-        return self._rows.read("alerts", rows, records.kept_alert), self._database.before
+        return self._rows.read("alerts", rows, decode.kept_alert), self._database.before
 
     async def past_alerts(self, limit: int = 1000) -> list[Alert]:
         """The newest that are over, oldest first."""
         query = "SELECT body FROM past_alerts ORDER BY seq DESC LIMIT ?"
         rows = await self._run(lambda db: db.execute(query, (limit,)).fetchall())
-        return self._rows.read("past_alerts", reversed(rows), records.alert)
+        return self._rows.read("past_alerts", reversed(rows), decode.alert)
 
     async def keep_history(self, history: Iterable[Coarse]) -> None:
         """In the place of what was kept before."""
@@ -207,7 +207,7 @@ class Store:
 
     async def history(self) -> list[Coarse]:
         rows = await self._run(lambda db: db.execute("SELECT body FROM history").fetchall())
-        return self._rows.read("history", rows, records.coarse)
+        return self._rows.read("history", rows, decode.coarse)
 
     async def baselines_have_room(self) -> bool:
         return await self._run(baseline_table.has_room)
@@ -259,8 +259,8 @@ class Store:
 
         notices, told = await self._run(load)
         return (
-            self._rows.read("notices", notices, records.notice),
-            self._rows.read("told", told, lambda receiver, body: (text(receiver), records.alert(body))),
+            self._rows.read("notices", notices, decode.notice),
+            self._rows.read("told", told, lambda receiver, body: (text(receiver), decode.alert(body))),
         )
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -338,7 +338,7 @@ class Store:
 
 
 def _rule(name: object, etag: object, body: object) -> tuple[str, tuple[str, dict[str, Any]]]:
-    own = records.rule_body(body)
+    own = decode.rule_body(body)
     if own.get("name", name) != name:
         raise ValueError("its name is not the one in its body")
     return text(name), (text(etag), own)

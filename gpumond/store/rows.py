@@ -6,8 +6,12 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from gpumond.errors import ProtocolError
-from gpumond.model import Fault
+from gpumond.history import Coarse
+from gpumond.model import Alert, Fault, Receipt
+from gpumond.records import KeptAlert, Kind, Notice
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,6 +56,40 @@ def text(value: object) -> str:
         raise TypeError(f"{type(value).__name__} is not text")
     value.encode()
     return value
+
+
+def alert(body: object) -> Alert:
+    """Each of these raises ValueError for what is not such a value as JSON in UTF-8; keys that this version does not
+    know are left out, since a newer one may have written them."""
+    return _ALERT.validate_json(body)  # type: ignore[arg-type]  # it refuses what is no text
+
+
+def kept_alert(body: object) -> KeptAlert:
+    return _KEPT_ALERT.validate_json(body)  # type: ignore[arg-type]
+
+
+def receipt(body: object) -> Receipt:
+    return _RECEIPT.validate_json(body)  # type: ignore[arg-type]
+
+
+def coarse(body: object) -> Coarse:
+    return _COARSE.validate_json(body)  # type: ignore[arg-type]
+
+
+def notice(receiver: object, seq: object, kind: object, body: object) -> Notice:
+    return Notice(*_NOTICE.validate_python((receiver, seq, kind)), alert(body))
+
+
+def rule_body(body: object) -> dict[str, Any]:
+    return _RULE_BODY.validate_json(body)  # type: ignore[arg-type]
+
+
+_ALERT = TypeAdapter(Alert)
+_KEPT_ALERT = TypeAdapter(KeptAlert)
+_RECEIPT = TypeAdapter(Receipt)
+_COARSE = TypeAdapter(Coarse)
+_NOTICE = TypeAdapter(tuple[str, int, Kind])
+_RULE_BODY = TypeAdapter(dict[str, Any])
 
 
 def _line(error: Exception) -> str:

@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpumond import records
 from gpumond.identity import start_ticks
 from gpumond.loadgen.process import Process
 from gpumond.model import Reading
-from gpumond.store import verify_audit
+from gpumond.records import Labels
+from gpumond.store import rows, verify_audit
 from gpumond.wire import Hello, Report, encode, to_json
 from tests.soak.incidents import Oracle, troubles
 from tests.soak.life import Moment
@@ -175,14 +175,12 @@ class Listening:
     """The receiver: what fires as it knows, and what it was told once more than needed."""
 
     def __init__(self, oracle: Oracle) -> None:
-        self._oracle, self._firing = oracle, set[records.Labels]()
+        self._oracle, self._firing = oracle, set[Labels]()
         self.told = Counter[str]()
 
     def hear(self, now: float, news: list[dict[str, Any]]) -> None:
         for message in news or [{"raised": [], "resolved": []}]:
-            raised, resolved = (
-                [records.alert(json.loads(text)) for text in message[kind]] for kind in ("raised", "resolved")
-            )
+            raised, resolved = ([rows.alert(text) for text in message[kind]] for kind in ("raised", "resolved"))
             new = [alert for alert in raised if alert.labels not in self._firing]
             self._firing |= {alert.labels for alert in new}
             over = [alert for alert in resolved if alert.labels in self._firing]
