@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from tests.making import GIB
 from tests.running import RunningDaemon, free_port, until
 
+ROOT = Path(__file__).parents[1]
 PROGRAMS = {"training", "serving", "leak", "fragmentation"}
 
 
@@ -63,6 +65,13 @@ def test_a_taken_port_gives_the_error_and_nothing_else(tmp_path: Path):
         f"gpumond: cannot listen on {listen}: Address already in use: another program has the port; stop it or choose "
         "another with --listen"
     ]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_says_what_takes_long_before_it_begins(tmp_path: Path):
+    command = ["make", "--dry-run", "run", f"VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert 0 < done.stdout.index(", about 40 s, once") < done.stdout.index("-m venv")
 
 
 def test_the_ledger_of_living_programs_adds_up(demo: RunningDaemon):
