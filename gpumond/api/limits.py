@@ -86,7 +86,7 @@ class Places:
             except asyncio.CancelledError:
                 if place.done() and not place.cancelled():
                     self._leave(key)
-                raise
+                raise HTTPException(503, "the daemon is shutting down", {"Connection": "close"}) from None
         left = False
 
         def leave() -> None:
