@@ -20,8 +20,8 @@ export async function flush(target, subject) {
     put($("flush-words"), text);
     $("receipts").replaceChildren(...articles);
   };
-  const request = async (dryRun) => {
-    const answer = await attempt({ target, dry_run: dryRun });
+  const request = async (body) => {
+    const answer = await attempt({ target, ...body });
     if (answer === null && own === newest) dialog.close();
     return own === newest && dialog.open ? answer : null;
   };
@@ -30,7 +30,7 @@ export async function flush(target, subject) {
   put($("flush-close"), "Cancel");
   now.hidden = true;
   dialog.showModal();
-  const answer = await request(true);
+  const answer = await request({ dry_run: true });
   if (!answer) return;
   const plan = answer.receipts ?? [];
   const planned = plan.filter((receipt) => receipt.outcome === "planned");
@@ -43,7 +43,7 @@ export async function flush(target, subject) {
   now.onclick = async () => {
     now.disabled = true;
     put($("flush-words"), "Flushing…");
-    const result = await request(false);
+    const result = await request({ plan: answer.id });
     refresh();
     if (!result) return;
     const receipts = (result.receipts ?? []).map((receipt) => receiptArticle(receipt, plan.find(samePool(receipt))));
