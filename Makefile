@@ -25,8 +25,8 @@ check: $(VENV)/.installed  ## style, types and tests
 	$(MAKE) test
 
 docs: $(VENV)/.installed  ## docs/metrics.md from the catalogue, docs/rules.md from the rules
-	$(BIN)/python -m tests.metrics.document > docs/metrics.md
-	$(BIN)/python -m tests.rules.document > docs/rules.md
+	$(BIN)/python -m tools.docs.metrics > docs/metrics.md
+	$(BIN)/python -m tools.docs.rules > docs/rules.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -71,7 +71,7 @@ REPORT = (
     + """
 import gc, json, statistics, sys, time
 from gpumond.agent import session
-from gpumond.agent.loop import Loop
+from gpumond.agent.thread import Loop
 session.REPORT_SECONDS = 0.0
 agent = session.Session(Loop([]))
 others = bytearray(64 << 20)

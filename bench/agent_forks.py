@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.result import publish
-from gpumond.wire import Flush, encode
+from gpumond.protocol.messages import FlushCommand, encode
 
 FORKS, EXITS = 10_000, 8
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,7 +120,7 @@ def main() -> None:
         with listening(serves) as path:
             times = [exit_ms(AGENT, path, at) for at in (0.0, 0.2, 0.21, 0.3, 1.3) for _ in range(EXITS)]
         figures |= {f"exit_ms_{name}": round(statistics.median(times), 1), f"longest_{name}": round(max(times), 1)}
-    with listening(serves=True, order=encode(Flush("bench", "sim", ("hooks",)))) as path:
+    with listening(serves=True, order=encode(FlushCommand("bench", "sim", ("hooks",)))) as path:
         times = [exit_ms(FLUSHING, path, 0.0) for _ in range(EXITS)]
     figures |= {"exit_ms_in_a_flush": round(statistics.median(times), 1), "longest_in_a_flush": round(max(times), 1)}
     times = [exit_ms("", "/nowhere", 0.0) for _ in range(EXITS)]

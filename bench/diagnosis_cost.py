@@ -1,4 +1,4 @@
-"""CPU time of diagnosis in a tick: 64 devices, 500 processes. Its bytes are counted in tests/test_history.py."""
+"""CPU time of diagnosis in a tick: 64 devices, 500 processes. tests/history/test_history.py counts its bytes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 
 from bench.result import publish, spread
 from gpumond.diagnosis import Diagnosis, diagnose
-from gpumond.model import Snapshot
-from gpumond.sensors import Sensors
-from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
+from gpumond.model.sensors import Sensors
+from gpumond.model.snapshot import Snapshot
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 DEVICES, PROCESSES, TICKS, WARM = 64, 500, 900, 400
 COLLECT_EVERY = 10
@@ -19,21 +19,21 @@ def one_snapshot(tick: int, every: float = 1.0) -> Snapshot:
     moved = (tick * 37 % 64) << 20
     pids = range(1000, 1000 + PROCESSES)
     devices = tuple(
-        a_device(
+        make_device(
             f"GPU-{device}",
             index=device,
             used_bytes=64 * GIB + moved,
-            processes=tuple(a_process(pid, 8 * GIB + moved) for pid in pids if pid % DEVICES == device),
+            processes=tuple(make_process(pid, 8 * GIB + moved) for pid in pids if pid % DEVICES == device),
             sensors=Sensors(gpu_utilization_ratio=0.5),
         )
         for device in range(DEVICES)
     )
     reports = tuple(
-        a_report(pid, (a_pool(f"GPU-{pid % DEVICES}", live=6 * GIB + moved, cached=GIB),), workload=f"w{pid % 8}")
+        make_report(pid, (make_pool(f"GPU-{pid % DEVICES}", live=6 * GIB + moved, cached=GIB),), workload=f"w{pid % 8}")
         for pid in pids
     )
     now = tick * every
-    return a_snapshot(*devices, seq=tick + 1, elapsed_seconds=1.0 + now, taken_at=now, reports=reports)
+    return make_snapshot(*devices, seq=tick + 1, elapsed_seconds=1.0 + now, taken_at=now, reports=reports)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from bench.result import publish
-from tests.soak.siege import siege
+from tests.soak.hostile_frames import siege
 
 FRAMES = 1_000_000
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpumond.model import PoolUsage, Reclaimable
-from gpumond.program import Program, ScopeUsage
-from gpumond.wire import Hello, Report, encode
+from gpumond.model.pools import PoolUsage, Reclaimable
+from gpumond.model.program import Program, ScopeUsage
+from gpumond.protocol.messages import Hello, Report, encode
 
 
 def hello(fresh: Iterator[int]) -> bytes:

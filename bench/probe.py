@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from gpumond.wire import Bye, Hello, Report, encode
+from gpumond.protocol.messages import Bye, Hello, Report, encode
 
 STANDING_SECONDS = 0.03
 PATIENCE_SECONDS = 10.0

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--churn", type=int, default=CHURN, help="programs that begin on a device every ten seconds")
     parser.add_argument("--save", action="store_true", help="keep the result")
     arguments = parser.parse_args()
-    logging.getLogger("gpumond.notify").setLevel(logging.ERROR)  # a receiver that is down is part of it
+    logging.getLogger("gpumond.alerting.receivers").setLevel(logging.ERROR)  # a receiver that is down is part of it
     with tempfile.TemporaryDirectory() as directory:
         publish("soak", live(Path(directory), arguments.days, churn=arguments.churn))
 

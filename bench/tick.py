@@ -8,12 +8,12 @@ import gc
 import time
 
 from bench.result import publish, spread
-from gpumond.engine import Memory, advance, observe
-from gpumond.model import Reading, SourceState
+from gpumond.engine import EngineState, advance, observe
+from gpumond.model.snapshot import Reading, SourceState
 from gpumond.rules import Rule, Scope
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.values import VALUES
-from tests.making import GIB, a_device, a_pool, a_process, a_report
+from gpumond.rules.schema import VALUES
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 
 DEVICES, PROCESSES, RULES, TICKS = 8, 64, 20, 300
 CALM, STORM = 60 * GIB, 0
@@ -31,21 +31,23 @@ def rules(level: float) -> tuple[Rule, ...]:
 
 def measure(active: tuple[Rule, ...]) -> dict[str, object]:
     pids = [[1 + device * PROCESSES + i for i in range(PROCESSES)] for device in range(DEVICES)]
-    memory, snapshot, seconds = Memory(), None, []
+    memory, snapshot, seconds = EngineState(), None, []
     for tick in range(TICKS):
         reading = Reading(
             tuple(
-                a_device(
+                make_device(
                     f"GPU-{device}",
                     index=device,
                     used_bytes=70 * GIB,
-                    processes=tuple(a_process(pid, GIB + tick) for pid in pids[device]),
+                    processes=tuple(make_process(pid, GIB + tick) for pid in pids[device]),
                 )
                 for device in range(DEVICES)
             )
         )
         reports = tuple(
-            a_report(pid, (a_pool(f"GPU-{device}", live=GIB // 2 + tick, cached=GIB // 4),), workload=f"w{pid % 8}")
+            make_report(
+                pid, (make_pool(f"GPU-{device}", live=GIB // 2 + tick, cached=GIB // 4),), workload=f"w{pid % 8}"
+            )
             for device in range(DEVICES)
             for pid in pids[device]
         )

@@ -1,4 +1,4 @@
-"""The dependency rule, executed: imports point towards the model, and each library has one home."""
+"""Executes the layout of the package: layers, the home of each library, and the size of files."""
 
 from __future__ import annotations
 
@@ -13,227 +13,217 @@ import pytest
 import gpumond
 
 PACKAGE = Path(gpumond.__file__).parent
-EDGES = ("sources", "intake", "notify", "api", "metrics", "store")
-KNOW_MORE_THAN_ONE_EDGE = ("daemon", "cli")
-PURE = (
-    "model",
-    "devices",
-    "plans",
-    "pools",
-    "sensors",
-    "program",
-    "events",
-    "attribution",
-    "claims",
-    "stretches",
-    "shares",
-    "unsent",
-    "engine",
-    "rules",
-    "rules.actions",
-    "rules.built_in",
-    "rules.preview",
-    "rules.recent",
-    "rules.scopes",
-    "rules.scopes.daemon",
-    "rules.scopes.device",
-    "rules.scopes.pool",
-    "rules.scopes.process",
-    "rules.scopes.seen",
-    "rules.scopes.workload",
-    "rules.values",
-    "rules.verdicts",
-    "history",
-    "series",
-    "diagnosis",
-    "diagnosis.alarms",
-    "diagnosis.course",
-    "diagnosis.form",
-    "diagnosis.fragmentation",
-    "diagnosis.judge",
-    "diagnosis.leak",
-    "diagnosis.levels",
-    "diagnosis.peaks",
-    "diagnosis.ranks",
-    "diagnosis.sentences",
-    "diagnosis.shapes",
-    "diagnosis.trend",
-    "diagnosis.watch",
-    "units",
-    "conditions",
-    "idleness",
-    "mends",
-    "stuck",
-    "palette",
-    "top",
-    "top.bars",
-    "top.ledger",
-    "top.plain",
-    "top.remarks",
-    "top.rows",
-    "top.view",
-    "recorded.moments",
-    "records",
-    "resume",
-    "audit",
-    "baseline",
-    "measuring",
-    "errors",
-    "loadgen.plan",
-    "loadgen.scenarios",
-    "loadgen.script",
-    "loadgen.options",
-    "loadgen.walk",
-    "loadgen.hosts",
-    "loadgen.leaks",
-    "loadgen.incidents",
-    "loadgen.ordinary",
-    "loadgen.drills",
-    "loadgen",
-)
-SEEDED = ("loadgen",)
-"""Pure, and drawing: from a generator with a seed of its own, never from the module's."""
+ROOT = PACKAGE.parent
 
-HOMES = {
-    "pynvml": ("sources",),
-    "grpc": ("sources",),
+LAYERS = (
+    "errors",
+    "model",
+    "protocol",
+    "history",
+    "host",
+    "agent",
+    "inject",
+    "sim",
+    "sources",
+    "diagnosis",
+    "rules",
+    "baselines",
+    "engine",
+    "importers",
+    "collector",
+    "agents",
+    "store",
+    "flush",
+    "alerting",
+    "config",
+    "metrics",
+    "api",
+    "daemon",
+    "loadgen",
+    "top",
+    "cli",
+    "testing",
+    "__main__",
+)
+"""A package imports only from itself and from packages before it."""
+
+WITHOUT_IO = ("model", "history", "diagnosis", "rules", "engine")
+IO_MODULES = {"os", "socket", "time", "asyncio", "threading", "subprocess", "pathlib", "io", "logging", "random"}
+
+LIBRARIES = {
+    "pynvml": ("sources.nvml",),
+    "grpc": ("sources.process",),
     "prometheus_client": ("metrics",),
     "fastapi": ("api",),
     "starlette": ("api",),
-    "uvicorn": ("server", "receiving"),
-    "httptools": ("receiving",),
-    "bcrypt": ("webconfig", "api.basic"),
-    "matplotlib": ("cli.plot",),
+    "uvicorn": ("daemon",),
+    "httptools": ("daemon",),
+    "bcrypt": ("config", "api"),
+    "matplotlib": ("cli",),
     "textual": ("top",),
     "rich": ("top",),
-    "yaml": ("config", "webconfig", "rules.cases"),
+    "yaml": ("config", "cli.rule_tests"),
     "cupy": ("loadgen.engines",),
     "torch": ("loadgen.engines",),
-    "sitecustomize": ("agent",),  # the user's own, after which ours comes
-    "_xxsubinterpreters": ("agent.loop",),  # the standard library's own until 3.12, though not in its list
-    "pydantic_core": ("decoding",),
-    # the doors through which what people write comes in
-    "pydantic": ("config", "webconfig", "rules.config", "rules.cases", "rules.preview", "api", "store.rows", "text"),
+    "sitecustomize": ("agent.inject",),  # the user's own module of that name, which runs after ours
+    "_xxsubinterpreters": ("agent.thread",),  # part of the standard library until 3.12
+    "pydantic_core": ("protocol.validator",),
+    "pydantic": (
+        "protocol",
+        "config",
+        "rules.config",
+        "cli.rule_tests",
+        "api",
+        "store",
+        "engine.preview",
+    ),  # input that people write
 }
+"""The modules that may import a third-party library."""
+
 FORBIDDEN = ("pickle", "marshal", "shelve", "multiprocessing")
 MAX_LINES = 400
 MEDIAN_LINES = 130
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Every module that the file imports, at any depth. Only the agent may name types without importing them."""
-    lazy = path.relative_to(PACKAGE).parts[0] == "agent"
-    for node in _running(ast.parse(path.read_text()), lazy):
+FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+EACH_MODULE = pytest.mark.parametrize("module", FILES, ids=[name or "gpumond" for name in FILES])
+
+
+def imports(module: str) -> Iterator[str]:
+    """Names of all modules that a module imports, at any depth. Only the agent may import types lazily."""
+    lazy = module.startswith("agent")
+    for node in _nodes(ast.parse(FILES[module].read_text()), lazy):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            assert node.level == 0, f"{path}: a relative import"
+            assert node.level == 0, f"{module}: relative import"
             yield node.module
             if node.module == "gpumond" or node.module.startswith("gpumond."):
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _running(node: ast.AST, lazy: bool) -> Iterator[ast.AST]:
+def _nodes(node: ast.AST, lazy: bool) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         if lazy and isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
             continue
         yield child
-        yield from _running(child, lazy)
+        yield from _nodes(child, lazy)
 
 
 def within(module: str, places: tuple[str, ...]) -> bool:
     return any(module == place or module.startswith(f"{place}.") for place in places)
 
 
-def own(path: Path) -> set[str]:
-    """The gpumond modules that a file imports, without the package's name."""
-    known = {name for name, _ in modules()}
-    return {name.removeprefix("gpumond.") for name in imports(path)} & known
+def own_imports(module: str) -> set[str]:
+    """Modules of gpumond that a module imports, without the prefix ``gpumond.``."""
+    return {name.removeprefix("gpumond.") for name in imports(module)} & set(FILES) - {""}
 
 
-ALL = list(modules())
-ids = [name or "gpumond" for name, _ in ALL]
+def layer(module: str) -> str:
+    return module.partition(".")[0]
 
 
-@pytest.mark.parametrize(("module", "path"), ALL, ids=ids)
-def test_edges_do_not_know_each_other(module: str, path: Path):
-    if within(module, KNOW_MORE_THAN_ONE_EDGE):
+def test_layers_name_every_package():
+    assert {layer(module) for module in FILES} - {""} == set(LAYERS)
+
+
+@EACH_MODULE
+def test_imports_point_down_the_layers(module: str):
+    if module == "":
+        assert not own_imports(module)
         return
-    edges = {edge for edge in EDGES for name in own(path) if within(name, (edge,))}
-    edges -= {edge for edge in EDGES if within(module, (edge,))}
-    assert len(edges) <= (0 if within(module, EDGES) else 1), f"{module} imports {sorted(edges)}"
+    below = LAYERS[: LAYERS.index(layer(module)) + 1]
+    assert not [name for name in own_imports(module) if layer(name) not in below]
 
 
-@pytest.mark.parametrize(("module", "path"), ALL, ids=ids)
-def test_each_library_has_its_home(module: str, path: Path):
-    for name in imports(path):
+@EACH_MODULE
+def test_libraries_have_one_home(module: str):
+    for name in imports(module):
         library = name.partition(".")[0]
-        if library in HOMES:
-            assert within(module, HOMES[library]), f"{module} imports {library}"
+        if library in LIBRARIES:
+            assert within(module, LIBRARIES[library]), f"{module} imports {library}"
         elif library != "gpumond":
             assert library in sys.stdlib_module_names, f"{module} imports {library}, which has no home"
         assert library not in FORBIDDEN, f"{module} imports {library}"
 
 
-@pytest.mark.parametrize(("module", "path"), [entry for entry in ALL if within(entry[0], ("agent",))])
-def test_the_agent_needs_only_pools_wire_and_the_standard_library(module: str, path: Path):
-    allowed = ("agent", "inject", "pools", "program", "wire", "errors")
-    assert not [name for name in own(path) if name and not within(name, allowed)]
+@pytest.mark.parametrize("module", [name for name in FILES if within(name, ("agent", "inject"))])
+def test_agent_imports_the_standard_library_model_and_protocol_only(module: str):
+    allowed = ("agent", "model.pools", "model.program", "protocol.messages", "errors")
+    assert not [name for name in own_imports(module) if not within(name, allowed) and name not in ("model", "protocol")]
 
 
-@pytest.mark.parametrize(("module", "path"), [entry for entry in ALL if entry[0] in PURE])
-def test_what_decides_does_nothing_else(module: str, path: Path):
-    touching = {"os", "socket", "time", "asyncio", "threading", "subprocess", "pathlib", "io", "logging", "random"}
-    if within(module, SEEDED):
-        touching.remove("random")
-        drawn = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-        assert {alias.name for node in drawn if node.module == "random" for alias in node.names} <= {"Random"}
-        assert "import random" not in path.read_text()
-    assert not touching & {name.partition(".")[0] for name in imports(path)}
-    assert not own(path) - {"", *PURE}
+@pytest.mark.parametrize("module", [name for name in FILES if within(name, WITHOUT_IO)])
+def test_conclusions_are_drawn_without_io(module: str):
+    assert not IO_MODULES & {name.partition(".")[0] for name in imports(module)}
 
 
-def test_there_is_no_import_cycle():
-    graph = {name: own(path) - {name} for name, path in ALL}
+@pytest.mark.parametrize("module", [name for name in FILES if within(name, ("loadgen",))])
+def test_random_numbers_come_from_a_seeded_generator(module: str):
+    tree = ast.parse(FILES[module].read_text())
+    drawn = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "random"]
+    assert {alias.name for node in drawn for alias in node.names} <= {"Random"}
+    assert "random" not in {
+        alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
+
+
+def test_imports_have_no_cycle():
+    graph = {module: own_imports(module) - {module} for module in FILES}
     done: set[str] = set()
 
-    def visit(name: str, trail: tuple[str, ...]) -> None:
-        assert name not in trail, " -> ".join((*trail, name))
-        if name not in done:
-            for other in graph[name]:
-                if not name.startswith(f"{other}."):  # a package is imported before what is in it
-                    visit(other, (*trail, name))
-            done.add(name)
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join((*trail, module))
+        if module not in done:
+            for other in graph[module]:
+                if not module.startswith(f"{other}."):  # a package is imported before its modules
+                    visit(other, (*trail, module))
+            done.add(module)
 
-    for name in graph:
-        visit(name, ())
+    for module in graph:
+        visit(module, ())
+
+
+def test_packages_hold_more_than_one_file():
+    packages = {path.parent for path in FILES.values() if path.name == "__init__.py"} - {PACKAGE}
+    assert not [package for package in packages if len(list(package.glob("*"))) < 2]
 
 
 def test_files_are_short():
-    lengths = sorted((len(path.read_text().splitlines()), name) for name, path in ALL)
+    scripts = [path for path in PACKAGE.rglob("*.js") if path.is_file()]
+    lengths = sorted((len(path.read_text().splitlines()), str(path)) for path in (*FILES.values(), *scripts))
     assert lengths[-1][0] <= MAX_LINES, lengths[-1]
     assert lengths[len(lengths) // 2][0] <= MEDIAN_LINES
 
 
-def test_no_file_is_a_drawer():
-    drawers = {"utils", "helpers", "common", "manager"}
-    assert not [name for name, _ in ALL if drawers & set(name.split("."))]
+def test_names_are_not_drawers():
+    drawers = {"utils", "helpers", "common", "manager", "misc"}
+    assert not [module for module in FILES if drawers & set(module.split("."))]
 
 
-def test_the_core_runs_without_the_extras(tmp_path: Path):
-    """What the agent's users install: no site-packages, only the package."""
+def test_root_holds_entry_points_only():
+    assert {path.name for path in PACKAGE.glob("*.py")} == {
+        "__init__.py",
+        "__main__.py",
+        "errors.py",
+        "inject.py",  # the import name in environments that an earlier version prepared
+        "testing.py",
+    }
+
+
+def test_core_runs_without_extras(tmp_path: Path):
+    """The agent and the command line need the standard library alone."""
     (tmp_path / "gpumond").symlink_to(PACKAGE)
-    program = "import gpumond.agent as a, gpumond.cli; a.start(workload='x'); a.flush(); a.stop(); print('well')"
+    program = "import gpumond.agent as a, gpumond.cli; a.start(workload='x'); a.flush(); a.stop(); print('done')"
     done = subprocess.run(
         [sys.executable, "-S", "-E", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {program}"],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (done.stdout, done.stderr) == ("well\n", "")
+    assert (done.stdout, done.stderr) == ("done\n", "")

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, TypeVar, overload
 
-    from gpumond.agent.loop import Loop
-    from gpumond.agent.scopes import Scope
-    from gpumond.pools import FlushPolicy, PoolUsage, Receipt
-    from gpumond.program import AppliedLimit, Dump, Program
+    from gpumond.agent.instrument.scopes import Scope
+    from gpumond.agent.thread import AgentThread
+    from gpumond.model.pools import FlushPolicy, PoolUsage, Receipt
+    from gpumond.model.program import AppliedLimit, Dump, Program
 
     Hook = TypeVar("Hook", bound=Callable[[], int | None])
     Estimate = int | Callable[[], int | None] | None
@@ -49,7 +49,7 @@ REPORT_SECONDS = 0.1
 """So long `report` waits for a reading of the agent's own thread."""
 _NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
 
-_loop: Loop | None = None
+_loop: AgentThread | None = None
 _hooks: list[tuple[Callable[[], int | None], Estimate]] = []
 _mark: Callable[[], None] | None = None
 
@@ -90,9 +90,9 @@ def start(
         return  # not a system with Unix sockets and fork
     global _loop
     if _loop is None:
-        from gpumond.agent.loop import Loop
+        from gpumond.agent.thread import AgentThread
 
-        _loop = Loop(_hooks)
+        _loop = AgentThread(_hooks)
     _loop.start(workload, flush_policy, socket, main_thread, allow_limit, observe_ooms)
 
 
@@ -111,7 +111,7 @@ def step() -> None:
     """
     global _mark
     if _mark is None:
-        from gpumond.agent.steps import STEPS
+        from gpumond.agent.instrument.steps import STEPS
 
         _mark = STEPS.mark
     _mark()
@@ -149,11 +149,11 @@ def flush(steps: Sequence[str] = ("ipc", "cache", "trim"), dry_run: bool = False
 
     One receipt per pool, without the driver's count, which only the daemon has.
     """
-    from gpumond.agent import levers
+    from gpumond.agent import registry
 
-    levers.check_steps(steps)
+    registry.check_steps(steps)
     workload, main_thread = (_loop.workload, _loop.main_thread) if _loop else ("", False)
-    return levers.receipts(steps, bool(dry_run), _hooks, workload, main_thread)
+    return registry.receipts(steps, bool(dry_run), _hooks, workload, main_thread)
 
 
 def scope(name: str, flush: bool = False, gc: bool = False) -> Scope:
@@ -169,7 +169,7 @@ def scope(name: str, flush: bool = False, gc: bool = False) -> Scope:
             raise TypeError(f"scope: {argument}: expected bool, got {type(given).__name__}")
     if gc and not flush:
         raise ValueError("scope: gc=True has no effect without flush=True")
-    from gpumond.agent.scopes import Scope
+    from gpumond.agent.instrument.scopes import Scope
 
     return Scope(name, (_collect_and_flush if gc else _flush_all) if flush else None)
 
@@ -200,7 +200,7 @@ def retry_on_oom(  # noqa: F811
         raise ValueError(f"retry_on_oom: attempts: expected at least 1, got {attempts}")
     if not isinstance(gc, bool):
         raise TypeError(f"retry_on_oom: gc: expected bool, got {type(gc).__name__}")
-    from gpumond.agent.retry import wrap
+    from gpumond.agent.instrument.retry import wrap
 
     last = _collect_and_flush if gc else _flush_all
     if function is None:
@@ -214,7 +214,7 @@ def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLi
     ``device``: a UUID, the number that the program knows it by, or None for all that it uses now. PyTorch and CuPy
     can be limited; others are not applied, with the reason.
     """
-    from gpumond.agent import limits
+    from gpumond.agent.instrument import limits
 
     limits.check_limit(bytes, device)
     return limits.apply(bytes, device)
@@ -232,25 +232,25 @@ def snapshot(path: str | os.PathLike[str]) -> Dump:
         raise TypeError("snapshot: path: expected text, got bytes")
     if not name or "\0" in name:
         raise ValueError("snapshot: path: expected the path of a file to write")
-    from gpumond.agent import snapshots
+    from gpumond.agent.instrument import snapshots
 
     return snapshots.write(name)
 
 
 def program() -> Program:
     """What this program's scopes, steps and out-of-memory errors have come to."""
-    from gpumond.agent.ranks import is_rank
-    from gpumond.agent.told import told
+    from gpumond.agent.distributed import is_rank
+    from gpumond.agent.program_report import told
 
     return told(is_rank())
 
 
 def report() -> tuple[PoolUsage, ...]:
     """The allocators' pools as they are now; empty while a flush is under way."""
-    from gpumond.agent import levers
+    from gpumond.agent import registry
 
-    levers.LEVERS.adapters()
-    return levers.LEVERS.read(REPORT_SECONDS) or ()
+    registry.REGISTRY.adapters()
+    return registry.REGISTRY.read(REPORT_SECONDS) or ()
 
 
 def check_workload(workload: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from gpumond.agent.ooms import is_oom
-from gpumond.program import Ending
+from gpumond.agent.instrument.oom import is_oom
+from gpumond.model.program import Ending
 
 
 def ending() -> Ending | None:

@@ -15,17 +15,28 @@ from typing import TYPE_CHECKING
 
 from gpumond import __version__
 from gpumond.agent.adapters import AllocatorAdapter, host_pools
-from gpumond.agent.asks import Asks, answers
+from gpumond.agent.commands import CommandHandler, answers
+from gpumond.agent.distributed import is_rank
 from gpumond.agent.ending import ending
-from gpumond.agent.levers import LEVERS
-from gpumond.agent.link import Link
-from gpumond.agent.ooms import OOMS
-from gpumond.agent.ranks import is_rank
-from gpumond.agent.told import look, told
-from gpumond.wire import SERVICE_SOCKET, Ask, Bye, Cancel, Flush, Hello, Report, Result, clean, own_socket
+from gpumond.agent.instrument.oom import OOMS
+from gpumond.agent.program_report import look, told
+from gpumond.agent.registry import REGISTRY
+from gpumond.agent.transport import Transport
+from gpumond.protocol.messages import (
+    SERVICE_SOCKET,
+    AgentRequest,
+    Bye,
+    Cancel,
+    FlushCommand,
+    FlushResult,
+    Hello,
+    Report,
+    clean,
+    own_socket,
+)
 
 if TYPE_CHECKING:
-    from gpumond.agent.loop import Loop
+    from gpumond.agent.thread import AgentThread
 
 REPORT_SECONDS = 1.0
 MAX_ASKED = 16
@@ -47,15 +58,15 @@ class Still:
 class Session:
     """Belongs to the agent's thread; only `step` is called from another."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: AgentThread) -> None:
         self._loop = loop
-        self._link = Link()
+        self._link = Transport()
         self._said: tuple[object, ...] = ()
         self._report_at = 0.0
-        self._orders: dict[str, tuple[Flush, float]] = {}
-        self._answers: deque[Result] = deque()
-        self._asked: deque[Ask] = deque(maxlen=MAX_ASKED)
-        self._asks = Asks()
+        self._orders: dict[str, tuple[FlushCommand, float]] = {}
+        self._answers: deque[FlushResult] = deque()
+        self._asked: deque[AgentRequest] = deque(maxlen=MAX_ASKED)
+        self._asks = CommandHandler()
         self._still: Still | None = None
         self.flushing = False
 
@@ -65,11 +76,11 @@ class Session:
         arrived = self._wait()
         now = time.monotonic()
         for message in self._link.receive(now) if arrived else ():
-            if isinstance(message, Flush):
+            if isinstance(message, FlushCommand):
                 self._orders[message.id] = (message, now + message.timeout_seconds)
             elif isinstance(message, Cancel):
                 self._cancel(message.id)
-            elif isinstance(message, Ask):
+            elif isinstance(message, AgentRequest):
                 self._asked.append(message)
         if not self._link.connected:
             self._orders.clear()
@@ -86,9 +97,9 @@ class Session:
         for name, (order, deadline) in list(self._loop.waiting.items()):
             if time.monotonic() < deadline and self._loop.waiting.pop(name, None) is not None:
                 try:
-                    answer = LEVERS.obey(order, self._loop.hooks, self._loop.main_thread)
+                    answer = REGISTRY.obey(order, self._loop.hooks, self._loop.main_thread)
                 except BaseException as error:
-                    self._answers.append(Result(order.id, "failed", clean(f"interrupted: {error!r}")))
+                    self._answers.append(FlushResult(order.id, "failed", clean(f"interrupted: {error!r}")))
                     raise
                 self._answers.append(answer)
                 self._report_at = 0.0
@@ -97,7 +108,7 @@ class Session:
     def _cancel(self, name: str) -> None:
         """Every order is answered, this one too: the daemon then knows that it is over."""
         if self._orders.pop(name, None) or self._loop.waiting.pop(name, None):
-            self._link.send(Result(name, "deferred", "the daemon waited no longer; nothing was done"))
+            self._link.send(FlushResult(name, "deferred", "the daemon waited no longer; nothing was done"))
 
     def close(self) -> None:
         """Sends a last report and a goodbye, which says how the program ends."""
@@ -154,15 +165,15 @@ class Session:
         for name in list(self._orders):
             order, deadline = self._orders.pop(name)
             if policy == "never":
-                self._link.send(Result(order.id, "refused", "this program's flush_policy is never"))
+                self._link.send(FlushResult(order.id, "refused", "this program's flush_policy is never"))
             elif policy == "step":
                 self._loop.waiting[name] = (order, deadline)
             elif time.monotonic() >= deadline:
-                self._link.send(Result(order.id, "timeout", "its time was over before it began; nothing was done"))
+                self._link.send(FlushResult(order.id, "timeout", "its time was over before it began; nothing was done"))
             else:
                 self.flushing = True
                 try:
-                    self._link.send(LEVERS.obey(order, self._loop.hooks, self._loop.main_thread))
+                    self._link.send(REGISTRY.obey(order, self._loop.hooks, self._loop.main_thread))
                 finally:
                     self.flushing = False
                 self._report_at = 0.0
@@ -177,7 +188,7 @@ class Session:
         for name, (order, deadline) in list(self._loop.waiting.items()):
             if now >= deadline and self._loop.waiting.pop(name, None) is not None:
                 reason = f"no step() was reached in {order.timeout_seconds:g} s; nothing was done"
-                self._link.send(Result(order.id, "deferred", reason))
+                self._link.send(FlushResult(order.id, "deferred", reason))
         while self._answers:
             self._link.send(self._answers.popleft())
 
@@ -186,17 +197,17 @@ class Session:
         if now < self._report_at:
             return
         self._report_at = now + REPORT_SECONDS
-        adapters = LEVERS.known()
+        adapters = REGISTRY.known()
         if self._loop.observe_ooms:
             OOMS.observe()
         if self._link.connected:
-            pools = LEVERS.read()
+            pools = REGISTRY.read()
             if pools is not None:
                 still = self._still
                 if still is None or still.adapters is not adapters:
                     still = self._still = Still(adapters)
                 look(pools)
-                program = told(still.distributed, self._link.refusals + LEVERS.refusals)
+                program = told(still.distributed, self._link.refusals + REGISTRY.refusals)
                 self._link.send(Report(self._loop.flush_policy, still.frameworks, pools, program, still.host_pools))
 
 

@@ -10,11 +10,11 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_token
-from gpumond.api.named import device_named
+from gpumond.api.device_lookup import device_named
 from gpumond.api.problems import problem, responses
-from gpumond.program import AppliedLimit, Dump
-from gpumond.text import Encodable
-from gpumond.wire import Answer, Asked
+from gpumond.model.program import AppliedLimit, Dump
+from gpumond.protocol.messages import AgentResponse, Asked
+from gpumond.protocol.text import Encodable
 
 router = APIRouter(tags=["agents"])
 LIMITS: TypeAdapter[list[AppliedLimit]] = TypeAdapter(list[AppliedLimit])
@@ -86,9 +86,9 @@ async def _ask(
     requested_by: str,
     limit_bytes: int | None = None,
     device: str | None = None,
-) -> Answer | Response:
+) -> AgentResponse | Response:
     """The program's answer; else the problem."""
-    answer: Answer | None = await request.app.state.view.ask(pid, kind, limit_bytes, device, requested_by)
+    answer: AgentResponse | None = await request.app.state.view.ask(pid, kind, limit_bytes, device, requested_by)
     if answer is None:
         return problem(504, f"the program of pid {pid} did not answer in time, or left; what became of it is not known")
     if kind == "limit":

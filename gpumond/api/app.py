@@ -12,29 +12,30 @@ from gpumond import __version__
 from gpumond.api import (
     agents,
     baselines,
-    document,
     events,
-    facts,
     flushes,
     history,
-    operation,
+    openapi,
+    operations,
     page,
     problems,
     release,
+    resources,
     rules,
 )
 from gpumond.api.auth import Tokens
-from gpumond.audit import AuditEntry
-from gpumond.flush import FlushAnswer, FlushRequest
+from gpumond.api.event_log import EventLog
+from gpumond.api.shares import Shares
+from gpumond.baselines.service import BaselineService
+from gpumond.config.rule_registry import RuleRegistry
+from gpumond.engine.preview import Preview
+from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.history import History
-from gpumond.measurements import Measurements
-from gpumond.model import Alert, Frame, Receipt
-from gpumond.ring import Ring
+from gpumond.model.frame import Alert, Frame
+from gpumond.model.pools import Receipt
+from gpumond.protocol.messages import AgentResponse, Asked
 from gpumond.rules import Rule
-from gpumond.rules.book import RuleBook
-from gpumond.rules.preview import Preview
-from gpumond.shares import Shares
-from gpumond.wire import Answer, Asked
+from gpumond.store.audit_chain import AuditEntry
 
 DESCRIPTION = (
     "GPU memory, every byte attributed, and given back with a receipt. Bytes are integers, times unix seconds, "
@@ -51,13 +52,13 @@ class MetricsPage(Protocol):
     def compressed(self) -> bytes: ...
 
 
-class View(Protocol):
+class DaemonView(Protocol):
     """What the HTTP face needs of the daemon."""
 
     started_at: float
-    rulebook: RuleBook
-    events: Ring
-    baselines: Measurements
+    rulebook: RuleRegistry
+    events: EventLog
+    baselines: BaselineService
     answers: dict[str, bytes]
     """Of the current frame, by route, as they were first asked for; empty with each new frame."""
 
@@ -71,17 +72,17 @@ class View(Protocol):
     async def preview(self, rule: Rule) -> Preview: ...
     async def reload(self, requested_by: str) -> str: ...
     async def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer: ...
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome: ...
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]: ...
     async def ask(
         self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
-    ) -> Answer | None: ...
+    ) -> AgentResponse | None: ...
 
 
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
 
-def create_app(view: View, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
+def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
     """The application; ``lifespan`` starts and stops what the view lives on."""
 
     @asynccontextmanager
@@ -98,10 +99,10 @@ def create_app(view: View, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
     app.state.previews = Shares(rules.MAX_PREVIEWS, 1)
     app.state.slow_seconds = events.SLOW_SECONDS
     problems.install(app)
-    document.install(app)
+    openapi.install(app)
     app.include_router(page.router)
-    app.include_router(operation.router)
-    app.include_router(facts.router, prefix="/api/v1")
+    app.include_router(operations.router)
+    app.include_router(resources.router, prefix="/api/v1")
     app.include_router(history.router, prefix="/api/v1")
     app.include_router(flushes.router, prefix="/api/v1")
     app.include_router(rules.router, prefix="/api/v1")

@@ -17,9 +17,9 @@ from typing import Any
 from fastapi import HTTPException, Request
 from fastapi.security import HTTPBearer
 
-from gpumond.api.limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, Rate
-from gpumond.shares import user_of
-from gpumond.tokens import Token, digest
+from gpumond.api.rate_limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, TokenBucket
+from gpumond.api.shares import user_of
+from gpumond.config.tokens import Token, digest
 
 bearer = HTTPBearer(
     auto_error=False,
@@ -56,8 +56,8 @@ class Tokens:
     ) -> None:
         self._own = [Token("token", frozenset({"admin"}), digest(token)) for token in own]
         self._others, self.clock = others, clock
-        self.failures = Rate(FAILURES_PER_MINUTE, 60.0)
-        self.flushes = Rate(FLUSHES_PER_MINUTE, 60.0)
+        self.failures = TokenBucket(FAILURES_PER_MINUTE, 60.0)
+        self.flushes = TokenBucket(FLUSHES_PER_MINUTE, 60.0)
 
     def caller(self, token: str) -> Caller | None:
         shown = digest(token)
@@ -105,7 +105,7 @@ def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
 
 
 def user(scope: Mapping[str, Any]) -> str:
-    """The user that a request counts for, as ``gpumond.shares`` has it. Identifies nobody who may change something."""
+    """The user that a request counts for (``gpumond.api.shares``). It identifies nobody who may change something."""
     state, client = scope.get("state") or {}, scope.get("client")
     found: str = state.get("user") or user_of(state.get("uid"), str(client[0]) if client else "")
     return found
@@ -118,7 +118,7 @@ def failed(tokens: Tokens, who: str) -> None:
     tokens.failures.count(who, now)
 
 
-def admit(rate: Rate, who: str, now: float, refusal: str) -> None:
+def admit(rate: TokenBucket, who: str, now: float, refusal: str) -> None:
     if (wait := rate.wait(who, now)) > 0:
         seconds = math.ceil(wait)
         raise HTTPException(429, f"{refusal}; again in {seconds} s", {"Retry-After": str(seconds)})

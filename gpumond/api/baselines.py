@@ -12,9 +12,17 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_rules
 from gpumond.api.problems import responses
-from gpumond.baseline import NAME, Baseline, Comparison, Difference, Distribution, Measured, WorkloadMeasures
-from gpumond.measurements import Measurements
-from gpumond.text import Encodable
+from gpumond.baselines.service import BaselineService
+from gpumond.baselines.statistics import (
+    NAME,
+    Baseline,
+    Comparison,
+    Difference,
+    Distribution,
+    Measured,
+    WorkloadMeasures,
+)
+from gpumond.protocol.text import Encodable
 
 router = APIRouter(tags=["baselines"])
 
@@ -80,8 +88,8 @@ def _answers(status: int, adapter: TypeAdapter[Any], kind: Any, example: Any, *p
     }
 
 
-def _kept(request: Request) -> Measurements:
-    kept: Measurements = request.app.state.view.baselines
+def _kept(request: Request) -> BaselineService:
+    kept: BaselineService = request.app.state.view.baselines
     return kept
 
 

@@ -14,9 +14,9 @@ from starlette.types import Message, Send
 
 from gpumond.api import examples
 from gpumond.api.auth import user
-from gpumond.events import Event
-from gpumond.ring import Ring
-from gpumond.shares import Shares
+from gpumond.api.event_log import EventLog
+from gpumond.api.shares import Shares
+from gpumond.engine.events import Event
 
 router = APIRouter(tags=["facts"])
 
@@ -52,7 +52,7 @@ async def events(request: Request) -> Response:
     reach. With `Accept: application/json` those 1000 as a list, newest last; with `Last-Event-ID` too, only those
     after it. Of more than 256 streams the oldest of the user with most streams ends.
     """
-    ring: Ring = request.app.state.view.events
+    ring: EventLog = request.app.state.view.events
     accept = request.headers.get("accept", "")
     last_id = request.headers.get("last-event-id", "")
     known = int(last_id) if last_id.isdecimal() and len(last_id) < 20 else None
@@ -66,7 +66,9 @@ async def events(request: Request) -> Response:
 class EventStream(StreamingResponse):
     """Reads the ring at its own pace: what is overwritten before it is sent is lost to this reader alone."""
 
-    def __init__(self, ring: Ring, last_id: int, streams: Shares[EventStream], user: str, slow_seconds: float) -> None:
+    def __init__(
+        self, ring: EventLog, last_id: int, streams: Shares[EventStream], user: str, slow_seconds: float
+    ) -> None:
         super().__init__(frames(ring, last_id), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
         self._streams, self._user, self._slow_seconds = streams, user, slow_seconds
         self._ended = False
@@ -96,7 +98,9 @@ class EventStream(StreamingResponse):
                 self._streams.remove(self._user, self)
 
 
-async def frames(ring: Ring, last_id: int, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> AsyncGenerator[bytes, None]:
+async def frames(
+    ring: EventLog, last_id: int, heartbeat_seconds: float = HEARTBEAT_SECONDS
+) -> AsyncGenerator[bytes, None]:
     """What happened after ``last_id``, then what happens."""
     yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
     while True:

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from gpumond.audit import follow
-from gpumond.events import Event
-from gpumond.model import (
-    AgentReport,
-    Alert,
-    DeviceReading,
-    Expected,
-    Held,
-    Ledger,
-    Line,
-    Overcount,
-    PoolUsage,
-    ProcessUsage,
-    Receipt,
-    Reclaimable,
-    Snapshot,
-    SourceState,
-    StepResult,
-    Verdict,
-)
-from gpumond.program import AppliedLimit, ByteChange, Dump, Program, ScopeDevice, ScopeUsage, StepUsage
-from gpumond.sensors import Sensors
+from gpumond.engine.events import Event
+from gpumond.model.frame import Alert, Ledger, Line, Overcount, Verdict
+from gpumond.model.pools import Expected, Held, PoolUsage, Receipt, Reclaimable, StepResult
+from gpumond.model.program import AppliedLimit, ByteChange, Dump, Program, ScopeDevice, ScopeUsage, StepUsage
+from gpumond.model.sensors import Sensors
+from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
+from gpumond.store.audit_chain import follow
 
 GIB = 1024**3
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"

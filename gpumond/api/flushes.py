@@ -10,18 +10,18 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_valid
 
 from gpumond.api import examples
 from gpumond.api.auth import Caller, Tokens, admit, bearer, require_flush
-from gpumond.api.named import device_named
+from gpumond.api.device_lookup import device_named
 from gpumond.api.problems import problem, responses
-from gpumond.flush import FlushAnswer, FlushRequest, Target, ordered_steps
-from gpumond.model import DEFAULT_STEPS
-from gpumond.text import Encodable
+from gpumond.flush import FlushOutcome, FlushRequest, Target
+from gpumond.model.pools import DEFAULT_STEPS, ordered_steps
+from gpumond.protocol.text import Encodable
 
 MANY_SECONDS = 60.0
 """The longest timeout for each of several programs, unless an administrator asks."""
 
 router = APIRouter(tags=["flush"])
-ANSWER = TypeAdapter(FlushAnswer)
-EXAMPLE = FlushAnswer("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
+ANSWER = TypeAdapter(FlushOutcome)
+EXAMPLE = FlushOutcome("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
 
 
 class TargetBody(Encodable):
@@ -58,7 +58,7 @@ class FlushBody(Encodable):
 
 _OK: dict[int | str, dict[str, Any]] = {
     200: {
-        "model": FlushAnswer,
+        "model": FlushOutcome,
         "description": "Over; every receipt is final.",
         "content": {"application/json": {"example": ANSWER.dump_python(EXAMPLE, mode="json")}},
     }
@@ -89,7 +89,7 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     order = FlushRequest(
         target, body.steps, body.min_reclaimable_bytes, body.dry_run, patience, body.force, plan=body.plan
     )
-    answer: FlushAnswer = await view.flush(order, caller.name)
+    answer: FlushOutcome = await view.flush(order, caller.name)
     silent = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if silent:
         detail = f"no answer in time from pid {', '.join(map(str, silent))}; other receipts are final"

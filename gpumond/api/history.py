@@ -9,10 +9,10 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 
 from gpumond.api import examples
-from gpumond.api.facts import answer, described
-from gpumond.api.named import device_named
+from gpumond.api.device_lookup import device_named
+from gpumond.api.resources import answer, described
 from gpumond.history import SIGNALS, History, Signal
-from gpumond.series import SAMPLES, TIERS
+from gpumond.history.series import SAMPLES, TIERS
 
 router = APIRouter(tags=["facts"])
 
@@ -28,7 +28,7 @@ class PastValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class SeriesHistory:
     """One signal, oldest first. The last block has not ended yet.
 
     ``resolution_seconds`` is that of the points: null for samples as they were taken. ``block_seconds`` is the length
@@ -46,7 +46,7 @@ class Past:
 SLACK = 1.02
 """A resolution reaches back far enough if it falls short by no more than this factor."""
 
-EXAMPLE = Past(
+EXAMPLE = SeriesHistory(
     examples.UUID,
     examples.PROCESS.pid,
     "live",
@@ -59,7 +59,7 @@ EXAMPLE = Past(
 )
 
 
-@router.get("/history", summary="What was seen of a device or a process", **described(Past, EXAMPLE, 404, 422))
+@router.get("/history", summary="What was seen of a device or a process", **described(SeriesHistory, EXAMPLE, 404, 422))
 async def history(
     request: Request,
     uuid: Annotated[str, Query(description="The device: an index, a UUID or its beginning, or a PCI address.")],
@@ -84,7 +84,7 @@ async def history(
     seconds = max(fitting, default=None)
     length = None if seconds is None else seconds / known.pace
     values = tuple(PastValue(*point) for point in points)
-    return answer(Past, Past(uuid, pid, signal, seconds, length, values))
+    return answer(SeriesHistory, SeriesHistory(uuid, pid, signal, seconds, length, values))
 
 
 def _reaching(seconds: float) -> float | None:

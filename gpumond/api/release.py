@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gpumond.api.auth import bearer, require_token
 from gpumond.api.problems import problem, responses
-from gpumond.text import Encodable
+from gpumond.protocol.text import Encodable
 
 router = APIRouter(tags=["operation"])
 
@@ -19,7 +19,7 @@ class ReleaseBody(Encodable):
     for_seconds: float = Field(gt=0, le=86400)
 
 
-class Released(BaseModel):
+class ReleaseAnswer(BaseModel):
     """The driver is free until then."""
 
     released_until: float = Field(examples=[1_790_000_120.0])
@@ -30,7 +30,10 @@ class Released(BaseModel):
     summary="Let go of the driver for a while",
     dependencies=[Depends(bearer)],
     responses={
-        200: {"model": Released, "content": {"application/json": {"example": {"released_until": 1_790_000_120.0}}}},
+        200: {
+            "model": ReleaseAnswer,
+            "content": {"application/json": {"example": {"released_until": 1_790_000_120.0}}},
+        },
         **responses(401, 403, 422, 503, 504, 507),
     },
     response_model=None,
@@ -43,4 +46,6 @@ async def release(request: Request, body: ReleaseBody, requested_by: str = Depen
     until, free = await request.app.state.view.release(body.for_seconds, requested_by)
     if not free:
         return problem(504, "a driver call does not return; the process that hangs in it still holds the driver")
-    return Response(TypeAdapter(Released).dump_json(Released(released_until=until)), media_type="application/json")
+    return Response(
+        TypeAdapter(ReleaseAnswer).dump_json(ReleaseAnswer(released_until=until)), media_type="application/json"
+    )

@@ -11,11 +11,11 @@ from pydantic import TypeAdapter
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_rules, user
 from gpumond.api.problems import problem, responses
+from gpumond.config.rule_registry import RuleEntry, RuleRegistry
+from gpumond.engine.preview import Preview
 from gpumond.rules import ended
-from gpumond.rules.book import RuleBook, RuleEntry
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import RuleConfig, written
-from gpumond.rules.preview import Preview
 
 router = APIRouter(tags=["rules"])
 
@@ -41,8 +41,8 @@ def _answers(status: int, kind: Any, example: Any, *problems: int) -> dict[str, 
     }
 
 
-def _book(request: Request) -> RuleBook:
-    book: RuleBook = request.app.state.view.rulebook
+def _book(request: Request) -> RuleRegistry:
+    book: RuleRegistry = request.app.state.view.rulebook
     return book
 
 

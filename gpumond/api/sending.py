@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import Message, Scope, Send
 
 from gpumond.api.auth import user
-from gpumond.unsent import Unsent
+from gpumond.api.unsent import Unsent
 
 PIECE_BYTES = 16 * 1024
 """The transport copies what the kernel does not take at once: so much of each answer, not all of it."""

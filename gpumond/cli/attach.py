@@ -21,7 +21,7 @@ import gpumond
 from gpumond.agent import POLICIES, check_workload
 from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE
 from gpumond.errors import GpumondError
-from gpumond.wire import clean
+from gpumond.protocol.messages import clean
 
 MAX_ANSWER_BYTES = 4096
 OTHERWISE = "start it with `gpumond run -- COMMAND`, or call gpumond.agent.start() in it"

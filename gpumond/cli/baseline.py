@@ -12,12 +12,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gpumond.baseline import NAME, Comparison, Difference, Threshold, threshold
+from gpumond.baselines.statistics import NAME, Comparison, Difference, Threshold, threshold
 from gpumond.cli import DONE, FAILED, client
 from gpumond.cli.table import table
 from gpumond.errors import ConfigError, DaemonError, ProtocolError
-from gpumond.units import human, seconds
-from gpumond.wire import from_json, to_json
+from gpumond.model.units import human, seconds
+from gpumond.protocol.messages import from_json, to_json
 
 ROUTE = "/api/v1/baselines"
 POLL_SECONDS = 1.0
@@ -74,9 +74,9 @@ def _record(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     thresholds = _thresholds(arguments)
     if arguments.plot is not None:
-        from gpumond.cli import plot
+        from gpumond.cli import comparison_plot
 
-        plot.check(arguments.plot)
+        comparison_plot.check(arguments.plot)
     route = f"{ROUTE}/{arguments.name}/compare"
     if arguments.duration is not None:
         duration = _duration(arguments.duration)
@@ -90,7 +90,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         raise DaemonError(f"the daemon's answer cannot be read ({error}); is it of another version?") from None
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(_report(comparison)))
     if arguments.plot is not None:
-        plot.draw(comparison, arguments.plot)
+        comparison_plot.draw(comparison, arguments.plot)
     failures = list(_failures(comparison.differences, thresholds))
     for failure in failures:
         print(f"gpumond: {failure}", file=sys.stderr)

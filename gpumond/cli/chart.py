@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from gpumond.units import human
+from gpumond.model.units import human
 
 WIDTH = 72
 LABEL = 11
@@ -16,7 +16,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII = " ...:::##"
 
 
-class Curve:
+class ChartCurve:
     """Largest value of each stretch of time; stretches are doubled when there are too many."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Curve:
         self._stretch *= 2
 
 
-def draw(curve: Curve, top: float | None, marks: Iterable[float] = (), blocks: str | None = None) -> list[str]:
+def draw(curve: ChartCurve, top: float | None, marks: Iterable[float] = (), blocks: str | None = None) -> list[str]:
     """Lines at most ``WIDTH`` wide: from 0 to ``top`` (or the highest value), and a ``^`` below each of ``marks``."""
     blocks = blocks or (BLOCKS if can_show(BLOCKS) else ASCII)
     columns = curve.columns()

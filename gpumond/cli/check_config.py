@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpumond.cli import DONE
 from gpumond.config import load
-from gpumond.tokens import read_tokens
+from gpumond.config.tokens import read_tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

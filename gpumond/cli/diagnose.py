@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable
 from io import TextIOWrapper
 
 from gpumond.cli import DONE
-from gpumond.cli.findings import Findings
+from gpumond.cli.diagnose_report import Findings
 from gpumond.diagnosis import Diagnosis, diagnose
 from gpumond.errors import ConfigError
-from gpumond.model import Snapshot
-from gpumond.recorded import READERS, snapshots
-from gpumond.recorded.changes import Change, Changes
-from gpumond.recorded.lines import open_lines
-from gpumond.recorded.rows import Remarks
-from gpumond.units import level, seconds
+from gpumond.importers import READERS, snapshots
+from gpumond.importers.reader import open_lines
+from gpumond.importers.rows import Remarks
+from gpumond.importers.transitions import Change, Changes
+from gpumond.model.snapshot import Snapshot
+from gpumond.model.units import level, seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

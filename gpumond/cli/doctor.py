@@ -7,9 +7,9 @@ import logging
 from functools import partial
 
 from gpumond.cli import DONE, FAILED, client
+from gpumond.cli.doctor_checks import examine
 from gpumond.cli.table import safe
-from gpumond.doctor import examine
-from gpumond.wire import to_json
+from gpumond.protocol.messages import to_json
 
 MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
 

@@ -11,8 +11,8 @@ from typing import Any
 from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, client
 from gpumond.cli.table import size, table
 from gpumond.errors import DaemonError
-from gpumond.model import STEPS
-from gpumond.units import level
+from gpumond.model.pools import STEPS
+from gpumond.model.units import level
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

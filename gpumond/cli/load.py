@@ -21,16 +21,16 @@ from gpumond.agent import check_workload
 from gpumond.cli import DONE, FAILED
 from gpumond.cli.table import size
 from gpumond.errors import ConfigError
-from gpumond.loadgen.account import account
-from gpumond.loadgen.carry import Carried, Terms
 from gpumond.loadgen.engines import ENGINES, EngineSettings, engine
-from gpumond.loadgen.lives import run as carry_out
+from gpumond.loadgen.executor import Executed, Terms
 from gpumond.loadgen.options import Option
 from gpumond.loadgen.plan import Plan, plan
+from gpumond.loadgen.report import account
+from gpumond.loadgen.runner import run as carry_out
 from gpumond.loadgen.scenarios import COMMON, TABLE, Scenario, scenario
 from gpumond.loadgen.script import CONTEXT_BYTES
+from gpumond.model.units import level, seconds
 from gpumond.sim.card import Spec, cards, create
-from gpumond.units import level, seconds
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OF_VIRTUAL_TIME = ("size", "view", "gaps", "neighbours", "programs")
@@ -192,7 +192,7 @@ def _flush() -> int:
     return sum(receipt.released_bytes for receipt in agent.flush())
 
 
-def _progress(name: str, elapsed: float, carried: Carried) -> None:
+def _progress(name: str, elapsed: float, carried: Executed) -> None:
     line = f"{name}  {_clock(elapsed)}  {carried.takes} taken, {carried.gives} given"
     line += f"  peak {size(carried.peak_live_bytes)} live, {size(carried.peak_held_bytes)} held"
     print(f"\r{line[:100]:<100}", end="", file=sys.stderr, flush=True)

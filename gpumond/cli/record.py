@@ -13,9 +13,9 @@ from typing import BinaryIO
 
 from gpumond.cli import DONE, client
 from gpumond.errors import ConfigError, DaemonError, ProtocolError
-from gpumond.model import Snapshot
-from gpumond.units import seconds
-from gpumond.wire import from_json, to_json
+from gpumond.model.snapshot import Snapshot
+from gpumond.model.units import seconds
+from gpumond.protocol.messages import from_json, to_json
 
 POLLS_A_TICK = 4
 SHORTEST_SECONDS, FIRST_SECONDS, LONGEST_SECONDS = 0.02, 0.1, 0.5

@@ -8,7 +8,7 @@ import sys
 import time
 
 from gpumond.cli import DONE, WRONG_USE, client
-from gpumond.units import seconds
+from gpumond.model.units import seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from gpumond.cli import DONE, FAILED
+from gpumond.cli import DONE, FAILED, rule_tests
 from gpumond.config import load
-from gpumond.rules import Rule, cases, readable
+from gpumond.rules import Rule, readable
 from gpumond.rules.config import written
 
 
@@ -49,7 +49,7 @@ def _sentence(rule: Rule) -> str:
 def _test(files: list[Path]) -> int:
     failed = False
     for file in files:
-        count, failures = cases.run(file)
+        count, failures = rule_tests.run(file)
         failed = failed or bool(failures)
         print(f"{file}: {count - len(failures)} of {count} expectations met")
         for failure in failures:

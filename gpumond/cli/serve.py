@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpumond import logs
 from gpumond.cli import DONE
 from gpumond.config import Settings, load
 from gpumond.errors import SourceUnavailable
+from gpumond.host import logs
 
 ACCESS = ("insecure", "web_config", "tokens_file")
 SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval", "log_format", *ACCESS)
@@ -61,7 +61,7 @@ def serve(
     port accepts connections.
     """
     bounded = logs.configure(settings.log_format)
-    from gpumond import server
+    from gpumond.daemon import server
 
     asyncio.run(server.serve(settings, source, reload, pace, bounded, bound))
     return DONE
@@ -71,8 +71,8 @@ def choose_source(name: str, sys_root: str = "/sys") -> str:
     """What ``auto`` means on this machine. Raises SourceUnavailable if there is nothing to read."""
     if name != "auto":
         return name
-    from gpumond.sources.drm_cards import cards
-    from gpumond.sources.loading import load_error, not_loadable
+    from gpumond.sources.drm.devices import cards
+    from gpumond.sources.nvml.loading import load_error, not_loadable
 
     reason, others = load_error(), any(cards(sys_root))
     nvidia = reason is None

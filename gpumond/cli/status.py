@@ -9,9 +9,9 @@ from typing import Any
 
 from gpumond.cli import DONE, client
 from gpumond.cli.table import size, table
-from gpumond.mends import VERDICTS
+from gpumond.model.remedies import VERDICTS
 from gpumond.top.ledger import promise
-from gpumond.top.remarks import Remark
+from gpumond.top.notices import FrameNotice
 from gpumond.top.rows import HOLDINGS
 from gpumond.top.view import View, view
 
@@ -91,10 +91,10 @@ def notes(seen: View) -> Iterator[str]:
     yield "\n".join(_verdict(remark) for remark in seen.verdicts)
 
 
-def _verdict(remark: Remark) -> str:
+def _verdict(remark: FrameNotice) -> str:
     remedy = VERDICTS.get(remark.title, "")
     return _lines("verdict ", [remark]) + (f"\n      -> {remedy}" if remedy else "")
 
 
-def _lines(word: str, remarks: Iterable[Remark]) -> str:
+def _lines(word: str, remarks: Iterable[FrameNotice]) -> str:
     return "\n".join(word + remark.title + (f": {remark.text}" if remark.text else "") for remark in remarks)

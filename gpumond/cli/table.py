@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpumond.units import human
+from gpumond.model.units import human
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

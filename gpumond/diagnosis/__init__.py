@@ -9,10 +9,11 @@ Does not cover: levels and counters as such, which are for rules; who holds what
 
 from __future__ import annotations
 
-from gpumond.diagnosis.judge import Judge
+from gpumond.diagnosis.classifier import Classifier
 from gpumond.history import History
-from gpumond.model import Snapshot, Verdict
-from gpumond.stretches import Stretches, whole
+from gpumond.model.cooperative import Steps, synchronous
+from gpumond.model.frame import Verdict
+from gpumond.model.snapshot import Snapshot
 
 __all__ = ["Diagnosis", "diagnose", "diagnosing"]
 
@@ -27,7 +28,7 @@ class Diagnosis:
     __slots__ = ("judge", "verdicts")
 
     def __init__(self, pace: float = 1.0) -> None:
-        self.judge = Judge(pace)
+        self.judge = Classifier(pace)
         self.verdicts: tuple[Verdict, ...] = ()
 
     @property
@@ -35,7 +36,7 @@ class Diagnosis:
         return self.judge.history
 
 
-def diagnosing(before: Diagnosis, snapshot: Snapshot) -> Stretches[Diagnosis]:
+def diagnosing(before: Diagnosis, snapshot: Snapshot) -> Steps[Diagnosis]:
     """The diagnosis after ``snapshot``: a function of the sequence of snapshots alone.
 
     Durations are those of ``elapsed_seconds``; a snapshot that is not newer than the last one changes nothing.
@@ -46,4 +47,4 @@ def diagnosing(before: Diagnosis, snapshot: Snapshot) -> Stretches[Diagnosis]:
     return before
 
 
-diagnose = whole(diagnosing)
+diagnose = synchronous(diagnosing)

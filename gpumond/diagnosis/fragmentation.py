@@ -5,7 +5,7 @@ At a moment of low use a healthy pool looks just as split up; at its peak it is 
 
 from __future__ import annotations
 
-from gpumond.model import PoolUsage
+from gpumond.model.pools import PoolUsage
 
 
 def kept_bytes(pool: PoolUsage) -> int:

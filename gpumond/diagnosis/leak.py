@@ -17,10 +17,10 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from gpumond.diagnosis.levels import Step
+from gpumond.diagnosis.plateaus import PlateauStep
 from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
 from gpumond.history import HELD, USED, UTILIZATION
-from gpumond.series import FIVE_MINUTES, MEDIAN, MIN, MINUTE, QUARTER, SAMPLES, TIERS, Series
+from gpumond.history.series import FIVE_MINUTES, MEDIAN, MIN, MINUTE, QUARTER, SAMPLES, TIERS, Series
 
 MIB = 1 << 20
 MINUTE_SECONDS = 60.0
@@ -36,7 +36,7 @@ BUSIER = 0.03
 """A rise of the utilisation over the window that is one."""
 
 
-class Test(NamedTuple):
+class LeakTest(NamedTuple):
     """``blocks`` of a tier are looked at, and the last ``above`` of them lie above all before."""
 
     tier: int
@@ -59,12 +59,12 @@ class Test(NamedTuple):
 
 
 CLEAN = (
-    Test(MINUTE, 12, 12, 256 * MIB, 0.0, inf, 3, 0.6, 1 / 12, 12, 4),
-    Test(FIVE_MINUTES, 7, 7, 256 * MIB, 0.0, inf, 3, 0.6, 1 / 12, 15, 4),
+    LeakTest(MINUTE, 12, 12, 256 * MIB, 0.0, inf, 3, 0.6, 1 / 12, 12, 4),
+    LeakTest(FIVE_MINUTES, 7, 7, 256 * MIB, 0.0, inf, 3, 0.6, 1 / 12, 15, 4),
 )
 ROUGH = (
-    Test(FIVE_MINUTES, 8, 5, 512 * MIB, 0.005, 6 * HOUR, 2, 0.3, 0.5, 3, 6),
-    Test(QUARTER, 8, 4, 512 * MIB, 0.005, 48 * HOUR, 2, 0.3, 0.5, 3, 2),
+    LeakTest(FIVE_MINUTES, 8, 5, 512 * MIB, 0.005, 6 * HOUR, 2, 0.3, 0.5, 3, 6),
+    LeakTest(QUARTER, 8, 4, 512 * MIB, 0.005, 48 * HOUR, 2, 0.3, 0.5, 3, 2),
 )
 WARM_UP_SECONDS = 300.0
 RISES = 3
@@ -118,7 +118,7 @@ class Leak:
         return self.top - self.base
 
 
-class Curve(NamedTuple):
+class LeakCurve(NamedTuple):
     times: Sequence[float]
     values: Sequence[float]
     counts: Sequence[float]
@@ -126,7 +126,7 @@ class Curve(NamedTuple):
     """The highest value before the first."""
 
 
-def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int = SAMPLES) -> Curve:
+def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int = SAMPLES) -> LeakCurve:
     """The blocks of one tier in which the signal is known."""
     times, counts = series.times(tier, count), series.counts(tier, count)
     values: Sequence[float]
@@ -138,10 +138,10 @@ def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int =
     if any(value != value for value in values):
         known = [i for i, value in enumerate(values) if value == value]
         times, values, counts = (type(times)("d", [row[i] for i in known]) for row in (times, values, counts))
-    return Curve(times, values, counts, record)
+    return LeakCurve(times, values, counts, record)
 
 
-class Case(NamedTuple):
+class LeakCase(NamedTuple):
     """The curve to be judged: one signal of one device or life that begins at ``born``.
 
     ``size`` is the device's, ``room`` the bytes until it is full. ``pace``: so many seconds of the series pass in one.
@@ -156,7 +156,7 @@ class Case(NamedTuple):
     pace: float
 
 
-def find(case: Case, closed: int) -> Leak | None:
+def find(case: LeakCase, closed: int) -> Leak | None:
     """A leak in the tiers that were closed just now."""
     for test in (*CLEAN, *ROUGH):
         if test.tier < closed:
@@ -168,7 +168,7 @@ def find(case: Case, closed: int) -> Leak | None:
     return None
 
 
-def of_stairs(steps: Sequence[Step], what: int) -> Leak:
+def of_stairs(steps: Sequence[PlateauStep], what: int) -> Leak:
     """A leak that is told by its steps alone."""
     pause = max(after.at - before.at for before, after in pairwise(steps))
     span = steps[-1].at - steps[0].at
@@ -178,7 +178,7 @@ def of_stairs(steps: Sequence[Step], what: int) -> Leak:
     return Leak(what, MEDIAN, MINUTE, 0, steps[0].at, base, top, slope, slope, 0.0, span, pause)
 
 
-def follow_stairs(leak: Leak, steps: Sequence[Step], now: float) -> Leak | None:
+def follow_stairs(leak: Leak, steps: Sequence[PlateauStep], now: float) -> Leak | None:
     """The leak as it is now; None when it fell, or has made no step for long."""
     if len(steps) < 2 or now - steps[-1].at > LATE * leak.pause:
         return None
@@ -209,7 +209,7 @@ def follow(leak: Leak, series: Series, closed: int) -> Leak | None:
     return replace(leak, top=top, slope=slope if slope > 0 else leak.slope)
 
 
-def _passes(case: Case, test: Test, kind: int) -> Leak | None:
+def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
     times, values, counts, record = _since(curve(case.series, test.tier, case.what, kind), case.born)
     count, above = test.blocks, test.above
     seconds = TIERS[test.tier].seconds
@@ -246,12 +246,12 @@ def _passes(case: Case, test: Test, kind: int) -> Leak | None:
     return Leak(case.what, kind, test.tier, count, onset, base, window[-1], slope, slope, significance, span)
 
 
-def _since(full: Curve, born: float) -> Curve:
+def _since(full: LeakCurve, born: float) -> LeakCurve:
     """Without what was before ``born``, if that is not the beginning of the series."""
     begin = bisect_left(full.times, born)
     if begin == 0:
         return full
-    return Curve(full.times[begin:], full.values[begin:], full.counts[begin:], -inf)
+    return LeakCurve(full.times[begin:], full.values[begin:], full.counts[begin:], -inf)
 
 
 def _in_many_steps(window: Sequence[float], growth: float) -> bool:
@@ -260,7 +260,7 @@ def _in_many_steps(window: Sequence[float], growth: float) -> bool:
     return rises >= RISES and max(changes) <= LARGEST * (window[-1] - window[0])
 
 
-def _load_rises(device: Series, test: Test) -> bool:
+def _load_rises(device: Series, test: LeakTest) -> bool:
     """The device is ever busier: memory that grows with the load says nothing yet."""
     use = device.column(test.tier, UTILIZATION, MEDIAN, test.blocks)
     if len(use) < test.blocks or any(ratio != ratio for ratio in use):
@@ -272,7 +272,7 @@ def _scatter(times: Sequence[float], values: Sequence[float]) -> float:
     return spread(times, values, sen(times, values))
 
 
-def _goes_on(at: Sequence[float], window: Sequence[float], slope: float, test: Test) -> bool:
+def _goes_on(at: Sequence[float], window: Sequence[float], slope: float, test: LeakTest) -> bool:
     if test in CLEAN and window[-1] - window[-2] < STILL * slope * (at[-1] - at[-2]):
         return False
     length = -(-len(window) // test.parts)

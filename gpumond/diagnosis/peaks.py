@@ -6,13 +6,13 @@ from collections import deque
 from typing import NamedTuple
 
 from gpumond.diagnosis.fragmentation import kept_bytes
-from gpumond.model import AgentReport
+from gpumond.model.snapshot import AgentReport
 
 MINUTES = 60
 MINUTE_SECONDS = 60.0
 
 
-class Peak(NamedTuple):
+class PoolPeak(NamedTuple):
     """Of the minute from ``at`` on. *Kept* is what no flush returns."""
 
     at: float
@@ -26,9 +26,9 @@ class Peaks:
     __slots__ = ("_last", "_never", "_ooms", "_reported", "_rescues", "_retries", "failed_at", "minutes", "retried_at")
 
     def __init__(self, never: float) -> None:
-        self.minutes: deque[Peak] = deque(maxlen=MINUTES)
+        self.minutes: deque[PoolPeak] = deque(maxlen=MINUTES)
         self.failed_at = self.retried_at = self._never = never
-        self._last = Peak(never, 0, 0)
+        self._last = PoolPeak(never, 0, 0)
         self._reported = self._ooms = self._retries = self._rescues = -1
         """The counters as they were last; what was counted before the first report is no news."""
 
@@ -60,7 +60,7 @@ class Peaks:
             self._retries = retries
         last = self._last
         if now - last.at >= MINUTE_SECONDS:
-            self._last = Peak(now, live, kept)
+            self._last = PoolPeak(now, live, kept)
             self.minutes.append(self._last)
         elif live > last.live or kept > last.kept:
-            self._last = self.minutes[-1] = Peak(last.at, max(last.live, live), max(last.kept, kept))
+            self._last = self.minutes[-1] = PoolPeak(last.at, max(last.live, live), max(last.kept, kept))

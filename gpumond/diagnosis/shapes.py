@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from gpumond.diagnosis.levels import Levels
+from gpumond.diagnosis.plateaus import Plateaus
 from gpumond.diagnosis.trend import mann_kendall, median
-from gpumond.series import MAX, MIN, MINUTE, Series
+from gpumond.history.series import MAX, MIN, MINUTE, Series
 
 SHAPES = ("warm-up", "steady", "churn", "periodic", "step-change")
 WARM_UP_SECONDS = 300.0
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
     evidence: tuple[tuple[str, float], ...]
 
 
-def shape(series: Series, what: int, born: float, levels: Levels, size: float | None) -> Shape | None:
+def shape(series: Series, what: int, born: float, levels: Plateaus, size: float | None) -> Shape | None:
     """The shape as of the last minute; None if it is none of them. ``size``: of the device."""
     times, medians = series.times(MINUTE, LOOK), series.column(MINUTE, what, count=LOOK)
     known = [i for i, at in enumerate(times) if at >= born and medians[i] == medians[i]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import cast
 
-from gpumond.loadgen.hosts import QUIET_BYTES, host, work
-from gpumond.loadgen.script import CONTEXT_BYTES, GIB, HOUR, MIB, MINUTE, Ending, Level, Script, Truth, every
+from gpumond.loadgen.host_program import QUIET_BYTES, host, work
+from gpumond.loadgen.script import CONTEXT_BYTES, GIB, HOUR, MIB, MINUTE, Ending, LevelStep, Script, Truth, every
 
 ORPHANS = ("unlisted", "gone", "holder")
 
@@ -27,7 +27,7 @@ def fragmentation(script: Script) -> None:
     for number in range(int(share * script.size_bytes / (2 * size))):
         pairs.append(_pair(script, 1.0 + 0.2 * number, size))
     ready = 10.0 + 0.2 * len(pairs)
-    activations = Level(script, 512 * MIB, program)
+    activations = LevelStep(script, 512 * MIB, program)
     peaks = list(every(ready, end, step))
     for at in peaks:
         for part in range(6):

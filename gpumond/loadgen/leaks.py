@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gpumond.loadgen.hosts import NOISY_LIMIT, host, noise
-from gpumond.loadgen.script import GIB, HOUR, MIB, MINUTE, Level, Script, Truth, every
+from gpumond.loadgen.host_program import NOISY_LIMIT, host, noise
+from gpumond.loadgen.script import GIB, HOUR, MIB, MINUTE, LevelStep, Script, Truth, every
 
 MAX_RATE = 512 * MIB / MINUTE
 """Faster growth fills the card before anything could be said of it."""
@@ -33,7 +33,7 @@ def per_epoch(script: Script) -> None:
     period = script.number("period", script.dice.choice((1, 5, 20)) * MINUTE)
     end = script.last(9 * HOUR if period > 10 * MINUTE else 5 * HOUR)
     ready = host(script, (0.15, 0.3))
-    ramp = Level(script, 256 * MIB)
+    ramp = LevelStep(script, 256 * MIB)
     for epoch in every(ready, end, period):
         for part in range(32):  # the saw-tooth inside an epoch
             at = epoch + 0.95 * period * part / 32
@@ -103,7 +103,7 @@ def at_evaluation(script: Script) -> None:
     ready = host(script, (0.12, 0.2))
     first = ready + script.dice.uniform(10 * MINUTE, 30 * MINUTE)
     sizes = script.random("evaluations")
-    ramp, kept = Level(script, PIECE), []
+    ramp, kept = LevelStep(script, PIECE), []
     for at in every(first, end, period):
         pieces = round(sizes.uniform(20, 28) * GIB / (2 * PIECE))
         for piece in range(pieces):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumond.errors import ConfigError
-from gpumond.units import level, seconds
+from gpumond.model.units import level, seconds
 
 Unit = Literal["size", "duration", "share", "number", "word"]
 

@@ -11,8 +11,8 @@ from operator import itemgetter
 
 from gpumond.loadgen import scenarios
 from gpumond.loadgen.scenarios import SCENARIOS, Scenario
-from gpumond.loadgen.script import GIB, HOUR, MINUTE, Observation, Program, Script, Step, Truth, View
-from gpumond.loadgen.walk import Kept, Walked, walk
+from gpumond.loadgen.script import GIB, HOUR, MINUTE, Observation, ProgramScript, Script, ScriptStep, Truth, View
+from gpumond.loadgen.simulation import Kept, Simulated, walk
 
 __all__ = ["SCENARIOS", "Plan", "plan"]
 
@@ -29,14 +29,14 @@ class Plan:
     options: tuple[tuple[str, float | str], ...]
     size_bytes: int
     duration_seconds: float
-    programs: tuple[Program, ...]
-    steps: tuple[Step, ...]
+    programs: tuple[ProgramScript, ...]
+    steps: tuple[ScriptStep, ...]
     observation: Observation
     truth: Truth
     peak_bytes: int
     given: tuple[tuple[str, float | str], ...]
 
-    def steps_of(self, program: int) -> tuple[Step, ...]:
+    def steps_of(self, program: int) -> tuple[ScriptStep, ...]:
         return tuple(step for step in self.steps if step.program == program)
 
     def option(self, name: str) -> float | str | None:
@@ -107,7 +107,7 @@ def _neighbours(script: Script) -> None:
         at = leaves + dice.expovariate(1 / (40 * MINUTE))
 
 
-def _complete(script: Script, walked: Walked) -> Truth:
+def _complete(script: Script, walked: Simulated) -> Truth:
     """The truth, with what only the walk can tell of a leak; none of what lies beyond the plan's end."""
     truth = script.truth
     if truth.injected_at is not None and truth.injected_at >= script.duration:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpumond.errors import ConfigError
-from gpumond.loadgen import drills, incidents, leaks, ordinary
+from gpumond.loadgen import healthy, incidents, leaks, stress
 from gpumond.loadgen.options import Option
 from gpumond.loadgen.script import VIEWS, Script, View
 
@@ -144,7 +144,7 @@ TABLE = (
         "grows towards a plateau, and stays there",
         "",
         ("     ______", "  .-'      ", " /         "),
-        ordinary.warm_up,
+        healthy.warm_up,
         (
             Option("time", "duration", "1 to 20 min", "time constant of the approach", 1.0),
             Option("share", "share", "30 to 85 %", "of the card, at the plateau", 0.12, 0.9),
@@ -156,7 +156,7 @@ TABLE = (
         "large workspaces in the first minutes, then they are given back",
         "",
         (" |‾|       ", " | |       ", "/   ‾‾‾‾‾‾‾"),
-        ordinary.autotune,
+        healthy.autotune,
         (Option("share", "share", "50 to 90 %", "of the card, at the peak", 0.1, 0.9),),
     ),
     Scenario(
@@ -165,7 +165,7 @@ TABLE = (
         "one pool takes most of the card at the start and lasts",
         "",
         (" |‾‾‾‾‾‾‾‾‾", " |         ", "-'         "),
-        ordinary.preallocated,
+        healthy.preallocated,
         (Option("share", "share", "60 to 94 %", "of the card", 0.15, 0.95),),
     ),
     Scenario(
@@ -174,7 +174,7 @@ TABLE = (
         "a cache grows with every request larger than all before; ever fewer are",
         "",
         ("       .--'‾", "   .-'      ", " /'         "),
-        ordinary.saturating_cache,
+        healthy.saturating_cache,
         (
             Option("time", "duration", "2 to 6 h", "until 95 % of it is there", 60.0),
             Option("requests", "number", "0.1 to 1", "requests a second", 1e-3, 100.0),
@@ -187,7 +187,7 @@ TABLE = (
         "an evaluation every so often takes more, and gives all of it back",
         "",
         ("   /|    /| ", "  / |   / | ", "-'  '--'  '-"),
-        ordinary.periodic_evaluation,
+        healthy.periodic_evaluation,
         (
             Option("period", "duration", "5 to 60 min", _PERIOD, 30.0),
             Option("step", "size", "5 to 20 GiB", "taken by an evaluation", 1),
@@ -199,7 +199,7 @@ TABLE = (
         "larger batches, hours apart, for good",
         "",
         ("         ___", "    ____|   ", "___|        "),
-        ordinary.curriculum,
+        healthy.curriculum,
         (
             Option("times", "number", "1 to 3", "how often", 1, 10),
             Option("step", "size", "2 to 20 GiB", _KEPT, 1),
@@ -211,7 +211,7 @@ TABLE = (
         "programs on several devices follow one load: the hours of the day, and jumps",
         "",
         ("   _.-._|‾|_ ", " .'         '", "'            "),
-        ordinary.fleet,
+        healthy.fleet,
         (
             Option("programs", "number", "4", "how many, each on a device of its own", 1, 64),
             Option("step", "size", "4 GiB", "the day's swing to either side", 1),
@@ -223,7 +223,7 @@ TABLE = (
         "works and stays as it is",
         "",
         ("            ", " .----------", "/           "),
-        drills.steady,
+        stress.steady,
     ),
     Scenario(
         "stress",
@@ -231,7 +231,7 @@ TABLE = (
         "fills the card, holds it, and checks what it wrote",
         "pressure",
         (" .----------", " |          ", "/           "),
-        drills.stress,
+        stress.stress,
         (Option("fill", "share", "90 %", "of the card", 0.01, 0.99),),
         neighbours=False,
     ),
@@ -241,7 +241,7 @@ TABLE = (
         "allocates and frees all the time, and is flushed again and again meanwhile",
         "",
         (" |\\ |\\|\\  |\\", " | \\|   \\|  ", "/           "),
-        drills.flush_storm,
+        stress.flush_storm,
         (Option("period", "duration", "2 s", "from flush to flush", 0.05),),
         neighbours=False,
     ),

@@ -25,7 +25,7 @@ View = Literal["agent", "process", "device"]
 VIEWS: tuple[View, ...] = ("agent", "process", "device")
 
 
-class Step(NamedTuple):
+class ScriptStep(NamedTuple):
     """One thing that one program does. ``take-outside`` allocates past the program's caching allocator."""
 
     at: float
@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ProgramScript:
     """A program of the plan. Real engines carry out the first; the others are its neighbours."""
 
     name: str
@@ -89,8 +89,8 @@ class Script:
         self.dice = self.random("parameters")
         self.size_bytes = int(self.number("size"))
         self.duration = 0.0
-        self.programs: list[Program] = []
-        self.steps: list[Step] = []
+        self.programs: list[ProgramScript] = []
+        self.steps: list[ScriptStep] = []
         self.truth = Truth()
         self.kept: Sequence[tuple[float, float]] = ()
         """Of a leak: when so many bytes were kept."""
@@ -115,30 +115,30 @@ class Script:
         return self.duration
 
     def program(self, name: str, at: float = 0.0, device: int = 0, agent: bool = True) -> int:
-        self.programs.append(Program(name, device, agent))
+        self.programs.append(ProgramScript(name, device, agent))
         self.start(at, len(self.programs) - 1)
         return len(self.programs) - 1
 
     def start(self, at: float, program: int = 0) -> None:
-        self.steps.append(Step(at, "start", program))
+        self.steps.append(ScriptStep(at, "start", program))
 
     def take(self, at: float, size: float, program: int = 0, outside: bool = False) -> int:
         self._next_block += 1
         action: Action = "take-outside" if outside else "take"
-        self.steps.append(Step(at, action, program, self._next_block, max(1, int(size))))
+        self.steps.append(ScriptStep(at, action, program, self._next_block, max(1, int(size))))
         return self._next_block
 
     def give(self, at: float, block: int, program: int = 0) -> None:
-        self.steps.append(Step(at, "give", program, block))
+        self.steps.append(ScriptStep(at, "give", program, block))
 
     def busy(self, at: float, ratio: float, program: int = 0) -> None:
-        self.steps.append(Step(at, "busy", program, ratio=min(1.0, max(0.0, ratio))))
+        self.steps.append(ScriptStep(at, "busy", program, ratio=min(1.0, max(0.0, ratio))))
 
     def flush(self, at: float, program: int = 0) -> None:
-        self.steps.append(Step(at, "flush", program))
+        self.steps.append(ScriptStep(at, "flush", program))
 
     def end(self, at: float, ending: Ending = "exit", program: int = 0) -> None:
-        self.steps.append(Step(at, "end", program, ending=ending))
+        self.steps.append(ScriptStep(at, "end", program, ending=ending))
 
     def fill(self, at: float, size: float, seconds: float, program: int = 0, pieces: int = 16) -> float:
         """Takes that much in equal blocks over the seconds; returns when it is done."""
@@ -147,7 +147,7 @@ class Script:
         return at + seconds
 
 
-class Level:
+class LevelStep:
     """A quantity that rises and falls, in blocks of one size."""
 
     def __init__(self, script: Script, unit: float, program: int = 0) -> None:

@@ -12,13 +12,13 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from gpumond.metrics import dcgm
+from gpumond.metrics.catalogue import FAMILIES
 from gpumond.metrics.devices import XID_ERRORS
-from gpumond.metrics.families import FAMILIES
+from gpumond.metrics.exposition import write
 from gpumond.metrics.shares import Shares, TooManySeries, sharing
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.metrics.text import write
-from gpumond.model import Frame
-from gpumond.stretches import Stretches, whole
+from gpumond.model.cooperative import Steps, synchronous
+from gpumond.model.frame import Frame
 
 GZIP_LEVEL, GZIP_FORMAT = 1, 31
 END = b"# EOF\n"
@@ -62,7 +62,7 @@ class Exposition:
         self._beyond = False
         """The last page had more series than the bound, so the next is counted before it is written."""
 
-    def rendering(self, frame: Frame | None, form: Form) -> Stretches[Page]:
+    def rendering(self, frame: Frame | None, form: Form) -> Steps[Page]:
         """Family by family; one page at a time. Before the first frame: the counters alone."""
         if frame is not self._frame:
             self.show(frame, {})
@@ -71,7 +71,7 @@ class Exposition:
             pages[form] = yield from self.writing(frame, form)
         return pages[form]
 
-    page = whole(rendering)
+    page = synchronous(rendering)
 
     def written(self, frame: Frame | None, form: Form) -> Page | None:
         return self._pages.get(form) if frame is self._frame else None
@@ -80,7 +80,7 @@ class Exposition:
         """From now on that frame, of which these are written."""
         self._frame, self._pages = frame, pages
 
-    def writing(self, frame: Frame | None, form: Form) -> Stretches[Page]:
+    def writing(self, frame: Frame | None, form: Form) -> Steps[Page]:
         """A page that nobody is shown yet."""
         if not self._beyond or frame is None or form.compat:
             try:
@@ -93,7 +93,7 @@ class Exposition:
         self._telemetry.series_dropped.inc(shares.dropped)
         return (yield from self._writing(frame, form, shares))
 
-    def _writing(self, frame: Frame | None, form: Form, shares: Shares | None) -> Stretches[Page]:
+    def _writing(self, frame: Frame | None, form: Form, shares: Shares | None) -> Steps[Page]:
         """Raises TooManySeries where no shares are given."""
         packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_FORMAT)
         plain, packed = [], []

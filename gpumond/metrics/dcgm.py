@@ -17,8 +17,9 @@ from typing import Literal, NamedTuple
 
 from prometheus_client.core import Metric
 
-from gpumond.model import DeviceReading, Frame
-from gpumond.sensors import Sensors
+from gpumond.model.frame import Frame
+from gpumond.model.sensors import Sensors
+from gpumond.model.snapshot import DeviceReading
 
 MIB = 1 << 20
 VENDORS = ("nvidia", "sim")

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 
 from gpumond.metrics.family import Family, Kind, Row
-from gpumond.model import DeviceReading, Frame, XidErrors
-from gpumond.sensors import THROTTLE_REASONS
+from gpumond.model.frame import Frame
+from gpumond.model.sensors import THROTTLE_REASONS
+from gpumond.model.snapshot import DeviceReading, XidErrors
 
 COUNTED = "counted by the hardware over the last ten seconds (Hopper and later)"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
-from gpumond.model import Frame
+from gpumond.model.frame import Frame
 
 Row = tuple[tuple[str, ...], float | None]
 """Label values in the family's order, and the value; a row with None is left out."""

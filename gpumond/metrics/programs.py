@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gpumond.metrics.family import Family, Kind, Row
-from gpumond.model import Frame
-from gpumond.program import Program, ScopeDevice, ScopeUsage, StepUsage
+from gpumond.model.frame import Frame
+from gpumond.model.program import Program, ScopeDevice, ScopeUsage, StepUsage
 
 
 def scope_device_family(name: str, value: Callable[[ScopeDevice], float], help: str) -> Family:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from gpumond.metrics.family import Family, Row
-from gpumond.model import Frame
-from gpumond.stretches import Stretches
+from gpumond.model.cooperative import Steps
+from gpumond.model.frame import Frame
 
 Owner = Callable[[tuple[str, ...]], int | None]
 """The uid to which the series with these label values belongs; None if it is nobody's or several users'."""
@@ -35,7 +35,7 @@ class Shares:
         return kept
 
 
-def sharing(families: Iterable[Family], frame: Frame, most: int) -> Stretches[Shares]:
+def sharing(families: Iterable[Family], frame: Frame, most: int) -> Steps[Shares]:
     """Counts the series of each user, and divides ``most`` among them."""
     pids = {str(report.pid): report.uid for report in frame.snapshot.reports}
     workloads: dict[str, int | None] = {}

@@ -9,9 +9,10 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from gpumond import __version__
-from gpumond.events import Event, Kind
+from gpumond.engine.events import Event, Kind
 from gpumond.metrics.workloads import Workloads
-from gpumond.model import Fault, Outcome, Receipt
+from gpumond.model.pools import Outcome, Receipt
+from gpumond.model.snapshot import Fault
 
 TICK_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 FLUSH_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

@@ -7,7 +7,7 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter
 
-from gpumond.model import Outcome, Receipt
+from gpumond.model.pools import Outcome, Receipt
 
 MAX_WORKLOADS = 100
 """That have series of their own. A new one takes the place of that known for longest of which no program is left."""

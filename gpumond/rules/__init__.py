@@ -15,10 +15,12 @@ from functools import partial
 from math import inf
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from gpumond.devices import device_uuid
 from gpumond.errors import AmbiguousDevice, NoSuchDevice
-from gpumond.model import DEFAULT_STEPS, Alert, DeviceReading, Phase
-from gpumond.units import duration, human
+from gpumond.model.device_names import device_uuid
+from gpumond.model.frame import Alert, Phase
+from gpumond.model.pools import DEFAULT_STEPS
+from gpumond.model.snapshot import DeviceReading
+from gpumond.model.units import duration, human
 
 Scope = Literal["device", "process", "pool", "workload", "daemon"]
 Labels = tuple[tuple[str, str], ...]

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from gpumond.model import AgentReport, Alert, PoolUsage, Receipt
+from gpumond.model.frame import Alert
+from gpumond.model.pools import PoolUsage, Receipt
+from gpumond.model.snapshot import AgentReport
+from gpumond.model.units import duration, human
 from gpumond.rules import Action, Labels, Rule
-from gpumond.units import duration, human
 
 HOUR_SECONDS = 3600.0
 MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
@@ -32,7 +34,7 @@ Pool = tuple[int, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class FlushOrder:
     """Flush these programs of one user, for this alert."""
 
     alert: Alert
@@ -52,7 +54,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class ReleasedBytes:
     """What a flush left in a pool, and what it released; kept to see whether it was worth it."""
 
     pid: int
@@ -64,13 +66,13 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class Track:
+class ActionTrack:
     """What an action did for one alert and one user. ``attempts``: elapsed seconds of the last hour's."""
 
     attempts: tuple[float, ...] = ()
     failures: int = 0
     under_way: bool = False
-    released: tuple[Released, ...] = ()
+    released: tuple[ReleasedBytes, ...] = ()
     note: str = ""
 
     def due_at(self, action: Action) -> float:
@@ -80,18 +82,18 @@ class Track:
         return self.attempts[-1] + max(action.cooldown_seconds, min(wait, MAX_WAIT_SECONDS))
 
 
-Tracks = Mapping[Key, Track]
+Tracks = Mapping[Key, ActionTrack]
 
 
 def decide(
     rules: Iterable[Rule], alerts: Iterable[Alert], reports: Sequence[AgentReport], tracks: Tracks, elapsed: float
-) -> tuple[list[Order], Tracks]:
+) -> tuple[list[FlushOrder], Tracks]:
     """The flushes that are due now; their tracks are then ``under_way`` until ``conclude``."""
     actions = {rule.name: rule.action for rule in rules if rule.action is not None}
     if not actions:
         return [], tracks
     own = dict(tracks)
-    orders: list[Order] = []
+    orders: list[FlushOrder] = []
     for alert in alerts:
         action = actions.get(alert.rule)
         if action is None or alert.phase != "firing":
@@ -102,19 +104,19 @@ def decide(
         before = (uid for rule, labels, uid in own if (rule, labels) == (alert.rule, alert.labels) and uid is not None)
         for uid in sorted({*programs, *before}):
             key = (alert.rule, alert.labels, uid)
-            track = _judged(own.get(key, Track()), action, reports, elapsed)
+            track = _judged(own.get(key, ActionTrack()), action, reports, elapsed)
             due = not track.under_way and elapsed >= track.due_at(action)
             if uid in programs and due and _attempts(own, alert.rule, uid, elapsed) < action.max_per_hour:
-                orders.append(Order(alert, action, uid, tuple(programs[uid]), _thrashes(reports)))
+                orders.append(FlushOrder(alert, action, uid, tuple(programs[uid]), _thrashes(reports)))
                 track = replace(track, under_way=True, attempts=(*_recent(track, elapsed), elapsed), released=())
-            if track != Track():
+            if track != ActionTrack():
                 own[key] = track
     return orders, own
 
 
-def conclude(tracks: Tracks, order: Order, receipts: Sequence[Receipt], problem: str = "") -> Tracks:
+def conclude(tracks: Tracks, order: FlushOrder, receipts: Sequence[Receipt], problem: str = "") -> Tracks:
     """The tracks once the flush is over; ``problem`` says why there was none."""
-    track = tracks.get(order.key, Track())
+    track = tracks.get(order.key, ActionTrack())
     failed = not any(receipt.released_bytes > 0 for receipt in receipts) and not (order.action.dry_run and receipts)
     track = replace(
         track,
@@ -133,11 +135,11 @@ def remembered(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
 
     ``attempts`` are unix seconds, oldest first.
     """
-    tracks: dict[Key, Track] = {}
+    tracks: dict[Key, ActionTrack] = {}
     for key, at in attempts:
         ago = max(0.0, now - at)
         if ago < HOUR_SECONDS:
-            tracks[key] = Track((*tracks.get(key, Track()).attempts, -ago))
+            tracks[key] = ActionTrack((*tracks.get(key, ActionTrack()).attempts, -ago))
     return tracks
 
 
@@ -165,7 +167,7 @@ def forget(tracks: Tracks, alerts: Iterable[Alert], elapsed: float) -> Tracks:
     }
 
 
-def _judged(track: Track, action: Action, reports: Sequence[AgentReport], elapsed: float) -> Track:
+def _judged(track: ActionTrack, action: Action, reports: Sequence[AgentReport], elapsed: float) -> ActionTrack:
     """The track once its last flush is old enough to tell whether it helped."""
     if not track.released or track.under_way or elapsed < track.due_at(action):
         return track
@@ -178,7 +180,7 @@ def _judged(track: Track, action: Action, reports: Sequence[AgentReport], elapse
     return replace(track, note=f"{note}; next try in {_wait(track, action)} from that one")
 
 
-def _taken(each: Released, pools: Mapping[Pool, PoolUsage]) -> int:
+def _taken(each: ReleasedBytes, pools: Mapping[Pool, PoolUsage]) -> int:
     """What the program holds again of it; all of it if its agent saw it taken at once, whatever it holds by now."""
     pool = pools.get((each.pid, each.device_uuid, each.allocator))
     if pool is None:
@@ -210,7 +212,7 @@ def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> I
             yield report
 
 
-def _recent(track: Track, elapsed: float) -> tuple[float, ...]:
+def _recent(track: ActionTrack, elapsed: float) -> tuple[float, ...]:
     return tuple(at for at in track.attempts if elapsed - at < HOUR_SECONDS)
 
 
@@ -219,10 +221,10 @@ def _attempts(tracks: Tracks, rule: str, uid: int, elapsed: float) -> int:
     return sum(len(_recent(track, elapsed)) for track in own)
 
 
-def _released(receipts: Iterable[Receipt], thrashes: Mapping[Pool, int]) -> Iterator[Released]:
+def _released(receipts: Iterable[Receipt], thrashes: Mapping[Pool, int]) -> Iterator[ReleasedBytes]:
     for receipt in receipts:
         if receipt.released_bytes > 0 and receipt.after and receipt.device_uuid and receipt.allocator:
-            yield Released(
+            yield ReleasedBytes(
                 receipt.pid,
                 receipt.device_uuid,
                 receipt.allocator,
@@ -232,11 +234,11 @@ def _released(receipts: Iterable[Receipt], thrashes: Mapping[Pool, int]) -> Iter
             )
 
 
-def _wait(track: Track, action: Action) -> str:
+def _wait(track: ActionTrack, action: Action) -> str:
     return duration(track.due_at(action) - track.attempts[-1] if track.attempts else action.cooldown_seconds)
 
 
-def _note(order: Order, receipts: Sequence[Receipt], problem: str) -> str:
+def _note(order: FlushOrder, receipts: Sequence[Receipt], problem: str) -> str:
     if not receipts:
         return f"no flush: {problem or 'no receipt'}"
     programs = ", ".join(dict.fromkeys(receipt.workload or f"pid {receipt.pid}" for receipt in receipts))

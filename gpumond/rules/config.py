@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from gpumond import units
-from gpumond.flush import ordered_steps
-from gpumond.model import DEFAULT_STEPS
+from gpumond.model import units
+from gpumond.model.pools import DEFAULT_STEPS, ordered_steps
+from gpumond.protocol.text import Encodable, has_control_characters
 from gpumond.rules import PLACEHOLDER, Action, Rule, Scope
-from gpumond.rules.values import LABELS, PLACEHOLDERS, VALUES, matches
-from gpumond.text import Encodable, has_control_characters
+from gpumond.rules.schema import LABELS, PLACEHOLDERS, VALUES, matches
 
 Seconds = Annotated[float, BeforeValidator(units.seconds)]
 Level = Annotated[float, BeforeValidator(units.level)]

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from gpumond.model import Verdict
-from gpumond.units import duration, human
+from gpumond.model.frame import Verdict
+from gpumond.model.units import duration, human
 
 TROUBLES = ("leak", "fragmentation", "pressure", "orphan", "idle-holder", "crash", "crash-loop")
 """The kinds that somebody may want to hear of; the others say that all is well."""

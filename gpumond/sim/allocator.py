@@ -14,8 +14,8 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from gpumond.model import PoolUsage, Reclaimable
-from gpumond.sim.card import MIB, Card, Context, OutOfMemory
+from gpumond.model.pools import PoolUsage, Reclaimable
+from gpumond.sim.card import MIB, Context, OutOfMemory, SimDevice
 
 ROUNDING_BYTES = 512
 SMALL_LIMIT = MIB
@@ -86,7 +86,7 @@ class CachingAllocator:
     the card is full for this allocator.
     """
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: SimDevice) -> None:
         """Raises ValueError if the process has one on that card already."""
         spec = card.spec()
         self.device_uuid, self.device_index = spec.uuid, spec.index

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpumond.errors import GpumondError, ProtocolError
-from gpumond.model import DeviceReading, ProcessUsage
-from gpumond.sensors import Sensors
-from gpumond.wire import from_json, to_json
+from gpumond.model.sensors import Sensors
+from gpumond.model.snapshot import DeviceReading, ProcessUsage
+from gpumond.protocol.messages import from_json, to_json
 
 MIB = 1 << 20
 RECORD_BYTES = 128
@@ -54,7 +54,7 @@ class Damaged(GpumondError):
     """The card's directory is gone, or holds what no card writes."""
 
 
-class Card:
+class SimDevice:
     """One card. ``spec`` and ``read`` raise Damaged."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -135,7 +135,7 @@ class Card:
 class Context:
     """What one process holds on a card: made by ``Card.attach``, counted until closed or the process ends."""
 
-    def __init__(self, card: Card, key: str) -> None:
+    def __init__(self, card: SimDevice, key: str) -> None:
         self.card = card
         self.spec = card.spec()
         self.used_bytes = 0
@@ -234,9 +234,9 @@ class Context:
         self._lock = self._file = -1
 
 
-def create(directory: str | os.PathLike[str], spec: Spec) -> Card:
+def create(directory: str | os.PathLike[str], spec: Spec) -> SimDevice:
     """A new, empty card in a directory that does not exist yet."""
-    card = Card(directory)
+    card = SimDevice(directory)
     (card.directory / "processes").mkdir(parents=True)
     (card.directory / "used").write_bytes(b"0".ljust(RECORD_BYTES))
     draft = card.directory / "card.json.new"
@@ -245,9 +245,9 @@ def create(directory: str | os.PathLike[str], spec: Spec) -> Card:
     return card
 
 
-def cards(root: str | os.PathLike[str]) -> list[Card]:
+def cards(root: str | os.PathLike[str]) -> list[SimDevice]:
     """The cards in the directories below ``root``, damaged ones among them, in order of their names."""
-    return [Card(path.parent) for path in sorted(Path(root).glob("*/card.json"))]
+    return [SimDevice(path.parent) for path in sorted(Path(root).glob("*/card.json"))]
 
 
 def start_ticks(pid: int) -> int | None:

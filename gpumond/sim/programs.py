@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count, repeat
 from random import Random
 
-from gpumond.sensors import Sensors
+from gpumond.model.sensors import Sensors
 from gpumond.sim.allocator import HUGE_ROUNDING, CachingAllocator
-from gpumond.sim.card import Card, OutOfMemory
+from gpumond.sim.card import OutOfMemory, SimDevice
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BUSY_CELSIUS = 40.0
@@ -29,10 +29,10 @@ BUSY_WATTS = 300.0
 """What a program adds to the card's temperature and power when it claims all of it."""
 
 
-class Memory:
+class ProgramMemory:
     """A program's blocks on its card."""
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: SimDevice) -> None:
         self.allocator = CachingAllocator(card)
         self._card = card
         self._size_bytes = card.spec().size_bytes
@@ -70,10 +70,10 @@ class Memory:
         )
 
 
-Program = Callable[[Memory, Random], Iterator[float]]
+Program = Callable[[ProgramMemory, Random], Iterator[float]]
 
 
-def training(memory: Memory, dice: Random) -> Iterator[float]:
+def training(memory: ProgramMemory, dice: Random) -> Iterator[float]:
     """Steps whose activations rise and fall; after some of them an evaluation that leaves a large cache behind."""
     for _ in ("weights", "gradients", "first moments", "second moments"):
         memory.take(0.02)
@@ -95,7 +95,7 @@ def training(memory: Memory, dice: Random) -> Iterator[float]:
         memory.give(*batches)
 
 
-def serving(memory: Memory, dice: Random) -> Iterator[float]:
+def serving(memory: ProgramMemory, dice: Random) -> Iterator[float]:
     """Requests come and go, more of them and fewer in waves; each holds a key-value cache that grows."""
     memory.take(0.06)
     requests: list[list[int]] = []
@@ -111,7 +111,7 @@ def serving(memory: Memory, dice: Random) -> Iterator[float]:
         yield 0.5
 
 
-def leak(memory: Memory, dice: Random) -> Iterator[float]:
+def leak(memory: ProgramMemory, dice: Random) -> Iterator[float]:
     """Every step keeps a tensor that nobody needs; ends before that fills the card."""
     memory.take(0.03)
     for _ in range(290):
@@ -123,7 +123,7 @@ def leak(memory: Memory, dice: Random) -> Iterator[float]:
         yield 0.5
 
 
-def fragmentation(memory: Memory, dice: Random) -> Iterator[float]:
+def fragmentation(memory: ProgramMemory, dice: Random) -> Iterator[float]:
     """As much is live as ever, but blocks die between others that stay, and the holes are too small for the next.
 
     Every generation is of blocks twice as large as those before; of each window of that size in older
@@ -158,7 +158,7 @@ def fragmentation(memory: Memory, dice: Random) -> Iterator[float]:
         memory.clear()
 
 
-def _carve(memory: Memory, share: float, number: int) -> list[int]:
+def _carve(memory: ProgramMemory, share: float, number: int) -> list[int]:
     """That many neighbours in one segment."""
     memory.give(memory.take(number * share))
     return [memory.take(share) for _ in range(number)]
@@ -172,7 +172,7 @@ PROGRAMS: Mapping[str, Program] = {
 }
 
 
-def run(program: Program, memory: Memory, dice: Random, pause: Callable[[float], bool]) -> None:
+def run(program: Program, memory: ProgramMemory, dice: Random, pause: Callable[[float], bool]) -> None:
     """Runs a program until it ends, or ``pause(seconds)`` says that it is over."""
     while True:
         try:
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return signal.sigtimedwait(SIGNALS, max(0.0, min(seconds / options.speed, left))) is None
 
     agent.start(workload=options.program)
-    memory = Memory(Card(options.card))
+    memory = ProgramMemory(SimDevice(options.card))
     run(PROGRAMS[options.program], memory, Random(options.seed), pause)
     agent.stop()
     memory.allocator.close()

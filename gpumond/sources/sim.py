@@ -9,10 +9,10 @@ from pathlib import Path
 
 from gpumond import __version__
 from gpumond.errors import SourceUnavailable
-from gpumond.mends import mend
-from gpumond.model import DeviceReading, Fault, Reading
+from gpumond.model.remedies import mend
+from gpumond.model.snapshot import DeviceReading, Fault, Reading
 from gpumond.sim.card import Damaged, cards
-from gpumond.sources.processes import Identity, ProcessTable
+from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
 
 
 class SimSource:
@@ -22,7 +22,7 @@ class SimSource:
         self._environ = environ
         self._root = Path()
         self._table = ProcessTable()
-        self._known: dict[tuple[int, int | None], Identity] = {}
+        self._known: dict[tuple[int, int | None], ProcessOwner] = {}
         self._seen: dict[Path, str] = {}
         """UUIDs of the cards that could be read once: they are missed if they cannot."""
 
@@ -58,7 +58,7 @@ class SimSource:
     def close(self) -> None:
         self._seen.clear()
 
-    def _named(self, device: DeviceReading, known: Mapping[tuple[int, int | None], Identity]) -> DeviceReading:
+    def _named(self, device: DeviceReading, known: Mapping[tuple[int, int | None], ProcessOwner]) -> DeviceReading:
         """The device with names and owners of its processes, each looked up once in its life."""
         processes = []
         for process in device.processes or ():

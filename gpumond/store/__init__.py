@@ -19,14 +19,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumond import records
-from gpumond.audit import AuditEntry, canonical
-from gpumond.baseline import Baseline
+from gpumond.baselines.statistics import Baseline
 from gpumond.errors import NoSuchRule, RuleChanged, StoreUnavailable
 from gpumond.history import Coarse
-from gpumond.model import Alert, Fault, Receipt
-from gpumond.records import Heartbeat, KeptAlert, Notice
-from gpumond.store import audit_table, baseline_table, ends, rows as decode
+from gpumond.model.frame import Alert
+from gpumond.model.persisted import Heartbeat, KeptAlert, Notice
+from gpumond.model.pools import Receipt
+from gpumond.model.snapshot import Fault
+from gpumond.store import audit_ends, audit_table, baseline_table, codecs, rows as decode
+from gpumond.store.audit_chain import AuditEntry, canonical
 from gpumond.store.audit_table import verify_audit as verify_audit
 from gpumond.store.baseline_table import Side
 from gpumond.store.database import Database
@@ -149,7 +150,7 @@ class Store:
         return await self._run(lambda db: audit_table.newest(db, limit, users))
 
     async def add_receipts(self, receipts: Iterable[Receipt]) -> None:
-        rows = [(receipt.started_at, records.to_text(receipt), receipt.requested_by) for receipt in receipts]
+        rows = [(receipt.started_at, codecs.to_text(receipt), receipt.requested_by) for receipt in receipts]
 
         def add(db: sqlite3.Connection) -> None:
             db.executemany("INSERT INTO receipts (at, body, owner) VALUES (?, ?, ?)", rows)
@@ -175,10 +176,10 @@ class Store:
 
         def keep(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM alerts")
-            db.executemany("INSERT INTO alerts VALUES (?)", ((records.to_text(alert),) for alert in current))
-            queued = ((each.receiver, each.seq, each.kind, records.to_text(each.alert)) for each in notices)
+            db.executemany("INSERT INTO alerts VALUES (?)", ((codecs.to_text(alert),) for alert in current))
+            queued = ((each.receiver, each.seq, each.kind, codecs.to_text(each.alert)) for each in notices)
             db.executemany("INSERT OR REPLACE INTO notices VALUES (?, ?, ?, ?)", queued)
-            ended = ((alert.resolved_at or 0.0, records.to_text(alert), _owner(alert)) for alert in over)
+            ended = ((alert.resolved_at or 0.0, codecs.to_text(alert), _owner(alert)) for alert in over)
             db.executemany("INSERT INTO past_alerts (at, body, owner) VALUES (?, ?, ?)", ended)
             remove_excess(db, self.bounds)
             self._live(db)
@@ -201,7 +202,7 @@ class Store:
 
         def keep(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM history")
-            db.executemany("INSERT INTO history VALUES (?)", ((records.coarse_text(series),) for series in history))
+            db.executemany("INSERT INTO history VALUES (?)", ((codecs.coarse_text(series),) for series in history))
 
         await self._run(keep)
 
@@ -240,7 +241,7 @@ class Store:
                 if each.kind == "resolved":
                     db.execute("DELETE FROM told WHERE receiver = ? AND labels = ?", key)
                 elif told:
-                    db.execute("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", (*key, records.to_text(each.alert)))
+                    db.execute("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", (*key, codecs.to_text(each.alert)))
 
         await self._run(deliver)
 
@@ -329,7 +330,7 @@ class Store:
         chain = audit_table.append(db, actor, action, detail)
         remove_excess(db, self.bounds, chain)
 
-    def _opened(self, db: sqlite3.Connection, recorded: ends.Ends) -> None:
+    def _opened(self, db: sqlite3.Connection, recorded: audit_ends.Ends) -> None:
         for problem in audit_table.note_missing(db, recorded):
             log.error("the audit of the store %s is not complete: %s", self.path, problem)
 

@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gpumond.audit import MISSING, TRIM, AuditEntry, canonical, follow, verify
-from gpumond.store import ends
+from gpumond.store import audit_ends
+from gpumond.store.audit_chain import MISSING, TRIM, AuditEntry, canonical, follow, verify
 from gpumond.store.database import LOCK_SECONDS, lossless
 
 ADMINISTRATORS = ""
@@ -84,7 +84,7 @@ def newest(db: sqlite3.Connection, limit: int, users: bool = True) -> list[Audit
 def verify_audit(path: Path) -> list[str]:
     """Return a sentence for each thing that is wrong with the audit in a store's file. Works while a daemon runs."""
     problems: list[str] = []
-    recorded = ends.read(path)  # before the entries: a daemon may add some meanwhile
+    recorded = audit_ends.read(path)  # before the entries: a daemon may add some meanwhile
     try:
         db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)
         try:
@@ -140,7 +140,7 @@ def newest_ends(db: sqlite3.Connection) -> Iterator[tuple[str, int, str]]:
             yield str(chain), int(seq), str(own_hash)
 
 
-def note_missing(db: sqlite3.Connection, recorded: ends.Ends) -> list[str]:
+def note_missing(db: sqlite3.Connection, recorded: audit_ends.Ends) -> list[str]:
     """Compare the chains with what was recorded of their ends when they were written; add an entry for each that is
     shorter or another now."""
     cut = []
@@ -249,7 +249,7 @@ def _missing_at_end(db: sqlite3.Connection, chain: str, seq: int, own_hash: str)
     row = db.execute(f"SELECT hash FROM {table} WHERE {own} AND seq = ?", (*values, seq)).fetchone()
     first, last = _ends(db, chain)
     if row and row[0] != own_hash:
-        return f"entry {seq} is not the one that was recorded in {ends.NAME}"
+        return f"entry {seq} is not the one that was recorded in {audit_ends.NAME}"
     if row is None and (last == 0 or seq >= first):
         return f"entries {last + 1} to {seq} are missing at the end"
     return None

@@ -6,9 +6,9 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, Literal
 
-from gpumond.baseline import Baseline
+from gpumond.baselines.statistics import Baseline
+from gpumond.protocol.messages import from_json, to_json
 from gpumond.store.rows import text
-from gpumond.wire import from_json, to_json
 
 Side = Literal["before", "after"]
 MAX_BASELINES = 100

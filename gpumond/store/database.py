@@ -13,8 +13,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumond.records import Heartbeat
-from gpumond.store import ends
+from gpumond.model.persisted import Heartbeat
+from gpumond.store import audit_ends
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -58,7 +58,7 @@ SIGNS = ("malformed", "not a database", "no such table", "no such column", "unsu
 """In the messages of SQLite about a file that is damaged."""
 MAX_VERSION = 1000
 """A greater ``user_version`` is not that of a newer gpumond: it is damaged."""
-FILES = ("-wal", "-shm", ends.SUFFIX, "")
+FILES = ("-wal", "-shm", audit_ends.SUFFIX, "")
 
 
 class Database:
@@ -71,14 +71,14 @@ class Database:
     def __init__(
         self,
         path: Path,
-        opened: Callable[[sqlite3.Connection, ends.Ends], None],
+        opened: Callable[[sqlite3.Connection, audit_ends.Ends], None],
         replaced: Callable[[sqlite3.Connection, str, str], None],
         newest_ends: Callable[[sqlite3.Connection], Iterable[tuple[str, int, str]]],
     ) -> None:
         self.path = path
         self.before: Heartbeat | None = None
         self._opened, self._replaced, self._newest_ends = opened, replaced, newest_ends
-        self._ends: ends.Ends = {}
+        self._ends: audit_ends.Ends = {}
         self._damage: sqlite3.DatabaseError | None = None
         self._db: sqlite3.Connection | None = None
         self._inode: int | None = None
@@ -137,7 +137,7 @@ class Database:
                 self._damage = None
                 self._db = self._connect()
             self._inode = _inode(self.path)
-            self._ends = ends.read(self.path)
+            self._ends = audit_ends.read(self.path)
             with _decoded():
                 self._opened(self._db, self._ends)
                 if aside:
@@ -149,7 +149,7 @@ class Database:
         newest = {chain: (seq, own_hash) for chain, seq, own_hash in self._newest_ends(db)}
         if self._ends != (longer := self._ends | newest):
             self._ends = longer
-            ends.write(self.path, longer)
+            audit_ends.write(self.path, longer)
 
     def _connect(self) -> sqlite3.Connection:
         prepare(self.path.parent)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-from gpumond.records import Heartbeat
+from gpumond.model.persisted import Heartbeat
 from gpumond.store import audit_table
 
 DAY_SECONDS = 86400.0

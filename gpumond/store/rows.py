@@ -10,8 +10,10 @@ from pydantic import TypeAdapter
 
 from gpumond.errors import ProtocolError
 from gpumond.history import Coarse
-from gpumond.model import Alert, Fault, Receipt
-from gpumond.records import KeptAlert, Kind, Notice
+from gpumond.model.frame import Alert
+from gpumond.model.persisted import KeptAlert, Kind, Notice
+from gpumond.model.pools import Receipt
+from gpumond.model.snapshot import Fault
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

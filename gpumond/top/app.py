@@ -11,14 +11,14 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Input, Static
 
 from gpumond.errors import DaemonError
-from gpumond.top.daemon import Daemon, ask, look
+from gpumond.top.connection import ConnectionState, RemarksPanel, headline, remarks
+from gpumond.top.daemon import DaemonClient, ask, look
 from gpumond.top.details import Details
 from gpumond.top.devices import Devices
 from gpumond.top.flush import FlushPanel
-from gpumond.top.link import Link, RemarksPanel, headline, remarks
+from gpumond.top.history import HistoryChart, drawn, remember
 from gpumond.top.panel import keys
-from gpumond.top.past import Past, drawn, remember
-from gpumond.top.processes import Order, Processes, fitting
+from gpumond.top.processes import Processes, SortOrder, fitting
 from gpumond.top.rows import Key
 from gpumond.top.selection import at_index, beside, device_of, key_of, processes_on
 from gpumond.top.view import View
@@ -58,13 +58,13 @@ class Top(App[None]):
         Binding("ctrl+c", "quit", show=False, priority=True),
     ]
 
-    def __init__(self, daemon: Daemon, monochrome: bool = False, device: str | None = None) -> None:
+    def __init__(self, daemon: DaemonClient, monochrome: bool = False, device: str | None = None) -> None:
         super().__init__()
         self.daemon = daemon
         self.monochrome = monochrome or self.no_color or self.console.color_system not in ENOUGH_COLOURS
-        self.link = Link(time.monotonic())
+        self.link = ConnectionState(time.monotonic())
         self.view: View | None = None
-        self.past: Past | None = None
+        self.past: HistoryChart | None = None
         self.device = device
         self._asking = False
         self._frames = 0
@@ -139,9 +139,9 @@ class Top(App[None]):
         if subject and view:
             ask(self, lambda: remember(self.daemon, subject[0], view.taken_at), self._remembered)
 
-    def _remembered(self, answer: Past | DaemonError) -> None:
+    def _remembered(self, answer: HistoryChart | DaemonError) -> None:
         subject = self._subject()
-        if isinstance(answer, Past) and subject and answer.of == subject[0]:
+        if isinstance(answer, HistoryChart) and subject and answer.of == subject[0]:
             self.past = answer
             self._show_past()
             self._show_panel()
@@ -174,7 +174,7 @@ class Top(App[None]):
 
     def action_reverse(self) -> None:
         table = self.table
-        table.order = Order(table.order.column, not table.order.reverse)
+        table.order = SortOrder(table.order.column, not table.order.reverse)
         self._show()
 
     def action_filter(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from gpumond.model import SHARES
+from gpumond.model.frame import SHARES
 
 FILLS: Mapping[str, str] = {
     "live": "#",

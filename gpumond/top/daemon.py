@@ -16,7 +16,7 @@ from gpumond.top.view import View, view
 T = TypeVar("T")
 
 
-class Daemon(Protocol):
+class DaemonClient(Protocol):
     """Its HTTP API. Both raise DaemonError."""
 
     url: str
@@ -44,5 +44,5 @@ def ask(asker: MessagePump, question: Callable[[], T], then: Callable[[T | Daemo
     threading.Thread(target=run, name="gpumond-top", daemon=True).start()
 
 
-def look(daemon: Daemon) -> View:
+def look(daemon: DaemonClient) -> View:
     return view(daemon.get("/api/v1/frame"))

@@ -7,11 +7,11 @@ from typing import ClassVar
 from rich.text import Text
 from textual.binding import Binding, BindingType
 
+from gpumond.model.units import human
+from gpumond.top.history import HistoryChart, drawn
 from gpumond.top.panel import Panel
-from gpumond.top.past import Past, drawn
 from gpumond.top.rows import Key, ProcessRow
 from gpumond.top.view import View
-from gpumond.units import human
 
 CURVE_ROWS = 4
 
@@ -26,7 +26,7 @@ class Details(Panel):
         super().__init__()
         self.key = key
 
-    def show(self, view: View | None, past: Past | None) -> None:
+    def show(self, view: View | None, past: HistoryChart | None) -> None:
         row = next((row for row in view.processes if row.key == self.key), None) if view else None
         if row is None:
             self.say(Text(f"pid {self.key[1]} is not seen any more"))
@@ -34,7 +34,7 @@ class Details(Panel):
             self.say(described(row, past, max(20, self.width)))
 
 
-def described(row: ProcessRow, past: Past | None, width: int) -> Text:
+def described(row: ProcessRow, past: HistoryChart | None, width: int) -> Text:
     text = Text().append(f"{row.program} (pid {row.pid}) on GPU {row.gpu}\n", "bold")
     if past is not None and past.of == row.key:
         text.append_text(drawn(past, "", width, CURVE_ROWS)).append("\n")

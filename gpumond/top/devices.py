@@ -24,7 +24,7 @@ class Devices(VerticalScroll):
 
     def __init__(self) -> None:
         super().__init__()
-        self.picture = Picture()
+        self.picture = DeviceDisplay()
 
     def compose(self) -> Iterator[Static]:
         yield self.picture
@@ -43,7 +43,7 @@ class Devices(VerticalScroll):
         self.scroll_to(y=next(marked, 0), animate=False)
 
 
-class Picture(Static):
+class DeviceDisplay(Static):
     view: View | None = None
     monochrome = False
     chosen: str | None = None

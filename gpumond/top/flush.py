@@ -9,10 +9,10 @@ from rich.text import Text
 from textual.binding import Binding, BindingType
 
 from gpumond.errors import DaemonError
-from gpumond.top.daemon import Daemon, ask
+from gpumond.model.units import human
+from gpumond.top.daemon import DaemonClient, ask
 from gpumond.top.panel import Panel
-from gpumond.top.plain import plain
-from gpumond.units import human
+from gpumond.top.sanitize import plain
 
 TIMEOUT_SECONDS = 30.0
 ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30
@@ -35,7 +35,7 @@ class FlushPanel(Panel):
         Binding("n", "dismiss", show=False),
     ]
 
-    def __init__(self, daemon: Daemon, target: Mapping[str, object], name: str) -> None:
+    def __init__(self, daemon: DaemonClient, target: Mapping[str, object], name: str) -> None:
         super().__init__()
         self.daemon, self.target, self.whom = daemon, target, name
         self.ready = False

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpumond.palette import COLOURS, FREE_ON_DARK
+from gpumond.model.units import human
 from gpumond.top.bars import FILLS, bar
+from gpumond.top.palette import COLOURS, FREE_ON_DARK
 from gpumond.top.rows import DeviceRow
 from gpumond.top.view import View
-from gpumond.units import human
 
 GROUNDS: Mapping[str, str] = {**COLOURS, "free": FREE_ON_DARK, "reserved": "#6B7480"}
 """The colours of the parts of a bar, on a dark ground."""

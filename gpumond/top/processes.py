@@ -11,14 +11,14 @@ from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
+from gpumond.model.units import human
 from gpumond.top.rows import HOLDINGS, Key, ProcessRow
-from gpumond.units import human
 
 Sortable = tuple[bool, float, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """``rank``: the higher, the sooner it goes where the screen is narrow. Numbers are right-aligned, largest first."""
 
     name: str
@@ -35,8 +35,8 @@ class Column:
         return value is not None, float(value or 0), ""
 
 
-def _share(name: str, rank: int) -> Column:
-    return Column(name, 10, rank, lambda row: _size(row.shares[name]), lambda row: row.shares[name])
+def _share(name: str, rank: int) -> TableColumn:
+    return TableColumn(name, 10, rank, lambda row: _size(row.shares[name]), lambda row: row.shares[name])
 
 
 def _size(value: int | None) -> str:
@@ -46,29 +46,29 @@ def _size(value: int | None) -> str:
 RANKS = {"live": 3, "cached": 0, "stranded": 1, "overhead": 5, "opaque": 6}
 PROGRAM = 14
 COLUMNS = (
-    Column("gpu", 4, 0, lambda row: row.gpu, lambda row: int(row.gpu) if row.gpu.isdecimal() else None),
-    Column("pid", 7, 0, lambda row: str(row.pid), lambda row: row.pid),
-    Column("program", PROGRAM, 0, lambda row: f"{row.program} [{row.state}]" if row.state else row.program),
-    Column("user", 10, 7, lambda row: row.user),
-    Column("used", 10, 0, lambda row: _size(row.used_bytes), lambda row: row.used_bytes),
+    TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: int(row.gpu) if row.gpu.isdecimal() else None),
+    TableColumn("pid", 7, 0, lambda row: str(row.pid), lambda row: row.pid),
+    TableColumn("program", PROGRAM, 0, lambda row: f"{row.program} [{row.state}]" if row.state else row.program),
+    TableColumn("user", 10, 7, lambda row: row.user),
+    TableColumn("used", 10, 0, lambda row: _size(row.used_bytes), lambda row: row.used_bytes),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
-    Column("verdict", 13, 2, lambda row: row.verdict),
+    TableColumn("verdict", 13, 2, lambda row: row.verdict),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SortOrder:
     column: str = "used"
     reverse: bool = False
     """Against the column's own direction: numbers largest first, words from A."""
 
-    def next(self, columns: Sequence[Column]) -> Order:
+    def next(self, columns: Sequence[TableColumn]) -> SortOrder:
         names = [column.name for column in columns]
         at = names.index(self.column) if self.column in names else -1
-        return Order(names[(at + 1) % len(names)])
+        return SortOrder(names[(at + 1) % len(names)])
 
 
-def fitting(width: int) -> list[Column]:
+def fitting(width: int) -> list[TableColumn]:
     """The columns for which a screen of that width has room, in their order."""
     chosen = {column.name for column in COLUMNS}
     for column in sorted(COLUMNS, key=lambda column: -column.rank):
@@ -77,7 +77,7 @@ def fitting(width: int) -> list[Column]:
     return [column for column in COLUMNS if column.name in chosen]
 
 
-def arranged(rows: Iterable[ProcessRow], order: Order, words: str) -> list[ProcessRow]:
+def arranged(rows: Iterable[ProcessRow], order: SortOrder, words: str) -> list[ProcessRow]:
     """Those that have every word of the filter somewhere, sorted; what is equal, by pid."""
     seen = [row for row in rows if all(word in row.words for word in words.lower().split())]
     column = next(column for column in COLUMNS if column.name == order.column)
@@ -97,7 +97,7 @@ class Processes(DataTable[Text]):
 
     def __init__(self) -> None:
         super().__init__(cursor_type="row", cell_padding=0, show_cursor=True)
-        self.order = Order()
+        self.order = SortOrder()
         self.words = ""
         self.rows_shown: list[ProcessRow] = []
         self._headers: list[tuple[str, int]] = []
@@ -123,7 +123,7 @@ class Processes(DataTable[Text]):
             self.move_cursor(row=keys.index(self._key), animate=False, scroll=False)
         self.scroll_to(y=first, animate=False, force=True, immediate=True)
 
-    def _head(self, columns: Sequence[Column], widths: Sequence[int]) -> None:
+    def _head(self, columns: Sequence[TableColumn], widths: Sequence[int]) -> None:
         marks = {self.order.column: "↑" if self.order.reverse else "↓"}
         headers = [f"{column.name.upper()}{marks.get(column.name, '')}" for column in columns]
         if [*zip(headers, widths, strict=True)] == self._headers:
@@ -134,7 +134,7 @@ class Processes(DataTable[Text]):
         for header, column, width in zip(headers, columns, widths, strict=True):
             self.add_column(_aligned(header, True, column, width), width=width + 1)
 
-    def _fill(self, columns: Sequence[Column], widths: Sequence[int]) -> None:
+    def _fill(self, columns: Sequence[TableColumn], widths: Sequence[int]) -> None:
         """Row by row from the top; only what has changed is written, as there may be many hundred."""
         cells = [[(column.text(row), _bold(column, row)) for column in columns] for row in self.rows_shown]
         drawn = [*zip(columns, widths, strict=True)]
@@ -150,11 +150,11 @@ class Processes(DataTable[Text]):
         self._cells = cells
 
 
-def _bold(column: Column, row: ProcessRow) -> bool:
+def _bold(column: TableColumn, row: ProcessRow) -> bool:
     return column.name == "verdict" and row.notable
 
 
-def _aligned(text: str, bold: bool, column: Column, width: int) -> Text:
+def _aligned(text: str, bold: bool, column: TableColumn, width: int) -> Text:
     cell = Text(text, "bold" if bold else "")
     cell.truncate(width, overflow="ellipsis")
     cell.align("right" if column.number else "left", width)

@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpumond.events import ORDINARY
-from gpumond.model import MISSED_LIMIT, SHARES
-from gpumond.top.plain import plain
-from gpumond.units import duration
+from gpumond.engine.events import ORDINARY
+from gpumond.model.frame import SHARES
+from gpumond.model.snapshot import MISSED_LIMIT
+from gpumond.model.units import duration
+from gpumond.top.sanitize import plain
 
 HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
 """The shares that a process can have."""

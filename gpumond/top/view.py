@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumond.errors import DaemonError
-from gpumond.stuck import stuck
-from gpumond.top.plain import plain
-from gpumond.top.remarks import Remark, alerts, notices, once, verdicts
+from gpumond.top.notices import FrameNotice, alerts, notices, once, verdicts
 from gpumond.top.rows import DeviceRow, ProcessRow, cached, devices, processes, returnable
+from gpumond.top.sanitize import plain
+from gpumond.top.stuck_processes import stuck
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class View:
     up: bool
     devices: tuple[DeviceRow, ...]
     processes: tuple[ProcessRow, ...]
-    notices: tuple[Remark, ...]
-    alerts: tuple[Remark, ...]
-    verdicts: tuple[Remark, ...]
-    stuck: tuple[Remark, ...]
+    notices: tuple[FrameNotice, ...]
+    alerts: tuple[FrameNotice, ...]
+    verdicts: tuple[FrameNotice, ...]
+    stuck: tuple[FrameNotice, ...]
     agents: int
     returnable_bytes: int | None
     refused_bytes: int
@@ -63,7 +63,7 @@ def _view(frame: Mapping[str, Any]) -> View:
         notices=about_itself,
         alerts=tuple(once(alerts(frame), about_itself)),
         verdicts=tuple(verdicts(frame["verdicts"])),
-        stuck=tuple(Remark("warn", plain(e.what), plain(e.mend, 400)) for e in stuck(frame["processes"])),
+        stuck=tuple(FrameNotice("warn", plain(e.what), plain(e.mend, 400)) for e in stuck(frame["processes"])),
         agents=len(snapshot["reports"]),
         returnable_bytes=returnable(lines, refusing),
         refused_bytes=sum(line["used_bytes"] for line in cached(lines) if line["pid"] in refusing),

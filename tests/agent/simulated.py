@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.ooms import OOMS
-from gpumond.agent.scopes import SCOPES_SEEN
-from gpumond.agent.steps import STEPS
+from gpumond.agent.instrument.oom import OOMS
+from gpumond.agent.instrument.scopes import SCOPES_SEEN
+from gpumond.agent.instrument.steps import STEPS
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.card import MIB, Spec, create
 

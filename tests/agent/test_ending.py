@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.program import Ending
-from gpumond.wire import Bye, Report
+from gpumond.model.program import Ending
+from gpumond.protocol.messages import Bye, Report
 from tests.agent.daemon import SECONDS, Daemon, environment, host
-from tests.agent.test_told import program, tell
+from tests.agent.test_program_report import program, tell
 from tests.running import RunningDaemon, until
 
 OOM = "allocator.malloc(2000 * MIB)"

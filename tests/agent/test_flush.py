@@ -8,9 +8,9 @@ import subprocess
 import pytest
 
 from gpumond import agent
-from gpumond.agent.proof import judge, promises, raced
-from gpumond.model import Expected, PoolUsage, Reclaimable
-from gpumond.wire import Cancel, Flush, Report, Result
+from gpumond.agent.flush_result import judge, promises, raced
+from gpumond.model.pools import Expected, PoolUsage, Reclaimable
+from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, Report
 from tests.agent.daemon import STANDINS, Daemon, environment, finished, host
 
 MIB = 1 << 20
@@ -43,14 +43,16 @@ def tell(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout.readline() == f"did {line}\n"
 
 
-def order(steps: tuple[str, ...] = ("ipc", "cache", "trim"), allocator: str = "torch", **values: object) -> Flush:
-    return Flush("f1", allocator, steps, **values)  # type: ignore[arg-type]
+def order(
+    steps: tuple[str, ...] = ("ipc", "cache", "trim"), allocator: str = "torch", **values: object
+) -> FlushCommand:
+    return FlushCommand("f1", allocator, steps, **values)  # type: ignore[arg-type]
 
 
-def ask(daemon: Daemon, flush: Flush) -> Result:
+def ask(daemon: Daemon, flush: FlushCommand) -> FlushResult:
     daemon.wait_message(Report)
     daemon.wait_peer().send(flush)
-    return daemon.wait_message(Result)
+    return daemon.wait_message(FlushResult)
 
 
 def test_a_flush_is_predicted_carried_out_and_proved(daemon: Daemon) -> None:
@@ -85,9 +87,9 @@ def test_policy_step_flushes_in_the_programs_own_step(daemon: Daemon) -> None:
         tell(process, "gpumond.agent.step()")
         daemon.wait_peer().send(order())
         tell(process, "while not gpumond.agent._loop.waiting: pass")
-        assert not daemon.heard(Result)
+        assert not daemon.heard(FlushResult)
         tell(process, "gpumond.agent.step()")
-        assert daemon.wait_message(Result).outcome == "freed"
+        assert daemon.wait_message(FlushResult).outcome == "freed"
         finished(process)
 
 
@@ -107,9 +109,9 @@ def test_what_the_daemon_no_longer_waits_for_is_not_done(daemon: Daemon) -> None
     with host(program(), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
         process.send_signal(signal.SIGSTOP)
-        daemon.wait_peer().send(order(), Cancel("f1"), Flush("f2", "torch", ("ipc",)))
+        daemon.wait_peer().send(order(), Cancel("f1"), FlushCommand("f2", "torch", ("ipc",)))
         process.send_signal(signal.SIGCONT)
-        daemon.wait(lambda d: True if {r.id: r.outcome for r in d.heard(Result)} == NEVER_BEGUN else None)
+        daemon.wait(lambda d: True if {r.id: r.outcome for r in d.heard(FlushResult)} == NEVER_BEGUN else None)
         assert "empty_cache" not in finished(process)
 
 
@@ -121,7 +123,7 @@ def test_a_waiting_flush_can_be_cancelled(daemon: Daemon) -> None:
         daemon.wait_peer().send(Cancel("f1"))
         tell(process, "while gpumond.agent._loop.waiting: pass")
         tell(process, "gpumond.agent.step()")
-        assert daemon.wait_message(Result).outcome == "deferred"
+        assert daemon.wait_message(FlushResult).outcome == "deferred"
         assert finished(process) == "[]\n"
 
 
@@ -141,7 +143,7 @@ def test_an_expired_flush_is_not_carried_out(daemon: Daemon) -> None:
     ],
 )
 def test_what_cannot_be_done_safely_is_refused_with_the_reason(
-    daemon: Daemon, flush: Flush, setup: str, reason: str
+    daemon: Daemon, flush: FlushCommand, setup: str, reason: str
 ) -> None:
     with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
         result = ask(daemon, flush)
@@ -165,8 +167,8 @@ def drop() -> int:
         assert str(12 * MIB) in result.steps[1].detail
         assert result.pools[0].after.held_bytes == 0
         tell(process, "gpumond.agent.on_flush(lambda: 1 / 0)")
-        daemon.wait_peer().send(Flush("f2", "torch", ("hooks", "cache")))
-        failed = daemon.wait(lambda d: next((r for r in d.heard(Result) if r.id == "f2"), None))
+        daemon.wait_peer().send(FlushCommand("f2", "torch", ("hooks", "cache")))
+        failed = daemon.wait(lambda d: next((r for r in d.heard(FlushResult) if r.id == "f2"), None))
         assert (failed.outcome, "ZeroDivisionError" in failed.reason) == ("failed", True)
         finished(process)
 

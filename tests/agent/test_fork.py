@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.wire import Bye, Hello, Report
+from gpumond.protocol.messages import Bye, Hello, Report
 from tests.agent.daemon import Daemon, environment, finished, host
 
 START = "import os, sys, time, gpumond.agent; gpumond.agent.start(workload='forks')\n"

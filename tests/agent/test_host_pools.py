@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpumond.model import HostPool
-from gpumond.wire import Report
+from gpumond.model.pools import HostPool
+from gpumond.protocol.messages import Report
 from tests.agent.daemon import STANDINS, Daemon, environment, finished, host
 
 PROGRAM = """

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.levers import FLUSHES
-from gpumond.agent.link import FRAMES, Link
-from gpumond.wire import Cancel, Flush, Report, Result, encode
+from gpumond.agent.registry import FLUSHES
+from gpumond.agent.transport import FRAMES, Transport
+from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, Report, encode
 from tests.agent.daemon import STANDINS, Daemon, environment, eventually, finished, host
 from tests.agent.test_flush import order, program
 
@@ -44,10 +44,10 @@ def test_a_storm_of_flushes_is_refused_but_for_a_few(daemon: Daemon) -> None:
     burst = FLUSHES[0]
     with host(program(), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
-        orders = [Flush(str(number), "torch", ("cache",)) for number in range(3 * burst)]
+        orders = [FlushCommand(str(number), "torch", ("cache",)) for number in range(3 * burst)]
         daemon.wait_peer().send(*orders)
-        daemon.wait(lambda d: True if len(d.heard(Result)) == len(orders) else None)
-        refused = [result for result in daemon.heard(Result) if result.outcome == "refused"]
+        daemon.wait(lambda d: True if len(d.heard(FlushResult)) == len(orders) else None)
+        refused = [result for result in daemon.heard(FlushResult) if result.outcome == "refused"]
         assert len(refused) in (2 * burst, 2 * burst - 1)
         assert all("too many orders" in result.reason for result in refused)
         daemon.wait(lambda d: True if refusals(d) == len(refused) else None)
@@ -58,14 +58,14 @@ def test_an_order_with_an_unknown_step_is_counted(daemon: Daemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
         daemon.wait_peer().send(order(("cache", "no-such-step")))
-        assert daemon.wait_message(Result).outcome == "refused"
+        assert daemon.wait_message(FlushResult).outcome == "refused"
         daemon.wait(lambda d: True if refusals(d) == 1 else None)
         assert "empty_cache" not in finished(process)
 
 
 @pytest.mark.parametrize("policy", ["allow", "step", "never"])
 def test_a_flood_of_frames_closes_the_link(daemon: Daemon, policy: str) -> None:
-    flood = b"".join(encode(Flush(str(number), "torch", ("gc",))) for number in range(20 * FRAMES[0]))
+    flood = b"".join(encode(FlushCommand(str(number), "torch", ("gc",))) for number in range(20 * FRAMES[0]))
     with host(working(policy), environment(daemon.path)) as process:
         daemon.wait_message(Report)
         peer = daemon.wait_peer()
@@ -105,7 +105,7 @@ def test_nonsense_never_harms_the_link(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(8)
-        link = Link()
+        link = Transport()
         for _ in range(10_000):
             now += 100.0
             if not link.connected:
@@ -113,7 +113,7 @@ def test_nonsense_never_harms_the_link(tmp_path: Path) -> None:
                 server, _ = listener.accept()
             server.sendall(nonsense(random_))
             messages = link.receive(now)
-            assert all(isinstance(message, (Flush, Cancel, Report)) for message in messages)
+            assert all(isinstance(message, (FlushCommand, Cancel, Report)) for message in messages)
             if not link.connected:
                 refused += 1
                 server.close()
@@ -138,7 +138,7 @@ HARMFUL: dict[str, Callable[[], bytes]] = {
     "an id of a megabyte": lambda: raw("id", "x" * 60_000),
     "deep nesting": lambda: b"[" * 60_000 + b"\n",
     "no end of a line": lambda: b"x" * 70_000,
-    "an agent's own frames": lambda: encode(Report()) + encode(Result("f1", "freed")),
+    "an agent's own frames": lambda: encode(Report()) + encode(FlushResult("f1", "freed")),
     "terminal escapes": lambda: raw("allocator", "\x1b[2J"),
 }
 
@@ -162,7 +162,7 @@ def test_a_daemon_that_comes_and_goes_leaks_nothing(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(8)
-        link = Link()
+        link = Transport()
         for attempt in range(1000):
             assert link.connect(path, float(attempt))
             server, _ = listener.accept()
@@ -182,7 +182,7 @@ def test_a_stranger_is_counted(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(8)
-        link = Link(trusted=())
+        link = Transport(trusted=())
         assert not link.connect(path, 0.0)
         assert link.refusals == 1
         connection, _ = listener.accept()
@@ -198,7 +198,7 @@ def test_memory_stays_bounded_while_a_daemon_floods(daemon: Daemon) -> None:
         for round_ in range(5):
             daemon.wait_message(Report)
             peer = daemon.wait(lambda d: next((p for p in reversed(d.peers) if p.messages and not p.gone), None))
-            frames = b"".join(encode(Flush(f"{round_}-{n}", "torch", ("cache",))) for n in range(5_000))
+            frames = b"".join(encode(FlushCommand(f"{round_}-{n}", "torch", ("cache",))) for n in range(5_000))
             try:
                 peer.connection.sendall(frames)
             except OSError:

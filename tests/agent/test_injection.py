@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.cli.run import INJECT, add_arguments, environment
-from gpumond.wire import Hello, Report
+from gpumond.protocol.messages import Hello, Report
 from tests.agent.daemon import SECONDS, Daemon, environment as own_environment, finished, host
 
 RUN = """

@@ -10,7 +10,7 @@ from tests.agent.driver import run
 def test_a_library_is_known_as_soon_as_it_is_imported(library: Path) -> None:
     code = """
 import torch
-from gpumond.agent.levers import LEVERS
+from gpumond.agent.registry import LEVERS
 names = lambda: [adapter.name for adapter in LEVERS.known()]
 print(names(), LEVERS.known() is LEVERS.known(), end=" ")
 import cupy

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.wire import Bye, Hello, Report
+from gpumond.protocol.messages import Bye, Hello, Report
 from tests.agent.daemon import Daemon, environment
 from tests.running import until
 

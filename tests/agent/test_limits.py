@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from gpumond import agent
-from gpumond.program import AppliedLimit
+from gpumond.model.program import AppliedLimit
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.card import MIB, OutOfMemory
 from tests.agent.daemon import STANDINS, environment

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.wire import Flush, Hello, Report, decode, encode
+from gpumond.protocol.messages import FlushCommand, Hello, Report, decode, encode
 from tests.agent.daemon import Daemon, environment, finished, host
 from tests.running import RunningDaemon, until
 
@@ -52,7 +52,7 @@ def test_half_a_frame_from_a_daemon_that_dies_is_no_order(tmp_path: Path):
             connection, _ = listener.accept()
             with connection, connection.makefile("rb") as lines:
                 assert isinstance(decode(lines.readline()), Hello)
-                connection.sendall(encode(Flush("one", "sim", ("cache",)))[:-5])
+                connection.sendall(encode(FlushCommand("one", "sim", ("cache",)))[:-5])
             listener.close()
             path.unlink()
             successor = Daemon(path)

@@ -9,7 +9,7 @@ import importlib.util
 
 import pytest
 
-from gpumond.wire import Report
+from gpumond.protocol.messages import Report
 from tests.agent.daemon import Daemon, environment, host
 
 if importlib.util.find_spec("tensorflow") is None:

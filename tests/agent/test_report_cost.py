@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hypothesis import given, strategies as st
 
-from gpumond.agent.link import Link
-from gpumond.model import PoolUsage, Reclaimable
-from gpumond.wire import Report, decode, encode, to_json
+from gpumond.agent.transport import Transport
+from gpumond.model.pools import PoolUsage, Reclaimable
+from gpumond.protocol.messages import Report, decode, encode, to_json
 from tests.agent.daemon import Daemon, environment, finished, host
 from tests.agent.driver import run
 
@@ -53,7 +53,7 @@ def test_each_report_is_sent_and_tells_what_is_new_since_the_last(tmp_path: Path
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "agent.sock"))
         listener.listen(1)
-        link = Link()
+        link = Transport()
         assert link.connect(str(tmp_path / "agent.sock"), 0.0)
         connection, _ = listener.accept()
         with connection, connection.makefile("rb") as lines:
@@ -81,7 +81,7 @@ def test_a_driver_that_is_not_there_is_not_looked_for_at_each_report(library: Pa
     """Nor is anything left for the program's garbage collector, which may have millions of objects to look at."""
     code = """
 import gc, sys, torch
-from gpumond.agent.levers import LEVERS
+from gpumond.agent.registry import LEVERS
 LEVERS.read()
 looked = []
 sys.addaudithook(lambda event, arguments: looked.append(event) if event == "ctypes.dlopen" else None)

@@ -8,13 +8,13 @@ import threading
 import pytest
 
 from gpumond import agent
-from gpumond.agent.levels import Level, levels
-from gpumond.agent.scopes import SCOPES_SEEN, Block
-from gpumond.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
+from gpumond.agent.instrument.scopes import SCOPES_SEEN, Block
+from gpumond.agent.instrument.usage import DeviceLevel, levels
+from gpumond.model.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.card import MIB
+from gpumond.testing import make_pool
 from tests.agent.simulated import UUID
-from tests.making import a_pool
 
 
 def usage(name: str) -> ScopeUsage:
@@ -77,19 +77,31 @@ def test_a_peak_below_an_older_one_is_a_lower_bound_and_says_so(allocator: Cachi
 @pytest.mark.parametrize(
     ("before", "after", "seen", "peak", "exact"),
     [
-        (Level(10, peak_bytes=50), Level(20, peak_bytes=80), 30, 80, True),
-        (Level(10, peak_bytes=50), Level(20, peak_bytes=50), 30, 30, False),
-        (Level(50, peak_bytes=50), Level(50, peak_bytes=50), 0, 50, True),  # no room between the seen and the mark
-        (Level(10, peak_bytes=90), Level(20, peak_bytes=40), 30, 40, False),  # the program has reset the mark
-        (Level(10, peak_bytes=None), Level(20, peak_bytes=None), 30, 30, False),
-        (Level(10, peak_bytes=50, alone=False), Level(20, peak_bytes=80, alone=False), 30, 30, False),
+        (DeviceLevel(10, peak_bytes=50), DeviceLevel(20, peak_bytes=80), 30, 80, True),
+        (DeviceLevel(10, peak_bytes=50), DeviceLevel(20, peak_bytes=50), 30, 30, False),
+        (
+            DeviceLevel(50, peak_bytes=50),
+            DeviceLevel(50, peak_bytes=50),
+            0,
+            50,
+            True,
+        ),  # no room between the seen and the mark
+        (
+            DeviceLevel(10, peak_bytes=90),
+            DeviceLevel(20, peak_bytes=40),
+            30,
+            40,
+            False,
+        ),  # the program has reset the mark
+        (DeviceLevel(10, peak_bytes=None), DeviceLevel(20, peak_bytes=None), 30, 30, False),
+        (DeviceLevel(10, peak_bytes=50, alone=False), DeviceLevel(20, peak_bytes=80, alone=False), 30, 30, False),
     ],
 )
-def test_how_exact_a_peak_is(before: Level, after: Level, seen: int, peak: int, exact: bool):
+def test_how_exact_a_peak_is(before: DeviceLevel, after: DeviceLevel, seen: int, peak: int, exact: bool):
     block = Block("x", None)
     block.before = {UUID: before}
     block.see({UUID: before})
-    block.see({UUID: Level(seen)})
+    block.see({UUID: DeviceLevel(seen)})
     block.end({UUID: after})
     assert block.peaks is not None
     found = block.peaks[UUID]
@@ -98,12 +110,12 @@ def test_how_exact_a_peak_is(before: Level, after: Level, seen: int, peak: int, 
 
 def test_pools_of_one_device_are_added_and_those_inside_another_left_out():
     pools = (
-        a_pool("GPU-a", live=1, allocator="torch", peak_live_bytes=5, retries=1),
-        a_pool("GPU-a", live=2, allocator="rmm", peak_live_bytes=7, retries=2),
-        a_pool("GPU-a", live=2, allocator="cupy", inside="rmm"),
-        a_pool("GPU-b", live=9, allocator="torch"),
+        make_pool("GPU-a", live=1, allocator="torch", peak_live_bytes=5, retries=1),
+        make_pool("GPU-a", live=2, allocator="rmm", peak_live_bytes=7, retries=2),
+        make_pool("GPU-a", live=2, allocator="cupy", inside="rmm"),
+        make_pool("GPU-b", live=9, allocator="torch"),
     )
-    assert levels(pools) == {"GPU-a": Level(3, 0, 12, 3, alone=False), "GPU-b": Level(9, 0, None, 0)}
+    assert levels(pools) == {"GPU-a": DeviceLevel(3, 0, 12, 3, alone=False), "GPU-b": DeviceLevel(9, 0, None, 0)}
 
 
 def test_names_beyond_the_bound_are_counted_together(allocator: CachingAllocator):

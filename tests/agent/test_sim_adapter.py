@@ -7,19 +7,19 @@ import pytest
 
 from gpumond.agent.adapters import AllocatorAdapter, present
 from gpumond.agent.adapters.sim import SimAdapter, adapter
-from gpumond.model import Reclaimable, StepResult
+from gpumond.model.pools import Reclaimable, StepResult
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, Card
+from gpumond.sim.card import MIB, SimDevice
 from tests.sim.holding import run, small_card
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> Card:
+def card(tmp_path: Path) -> SimDevice:
     return small_card(tmp_path)
 
 
 @pytest.fixture
-def allocator(card: Card) -> Iterator[CachingAllocator]:
+def allocator(card: SimDevice) -> Iterator[CachingAllocator]:
     """It holds 60 MiB live and 40 stranded in one segment, and 50 cached."""
     allocator = CachingAllocator(card)
     for address in [allocator.malloc(100 * MIB), allocator.malloc(50 * MIB)]:
@@ -55,13 +55,13 @@ def test_its_numbers_are_exact(allocator: CachingAllocator) -> None:
     assert (pool.device_allocations, pool.device_frees) == (2, 0)
 
 
-def test_an_allocator_that_was_not_used_is_no_pool(card: Card) -> None:
+def test_an_allocator_that_was_not_used_is_no_pool(card: SimDevice) -> None:
     allocator = CachingAllocator(card)
     assert list(adapter().read()) == []
     allocator.close()
 
 
-def test_a_flush_releases_what_was_predicted_and_the_card_sees_it(allocator: CachingAllocator, card: Card) -> None:
+def test_a_flush_releases_what_was_predicted_and_the_card_sees_it(allocator: CachingAllocator, card: SimDevice) -> None:
     sim = SimAdapter()
     used = card.read().used_bytes or 0
     (before,) = sim.read(exact=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumond import agent
-from gpumond.agent import snapshots
+from gpumond.agent.instrument import snapshots
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.card import MIB
 from tests.agent.daemon import STANDINS, environment

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gpumond import agent
-from gpumond.agent.steps import ENOUGH, STEPS, WINDOW, Look, Steps, trend
+from gpumond.agent.instrument.steps import ENOUGH, STEPS, WINDOW, Look, StepCounter, trend
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.card import MIB
 
@@ -29,7 +29,7 @@ def test_steps_are_counted_and_looked_at_once_a_second_at_most(allocator: Cachin
 
 
 def test_what_each_step_keeps_is_a_trend_in_bytes_a_step(allocator: CachingAllocator):
-    steps = Steps()
+    steps = StepCounter()
     for _ in range(3 * WINDOW):
         allocator.malloc(2 * MIB)
         steps._look_at = 0.0  # a second has passed

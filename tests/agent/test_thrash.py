@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.agent.thrash import Thrash
-from gpumond.model import Expected, PoolUsage
-from gpumond.wire import PoolChange
-from tests.making import GIB, a_pool
+from gpumond.agent.instrument.thrash import Thrash
+from gpumond.model.pools import Expected, PoolUsage
+from gpumond.protocol.messages import PoolChange
+from gpumond.testing import GIB, make_pool
 
 
 def pool(held: int, device_allocations: int | None = 5, device: str = "GPU-a") -> PoolUsage:
-    return a_pool(device, live=held * GIB, device_allocations=device_allocations)
+    return make_pool(device, live=held * GIB, device_allocations=device_allocations)
 
 
 def flushed(before: int = 10, after: int = 2, device_allocations: int | None = 5) -> Thrash:

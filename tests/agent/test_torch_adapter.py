@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import Refused
+from gpumond.agent.adapters import FlushRefused
 from gpumond.agent.adapters.torch import TorchAdapter
-from gpumond.model import HostPool, Reclaimable
+from gpumond.model.pools import HostPool, Reclaimable
 from tests.agent.standins import torch
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
 
@@ -62,7 +62,7 @@ def test_a_reading_is_of_now_whatever_the_one_before_it_said(world: Any, adapter
 def test_nothing_is_asked_before_cuda_is_initialised(world: Any, adapter: TorchAdapter) -> None:
     world.reset(initialized=False)
     assert adapter.read(exact=True) == ()
-    with pytest.raises(Refused, match="not initialised"):
+    with pytest.raises(FlushRefused, match="not initialised"):
         adapter.flush(("cache",))
     assert world.calls == []
 
@@ -70,7 +70,7 @@ def test_nothing_is_asked_before_cuda_is_initialised(world: Any, adapter: TorchA
 def test_a_forked_child_is_left_alone(world: Any, adapter: TorchAdapter) -> None:
     world.bad_fork = True
     assert adapter.read() == ()
-    with pytest.raises(Refused, match="forked"):
+    with pytest.raises(FlushRefused, match="forked"):
         adapter.flush(("cache",))
 
 
@@ -104,14 +104,14 @@ def test_a_flush_leaves_the_threads_device_as_it_was(world: Any, adapter: TorchA
 
 def test_without_a_live_context_nothing_is_freed(world: Any, adapter: TorchAdapter) -> None:
     world.contexts.clear()
-    with pytest.raises(Refused, match="no device"):
+    with pytest.raises(FlushRefused, match="no device"):
         adapter.flush(("cache",))
 
 
 def test_no_flush_during_a_capture(world: Any, adapter: TorchAdapter) -> None:
     graph = torch.cuda.CUDAGraph()
     assert graph.capture_begin() == "began"
-    with pytest.raises(Refused, match="captured"):
+    with pytest.raises(FlushRefused, match="captured"):
         adapter.flush(("cache",))
     assert graph.capture_end() == "ended"
     assert adapter.flush(("cache",))
@@ -177,7 +177,7 @@ def test_the_stream_ordered_backend_counts_nothing(world: Any, adapter: TorchAda
 def test_anothers_allocator_is_not_pytorchs_to_report(world: Any, adapter: TorchAdapter) -> None:
     world.backend = "pluggable"
     assert adapter.read() == ()
-    with pytest.raises(Refused, match="pluggable"):
+    with pytest.raises(FlushRefused, match="pluggable"):
         adapter.flush(("cache",))
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gpumond.agent.adapters.torch_formulas import figures, from_async_stats, from_snapshot, from_stats
-from gpumond.model import Reclaimable
+from gpumond.model.pools import Reclaimable
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment, World
 
 SIZES = st.integers(1, 60 * MIB)

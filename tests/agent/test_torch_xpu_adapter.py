@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import Refused, drm_devices
+from gpumond.agent.adapters import FlushRefused, drm_devices
 from gpumond.agent.adapters.torch_xpu import XpuAdapter
-from gpumond.model import Reclaimable
-from gpumond.sources.drm_cards import cards
+from gpumond.model.pools import Reclaimable
+from gpumond.sources.drm.devices import cards
 from tests.agent.standins import torch
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
 from tests.sources.trees import SysTree
@@ -67,7 +67,7 @@ def test_a_flush_returns_what_was_in_its_bounds(world: Any, adapter: XpuAdapter)
 def test_nothing_is_asked_before_xpu_is_initialised(world: Any, adapter: XpuAdapter):
     world.reset(initialized=False)
     assert adapter.read() == ()
-    with pytest.raises(Refused, match="not initialised"):
+    with pytest.raises(FlushRefused, match="not initialised"):
         adapter.flush(("cache",))
     assert world.calls == []
 
@@ -75,14 +75,14 @@ def test_nothing_is_asked_before_xpu_is_initialised(world: Any, adapter: XpuAdap
 def test_a_forked_child_is_left_alone(world: Any, adapter: XpuAdapter):
     world.bad_fork = True
     assert adapter.read() == ()
-    with pytest.raises(Refused, match="forked"):
+    with pytest.raises(FlushRefused, match="forked"):
         adapter.flush(("cache",))
 
 
 def test_no_flush_during_a_capture(adapter: XpuAdapter):
     graph = torch.xpu.XPUGraph()
     graph.capture_begin()
-    with pytest.raises(Refused, match="captured"):
+    with pytest.raises(FlushRefused, match="captured"):
         adapter.flush(("cache",))
     graph.capture_end()
     assert adapter.flush(("cache",))

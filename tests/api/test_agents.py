@@ -8,16 +8,16 @@ import pytest
 
 from gpumond.api import examples
 from gpumond.errors import NoSuchTarget, StoreUnavailable
-from gpumond.program import AppliedLimit, Dump
-from gpumond.wire import Answer
+from gpumond.model.program import AppliedLimit, Dump
+from gpumond.protocol.messages import AgentResponse
 from tests.api.test_app import TOKEN, View, ask
 
 LIMIT, SNAPSHOT = "/api/v1/agents/10/limit", "/api/v1/agents/10/snapshot"
 
 
-def a_view(said: Answer | Exception | None) -> View:
+def a_view(said: AgentResponse | Exception | None) -> View:
     class Telling(View):
-        async def ask(self, *asked: Any) -> Answer | None:
+        async def ask(self, *asked: Any) -> AgentResponse | None:
             self.asks.append(asked)
             if isinstance(said, Exception):
                 raise said
@@ -27,7 +27,7 @@ def a_view(said: Answer | Exception | None) -> View:
 
 
 def test_a_limit_is_set_and_what_applied_is_the_answer():
-    view = a_view(Answer("id", "", (AppliedLimit("torch", "GPU-a", 5, True),)))
+    view = a_view(AgentResponse("id", "", (AppliedLimit("torch", "GPU-a", 5, True),)))
     answer = ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": 5, "device": "0"})
     assert (answer.status_code, answer.json()[0]["applied"]) == (200, True)
     assert view.asks == [(10, "limit", 5, examples.UUID, "token")]
@@ -38,7 +38,7 @@ def test_a_limit_is_set_and_what_applied_is_the_answer():
 
 
 def test_a_snapshot_is_written_and_its_path_is_the_answer():
-    view = a_view(Answer("id", "", dump=Dump("torch", "/home/ada/x.pickle", 12)))
+    view = a_view(AgentResponse("id", "", dump=Dump("torch", "/home/ada/x.pickle", 12)))
     answer = ask(view, SNAPSHOT, "POST", headers=TOKEN)
     assert (answer.status_code, answer.json()["path"]) == (200, "/home/ada/x.pickle")
 
@@ -46,9 +46,9 @@ def test_a_snapshot_is_written_and_its_path_is_the_answer():
 @pytest.mark.parametrize(
     ("said", "status", "says"),
     [
-        (Answer("id", "this program does not allow it"), 409, "does not allow"),
-        (Answer("id", "no", (AppliedLimit("jax", None, 5, False, "no"),)), 409, "no"),
-        (Answer("id", "records its history", dump=Dump(None, None, 0, "records its history")), 409, "records"),
+        (AgentResponse("id", "this program does not allow it"), 409, "does not allow"),
+        (AgentResponse("id", "no", (AppliedLimit("jax", None, 5, False, "no"),)), 409, "no"),
+        (AgentResponse("id", "records its history", dump=Dump(None, None, 0, "records its history")), 409, "records"),
         (None, 504, "did not answer"),
         (NoSuchTarget("no connected agent has pid 10"), 404, "pid 10"),
         (StoreUnavailable("the disk is full", full=True), 507, "nothing was changed"),
@@ -56,7 +56,7 @@ def test_a_snapshot_is_written_and_its_path_is_the_answer():
 )
 @pytest.mark.parametrize(("path", "body"), [(LIMIT, {"limit_bytes": 5}), (SNAPSHOT, None)])
 def test_what_was_not_done_is_a_problem_with_the_reason(
-    path: str, body: object, said: Answer | Exception | None, status: int, says: str
+    path: str, body: object, said: AgentResponse | Exception | None, status: int, says: str
 ):
     answer = ask(a_view(said), path, "POST", headers=TOKEN, json=body)
     assert answer.status_code == status

@@ -13,9 +13,11 @@ import pytest
 
 from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
+from gpumond.api.event_log import EventLog
 from gpumond.api.examples import ALERT, AUDIT_ENTRY, DEVICE, RECEIPT, REPORT, SNAPSHOT
-from gpumond.audit import AuditEntry
-from gpumond.engine import Memory, advance
+from gpumond.config.rule_registry import RuleRegistry
+from gpumond.engine import EngineState, advance
+from gpumond.engine.preview import Preview, pack, preview
 from gpumond.errors import (
     AlreadyUnderWay,
     ConfigError,
@@ -26,19 +28,18 @@ from gpumond.errors import (
     RuleChanged,
     StoreUnavailable,
 )
-from gpumond.flush import FlushAnswer, FlushRequest
+from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.history import History
 from gpumond.metrics import Compat, Exposition, Form, Page
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model import Alert, Frame, Receipt
-from gpumond.ring import Ring
+from gpumond.model.frame import Alert, Frame
+from gpumond.model.pools import Receipt
+from gpumond.protocol.messages import AgentResponse, Asked
 from gpumond.rules import Rule, ended
-from gpumond.rules.book import RuleBook
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.preview import Preview, pack, preview
-from gpumond.wire import Answer, Asked
+from gpumond.store.audit_chain import AuditEntry
 
-FRAME = advance(Memory(), BUILT_IN, SNAPSHOT).frame
+FRAME = advance(EngineState(), BUILT_IN, SNAPSHOT).frame
 TOKEN = {"Authorization": "Bearer secret"}
 
 
@@ -74,20 +75,20 @@ class View:
     def __init__(
         self,
         frame: Frame | None = FRAME,
-        answer: FlushAnswer | FlushError | None = None,
+        answer: FlushOutcome | FlushError | None = None,
         history: History | None = None,
     ) -> None:
         self.started_at = 1.0
         self.history = history or History()
         self.store = Kept()
-        self.rulebook = RuleBook(BUILT_IN, (), self.store)
+        self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
         self.wrong_configuration = ""
         self.frame = frame
-        self.answer = answer or FlushAnswer("id", (RECEIPT,), RECEIPT.released_bytes)
+        self.answer = answer or FlushOutcome("id", (RECEIPT,), RECEIPT.released_bytes)
         self.asked: list[FlushRequest] = []
-        self.events = Ring(1.0)
+        self.events = EventLog(1.0)
         self.asks: list[tuple[object, ...]] = []
-        self.said: Answer | None = None
+        self.said: AgentResponse | None = None
         self._exposition = Exposition(Telemetry())
         self.answers: dict[str, bytes] = {}
 
@@ -111,7 +112,7 @@ class View:
             raise ConfigError(self.wrong_configuration)
         return "reloaded"
 
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         self.asked.append(request)
         if isinstance(self.answer, FlushError):
             raise self.answer
@@ -119,7 +120,7 @@ class View:
 
     async def ask(
         self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
-    ) -> Answer | None:
+    ) -> AgentResponse | None:
         self.asks.append((pid, kind, limit_bytes, device))
         return self.said
 
@@ -212,7 +213,7 @@ def test_what_cannot_start_is_a_problem(error: FlushError, status: int):
 
 
 def test_what_has_not_ended_is_never_200():
-    timeout = FlushAnswer("id", (RECEIPT, Receipt(**{**_fields(RECEIPT), "outcome": "timeout"})), 1)
+    timeout = FlushOutcome("id", (RECEIPT, Receipt(**{**_fields(RECEIPT), "outcome": "timeout"})), 1)
     answer = ask(View(answer=timeout), "/api/v1/flushes", "POST", headers=TOKEN, json={"target": {"all": True}})
     assert answer.status_code == 504
     assert [receipt["outcome"] for receipt in answer.json()["receipts"]] == ["freed", "timeout"]

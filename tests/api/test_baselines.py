@@ -14,10 +14,10 @@ import pytest
 
 from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
-from gpumond.measurements import Measurements
+from gpumond.baselines.service import BaselineService
 from gpumond.store import Store
-from tests.making import GIB
-from tests.test_baseline import training
+from gpumond.testing import GIB
+from tests.baselines.test_baselines import training
 
 T = TypeVar("T")
 TOKEN = {"Authorization": "Bearer secret"}
@@ -26,7 +26,7 @@ TOKEN = {"Authorization": "Bearer secret"}
 class World:
     """A store, its measurements, and a client of the API over them."""
 
-    def __init__(self, store: Store, client: httpx.AsyncClient, baselines: Measurements) -> None:
+    def __init__(self, store: Store, client: httpx.AsyncClient, baselines: BaselineService) -> None:
         self.store, self.baselines, self._client = store, baselines, client
 
     async def ask(self, method: str, path: str = "", body: Any = None, token: bool = True) -> httpx.Response:
@@ -51,7 +51,7 @@ def with_world(path: Path, work: Callable[[World], Awaitable[T]]) -> T:
     async def run() -> T:
         store = Store(path / "gpumond.db")
         await store.open()
-        baselines = Measurements(store)
+        baselines = BaselineService(store)
         app = create_app(SimpleNamespace(baselines=baselines), Tokens("secret"), nothing)  # type: ignore[arg-type]
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

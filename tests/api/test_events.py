@@ -10,14 +10,14 @@ from typing import Any
 from gpumond.api import events as route
 from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
-from gpumond.model import Frame, Ledger
-from gpumond.ring import Ring
+from gpumond.api.event_log import EventLog
+from gpumond.model.frame import Frame, Ledger
+from gpumond.testing import make_report, make_snapshot
 from tests.api.test_app import View, ask, nothing
-from tests.making import a_report, a_snapshot
 
 
 def a_frame(*pids: int) -> Frame:
-    return Frame(a_snapshot(reports=tuple(map(a_report, pids))), Ledger())
+    return Frame(make_snapshot(reports=tuple(map(make_report, pids))), Ledger())
 
 
 class Reader:
@@ -98,7 +98,7 @@ def test_the_list_begins_after_the_last_event_id():
 def test_who_comes_back_hears_what_was_missed_and_whether_that_is_all():
     async def run() -> None:
         view = View()
-        view.events = Ring(1.0, kept=3)
+        view.events = EventLog(1.0, kept=3)
         app = create_app(view, Tokens("secret"), nothing)
         told = view.events.follow(a_frame(1, 2, 3, 4, 5), (), ())
         reader = Reader(app, last_event_id=str(told[3].id))
@@ -119,7 +119,7 @@ def test_who_comes_back_hears_what_was_missed_and_whether_that_is_all():
 
 def test_what_is_no_longer_kept_is_said_once():
     async def run() -> None:
-        frames = route.frames(Ring(1.0), 5, heartbeat_seconds=0.01)
+        frames = route.frames(EventLog(1.0), 5, heartbeat_seconds=0.01)
         told = [await anext(frames) for _ in range(4)]
         assert told[1:] == [b": some events are no longer kept\n\n", b": alive\n\n", b": alive\n\n"]
         await frames.aclose()
@@ -129,7 +129,7 @@ def test_what_is_no_longer_kept_is_said_once():
 
 def test_silence_has_heartbeats():
     async def run() -> None:
-        ring = Ring(1.0)
+        ring = EventLog(1.0)
         frames = route.frames(ring, ring.last_id, heartbeat_seconds=0.01)
         assert [await anext(frames) for _ in range(3)] == [b"retry: 3000\n\n", b": alive\n\n", b": alive\n\n"]
         await frames.aclose()

@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 
-from gpumond.api.limits import FLUSHES_PER_MINUTE
-from gpumond.flush import FlushAnswer, FlushRequest
-from gpumond.identity import Identity
-from gpumond.wire import Flush, Result
-from tests.api.house import ADMIN, House, bearer
+from gpumond.api.rate_limits import FLUSHES_PER_MINUTE
+from gpumond.flush import FlushOutcome, FlushRequest
+from gpumond.host.peer_credentials import Identity
+from gpumond.protocol.messages import FlushCommand, FlushResult
+from gpumond.testing import GIB, make_pool, make_report
+from tests.api.guarded import ADMIN, House, bearer
 from tests.api.test_app import View
-from tests.making import GIB, a_pool, a_report
-from tests.test_flush import Scene, give_all
+from tests.flush.test_flush import Scene, give_all
 
 OWNER, OTHER = 1001, 1002
 
@@ -23,15 +23,15 @@ class Victim(View):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scene = Scene(a_report(7, (a_pool(live=GIB, cached=2 * GIB),), uid=OWNER), behave=self.flushed)
+        self.scene = Scene(make_report(7, (make_pool(live=GIB, cached=2 * GIB),), uid=OWNER), behave=self.flushed)
         self.flusher = self.scene.flusher()
         self.stalls = 0
 
-    def flushed(self, scene: Scene, identity: Identity, request: Flush) -> Result | None:
+    def flushed(self, scene: Scene, identity: Identity, request: FlushCommand) -> FlushResult | None:
         self.stalls += 1
         return give_all(scene, identity, request)
 
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushAnswer:
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         self.asked.append(request)
         return await self.flusher.flush(request, requested_by)
 

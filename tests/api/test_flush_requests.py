@@ -9,7 +9,7 @@ import pytest
 from gpumond.api import examples
 from gpumond.api.flushes import MANY_SECONDS
 from gpumond.flush import FlushRequest
-from tests.api.house import ADMIN, House, bearer
+from tests.api.guarded import ADMIN, House, bearer
 from tests.api.test_app import TOKEN, View, ask
 
 FLUSHES = "/api/v1/flushes"

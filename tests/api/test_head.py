@@ -7,7 +7,7 @@ import pytest
 
 from gpumond.api.examples import DEVICE
 from gpumond.api.page import FILES
-from tests.api.house import House
+from tests.api.guarded import House
 
 ROUTES = [path for path, methods in House().ask("GET", "/openapi.json").json()["paths"].items() if "get" in methods]
 PATHS = [path.replace("{name}", "device-lost") for path in ROUTES if path not in ("/api/v1/history", "/api/v1/events")]

@@ -11,8 +11,8 @@ import pytest
 
 from gpumond.diagnosis import Diagnosis, diagnose
 from gpumond.history import History
+from gpumond.testing import GIB, make_device, make_process, make_snapshot
 from tests.api.test_app import View, ask
-from tests.making import GIB, a_device, a_process, a_snapshot
 
 SECONDS = 1200
 NOW = time.time()
@@ -21,8 +21,8 @@ NOW = time.time()
 def seen() -> History:
     diagnosis = Diagnosis()
     for second in range(SECONDS):
-        device = a_device(used_bytes=10 * GIB + second, processes=(a_process(10, GIB + second),))
-        snapshot = a_snapshot(device, seq=second, elapsed_seconds=float(second), taken_at=NOW - SECONDS + second)
+        device = make_device(used_bytes=10 * GIB + second, processes=(make_process(10, GIB + second),))
+        snapshot = make_snapshot(device, seq=second, elapsed_seconds=float(second), taken_at=NOW - SECONDS + second)
         diagnosis = diagnose(diagnosis, snapshot)
     return diagnosis.history
 
@@ -67,7 +67,7 @@ def test_after_a_restart_the_resolution_reaches_back_to_the_day_before(ago: floa
     diagnosis = Diagnosis()
     diagnosis.history.restore([replace(device, born_at=NOW - 86400)])
     for second in range(3):
-        snapshot = a_snapshot(a_device(), seq=second, elapsed_seconds=float(second), taken_at=NOW - 2 + second)
+        snapshot = make_snapshot(make_device(), seq=second, elapsed_seconds=float(second), taken_at=NOW - 2 + second)
         diagnosis = diagnose(diagnosis, snapshot)
     answer = ask(View(history=diagnosis.history), "/api/v1/history", params={"uuid": "GPU-a", "since": NOW - ago})
     assert answer.json()["resolution_seconds"] == expected
@@ -84,7 +84,7 @@ def test_the_last_block_is_the_running_one(resolution: int):
 def test_blocks_of_accelerated_time_have_their_length_on_the_clock():
     diagnosis = Diagnosis(pace=20.0)
     for second in range(400):
-        snapshot = a_snapshot(a_device(), seq=second, elapsed_seconds=float(second), taken_at=NOW - 400 + second)
+        snapshot = make_snapshot(make_device(), seq=second, elapsed_seconds=float(second), taken_at=NOW - 400 + second)
         diagnosis = diagnose(diagnosis, snapshot)
     view = View(history=diagnosis.history)
     answer = ask(view, "/api/v1/history", params={"uuid": "GPU-a", "since": NOW - 900}).json()

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.api import questions
+from tests.api import openapi_requests
 from tests.api.test_app import View, ask
 
 EXAMPLES = 10
 
 
-@pytest.mark.skipif(bool(questions.MISSING), reason=questions.MISSING)
+@pytest.mark.skipif(bool(openapi_requests.MISSING), reason=openapi_requests.MISSING)
 @pytest.mark.timeout(300)
 def test_every_question_is_answered_as_documented(tmp_path: Path):
-    daemon = questions.demo(tmp_path)
+    daemon = openapi_requests.demo(tmp_path)
     try:
-        questions.ask_all(daemon, tmp_path, EXAMPLES)
+        openapi_requests.ask_all(daemon, tmp_path, EXAMPLES)
     finally:
         daemon.stop()
 

@@ -10,13 +10,14 @@ from typing import Any, get_args
 import pytest
 
 from gpumond.api.page import FILES, MODULES, POLICY
-from gpumond.engine import Memory, advance
-from gpumond.events import ORDINARY, Kind
-from gpumond.model import MISSED_LIMIT, SHARES
-from gpumond.palette import COLOURS, FREE_ON_DARK
+from gpumond.engine import EngineState, advance
+from gpumond.engine.events import ORDINARY, Kind
+from gpumond.model.frame import SHARES
+from gpumond.model.snapshot import MISSED_LIMIT
 from gpumond.rules.built_in import BUILT_IN
+from gpumond.testing import make_device, make_fault, make_snapshot
+from gpumond.top.palette import COLOURS, FREE_ON_DARK
 from tests.api.test_app import View, ask
-from tests.making import a_device, a_fault, a_snapshot
 
 TEXT = {path: file.body.decode() for path, file in FILES.items()}
 KINDS = {
@@ -132,8 +133,8 @@ def test_the_frame_is_what_the_other_routes_say():
 
 
 def test_a_fault_in_the_frame_says_what_to_do():
-    snapshot = a_snapshot(a_device(), faults=(a_fault("GPU-a"),))
-    (fault,) = frame_of(View(advance(Memory(), BUILT_IN, snapshot).frame))["faults"]
+    snapshot = make_snapshot(make_device(), faults=(make_fault("GPU-a"),))
+    (fault,) = frame_of(View(advance(EngineState(), BUILT_IN, snapshot).frame))["faults"]
     assert fault["kind"] == "gpu_is_lost"
     assert "reset" in fault["mend"]
 

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gpumond.api.access import Guard, Policy
 from gpumond.api.auth import Tokens
-from gpumond.api.limits import MAX_BODY_BYTES, WORKED_ON
-from gpumond.webconfig import Web
-from tests.api.house import ADMIN, FLUSH, RULE, From, House
+from gpumond.api.guard import Guard, Policy
+from gpumond.api.rate_limits import MAX_BODY_BYTES, WORKED_ON
+from gpumond.config.web import Web
+from tests.api.guarded import ADMIN, FLUSH, RULE, From, House
 
 HOSTS = [
     ("127.0.0.1:9917", 200),

@@ -10,10 +10,10 @@ import pytest
 
 from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
+from gpumond.engine.preview import Preview
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.preview import Preview
-from tests.api.house import From
+from tests.api.guarded import From
 from tests.api.test_app import TOKEN, View, ask, nothing
 
 HOG: dict[str, Any] = {"name": "hog", "scope": "process", "value": "used_bytes", "above": "40GiB", "for": "5m"}

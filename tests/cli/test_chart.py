@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.cli.chart import ASCII, BINS, BLOCKS, COLUMNS, WIDTH, Curve, draw
+from gpumond.cli.chart import ASCII, BINS, BLOCKS, COLUMNS, WIDTH, ChartCurve, draw
 
 
-def curve(*values: float | None, every: float = 1.0) -> Curve:
-    made = Curve()
+def curve(*values: float | None, every: float = 1.0) -> ChartCurve:
+    made = ChartCurve()
     for number, value in enumerate(values):
         if value is not None:
             made.add(number * every, value)

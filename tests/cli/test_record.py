@@ -13,10 +13,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
 
-from gpumond.model import Snapshot
-from gpumond.wire import from_json, to_json
+from gpumond.model.snapshot import Snapshot
+from gpumond.protocol.messages import from_json, to_json
+from gpumond.testing import make_device, make_snapshot
 from tests.fakenvml import FakeDriver, machine
-from tests.making import a_device, a_snapshot
 from tests.running import RunningDaemon, free_port, until
 
 
@@ -56,7 +56,7 @@ def answering(*answers: bytes | int) -> Iterator[str]:
 
 
 def at(seq: int) -> Snapshot:
-    return a_snapshot(a_device(), seq=seq, elapsed_seconds=float(seq), taken_at=1000.0 + seq)
+    return make_snapshot(make_device(), seq=seq, elapsed_seconds=float(seq), taken_at=1000.0 + seq)
 
 
 def test_each_snapshot_is_written_once():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpumond.cli.status import notes
-from gpumond.mends import VERDICTS
-from gpumond.model import Verdict
+from gpumond.model.frame import Verdict
+from gpumond.model.remedies import VERDICTS
 from gpumond.rules.verdicts import TROUBLES
 from gpumond.top.view import view
 from tests.top.frames import a_busy_frame

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
 from gpumond.diagnosis import Diagnosis, diagnose
-from gpumond.model import DeviceReading, ProcessUsage, Snapshot, Verdict
-from gpumond.sensors import Sensors
-from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
+from gpumond.model.frame import Verdict
+from gpumond.model.sensors import Sensors
+from gpumond.model.snapshot import DeviceReading, ProcessUsage, Snapshot
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 MIB = 1 << 20
 MINUTE = 60.0
@@ -34,22 +35,22 @@ def leaking(per_minute: float, onset: float = 0.0, base: float = 20 * GIB) -> Cu
 
 
 def at_moment(at: float, *devices: DeviceReading, **fields: object) -> Snapshot:
-    return a_snapshot(*devices, seq=int(at) + 1, elapsed_seconds=at, taken_at=1e9 + at, **fields)
+    return make_snapshot(*devices, seq=int(at) + 1, elapsed_seconds=at, taken_at=1e9 + at, **fields)
 
 
 def by_process(curve: Curve, times: Iterable[float], **fields: object) -> Iterator[Snapshot]:
     """One process that only the driver sees."""
     for at in times:
         used = int(curve(at))
-        yield at_moment(at, of_device(used, (a_process(10, used, comm="train"),), **fields))
+        yield at_moment(at, of_device(used, (make_process(10, used, comm="train"),), **fields))
 
 
 def by_agent(live: Curve, held: Curve, times: Iterable[float], outside: Curve = lambda at: GIB) -> Iterator[Snapshot]:
     for at in times:
         own, whole = int(live(at)), int(held(at))
         used = whole + int(outside(at))
-        report = a_report(10, (a_pool(live=own, cached=whole - own),))
-        yield at_moment(at, of_device(used, (a_process(10, used),)), reports=(report,))
+        report = make_report(10, (make_pool(live=own, cached=whole - own),))
+        yield at_moment(at, of_device(used, (make_process(10, used),)), reports=(report,))
 
 
 def by_device(curve: Curve, times: Iterable[float], **fields: object) -> Iterator[Snapshot]:
@@ -62,7 +63,7 @@ def of_device(
     used: int, processes: tuple[ProcessUsage, ...] | None, busy: float | None = 0.5, **fields: object
 ) -> DeviceReading:
     sensors = Sensors(gpu_utilization_ratio=busy)
-    return a_device(used_bytes=used, size_bytes=SIZE, processes=processes, sensors=sensors, **fields)
+    return make_device(used_bytes=used, size_bytes=SIZE, processes=processes, sensors=sensors, **fields)
 
 
 def onsets(snapshots: Iterable[Snapshot], pace: float = 1.0) -> list[tuple[float, Verdict]]:

@@ -175,8 +175,8 @@ def test_a_leak_is_said_without_end_while_it_lasts():
 
 
 def test_ranks_that_leak_together_are_said_once_with_how_many_they_are():
+    from gpumond.testing import make_process
     from tests.diagnosis.curves import at_moment, of_device
-    from tests.making import a_process
 
     def snapshots():
         for at in steps_of(45):
@@ -184,7 +184,7 @@ def test_ranks_that_leak_together_are_said_once_with_how_many_they_are():
             yield at_moment(
                 at,
                 *(
-                    of_device(size, (a_process(10 + rank, size, comm="train"),), uuid=f"GPU-{rank}", index=rank)
+                    of_device(size, (make_process(10 + rank, size, comm="train"),), uuid=f"GPU-{rank}", index=rank)
                     for rank, size in enumerate(used)
                 ),
             )

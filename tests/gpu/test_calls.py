@@ -95,7 +95,7 @@ print(f"20000 blocks, {dump.size_bytes} bytes in {seconds:.3f} s")
 
 OBSERVED = """
 import torch, time, gpumond.agent as agent
-from gpumond.agent.ooms import OOMS
+from gpumond.agent.instrument.oom import OOMS
 OOMS.observe()
 assert not torch.cuda.is_initialized()
 x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
@@ -143,7 +143,7 @@ JAX = """
 import os
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 import jax, jax.numpy as jnp, gpumond.agent as agent
-from gpumond.agent.ooms import is_oom, request_bytes
+from gpumond.agent.instrument.oom import is_oom, request_bytes
 try:
     jnp.zeros((1 << 40,), dtype=jnp.uint8).block_until_ready()
 except Exception as error:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from gpumond.errors import SourceUnavailable
-from gpumond.model import DeviceReading
+from gpumond.model.snapshot import DeviceReading
 from gpumond.sources.nvml import NvmlSource
 
 pytestmark = pytest.mark.gpu

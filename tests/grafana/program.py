@@ -10,12 +10,12 @@ import time
 
 from gpumond import agent
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, Card, OutOfMemory
+from gpumond.sim.card import MIB, OutOfMemory, SimDevice
 
 
 def main(workload: str, card: str = "") -> None:
     agent.start(workload=workload)
-    allocator = CachingAllocator(Card(card)) if card else None
+    allocator = CachingAllocator(SimDevice(card)) if card else None
     while True:
         if allocator:
             passes(allocator)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.palette import COLOURS
+from gpumond.top.palette import COLOURS
 from tests.grafana.boards import BOARDS, DIRECTORY, NAMES, ROOT, Target, marks, panels, targets, variables
-from tests.metrics.document import document
+from tools.docs.metrics import document
 
 METRIC = re.compile(r"\bgpumond_\w+")
 OURS = set(re.findall(r"^\| `(\w+)`", document(), re.MULTILINE))

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumond.cli.table import size
-from gpumond.events import ORDINARY
-from gpumond.units import human
+from gpumond.engine.events import ORDINARY
+from gpumond.model.units import human
 from tests.integration.browser import Sight
 from tests.running import RunningDaemon, Series, series_of
 from tests.top.frames import Played, playing

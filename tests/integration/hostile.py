@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpumond.sim.card import MIB, Card
+from gpumond.sim.card import MIB, SimDevice
 
 NAME = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>"
 COMM = "<b>\x1b[2J\u202e%s"
@@ -35,7 +35,7 @@ def holding(card: Path) -> Iterator[None]:
 
 def main() -> None:
     Path("/proc/self/comm").write_text(COMM)
-    context = Card(sys.argv[1]).attach()
+    context = SimDevice(sys.argv[1]).attach()
     context.allocate(512 * MIB)
     sys.stdout.write("held\n")
     sys.stdout.flush()

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.store import verify_audit
+from tests.alerting.listener import Listener
 from tests.fakenvml import FakeDriver, machine
-from tests.notify.listener import Listener
 from tests.running import RunningDaemon, until
 
 CONFIG = """

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image  # comes with matplotlib
 
+from gpumond.testing import GIB
 from tests.fakenvml import FakeDriver, Process, build, machine
 from tests.integration.browser import PHONE, PROGRAMS, WIDE, Sight, chromium, looking, ready, sign_in
-from tests.making import GIB
 from tests.running import RunningDaemon, until
 
 if TYPE_CHECKING:

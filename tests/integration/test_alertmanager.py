@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.alerting.listener import Listener
 from tests.fakenvml import FakeDriver, machine
-from tests.notify.listener import Listener
 from tests.running import RunningDaemon, free_port, until
 
 BINARY = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")

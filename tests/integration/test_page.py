@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpumond.cli.table import size
-from gpumond.units import human
+from gpumond.model.units import human
+from gpumond.testing import GIB
 from tests.integration.browser import PROGRAMS, Serve, Sight, looking, needs_chromium, ready, sign_in
 from tests.integration.faces import command, disagreements, moment, of_command, showing
-from tests.making import GIB
 from tests.running import RunningDaemon
 
 if TYPE_CHECKING:

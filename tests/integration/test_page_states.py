@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpumond.units import human
+from gpumond.model.units import human
+from gpumond.testing import GIB
 from tests.fakenvml import FakeDriver, Process, machine
 from tests.integration.browser import Serve, looking, needs_chromium
-from tests.making import GIB
 from tests.running import until
 
 if TYPE_CHECKING:

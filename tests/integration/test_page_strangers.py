@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpumond.sim.card import Spec, create
+from gpumond.testing import GIB
 from tests.integration.browser import PHONE, Serve, looking, needs_chromium
 from tests.integration.hostile import COMM, LONG, NAME, holding
-from tests.making import GIB
 from tests.running import RunningDaemon
 
 if TYPE_CHECKING:

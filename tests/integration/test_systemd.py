@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.systemd import notify
+from gpumond.host.systemd import notify
 from tests.fakenvml import FakeDriver, machine
 from tests.integration.machine import ROOT, Machine, missing, wheels
 from tests.running import RunningDaemon, until

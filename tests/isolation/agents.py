@@ -20,9 +20,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpumond.errors import ProtocolError
-from gpumond.model import PoolUsage, Reclaimable
-from gpumond.pools import Expected
-from gpumond.wire import MAX_FRAME_BYTES, MAX_TEXT, Flush, Hello, PoolChange, Report, Result, decode, encode
+from gpumond.model.pools import Expected, PoolUsage, Reclaimable
+from gpumond.protocol.messages import (
+    MAX_MESSAGE_BYTES,
+    MAX_TEXT,
+    FlushCommand,
+    FlushResult,
+    Hello,
+    PoolChange,
+    Report,
+    decode,
+    encode,
+)
 
 GIB = 1 << 30
 LARGE = 60 * GIB
@@ -126,7 +135,7 @@ class Agent:
                 message = decode(frame)
             except ProtocolError:
                 continue
-            if isinstance(message, Flush):
+            if isinstance(message, FlushCommand):
                 self._answer(message)
 
     def _leave(self) -> None:
@@ -152,7 +161,7 @@ class Agent:
             allocator, self.options.device_uuid, held - self._cached, held, flush, 0, ooms=self.options.ooms
         )
 
-    def _answer(self, asked: Flush) -> None:
+    def _answer(self, asked: FlushCommand) -> None:
         before = self._pool(asked.allocator)
         expected = Expected(*(min(self._cached, self.options.release_bytes),) * 3)
         if self.options.answer == "silence":
@@ -160,7 +169,7 @@ class Agent:
             return
         if self.options.answer == "many":
             changes = tuple(many(asked.allocator, self.options.changes))
-            self._send(encode(Result(asked.id, "freed", LONG_TEXT, changes)))
+            self._send(encode(FlushResult(asked.id, "freed", LONG_TEXT, changes)))
             return
         if self.options.answer == "gain":
             after = replace(before, live_bytes=before.live_bytes + LARGE, held_bytes=before.held_bytes + LARGE)
@@ -172,7 +181,7 @@ class Agent:
             self._send(self.report())
         say("flushed", dry_run=asked.dry_run, held_bytes=self.held_bytes)
         outcome = "planned" if asked.dry_run else "freed"
-        self._send(encode(Result(asked.id, outcome, "", (PoolChange(before, after, expected),))))
+        self._send(encode(FlushResult(asked.id, outcome, "", (PoolChange(before, after, expected),))))
 
 
 def many(allocator: str, number: int) -> Iterator[PoolChange]:
@@ -199,7 +208,7 @@ def full_report(device_uuid: str, variant: int) -> bytes:
             separators=(",", ":"),
         )
         size += len(pool) + 1
-        if size > MAX_FRAME_BYTES:
+        if size > MAX_MESSAGE_BYTES:
             return (FULL % ",".join(pools)).encode()
         pools.append(pool)
 

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 
-from gpumond.wire import Bye, Hello, Report, encode
+from gpumond.protocol.messages import Bye, Hello, Report, encode
 
 SECONDS = 10.0
 

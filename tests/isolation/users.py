@@ -78,7 +78,7 @@ def obstacle() -> str:
     """The reason why this machine cannot run processes of other users; empty if it can."""
     for uid in (SERVICE, ATTACKER, VICTIM):
         try:
-            command = [*as_user(uid), python(), "-c", "import gpumond.server"]
+            command = [*as_user(uid), python(), "-c", "import gpumond.daemon.server"]
             done = subprocess.run(
                 command, env={**os.environ, **python_path()}, cwd="/", capture_output=True, text=True, timeout=60
             )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpumond.loadgen import SCENARIOS
-from gpumond.sim.card import MIB, Card, Spec, create
+from gpumond.sim.card import MIB, SimDevice, Spec, create
 from tests.running import until
 from tests.sim.holding import holder
 
@@ -24,12 +24,12 @@ CONTEXT = 64 * MIB
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> Card:
+def card(tmp_path: Path) -> SimDevice:
     return create(tmp_path / "cards" / "card0", Spec("SIM-load", 0, "Simulated", SIZE, context_bytes=CONTEXT))
 
 
 @contextmanager
-def running(card: Card | None, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+def running(card: SimDevice | None, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "gpumond", "load", *arguments]
     if card is not None:
         command += ["--card", str(card.directory)]
@@ -41,13 +41,13 @@ def running(card: Card | None, *arguments: str, **environ: str) -> Iterator[subp
             process.kill()
 
 
-def load(card: Card | None, *arguments: str, **environ: str) -> tuple[int, str, str]:
+def load(card: SimDevice | None, *arguments: str, **environ: str) -> tuple[int, str, str]:
     with running(card, *arguments, **environ) as process:
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
 
 
-def account(card: Card | None, *arguments: str, **environ: str) -> dict[str, Any]:
+def account(card: SimDevice | None, *arguments: str, **environ: str) -> dict[str, Any]:
     status, out, err = load(card, *arguments, "--json", **environ)
     assert status == 0, err
     answer: dict[str, Any] = json.loads(out)
@@ -65,7 +65,7 @@ def test_the_list_has_every_scenario_with_its_shape():
 
 
 @pytest.mark.parametrize("name", sorted(set(SCENARIOS) - {"orphan", "crash"}))
-def test_every_scenario_can_be_carried_out_and_leaves_nothing(card: Card, name: str):
+def test_every_scenario_can_be_carried_out_and_leaves_nothing(card: SimDevice, name: str):
     done = account(card, name, "--max", "2GiB", "--duration", "1s", "--speed", "3000", "--no-agent")
     assert done["outcome"] == "done", done
     assert done["takes"] > 0
@@ -83,7 +83,7 @@ def test_without_a_card_it_has_its_own_as_large_as_the_plan_says():
     assert done["ended_at"] == pytest.approx(done["truth"]["oom_at"], abs=0.5)
 
 
-def test_the_card_of_a_running_demo_is_found(card: Card, tmp_path: Path):
+def test_the_card_of_a_running_demo_is_found(card: SimDevice, tmp_path: Path):
     done = account(
         None, "steady", "--duration", "1s", "--speed", "1000", "--fill", "50%", GPUMOND_SIM_DIR=str(tmp_path / "cards")
     )
@@ -95,7 +95,7 @@ def test_the_card_of_a_running_demo_is_found(card: Card, tmp_path: Path):
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_half_way_frees_everything(card: Card, by: signal.Signals):
+def test_a_signal_half_way_frees_everything(card: SimDevice, by: signal.Signals):
     with running(card, "leak-linear", "--speed", "100", "--json") as process:
         until(lambda: (card.read().used_bytes or 0) > 200 * MIB)
         process.send_signal(by)
@@ -114,14 +114,14 @@ def test_a_signal_half_way_frees_everything(card: Card, by: signal.Signals):
     }
 
 
-def test_what_was_injected_before_the_end_is_the_truth(card: Card):
+def test_what_was_injected_before_the_end_is_the_truth(card: SimDevice):
     done = account(card, "leak-linear", "--duration", "2s", "--speed", "3000", "--rate", "100MiB")
     truth = done["truth"]
     assert (truth["kind"], truth["form"]) == ("leak", "linear")
     assert done["started_at"] < truth["injected_at"] < truth["ends_at"] <= done["ended_at"] < truth["oom_at"]
 
 
-def test_a_card_that_lacks_the_room_is_refused(card: Card):
+def test_a_card_that_lacks_the_room_is_refused(card: SimDevice):
     with holder(card, SIZE - 1024 * MIB):
         status, out, err = load(card, "preallocated")
         assert (status, out) == (1, "")
@@ -130,7 +130,7 @@ def test_a_card_that_lacks_the_room_is_refused(card: Card):
         assert account(card, "steady", "--max", "500MiB", "--duration", "200ms", "--speed", "1000")["takes"]
 
 
-def test_a_crash_loop_is_a_new_process_each_time(card: Card):
+def test_a_crash_loop_is_a_new_process_each_time(card: SimDevice):
     pids = set()
     with running(card, "crash", "--times", "3", "--speed", "900", "--duration", "4s", "--json") as process:
         while process.poll() is None:
@@ -144,7 +144,7 @@ def test_a_crash_loop_is_a_new_process_each_time(card: Card):
     assert card.read().used_bytes == 0
 
 
-def test_an_orphan_is_used_memory_without_a_process_and_goes_with_the_load(card: Card):
+def test_an_orphan_is_used_memory_without_a_process_and_goes_with_the_load(card: SimDevice):
     def orphaned() -> bool:
         reading = card.read()
         return not reading.processes and (reading.used_bytes or 0) > 4 * CONTEXT
@@ -157,7 +157,7 @@ def test_an_orphan_is_used_memory_without_a_process_and_goes_with_the_load(card:
     assert card.read().used_bytes == 0
 
 
-def test_a_load_that_is_killed_takes_its_child_along(card: Card):
+def test_a_load_that_is_killed_takes_its_child_along(card: SimDevice):
     with running(card, "crash", "--speed", "10") as process:
         until(lambda: card.read().processes)
         process.kill()
@@ -165,21 +165,21 @@ def test_a_load_that_is_killed_takes_its_child_along(card: Card):
         until(lambda: not card.read().processes)
 
 
-def test_a_flush_storm_is_flushed_through_the_agent(card: Card):
+def test_a_flush_storm_is_flushed_through_the_agent(card: SimDevice):
     done = account(card, "flush-storm", "--duration", "2s", "--speed", "20", "--max", "4GiB")
     assert done["flushes"] > 5
     assert done["released_bytes"] > 1024 * MIB
     assert account(card, "flush-storm", "--duration", "2s", "--speed", "20", "--no-agent")["released_bytes"] > 0
 
 
-def test_a_plan_that_is_too_fast_for_the_machine_ends_in_time_and_says_so(card: Card):
+def test_a_plan_that_is_too_fast_for_the_machine_ends_in_time_and_says_so(card: SimDevice):
     done = account(card, "flush-storm", "--duration", "1s", "--speed", "20000", "--no-agent")
     assert "too fast for this device: " in done["detail"]
     assert done["ended_at"] - done["started_at"] < 15
     assert card.read().used_bytes == 0
 
 
-def test_the_summary_says_what_was_done_and_what_is_right(card: Card):
+def test_the_summary_says_what_was_done_and_what_is_right(card: SimDevice):
     status, out, _ = load(card, "warm-up", "--duration", "1s", "--speed", "1000")
     assert status == 0
     assert out.startswith("warm-up on sim: done after 1.")

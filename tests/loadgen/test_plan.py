@@ -10,7 +10,7 @@ import pytest
 
 from gpumond.errors import ConfigError
 from gpumond.loadgen import SCENARIOS, Plan, Truth, plan
-from gpumond.loadgen.script import CONTEXT_BYTES, GIB, HOUR, MIB, MINUTE, Step
+from gpumond.loadgen.script import CONTEXT_BYTES, GIB, HOUR, MIB, MINUTE, ScriptStep
 
 LEAKS = [name for name, scenario in SCENARIOS.items() if scenario.verdict == "leak"]
 INJECTED = [name for name, scenario in SCENARIOS.items() if scenario.verdict and name != "stress"]
@@ -146,7 +146,7 @@ def test_a_twin_is_the_same_but_for_the_injection(name: str):
     assert (twin.observation, twin.programs, twin.options) == (made.observation, made.programs, made.options)
 
 
-def unnumbered(step: Step) -> Step:
+def unnumbered(step: ScriptStep) -> ScriptStep:
     """Blocks are numbered as they are written, the injected ones among them."""
     return step._replace(block=0)
 

@@ -14,9 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpumond.metrics import Exposition, Form, FrameCollector, dcgm
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model import Frame, Ledger, SourceState, XidErrors
-from gpumond.sensors import Sensors
-from tests.making import a_device, a_process, a_snapshot
+from gpumond.model.frame import Frame, Ledger
+from gpumond.model.sensors import Sensors
+from gpumond.model.snapshot import SourceState, XidErrors
+from gpumond.testing import make_device, make_process, make_snapshot
 
 GOLDEN = Path(__file__).with_name("dcgm.txt")
 MIB = 1 << 20
@@ -53,9 +54,9 @@ SENSORS = Sensors(
 def a_frame() -> Frame:
     """A card that has said two XIDs, a MIG card with an instance, a card of another vendor."""
     nvidia = {"vendor": "nvidia", "reserved_bytes": 512 * MIB, "sensors": SENSORS}
-    h200 = a_device("GPU-a", name="NVIDIA H200", pci_bus_id="00000000:1B:00.0", used_bytes=1000 * MIB, **nvidia)
-    h100 = a_device("GPU-b", index=1, name="NVIDIA H100", pci_bus_id="00000000:2B:00.0", free_bytes=MIB, **nvidia)
-    instance = a_device(
+    h200 = make_device("GPU-a", name="NVIDIA H200", pci_bus_id="00000000:1B:00.0", used_bytes=1000 * MIB, **nvidia)
+    h100 = make_device("GPU-b", index=1, name="NVIDIA H100", pci_bus_id="00000000:2B:00.0", free_bytes=MIB, **nvidia)
+    instance = make_device(
         *("MIG-c",),
         index=1,
         name="NVIDIA H100 MIG 1g.10gb",
@@ -65,10 +66,10 @@ def a_frame() -> Frame:
         size_bytes=9984 * MIB,
         used_bytes=12 * MIB + MIB // 2,
     )
-    other = a_device("pci-0000:03:00.0", index=2, name="Radeon", vendor="amd")
+    other = make_device("pci-0000:03:00.0", index=2, name="Radeon", vendor="amd")
     xids = (XidErrors("GPU-a", 79, 2, 10.0), XidErrors("GPU-a", 31, 1, 20.0), XidErrors("GPU-a", 48, 9, 5.0))
     source = SourceState("nvml", True, True, driver_version="580.65.06")
-    return Frame(a_snapshot(h200, h100, instance, other, source=source, xids=xids), Ledger())
+    return Frame(make_snapshot(h200, h100, instance, other, source=source, xids=xids), Ledger())
 
 
 def page(frame: Frame | None = None) -> str:
@@ -143,8 +144,8 @@ IN_POD = {"pod_name": "llama-0", "pod_namespace": "research", "container_name": 
     ],
 )
 def test_a_device_of_one_container_has_its_pods_labels(processes: list[dict[str, str]], labels: dict[str, str]):
-    used = tuple(a_process(pid, **fields) for pid, fields in enumerate(processes, 1))
-    frame = Frame(a_snapshot(a_device(vendor="nvidia", processes=used)), Ledger())
+    used = tuple(make_process(pid, **fields) for pid, fields in enumerate(processes, 1))
+    frame = Frame(make_snapshot(make_device(vendor="nvidia", processes=used)), Ledger())
     for family in text_string_to_metric_families(page(frame)):
         for sample in family.samples:
             assert {k: v for k, v in sample.labels.items() if k in ("pod", "namespace", "container")} == labels
@@ -155,7 +156,7 @@ def test_the_xid_is_the_last_one_and_0_only_where_the_driver_would_tell():
     assert found["DCGM_FI_DEV_XID_ERRORS", "GPU-a", ""] == 31
     assert found["DCGM_FI_DEV_XID_ERRORS", "GPU-b", ""] == 0
     assert 'err_code="31"' in page()
-    deaf = Frame(a_snapshot(a_device(vendor="nvidia")), Ledger())
+    deaf = Frame(make_snapshot(make_device(vendor="nvidia")), Ledger())
     assert samples(page(deaf)) == {
         ("DCGM_FI_DEV_FB_TOTAL", "GPU-a", ""): 81920,
         ("DCGM_FI_DEV_FB_USED", "GPU-a", ""): 0,

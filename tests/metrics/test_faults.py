@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model import Fault
-from tests.making import a_fault
+from gpumond.model.snapshot import Fault
+from gpumond.testing import make_fault
 
 
 def count(telemetry: Telemetry, fault: Fault) -> float | None:
@@ -12,7 +12,7 @@ def count(telemetry: Telemetry, fault: Fault) -> float | None:
 
 
 def test_a_fault_that_lasts_counts_once_and_one_that_returns_again():
-    telemetry, hidden = Telemetry(), a_fault("AMD-a", "processes_hidden", "drm")
+    telemetry, hidden = Telemetry(), make_fault("AMD-a", "processes_hidden", "drm")
     for standing in ([hidden], [hidden], [], [hidden]):
         telemetry.faults(standing)
     assert count(telemetry, hidden) == 2
@@ -20,14 +20,14 @@ def test_a_fault_that_lasts_counts_once_and_one_that_returns_again():
 
 def test_each_device_counts_for_itself():
     telemetry = Telemetry()
-    telemetry.faults([a_fault("GPU-a"), a_fault("GPU-b")])
-    telemetry.faults([a_fault("GPU-a"), a_fault("GPU-b"), a_fault("GPU-c")])
-    assert count(telemetry, a_fault()) == 3
+    telemetry.faults([make_fault("GPU-a"), make_fault("GPU-b")])
+    telemetry.faults([make_fault("GPU-a"), make_fault("GPU-b"), make_fault("GPU-c")])
+    assert count(telemetry, make_fault()) == 3
 
 
 def test_a_reading_that_does_not_come_ends_nothing():
     telemetry = Telemetry()
-    telemetry.faults([a_fault("GPU-a")])
+    telemetry.faults([make_fault("GPU-a")])
     telemetry.faults([], complete=False)
-    telemetry.faults([a_fault("GPU-a")])
-    assert count(telemetry, a_fault()) == 1
+    telemetry.faults([make_fault("GPU-a")])
+    assert count(telemetry, make_fault()) == 1

@@ -13,14 +13,16 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpumond.api.examples import RECEIPT, SNAPSHOT
-from gpumond.engine import Memory, advance, observe
+from gpumond.engine import EngineState, advance, observe
 from gpumond.metrics import Exposition, Form
-from gpumond.metrics.families import FAMILIES, PROCESSES_PER_DEVICE, Family
+from gpumond.metrics.catalogue import FAMILIES, PROCESSES_PER_DEVICE, Family
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model import Fault, Frame, Reading, Receipt, SourceState, Verdict
+from gpumond.model.frame import Frame, Verdict
+from gpumond.model.pools import Receipt
+from gpumond.model.snapshot import Fault, Reading, SourceState
 from gpumond.rules.built_in import BUILT_IN
-from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
-from tests.metrics.document import document
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+from tools.docs.metrics import document
 
 GOLDEN = Path(__file__).with_name("golden.txt")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -33,7 +35,7 @@ def page(frame: Frame | None, telemetry: Telemetry | None = None, accept: str = 
 
 def full_frame() -> Frame:
     """Something of everything."""
-    frame = advance(Memory(), BUILT_IN, SNAPSHOT).frame
+    frame = advance(EngineState(), BUILT_IN, SNAPSHOT).frame
     uuid = SNAPSHOT.devices[0].uuid
     leak = Verdict(uuid, 4242, "leak", 1.0, (("slope", 1.0),), 3840.0)
     return Frame(frame.snapshot, frame.ledger, (leak,), frame.alerts)
@@ -98,7 +100,9 @@ def test_promtool_has_no_complaint():
 
 
 def test_what_is_unknown_is_absent():
-    text = page(advance(Memory(), (), a_snapshot(a_device(size_bytes=None, used_bytes=None, processes=None))).frame)
+    text = page(
+        advance(EngineState(), (), make_snapshot(make_device(size_bytes=None, used_bytes=None, processes=None))).frame
+    )
     assert "gpumond_device_memory_used_bytes{" not in text
     assert "gpumond_device_power_watts{" not in text
     assert 'gpumond_device_up{gpu="0",uuid="GPU-a"} 1.0' in text
@@ -107,10 +111,10 @@ def test_what_is_unknown_is_absent():
 def test_nothing_is_left_of_a_device_that_is_gone():
     exposition = Exposition(Telemetry())
     up = SourceState("sim", up=True, responsive=True)
-    first = observe(None, up, Reading((a_device("GPU-a"), a_device("GPU-b"))), (), 1.0, 1.0)
-    second = observe(first, up, Reading((a_device("GPU-b"),)), (), 2.0, 2.0)
-    assert b"GPU-a" in exposition.page(advance(Memory(), (), first).frame, Form(False)).plain
-    assert b"GPU-a" not in exposition.page(advance(Memory(), (), second).frame, Form(False)).plain
+    first = observe(None, up, Reading((make_device("GPU-a"), make_device("GPU-b"))), (), 1.0, 1.0)
+    second = observe(first, up, Reading((make_device("GPU-b"),)), (), 2.0, 2.0)
+    assert b"GPU-a" in exposition.page(advance(EngineState(), (), first).frame, Form(False)).plain
+    assert b"GPU-a" not in exposition.page(advance(EngineState(), (), second).frame, Form(False)).plain
 
 
 def test_a_frame_is_rendered_once():
@@ -120,22 +124,24 @@ def test_a_frame_is_rendered_once():
 
 def test_processes_beyond_the_cap_are_summed():
     count = PROCESSES_PER_DEVICE + 30
-    device = a_device(used_bytes=count * GIB, processes=tuple(a_process(pid, GIB + pid) for pid in range(1, count + 1)))
-    text = page(advance(Memory(), (), a_snapshot(device)).frame)
+    device = make_device(
+        used_bytes=count * GIB, processes=tuple(make_process(pid, GIB + pid) for pid in range(1, count + 1))
+    )
+    text = page(advance(EngineState(), (), make_snapshot(device)).frame)
     shown = re.findall(r'gpumond_process_memory_used_bytes\{gpu="0",pid="(\w+)",uuid="GPU-a"\} (\S+)', text)
     assert len(shown) == PROCESSES_PER_DEVICE + 1
     assert float(dict(shown)["other"]) == sum(GIB + pid for pid in range(1, 31))
 
 
 def test_a_user_with_too_many_series_loses_none_of_anothers():
-    own = a_report(10, (a_pool(live=GIB), a_pool(allocator="cupy", live=GIB)), uid=1, workload="own")
+    own = make_report(10, (make_pool(live=GIB), make_pool(allocator="cupy", live=GIB)), uid=1, workload="own")
     many = tuple(
-        a_report(pid, tuple(a_pool(allocator=f"a{n}", live=1) for n in range(30)), uid=2, workload=f"w{pid}")
+        make_report(pid, tuple(make_pool(allocator=f"a{n}", live=1) for n in range(30)), uid=2, workload=f"w{pid}")
         for pid in range(11, 31)
     )
-    device = a_device(used_bytes=3 * GIB)
-    alone = advance(Memory(), (), a_snapshot(device, reports=(own,))).frame
-    together = advance(Memory(), (), a_snapshot(device, reports=(*many, own))).frame
+    device = make_device(used_bytes=3 * GIB)
+    alone = advance(EngineState(), (), make_snapshot(device, reports=(own,))).frame
+    together = advance(EngineState(), (), make_snapshot(device, reports=(*many, own))).frame
     exposition = Exposition(Telemetry(), max_series=500)
     wanted = [line for line in page(alone).splitlines() if 'pid="10"' in line or 'workload="own"' in line]
     assert len(wanted) > 15
@@ -160,8 +166,8 @@ def test_a_page_has_so_many_series_and_counts_what_it_leaves_out():
 
 
 def test_texts_from_outside_cannot_break_out_of_their_label():
-    device = a_device(name='x"}\n# TYPE evil gauge\nevil 1\\', used_bytes=0)
-    text = page(advance(Memory(), (), a_snapshot(device)).frame)
+    device = make_device(name='x"}\n# TYPE evil gauge\nevil 1\\', used_bytes=0)
+    text = page(advance(EngineState(), (), make_snapshot(device)).frame)
     families = {family.name for family in parse_text(text)}
     assert "evil" not in families
 

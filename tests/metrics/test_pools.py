@@ -6,17 +6,18 @@ import re
 
 import pytest
 
-from gpumond.engine import Memory, advance
+from gpumond.engine import EngineState, advance
 from gpumond.metrics import Exposition, Form
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model import AgentReport, Exactness, HostPool, PoolUsage, Reclaimable
-from tests.making import a_device, a_snapshot
+from gpumond.model.pools import Exactness, HostPool, PoolUsage, Reclaimable
+from gpumond.model.snapshot import AgentReport
+from gpumond.testing import make_device, make_snapshot
 
 
 def series(*pools: PoolUsage, host_pools: tuple[HostPool, ...] = ()) -> dict[str, str]:
     """Value by name, of those that concern pools."""
     report = AgentReport(4242, 1, 0, "train", 0.0, (), "allow", pools, host_pools=host_pools)
-    frame = advance(Memory(), (), a_snapshot(a_device(uuid="GPU-a"), reports=(report,))).frame
+    frame = advance(EngineState(), (), make_snapshot(make_device(uuid="GPU-a"), reports=(report,))).frame
     page = Exposition(Telemetry()).page(frame, Form(False)).plain.decode()
     return dict(re.findall(r"^gpumond_((?:host_)?pool_\w+)\{.*\} (\S+)$", page, re.MULTILINE))
 

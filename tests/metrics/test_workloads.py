@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from gpumond.api.examples import RECEIPT
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.metrics.workloads import OUTCOMES, Workloads
-from gpumond.model import Expected, Held, Receipt
-from tests.making import GIB
+from gpumond.model.pools import Expected, Held, Receipt
+from gpumond.testing import GIB
 
 BEFORE, AFTER = Held(9 * GIB, 3 * GIB, 6 * GIB, None), Held(4 * GIB, 3 * GIB, GIB, None)
 

@@ -6,10 +6,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from gpumond.model import AgentReport, Alert, Expected, Held, Receipt
+from gpumond.model.frame import Alert
+from gpumond.model.pools import Expected, Held, Receipt
+from gpumond.model.snapshot import AgentReport
 from gpumond.rules import Action, Rule
-from gpumond.rules.actions import ANNOTATION, Order, Track, Tracks, annotate, conclude, decide, forget, remembered
-from tests.making import GIB, a_pool, a_report
+from gpumond.rules.actions import (
+    ANNOTATION,
+    ActionTrack,
+    FlushOrder,
+    Tracks,
+    annotate,
+    conclude,
+    decide,
+    forget,
+    remembered,
+)
+from gpumond.testing import GIB, make_pool, make_report
 
 LABELS = (("alertname", "waste"), ("gpu", "0"), ("uuid", "GPU-a"))
 ALERT = Alert("waste", "firing", LABELS, (("summary", "much"),), 0.5, 1.0, 2.0)
@@ -22,7 +34,7 @@ def a_rule(**action: Any) -> Rule:
 
 
 def wasting(pid: int = 10, cached: int = 4 * GIB, **fields: Any) -> AgentReport:
-    return a_report(pid, (a_pool(live=GIB, cached=cached),), **fields)
+    return make_report(pid, (make_pool(live=GIB, cached=cached),), **fields)
 
 
 def a_receipt(released: int, **fields: Any) -> Receipt:
@@ -41,7 +53,7 @@ def pids(rule: Rule, *reports: AgentReport, alert: Alert = ALERT, tracks: Tracks
 
 def test_a_firing_alert_flushes_the_programs_that_it_is_about():
     assert pids(a_rule(), wasting(10), wasting(11)) == [10, 11]
-    assert pids(a_rule(), a_report(12, (a_pool("GPU-b", cached=GIB),))) == []
+    assert pids(a_rule(), make_report(12, (make_pool("GPU-b", cached=GIB),))) == []
     of_one = replace(ALERT, labels=(("pid", "11"), ("uuid", "GPU-a")))
     assert pids(a_rule(), wasting(10), wasting(11), alert=of_one) == [11]
     of_a_workload = replace(ALERT, labels=(("workload", "serve"),))
@@ -61,7 +73,7 @@ def test_only_named_workloads_with_enough_to_give_that_allow_it():
 
 def acting(
     rule: Rule, released: int, regrows: bool, until: int = 20_000, failing: str = ""
-) -> Iterator[tuple[int, Track]]:
+) -> Iterator[tuple[int, ActionTrack]]:
     """A program whose alert fires all the time: when it is flushed, and the track after that."""
     tracks: Tracks = {}
     cached = 4 * GIB
@@ -112,7 +124,7 @@ def test_flushes_whose_memory_is_taken_again_come_at_twice_the_distance_each_and
 
 def test_memory_that_an_agent_saw_taken_again_counts_although_it_is_free_by_now():
     def seen(thrashes: int) -> AgentReport:
-        return a_report(10, (a_pool(live=GIB, cached=GIB, thrashes=thrashes),))
+        return make_report(10, (make_pool(live=GIB, cached=GIB, thrashes=thrashes),))
 
     (order,), tracks = decide([a_rule()], [ALERT], [seen(3)], {}, 0.0)
     tracks = conclude(tracks, order, [a_receipt(3 * GIB)])
@@ -136,14 +148,14 @@ def test_nothing_is_flushed_while_a_flush_is_under_way():
 
 
 def test_a_rehearsal_says_what_a_flush_would_return_and_is_no_failure():
-    order = Order(ALERT, Action(dry_run=True), 1000, (wasting(),))
+    order = FlushOrder(ALERT, Action(dry_run=True), 1000, (wasting(),))
     track = conclude({}, order, [a_receipt(0, outcome="planned")])[order.key]
     assert track.note == "rehearsed: a flush of train would return 4.0 GiB"
     assert track.failures == 0
 
 
 def test_the_receipt_is_an_annotation_of_the_alert():
-    order = Order(ALERT, Action(), 1000, (wasting(),))
+    order = FlushOrder(ALERT, Action(), 1000, (wasting(),))
     tracks = conclude({}, order, [a_receipt(3 * GIB)])
     (alert,) = annotate([ALERT], tracks)
     assert dict(alert.annotations)[ANNOTATION] == "flushed train: 3.0 GiB released of 4.0 GiB expected"
@@ -160,7 +172,7 @@ def test_a_restart_forgets_no_flush_of_the_last_hour():
 
 
 def test_what_is_long_over_is_forgotten():
-    tracks = {(ALERT.rule, ALERT.labels, 1000): Track((0.0,), note="flushed")}
+    tracks = {(ALERT.rule, ALERT.labels, 1000): ActionTrack((0.0,), note="flushed")}
     assert forget(tracks, [ALERT], 1e6) == tracks
     assert forget(tracks, [], 10.0)[ALERT.rule, ALERT.labels, 1000].note == ""
     assert forget(tracks, [], 1e6) == {}

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gpumond.sim.card import Spec, create
-from tests.making import GIB
-from tests.notify.listener import Listener
+from gpumond.testing import GIB
+from tests.alerting.listener import Listener
 from tests.running import RunningDaemon, until
 
 Serve = Callable[..., RunningDaemon]

@@ -5,48 +5,48 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpumond.api.examples import SNAPSHOT, VERDICT
-from gpumond.model import Frame, Ledger
-from gpumond.pools import PoolUsage, Reclaimable
+from gpumond.engine.preview import RESOLUTION_SECONDS, PreviewWindow, pack, preview, previewing, unpacking
+from gpumond.model.cooperative import STRETCH, run_to_end
+from gpumond.model.frame import Frame, Ledger
+from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.rules import Rule
-from gpumond.rules.preview import RESOLUTION_SECONDS, LastHour, pack, preview, previewing, unpacking
-from gpumond.stretches import STRETCH, at_once
-from tests.making import a_device, a_pool, a_process, a_report, a_snapshot
+from gpumond.testing import make_device, make_pool, make_process, make_report, make_snapshot
 
 RULE = Rule("hog", "device", "used_ratio", above=0.5, for_seconds=0.0)
 
 
 def a_frame(number: int, reports: int = 0, used: int = 0) -> Frame:
-    pools = (a_pool(live=number), a_pool("GPU-b", live=number, cached=7))
+    pools = (make_pool(live=number), make_pool("GPU-b", live=number, cached=7))
     at = RESOLUTION_SECONDS * number
-    device = a_device(used_bytes=used, size_bytes=100, processes=(a_process(used_bytes=used),))
-    snapshot = a_snapshot(
+    device = make_device(used_bytes=used, size_bytes=100, processes=(make_process(used_bytes=used),))
+    snapshot = make_snapshot(
         device,
         taken_at=1000.0 + at,
         elapsed_seconds=at,
-        reports=tuple(a_report(pid, pools) for pid in range(1, reports + 1)),
+        reports=tuple(make_report(pid, pools) for pid in range(1, reports + 1)),
     )
     return Frame(snapshot, Ledger())
 
 
 def test_a_moment_is_the_same_after_it_was_packed():
     for snapshot in (SNAPSHOT, a_frame(3, reports=2 * STRETCH + 1).snapshot):
-        assert at_once(unpacking(pack(snapshot, (VERDICT,)))) == (snapshot, (VERDICT,))
+        assert run_to_end(unpacking(pack(snapshot, (VERDICT,)))) == (snapshot, (VERDICT,))
 
 
 def test_an_hour_of_a_thousand_programs_takes_a_few_mebibytes():
-    hour = LastHour()
+    hour = PreviewWindow()
     pool = PoolUsage("torch", "GPU-a", 1 << 30, 2 << 30, Reclaimable(5, 6, 7), 8, ooms=0, retries=0)
     for number in range(20):
         pools = (replace(pool, live_bytes=pool.live_bytes + number),)
-        reports = tuple(a_report(pid, pools, age_seconds=pid / 999) for pid in range(1000))
-        hour.see(Frame(a_snapshot(elapsed_seconds=30.0 * number, reports=reports), Ledger()))
+        reports = tuple(make_report(pid, pools, age_seconds=pid / 999) for pid in range(1000))
+        hour.see(Frame(make_snapshot(elapsed_seconds=30.0 * number, reports=reports), Ledger()))
     assert len(hour.moments()) == 20
     assert sum(map(len, hour.moments())) < 20 * 64 * 1024
 
 
 def test_of_large_moments_the_oldest_are_forgotten():
     size = len(pack(a_frame(1, reports=50).snapshot, ()))
-    hour = LastHour(kept_bytes=4 * size)
+    hour = PreviewWindow(kept_bytes=4 * size)
     for number in range(1, 20):
         hour.see(a_frame(number, reports=50, used=60))
     seen = preview(RULE, hour.moments())
@@ -55,7 +55,7 @@ def test_of_large_moments_the_oldest_are_forgotten():
 
 
 def test_one_moment_a_half_minute_is_kept_and_a_preview_finds_what_fired():
-    hour = LastHour()
+    hour = PreviewWindow()
     for number, used in enumerate((10, 90, 90, 10)):
         hour.see(a_frame(number, used=used))
         hour.see(replace(frame := a_frame(number, used=99), snapshot=replace(frame.snapshot, seq=9)))

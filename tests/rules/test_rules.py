@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpumond.model import Alert
+from gpumond.model.frame import Alert
 from gpumond.rules import Activities, Hidden, Rule, step
 from tests.rules.rows import Row, of
 

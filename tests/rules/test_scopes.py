@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.attribution import attribute
-from gpumond.engine import Memory, advance
-from gpumond.model import Snapshot, Verdict
+from gpumond.engine import EngineState, advance
+from gpumond.engine.attribution import attribute
+from gpumond.model.frame import Verdict
+from gpumond.model.snapshot import Snapshot
 from gpumond.rules import Rule, Scope
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.recent import Recent, remember
-from gpumond.rules.scopes import Seen, subjects
-from gpumond.rules.values import LABELS, PLACEHOLDERS, VALUES
+from gpumond.rules.schema import LABELS, PLACEHOLDERS, VALUES
+from gpumond.rules.scopes import RuleContext, subjects
 from gpumond.rules.verdicts import standing
-from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
+from gpumond.rules.window import RuleWindow, remember
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
-SNAPSHOT = a_snapshot(
-    a_device(used_bytes=40 * GIB, processes=(a_process(42, 30 * GIB),)),
-    reports=(a_report(42, (a_pool(live=GIB, cached=GIB),)),),
+SNAPSHOT = make_snapshot(
+    make_device(used_bytes=40 * GIB, processes=(make_process(42, 30 * GIB),)),
+    reports=(make_report(42, (make_pool(live=GIB, cached=GIB),)),),
 )
 LEAK = Verdict("GPU-a", 42, "leak", 0.0, (("slope_bytes_per_second", 5.0),), 90.0, "it grows")
-SEEN = Seen(SNAPSHOT, attribute(SNAPSHOT), remember(Recent(), SNAPSHOT), standing([LEAK]))
+SEEN = RuleContext(SNAPSHOT, attribute(SNAPSHOT), remember(RuleWindow(), SNAPSHOT), standing([LEAK]))
 
 
 @pytest.mark.parametrize("scope", VALUES)
@@ -50,9 +51,9 @@ def test_the_advice_on_fragmentation_names_the_variable_that_the_programs_pytorc
     frameworks: tuple[str, ...], name: str
 ):
     rule = next(rule for rule in BUILT_IN if rule.name == "fragmentation")
-    report = a_report(42, (a_pool(live=GIB, cached=GIB),), frameworks=frameworks)
-    snapshot = a_snapshot(a_device(used_bytes=40 * GIB), reports=(report,))
-    seen = subjects("pool", Seen(snapshot, attribute(snapshot), remember(Recent(), snapshot), standing([])))
+    report = make_report(42, (make_pool(live=GIB, cached=GIB),), frameworks=frameworks)
+    snapshot = make_snapshot(make_device(used_bytes=40 * GIB), reports=(report,))
+    seen = subjects("pool", RuleContext(snapshot, attribute(snapshot), remember(RuleWindow(), snapshot), standing([])))
     words = {**seen.texts(seen.rows[0]), "value": "", "level": ""}
     assert f"torch: {name}=expandable_segments:True" in dict(rule.annotations)["summary"].format(**words)
 
@@ -64,20 +65,20 @@ def test_a_verdict_is_a_value_of_its_process_and_of_its_device():
         assert leaks == dict(zip(pids, (5.0, 0.0) if scope == "process" else (5.0,), strict=True))
 
 
-def judged(*ticks: Snapshot) -> Seen:
-    recent = Recent()
+def judged(*ticks: Snapshot) -> RuleContext:
+    recent = RuleWindow()
     for snapshot in ticks:
         recent = remember(recent, snapshot)
-    return Seen(ticks[-1], attribute(ticks[-1]), recent)
+    return RuleContext(ticks[-1], attribute(ticks[-1]), recent)
 
 
 def test_an_agent_whose_process_is_not_on_the_device_makes_nobodys_cache_waste():
-    device = a_device(used_bytes=40 * GIB, processes=(a_process(42, 30 * GIB), a_process(43, 9 * GIB)))
-    own = a_report(42, (a_pool(live=GIB, cached=20 * GIB, ooms=0),))
+    device = make_device(used_bytes=40 * GIB, processes=(make_process(42, 30 * GIB), make_process(43, 9 * GIB)))
+    own = make_report(42, (make_pool(live=GIB, cached=20 * GIB, ooms=0),))
 
     def wasted(pid: int) -> float | None:
         ticks = [
-            a_snapshot(device, elapsed_seconds=at, reports=(own, a_report(pid, (a_pool(ooms=count),), uid=66)))
+            make_snapshot(device, elapsed_seconds=at, reports=(own, make_report(pid, (make_pool(ooms=count),), uid=66)))
             for at, count in ((1.0, 0), (2.0, 1))
         ]
         seen = subjects("device", judged(*ticks))
@@ -88,16 +89,16 @@ def test_an_agent_whose_process_is_not_on_the_device_makes_nobodys_cache_waste()
 
 
 def test_workloads_of_two_users_are_two_whatever_they_are_called():
-    own = a_report(42, (a_pool(live=GIB, cached=GIB),), uid=1000)
-    other = a_report(66, (a_pool(live=50 * GIB),), uid=66)
+    own = make_report(42, (make_pool(live=GIB, cached=GIB),), uid=1000)
+    other = make_report(66, (make_pool(live=50 * GIB),), uid=66)
     rules = (
         Rule("above", "workload", "live_bytes", above=2 * GIB, match=(("uid", "1000"),)),
         Rule("below", "workload", "live_bytes", below=2 * GIB),
     )
-    first = advance(Memory(), rules, a_snapshot(a_device(), reports=(own, other)))
+    first = advance(EngineState(), rules, make_snapshot(make_device(), reports=(own, other)))
     assert [dict(alert.labels)["uid"] for alert in first.frame.alerts] == ["1000"]
-    silent = a_device(processes=(a_process(66),))
-    second = advance(first.memory, rules, a_snapshot(silent, elapsed_seconds=2.0, reports=(own,)))
+    silent = make_device(processes=(make_process(66),))
+    second = advance(first.memory, rules, make_snapshot(silent, elapsed_seconds=2.0, reports=(own,)))
     assert [alert.value for alert in second.frame.alerts] == [float(GIB)]
-    third = advance(second.memory, rules, a_snapshot(silent, elapsed_seconds=3.0))
+    third = advance(second.memory, rules, make_snapshot(silent, elapsed_seconds=3.0))
     assert third.frame.alerts == ()

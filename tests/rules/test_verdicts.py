@@ -7,11 +7,12 @@ from math import inf
 
 import pytest
 
-from gpumond.engine import Memory, Tick, judge
-from gpumond.model import DeviceReading, Snapshot, Verdict
+from gpumond.engine import EngineState, Tick, judge
+from gpumond.model.frame import Verdict
+from gpumond.model.snapshot import DeviceReading, Snapshot
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
-from tests.making import GIB, a_device, a_fault, a_pool, a_process, a_report, a_snapshot
+from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 
 MIB = 1024**2
 LEAK = Verdict(
@@ -24,7 +25,7 @@ LEAK = Verdict(
     "train (pid 10) keeps 120.0 MiB more each minute; GPU 0 is full in 1 h 4 min",
 )
 RULES = tuple(rule for rule in BUILT_IN if rule.name == "leak")
-DEVICE = a_device(used_bytes=40 * GIB, processes=(a_process(10, 30 * GIB), a_process(11, 10 * GIB)))
+DEVICE = make_device(used_bytes=40 * GIB, processes=(make_process(10, 30 * GIB), make_process(11, 10 * GIB)))
 
 
 def watch(scope: str, value: str, level: float = -1.0) -> Rule:
@@ -34,7 +35,7 @@ def watch(scope: str, value: str, level: float = -1.0) -> Rule:
 
 
 def seen(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEVICE) -> dict[str, float]:
-    tick = judge(Memory(), [rule], a_snapshot(device), verdicts)
+    tick = judge(EngineState(), [rule], make_snapshot(device), verdicts)
     return {dict(alert.labels).get("pid", "device"): alert.value for alert in tick.frame.alerts}
 
 
@@ -62,13 +63,13 @@ def test_a_verdict_is_a_value_of_its_process_and_of_its_device(scope: str, value
 
 
 def test_a_device_that_cannot_be_seen_is_not_said_to_be_well():
-    lost = a_device(missed=3, size_bytes=None, used_bytes=None, processes=None)
+    lost = make_device(missed=3, size_bytes=None, used_bytes=None, processes=None)
     assert seen(rule=watch("device", "leak"), device=lost) == {}
     assert seen(rule=watch("process", "leak"), device=lost) == {}
 
 
 def story(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
-    memory, told = Memory(), []
+    memory, told = EngineState(), []
     for second, (snapshot, verdicts) in enumerate(ticks):
         at = 1000.0 * second
         moved = Snapshot(second + 1, at, at, snapshot.source, snapshot.devices, snapshot.reports)
@@ -78,7 +79,7 @@ def story(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
 
 
 def test_a_leak_fires_says_what_is_known_of_it_and_is_over_with_its_verdict():
-    calm = a_snapshot(DEVICE)
+    calm = make_snapshot(DEVICE)
     well = Verdict("GPU-a", 10, "churn", 1.0, (), None, "train goes up and down")
     ticks = story((calm, (well,)), (calm, (well, LEAK)), (calm, ()), (calm, ()))
     assert [len(tick.raised) for tick in ticks] == [0, 1, 0, 0]
@@ -95,13 +96,13 @@ def test_a_leak_fires_says_what_is_known_of_it_and_is_over_with_its_verdict():
 
 
 def test_a_leak_that_no_process_can_be_told_for_fires_too():
-    (alert,) = story((a_snapshot(a_device(processes=None)), (Verdict("GPU-a", None, "leak", 1.0),)))[0].raised
+    (alert,) = story((make_snapshot(make_device(processes=None)), (Verdict("GPU-a", None, "leak", 1.0),)))[0].raised
     assert dict(alert.labels)["pid"] == ""
 
 
 def test_the_alert_stays_while_the_agent_is_silent_and_goes_with_the_process():
-    with_agent = a_snapshot(DEVICE, reports=(a_report(10, (a_pool(live=GIB),)),))
-    without, gone = a_snapshot(DEVICE), a_snapshot(a_device())
+    with_agent = make_snapshot(DEVICE, reports=(make_report(10, (make_pool(live=GIB),)),))
+    without, gone = make_snapshot(DEVICE), make_snapshot(make_device())
     ticks = story((with_agent, (LEAK,)), (without, ()), (without, ()), (gone, ()), (gone, ()))
     assert [len(tick.frame.alerts) for tick in ticks] == [1, 1, 1, 0, 0]
 
@@ -111,12 +112,12 @@ KEEPING = (
     Rule("pool", "pool", "held_bytes", above=GIB, keep_firing_for_seconds=300),
     Rule("workload", "workload", "held_bytes", above=GIB, keep_firing_for_seconds=300),
 )
-HOG = a_device(processes=(a_process(10, 9 * GIB),))
-REPORT = (a_report(10, (a_pool(live=9 * GIB),)),)
+HOG = make_device(processes=(make_process(10, 9 * GIB),))
+REPORT = (make_report(10, (make_pool(live=9 * GIB),)),)
 
 
 def keeping(*snapshots: Snapshot) -> list[Tick]:
-    memory, ticks = Memory(), []
+    memory, ticks = EngineState(), []
     for second, snapshot in enumerate(snapshots):
         ticks.append(judge(memory, KEEPING, replace(snapshot, seq=second + 1, elapsed_seconds=float(second)), ()))
         memory = ticks[-1].memory
@@ -124,7 +125,7 @@ def keeping(*snapshots: Snapshot) -> list[Tick]:
 
 
 def test_every_alert_on_a_process_that_ended_resolves_with_the_next_reading_and_says_so():
-    ended = keeping(a_snapshot(HOG, reports=REPORT), a_snapshot(a_device()))[1]
+    ended = keeping(make_snapshot(HOG, reports=REPORT), make_snapshot(make_device()))[1]
     assert ended.frame.alerts == ()
     assert {alert.rule: dict(alert.annotations)["summary"] for alert in ended.resolved} == {
         "hog": "process 10 has ended; the alert was: a hog",
@@ -134,8 +135,8 @@ def test_every_alert_on_a_process_that_ended_resolves_with_the_next_reading_and_
 
 
 def test_an_alert_that_resolves_while_its_process_exists_does_not_say_that_it_ended():
-    small = a_snapshot(a_device(processes=(a_process(10, 1),)), reports=REPORT)
-    ticks = keeping(a_snapshot(HOG, reports=REPORT), small, *[replace(small)] * 301)
+    small = make_snapshot(make_device(processes=(make_process(10, 1),)), reports=REPORT)
+    ticks = keeping(make_snapshot(HOG, reports=REPORT), small, *[replace(small)] * 301)
     (over,) = [alert for tick in ticks for alert in tick.resolved]
     assert (over.rule, dict(over.annotations)["summary"]) == ("hog", "a hog")
 
@@ -143,17 +144,17 @@ def test_an_alert_that_resolves_while_its_process_exists_does_not_say_that_it_en
 @pytest.mark.parametrize(
     "hidden",
     [
-        a_snapshot(a_device(processes=(), missed=3)),
-        a_snapshot(a_device(processes=None), faults=(a_fault("GPU-a", "timeout"),)),
+        make_snapshot(make_device(processes=(), missed=3)),
+        make_snapshot(make_device(processes=None), faults=(make_fault("GPU-a", "timeout"),)),
     ],
     ids=["device missed", "list not read"],
 )
 def test_a_process_that_cannot_be_seen_has_not_ended(hidden: Snapshot):
-    before, after = keeping(a_snapshot(HOG, reports=REPORT), hidden)
+    before, after = keeping(make_snapshot(HOG, reports=REPORT), hidden)
     assert (after.resolved, len(after.frame.alerts)) == ((), len(before.frame.alerts))
 
 
 def test_a_process_that_was_hidden_when_it_ended_resolves_with_the_first_complete_reading():
-    hidden = a_snapshot(a_device(processes=None), faults=(a_fault("GPU-a", "timeout"),))
-    *_, seen = keeping(a_snapshot(HOG, reports=REPORT), hidden, hidden, a_snapshot(a_device()))
+    hidden = make_snapshot(make_device(processes=None), faults=(make_fault("GPU-a", "timeout"),))
+    *_, seen = keeping(make_snapshot(HOG, reports=REPORT), hidden, hidden, make_snapshot(make_device()))
     assert (seen.frame.alerts, len(seen.resolved)) == ((), 3)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpumond.sim.card import MIB, Card, Spec, create
+from gpumond.sim.card import MIB, SimDevice, Spec, create
 
 HOLD = """
 import sys
@@ -20,14 +20,14 @@ sys.stdin.read()
 """
 
 
-def small_card(directory: Path, uuid: str = "SIM-test", size_mib: int = 1024, index: int = 0) -> Card:
+def small_card(directory: Path, uuid: str = "SIM-test", size_mib: int = 1024, index: int = 0) -> SimDevice:
     """A card whose contexts cost 16 MiB, and of which the driver keeps 24 MiB."""
     spec = Spec(uuid, index, "Simulated", size_mib * MIB, reserved_bytes=24 * MIB, context_bytes=16 * MIB)
     return create(directory / uuid, spec)
 
 
 @contextmanager
-def holder(card: Card, size_bytes: int, python: str = sys.executable) -> Iterator[subprocess.Popen[str]]:
+def holder(card: SimDevice, size_bytes: int, python: str = sys.executable) -> Iterator[subprocess.Popen[str]]:
     """A process that holds so many bytes until it is killed, or its input ends."""
     command = [python, "-c", HOLD, str(card.directory), str(size_bytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

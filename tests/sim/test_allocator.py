@@ -11,7 +11,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from gpumond.sim.allocator import CachingAllocator, allocators
-from gpumond.sim.card import MIB, Card, OutOfMemory
+from gpumond.sim.card import MIB, OutOfMemory, SimDevice
 from tests.sim.holding import run, small_card
 
 SIZES = st.one_of(st.integers(0, 2 * MIB), st.integers(MIB, 12 * MIB), st.integers(10 * MIB, 60 * MIB))
@@ -91,12 +91,12 @@ TestAllocations = Allocations.TestCase
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> Card:
+def card(tmp_path: Path) -> SimDevice:
     return small_card(tmp_path)
 
 
 @pytest.fixture
-def allocator(card: Card) -> Iterator[CachingAllocator]:
+def allocator(card: SimDevice) -> Iterator[CachingAllocator]:
     allocator = CachingAllocator(card)
     yield allocator
     allocator.close()
@@ -143,7 +143,7 @@ def test_a_double_free_is_an_error(allocator: CachingAllocator) -> None:
         allocator.free(address)
 
 
-def test_a_process_has_one_allocator_per_card(card: Card) -> None:
+def test_a_process_has_one_allocator_per_card(card: SimDevice) -> None:
     allocator = CachingAllocator(card)
     with pytest.raises(ValueError, match="already"):
         CachingAllocator(card)
@@ -187,5 +187,5 @@ print(allocator.statistics().held_bytes // MIB)
 """
 
 
-def test_a_forked_child_has_an_empty_allocator(card: Card) -> None:
+def test_a_forked_child_has_an_empty_allocator(card: SimDevice) -> None:
     assert run(FORK, str(card.directory)).split() == ["20", "30"]

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.sensors import Sensors
-from gpumond.sim.card import MIB, Card, Context, Damaged, OutOfMemory, Spec, cards, create, start_ticks
+from gpumond.model.sensors import Sensors
+from gpumond.sim.card import MIB, Context, Damaged, OutOfMemory, SimDevice, Spec, cards, create, start_ticks
 from tests.sim.holding import holder, run, small_card
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> Card:
+def card(tmp_path: Path) -> SimDevice:
     return small_card(tmp_path)
 
 
 @pytest.fixture
-def context(card: Card) -> Iterator[Context]:
+def context(card: SimDevice) -> Iterator[Context]:
     context = card.attach()
     yield context
     context.close()
 
 
-def test_attaching_costs_the_context(card: Card, context: Context) -> None:
+def test_attaching_costs_the_context(card: SimDevice, context: Context) -> None:
     context.allocate(100 * MIB)
     reading = card.read()
     assert reading.processes is not None
@@ -36,11 +36,11 @@ def test_attaching_costs_the_context(card: Card, context: Context) -> None:
     assert (reading.used_bytes, reading.reserved_bytes, reading.free_bytes) == (116 * MIB, 24 * MIB, 884 * MIB)
 
 
-def test_a_process_has_one_context_per_card(card: Card, context: Context) -> None:
-    assert Card(card.directory).attach() is context
+def test_a_process_has_one_context_per_card(card: SimDevice, context: Context) -> None:
+    assert SimDevice(card.directory).attach() is context
 
 
-def test_closing_gives_everything_back(card: Card) -> None:
+def test_closing_gives_everything_back(card: SimDevice) -> None:
     context = card.attach()
     context.allocate(MIB)
     context.close()
@@ -50,7 +50,7 @@ def test_closing_gives_everything_back(card: Card) -> None:
         context.allocate(MIB)
 
 
-def test_out_of_memory_changes_nothing(card: Card, context: Context) -> None:
+def test_out_of_memory_changes_nothing(card: SimDevice, context: Context) -> None:
     context.allocate(900 * MIB)
     with pytest.raises(OutOfMemory, match=r"84\.00 MiB free"):
         context.allocate(84 * MIB + 1)
@@ -59,7 +59,7 @@ def test_out_of_memory_changes_nothing(card: Card, context: Context) -> None:
     assert card.read().free_bytes == 0
 
 
-def test_a_context_that_does_not_fit_is_out_of_memory(card: Card) -> None:
+def test_a_context_that_does_not_fit_is_out_of_memory(card: SimDevice) -> None:
     with holder(card, 980 * MIB):
         with pytest.raises(OutOfMemory):
             card.attach()
@@ -74,7 +74,7 @@ def test_no_more_is_freed_than_was_allocated(context: Context) -> None:
         context.free(2 * MIB)
 
 
-def test_a_killed_process_holds_nothing_even_as_a_zombie(card: Card) -> None:
+def test_a_killed_process_holds_nothing_even_as_a_zombie(card: SimDevice) -> None:
     with holder(card, 500 * MIB) as process:
         assert card.read().used_bytes == 516 * MIB
         process.kill()
@@ -83,7 +83,7 @@ def test_a_killed_process_holds_nothing_even_as_a_zombie(card: Card) -> None:
     assert list((card.directory / "processes").iterdir()) == []
 
 
-def test_the_room_of_a_killed_process_can_be_allocated_at_once(card: Card, context: Context) -> None:
+def test_the_room_of_a_killed_process_can_be_allocated_at_once(card: SimDevice, context: Context) -> None:
     with holder(card, 900 * MIB) as process:
         with pytest.raises(OutOfMemory):
             context.allocate(500 * MIB)
@@ -92,12 +92,12 @@ def test_the_room_of_a_killed_process_can_be_allocated_at_once(card: Card, conte
         context.allocate(500 * MIB)
 
 
-def test_a_pid_that_came_back_is_another_process(card: Card) -> None:
+def test_a_pid_that_came_back_is_another_process(card: SimDevice) -> None:
     (card.directory / "processes" / f"{os.getpid()}-1").write_text("[1048576, null, null, null]")
     assert card.read().processes == ()
 
 
-def test_a_name_with_brackets_and_spaces_is_still_alive(card: Card, tmp_path: Path) -> None:
+def test_a_name_with_brackets_and_spaces_is_still_alive(card: SimDevice, tmp_path: Path) -> None:
     python = tmp_path / "x) Z 1 (y"
     python.symlink_to(sys.executable)
     with subprocess.Popen([python, "-c", "input()"], stdin=subprocess.PIPE) as process:
@@ -122,7 +122,7 @@ sys.stdin.read()
 """
 
 
-def test_processes_that_contend_hold_exactly_what_there_is(card: Card) -> None:
+def test_processes_that_contend_hold_exactly_what_there_is(card: SimDevice) -> None:
     with ExitStack() as running:
         contenders = [
             running.enter_context(
@@ -165,7 +165,7 @@ print([p.used_bytes // MIB for p in card.read().processes])
 """
 
 
-def test_a_forked_child_attaches_as_itself(card: Card) -> None:
+def test_a_forked_child_attaches_as_itself(card: SimDevice) -> None:
     assert run(FORK, str(card.directory)).split("\n")[:2] == ["[21, 26]", "[26]"]
 
 
@@ -181,7 +181,7 @@ def test_published_numbers_are_summed(tmp_path: Path) -> None:
     context.close()
 
 
-def test_what_nobody_publishes_is_unknown(card: Card, context: Context) -> None:
+def test_what_nobody_publishes_is_unknown(card: SimDevice, context: Context) -> None:
     assert card.read().sensors == Sensors()
 
 
@@ -192,7 +192,7 @@ def test_a_root_holds_several_cards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["card.json", "processes/1-x", "used"])
-def test_a_damaged_card_says_so(card: Card, file: str) -> None:
+def test_a_damaged_card_says_so(card: SimDevice, file: str) -> None:
     (card.directory / file).unlink(missing_ok=True)
     (card.directory / file).mkdir()
     with pytest.raises(Damaged, match="SIM-test"):

@@ -14,16 +14,16 @@ from random import Random
 import pytest
 
 from gpumond.sim.allocator import Statistics
-from gpumond.sim.card import MIB, Card, OutOfMemory, Spec, create
-from gpumond.sim.programs import PROGRAMS, Memory, leak, run
+from gpumond.sim.card import MIB, OutOfMemory, SimDevice, Spec, create
+from gpumond.sim.programs import PROGRAMS, ProgramMemory, leak, run
 from tests.sim.holding import holder, small_card
 
 SIZE = 24 * 1024 * MIB
 
 
-def minutes(name: str, card: Card, number: int, seed: int = 1) -> list[Statistics]:
+def minutes(name: str, card: SimDevice, number: int, seed: int = 1) -> list[Statistics]:
     """What a program's allocator says after every second of its own time, of which none passes."""
-    memory, seconds = Memory(card), 0.0
+    memory, seconds = ProgramMemory(card), 0.0
     seen: list[Statistics] = []
     for pause in PROGRAMS[name](memory, Random(seed)):
         seconds += pause
@@ -36,11 +36,11 @@ def minutes(name: str, card: Card, number: int, seed: int = 1) -> list[Statistic
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> Card:
+def card(tmp_path: Path) -> SimDevice:
     return create(tmp_path / "card", Spec("SIM-demo", 0, "Simulated", SIZE))
 
 
-def test_training_leaves_a_large_cache(card: Card) -> None:
+def test_training_leaves_a_large_cache(card: SimDevice) -> None:
     seen = minutes("training", card, 3)
     assert max(now.reclaimable_bytes for now in seen) > 0.1 * SIZE
     assert max(now.stranded_bytes for now in seen) == 0
@@ -48,12 +48,12 @@ def test_training_leaves_a_large_cache(card: Card) -> None:
     assert max(steps) - min(steps) > 0.04 * SIZE, "activations rise and fall"
 
 
-def test_serving_grows_and_releases(card: Card) -> None:
+def test_serving_grows_and_releases(card: SimDevice) -> None:
     live = [now.live_bytes for now in minutes("serving", card, 10)]
     assert min(live[120:]) < 0.1 * SIZE < max(live[120:])
 
 
-def test_leak_keeps_more_every_minute_and_ends(card: Card) -> None:
+def test_leak_keeps_more_every_minute_and_ends(card: SimDevice) -> None:
     live = [now.live_bytes for now in minutes("leak", card, 10)]
     assert 4 * 60 < len(live) < 6 * 60
     per_minute = [min(live[start : start + 60]) for start in (0, 60, 120, 180)]
@@ -61,7 +61,7 @@ def test_leak_keeps_more_every_minute_and_ends(card: Card) -> None:
     assert all(600 * MIB < more < 1024 * MIB for more in grown)
 
 
-def test_fragmentation_strands_more_and_more_while_as_much_is_live_as_ever(card: Card) -> None:
+def test_fragmentation_strands_more_and_more_while_as_much_is_live_as_ever(card: SimDevice) -> None:
     both = minutes("fragmentation", card, 2)
     seen, then = both[:100], both[100:]
     live = [now.live_bytes for now in seen[10:]]
@@ -74,21 +74,21 @@ def test_fragmentation_strands_more_and_more_while_as_much_is_live_as_ever(card:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_four_fit_on_one_card(card: Card, seed: int) -> None:
+def test_the_four_fit_on_one_card(card: SimDevice, seed: int) -> None:
     together = list(zip(*(minutes(name, card, 8, seed) for name in PROGRAMS), strict=False))
     used = [sum(now.held_bytes + 256 * MIB for now in moment) for moment in together[60:]]
     assert max(used) < 0.8 * SIZE
     assert 0.55 * SIZE < sum(used) / len(used) < 0.75 * SIZE
 
 
-def test_the_seed_decides_everything(card: Card) -> None:
+def test_the_seed_decides_everything(card: SimDevice) -> None:
     assert minutes("serving", card, 2, seed=7) == minutes("serving", card, 2, seed=7)
     assert minutes("serving", card, 2, seed=7) != minutes("serving", card, 2, seed=8)
 
 
 def test_a_program_starts_over_when_the_card_is_full(tmp_path: Path) -> None:
     card = small_card(tmp_path, size_mib=160)
-    memory = Memory(card)
+    memory = ProgramMemory(card)
     cleared: list[float] = []
 
     def pause(seconds: float) -> bool:
@@ -106,7 +106,7 @@ def test_a_program_starts_over_when_the_card_is_full(tmp_path: Path) -> None:
 
 def test_a_program_waits_for_a_card_that_has_no_room_for_its_context(tmp_path: Path) -> None:
     card = small_card(tmp_path)
-    memory = Memory(card)
+    memory = ProgramMemory(card)
     pauses: list[float] = []
 
     def pause(seconds: float) -> bool:
@@ -123,7 +123,7 @@ def test_a_program_waits_for_a_card_that_has_no_room_for_its_context(tmp_path: P
 
 
 @contextmanager
-def program(card: Card, name: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def program(card: SimDevice, name: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "gpumond.sim.programs", name, "--card", str(card.directory), *options]
     environ = os.environ | {"GPUMOND_SOCKET": str(card.directory / "nobody.sock")}
     with subprocess.Popen(command, env=environ) as process:
@@ -141,7 +141,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_ends_cleanly_when_asked(card: Card, name: str) -> None:
+def test_it_ends_cleanly_when_asked(card: SimDevice, name: str) -> None:
     with program(card, name) as process:
         wait_for(lambda: card.read().processes)
         process.send_signal(signal.SIGTERM)
@@ -149,11 +149,11 @@ def test_it_ends_cleanly_when_asked(card: Card, name: str) -> None:
     assert card.read().used_bytes == 0
 
 
-def test_it_ends_after_its_duration(card: Card) -> None:
+def test_it_ends_after_its_duration(card: SimDevice) -> None:
     with program(card, "serving", "--duration", "0.2", "--speed", "20") as process:
         assert process.wait(30) == 0
 
 
-def test_it_ends_with_its_parent(card: Card) -> None:
+def test_it_ends_with_its_parent(card: SimDevice) -> None:
     with program(card, "serving", "--parent", "1") as process:
         assert process.wait(30) == 0

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle
 
-from gpumond.loadgen.process import Process
 from gpumond.loadgen.script import GIB, MIB
-from gpumond.model import Alert
+from gpumond.model.frame import Alert
+from tests.simulator.program import Process
 from tests.soak.world import SIZE_BYTES, TICK_SECONDS, UP, UUIDS, World
 
 PAUSE_SECONDS = 1500.0

@@ -18,15 +18,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpumond.identity import start_ticks
-from gpumond.loadgen.process import Process
-from gpumond.model import Reading
-from gpumond.records import Labels
+from gpumond.host.peer_credentials import start_ticks
+from gpumond.model.persisted import Labels
+from gpumond.model.snapshot import Reading
+from gpumond.protocol.messages import Hello, Report, encode, to_json
 from gpumond.store import rows, verify_audit
-from gpumond.wire import Hello, Report, encode, to_json
+from tests.simulator.program import Process
+from tests.soak.attackers import volley
 from tests.soak.incidents import Oracle, troubles
 from tests.soak.life import Moment
-from tests.soak.vandals import volley
 from tests.soak.week import DAY
 from tests.soak.world import TICK_SECONDS, World
 

@@ -22,11 +22,12 @@ from pathlib import Path
 from random import Random
 
 from bench.scrape import rss
-from gpumond.intake import Intake
-from gpumond.model import AgentReport, Alert, Reading, SourceState
-from gpumond.records import to_text
-from gpumond.wire import from_json
-from tests.soak.core import Core, Pager
+from gpumond.agents.server import AgentServer
+from gpumond.model.frame import Alert
+from gpumond.model.snapshot import AgentReport, Reading, SourceState
+from gpumond.protocol.messages import from_json
+from gpumond.store.codecs import to_text
+from tests.soak.daemon_parts import Core, Pager
 
 STORE_BYTES = 1 << 20
 HEAR_SECONDS, LOOK_SECONDS = 20.0, 0.001
@@ -56,7 +57,7 @@ class Told:
         self.receiver_down = False
         self.state = SourceState("sim", up=False, responsive=True)
         self._began = began
-        self.intake = Intake(listener, clock=lambda: self._began + self.elapsed)
+        self.intake = AgentServer(listener, clock=lambda: self._began + self.elapsed)
 
     def see(self, moment: Moment) -> None:
         self._moment = moment
@@ -126,5 +127,5 @@ async def live(directory: Path, path: Path, began: float, full: bool) -> None:
 
 
 if __name__ == "__main__":
-    logging.getLogger("gpumond.notify").setLevel(logging.ERROR)  # a receiver that is down is part of it
+    logging.getLogger("gpumond.alerting.receivers").setLevel(logging.ERROR)  # a receiver that is down is part of it
     asyncio.run(live(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), full=sys.argv[4:] == ["full"]))

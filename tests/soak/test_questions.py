@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.scrape import rss
-from tests.api import questions
+from tests.api import openapi_requests
 
 EXAMPLES = 30
 ROUNDS = 4
@@ -17,14 +17,14 @@ GROWTH_MIB = 5.0
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(bool(questions.MISSING), reason=questions.MISSING)
+@pytest.mark.skipif(bool(openapi_requests.MISSING), reason=openapi_requests.MISSING)
 @pytest.mark.timeout(3000)
 def test_every_question_is_answered_as_documented_and_leaves_nothing_behind(tmp_path: Path):
-    daemon = questions.demo(tmp_path)
+    daemon = openapi_requests.demo(tmp_path)
     memory = []
     try:
         for seed in range(ROUNDS):
-            questions.ask_all(daemon, tmp_path, EXAMPLES, seed)
+            openapi_requests.ask_all(daemon, tmp_path, EXAMPLES, seed)
             memory.append(rss(daemon.process.pid))
     finally:
         daemon.stop()

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import linear_regression, median
 
 from bench.scrape import rss
-from tests.soak.core import SCRAPE_SECONDS, Core
+from tests.soak.daemon_parts import SCRAPE_SECONDS, Core
 from tests.soak.incidents import Oracle, troubles
 from tests.soak.world import TICK_SECONDS, World
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from itertools import count
 from random import Random
 
-from gpumond.loadgen.process import Process, Room
-from gpumond.loadgen.script import GIB, MIB, Program
-from gpumond.model import AgentReport, DeviceReading, Fault, ProcessUsage, Reading, SourceState, XidErrors
-from gpumond.sensors import Sensors
+from gpumond.loadgen.script import GIB, MIB, ProgramScript
+from gpumond.model.sensors import Sensors
+from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, ProcessUsage, Reading, SourceState, XidErrors
 from gpumond.sim.card import OutOfMemory
+from tests.simulator.program import Process, Room
 
 TICK_SECONDS = 10.0
 EPOCH = 1_750_000_000.0
@@ -77,7 +77,7 @@ class World:
     def start(self, name: str, uuid: str, agent: bool = True) -> Process:
         self.programs += 1
         pid, start_ticks = next(self._identities)
-        process = Process(Program(name, UUIDS.index(uuid), agent), self._rooms[uuid], uuid, pid, start_ticks)
+        process = Process(ProgramScript(name, UUIDS.index(uuid), agent), self._rooms[uuid], uuid, pid, start_ticks)
         self._running[pid] = process
         return process
 

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumond.model import Alert, Expected, Held, Receipt, StepResult
+from gpumond.model.frame import Alert
+from gpumond.model.pools import Expected, Held, Receipt, StepResult
 from gpumond.store import Bounds, Store
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.audit import GENESIS
 from gpumond.store import Bounds, Store, verify_audit
+from gpumond.store.audit_chain import GENESIS
 from gpumond.store.audit_table import append
 from gpumond.store.database import STEPS
 from gpumond.store.retention import remove_excess

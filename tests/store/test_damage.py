@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from gpumond.baseline import Baseline
-from gpumond.consequences import Consequences
+from gpumond.alerting.dispatcher import AlertDispatcher
+from gpumond.baselines.statistics import Baseline
+from gpumond.config.rule_registry import RuleRegistry
 from gpumond.errors import StoreUnavailable
 from gpumond.history import Coarse, History
-from gpumond.keeping import Keeper
-from gpumond.model import Alert
-from gpumond.records import KeptAlert, Notice
-from gpumond.rules.book import RuleBook
+from gpumond.history.series import TIERS
+from gpumond.model.frame import Alert
+from gpumond.model.persisted import KeptAlert, Notice
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import written
-from gpumond.series import TIERS
 from gpumond.store import Store, verify_audit
+from gpumond.store.history import HistoryPersistence
 from tests.store.opened import RECEIPT, over, with_store
 
 ALERT = Alert("full", "firing", (("alertname", "full"),), (), 1.0, 1.0, 2.0)
@@ -79,10 +79,10 @@ async def start(store: Store) -> dict[str, int]:
         except StoreUnavailable:
             found[name] = 0
 
-    consequences = Consequences(store, Told(), flush, 0.0)
+    consequences = AlertDispatcher(store, Told(), flush, 0.0)
     await read("activities", consequences.resume)
     history = History()
-    await Keeper(store).restore(history)
+    await HistoryPersistence(store).restore(history)
     await read("history", store.history)
     await read("receipts", store.receipts)
     await read("past_alerts", store.past_alerts)
@@ -93,7 +93,7 @@ async def start(store: Store) -> dict[str, int]:
     await read("user_audit", store.audit_entries)
     found["user_audit"] -= found["audit"]
     await read("baselines", lambda: store.baselines("before"))
-    book = RuleBook(BUILT_IN, (), store)
+    book = RuleRegistry(BUILT_IN, (), store)
     await read("wrong", book.load)
     found["rules"] = len([entry for entry in book.entries() if entry.origin == "api"])
     return found

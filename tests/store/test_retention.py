@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.audit import GENESIS, entry_hash
-from gpumond.records import Heartbeat
+from gpumond.model.persisted import Heartbeat
 from gpumond.store import Bounds, Store, verify_audit
+from gpumond.store.audit_chain import GENESIS, entry_hash
 from gpumond.store.retention import same_clock
 from tests.store.opened import RECEIPT, over, with_store
 

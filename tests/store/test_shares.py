@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.model import Receipt
+from gpumond.model.pools import Receipt
 from gpumond.store import Bounds, Store, verify_audit
 from gpumond.store.audit_table import MAX_CHAINS, MAX_READ_BYTES
 from tests.store.opened import RECEIPT, over, with_store

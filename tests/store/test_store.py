@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from gpumond.errors import NoSuchRule, RuleChanged
-from gpumond.model import Alert, Receipt
-from gpumond.records import Heartbeat, KeptAlert, to_text
-from gpumond.resume import resume
+from gpumond.model.frame import Alert
+from gpumond.model.persisted import Heartbeat, KeptAlert
+from gpumond.model.pools import Receipt
+from gpumond.rules.restore import resume
 from gpumond.store import Store, verify_audit
+from gpumond.store.codecs import to_text
 from gpumond.store.database import STEPS
 from tests.store.opened import RECEIPT, over, with_store
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gpumond.api.facts import StatedCondition, StatedFault, WholeFrame, holdings
-from gpumond.attribution import attribute
-from gpumond.model import Alert, DeviceReading, Frame, Verdict
-from tests.making import GIB, a_device, a_pool, a_process, a_report, a_snapshot
+from gpumond.api.resources import StatedCondition, StatedFault, WholeFrame, holdings
+from gpumond.engine.attribution import attribute
+from gpumond.model.frame import Alert, Frame, Verdict
+from gpumond.model.snapshot import DeviceReading
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 FRAME = TypeAdapter(WholeFrame)
 
@@ -27,7 +28,7 @@ def a_frame(
     conditions: tuple[StatedCondition, ...] = (),
     **fields: Any,
 ) -> dict[str, Any]:
-    snapshot = a_snapshot(*devices, **fields)
+    snapshot = make_snapshot(*devices, **fields)
     frame = Frame(snapshot, attribute(snapshot), verdicts, alerts)
     processes = tuple(holdings(frame))
     whole = WholeFrame("0", snapshot, frame.ledger, verdicts, alerts, processes, faults, conditions)
@@ -37,13 +38,13 @@ def a_frame(
 
 def a_busy_frame(**fields: Any) -> dict[str, Any]:
     """80 GiB: train holds 40 (20 live, 12 cached, 6 stranded, 2 overhead), pid 11 without an agent 10."""
-    device = a_device(
+    device = make_device(
         name="H100",
         used_bytes=50 * GIB,
         free_bytes=30 * GIB,
-        processes=(a_process(10, 40 * GIB), a_process(11, 10 * GIB, comm="python", user="ada")),
+        processes=(make_process(10, 40 * GIB), make_process(11, 10 * GIB, comm="python", user="ada")),
     )
-    report = a_report(10, (a_pool(live=20 * GIB, cached=12 * GIB, stranded=6 * GIB),))
+    report = make_report(10, (make_pool(live=20 * GIB, cached=12 * GIB, stranded=6 * GIB),))
     return a_frame(device, **{"reports": (report,)} | fields)
 
 

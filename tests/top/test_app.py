@@ -13,11 +13,11 @@ from textual.pilot import Pilot
 
 from gpumond.api.examples import RECEIPT
 from gpumond.cli.top import Daemon
-from gpumond.model import Verdict
+from gpumond.model.frame import Verdict
+from gpumond.testing import GIB, make_device, make_process
 from gpumond.top.app import Top
+from gpumond.top.connection import RemarksPanel
 from gpumond.top.devices import Devices
-from gpumond.top.link import RemarksPanel
-from tests.making import GIB, a_device, a_process
 from tests.top.frames import Played, a_busy_frame, a_frame, playing
 from tests.top.screens import lines, text
 
@@ -109,11 +109,11 @@ def test_the_cursor_stays_with_its_process_while_rows_change_places(played: Play
         await pilot.press("down")
         await until(pilot, top, "python (pid 11)")
         processes = (
-            a_process(11, 39 * GIB, comm="python"),
-            a_process(12, 40 * GIB, comm="new"),
-            a_process(13, 41 * GIB),
+            make_process(11, 39 * GIB, comm="python"),
+            make_process(12, 40 * GIB, comm="new"),
+            make_process(13, 41 * GIB),
         )
-        played.show(a_frame(a_device(used_bytes=80 * GIB, processes=processes), seq=2))
+        played.show(a_frame(make_device(used_bytes=80 * GIB, processes=processes), seq=2))
         await until(pilot, top, "new", "python (pid 11)", without="train")
         await pilot.press("d")
         await until(pilot, top, "python (pid 11) on GPU 0", "39.0 GiB")
@@ -131,7 +131,7 @@ def test_details_say_all_that_is_known_and_follow_the_frames(played: Played):
         await until(pilot, top, "train (pid 10) used in 4 min 59 s: 1.0 GiB to 40.0 GiB")
         await pilot.press("enter")
         await until(pilot, top, "train keeps 1.0 GiB more each minute", "frameworks torch 2.13.0", "flush allowed")
-        played.show(a_frame(a_device(), seq=2))
+        played.show(a_frame(make_device(), seq=2))
         await until(pilot, top, "pid 10 is not seen any more")
         await pilot.press("escape")
         await until(pilot, top, "no process uses a device")
@@ -288,7 +288,7 @@ NASTY = "[bold]x[/bold]\x1b[2J\x1b]0;owned\x07‮⁦\n\r\tend" + "W" * 4096
 
 
 def test_names_of_programs_are_shown_as_text_and_change_nothing(played: Played):
-    device = a_device(name=NASTY, used_bytes=GIB, processes=(a_process(10, GIB, comm=NASTY, user=NASTY),))
+    device = make_device(name=NASTY, used_bytes=GIB, processes=(make_process(10, GIB, comm=NASTY, user=NASTY),))
     verdict = Verdict("GPU-a", 10, "leak", 5.0, summary=NASTY)
     played.show(a_frame(device, verdicts=(verdict,)))
     nasty = PLANNED | {"workload": NASTY, "reason": NASTY, "outcome": "refused"}

@@ -10,10 +10,10 @@ import pytest
 from textual.pilot import Pilot
 
 from gpumond.cli.top import Daemon
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.top.app import Top
 from gpumond.top.selection import at_index, beside, processes_on
 from gpumond.top.view import view
-from tests.making import GIB, a_device, a_pool, a_process, a_report
 from tests.top.frames import Played, a_frame, playing
 from tests.top.screens import lines, text
 
@@ -23,16 +23,16 @@ NAMES = ("alpha", "beta", "gamma")
 def three(count: int = 3, **fields: Any) -> dict[str, Any]:
     """Device N holds one program; that of the second carries an agent."""
     devices = [
-        a_device(
+        make_device(
             f"GPU-{index}",
             index=index,
             name=f"H10{index}",
             used_bytes=(index + 1) * GIB,
-            processes=(a_process(10 + index, (index + 1) * GIB, comm=NAMES[index % 3]),),
+            processes=(make_process(10 + index, (index + 1) * GIB, comm=NAMES[index % 3]),),
         )
         for index in range(count)
     ]
-    report = a_report(11, (a_pool("GPU-1", live=GIB),), workload="beta")
+    report = make_report(11, (make_pool("GPU-1", live=GIB),), workload="beta")
     return a_frame(*devices, reports=(report,), **fields)
 
 
@@ -170,8 +170,8 @@ def test_all_is_one_place_on_the_way_round():
 
 
 def test_a_card_shows_the_processes_on_its_instances():
-    card = a_device("GPU-0", index=0, used_bytes=2 * GIB, processes=())
-    instance = a_device("MIG-0", index=0, parent_uuid="GPU-0", used_bytes=GIB, processes=(a_process(10, GIB),))
+    card = make_device("GPU-0", index=0, used_bytes=2 * GIB, processes=())
+    instance = make_device("MIG-0", index=0, parent_uuid="GPU-0", used_bytes=GIB, processes=(make_process(10, GIB),))
     seen = view(a_frame(card, instance))
     assert [row.pid for row in processes_on(seen, "GPU-0")] == [10]
     assert [row.pid for row in processes_on(seen, "MIG-0")] == [10]

@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 
-from gpumond.api.facts import StatedFault
-from gpumond.model import Alert, SourceState
-from gpumond.units import human
-from tests.making import GIB, a_device, a_process
+from gpumond.api.resources import StatedFault
+from gpumond.model.frame import Alert
+from gpumond.model.snapshot import SourceState
+from gpumond.model.units import human
+from gpumond.testing import GIB, make_device, make_process
 from tests.running import RunningDaemon, until
 from tests.top.frames import Played, a_busy_frame, a_frame, playing
 from tests.top.screens import Terminal
@@ -277,7 +278,7 @@ def test_what_is_no_gpumond_is_one_line(played: Played, verb: tuple[str, ...]):
 
 
 def test_a_terminal_that_cannot_show_a_character_is_no_error(played: Played):
-    played.show(a_frame(a_device(used_bytes=GIB, processes=(a_process(10, comm="trän"),))))
+    played.show(a_frame(make_device(used_bytes=GIB, processes=(make_process(10, comm="trän"),))))
     seen = run("--once", url=played.url, PYTHONIOENCODING="ascii")
     assert seen.returncode == 0
     assert "tr?n" in seen.stdout
@@ -286,8 +287,8 @@ def test_a_terminal_that_cannot_show_a_character_is_no_error(played: Played):
 def test_a_device_is_named_as_people_name_it(played: Played):
     """Of two devices with a process each, one alone is shown."""
     devices = [
-        a_device(
-            f"GPU-{letter}1", index=index, name=f"H{index}00", used_bytes=GIB, processes=(a_process(90_001 + index),)
+        make_device(
+            f"GPU-{letter}1", index=index, name=f"H{index}00", used_bytes=GIB, processes=(make_process(90_001 + index),)
         )
         for index, letter in enumerate("ab")
     ]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.api.facts import StatedCondition, StatedFault
-from gpumond.model import Alert, SourceState, Verdict
+from gpumond.api.resources import StatedCondition, StatedFault
+from gpumond.model.frame import Alert, Verdict
+from gpumond.model.snapshot import SourceState
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.top.ledger import picture, promise
-from gpumond.top.plain import plain
-from gpumond.top.processes import Order, arranged, fitting
-from gpumond.top.remarks import Remark
+from gpumond.top.notices import FrameNotice
+from gpumond.top.processes import SortOrder, arranged, fitting
+from gpumond.top.sanitize import plain
 from gpumond.top.view import view
-from tests.making import GIB, a_device, a_pool, a_process, a_report
 from tests.top.frames import a_busy_frame, a_frame
 
 LEAK = Verdict("GPU-a", 10, "leak", 5.0, time_to_oom_seconds=60.0, summary="train leaks")
@@ -42,7 +43,7 @@ def test_shares_are_those_of_the_ledger():
 
 
 def test_what_a_program_does_not_allow_is_not_promised():
-    report = a_report(10, (a_pool(live=20 * GIB, cached=12 * GIB, stranded=6 * GIB),), flush_policy="never")
+    report = make_report(10, (make_pool(live=20 * GIB, cached=12 * GIB, stranded=6 * GIB),), flush_policy="never")
     seen = view(a_busy_frame(reports=(report,)))
     assert (seen.returnable_bytes, seen.refused_bytes) == (0, 12 * GIB)
     assert (
@@ -68,7 +69,7 @@ def test_without_an_agent_nothing_is_promised():
     ],
 )
 def test_the_state_of_a_device_is_said_unless_all_is_well(fields: dict[str, object], state: str):
-    seen = view(a_frame(a_device(**fields)))
+    seen = view(a_frame(make_device(**fields)))
     assert seen.devices[0].state == state
     said = "\n".join("".join(piece.text for piece in line) for line in picture(seen, 80, 24, True))
     assert state in said
@@ -79,15 +80,15 @@ def test_a_verdict_that_asks_for_attention_comes_before_an_ordinary_one():
     (train, _) = view(a_busy_frame(verdicts=(CHURN, LEAK))).processes
     assert (train.verdict, train.notable) == ("leak", True)
     assert train.verdicts == ("train leaks", "train goes up and down")
-    assert view(a_busy_frame(verdicts=(CHURN, LEAK))).verdicts == (Remark("warn", "leak", "train leaks"),)
+    assert view(a_busy_frame(verdicts=(CHURN, LEAK))).verdicts == (FrameNotice("warn", "leak", "train leaks"),)
 
 
 def test_alerts_that_fire_come_first_then_the_gravest():
     alerts = (an_alert("idle", "pending"), an_alert("full"), an_alert("leak", severity="critical"))
     assert view(a_busy_frame(alerts=alerts)).alerts == (
-        Remark("bad", "leak fires for 1 min 40 s", "leak it is"),
-        Remark("warn", "full fires for 1 min 40 s", "full it is"),
-        Remark("note", "idle pending for 1 min 40 s", "idle it is"),
+        FrameNotice("bad", "leak fires for 1 min 40 s", "leak it is"),
+        FrameNotice("warn", "full fires for 1 min 40 s", "full it is"),
+        FrameNotice("note", "idle pending for 1 min 40 s", "idle it is"),
     )
 
 
@@ -95,8 +96,8 @@ def test_faults_and_conditions_are_named_with_their_mend():
     faults = (StatedFault("nvml", "gpu_is_lost", "GPU-a", "fell off the bus", "reset it"),)
     conditions = (StatedCondition(None, "private_pid_namespace", "share it"),)
     assert view(a_busy_frame(faults=faults, conditions=conditions)).notices == (
-        Remark("warn", "GPU 0: gpu_is_lost", "fell off the bus: reset it"),
-        Remark("note", "this machine: private_pid_namespace", "share it"),
+        FrameNotice("warn", "GPU 0: gpu_is_lost", "fell off the bus: reset it"),
+        FrameNotice("note", "this machine: private_pid_namespace", "share it"),
     )
 
 
@@ -104,7 +105,7 @@ def test_a_source_that_is_down_is_said_once():
     source = SourceState("nvml", up=False, responsive=False, reason="timeout", detail="no answer in 5 s")
     faults = (StatedFault("nvml", "timeout", None, "no answer in 5 s", "see dmesg"),)
     seen = view(a_frame(source=source, faults=faults))
-    assert seen.notices == (Remark("bad", "no device can be read: timeout", "no answer in 5 s: see dmesg"),)
+    assert seen.notices == (FrameNotice("bad", "no device can be read: timeout", "no answer in 5 s: see dmesg"),)
 
 
 def test_a_mend_that_is_in_the_words_of_the_fault_is_said_once_on_every_line():
@@ -141,8 +142,8 @@ def test_text_from_programs_is_one_plain_line(text: str, expected: str):
 
 
 def test_totals_of_many_devices_count_an_instance_once():
-    whole = a_device("GPU-a", used_bytes=10 * GIB, free_bytes=70 * GIB)
-    part = a_device(
+    whole = make_device("GPU-a", used_bytes=10 * GIB, free_bytes=70 * GIB)
+    part = make_device(
         "MIG-b", index=1, parent_uuid="GPU-a", size_bytes=40 * GIB, used_bytes=10 * GIB, free_bytes=30 * GIB
     )
     *_, legend = picture(view(a_frame(whole, part)), 80, 10, True)
@@ -151,12 +152,12 @@ def test_totals_of_many_devices_count_an_instance_once():
 
 ROWS = view(
     a_frame(
-        a_device(
+        make_device(
             used_bytes=7 * GIB,
             processes=(
-                a_process(1, 2 * GIB, comm="Zeta", pod_name="trainer-0", pod_namespace="ml"),
-                a_process(2, None, comm="alpha"),
-                a_process(3, 4 * GIB, comm="mid", user="ada"),
+                make_process(1, 2 * GIB, comm="Zeta", pod_name="trainer-0", pod_namespace="ml"),
+                make_process(2, None, comm="alpha"),
+                make_process(3, 4 * GIB, comm="mid", user="ada"),
             ),
         )
     )
@@ -166,14 +167,14 @@ ROWS = view(
 @pytest.mark.parametrize(
     ("order", "pids"),
     [
-        (Order(), [3, 1, 2]),
-        (Order(reverse=True), [2, 1, 3]),
-        (Order("program"), [2, 3, 1]),
-        (Order("program", reverse=True), [1, 3, 2]),
-        (Order("pid"), [3, 2, 1]),
+        (SortOrder(), [3, 1, 2]),
+        (SortOrder(reverse=True), [2, 1, 3]),
+        (SortOrder("program"), [2, 3, 1]),
+        (SortOrder("program", reverse=True), [1, 3, 2]),
+        (SortOrder("pid"), [3, 2, 1]),
     ],
 )
-def test_numbers_are_largest_first_words_from_a_and_the_unknown_last(order: Order, pids: list[int]):
+def test_numbers_are_largest_first_words_from_a_and_the_unknown_last(order: SortOrder, pids: list[int]):
     assert [row.pid for row in arranged(ROWS, order, "")] == pids
 
 
@@ -181,7 +182,7 @@ def test_numbers_are_largest_first_words_from_a_and_the_unknown_last(order: Orde
     ("words", "pids"), [("ADA", [3]), ("ml/train zeta", [1]), ("zeta ada", []), ("gpu", [3, 1, 2])]
 )
 def test_a_filter_looks_at_all_that_names_a_process(words: str, pids: list[int]):
-    assert [row.pid for row in arranged(ROWS, Order(), words)] == pids
+    assert [row.pid for row in arranged(ROWS, SortOrder(), words)] == pids
 
 
 @pytest.mark.parametrize("width", [40, 79, 90, 119, 200])

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Protocol
 
-from gpumond.pools import HostPool, PoolUsage, StepResult
+from gpumond.model.pools import HostPool, PoolUsage, StepResult
 
 KNOWN: Mapping[str, str] = {
     "torch": "gpumond.agent.adapters.torch",
@@ -33,7 +33,7 @@ In the order in which they are flushed: what allocates from another library come
 """
 
 
-class Refused(Exception):
+class FlushRefused(Exception):
     """A flush would be unsafe now; the message says why. Nothing was done."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumond.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
 
 NOTHING = Reclaimable(0, 0, 0, "not_releasable")
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import Refused
-from gpumond.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.agent.adapters import FlushRefused
+from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
 
 MAX_BUFFERS = 2_000
 """More are not looked at once a second, only in a flush or for a plan."""
@@ -48,16 +48,16 @@ class CudfAdapter:
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         manager, ordinals = _manager(), cuda.contexts()
         if not ordinals:
-            raise Refused("no device has a live CUDA context")
+            raise FlushRefused("no device has a live CUDA context")
         if cuda.CAPTURING:
-            raise Refused("a CUDA graph is being captured")
+            raise FlushRefused("a CUDA graph is being captured")
         if "spill" not in steps or manager is None:
             return ()
         if len(ordinals) != 1:
-            raise Refused("the process has contexts on several devices, and a buffer does not tell on which it is")
+            raise FlushRefused("the process has contexts on several devices, and a buffer does not tell on which it is")
         started = time.perf_counter()
         if not cuda.settle(ordinals[0]):
-            raise Refused("the device does not come to rest")
+            raise FlushRefused("the device does not come to rest")
         _, spillable = _bytes(manager)
         spilled = int(manager.spill_device_memory(nbytes=spillable))
         return (StepResult("spill", spilled, time.perf_counter() - started, "moved to host memory"),)

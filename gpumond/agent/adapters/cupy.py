@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import Refused
+from gpumond.agent.adapters import FlushRefused
 from gpumond.agent.adapters.cupy_chunks import whole_bytes
-from gpumond.agent.adapters.owners import left_by_trim
-from gpumond.pools import PoolUsage, Reclaimable, StepResult
-from gpumond.program import AppliedLimit
+from gpumond.agent.adapters.python_owners import left_by_trim
+from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.model.program import AppliedLimit
 
 T = TypeVar("T")
 
@@ -55,9 +55,9 @@ class CupyAdapter:
         """CuPy frees whole free chunks with cudaFree; its stream-ordered pool first needs the device to be idle."""
         ordinals = cuda.contexts()
         if not ordinals:
-            raise Refused("no device has a live CUDA context")
+            raise FlushRefused("no device has a live CUDA context")
         if cuda.CAPTURING:
-            raise Refused("a CUDA graph is being captured")
+            raise FlushRefused("a CUDA graph is being captured")
         if "cache" not in steps:
             return ()
         pools = self._pools()
@@ -80,7 +80,7 @@ class CupyAdapter:
         pools = [pool for pool in self._pools() if not _is_async(pool)]
         chosen = [i for i in cuda.contexts() if device in (None, i, cuda.device_uuid(i))]
         if not pools:
-            raise Refused("CuPy's stream-ordered pool cannot be limited")
+            raise FlushRefused("CuPy's stream-ordered pool cannot be limited")
 
         def limit(ordinal: int) -> AppliedLimit:
             for pool in pools:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import Refused
-from gpumond.agent.adapters.owners import left_by_trim
-from gpumond.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.agent.adapters import FlushRefused
+from gpumond.agent.adapters.python_owners import left_by_trim
+from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
 
 LOOK_SECONDS = 0.05
 """So long a look that found nothing holds: one report asks for the adapters several times."""
@@ -37,9 +37,9 @@ class MempoolsAdapter:
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Waits until each device is idle, then trims its pool: what is freed but pending would stay."""
         if not cuda.contexts():
-            raise Refused("no device has a live CUDA context")
+            raise FlushRefused("no device has a live CUDA context")
         if cuda.CAPTURING:
-            raise Refused("a CUDA graph is being captured")
+            raise FlushRefused("a CUDA graph is being captured")
         if "trim" not in steps:
             return ()
         started, released = time.perf_counter(), 0

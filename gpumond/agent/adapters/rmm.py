@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import Refused
+from gpumond.agent.adapters import FlushRefused
 from gpumond.agent.adapters.mempools import counted_by
-from gpumond.agent.adapters.owners import left_by_trim
+from gpumond.agent.adapters.python_owners import left_by_trim
 from gpumond.agent.adapters.rmm_stack import Count, Stack, look
-from gpumond.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
 
 PROBE_BYTES = 256
 
@@ -53,9 +53,9 @@ class RmmAdapter:
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Trims the pools of stream-ordered resources, once their device is idle."""
         if not cuda.contexts():
-            raise Refused("no device has a live CUDA context")
+            raise FlushRefused("no device has a live CUDA context")
         if cuda.CAPTURING:
-            raise Refused("a CUDA graph is being captured")
+            raise FlushRefused("a CUDA graph is being captured")
         if "trim" not in steps:
             return ()
         started, released, trimmed = time.perf_counter(), 0, 0

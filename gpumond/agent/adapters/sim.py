@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpumond import __version__
-from gpumond.agent.adapters import Refused
-from gpumond.pools import PoolUsage, StepResult
-from gpumond.program import AppliedLimit
-from gpumond.wire import to_json
+from gpumond.agent.adapters import FlushRefused
+from gpumond.model.pools import PoolUsage, StepResult
+from gpumond.model.program import AppliedLimit
+from gpumond.protocol.messages import to_json
 
 
 class SimAdapter:
@@ -43,7 +43,7 @@ class SimAdapter:
     def dump(self, path: str, guarded: bool) -> None:
         blocks = {each.device_uuid: each.blocks() for each in _allocators()}
         if not blocks:
-            raise Refused("nothing has been allocated yet")
+            raise FlushRefused("nothing has been allocated yet")
         with open(path, "wb") as file:
             file.write(to_json(blocks))
 

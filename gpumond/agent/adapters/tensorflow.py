@@ -16,7 +16,7 @@ from typing import Any
 from gpumond.agent import cuda
 from gpumond.agent.adapters.arenas import kept, usage
 from gpumond.agent.adapters.mempools import counted_by
-from gpumond.pools import PoolUsage, StepResult
+from gpumond.model.pools import PoolUsage, StepResult
 
 
 class TensorFlowAdapter:

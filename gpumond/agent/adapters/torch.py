@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import Refused, drm_devices
-from gpumond.agent.adapters.owners import left_by_trim
+from gpumond.agent.adapters import FlushRefused, drm_devices
+from gpumond.agent.adapters.python_owners import left_by_trim
 from gpumond.agent.adapters.torch_formulas import (
     LARGE_PAGE,
     MIB,
@@ -27,8 +27,8 @@ from gpumond.agent.adapters.torch_formulas import (
     from_snapshot,
     from_stats,
 )
-from gpumond.pools import HostPool, PoolUsage, Reclaimable, StepResult
-from gpumond.program import AppliedLimit
+from gpumond.model.pools import HostPool, PoolUsage, Reclaimable, StepResult
+from gpumond.model.program import AppliedLimit
 
 SNAPSHOT_BLOCKS = 50_000
 """A snapshot holds the allocator's lock and the GIL for some microseconds a block."""
@@ -104,7 +104,7 @@ class TorchAdapter:
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         with self._on_live_device():
             if "workspaces" in steps and cuda.CAPTURED:
-                raise Refused("a captured CUDA graph may use a cuBLAS workspace")
+                raise FlushRefused("a captured CUDA graph may use a cuBLAS workspace")
             levers = {
                 "ipc": getattr(self._c, "_cuda_ipc_collect", None),
                 "workspaces": getattr(self._c, "_cuda_clearCublasWorkspaces", None),
@@ -147,13 +147,15 @@ class TorchAdapter:
     def dump(self, path: str, guarded: bool) -> None:
         """The pickle for pytorch.org/memory_viz, written by PyTorch, with the history if the program records it."""
         if not self._cuda.is_initialized():
-            raise Refused("CUDA is not initialised")
+            raise FlushRefused("CUDA is not initialised")
         if self._cuda.get_allocator_backend() != "native":
-            raise Refused("only the native allocator has a snapshot")
+            raise FlushRefused("only the native allocator has a snapshot")
         if guarded and self._c._cuda_isHistoryEnabled():
-            raise Refused("the program records its memory history, which may take long to copy: the program itself can")
+            raise FlushRefused(
+                "the program records its memory history, which may take long to copy: the program itself can"
+            )
         if guarded and (blocks := self._blocks()) > SNAPSHOT_BLOCKS:
-            raise Refused(f"{blocks} blocks would hold the program for long: the program itself can")
+            raise FlushRefused(f"{blocks} blocks would hold the program for long: the program itself can")
         self._cuda.memory._dump_snapshot(path)
 
     @contextmanager
@@ -162,17 +164,17 @@ class TorchAdapter:
         (pytorch#25752). Raises Refused where nothing may be freed."""
         if not self._cuda.is_initialized():
             forked = self._cuda._is_in_bad_fork()
-            raise Refused(
+            raise FlushRefused(
                 "CUDA was initialised before this process was forked" if forked else "CUDA is not initialised"
             )
         backend = self._cuda.get_allocator_backend()
         if backend not in ("native", "cudaMallocAsync"):
-            raise Refused(f"the allocator is {backend}, not one of PyTorch's own")
+            raise FlushRefused(f"the allocator is {backend}, not one of PyTorch's own")
         if cuda.CAPTURING:
-            raise Refused("a CUDA graph is being captured")
+            raise FlushRefused("a CUDA graph is being captured")
         live = [ordinal for ordinal in range(self._device_count()) if self._has_context(ordinal)]
         if not live:
-            raise Refused("no device has a live CUDA context")
+            raise FlushRefused("no device has a live CUDA context")
         before = self._c._cuda_getDevice()
         if before in live:
             yield

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from gpumond.pools import Reclaimable
+from gpumond.model.pools import Reclaimable
 
 Stats = Mapping[str, Any]
 

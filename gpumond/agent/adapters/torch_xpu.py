@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import Refused, drm_devices
+from gpumond.agent.adapters import FlushRefused, drm_devices
 from gpumond.agent.adapters.torch_formulas import current
-from gpumond.pools import PoolUsage, Reclaimable, StepResult
+from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
 
 
 class XpuAdapter:
@@ -48,9 +48,11 @@ class XpuAdapter:
         """Waits for the device's queues first, as PyTorch does itself when memory is short."""
         if not self._xpu.is_initialized():
             forked = self._xpu._is_in_bad_fork()
-            raise Refused("XPU was initialised before this process was forked" if forked else "XPU is not initialised")
+            raise FlushRefused(
+                "XPU was initialised before this process was forked" if forked else "XPU is not initialised"
+            )
         if cuda.CAPTURING:
-            raise Refused("an XPU graph is being captured")
+            raise FlushRefused("an XPU graph is being captured")
         if "cache" not in steps:
             return ()
         held, started = self._held_bytes(), time.perf_counter()

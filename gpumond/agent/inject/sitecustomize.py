@@ -20,14 +20,14 @@ if os.environ.get("GPUMOND_AGENT") == "1" and sys.version_info >= (3, 10):
             # This environment has no gpumond: take the one that this file belongs to, and nothing else from there.
             sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(_HERE))))
             try:
-                import gpumond.inject
+                import gpumond.agent.autostart
             finally:
                 sys.path.pop()
-            gpumond.inject.start()
+            gpumond.agent.autostart.start()
         elif _found.submodule_search_locations:  # else it is the program's own gpumond.py
-            import gpumond.inject
+            import gpumond.agent.autostart
 
-            gpumond.inject.start()
+            gpumond.agent.autostart.start()
     except Exception:  # the program starts, whatever happens to the agent
         pass
 

@@ -11,9 +11,10 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
 
-from gpumond.api.reference import reference
-from gpumond.events import ORDINARY
-from gpumond.model import MISSED_LIMIT, SHARES
+from gpumond.api.docs_page import reference
+from gpumond.engine.events import ORDINARY
+from gpumond.model.frame import SHARES
+from gpumond.model.snapshot import MISSED_LIMIT
 
 router = APIRouter(include_in_schema=False)
 

@@ -19,7 +19,7 @@ ENGINES: Mapping[str, str] = {
 }
 
 
-class Refused(GpumondError):
+class AllocationRefused(GpumondError):
     """The engine cannot do it here; nothing was taken. The message says why, and what to do."""
 
 
@@ -42,7 +42,7 @@ class Room:
     free_bytes: int
 
 
-class Engine(Protocol):
+class LoadEngine(Protocol):
     """Blocks are numbers that the plan gives. Only the device's program calls it, from one thread.
 
     ``take`` raises MemoryError when the device, or the limit, is full; it has then changed nothing.
@@ -68,5 +68,5 @@ class Engine(Protocol):
     def close(self) -> None: ...  # frees all
 
 
-def engine(name: str, settings: EngineSettings) -> Engine:
-    return cast("Engine", import_module(f"gpumond.loadgen.engines.{name}").engine(settings))
+def engine(name: str, settings: EngineSettings) -> LoadEngine:
+    return cast("LoadEngine", import_module(f"gpumond.loadgen.engines.{name}").engine(settings))

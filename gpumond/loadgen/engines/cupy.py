@@ -7,7 +7,7 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.errors import ConfigError
-from gpumond.loadgen.engines import EngineSettings, Refused, Room
+from gpumond.loadgen.engines import AllocationRefused, EngineSettings, Room
 from gpumond.loadgen.engines.burner import Burner
 
 KERNELS = r"""
@@ -58,11 +58,11 @@ class CupyEngine:
         device = self._settings.device
         try:
             if device >= runtime.getDeviceCount():
-                raise Refused(f"there is no device {device}: --device 0 to {runtime.getDeviceCount() - 1}")
+                raise AllocationRefused(f"there is no device {device}: --device 0 to {runtime.getDeviceCount() - 1}")
             cupy.cuda.Device(device).use()
             free, size = runtime.memGetInfo()
         except runtime.CUDARuntimeError as error:
-            raise Refused(f"CUDA cannot be used here: {error}; `gpumond doctor` says more") from error
+            raise AllocationRefused(f"CUDA cannot be used here: {error}; `gpumond doctor` says more") from error
         self._cupy = cupy
         return Room(cuda.device_uuid(device), int(size), int(free))
 

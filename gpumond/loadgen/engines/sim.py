@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpumond.errors import ConfigError
-from gpumond.loadgen.engines import EngineSettings, Refused, Room
-from gpumond.sensors import Sensors
+from gpumond.loadgen.engines import AllocationRefused, EngineSettings, Room
+from gpumond.model.sensors import Sensors
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import Card, Context, Damaged, OutOfMemory
+from gpumond.sim.card import Context, Damaged, OutOfMemory, SimDevice
 from gpumond.sim.programs import BUSY_CELSIUS, BUSY_WATTS
 
 
@@ -21,7 +21,7 @@ class SimEngine:
     def __init__(self, settings: EngineSettings) -> None:
         if settings.card is None:
             raise ConfigError("the sim engine needs a card: --card DIRECTORY")
-        self._card = Card(settings.card)
+        self._card = SimDevice(settings.card)
         self._allocator: CachingAllocator | None = None
         self._context: Context | None = None
         self._limit_bytes: int | None = None
@@ -33,9 +33,11 @@ class SimEngine:
             self._context = self._card.attach()
             reading = self._card.read()
         except Damaged as error:
-            raise Refused(f"no simulated card: {error}; name one with --card, or start `gpumond demo`") from error
+            raise AllocationRefused(
+                f"no simulated card: {error}; name one with --card, or start `gpumond demo`"
+            ) from error
         except OutOfMemory as error:
-            raise Refused(f"{error}; that is not enough for a context") from error
+            raise AllocationRefused(f"{error}; that is not enough for a context") from error
         self._allocator = CachingAllocator(self._card)
         return Room(reading.uuid, reading.size_bytes or 0, reading.free_bytes or 0)
 

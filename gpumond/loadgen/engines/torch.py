@@ -7,7 +7,7 @@ from typing import Any
 
 from gpumond.agent import cuda
 from gpumond.errors import ConfigError
-from gpumond.loadgen.engines import EngineSettings, Refused, Room
+from gpumond.loadgen.engines import AllocationRefused, EngineSettings, Room
 from gpumond.loadgen.engines.burner import Burner
 
 CHECKED_WORDS = 1 << 20
@@ -39,9 +39,11 @@ class TorchEngine:
             raise ConfigError(f"the torch engine needs PyTorch ({error}): pip install torch") from None
         device = self._settings.device
         if not torch.cuda.is_available():
-            raise Refused("PyTorch finds no CUDA device here; `gpumond doctor` says more, --engine sim needs none")
+            raise AllocationRefused(
+                "PyTorch finds no CUDA device here; `gpumond doctor` says more, --engine sim needs none"
+            )
         if device >= torch.cuda.device_count():
-            raise Refused(f"there is no device {device}: --device 0 to {torch.cuda.device_count() - 1}")
+            raise AllocationRefused(f"there is no device {device}: --device 0 to {torch.cuda.device_count() - 1}")
         torch.cuda.set_device(device)
         free, self._size_bytes = torch.cuda.mem_get_info(device)
         self._torch, self._device = torch, torch.device("cuda", device)

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpumond.model import MISSED_LIMIT, Snapshot
+from gpumond.model.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.rules import Hidden, Scope, Subjects
-from gpumond.rules.recent import Recent, unlisted
+from gpumond.rules.scopes.context import RuleContext
 from gpumond.rules.scopes.daemon import daemon
 from gpumond.rules.scopes.device import devices
 from gpumond.rules.scopes.pool import pools
 from gpumond.rules.scopes.process import processes
-from gpumond.rules.scopes.seen import Seen
 from gpumond.rules.scopes.workload import workloads
+from gpumond.rules.window import RuleWindow, unlisted
 
-__all__ = ["Seen", "departure", "hidden", "subjects"]
+__all__ = ["RuleContext", "departure", "hidden", "subjects"]
 
-_SCOPES: Mapping[Scope, Callable[[Seen], Subjects[Any]]] = {
+_SCOPES: Mapping[Scope, Callable[[RuleContext], Subjects[Any]]] = {
     "device": devices,
     "process": processes,
     "pool": pools,
@@ -29,11 +29,11 @@ _SCOPES: Mapping[Scope, Callable[[Seen], Subjects[Any]]] = {
 }
 
 
-def subjects(scope: Scope, seen: Seen) -> Subjects[Any]:
+def subjects(scope: Scope, seen: RuleContext) -> Subjects[Any]:
     return _SCOPES[scope](seen)
 
 
-def hidden(snapshot: Snapshot, recent: Recent) -> Hidden:
+def hidden(snapshot: Snapshot, recent: RuleWindow) -> Hidden:
     """Devices that were not read completely, processes that exist while their agent is silent, and connected ones."""
     silent, failed = recent.silent, unlisted(snapshot)
     return Hidden(

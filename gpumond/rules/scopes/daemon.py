@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpumond.model import RELEASED, STARTING, Snapshot
+from gpumond.model.snapshot import RELEASED, STARTING, Snapshot
 from gpumond.rules import Subjects
-from gpumond.rules.scopes.seen import Seen
+from gpumond.rules.scopes.context import RuleContext
 
 
-def daemon(seen: Seen) -> Subjects[Snapshot]:
+def daemon(seen: RuleContext) -> Subjects[Snapshot]:
     snapshot = seen.snapshot
     source, writable = snapshot.source, snapshot.store_writable
     return Subjects(

@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpumond.claims import borne_out, complete_lists, listed
-from gpumond.model import RELEASED, DeviceReading, Line, ProcessUsage, Snapshot, Verdict
+from gpumond.model.claims import borne_out, complete_lists, listed
+from gpumond.model.frame import Line, Verdict
+from gpumond.model.snapshot import RELEASED, DeviceReading, ProcessUsage, Snapshot
+from gpumond.model.units import counted
 from gpumond.rules import Subjects
-from gpumond.rules.recent import WINDOW_SECONDS, Recent
-from gpumond.rules.scopes.seen import VERDICTS, Seen, named, ratio, size, unjudged
+from gpumond.rules.scopes.context import VERDICTS, RuleContext, named, ratio, size, unjudged
 from gpumond.rules.verdicts import texts, values
-from gpumond.units import counted
+from gpumond.rules.window import WINDOW_SECONDS, RuleWindow
 
 NEARLY_FULL = 0.80
 
@@ -32,7 +33,7 @@ class _Device(NamedTuple):
     said: Mapping[str, float | None]
 
 
-def devices(seen: Seen) -> Subjects[_Device]:
+def devices(seen: RuleContext) -> Subjects[_Device]:
     snapshot, recent = seen.snapshot, seen.recent
     lines: defaultdict[str, list[Line]] = defaultdict(list)
     for line in seen.ledger.lines:
@@ -100,7 +101,7 @@ def _caches(lines: Sequence[Line]) -> dict[int, int]:
     return {line.pid: line.used_bytes for line in lines if line.pid is not None and line.share == "cached"}
 
 
-def _short(recent: Recent, snapshot: Snapshot) -> Mapping[str, set[int]]:
+def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[int]]:
     """By device, the processes that ran out of memory, or needed a retry, within the window.
 
     Only those that the driver lists on the device, where it lists all: they make others' caches count as waste.

@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpumond.model import AgentReport, DeviceReading, PoolUsage
+from gpumond.model.pools import PoolUsage
+from gpumond.model.snapshot import AgentReport, DeviceReading
 from gpumond.rules import Labels, Subjects
-from gpumond.rules.recent import Recent, Track, pool_of
-from gpumond.rules.scopes.seen import Seen, named, ratio, size
+from gpumond.rules.scopes.context import RuleContext, named, ratio, size
+from gpumond.rules.window import CounterTrack, RuleWindow, pool_of
 
 ALLOC_CONF_SINCE = (2, 11)
 """PyTorch 2.9 knows ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 obeys it."""
@@ -22,10 +23,10 @@ class _Pool(NamedTuple):
     device: DeviceReading | None
     report: AgentReport
     pool: PoolUsage
-    track: Track
+    track: CounterTrack
 
 
-def pools(seen: Seen) -> Subjects[_Pool]:
+def pools(seen: RuleContext) -> Subjects[_Pool]:
     recent, devices = seen.recent, {device.uuid: device for device in seen.snapshot.devices}
     return Subjects(
         [
@@ -61,7 +62,7 @@ def _pool_labels(row: _Pool) -> Labels:
     )
 
 
-def _fragmentation(device: DeviceReading | None, recent: Recent, track: Track) -> float | None:
+def _fragmentation(device: DeviceReading | None, recent: RuleWindow, track: CounterTrack) -> float | None:
     if device is None or not device.size_bytes:
         return None
     return recent.fragmentation(track) if track.kept >= FRAGMENTED_FROM * device.size_bytes else 0.0

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpumond.model import DeviceReading, ProcessUsage, Verdict
+from gpumond.model.frame import Verdict
+from gpumond.model.snapshot import DeviceReading, ProcessUsage
 from gpumond.rules import Labels, Subjects
-from gpumond.rules.scopes.seen import VERDICTS, Seen, named, ratio, size, unjudged
+from gpumond.rules.scopes.context import VERDICTS, RuleContext, named, ratio, size, unjudged
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, texts, values
 
 NOBODY = ProcessUsage(0, None, None)
@@ -27,7 +28,7 @@ class _Process(NamedTuple):
     """The values of the verdicts."""
 
 
-def processes(seen: Seen) -> Subjects[_Process]:
+def processes(seen: RuleContext) -> Subjects[_Process]:
     agents, silent, standing = seen.recent.agents, seen.recent.silent, seen.standing
     rows: list[_Process] = []
     for device in seen.snapshot.devices:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from gpumond.claims import outermost
+from gpumond.model.claims import outermost
 from gpumond.rules import Subjects
-from gpumond.rules.recent import Workload
-from gpumond.rules.scopes.seen import Seen, size
+from gpumond.rules.scopes.context import RuleContext, size
+from gpumond.rules.window import Workload
 
 
 class _Workload(NamedTuple):
@@ -19,7 +19,7 @@ class _Workload(NamedTuple):
     known: bool
 
 
-def workloads(seen: Seen) -> Subjects[_Workload]:
+def workloads(seen: RuleContext) -> Subjects[_Workload]:
     snapshot, recent = seen.snapshot, seen.recent
     partly = {recent.agents[identity] for identity in recent.silent}
     named: defaultdict[Workload, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0))

@@ -1,0 +1,168 @@
+"""What a crowd of programs says: the agent's own frames, over the agent's own links, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+
+from bench.crowd import Program, Voice
+from gpumond.agent.transport import Transport
+from gpumond.agent.wakeup import identity
+from gpumond.model.pools import PoolUsage, Reclaimable
+from gpumond.model.program import Program as Told, StepUsage
+from gpumond.protocol.messages import Hello, Report, encode
+from tests.fakenvml import GIB, MIB, machine
+
+DEVICES = 8
+VARIANTS = 8
+WORKLOADS = 20
+START_SECONDS = 2.0
+
+
+class Chorus:
+    """All agents of the crowd. They connect in the first two seconds, and again as agents do."""
+
+    def __init__(self, path: str, programs: Sequence[Program]) -> None:
+        uuids = [device.uuid for device in machine(DEVICES)]
+        share = 70 * GIB // -(-len(programs) // DEVICES)
+        self._loop = asyncio.new_event_loop()
+        self._random = random.Random(1)
+        self._agents = [
+            Agent(self._loop, path, program, f"train-{number % WORKLOADS}", _frames(uuid, share))
+            for number, program in enumerate(programs)
+            for uuid in [uuids[number * DEVICES // len(programs)]]
+        ]
+        self._phases = sorted(self._random.random() for _ in programs)
+        self._random.shuffle(self._agents)
+        for agent in self._agents:
+            self._loop.call_later(self._random.random() * START_SECONDS, agent.connect)
+
+    def perform(self, hz: float, seconds: float) -> dict[str, object]:
+        """So many reports a second of each for so long, and what came of it since the last time."""
+        before, at_work = time.monotonic(), time.process_time()
+        late = self._loop.run_until_complete(self._speak(hz, seconds))
+        sums = {name: sum(getattr(agent, name) for agent in self._agents) for name in Agent.COUNTS}
+        for agent in self._agents:
+            agent.forget()
+        return {
+            **sums,
+            "agents": len(self._agents),
+            "connected": sum(agent.link.connected for agent in self._agents),
+            "last_connected_at": max(agent.connected_at for agent in self._agents),
+            "frame_bytes": len(self._agents[0].frames[0]),
+            "swarms_share_of_a_core": round((time.process_time() - at_work) / (time.monotonic() - before), 2),
+            "swarm_late_s_at_most": round(late, 3),
+        }
+
+    async def _speak(self, hz: float, seconds: float) -> float:
+        began, late = time.monotonic(), 0.0
+        for turn in range(round(seconds * hz)):
+            for agent, phase in zip(self._agents, self._phases, strict=True):
+                now = time.monotonic()
+                due = began + (turn + phase) / hz
+                if due > now:
+                    await asyncio.sleep(due - now)
+                else:
+                    late = max(late, now - due)
+                    await asyncio.sleep(0)
+                agent.report(turn)
+        return late
+
+
+class Agent:
+    """One program's agent: connects, says hello, reports, and comes again when the daemon has left."""
+
+    COUNTS = ("reports", "replaced", "attempts", "connections")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, path: str, program: Program, workload: str, frames: list[bytes]
+    ) -> None:
+        self.link, self.frames = Embodied(program), frames
+        self._loop, self._path, self._hello = loop, path, Hello(workload, "0", "3.11", ())
+        self.connected_at = 0.0
+        self.forget()
+
+    def forget(self) -> None:
+        self.reports = self.replaced = self.attempts = self.connections = 0
+
+    def connect(self) -> None:
+        self.attempts += 1
+        now = time.monotonic()
+        if not self.link.connect(self._path, now):
+            self._again()
+            return
+        self.connected_at = now
+        self.connections += 1
+        self._descriptor = self.link.fileno()
+        self._loop.add_reader(self._descriptor, self._readable)
+        self.link.send(self._hello)
+        self.report(0)
+
+    def report(self, turn: int) -> None:
+        """Counts reports that are handed over, or waiting to be; of several that wait the newest stays."""
+        if self.link.connected:
+            self.reports += 1
+            self.replaced += self.link.say(self.frames[turn % VARIANTS], time.monotonic())
+            self._look()
+
+    def _readable(self) -> None:
+        self.link.receive(time.monotonic())
+        self._look()
+
+    def _look(self) -> None:
+        """Whether the daemon is still there."""
+        if not self.link.connected:
+            self._loop.remove_reader(self._descriptor)
+            self._again()
+
+    def _again(self) -> None:
+        self._loop.call_at(self._loop.time() + max(0.0, self.link.retry_at - time.monotonic()), self.connect)
+
+
+class Embodied(Transport):
+    """The agent's link, but for who connects: a program's process."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self._program = program
+
+    def connect(self, path: str, now: float) -> bool:
+        connection: Voice | None = self._program.connect()
+        if connection is None:
+            self._retry_later(now)
+            return False
+        self._socket, self._identity, self._connected_at = connection, identity(connection.fileno()), now
+        return True
+
+    def say(self, frame: bytes, now: float) -> bool:
+        """Sends a report that is a frame already. Whether one that waited is never sent."""
+        replaced, self._report = bool(self._report), frame
+        self.push(now)
+        return replaced
+
+
+def _frames(device_uuid: str, share: int) -> list[bytes]:
+    """Reports as a PyTorch program in training sends them, each a little different."""
+    return [encode(_report(device_uuid, share, turn)) for turn in range(VARIANTS)]
+
+
+def _report(device_uuid: str, share: int, turn: int) -> Report:
+    live, cached, stranded = share // 2 + turn * MIB, share // 4, share // 16
+    pool = PoolUsage(
+        "torch",
+        device_uuid,
+        live,
+        live + cached + stranded,
+        Reclaimable(cached, cached, cached),
+        stranded,
+        peak_live_bytes=live,
+        peak_held_bytes=live + cached + stranded,
+        ooms=0,
+        retries=0,
+        device_allocations=200 + turn,
+        device_frees=100,
+    )
+    steps = StepUsage(1000 + turn, 9.5, 0.0, live, stranded, 0)
+    return Report("allow", ("torch 2.13.0",), (pool,), Told(step=steps))

@@ -1,0 +1,88 @@
+"""One planned load, diagnosed: what was said, and when. The unit that bench.diagnosis scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumond.diagnosis import Diagnosis, diagnose
+from gpumond.loadgen import Truth, plan
+from gpumond.model.frame import Verdict
+from tests.simulator.snapshots import snapshots
+
+QUIET_BYTES = 0.1 * (1 << 30)
+"""Less noise than this is quiet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Onset:
+    at: float
+    kind: str
+    pid: int | None
+    slope: float | None
+    left: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Times are seconds from the start. ``half``: the time to OOM that was said at half headroom."""
+
+    scenario: str
+    seed: int
+    twin: bool
+    view: str
+    noise: float
+    truth: Truth
+    duration: float
+    devices: int
+    onsets: tuple[Onset, ...]
+    half: float | None
+    snapshots: int
+    shapes: int
+
+    def of(self, kind: str) -> list[Onset]:
+        return [onset for onset in self.onsets if onset.kind == kind]
+
+
+SHAPES = frozenset(("warm-up", "steady", "churn", "periodic", "step-change"))
+
+
+def episode(scenario: str, seed: int, twin: bool = False, every: float = 1.0) -> Episode | None:
+    """None if there is no twin."""
+    planned = plan(scenario, seed)
+    original = planned
+    if twin:
+        other = planned.twin()
+        if other is None:
+            return None
+        planned = other
+    truth = original.truth
+    half_at = None
+    if truth.injected_at is not None and truth.oom_at is not None:
+        half_at = (truth.injected_at + truth.oom_at) / 2
+    diagnosis, standing, onsets = Diagnosis(), frozenset[tuple[str, int | None, str]](), list[Onset]()
+    start: float | None = None
+    half, count, devices, shapes = None, 0, 1, 0
+    for snapshot in snapshots(planned, every):
+        start = snapshot.elapsed_seconds if start is None else start
+        at = snapshot.elapsed_seconds - start
+        diagnosis = diagnose(diagnosis, snapshot)
+        count, devices = count + 1, len(snapshot.devices)
+        said = {(verdict.device_uuid, verdict.pid, verdict.kind): verdict for verdict in diagnosis.verdicts}
+        for key in said.keys() - standing:
+            if key[2] in SHAPES:
+                shapes += 1
+            else:
+                onsets.append(_onset(at, said[key]))
+        standing = frozenset(said)
+        if half_at is not None and half is None and at >= half_at:
+            half = next((verdict.time_to_oom_seconds for verdict in said.values() if verdict.kind == "leak"), -1.0)
+    noise = float(original.option("noise") or 0)
+    onsets.sort(key=lambda onset: (onset.at, onset.kind, onset.pid or 0))
+    return Episode(
+        scenario, seed, twin, planned.observation.view, noise, truth, at, devices, tuple(onsets), half, count, shapes
+    )
+
+
+def _onset(at: float, verdict: Verdict) -> Onset:
+    slope = dict(verdict.evidence).get("slope_bytes_per_second")
+    return Onset(at, verdict.kind, verdict.pid, slope, verdict.time_to_oom_seconds)

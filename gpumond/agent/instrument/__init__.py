@@ -1,0 +1,1 @@
+"""Functions that a program calls: scopes, steps, retries, limits and snapshots."""

@@ -1,0 +1,140 @@
+"""``retry_on_oom``: a function that runs out of device memory is tried again, after a flush, with less to do."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gpumond.agent.instrument.decorators import is_async, refuse_generators
+from gpumond.agent.instrument.oom import OOMS, is_oom
+
+F = TypeVar("F", bound=Callable[..., Any])
+Shrink = Callable[..., "tuple[Any, ...] | dict[str, Any] | None"]
+
+
+Flush = Callable[[], object]
+
+
+def wrap(function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush) -> F:
+    """Return the function with its retries; for a coroutine function, a coroutine function.
+
+    ``flush`` is called before each attempt but the first, and ``last_flush`` in its place before the last one.
+    """
+    refuse_generators("retry_on_oom", function)
+
+    if is_async(function):
+
+        @functools.wraps(function)
+        async def awaiting(*args: Any, **kwargs: Any) -> Any:
+            calls = Calls(shrink, attempts, flush, last_flush, args, kwargs)
+            while True:
+                try:
+                    result = await function(*calls.args, **calls.kwargs)
+                    break
+                except Exception as error:
+                    if not calls.try_again(error):
+                        raise
+                calls.prepare()
+            calls.done()
+            return result
+
+        return awaiting  # type: ignore[return-value]
+
+    @functools.wraps(function)
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        calls = Calls(shrink, attempts, flush, last_flush, args, kwargs)
+        while True:
+            try:
+                result = function(*calls.args, **calls.kwargs)
+                break
+            except Exception as error:
+                if not calls.try_again(error):
+                    raise
+            calls.prepare()  # only here has Python let go of the error, and with it of what its frames hold
+        calls.done()
+        return result
+
+    return calling  # type: ignore[return-value]
+
+
+class Calls:
+    """One call and its repetitions."""
+
+    def __init__(
+        self,
+        shrink: Shrink | None,
+        attempts: int,
+        flush: Flush,
+        last_flush: Flush,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.args, self.kwargs = args, kwargs
+        self._shrink, self._left = shrink, attempts - 1
+        self._flush, self._last_flush = flush, last_flush
+        self._handled = sys.exc_info()[1]
+        self._again = 0
+
+    def try_again(self, error: Exception) -> bool:
+        """Whether to; the arguments are then smaller, and the error no longer holds what its frames held."""
+        if not is_oom(error):
+            return False
+        OOMS.saw(error, "retry")
+        if self._left <= 0 or not self._smaller():
+            return False
+        self._left -= 1
+        self._again += 1
+        let_go(error, self._handled)
+        return True
+
+    def prepare(self) -> None:
+        OOMS.tried_again()
+        try:
+            (self._flush if self._left else self._last_flush)()
+        except Exception:  # then the next attempt says what is wrong
+            pass
+
+    def done(self) -> None:
+        if self._again:
+            OOMS.rescued()
+
+    def _smaller(self) -> bool:
+        if self._shrink is None:
+            return True
+        smaller = self._shrink(*self.args, **self.kwargs)
+        if smaller is None:
+            return False
+        if isinstance(smaller, dict):
+            self.kwargs = {**self.kwargs, **smaller}
+        elif isinstance(smaller, tuple):
+            self.args = smaller
+        else:
+            raise TypeError(
+                "retry_on_oom: shrink: expected a tuple of positional arguments, a dict of keyword arguments, or None "
+                f"when they cannot be smaller; got {type(smaller).__name__}"
+            )
+        return True
+
+
+def let_go(error: BaseException, until: BaseException | None) -> None:
+    """Empties the frames that the error, and the errors behind it, have passed: their variables hold tensors.
+
+    ``until``: what was being handled before the call is the caller's own.
+    """
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or one is until or id(one) in seen:
+            continue
+        seen.add(id(one))
+        waiting += (one.__cause__, one.__context__)
+        at, one.__traceback__ = one.__traceback__, None
+        while at is not None:
+            try:
+                at.tb_frame.clear()
+            except RuntimeError:  # still running: ours, and the caller's
+                pass
+            at = at.tb_next

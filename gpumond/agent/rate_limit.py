@@ -1,0 +1,20 @@
+"""How often a stranger may ask for something."""
+
+from __future__ import annotations
+
+
+class RateLimit:
+    """A token bucket: ``burst`` at once, then one each ``seconds``. ``now`` is any clock that does not go back."""
+
+    def __init__(self, burst: int, seconds: float) -> None:
+        self._burst, self._seconds = burst, seconds
+        self._left, self._filled_at = float(burst), float("-inf")
+
+    def allows(self, now: float) -> bool:
+        """Whether once more is within the rate; if so, it counts."""
+        self._left = min(self._burst, self._left + (now - self._filled_at) / self._seconds)
+        self._filled_at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True

@@ -1,0 +1,183 @@
+"""The agent's end of the socket: connects when it can, sends what fits, and never waits.
+
+Reports are cumulative, so that only the newest is kept while the daemon does not read. A frame that has
+been sent in part is finished first.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Collection
+from dataclasses import replace
+
+from gpumond.agent.daemon_trust import trusted_uids
+from gpumond.agent.rate_limit import RateLimit
+from gpumond.agent.wakeup import identity
+from gpumond.errors import ProtocolError
+from gpumond.protocol.messages import MAX_MESSAGE_BYTES, FlushResult, Message, Report, decode, encode
+
+FIRST_RETRY_SECONDS = 0.1
+LAST_RETRY_SECONDS = 10.0
+MAX_ANSWERS = 64
+MAX_UNREAD_BYTES = 16 * MAX_MESSAGE_BYTES
+FRAMES = (128, 1 / 16)
+"""So many frames at once, then one each so many seconds: a daemon that sends more is none of ours."""
+
+
+class Transport:
+    """One connection at a time. ``now`` is any clock that does not go back, in seconds."""
+
+    def __init__(self, trusted: Collection[int] | None = None) -> None:
+        self._trusted = trusted
+        self._retry_seconds = FIRST_RETRY_SECONDS
+        self.retry_at = 0.0
+        self._rate = RateLimit(*FRAMES)
+        self._newest: Report | None = None
+        self._frame = b""
+        """Of the newest report, which is sent again as it is while nothing changes."""
+        self.refusals = 0
+        """Daemons of strangers, and connections closed for what they brought."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._socket: socket.socket | None = None
+        self._identity: tuple[int, int] | None = None
+        self._connected_at = 0.0
+        self._unsent = b""
+        self._answers: deque[bytes] = deque(maxlen=MAX_ANSWERS)
+        self._report = b""
+        self._unread = b""
+
+    @property
+    def connected(self) -> bool:
+        return self._socket is not None
+
+    @property
+    def unsent(self) -> bool:
+        return bool(self._unsent or self._answers or self._report)
+
+    def fileno(self) -> int:
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def connect(self, path: str, now: float) -> bool:
+        """One attempt. Only a daemon of a trusted user is spoken to."""
+        connection: socket.socket | None = None
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.setblocking(False)  # connect() would wait as long as the backlog is full
+            connection.connect(path)
+            _, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid not in (trusted_uids() if self._trusted is None else self._trusted):
+                self.refusals += 1
+                raise PermissionError(f"the daemon at {path} runs as uid {uid}")
+        except (OSError, AttributeError):  # no SO_PEERCRED: not Linux
+            if connection is not None:
+                connection.close()
+            self._retry_later(now)
+            return False
+        self._socket, self._identity = connection, identity(connection.fileno())
+        self._connected_at = now
+        return True
+
+    def send(self, message: Message) -> None:
+        """Queues it; of several reports the newest."""
+        if not isinstance(message, Report):
+            self._answers.append(_fitting(message))
+            return
+        if message != self._newest:
+            self._newest, self._frame = message, _fitting(message)
+        self._report = self._frame
+
+    def push(self, now: float) -> None:
+        """Sends what the socket takes."""
+        connection = self._ours()
+        while connection is not None:
+            if not self._unsent:
+                if self._answers:
+                    self._unsent = self._answers.popleft()
+                elif self._report:
+                    self._unsent, self._report = self._report, b""
+                else:
+                    return
+            try:
+                sent = connection.send(self._unsent, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.close(now)
+                return
+            self._unsent = self._unsent[sent:]
+
+    def receive(self, now: float) -> list[Message]:
+        """Everything that has arrived. After nonsense, or the daemon's end, nothing, and the link is closed."""
+        connection = self._ours()
+        try:
+            while connection is not None and len(self._unread) < MAX_UNREAD_BYTES:
+                chunk = connection.recv(MAX_MESSAGE_BYTES)
+                if not chunk:
+                    raise ConnectionResetError
+                self._unread += chunk
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close(now)
+            return []
+        *frames, self._unread = self._unread.split(b"\n")
+        try:
+            if max(map(len, [*frames, self._unread])) >= MAX_MESSAGE_BYTES:
+                raise ProtocolError("size", "frame too long")
+            return [self._heard(frame, now) for frame in frames]
+        except ProtocolError:
+            self.refusals += 1
+            self.close(now)
+            return []
+
+    def _heard(self, frame: bytes, now: float) -> Message:
+        if not self._rate.allows(now):
+            raise ProtocolError("rate", "too many frames")
+        return decode(frame)
+
+    def close(self, now: float) -> None:
+        connection = self._ours()
+        if connection is not None:
+            connection.close()
+        if now - self._connected_at > LAST_RETRY_SECONDS:
+            self._retry_seconds = FIRST_RETRY_SECONDS
+        self._forget()
+        self._retry_later(now)
+
+    def renew(self) -> None:
+        """Closes, to connect again at once; in a forked child this ends nothing but the child's own copy."""
+        self.close(0.0)
+        self._retry_seconds = FIRST_RETRY_SECONDS
+        self.retry_at = 0.0
+
+    def _retry_later(self, now: float) -> None:
+        # Not from random: the host's seeded sequence is not ours to advance.
+        jitter = 0.5 + os.urandom(1)[0] / 256
+        self.retry_at = now + self._retry_seconds * jitter
+        self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
+
+    def _ours(self) -> socket.socket | None:
+        """The socket; None if the program has closed its descriptor, which may be another file by now."""
+        if self._socket is not None and identity(self._socket.fileno()) != self._identity:
+            self._socket.detach()
+            self._forget()
+        return self._socket
+
+
+def _fitting(message: Message) -> bytes:
+    """Its frame; what has no room loses its scopes, its pictures and then its pools, the last ones first."""
+    frame = encode(message)
+    while len(frame) > MAX_MESSAGE_BYTES and isinstance(message, (Report, FlushResult)):
+        program = message.program if isinstance(message, Report) else None
+        if program is not None and isinstance(message, Report) and (program.scopes or program.ooms):
+            scopes, ooms = program.scopes[: len(program.scopes) // 2], program.ooms[1:]
+            message = replace(message, program=replace(program, scopes=scopes, ooms=ooms))
+        else:
+            message = replace(message, pools=message.pools[: len(message.pools) // 2])  # type: ignore[arg-type]  # either kind of pools
+        frame = encode(message)
+    return frame

@@ -1,0 +1,47 @@
+"""What an administrator asks of one program beside a flush: a soft quota, the framework's memory snapshot."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from gpumond.errors import NoSuchTarget
+from gpumond.host.peer_credentials import Identity
+from gpumond.model.snapshot import AgentReport
+from gpumond.protocol.messages import AgentRequest, AgentResponse, Asked
+
+
+class AgentConnections(Protocol):
+    def reports(self) -> Sequence[AgentReport]: ...
+    async def ask(self, identity: Identity, request: AgentRequest) -> AgentResponse | None: ...
+
+
+class AgentCommands:
+    """``audit`` keeps who asked before it is asked, and raises StoreUnavailable; ``note`` keeps what came of it."""
+
+    def __init__(
+        self,
+        agents: AgentConnections,
+        audit: Callable[[str, str, Any], Awaitable[None]],
+        note: Callable[[str, str, Any], Awaitable[None]],
+    ) -> None:
+        self._agents, self._audit, self._note = agents, audit, note
+
+    async def ask(
+        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
+    ) -> AgentResponse | None:
+        """None if the program did not answer in time. Raises NoSuchTarget, StoreUnavailable."""
+        report = next((report for report in self._agents.reports() if report.pid == pid), None)
+        if report is None:
+            raise NoSuchTarget(f"no connected agent has pid {pid}; `gpumond status` lists the agents")
+        ask = AgentRequest(uuid.uuid4().hex, kind, limit_bytes, device)
+        asked = {"pid": pid, "workload": report.workload}
+        if kind == "limit":
+            asked |= {"limit_bytes": limit_bytes, "device": device}
+        await self._audit(requested_by, f"agent.{kind}", asked)
+        answer = await self._agents.ask(Identity(report.pid, report.start_ticks, report.uid), ask)
+        said = {"answer": None} if answer is None else asdict(answer)
+        await self._note(requested_by, f"agent.{kind}.answer", {"pid": pid, **said})
+        return answer

@@ -1,0 +1,382 @@
+"""The agents' socket: who is connected, and the newest report of each.
+
+Peers are strangers: every uid of the machine may connect. So identity comes from the kernel, one
+uid's flood or crowd costs another nothing, and a peer that breaks the protocol is closed and counted.
+What is kept of one peer, and what it may not say, is in ``peer``.
+
+This module does *not* cover: what reports mean (``attribution``) and when to flush (``flush``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from gpumond.agents.connection import AgentConnection, Budget, Limits, agent_report, check_hello
+from gpumond.errors import ProtocolError
+from gpumond.host.peer_credentials import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, sender_pid
+from gpumond.model.cooperative import STRETCH, Steps, synchronous
+from gpumond.model.snapshot import AgentReport, ProgramEnd
+from gpumond.protocol.messages import (
+    MAX_MESSAGE_BYTES,
+    VERSION,
+    AgentRequest,
+    AgentResponse,
+    Bye,
+    Cancel,
+    FlushCommand,
+    FlushResult,
+    Hello,
+    Message,
+    Report,
+    encode,
+)
+from gpumond.protocol.validator import decode
+
+log = logging.getLogger(__name__)
+
+ACCEPTED_AT_ONCE = 16
+ASK_SECONDS = 30.0
+REPORT = b'{"v":%d,"type":"report"' % VERSION
+DEPARTED_KEPT = 256
+ENDS_KEPT = 8192
+UNASKED = {
+    "limit": "this program does not allow it, or its agent is too old; it does with "
+    "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
+    "snapshot": "this program's agent is too old",
+}
+
+
+class AgentServer:
+    """The daemon's end of every agent. Runs on the event loop that calls ``serve``."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        limits: Limits = Limits(),
+        reported: Callable[[int], None] = lambda count: None,
+        rejected: Callable[[str], None] = lambda reason: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - limits.reserved_descriptors
+        self._limits = replace(limits, peers=max(1, min(limits.peers, descriptors // 2)))  # a pidfd each
+        self._listener, self._clock = listener, clock
+        self._reported, self._rejected = reported, rejected
+        self._peers: dict[int, AgentConnection] = {}
+        self._departed: deque[AgentReport] = deque(maxlen=DEPARTED_KEPT)
+        self._ends: deque[ProgramEnd] = deque(maxlen=ENDS_KEPT)
+        self._per_uid: Counter[int] = Counter()
+        self._budgets: dict[int, Budget] = {}
+        self._pending: Counter[int] = Counter()
+        """Connections of each uid that have not said hello."""
+        self._heard = 0
+        self._accepting = False
+        self._crowded = False
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def serve(self) -> None:
+        self._listener.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._sweep()
+
+    def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._accept_no_more()
+        for peer in list(self._peers.values()):
+            self._drop(peer)
+        self._listener.close()
+
+    def ends(self) -> tuple[ProgramEnd, ...]:
+        """Return the programs whose agent said since the last call how they ended."""
+        ends = tuple(self._ends)
+        self._ends.clear()
+        return ends
+
+    def departed(self) -> tuple[AgentReport, ...]:
+        """The last report of each agent that left since the last call, if it tells of memory that ran out."""
+        departed = tuple(self._departed)
+        self._departed.clear()
+        return departed
+
+    def reporting(self) -> Steps[tuple[AgentReport, ...]]:
+        """The newest report of every process whose agent is connected and was heard lately."""
+        newest: dict[Identity, tuple[float, AgentReport]] = {}
+        for number, peer in enumerate(list(self._peers.values())):
+            if number % STRETCH == 0:
+                yield
+            report, age = self._newest_of(peer), self._clock() - peer.heard_at
+            if peer.hello is None or report is None or age > self._limits.stale_seconds:
+                continue
+            if peer.identity not in newest or age < newest[peer.identity][0]:
+                newest[peer.identity] = age, agent_report(peer.identity, peer.hello, report, age)
+        self._reported(self._heard)
+        self._heard = 0
+        return tuple(report for _, report in newest.values())
+
+    reports = synchronous(reporting)
+
+    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
+        """Ask one agent and wait for its answer: None if it did not come in time or the agent left.
+
+        An agent that wakes up too late finds a Cancel behind the request.
+        """
+        peer = self._newest(identity)
+        if peer is None or not self._send(peer, request):
+            return None
+        answer = peer.answers[request.id] = asyncio.get_running_loop().create_future()
+        try:
+            return await asyncio.wait_for(answer, request.timeout_seconds + self._limits.answer_seconds)
+        except (asyncio.TimeoutError, ConnectionError):
+            peer.unanswered.add(request.id)
+            self._send(peer, Cancel(request.id))
+            return None
+        finally:
+            peer.answers.pop(request.id, None)
+
+    async def ask(
+        self, identity: Identity, request: AgentRequest, seconds: float = ASK_SECONDS
+    ) -> AgentResponse | None:
+        """As `flush`. An agent that does not know the question, or whose program forbids it, is not asked."""
+        peer = self._newest(identity)
+        if peer is None or peer.hello is None:
+            return None
+        if request.kind not in peer.hello.answers:
+            return AgentResponse(request.id, UNASKED[request.kind])
+        if not self._send(peer, request):
+            return None
+        answer = peer.asked[request.id] = self._loop.create_future()
+        try:
+            return await asyncio.wait_for(answer, seconds)
+        except (asyncio.TimeoutError, ConnectionError):
+            return None
+        finally:
+            peer.asked.pop(request.id, None)
+
+    def flushing(self, identity: Identity) -> bool:
+        """Whether a flush of that process may be under way still: its agent is connected and has not answered."""
+        return any(peer.answers or peer.unanswered for peer in self._peers.values() if peer.identity == identity)
+
+    def _newest(self, identity: Identity) -> AgentConnection | None:
+        own = [peer for peer in self._peers.values() if peer.identity == identity and (peer.report or peer.unread)]
+        return max(own, key=lambda peer: peer.heard_at, default=None)
+
+    def _newest_of(self, peer: AgentConnection) -> Report | None:
+        """None, too, if it was nonsense or the agent has left."""
+        try:
+            report = peer.newest()
+        except ProtocolError as error:
+            self._refuse(peer, error)
+        return report if self._peers.get(peer.socket.fileno()) is peer else None
+
+    def _send(self, peer: AgentConnection, message: Message) -> bool:
+        """True if the whole frame went out; a peer that does not read its socket is dropped."""
+        frame = encode(message)
+        try:
+            if peer.socket.send(frame) == len(frame):
+                return True
+        except OSError:
+            pass
+        self._drop(peer, "unread")
+        return False
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            if self._pending.total() >= self._limits.pending or len(self._peers) >= self._limits.peers:
+                self._crowded = len(self._peers) < self._limits.peers
+                self._accept_no_more()
+                return
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.warning("cannot accept agents for a moment: %s", error)
+                self._accept_no_more()
+                return
+            self._welcome(connection)
+
+    def _welcome(self, connection: socket.socket) -> None:
+        uid, limits = peer_uid(connection), self._limits
+        if self._per_uid[uid] >= limits.peers_per_uid or self._pending[uid] >= limits.pending_per_uid:
+            self._turn_away(connection, "crowd")
+            return
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        pidfd = peer_pidfd(connection)
+        identity = identify(connection, pidfd)
+        if identity is None:
+            self._turn_away(connection, "identity")
+            if pidfd is not None:
+                os.close(pidfd)
+            return
+        now = self._clock()
+        budget = self._budgets.setdefault(identity.uid, Budget(self._limits, now))
+        peer = AgentConnection(connection, identity, pidfd, budget, now)
+        self._peers[connection.fileno()] = peer
+        self._per_uid[identity.uid] += 1
+        self._pending[identity.uid] += 1
+        self._loop.add_reader(connection.fileno(), self._readable, peer)
+        if pidfd is not None:
+            self._loop.add_reader(pidfd, self._ended, peer)  # readable when the process has ended
+        self._readable(peer)  # a hello that waited in the queue does not count as pending
+        if peer.hello is None:
+            self._loop.call_later(limits.shared_hello_seconds, self._hello_is_due, peer)
+
+    def _hello_is_due(self, peer: AgentConnection) -> None:
+        """Closes a connection without a hello whose uid has others; one alone has until ``hello_seconds``."""
+        if peer.hello is None and self._pending[peer.identity.uid] > 1:
+            self._drop(peer, "hello_timeout")
+
+    def _no_longer_pending(self, uid: int) -> None:
+        self._pending[uid] -= 1
+        if not self._pending[uid]:
+            del self._pending[uid]
+        if self._crowded and self._pending.total() <= self._limits.pending // 2:
+            self._accept_again()
+
+    def _turn_away(self, connection: socket.socket, reason: str) -> None:
+        self._rejected(reason)
+        connection.close()
+
+    def _readable(self, peer: AgentConnection) -> None:
+        now = self._clock()
+        if (wait := peer.budget.wait(now)) > 0:
+            self._rejected("rate")
+            self._loop.remove_reader(peer.socket.fileno())
+            self._loop.call_later(max(wait, 0.1), self._resume, peer)
+            return
+        try:
+            chunk, ancillary, _, _ = peer.socket.recvmsg(MAX_MESSAGE_BYTES, CREDENTIALS_SPACE)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk, ancillary = b"", []
+        if not chunk:
+            self._drop(peer)
+            return
+        peer.budget.bytes -= len(chunk)
+        if sender_pid(ancillary) not in (None, peer.identity.pid):
+            self._drop(peer, "foreign_sender")  # a forked child, or a passed descriptor
+            return
+        try:
+            for frame in self._frames(peer, chunk, now):
+                peer.budget.frames -= 1
+                if peer.report is not None and frame.startswith(REPORT):
+                    peer.unread, peer.heard_at = frame, now
+                    self._heard += 1
+                else:
+                    self._hear(peer, decode(frame), now)
+        except ProtocolError as error:
+            self._refuse(peer, error)
+
+    def _refuse(self, peer: AgentConnection, error: ProtocolError) -> None:
+        log.info("agent of pid %d, uid %d, closed: %s", peer.identity.pid, peer.identity.uid, error)
+        self._drop(peer, error.reason)
+
+    def _frames(self, peer: AgentConnection, chunk: bytes, now: float) -> list[bytes]:
+        if not peer.buffer:
+            peer.partial_since = now
+        *frames, rest = (peer.buffer + chunk).split(b"\n")
+        if len(rest) > MAX_MESSAGE_BYTES or any(len(frame) > MAX_MESSAGE_BYTES for frame in frames):
+            raise ProtocolError("oversize", f"a frame of more than {MAX_MESSAGE_BYTES} bytes")
+        if frames:
+            peer.partial_since = now
+        peer.buffer = rest
+        return frames
+
+    def _hear(self, peer: AgentConnection, message: Message, now: float) -> None:
+        if peer.hello is None:
+            if not isinstance(message, Hello):
+                raise ProtocolError("hello", "the first frame is not a hello")
+            check_hello(message)
+            peer.hello = message
+            self._no_longer_pending(peer.identity.uid)
+        elif isinstance(message, Hello):
+            raise ProtocolError("hello", "a second hello")
+        elif isinstance(message, Report):
+            peer.hear(message)
+            peer.heard_at = now
+            self._heard += 1
+        elif isinstance(message, AgentResponse):
+            asked = peer.asked.get(message.id)
+            if asked is not None and not asked.done():
+                asked.set_result(message)
+        elif isinstance(message, FlushResult):
+            peer.unanswered.discard(message.id)
+            answer = peer.answers.get(message.id)
+            if answer is not None and not answer.done():
+                answer.set_result(message)
+        elif isinstance(message, Bye):
+            if message.ending is not None:
+                self._ends.append(ProgramEnd(peer.identity.pid, peer.identity.start_ticks, message.ending))
+            self._drop(peer)
+        else:
+            raise ProtocolError("type", f"an agent cannot send {type(message).__name__}")
+
+    def _resume(self, peer: AgentConnection) -> None:
+        if self._peers.get(peer.socket.fileno()) is peer:
+            self._loop.add_reader(peer.socket.fileno(), self._readable, peer)
+
+    def _ended(self, peer: AgentConnection) -> None:
+        """What it said last may still be there to be read."""
+        self._readable(peer)
+        self._drop(peer)
+
+    def _drop(self, peer: AgentConnection, reason: str | None = None) -> None:
+        if reason is None:
+            self._newest_of(peer)  # its last words
+        descriptor = peer.socket.fileno()
+        if self._peers.get(descriptor) is not peer:
+            return
+        if reason is not None:
+            self._rejected(reason)
+        del self._peers[descriptor]
+        if peer.hello is not None and peer.report is not None and peer.report.program.ooms:
+            self._departed.append(agent_report(peer.identity, peer.hello, peer.report, self._clock() - peer.heard_at))
+        uid = peer.identity.uid
+        self._per_uid[uid] -= 1
+        if not self._per_uid[uid]:
+            del self._per_uid[uid]
+        if peer.hello is None:
+            self._no_longer_pending(uid)
+        self._loop.remove_reader(descriptor)
+        peer.socket.close()
+        if peer.pidfd is not None:
+            self._loop.remove_reader(peer.pidfd)
+            os.close(peer.pidfd)
+        peer.left()
+
+    def _sweep(self) -> None:
+        """Once a second: close who keeps us waiting, and open the door again."""
+        now, limits = self._clock(), self._limits
+        for peer in list(self._peers.values()):
+            if peer.hello is None and now - peer.heard_at > limits.hello_seconds:
+                self._drop(peer, "hello_timeout")
+            elif peer.buffer and now - peer.partial_since > limits.frame_seconds:
+                self._drop(peer, "frame_timeout")
+            elif now - peer.heard_at > limits.idle_seconds:
+                self._drop(peer, "idle")
+        for uid in [uid for uid in self._budgets if uid not in self._per_uid]:
+            if self._budgets[uid].wait(now) == 0:
+                del self._budgets[uid]
+        self._accept_again()
+        self._sweeper = self._loop.call_later(1.0, self._sweep)
+
+    def _accept_again(self) -> None:
+        if not self._accepting:
+            self._accepting, self._crowded = True, False
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _accept_no_more(self) -> None:
+        if self._accepting:
+            self._accepting = False
+            self._loop.remove_reader(self._listener.fileno())

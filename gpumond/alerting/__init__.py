@@ -1,0 +1,1 @@
+"""Alerts after a tick: dispatch, queues and receivers."""

@@ -1,0 +1,315 @@
+"""From what fires to who is told: one bounded queue and one worker for each receiver.
+
+``put`` compares what fires with what a receiver will know once its queue is empty, and queues the
+difference. So nothing is told twice without need, nothing is resolved that was not told to fire, and
+what a full queue cannot take is taken later. What is queued and what was told outlives the daemon in
+its journal; a crash between the sending and its note there tells a thing twice, never not at all.
+
+This does *not* cover silences, grouping and inhibition: Alertmanager does those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from gpumond.alerting.receivers import Notifier, Rejected, Retry
+from gpumond.errors import StoreUnavailable
+from gpumond.model.frame import Alert
+from gpumond.model.persisted import Labels, Notice
+
+log = logging.getLogger(__name__)
+
+QUEUE_LIMIT = 10_000
+BATCH_LIMIT = 64
+BACKOFF_SECONDS = (1.0, 300.0)
+PROMPT_SECONDS = 55.0
+"""The longest pause while something that fires waits to be told: with the 5 s that a try may take, a receiver that
+answers again hears of it within a minute."""
+KEEP_RESOLVED_SECONDS = 15 * 60.0
+DRAIN_SECONDS = 0.5
+
+
+class Journal(Protocol):
+    """Where the outbox keeps what a crash must not lose; both may raise StoreUnavailable."""
+
+    async def undelivered(self, receivers: Iterable[str]) -> tuple[list[Notice], list[tuple[str, Alert]]]: ...
+    async def delivered(self, notices: Sequence[Notice], told: bool) -> None: ...
+
+
+class Counts(Protocol):
+    def notified(self, notifier: str) -> None: ...
+    def not_notified(self, notifier: str, reason: str) -> None: ...
+
+
+class Outbox:
+    """``wants(receiver, rule)``: whether a receiver is told of a rule's alerts."""
+
+    def __init__(
+        self,
+        notifiers: Iterable[Notifier],
+        journal: Journal,
+        counts: Counts,
+        *,
+        wants: Callable[[str, str], bool] = lambda receiver, rule: True,
+        backoff_seconds: tuple[float, float] = BACKOFF_SECONDS,
+        keep_resolved_seconds: float = KEEP_RESOLVED_SECONDS,
+        queue_limit: int = QUEUE_LIMIT,
+    ) -> None:
+        self._notifiers, self._journal, self._wants = tuple(notifiers), journal, wants
+        self._lane = partial(
+            ReceiverQueue,
+            journal=journal,
+            counts=counts,
+            backoff_seconds=backoff_seconds,
+            keep_resolved_seconds=keep_resolved_seconds,
+            queue_limit=queue_limit,
+        )
+        self._lanes: dict[str, ReceiverQueue] = {}
+        self._workers: dict[str, asyncio.Task[None]] = {}
+
+    async def open(self) -> None:
+        """Take up what the daemon before left, and begin to deliver."""
+        await self.configure(self._notifiers)
+
+    async def configure(self, notifiers: Iterable[Notifier]) -> None:
+        """These receivers from now on. One that stays keeps its queue and what it knows; one that goes is forgotten."""
+        given = {notifier.name: notifier for notifier in notifiers}
+        for name in self._lanes.keys() - given.keys():
+            del self._lanes[name]
+            self._workers.pop(name).cancel()
+        try:
+            notices, told = await self._journal.undelivered(given)
+        except StoreUnavailable:
+            notices, told = [], []
+        for name in self._lanes:
+            self._lanes[name].use(given[name])
+        new = {name: self._lane(given[name]) for name in given if name not in self._lanes}
+        for receiver, alert in told:
+            if receiver in new:
+                new[receiver].learn(alert)
+        for notice in notices:
+            if notice.receiver in new:
+                new[notice.receiver].queue_up(notice)
+        self._lanes |= new
+        self._workers |= {name: asyncio.create_task(lane.deliver_forever()) for name, lane in new.items()}
+
+    async def close(self) -> None:
+        """A moment for what can still be sent; the journal keeps the rest."""
+        idle = [asyncio.create_task(lane.idle.wait()) for lane in self._lanes.values()]
+        if idle:
+            await asyncio.wait(idle, timeout=DRAIN_SECONDS)
+        tasks = (*idle, *self._workers.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def put(self, alerts: Iterable[Alert], news: Mapping[Labels, Alert] | None = None) -> list[Notice]:
+        """What became to be told now that these alerts fire; the caller keeps it with the alerts' state.
+
+        ``news`` has alerts with new annotations: what fires is told once more, what does not is resolved with them.
+        """
+        firing = {alert.labels: alert for alert in alerts if alert.phase == "firing"}
+        now = time.time()
+        return [
+            notice
+            for name, lane in self._lanes.items()
+            for notice in lane.put(firing, partial(self._wants, name), news or {}, now)
+        ]
+
+
+class ReceiverQueue:
+    """One receiver: its queue, what it was told, what is sent again."""
+
+    def __init__(
+        self,
+        notifier: Notifier,
+        journal: Journal,
+        counts: Counts,
+        backoff_seconds: tuple[float, float],
+        keep_resolved_seconds: float,
+        queue_limit: int,
+    ) -> None:
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._notifier, self._journal, self._counts = notifier, journal, counts
+        self._backoff, self._keep_resolved, self._limit = backoff_seconds, keep_resolved_seconds, queue_limit
+        self._queue: deque[Notice] = deque()
+        self._seq = 0
+        self._full = False
+        self._told: dict[Labels, Alert] = {}
+        self._will_know: dict[Labels, Alert] = {}
+        self._firing: Mapping[Labels, Alert] = {}
+        self._resolved: dict[Labels, tuple[Alert, float]] = {}
+        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._resend_at = time.monotonic()
+
+    def use(self, notifier: Notifier) -> None:
+        """Its address or secret may be another now: no pause is waited out."""
+        self._notifier = notifier
+        self._news.set()
+        self._changed.set()
+
+    def learn(self, alert: Alert) -> None:
+        """The receiver knows that this fires, from before."""
+        self._told[alert.labels] = self._will_know[alert.labels] = alert
+
+    def queue_up(self, notice: Notice) -> None:
+        self._queue.append(notice)
+        self._seq = max(self._seq, notice.seq)
+        if notice.kind == "raised":
+            self._will_know[notice.alert.labels] = notice.alert
+        else:
+            self._will_know.pop(notice.alert.labels, None)
+        self.idle.clear()
+        self._news.set()
+
+    def put(
+        self, firing: Mapping[Labels, Alert], wants: Callable[[str], bool], news: Mapping[Labels, Alert], now: float
+    ) -> list[Notice]:
+        before, self._firing = len(self._queue), firing
+        for labels, alert in firing.items():
+            if (labels in news or labels not in self._will_know) and wants(alert.rule):
+                self._offer("raised", alert)
+        if self._will_know.keys() - firing.keys():
+            for labels, alert in list(self._will_know.items()):
+                if labels not in firing:
+                    self._offer("resolved", replace(news.get(labels, alert), resolved_at=now))
+        new = len(self._queue) - before
+        return list(self._queue)[-new:] if new else []
+
+    def _offer(self, kind: str, alert: Alert) -> None:
+        if len(self._queue) >= self._limit:
+            if not self._full:
+                log.error("receiver %s: its queue is full; what does not fit waits", self._notifier.name)
+                self._counts.not_notified(self._notifier.name, "queue_full")
+            self._full = True
+            return
+        self.queue_up(Notice(self._notifier.name, self._seq + 1, "raised" if kind == "raised" else "resolved", alert))
+
+    async def deliver_forever(self) -> None:
+        failures = 0
+        while True:
+            await self._work_to_do()
+            batch = self._batch()
+            after = 0.0
+            try:
+                await self._send(batch)
+                failures = 0
+                continue
+            except Rejected as error:
+                self._failed(error.reason, f"{error}; it is not sent again")
+                self._sent_now()
+                await self._done(batch, told=False)
+                continue
+            except Retry as error:
+                after, text = error.after_seconds, str(error)
+                reason = error.reason
+            except Exception as error:
+                log.exception("receiver %s", self._notifier.name)
+                reason, text = "error", type(error).__name__
+            failures += 1
+            wait = max(after, self._pause(failures))
+            self._failed(reason, f"{text}; next try in {wait:.0f} s")
+            await _within(self._changed.wait(), wait)
+            self._changed.clear()
+
+    async def _work_to_do(self) -> None:
+        if self._queue:
+            return
+        self.idle.set()
+        self._news.clear()
+        await _within(self._news.wait(), self._until_resend())
+
+    def _until_resend(self) -> float | None:
+        if self._notifier.resend_seconds is None:
+            return None
+        return max(0.0, self._resend_at - time.monotonic())
+
+    def _batch(self) -> list[Notice]:
+        """The oldest of the queue, each alert at most once: to fire and to be resolved are two messages."""
+        batch: dict[Labels, Notice] = {}
+        for notice in self._queue:
+            if notice.alert.labels in batch or len(batch) == BATCH_LIMIT:
+                break
+            batch[notice.alert.labels] = notice
+        return list(batch.values())
+
+    async def _send(self, batch: Sequence[Notice]) -> None:
+        raised = {each.alert.labels: each.alert for each in batch if each.kind == "raised"}
+        resolved = {
+            each.alert.labels: each.alert
+            for each in batch
+            if each.kind == "resolved" and each.alert.labels in self._told
+        }
+        due = self._until_resend() == 0.0
+        if due:
+            raised, resolved = self._again(batch) | raised, self._resolved_again(batch) | resolved
+        if raised or resolved:
+            await self._notifier.send(tuple(raised.values()), tuple(resolved.values()))
+            self._counts.notified(self._notifier.name)
+        if due:
+            self._sent_now()
+        await self._done(batch, told=True)
+
+    def _sent_now(self) -> None:
+        self._resend_at = time.monotonic() + (self._notifier.resend_seconds or 0.0)
+
+    def _again(self, batch: Sequence[Notice]) -> dict[Labels, Alert]:
+        """What was told and fires still, as it is now."""
+        other = {each.alert.labels for each in batch}
+        return {labels: self._firing[labels] for labels in self._told if labels in self._firing and labels not in other}
+
+    def _resolved_again(self, batch: Sequence[Notice]) -> dict[Labels, Alert]:
+        now, other = time.monotonic(), {each.alert.labels for each in batch}
+        self._resolved = {labels: (alert, until) for labels, (alert, until) in self._resolved.items() if until > now}
+        return {labels: alert for labels, (alert, _) in self._resolved.items() if labels not in other}
+
+    async def _done(self, batch: Sequence[Notice], told: bool) -> None:
+        """The batch has left the queue; ``told`` if its receiver took it."""
+        for notice in batch:
+            self._queue.popleft()
+            labels = notice.alert.labels
+            if notice.kind == "raised":
+                self._resolved.pop(labels, None)
+                if told:
+                    self._told[labels] = notice.alert
+            elif self._told.pop(labels, None) and told and self._notifier.resend_seconds is not None:
+                self._resolved[labels] = (notice.alert, time.monotonic() + self._keep_resolved)
+        if len(self._queue) < self._limit // 2:
+            self._full = False
+        if batch:
+            try:
+                await self._journal.delivered(batch, told)
+            except StoreUnavailable:
+                pass  # the store says so itself; after a crash now, this is told twice
+
+    def _pause(self, failures: int) -> float:
+        """Full jitter: anything from the least to twice as much with each failure."""
+        least, most = self._backoff
+        if any(notice.kind == "raised" for notice in self._queue):
+            most = min(most, PROMPT_SECONDS)
+        if (resend := self._notifier.resend_seconds) is not None:
+            most = min(most, resend, PROMPT_SECONDS)  # it forgets what it does not hear of
+        return random.uniform(least, max(least, min(most, least * 2.0 ** min(failures, 30))))
+
+    def _failed(self, reason: str, text: str) -> None:
+        self._counts.notified(self._notifier.name)
+        self._counts.not_notified(self._notifier.name, reason)
+        log.warning("receiver %s: %s", self._notifier.name, text)
+
+
+async def _within(coming: Awaitable[object], seconds: float | None) -> None:
+    """Wait for it, but not longer."""
+    try:
+        await asyncio.wait_for(coming, seconds)
+    except (asyncio.TimeoutError, TimeoutError):
+        pass

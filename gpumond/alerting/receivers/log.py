@@ -1,0 +1,34 @@
+"""Alerts in the daemon's log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from gpumond.alerting.receivers import Receiver
+from gpumond.model.frame import Alert
+
+logger = logging.getLogger(__name__)
+
+
+class Log:
+    resend_seconds: float | None = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
+        for alert in raised:
+            logger.warning("alert %s fires: %s", alert.rule, _text(alert))
+        for alert in resolved:
+            logger.info("alert %s resolved: %s", alert.rule, _text(alert))
+
+
+def notifier(receiver: Receiver) -> Log:
+    return Log(receiver.name)
+
+
+def _text(alert: Alert) -> str:
+    labels = " ".join(f"{name}={value}" for name, value in alert.labels if name != "alertname")
+    told = "; ".join(text for _, text in alert.annotations)
+    return f"{told} ({labels})" if told else labels

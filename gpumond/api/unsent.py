@@ -1,0 +1,77 @@
+"""Answers that are being sent: how many bytes are kept for readers that have not taken them yet. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpumond.api.shares import Shares
+
+MAX_UNSENT_BYTES = 32 << 20
+MAX_UNSENT_BYTES_OF_USER = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sending:
+    """One answer to one reader. ``drop`` closes the connection."""
+
+    user: str
+    body: bytes
+    drop: Callable[[], object]
+
+
+class Unsent:
+    """Bounds the bytes in all and those of a user. A body that several answers share is kept, and counts, once.
+
+    Beyond a bound the user who keeps most loses the readers of the oldest body that it keeps. The newest body is sent
+    however large it is: otherwise nobody could read an answer above the bound.
+    """
+
+    def __init__(self, total: int = MAX_UNSENT_BYTES, each: int = MAX_UNSENT_BYTES_OF_USER) -> None:
+        self._total = total
+        self._shares: Shares[int] = Shares(total, each)
+        self._readers: dict[tuple[str, int], dict[Sending, None]] = {}
+        self._bodies: dict[int, int] = {}
+        self.bytes = 0
+
+    def begin(self, user: str, body: bytes, drop: Callable[[], object]) -> Sending:
+        """Counts an answer until ``end``, and drops others if there is no room for it."""
+        sending = Sending(user, body, drop)
+        readers = self._readers.setdefault((user, id(body)), {})
+        if not readers:
+            self._shares.add(user, id(body), len(body))
+            self._bodies[id(body)] = self._bodies.get(id(body), 0) + 1
+            self.bytes += len(body) if self._bodies[id(body)] == 1 else 0
+        readers[sending] = None
+        self._make_room(user, id(body))
+        return sending
+
+    def end(self, sending: Sending) -> None:
+        """It is sent, or dropped."""
+        key = sending.user, id(sending.body)
+        readers = self._readers.get(key, {})
+        if readers.pop(sending, sending) is None and not readers:
+            self._forget(*key, len(sending.body))
+
+    def _make_room(self, user: str, newest: int) -> None:
+        while self._shares.of(user) > self._shares.each and self._drop_oldest(user, newest):
+            pass
+        while self.bytes > self._total and any(self._drop_oldest(other, newest) for other in self._shares.users()):
+            pass
+
+    def _drop_oldest(self, user: str, newest: int) -> bool:
+        body = next((body for body in self._shares.holders(user) if body != newest), None)
+        if body is None:
+            return False
+        for sending in tuple(self._readers[user, body]):
+            self.end(sending)
+            sending.drop()
+        return True
+
+    def _forget(self, user: str, body: int, size: int) -> None:
+        del self._readers[user, body]
+        self._shares.remove(user, body)
+        self._bodies[body] -= 1
+        if not self._bodies[body]:
+            del self._bodies[body]
+            self.bytes -= size

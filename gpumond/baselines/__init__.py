@@ -1,0 +1,1 @@
+"""Baselines: record how workloads hold memory, and compare two records."""

@@ -1,0 +1,123 @@
+"""The baselines that are kept, and those that are being measured."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Literal, Protocol
+
+from gpumond.baselines.recorder import BaselineRecorder
+from gpumond.baselines.statistics import Baseline, Comparison, compare
+from gpumond.errors import NoSuchBaseline, StoreUnavailable, TooManyBaselines
+from gpumond.model.frame import Frame
+from gpumond.model.pools import Receipt
+
+Side = Literal["before", "after"]
+
+
+class BaselineStore(Protocol):
+    """What is needed of the store; raises StoreUnavailable."""
+
+    async def audit(self, actor: str, action: str, detail: object) -> None: ...
+    async def baselines_have_room(self) -> bool: ...
+    async def put_baseline(self, side: Side, baseline: Baseline) -> None: ...
+    async def baselines(self, side: Side, name: str | None = None) -> list[Baseline]: ...
+    async def delete_baseline(self, name: str, actor: str) -> bool: ...
+
+
+class BaselineService:
+    """One at a time for each name and side. One that is under way is lost with the daemon."""
+
+    def __init__(self, store: BaselineStore) -> None:
+        self._store = store
+        self._under_way: dict[tuple[str, Side], BaselineRecorder] = {}
+        self._saving: asyncio.Task[None] | None = None
+
+    def see(self, frame: Frame) -> None:
+        """One tick; waits for nothing."""
+        for measuring in self._under_way.values():
+            if not measuring.complete:
+                measuring.see(frame)
+        if any(each.complete for each in self._under_way.values()) and (self._saving is None or self._saving.done()):
+            self._saving = asyncio.ensure_future(self._save_quietly())
+
+    def flushed(self, receipt: Receipt) -> None:
+        for measuring in self._under_way.values():
+            if not measuring.complete:
+                measuring.flushed(receipt)
+
+    async def record(self, name: str, for_seconds: float, workload: str | None, by: str) -> None:
+        """Measure; a baseline of that name is replaced at the end. Raises StoreUnavailable, TooManyBaselines."""
+        if not await self._store.baselines_have_room():
+            raise TooManyBaselines("there are too many baselines; delete one that is not needed any more")
+        detail = {"name": name, "for_seconds": for_seconds, "workload": workload}
+        await self._store.audit(by, "baseline.record", detail)
+        self._under_way[name, "before"] = BaselineRecorder(name, for_seconds, workload)
+
+    async def measure_again(self, name: str, for_seconds: float, by: str) -> None:
+        """What ``comparison`` compares with. Raises NoSuchBaseline, StoreUnavailable."""
+        before = await self._kept("before", name)
+        await self._store.audit(by, "baseline.compare", {"name": name, "for_seconds": for_seconds})
+        self._under_way[name, "after"] = BaselineRecorder(name, for_seconds, before.workload)
+
+    async def all(self) -> list[Baseline]:
+        """Those under way are not complete."""
+        kept = {each.name: each for each in await self._store.baselines("before")}
+        under_way = {name: _unsaved(each) for (name, side), each in self._under_way.items() if side == "before"}
+        return [baseline for _, baseline in sorted((kept | under_way).items())]
+
+    async def get(self, name: str) -> Baseline:
+        """Raises NoSuchBaseline."""
+        measuring = self._under_way.get((name, "before"))
+        return _unsaved(measuring) if measuring else await self._kept("before", name)
+
+    async def comparison(self, name: str) -> Comparison:
+        """With what was measured again last, or is being measured. Raises NoSuchBaseline."""
+        before = await self._kept("before", name)
+        measuring = self._under_way.get((name, "after"))
+        return compare(before, _unsaved(measuring) if measuring else await self._kept("after", name))
+
+    async def delete(self, name: str, by: str) -> None:
+        """Raises NoSuchBaseline."""
+        stopped = [self._under_way.pop((name, side), None) for side in _SIDES]
+        if not await self._store.delete_baseline(name, by) and not any(stopped):
+            raise _none("before", name)
+
+    async def _kept(self, side: Side, name: str) -> Baseline:
+        found = await self._store.baselines(side, name)
+        if not found:
+            raise _none(side, name)
+        return found[0]
+
+    async def _save_quietly(self) -> None:
+        try:
+            await self._save()
+        except StoreUnavailable:
+            pass  # it was said; tried again with the next tick
+
+    async def _save(self) -> None:
+        for (name, side), measuring in list(self._under_way.items()):
+            if measuring.complete:
+                await self._store.put_baseline(side, measuring.baseline())
+                now = self._under_way.get((name, side))
+                if now is measuring:
+                    del self._under_way[name, side]
+                elif now is None:  # it was deleted meanwhile
+                    await self._store.delete_baseline(name, "gpumond")
+
+
+_SIDES: tuple[Side, Side] = ("before", "after")
+
+
+def _unsaved(measuring: BaselineRecorder) -> Baseline:
+    """Complete once it is kept."""
+    baseline = measuring.baseline()
+    return replace(baseline, complete=False) if baseline.complete else baseline
+
+
+def _none(side: Side, name: str) -> NoSuchBaseline:
+    if side == "before":
+        return NoSuchBaseline(f"there is no baseline {name}; record one with: gpumond baseline record {name} --for 10m")
+    return NoSuchBaseline(
+        f"nothing was measured yet to compare {name} with; measure with: gpumond baseline compare {name} --for 10m"
+    )

@@ -1,0 +1,248 @@
+"""Measure, change something, measure again: how a workload's memory is spread over a stretch of time, and by how much
+two such stretches differ. Pure.
+
+A second resembles the one before it, so single seconds would pretend to a certainty that is not there. Values are
+gathered in at most ``MAX_BLOCKS`` blocks of equal length, of each of which the median counts.
+
+The typical difference is the Hodges-Lehmann shift: the median of all differences between a block after and a block
+before. Its interval is Moses' (Hollander and Wolfe, Nonparametric Statistical Methods, section 4.3): the differences
+whose ranks the Mann-Whitney test would not reject. Neither assumes a distribution, a quarter of outliers moves neither
+far, and nothing is drawn at random: the same measurements give the same answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import floor, inf, sqrt
+from statistics import median
+
+from gpumond.model.units import level
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""The form of a baseline's name."""
+
+MAX_BLOCKS = 120
+CONFIDENCE_Z = 1.96
+"""Of 95 %, two-sided."""
+
+MEASURES = ("live", "held", "reclaimable", "stranded", "overhead", "used", "utilization", "flush_yield")
+"""Bytes of a workload over all its processes and devices; utilization: the ratio of its devices; flush_yield: what each
+flush released."""
+
+Shift = tuple[float, float | None, float | None]
+
+_THRESHOLD = re.compile(r"\s*([a-z_]+)_(peak|typical|rate)\s*([<>])\s*(.+?)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """``levels`` are the medians of the blocks, ``typical`` is theirs; nine tenths are from ``low`` to ``high``."""
+
+    peak: float
+    typical: float
+    low: float
+    high: float
+    levels: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measure of one workload."""
+
+    measure: str
+    distribution: Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadMeasures:
+    """``retries`` is None where no allocator counts them. A program without an agent goes by its name in brackets."""
+
+    workload: str
+    seconds: float
+    measures: tuple[Measured, ...]
+    retries: int | None = None
+    flushes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What was measured, from ``started_at`` (unix) for ``seconds`` of the ``for_seconds`` that were asked for."""
+
+    name: str
+    workload: str | None
+    started_at: float
+    for_seconds: float
+    seconds: float
+    complete: bool
+    workloads: tuple[WorkloadMeasures, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``difference`` is after - before; between ``low`` and ``high`` with 95 % confidence where that can be said.
+
+    ``stat``: the peak, what is typical, or the rate per hour. ``ratio``: the difference as a share of what was there
+    before. None: not seen on that side.
+    """
+
+    workload: str
+    measure: str
+    stat: str
+    before: float | None
+    after: float | None
+    difference: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.measure}_{self.stat}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A baseline beside what was measured later; ``complete`` when that was measured to its end."""
+
+    name: str
+    before_started_at: float
+    after_started_at: float
+    before_seconds: float
+    after_seconds: float
+    complete: bool
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """``live_peak>5%``: too much if it grew by more; ``utilization_typical<-10%``: if it fell by more."""
+
+    text: str
+    name: str
+    above: bool
+    level: float
+    relative: bool
+
+    def exceeded(self, found: Difference) -> bool:
+        """Whatever appears where there was nothing grew by more than any share."""
+        if found.name != self.name or found.difference is None:
+            return False
+        change = found.difference
+        if self.relative:
+            change = found.ratio if found.ratio is not None else inf if change > 0 else 0.0
+        return change > self.level if self.above else change < self.level
+
+
+class Blocks:
+    """Values in the order of time, in at most ``MAX_BLOCKS`` blocks; when there are too many, two become one."""
+
+    def __init__(self) -> None:
+        self._span = 1
+        self._peak = 0.0
+        self._current: list[float] = []
+        self._levels: list[float] = []
+
+    def add(self, value: float) -> None:
+        self._peak = max(self._peak, value)
+        self._current.append(value)
+        if len(self._current) < self._span:
+            return
+        self._levels.append(median(self._current))
+        self._current = []
+        if len(self._levels) == MAX_BLOCKS:
+            pairs = zip(self._levels[::2], self._levels[1::2], strict=True)
+            self._levels = [(one + other) / 2 for one, other in pairs]
+            self._span *= 2
+
+    def distribution(self) -> Distribution | None:
+        """None before the first value. A last block that is less than half full counts for the peak alone."""
+        levels = self._levels
+        if self._current and (2 * len(self._current) >= self._span or not levels):
+            levels = [*levels, median(self._current)]
+        if not levels:
+            return None
+        ordered = sorted(levels)
+        return Distribution(
+            self._peak, median(ordered), quantile(ordered, 0.05), quantile(ordered, 0.95), tuple(levels)
+        )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Between the two nearest values, in proportion."""
+    place = share * (len(ordered) - 1)
+    below = floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def shift(before: Sequence[float], after: Sequence[float]) -> Shift:
+    """The Hodges-Lehmann shift from ``before`` to ``after`` and its 95 % interval; None if there are too few values."""
+    differences = sorted(b - a for a in before for b in after)
+    n, m = len(before), len(after)
+    rank = floor(n * m / 2 - CONFIDENCE_Z * sqrt(n * m * (n + m + 1) / 12))
+    if rank < 1:
+        return median(differences), None, None
+    return median(differences), differences[rank - 1], differences[-rank]
+
+
+def compare(before: Baseline, after: Baseline) -> Comparison:
+    """Every measure of every workload that was seen on either side; workloads in the order of their names."""
+    old = {each.workload: each for each in before.workloads}
+    new = {each.workload: each for each in after.workloads}
+    names = sorted(old.keys() | new.keys())
+    differences = tuple(each for name in names for each in _differences(name, old.get(name), new.get(name)))
+    return Comparison(
+        before.name,
+        before.started_at,
+        after.started_at,
+        before.seconds,
+        after.seconds,
+        after.complete,
+        differences,
+    )
+
+
+def threshold(text: str) -> Threshold:
+    """Raises ValueError."""
+    match = _THRESHOLD.fullmatch(text)
+    names = {*MEASURES, "retries"}
+    if match is None or match[1] not in names or (match[2] == "rate") != (match[1] == "retries"):
+        raise ValueError(
+            f"expected such as live_peak>5%, used_typical>512MiB or retries_rate>0; measures: {', '.join(MEASURES)}"
+        )
+    return Threshold(text, f"{match[1]}_{match[2]}", match[3] == ">", level(match[4]), match[4].endswith("%"))
+
+
+def _differences(workload: str, old: WorkloadMeasures | None, new: WorkloadMeasures | None) -> Iterator[Difference]:
+    before, after = _by_measure(old), _by_measure(new)
+    for measure in MEASURES:
+        one, other = before.get(measure), after.get(measure)
+        if one is not None or other is not None:
+            yield _difference(workload, measure, "peak", one.peak if one else None, other.peak if other else None)
+            moved = shift(one.levels, other.levels) if one and other else None
+            levels = one.typical if one else None, other.typical if other else None
+            yield _difference(workload, measure, "typical", *levels, moved)
+    rates = _per_hour(old), _per_hour(new)
+    if rates != (None, None):
+        yield _difference(workload, "retries", "rate", *rates)
+
+
+def _difference(
+    workload: str, measure: str, stat: str, before: float | None, after: float | None, moved: Shift | None = None
+) -> Difference:
+    if before is None or after is None:
+        return Difference(workload, measure, stat, before, after)
+    change, low, high = moved or (after - before, None, None)
+    return Difference(workload, measure, stat, before, after, change, change / before if before else None, low, high)
+
+
+def _by_measure(side: WorkloadMeasures | None) -> dict[str, Distribution]:
+    return {each.measure: each.distribution for each in side.measures} if side else {}
+
+
+def _per_hour(side: WorkloadMeasures | None) -> float | None:
+    if side is None or side.retries is None or not side.seconds:
+        return None
+    return side.retries * 3600 / side.seconds

@@ -1,0 +1,224 @@
+"""What works on this machine, what does not, and the mend. Looks; changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+import platform
+import resource
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata, util
+from typing import Any, Literal
+
+from gpumond import __version__
+from gpumond.agent.daemon_trust import SERVICE_DIRECTORY, service_uid, trusted_uids
+from gpumond.collector.supervisor import Collector
+from gpumond.errors import DaemonError
+from gpumond.host.peer_credentials import in_private_pid_namespace, peer_uid
+from gpumond.model.conditions import of_device
+from gpumond.model.remedies import mend
+from gpumond.model.snapshot import Reading, SourceState
+from gpumond.model.units import human
+from gpumond.protocol.messages import default_socket
+from gpumond.sources.drm.devices import cards
+from gpumond.top.stuck_processes import LIKELY_MEANT, stuck
+
+State = Literal["good", "note", "bad"]
+
+ADAPTERS = {
+    "torch": ("torch",),
+    "cupy": ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
+    "rmm": ("rmm", "rmm-cu11", "rmm-cu12", "rmm-cu13"),
+    "cudf": ("cudf", "cudf-cu11", "cudf-cu12", "cudf-cu13"),
+    "tensorflow": ("tensorflow",),
+    "jax": ("jax",),
+}
+"""Packages by the library for which the agent has an adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. ``mend`` says what to do about it, if there is something."""
+
+    subject: str
+    state: State
+    detail: str
+    mend: str = ""
+
+
+def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -> Iterator[Finding]:
+    """All findings; ``get`` asks the daemon's API."""
+    yield Finding("gpumond", "good", f"{__version__} on Python {platform.python_version()}, {sys.prefix}")
+    yield from driver()
+    yield from device_nodes(dev)
+    yield pid_namespace(proc)
+    yield descriptors()
+    yield agent_socket()
+    yield from daemon(get)
+    yield from frameworks()
+
+
+def driver() -> Iterator[Finding]:
+    """Each source by itself; an AMD or Intel device makes a missing NVIDIA driver no fault."""
+    others = any(cards("/sys"))
+    if others:
+        yield from _source("drm", "bad")
+    if util.find_spec("pynvml") is None:
+        yield Finding("driver", "bad", "nvidia-ml-py is not installed", "pip install 'gpumond[daemon]'")
+        return
+    yield from _source("nvml", "note" if others else "bad")
+
+
+def _source(name: str, absent: State) -> Iterator[Finding]:
+    state, reading = asyncio.run(probe(name))
+    if reading is None:
+        yield Finding("driver", absent, *_stated(state.reason, state.detail))
+        return
+    library = f", NVML {state.library_version}" if state.library_version else ""
+    detail = f"driver {state.driver_version}{library}, {len(reading.devices)} devices"
+    yield Finding("driver", "good" if reading.devices else "bad", detail)
+    for device in reading.devices:
+        size = "size unknown" if device.size_bytes is None else human(device.size_bytes)
+        listed = "no process list" if device.processes is None else f"{len(device.processes)} processes"
+        known: State = "note" if device.processes is None or device.used_bytes is None else "good"
+        yield Finding(f"device {device.index}", known, f"{device.name}, {size}, {listed}, {device.uuid}")
+        for kind in of_device(device):
+            yield Finding(f"device {device.index}", "note", kind, mend(kind))
+    for fault in reading.faults:
+        yield Finding(
+            "fault", "bad", f"{fault.device_uuid or fault.source}: {fault.kind}: {fault.detail}", mend(fault.kind)
+        )
+
+
+def _stated(kind: str, detail: str) -> tuple[str, str]:
+    """What is wrong, and what to do about it; some details end with that."""
+    what_to_do = mend(kind)
+    return f"{kind}: {detail.removesuffix(what_to_do).rstrip(': ')}", what_to_do
+
+
+async def probe(source: str) -> tuple[SourceState, Reading | None]:
+    """One reading through a collector of our own: a driver that hangs does not hang us."""
+    collector = Collector(source)
+    collector.start()
+    reading = await collector.read(wait=6.0)
+    state = collector.state
+    await collector.stop()
+    return state, reading
+
+
+def device_nodes(dev: str) -> Iterator[Finding]:
+    nodes = sorted(glob.glob(f"{dev}/nvidia*"))
+    closed = [node for node in nodes if os.path.exists(node) and not os.path.isdir(node) and not _opens(node)]
+    if closed:
+        yield Finding(
+            "device nodes",
+            "bad",
+            f"not accessible: {', '.join(closed)}",
+            "add this user to the group that owns them; in a container after `systemctl daemon-reload`: "
+            "create it anew, or use CDI",
+        )
+    elif nodes:
+        yield Finding("device nodes", "good", f"{len(nodes)} below {dev}, all accessible")
+
+
+def pid_namespace(proc: str) -> Finding:
+    is_private = in_private_pid_namespace(proc)
+    if is_private is None:
+        return Finding("PID namespace", "note", f"unknown: {proc}/self/ns/pid cannot be read")
+    if not is_private:
+        return Finding("PID namespace", "good", "the host's: the driver's pids and the agents' are the same")
+    return Finding(
+        "PID namespace",
+        "note",
+        "a private one: the driver may list pids of the host that cannot be matched here",
+        mend("private_pid_namespace"),
+    )
+
+
+def descriptors() -> Finding:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit < 1024:
+        return Finding("descriptors", "bad", f"limit {limit}", "raise it: ulimit -n 8192, or LimitNOFILE=8192")
+    return Finding("descriptors", "good", f"limit {limit}")
+
+
+def agent_socket(environ: Mapping[str, str] = os.environ, service: str = SERVICE_DIRECTORY) -> Finding:
+    path = environ.get("GPUMOND_SOCKET") or default_socket(environ)
+    if path is None:
+        return Finding("agent socket", "bad", "no runtime directory", "set XDG_RUNTIME_DIR or GPUMOND_SOCKET")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except OSError as error:
+            mend = "start the daemon: `gpumond serve`" if not isinstance(error, PermissionError) else "see socket_mode"
+            return Finding("agent socket", "note", f"{path}: {error.strerror or error}", mend)
+        uid = peer_uid(probe)
+    if uid not in trusted_uids(service):
+        detail = f"{path}: agents of this user do not obey uid {uid}; {_given(service)}"
+        return Finding("agent socket", "bad", detail, f"as root: install -d -o {uid} -m 755 {service}")
+    return Finding("agent socket", "good", f"{path} answers")
+
+
+def _given(service: str) -> str:
+    """To whom the administrator has given the service, and thereby agents."""
+    try:
+        return f"{service} belongs to uid {service_uid(service)}"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
+    try:
+        status, agents, processes = (get(f"/api/v1/{route}") for route in ("status", "agents", "processes"))
+    except DaemonError as error:
+        yield Finding("daemon", "note", str(error))
+        return
+    source = status["source"]
+    state: State = "good" if source["up"] else "bad"
+    detail, what_to_do = ("up", "") if source["up"] else _stated(source["reason"], source["detail"])
+    yield Finding("daemon", state, f"{status['version']}, source {source['name']} {detail}", what_to_do)
+    for fault in status["faults"]:
+        if (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
+            where = fault["device_uuid"] or fault["source"]
+            yield Finding("fault", "bad", f"{where}: {fault['kind']}: {fault['detail']}", fault["mend"])
+    for condition in status["conditions"]:
+        where = condition["device_uuid"] or "this machine"
+        yield Finding("condition", "note", f"{where}: {condition['kind']}", condition["mend"])
+    seen = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
+    how = "" if agents else "start a program with one: gpumond run -- python YOUR_PROGRAM.py"
+    yield Finding("agents", "good" if agents else "note", seen or "none connected", how)
+    for entry in stuck(processes):
+        yield Finding("process", "note" if entry.kind in LIKELY_MEANT else "bad", entry.what, entry.mend)
+
+
+def frameworks() -> Iterator[Finding]:
+    found = False
+    for adapter, packages in ADAPTERS.items():
+        for package in packages:
+            if version := _version(package):
+                found = True
+                yield Finding(adapter, "good", f"{package} {version} is installed here; the agent reads it")
+    if not found:
+        yield Finding("frameworks", "note", "none in this Python environment; run doctor in the programs' own one")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _opens(node: str) -> bool:
+    try:
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+    except PermissionError:
+        return False
+    except OSError:
+        pass  # no device behind it is another matter
+    return True

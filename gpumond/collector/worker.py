@@ -1,0 +1,63 @@
+"""The collector's child: owns the driver, answers each line on stdin with one Answer on stdout.
+
+``python -m gpumond.sources NAME PLACE``, where PLACE is the descriptor of a Place. It leaves when stdin
+closes, after closing the driver in order: a driver that is killed in the middle of a call may not come back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from contextlib import suppress
+
+from gpumond.collector.ipc import DevicePosition, ReadRequest, ReadResponse
+from gpumond.errors import SourceUnavailable
+from gpumond.protocol.messages import clean, from_json, to_json
+from gpumond.sources import NOWHERE, ReadProgress, load
+from gpumond.sources.process.metadata import ProcessMetadata
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(name: str, place: int) -> int:
+    os.set_inheritable(place, False)
+    _continue_without_parent()
+    whereabouts = DevicePosition(place)
+    course = ReadProgress(whereabouts.at)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a driver library that prints must not garble the answers
+
+    def answer(value: ReadResponse) -> None:
+        answers.write(to_json(value) + b"\n")
+        answers.flush()
+
+    try:
+        source = load(name, course)
+        source.open()
+        answer(ReadResponse())
+        owners = ProcessMetadata()
+        for line in sys.stdin.buffer:
+            course.leave_out = {device.index: device.uuid for device in from_json(ReadRequest, line).leave_out}
+            reading = source.read()
+            whereabouts.at(NOWHERE)
+            answer(ReadResponse(owners.complete(reading, course.lives)))
+        source.close()
+    except SourceUnavailable as error:
+        answer(ReadResponse(reason=error.reason, message=clean(error)))
+        return 1
+    except BrokenPipeError:
+        return 1
+    return 0
+
+
+def _continue_without_parent() -> None:
+    """Have the kernel send SIGCONT when the parent is gone, so that a stopped child reads the end of its stdin and
+    leaves. Nothing ends it in the middle of a driver call."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

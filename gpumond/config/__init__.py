@@ -1,0 +1,284 @@
+"""Configuration: flags over environment (``GPUMOND_*``) over file over defaults, checked as one.
+
+A mistake is a ConfigError that names the place, the key, the value and what is expected.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from gpumond.alerting.receivers import Receiver
+from gpumond.config.web import Web, read_web
+from gpumond.errors import ConfigError
+from gpumond.host.files import read_text
+from gpumond.host.logs import LogFormat
+from gpumond.protocol.messages import default_socket
+from gpumond.rules import Rule
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.rules.config import ActionConfig, FlushConfig, RuleConfig, Seconds, Strict
+
+RELOADED = ("interval", "compat", "flush_cooldown", "retention", "disabled_rules", "rules", "receivers")
+"""What a reload changes; the rest holds from start to end."""
+
+HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class ReceiverConfig(Strict):
+    """Who is told of alerts. An address can be a secret: it is never shown, and can stay in a file."""
+
+    name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
+    type: Literal["log", "webhook", "alertmanager"]
+    url: str | None = None
+    url_file: Path | None = None
+    secret_file: Path | None = None
+    bearer_token_file: Path | None = None
+    ca_file: Path | None = None
+    resend: Seconds | None = Field(default=None, ge=1, le=3600)
+
+    @model_validator(mode="after")
+    def _addressed(self) -> ReceiverConfig:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None][2:]
+        if self.type == "log":
+            if given:
+                raise ValueError(f"{self.name}: a receiver of type log has no {given[0]}")
+            return self
+        if (self.url is None) == (self.url_file is None):
+            raise ValueError(f"{self.name}: expected exactly one of url and url_file")
+        if self.secret_file is not None and self.type != "webhook":
+            raise ValueError(f"{self.name}: secret_file signs webhooks; Alertmanager takes bearer_token_file")
+        if self.resend is not None and self.type != "alertmanager":
+            raise ValueError(f"{self.name}: resend is for Alertmanager; a webhook is told once")
+        if self.url is not None and not _web_address(self.url):
+            raise ValueError(f"{self.name}: url is not http:// or https:// with a host and without user or password")
+        return self
+
+    def receiver(self) -> Receiver:
+        files = (self.url_file, self.secret_file, self.bearer_token_file, self.ca_file)
+        url_file, secret, token, ca = (None if file is None else str(file) for file in files)
+        return Receiver(self.name, self.type, self.url, url_file, secret, token, ca, self.resend or 60.0)
+
+
+class Settings(Strict):
+    """Everything that can be set. ``check-config --help`` and docs/operations.md describe the keys."""
+
+    source: Literal["auto", "nvml", "drm", "every", "sim"] = "auto"
+    listen: str = "127.0.0.1:9917"
+    socket: Path | None = None
+    socket_mode: str | None = Field(default=None, pattern=r"^0?[0-7]{3}$")
+    runtime_dir: Path | None = None
+    state_dir: Path | None = None
+    interval: Seconds = Field(default=1.0, ge=0.1, le=60)
+    insecure: bool = False
+    hosts: tuple[str, ...] = ()
+    web_config: Path | None = None
+    tokens_file: Path | None = None
+    log_format: LogFormat = "text"
+    compat: Literal["dcgm"] | None = None
+    flush_cooldown: Seconds = 30.0
+    retention: Seconds = Field(default=90 * 86400.0, ge=86400)
+    disabled_rules: tuple[str, ...] = ()
+    rules: tuple[RuleConfig, ...] = ()
+    receivers: tuple[ReceiverConfig, ...] = (ReceiverConfig(name="log", type="log"),)
+
+    @field_validator("listen")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        host, colon, port = value.rpartition(":")
+        if not colon or not host or not port.isdigit() or int(port) > 65535:
+            raise ValueError("expected HOST:PORT, as in 127.0.0.1:9917")
+        return value
+
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        names = value.replace(",", " ").split() if isinstance(value, str) else value
+        for name in names if isinstance(names, (list, tuple)) else ():
+            if not isinstance(name, str) or not HOST_NAME.fullmatch(name):
+                raise ValueError(f"{name!r:.80} is not a host name or an address; expected one without scheme and port")
+        return names
+
+    @field_validator("disabled_rules")
+    @classmethod
+    def _known_rules(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        known = [rule.name for rule in BUILT_IN]
+        for name in names:
+            if name not in known:
+                raise ValueError(f"there is no built-in rule {name!r}; there are {', '.join(known)}")
+        return names
+
+    @model_validator(mode="after")
+    def _safe(self) -> Settings:
+        if not self.loopback and not self.insecure and self.web_config is None:
+            raise ValueError(
+                f"listen: {self.listen} is reachable from other machines, and needs TLS and authentication there: "
+                "give a web_config, listen on 127.0.0.1, or set insecure (--insecure) if the network is trusted"
+            )
+        names = [rule.name for rule in self.rules]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"rules: two rules are called {twice!r}")
+        receivers = [receiver.name for receiver in self.receivers]
+        if len(set(receivers)) < len(receivers):
+            twice = next(name for name in receivers if receivers.count(name) > 1)
+            raise ValueError(f"receivers: two receivers are called {twice!r}")
+        for rule in self.rules:
+            for name in rule.receivers:
+                if name not in receivers:
+                    raise ValueError(f"rules: {rule.name}: there is no receiver {name!r}; there are {receivers}")
+        return self
+
+    def web(self) -> Web:
+        """The web configuration. Raises ConfigError if it is wrong, or too little for the address."""
+        web = Web() if self.web_config is None else read_web(self.web_config)
+        if web.tls is None and not self.loopback and not self.insecure:
+            raise ConfigError(
+                f"web_config {self.web_config}: {self.listen} is reachable from other machines, and without "
+                "tls_server_config tokens and passwords can be read on the way; add it, or set insecure (--insecure)"
+            )
+        return web
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in LOOPBACK
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
+
+    def agent_socket(self) -> Path:
+        """Where the agents' socket goes. Raises ConfigError if there is no place for it."""
+        path = self.socket or default_socket()
+        if path is None:
+            raise ConfigError(
+                "no place for the agent socket: set XDG_RUNTIME_DIR, or give --socket DIRECTORY/agent.sock"
+            )
+        return Path(path)
+
+    def runtime_directory(self) -> Path:
+        """Where the API's socket and the daemon's own token go; without ``runtime_dir`` beside the agents' socket."""
+        return self.runtime_dir or self.agent_socket().parent
+
+    def agent_socket_mode(self) -> int:
+        """A machine-wide socket is for every user's programs; one in a user's own directory is for that user."""
+        if self.socket_mode is not None:
+            return int(self.socket_mode, 8)
+        return 0o666 if self.agent_socket().parent.as_posix().startswith("/run/gpumond") else 0o600
+
+    def store_file(self) -> Path:
+        """What outlives the daemon. Without ``state_dir``: /var/lib for root, else where XDG says."""
+        if self.state_dir is not None:
+            return self.state_dir / "gpumond.db"
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return (Path("/var/lib") if os.geteuid() == 0 else Path(home)) / "gpumond" / "gpumond.db"
+
+    def active_rules(self) -> tuple[Rule, ...]:
+        """The file's rules, and the built-in ones that it neither replaces nor disables."""
+        own = {rule.name: rule for rule in self.own_rules()}
+        return tuple({**{rule.name: rule for rule in self.built_in_rules()}, **own}.values())
+
+    def built_in_rules(self) -> tuple[Rule, ...]:
+        return tuple(rule for rule in BUILT_IN if rule.name not in self.disabled_rules)
+
+    def told(self) -> tuple[str, ...]:
+        """The names of the receivers."""
+        return tuple(receiver.name for receiver in self.receivers)
+
+    def own_rules(self) -> tuple[Rule, ...]:
+        return tuple(rule.rule() for rule in self.rules)
+
+    def differs(self, other: Settings) -> list[str]:
+        """The settings that ``other`` has otherwise and that hold only from a start on."""
+        fixed = (name for name in type(self).model_fields if name not in RELOADED)
+        return [name for name in fixed if getattr(self, name) != getattr(other, name)]
+
+
+def load(
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Return the settings. A flag that is None and a variable that is empty are not set. Raises ConfigError."""
+    values, where = {}, "configuration"
+    if file is not None:
+        values, where = read_yaml(file), str(file)
+    origin = dict.fromkeys(values, where)
+    for name in Settings.model_fields:
+        variable = f"GPUMOND_{name.upper()}"
+        if environ.get(variable) and name not in ("rules", "disabled_rules", "receivers"):
+            values[name], origin[name] = environ[variable], f"environment variable {variable}"
+        if flags and flags.get(name) is not None:
+            values[name], origin[name] = flags[name], f"--{name.replace('_', '-')}"
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(entry, origin, where) for entry in error.errors())) from None
+    except (RecursionError, OverflowError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(read_text(file))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: lists or keys are nested too deeply") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"{file}: expected keys and values, as in `listen: 127.0.0.1:9917`")
+    return content
+
+
+def _model(location: Sequence[object]) -> type[BaseModel]:
+    """What the key at ``location`` belongs to."""
+    if location[0] == "receivers" and len(location) > 2:
+        return ReceiverConfig
+    if location[0] != "rules" or len(location) < 3:
+        return Settings
+    parts: dict[str, type[BaseModel]] = {"action": ActionConfig, "flush": FlushConfig}
+    return parts.get(str(location[-2]), RuleConfig)
+
+
+def _explain(error: Any, origin: Mapping[str, str], where: str) -> str:
+    """One line: place, key, value, expectation."""
+    location = error["loc"]
+    place = origin.get(str(location[0]), where) if location else where
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    if error["type"] == "extra_forbidden":
+        model = _model(location)
+        known = [field.alias or name for name, field in model.model_fields.items()]
+        close = difflib.get_close_matches(str(location[-1]), known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
+        return f"{place}: {key}: unknown key; {hint}"
+    message = error["msg"].removeprefix("Value error, ")
+    if not key:
+        return f"{place}: {message}"
+    shown = "" if isinstance(error["input"], dict) or location[-1] == "url" else f" {error['input']!r:.80}:"
+    return f"{place}: {key}:{shown} {message[:1].lower()}{message[1:]}"
+
+
+def _web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc and parts.port != 0
+        )
+    except ValueError:
+        return False

@@ -1,0 +1,88 @@
+"""The file of tokens: one a line, ``NAME SCOPE[,SCOPE] SHA256``, kept as hashes.
+
+A token is 256 random bits behind the prefix ``gpm_``, so a plain SHA-256 cannot be turned back, and secret scanners
+know one when they see it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumond.errors import ConfigError
+from gpumond.host.files import open_regular
+
+SCOPES = ("read", "rules", "flush", "admin")
+PREFIX = "gpm_"
+MAX_BYTES = 1 << 20
+EXAMPLE = "nightly flush,read 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """``scopes``: read, rules, flush, admin (all of them)."""
+
+    name: str
+    scopes: frozenset[str]
+    digest: bytes
+
+
+def digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def read_tokens(path: Path) -> tuple[Token, ...]:
+    """Raises ConfigError: for a wrong line, and for a file that others could write or read."""
+    try:
+        with open_regular(path) as file:
+            _check_owner(path, os.fstat(file.fileno()))
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"tokens_file {path}: {error.strerror}") from None
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"tokens_file {path}: more than {MAX_BYTES} bytes")
+    return parse_tokens(content.decode("utf-8", "replace"), str(path))
+
+
+def parse_tokens(text: str, where: str) -> tuple[Token, ...]:
+    tokens: dict[str, Token] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        token = _token(words, f"tokens_file {where}, line {number}")
+        if token.name in tokens:
+            raise ConfigError(f"tokens_file {where}, line {number}: a second token is called {token.name!r}")
+        tokens[token.name] = token
+    return tuple(tokens.values())
+
+
+def _token(words: list[str], place: str) -> Token:
+    """Nothing of a wrong line is repeated where it could be the token itself."""
+    if any(word.startswith(PREFIX) for word in words):
+        raise ConfigError(f"{place}: this is a token itself; write its SHA-256 (printf %s TOKEN | sha256sum)")
+    if len(words) != 3:
+        raise ConfigError(f"{place}: expected NAME SCOPE[,SCOPE] SHA256, as in `{EXAMPLE}`")
+    name, scopes, hashed = words
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{place}: the name is not 1 to 64 of A-Za-z0-9._-")
+    for scope in scopes.split(","):
+        if scope not in SCOPES:
+            raise ConfigError(f"{place}: {name}: unknown scope {scope!r:.40}; expected some of {', '.join(SCOPES)}")
+    if not _DIGEST.fullmatch(hashed):
+        raise ConfigError(f"{place}: {name}: expected a SHA-256 of 64 hexadecimal digits")
+    return Token(name, frozenset(scopes.split(",")), bytes.fromhex(hashed))
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(f"tokens_file {path} belongs to uid {status.st_uid}; expected the daemon's own user or root")
+    if status.st_mode & 0o037:
+        mode = f"{status.st_mode & 0o777:04o}"
+        raise ConfigError(f"tokens_file {path} has mode {mode}; expected 0600 (chmod 600), or 0640")

@@ -1,0 +1,133 @@
+"""Alarms that need no trend: pressure, orphan, idle holder, fragmentation; and what the end of a life was. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from math import inf
+from typing import NamedTuple
+
+from gpumond.diagnosis.fragmentation import split_share
+from gpumond.diagnosis.peaks import PoolPeak
+from gpumond.diagnosis.trend import sen
+from gpumond.history import USED
+from gpumond.history.series import MAX, Series
+from gpumond.model.program import Ending
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+FULL = 0.95
+FULL_CLEAR = 0.93
+RAMP_FROM = 0.80
+RAMP_BLOCKS = 4
+RAMP_HELD_SECONDS = 90.0
+RAMP_SECONDS = 600.0
+"""A device that is above RAMP_FROM and will be full so soon is under pressure, too."""
+
+ORPHAN_BYTES = GIB // 2
+ORPHAN_RATIO = 0.01
+"""The larger of the two; a driver has some memory of its own."""
+ORPHAN_SECONDS = 60.0
+ORPHAN_BUSY_RATIO = 0.05
+ORPHAN_BUSY_SECONDS = 300.0
+"""While somebody else works on the device, more memory and a longer look are asked for."""
+FLAT_BYTES = 256 * MIB
+
+IDLE_SECONDS = 1800.0
+IDLE_RATIO = 0.05
+
+FRAGMENTED = 0.25
+FRAGMENTED_CLEAR = 0.20
+FRAGMENTED_FROM = 0.05
+"""Share of the device that a pool must keep before its fragmentation is worth a word."""
+FRAGMENTED_MINUTES = 10
+LEAST_MINUTES = 5
+CREPT = 0.02
+"""What a pool keeps has risen by this share of the device."""
+
+NEARLY_FULL = 0.97
+CRASH_SECONDS = 180.0
+"""An end so soon after the device was nearly full, an allocation failed, or an XID error came up is a crash."""
+LOOP = 3
+LOOP_SECONDS = 3600.0
+
+
+class Flat(NamedTuple):
+    """A stretch in which a value stayed within FLAT_BYTES of where it began."""
+
+    since: float
+    value: float
+
+
+def ramp(series: Series, used: float, size: float) -> float | None:
+    """Seconds of the series' clock until the device is full, if its peaks rise to there within ten minutes."""
+    if used < RAMP_FROM * size:
+        return None
+    times, highs = series.times(0, RAMP_BLOCKS), series.column(0, USED, MAX, RAMP_BLOCKS)
+    if len(highs) < RAMP_BLOCKS or any(not after > before for before, after in pairwise(highs)):
+        return None
+    slope = sen(times, highs)
+    left = (size - max(used, highs[-1])) / slope
+    return left if left < RAMP_SECONDS else None
+
+
+def flat(before: Flat | None, value: float, now: float) -> Flat:
+    if before is None or abs(value - before.value) > FLAT_BYTES:
+        return Flat(now, value)
+    return before
+
+
+def orphaned(stretch: Flat, now: float, busy: float | None, idle_seconds: float, size: float | None) -> bool:
+    """Memory without an owner that does not change is an orphan; nothing is said where use is unknown."""
+    if busy is None or stretch.value < max(ORPHAN_BYTES, ORPHAN_RATIO * (size or 0.0)):
+        return False
+    if min(idle_seconds, now - stretch.since) > ORPHAN_SECONDS:
+        return True
+    return now - stretch.since > ORPHAN_BUSY_SECONDS and stretch.value >= ORPHAN_BUSY_RATIO * (size or inf)
+
+
+class Split(NamedTuple):
+    ratio: float
+    live: float
+    kept: float
+    crept: float
+    since: float
+
+
+def split(recent: Iterable[PoolPeak], size: float | None, retried: bool, held_already: bool) -> Split | None:
+    """Fragmentation of the pools of a life at their peaks, if it grows or the program had to retry."""
+    peaks = list(recent)
+    if len(peaks) < LEAST_MINUTES or not size:
+        return None
+    window = peaks[-FRAGMENTED_MINUTES:]
+    live, kept = max(peak.live for peak in window), max(peak.kept for peak in window)
+    ratio = split_share(live, kept)
+    if kept < FRAGMENTED_FROM * size or ratio <= (FRAGMENTED_CLEAR if held_already else FRAGMENTED):
+        return None
+    crept = kept - min(peak.kept for peak in peaks)
+    if not (held_already or retried or crept >= CREPT * size):
+        return None
+    return Split(ratio, live, kept, crept, window[0].at)
+
+
+UNHANDLED = "after an out-of-memory error that it did not handle"
+
+
+def cause(ending: Ending | None, oom_at: float, now: float, nearly_full_at: float, xid_at: float) -> str:
+    """Return why the end of this life is a crash; empty if it is none.
+
+    ``ending`` is what the program's agent said. It decides, unless it is ``error`` or unknown: then an event shortly
+    before the end makes a crash probable.
+    """
+    if ending == "exit":
+        return ""
+    if ending == "out-of-memory":
+        return UNHANDLED
+    if now - oom_at <= CRASH_SECONDS:
+        return "after an allocation failed"
+    if now - xid_at <= CRASH_SECONDS:
+        return "after an XID error"
+    if now - nearly_full_at <= CRASH_SECONDS:
+        return "when the device was nearly full"
+    return ""

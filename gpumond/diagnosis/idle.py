@@ -1,0 +1,57 @@
+"""For how long a device, or a process on one, has run nothing. A fold, pure.
+
+A driver samples: what runs for less than its sampling period now and then may be missed, and a time is counted from
+the first look. Where nothing is said of use, nothing is said of idleness.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from operator import attrgetter
+
+from gpumond.model.snapshot import DeviceReading, ProcessUsage
+
+
+def watched(device: DeviceReading, before: DeviceReading | None, seconds: float) -> DeviceReading:
+    """The device with its idle times, ``seconds`` after the reading ``before``."""
+    processes = device.processes
+    if processes and any(process.utilization_ratio is not None for process in processes):
+        known = {(process.pid, process.start_ticks): process for process in before.processes or ()} if before else {}
+        processes = tuple(
+            _process(process, known.get((process.pid, process.start_ticks)), seconds) for process in processes
+        )
+    idle = _longer(_use(device), before.idle_seconds if before else None, seconds)
+    if idle is None and processes is device.processes:
+        return device
+    return replace(device, processes=processes, idle_seconds=idle)
+
+
+def idle_seconds(device: DeviceReading, process: ProcessUsage) -> float | None:
+    """Of the process; where the driver does not tell them apart, what holds for all of the device holds for each."""
+    if process.idle_seconds is not None:
+        return max(process.idle_seconds, device.idle_seconds or 0.0)
+    return device.idle_seconds or None
+
+
+def _process(process: ProcessUsage, before: ProcessUsage | None, seconds: float) -> ProcessUsage:
+    idle = _longer(process.utilization_ratio, before.idle_seconds if before else None, seconds)
+    return process if idle == process.idle_seconds else ProcessUsage(*(*_OTHERS(process), idle))
+
+
+_OTHERS = attrgetter(*(field.name for field in fields(ProcessUsage) if field.name != "idle_seconds"))
+"""As ``replace`` would, in half of the time: there may be hundreds of processes, at every tick. The field is last."""
+
+
+def _use(device: DeviceReading) -> float | None:
+    """Of the busiest engine; None where the driver does not say whether kernels run."""
+    sensors = device.sensors
+    if sensors.gpu_utilization_ratio is None:
+        return None
+    coders = (sensors.encoder_utilization_ratio or 0.0, sensors.decoder_utilization_ratio or 0.0)
+    return max(sensors.gpu_utilization_ratio, *coders)
+
+
+def _longer(use: float | None, before: float | None, seconds: float) -> float | None:
+    if use is None:
+        return None
+    return 0.0 if use > 0 or before is None else before + seconds

@@ -1,0 +1,88 @@
+"""Verdicts in one sentence for people. Times of day are UTC. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpumond.model.units import duration, human
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+FORMS = {"linear": "", "stairs": ", in steps", "load-proportional": " at its present load"}
+
+
+def leak(who: str, device: str, per_minute: float, since: float, left: float | None, form: str, outside: bool) -> str:
+    """``who`` is the device where no process is known."""
+    owner = f"{who} on {device}" if who != device else f"{device} without a known process"
+    part = " outside its allocators' pools" if outside else ""
+    pace = f"grows by {human(per_minute)} each minute{FORMS.get(form, '')} since {clock(since)}"
+    likely = ", as a cache of compiled kernels or graphs does" if outside else ""
+    end = f"; {device} is full in {duration(left)}" if left is not None else ""
+    return f"memory of {owner}{part} {pace}{likely}{end}"
+
+
+def together(one: str, programs: int, devices: int) -> str:
+    return f"{programs} programs on {devices} devices grow together, from more load or a shared defect: {one}"
+
+
+def fragmentation(who: str, device: str, ratio: float, kept: float, live: float) -> str:
+    return (
+        f"{who} holds {human(kept)} of {device} for at most {human(live)} of live memory: "
+        f"{ratio:.0%} of its pool is fragmented, and no flush returns it"
+    )
+
+
+def pressure(device: str, ratio: float, left: float | None) -> str:
+    end = f" and has no free memory in {duration(left)}" if left is not None else ""
+    return f"{device} is {ratio:.1%} full{end}"
+
+
+def orphan(device: str, size: float, seconds: float, who: str, holder: str) -> str:
+    since = f"unchanged for {duration(seconds)}"
+    if who:
+        return f"{who} has ended, but {device} still holds {human(size)} of its memory, {since}"
+    named = f"; {holder} keeps the device open" if holder else ""
+    return f"{device} holds {human(size)} that no visible process owns, {since}{named}"
+
+
+def idle(who: str, device: str, size: float, seconds: float) -> str:
+    held = f"{who} holds {human(size)} of {device}" if who != device else f"{device} has {human(size)} in use"
+    return f"{held} and has run nothing for {duration(seconds)}"
+
+
+def crash(who: str, device: str, size: float, cause: str, certain: bool) -> str:
+    who = "a program" if who == device else who
+    return f"{who} {'crashed' if certain else 'probably crashed'} on {device} {cause}; it held {human(size)}"
+
+
+def release(who: str, device: str, size: float, ended: bool) -> str:
+    """``who`` is empty where the driver lists no processes."""
+    if not who:
+        return f"{human(size)} of {device} became free at once"
+    return f"{who} has ended; it held {human(size)} of {device}" if ended else f"{who} freed {human(size)} of {device}"
+
+
+def crash_loop(who: str, device: str, times: int) -> str:
+    return f"{who} crashed {times} times on {device} within an hour"
+
+
+def of_shape(kind: str, who: str, evidence: Mapping[str, float], since: float) -> str:
+    if kind == "warm-up":
+        return f"{who} is starting and uses {human(evidence['level_bytes'])} so far"
+    if kind == "steady":
+        return f"{who} stays at {human(evidence['level_bytes'])}"
+    if kind == "step-change":
+        size = evidence["step_bytes"]
+        return f"{who} has used {human(abs(size))} {'more' if size > 0 else 'less'} since {clock(since)}"
+    low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])
+    if kind == "periodic":
+        return f"{who} rises to {high} and returns to {low} every {duration(evidence['period_seconds'])}"
+    return f"{who} varies between {low} and {high} and does not grow"
+
+
+def program(name: str, pid: int | None, device: str) -> str:
+    return device if pid is None else f"{name or 'a program'} (pid {pid})"
+
+
+def clock(at: float) -> str:
+    seconds = int(at % DAY)
+    return f"{seconds // HOUR:02}:{seconds % HOUR // MINUTE:02}:{seconds % MINUTE:02} UTC"

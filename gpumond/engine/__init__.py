@@ -1,0 +1,203 @@
+"""From what was seen to what every reader gets. Pure; time is an argument.
+
+``observe`` makes the Snapshot of one tick, ``advance`` folds it into the Frame: facts, ledger, alerts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpumond.diagnosis import Diagnosis, diagnosing
+from gpumond.diagnosis.idle import watched
+from gpumond.engine.attribution import attributing
+from gpumond.model.claims import checking, complete_lists
+from gpumond.model.cooperative import Steps, synchronous
+from gpumond.model.frame import Alert, Frame, Verdict
+from gpumond.model.snapshot import (
+    MISSED_LIMIT,
+    STARTING,
+    AgentReport,
+    DeviceReading,
+    Fault,
+    ProgramEnd,
+    Reading,
+    Snapshot,
+    SourceState,
+)
+from gpumond.rules import Activities, Rule, Scope, Subjects, ended, located, step
+from gpumond.rules.restore import Awaited, hold
+from gpumond.rules.scopes import RuleContext, departure, hidden, subjects
+from gpumond.rules.verdicts import NOTHING, standing
+from gpumond.rules.window import RuleWindow, remembering
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What one tick leaves for the next."""
+
+    activities: Mapping[str, Activities] = field(default_factory=dict)
+    """By the name of the rule."""
+    recent: RuleWindow = field(default_factory=RuleWindow)
+    awaited: Awaited = frozenset()
+    diagnosis: Diagnosis = field(default_factory=Diagnosis, compare=False)
+    """Is advanced in place: whoever goes on from one Memory twice gets the same verdicts only once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    memory: EngineState
+    frame: Frame
+    raised: tuple[Alert, ...] = ()
+    resolved: tuple[Alert, ...] = ()
+
+
+def observing(
+    previous: Snapshot | None,
+    source: SourceState,
+    reading: Reading | None,
+    reports: Sequence[AgentReport],
+    taken_at: float,
+    elapsed_seconds: float,
+    store_writable: bool | None = None,
+    faults: Sequence[Fault] = (),
+    private_pid_namespace: bool | None = None,
+    ends: Sequence[ProgramEnd] = (),
+) -> Steps[Snapshot]:
+    """The facts of one tick. ``reading`` is None if none came in time.
+
+    A device that did not answer keeps the values of its last reading for two ticks and is then
+    only known by name, until it answers again or the source no longer lists it.
+    """
+    seen = [*(reading.faults if reading else ()), *faults]
+    known = previous.devices if previous else ()
+    seconds = elapsed_seconds - previous.elapsed_seconds if previous else 0.0
+    devices: list[DeviceReading] = []
+    for device in _devices(known, reading, seconds):
+        devices.append(device)
+        yield
+    complete = complete_lists(devices, seen, private_pid_namespace)
+    reports = yield from checking(reports, devices, complete, previous, seen)
+    if not source.up and source.reason != STARTING:
+        seen.append(Fault(source.name, source.reason, None, source.detail))
+    seq = previous.seq + 1 if previous else 1
+    xids = reading.xids if reading else previous.xids if previous else ()
+    return Snapshot(
+        seq,
+        taken_at,
+        elapsed_seconds,
+        source,
+        tuple(devices),
+        reports,
+        tuple(seen),
+        xids,
+        store_writable,
+        private_pid_namespace,
+        tuple(ends),
+    )
+
+
+observe = synchronous(observing)
+
+
+def advancing(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot) -> Steps[Tick]:
+    """The next frame, and which alerts began or ceased to fire with it. ``memory`` is nobody else's meanwhile."""
+    diagnosis = yield from diagnosing(memory.diagnosis, snapshot)
+    yield
+    return (yield from judging(replace(memory, diagnosis=diagnosis), rules, snapshot, diagnosis.verdicts))
+
+
+advance = synchronous(advancing)
+
+
+def judging(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Steps[Tick]:
+    """The same where the verdicts are known."""
+    ledger = yield from attributing(snapshot)
+    recent = yield from remembering(memory.recent, snapshot)
+    yield
+    unseen = hidden(snapshot, recent)
+    facts = RuleContext(snapshot, ledger, recent, standing(verdicts))
+    scopes: dict[Scope, Subjects[Any]] = {}
+    for scope in {rule.scope for rule in rules}:
+        scopes[scope] = subjects(scope, facts)
+        yield
+    now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
+    stepped: dict[str, Activities] = {}
+    for rule in rules:
+        before = memory.activities.get(rule.name, {})
+        stepped[rule.name] = step(located(rule, snapshot.devices), scopes[rule.scope], before, unseen, now, elapsed)
+        yield
+    activities: Mapping[str, Activities] = stepped
+    awaited = memory.awaited
+    if awaited:
+        present = {scope: frozenset(map(each.labels, each.rows)) for scope, each in scopes.items()}
+        seen = {rule.name: present[rule.scope] for rule in rules}
+        on_verdicts = frozenset(rule.name for rule in rules if rule.value in NOTHING)
+        activities, awaited = hold(awaited, memory.activities, activities, seen, on_verdicts, elapsed)
+    alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
+    return Tick(
+        EngineState(activities, recent, awaited, memory.diagnosis),
+        Frame(snapshot, ledger, tuple(verdicts), alerts),
+        raised=tuple(_began(memory.activities, activities)),
+        resolved=tuple(_resolved(_began(activities, memory.activities), rules, snapshot)),
+    )
+
+
+judge = synchronous(judging)
+
+
+def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) -> Iterator[Alert]:
+    """The alerts that fire in ``after`` and did not in ``before``."""
+    for rule, active in after.items():
+        known = before.get(rule, {})
+        for labels, activity in active.items():
+            if activity.alert.phase == "firing":
+                other = known.get(labels)
+                if other is None or other.alert.phase != "firing" or other.alert.labels != activity.alert.labels:
+                    yield activity.alert
+
+
+def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
+    """The alerts as they are resolved. Each one whose subject has ended says so."""
+    scopes = {rule.name: rule.scope for rule in rules}
+    for alert in alerts:
+        scope = scopes.get(alert.rule)
+        reason = departure(scope, dict(alert.labels), snapshot) if scope is not None else ""
+        yield ended(alert, snapshot.taken_at, reason)
+
+
+def _devices(known: Sequence[DeviceReading], reading: Reading | None, seconds: float) -> Iterator[DeviceReading]:
+    fresh = {device.uuid: device for device in reading.devices} if reading else {}
+    for device in known:
+        if device.uuid in fresh:
+            yield watched(fresh.pop(device.uuid), device, seconds)
+        elif reading is None or _at_fault(device, reading.faults):
+            missed, up = device.missed + 1, device.up and reading is None
+            yield replace(device, missed=missed, up=up) if missed < MISSED_LIMIT else _unknown(device, missed)
+    yield from (watched(device, None, seconds) for device in fresh.values())
+
+
+def _at_fault(device: DeviceReading, faults: Iterable[Fault]) -> bool:
+    """A fault of no device is of all that its source reads."""
+    return any(
+        fault.device_uuid in (device.uuid, device.parent_uuid)
+        if fault.device_uuid is not None
+        else fault.source == device.source or not device.source
+        for fault in faults
+    )
+
+
+def _unknown(device: DeviceReading, missed: int) -> DeviceReading:
+    return DeviceReading(
+        device.uuid,
+        device.index,
+        device.name,
+        device.vendor,
+        device.pci_bus_id,
+        device.parent_uuid,
+        unified=device.unified,
+        missed=missed,
+        up=False,
+        source=device.source,
+    )

@@ -1,0 +1,344 @@
+"""What happened between two frames, one event each. Pure.
+
+Events are for people and for programs that react; what must not be lost is in counters, alerts and the audit. Ids
+increase, also over a restart of the daemon, and so does ``at``: the time of the frame that published the event. The
+time of an earlier occurrence is in the details, the onset of a verdict in the summary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from gpumond.diagnosis.messages import clock, program
+from gpumond.diagnosis.shapes import SHAPES
+from gpumond.model.frame import Alert, Frame, Verdict
+from gpumond.model.pools import Receipt
+from gpumond.model.program import Ending, Oom, OomPool
+from gpumond.model.snapshot import AgentReport, Snapshot
+from gpumond.model.units import human
+
+Kind = Literal[
+    "agent-connected",
+    "agent-gone",
+    "oom",
+    "flush",
+    "alert-fired",
+    "alert-resolved",
+    "verdict-began",
+    "verdict-ended",
+    "device-lost",
+    "device-back",
+    "xid",
+]
+ORDINARY = frozenset(SHAPES)
+"""Verdicts that say that all is well: no events."""
+
+Details = tuple[tuple[str, int | float | str], ...]
+Process = tuple[int, int]
+"""pid and start_ticks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """``at`` is when it was published. ``summary`` is one sentence for people, ``details`` are for programs; unknown is
+    None."""
+
+    id: int
+    at: float
+    kind: Kind
+    device_uuid: str | None
+    pid: int | None
+    workload: str
+    summary: str
+    details: Details = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EventState:
+    """What one frame leaves for the next. ``ooms``: the last picture told, of each process that is connected or was.
+
+    Pictures from before ``since`` are the past of another daemon.
+    """
+
+    last_id: int = 0
+    since: float = 0.0
+    frame: Frame | None = None
+    reports: Mapping[Process, AgentReport] = field(default_factory=dict)
+    ooms: Mapping[Process, int] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
+
+
+MAX_REMEMBERED = 4096
+
+
+def follow(
+    before: EventState,
+    frame: Frame,
+    raised: Sequence[Alert] = (),
+    resolved: Sequence[Alert] = (),
+    receipts: Sequence[Receipt] = (),
+    departed: Sequence[AgentReport] = (),
+) -> tuple[EventState, tuple[Event, ...]]:
+    """The events of one tick, and the state for the next one.
+
+    ``departed``: the last reports of agents that left; they are in no frame, and some ended out of memory.
+    """
+    told = dict(before.ooms)
+    lost = set(before.lost)
+    now = {_process(report): report for report in frame.snapshot.reports}
+    drafts: list[Event] = [
+        *_devices(before.frame, frame, lost),
+        *_xids(before.frame, frame),
+        *_agents(before.reports, now, frame.snapshot),
+        *(
+            event
+            for process, report in (*((_process(last), last) for last in departed), *now.items())
+            if report.program.ooms or any(pool.ooms for pool in report.pools)
+            for event in _ooms(report, before.reports.get(process), frame, told, before.since)
+        ),
+        *(_flush(receipt, frame) for receipt in receipts if receipt.outcome != "planned"),
+        *_verdicts(before.frame, frame),
+        *(_alert("alert-fired", alert, frame.snapshot.taken_at) for alert in raised),
+        *(_alert("alert-resolved", alert, frame.snapshot.taken_at) for alert in resolved),
+    ]
+    events = tuple(replace(event, id=before.last_id + number) for number, event in enumerate(drafts, 1))
+    ooms = dict(list(told.items())[-MAX_REMEMBERED:])
+    return EventState(before.last_id + len(events), before.since, frame, now, ooms, frozenset(lost)), events
+
+
+DRAFT = 0
+"""The id of an event that has none yet."""
+
+
+def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Event]:
+    at = frame.snapshot.taken_at
+    was = {device.uuid: device for device in (before.snapshot.devices if before else ())}
+    now = {device.uuid: device for device in frame.snapshot.devices}
+    for uuid, device in was.items():
+        if device.up and (uuid not in now or not now[uuid].up):
+            lost.add(uuid)
+            faults = [fault.detail for fault in frame.snapshot.faults if fault.device_uuid in (None, uuid)]
+            why = f": {faults[0]}" if faults else ""
+            summary = f"GPU {device.index} cannot be read{why}"
+            yield Event(DRAFT, at, "device-lost", uuid, None, "", summary)
+    for uuid, device in now.items():
+        if device.up and uuid in lost:
+            lost.discard(uuid)
+            summary = f"GPU {device.index} can be read again"
+            yield Event(DRAFT, at, "device-back", uuid, None, "", summary)
+
+
+def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
+    was = {(xid.device_uuid, xid.xid): xid.count for xid in (before.snapshot.xids if before else ())}
+    for xid in frame.snapshot.xids:
+        more = xid.count - was.get((xid.device_uuid, xid.xid), 0)
+        if more > 0:
+            summary = f"{_gpu(frame, xid.device_uuid)} reported XID error {xid.xid}"
+            details: Details = (("xid", xid.xid), ("count", more), ("occurred_at", xid.last_seen_at))
+            yield Event(DRAFT, frame.snapshot.taken_at, "xid", xid.device_uuid, None, "", summary, details)
+
+
+ENDINGS: Mapping[Ending | None, str] = {
+    "error": " after an error that it did not handle",
+    "out-of-memory": " after an out-of-memory error that it did not handle",
+}
+
+
+def _agents(
+    was: Mapping[Process, AgentReport], now: Mapping[Process, AgentReport], snapshot: Snapshot
+) -> Iterator[Event]:
+    at = snapshot.taken_at
+    endings = {(end.pid, end.start_ticks): end.ending for end in snapshot.ends}
+    for process, report in now.items():
+        if report.uses_device and (process not in was or not was[process].uses_device):
+            summary = f"{_name(report)} is connected: {', '.join(report.frameworks) or 'no framework yet'}"
+            yield Event(DRAFT, at, "agent-connected", None, report.pid, report.workload, summary)
+    for process, report in was.items():
+        if report.uses_device and process not in now:
+            held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
+            ending = endings.get(process)
+            summary = f"{_name(report)} is gone{ENDINGS.get(ending, '')}; it held {human(held)}"
+            details: Details = (("held_bytes", held), *((("ending", ending),) if ending else ()))
+            yield Event(DRAFT, at, "agent-gone", None, report.pid, report.workload, summary, details)
+
+
+def _ooms(
+    report: AgentReport, before: AgentReport | None, frame: Frame, told: dict[Process, int], since: float
+) -> Iterator[Event]:
+    if not report.program.ooms:
+        if before is not None:
+            yield from _counted(report, before, frame)
+        return
+    process = _process(report)
+    last = told.pop(process, 0)  # put back at the end: the newest are remembered
+    pictures = [oom for oom in report.program.ooms if oom.number > last]
+    told[process] = max([last, *(oom.number for oom in pictures)])
+    for oom in pictures:
+        if oom.at >= since:
+            summary, details, at = _oom_summary(report, oom, frame), _picture(oom), frame.snapshot.taken_at
+            yield Event(DRAFT, at, "oom", oom.device_uuid, report.pid, report.workload, summary, details)
+
+
+def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator[Event]:
+    """Of an agent that sends no pictures."""
+    counts = {(pool.allocator, pool.device_uuid): pool.ooms for pool in before.pools}
+    for pool in report.pools:
+        count = counts.get((pool.allocator, pool.device_uuid))
+        if count is not None and pool.ooms is not None and pool.ooms > count:
+            cached = max(0, pool.held_bytes - pool.live_bytes - pool.stranded_bytes)
+            summary = f"{_name(report)} ran out of memory on {_gpu(frame, pool.device_uuid)}"
+            details: Details = (
+                ("seen", "counter"),
+                ("live_bytes", pool.live_bytes),
+                ("cached_bytes", cached),
+                ("stranded_bytes", pool.stranded_bytes),
+            )
+            at = frame.snapshot.taken_at
+            yield Event(DRAFT, at, "oom", pool.device_uuid, report.pid, report.workload, summary, details)
+
+
+def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
+    where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
+    asked = "" if oom.request_bytes is None else f" when it asked for {human(oom.request_bytes)}"
+    scope = f" in {oom.scope}" if oom.scope else ""
+    live, cached, stranded = _sums(oom)
+    return (
+        f"{_name(report)} ran out of memory{where}{scope}{asked}: "
+        f"{human(live)} live, {human(cached)} cached, {human(stranded)} stranded"
+    )
+
+
+def _picture(oom: Oom) -> Details:
+    live, cached, stranded = _sums(oom)
+    largest = [pool.largest_free_bytes for pool in _concerned(oom) if pool.largest_free_bytes is not None]
+    known: list[tuple[str, int | float | str | None]] = [
+        ("number", oom.number),
+        ("seen", oom.seen),
+        ("scope", oom.scope or None),
+        ("request_bytes", oom.request_bytes),
+        ("live_bytes", live),
+        ("cached_bytes", cached),
+        ("stranded_bytes", stranded),
+        ("largest_free_bytes", max(largest, default=None)),
+        ("occurred_at", oom.at),
+        *((f"kept_bytes {scope.name}", scope.kept_bytes) for scope in oom.scopes),
+    ]
+    return tuple((name, value) for name, value in known if value is not None)
+
+
+def _sums(oom: Oom) -> tuple[int, int, int]:
+    pools = _concerned(oom)
+    return (
+        sum(pool.live_bytes for pool in pools),
+        sum(pool.cached_bytes for pool in pools),
+        sum(pool.stranded_bytes for pool in pools),
+    )
+
+
+def _concerned(oom: Oom) -> list[OomPool]:
+    """The pools of the device that was full; all of them if nobody knows which it was."""
+    return [pool for pool in oom.pools if oom.device_uuid in (None, pool.device_uuid)]
+
+
+def _flush(receipt: Receipt, frame: Frame) -> Event:
+    name = program(receipt.workload, receipt.pid, "")
+    where = f" on {_gpu(frame, receipt.device_uuid)}" if receipt.device_uuid else ""
+    released = f", {receipt.allocator} released {human(receipt.released_bytes)}" if receipt.allocator else ""
+    why = f" ({receipt.reason})" if receipt.reason else ""
+    summary = f"flush of {name}{where} by {receipt.requested_by}: {receipt.outcome}{released}{why}"
+    details: Details = (
+        ("outcome", receipt.outcome),
+        ("allocator", receipt.allocator or ""),
+        ("released_bytes", receipt.released_bytes),
+        ("requested_by", receipt.requested_by),
+        ("duration_seconds", receipt.duration_seconds),
+        ("started_at", receipt.started_at),
+    )
+    at = frame.snapshot.taken_at
+    return Event(DRAFT, at, "flush", receipt.device_uuid, receipt.pid, receipt.workload, summary, details)
+
+
+def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
+    was = {_verdict(verdict): verdict for verdict in (before.verdicts if before else ())}
+    now = {_verdict(verdict): verdict for verdict in frame.verdicts}
+    kinds: tuple[tuple[Kind, Mapping[object, Verdict], Mapping[object, Verdict]], ...] = (
+        ("verdict-began", now, was),
+        ("verdict-ended", was, now),
+    )
+    at = frame.snapshot.taken_at
+    for kind, some, others in kinds:
+        for key, verdict in some.items():
+            if key in others or verdict.kind in ORDINARY:
+                continue
+            known = _names(frame)
+            workload, name = known.get(verdict.pid) or _names(before).get(verdict.pid) or ("", "")
+            who = _on(program(name, verdict.pid, "") if verdict.pid else "", _gpu(frame, verdict.device_uuid))
+            if kind == "verdict-began":
+                summary = _began(verdict, who, at)
+            else:
+                gone = ": the process has ended" if verdict.pid and verdict.pid not in known else ""
+                summary = f"the verdict {verdict.kind} on {who} has ended{gone}"
+            details: Details = (("verdict", verdict.kind), ("since", verdict.since), *verdict.evidence)
+            yield Event(DRAFT, at, kind, verdict.device_uuid, verdict.pid, workload, summary, details)
+
+
+def _began(verdict: Verdict, who: str, at: float) -> str:
+    """The verdict's sentence, with its onset where that was before now."""
+    summary = verdict.summary or f"{who}: {verdict.kind}"
+    told = at - verdict.since < 1.0 or " since " in summary
+    return summary if told else f"{summary}, since {clock(verdict.since)}"
+
+
+def _names(frame: Frame | None) -> Mapping[int | None, tuple[str, str]]:
+    """By pid, workload and name of every process in the frame: the name is the workload, or that of the command."""
+    if frame is None:
+        return {}
+    listed = (process for device in frame.snapshot.devices for process in device.processes or ())
+    names: dict[int | None, tuple[str, str]] = {process.pid: ("", process.comm or "") for process in listed}
+    for report in frame.snapshot.reports:
+        names[report.pid] = (report.workload, report.workload or names.get(report.pid, ("", ""))[1])
+    return names
+
+
+def _alert(kind: Kind, alert: Alert, at: float) -> Event:
+    labels, annotations = dict(alert.labels), dict(alert.annotations)
+    pid, workload = labels.get("pid", ""), labels.get("workload", "")
+    number = int(pid) if pid.isdecimal() else None
+    who = _on(workload if number is None else program(workload, number, ""), _index(labels))
+    summary = annotations.get("summary") or f"{alert.rule}: {who}".removesuffix(": ")
+    if kind == "alert-resolved":
+        summary = f"resolved: {summary}"
+    details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
+    return Event(DRAFT, at, kind, labels.get("uuid"), number, workload, summary, details)
+
+
+def _index(labels: Mapping[str, str]) -> str:
+    return f"GPU {labels['gpu']}" if labels.get("gpu") else labels.get("uuid", "")
+
+
+def _on(who: str, device: str) -> str:
+    return " on ".join(part for part in (who, device) if part)
+
+
+def _verdict(verdict: Verdict) -> object:
+    return verdict.device_uuid, verdict.pid, verdict.kind
+
+
+def _process(report: AgentReport) -> Process:
+    return report.pid, report.start_ticks
+
+
+def _name(report: AgentReport) -> str:
+    return f"{report.workload or 'a program'} (pid {report.pid})"
+
+
+def _gpu(frame: Frame, uuid: str) -> str:
+    index = next((device.index for device in frame.snapshot.devices if device.uuid == uuid), None)
+    return uuid if index is None else f"GPU {index}"
+
+
+def after(events: Iterable[Event], last_id: int) -> tuple[Event, ...]:
+    """Those that somebody who has seen ``last_id`` has not seen."""
+    return tuple(event for event in events if event.id > last_id)

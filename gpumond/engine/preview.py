@@ -1,0 +1,106 @@
+"""Would this rule have fired? The last hour's snapshots, gone through again. Pure."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from pydantic import TypeAdapter
+
+from gpumond.engine import EngineState, judging
+from gpumond.model.cooperative import STRETCH, Steps, synchronous
+from gpumond.model.frame import Alert, Frame, Verdict
+from gpumond.model.snapshot import AgentReport, Snapshot
+from gpumond.rules import Rule
+
+KEPT_SECONDS = 3600.0
+RESOLUTION_SECONDS = 30.0
+KEPT_BYTES = 16 << 20
+"""Of all moments, as they are kept: 120 of some 1000 processes each take a third of it."""
+
+SNAPSHOT, VERDICTS = TypeAdapter(Snapshot), TypeAdapter(tuple[Verdict, ...])
+REPORTS = TypeAdapter(tuple[AgentReport, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What ``fired`` between the two times, oldest first; what fires still has no ``resolved_at``.
+
+    One snapshot per ``resolution_seconds`` was looked at: what was shorter is not seen. Of the time before ``from_at``
+    (the daemon's start, if that is less than an hour ago, or the oldest snapshot that is kept) nothing can be told.
+    """
+
+    from_at: float | None
+    to_at: float | None
+    resolution_seconds: float
+    snapshots: int
+    fired: tuple[Alert, ...]
+
+
+def packing(snapshot: Snapshot, verdicts: tuple[Verdict, ...]) -> Steps[bytes]:
+    """A moment as compressed JSON lines: as objects an hour of 1000 processes takes 200 MiB, so 5."""
+    packer = zlib.compressobj(1)
+    parts = [SNAPSHOT.dump_json(replace(snapshot, reports=())), VERDICTS.dump_json(verdicts)]
+    packed = [packer.compress(b"\n".join(parts))]
+    for start in range(0, len(snapshot.reports), STRETCH):
+        yield
+        packed.append(packer.compress(b"\n" + REPORTS.dump_json(snapshot.reports[start : start + STRETCH])))
+    return b"".join((*packed, packer.flush()))
+
+
+pack = synchronous(packing)
+
+
+def unpacking(packed: bytes) -> Steps[tuple[Snapshot, tuple[Verdict, ...]]]:
+    snapshot, verdicts, *lines = zlib.decompress(packed).split(b"\n")
+    reports: list[AgentReport] = []
+    for line in lines:
+        yield
+        reports += REPORTS.validate_json(line)
+    return replace(SNAPSHOT.validate_json(snapshot), reports=tuple(reports)), VERDICTS.validate_json(verdicts)
+
+
+class PreviewWindow:
+    """The moments that are kept, packed: those of the last hour, fewer if they are large."""
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self._moments: deque[bytes] = deque(maxlen=int(KEPT_SECONDS / RESOLUTION_SECONDS))
+        self._kept_bytes, self._seen_at = kept_bytes, -RESOLUTION_SECONDS
+
+    def seeing(self, frame: Frame) -> Steps[None]:
+        now = frame.snapshot.elapsed_seconds
+        if now - self._seen_at < RESOLUTION_SECONDS:
+            return
+        self._seen_at = now
+        self._moments.append((yield from packing(frame.snapshot, frame.verdicts)))
+        while len(self._moments) > 1 and sum(map(len, self._moments)) > self._kept_bytes:
+            self._moments.popleft()
+
+    see = synchronous(seeing)
+
+    def moments(self) -> tuple[bytes, ...]:
+        return tuple(self._moments)
+
+
+def previewing(rule: Rule, moments: Iterable[bytes]) -> Steps[Preview]:
+    """``moments`` are packed and come oldest first."""
+    memory, times = EngineState(), list[float]()
+    firing: dict[tuple[tuple[str, str], ...], Alert] = {}
+    over: list[Alert] = []
+    for moment in moments:
+        snapshot, verdicts = yield from unpacking(moment)
+        tick = yield from judging(memory, (rule,), snapshot, verdicts)
+        memory = tick.memory
+        for alert in tick.resolved:
+            firing.pop(alert.labels, None)
+            over.append(alert)
+        firing.update((alert.labels, alert) for alert in tick.raised)
+        times.append(snapshot.taken_at)
+    fired = sorted([*over, *firing.values()], key=lambda alert: alert.active_at)
+    first, last = (times[0], times[-1]) if times else (None, None)
+    return Preview(first, last, RESOLUTION_SECONDS, len(times), tuple(fired))
+
+
+preview = synchronous(previewing)

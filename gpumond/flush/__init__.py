@@ -1,0 +1,268 @@
+"""A flush that proves itself: plan, run, verify, receipt.
+
+The driver's count for the process is read, its agent flushes one allocator and says what its pools
+held before and after, and the driver is read again until its count has settled. ``turns`` keeps flushes apart that
+must not happen at the same time. A plan changes nothing: it takes no lock, and no lock holds it up.
+
+This module does *not* cover: what an allocator can return (the agent's adapters), nor who may ask (``api``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gpumond.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
+from gpumond.flush.locks import NEIGHBOUR_SECONDS, Locks, identity_of
+from gpumond.flush.plans import Plans, Promises, pool_of
+from gpumond.flush.receipts import DriverCounts, blank, had_effect, moved, of_reported, verify, with_thrash
+from gpumond.host.peer_credentials import Identity
+from gpumond.model.pools import DEFAULT_STEPS, Outcome, Receipt, ordered_steps as ordered_steps
+from gpumond.model.snapshot import AgentReport, Reading
+from gpumond.model.units import human
+from gpumond.protocol.messages import FlushCommand, FlushResult, PoolChange
+
+SETTLE_SECONDS = 5.0
+STABLE_SECONDS = 1.0
+COOLDOWN_SECONDS = 30.0
+PERSON_COOLDOWN_SECONDS = 5.0
+"""The longest that a person waits between two flushes of a process; a rule waits the whole cooldown."""
+RECEIPTS_KEPT = 1000
+
+
+class AgentConnections(Protocol):
+    def reports(self) -> Sequence[AgentReport]: ...
+    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None: ...
+    def flushing(self, identity: Identity) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom a flush concerns: exactly one of the first four; with ``uid`` only programs of that user."""
+
+    pid: int | None = None
+    device: str | None = None
+    workload: str | None = None
+    all: bool = False
+    uid: int | None = None
+
+    def matches(self, report: AgentReport) -> bool:
+        if self.uid is not None and report.uid != self.uid:
+            return False
+        if self.pid is not None:
+            return report.pid == self.pid
+        if self.device is not None:
+            return any(pool.device_uuid == self.device for pool in report.pools)
+        if self.workload is not None:
+            return report.workload == self.workload
+        return self.all
+
+    def __str__(self) -> str:
+        names = (("pid", self.pid), ("device", self.device), ("workload", self.workload))
+        whose = "" if self.uid is None else f" of uid {self.uid}"
+        return next((f"{name} {value}" for name, value in names if value is not None), "all") + whose
+
+
+@dataclass(frozen=True, slots=True)
+class FlushRequest:
+    """``timeout_seconds`` is for each program. ``force`` overrides the cooldown. ``by_rule``: a rule's action asks.
+    ``plan``: the id of the plan that this flush carries out."""
+
+    target: Target
+    steps: tuple[str, ...] = DEFAULT_STEPS
+    min_reclaimable_bytes: int = 0
+    dry_run: bool = False
+    timeout_seconds: float = 30.0
+    force: bool = False
+    by_rule: bool = False
+    plan: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FlushOutcome:
+    id: str
+    receipts: tuple[Receipt, ...]
+    released_bytes: int
+
+
+class Flusher:
+    """Carries out flushes, one at a time for a process, and keeps their receipts."""
+
+    def __init__(
+        self,
+        agents: AgentConnections,
+        read_driver: Callable[[], Awaitable[Reading | None]],
+        *,
+        done: Callable[[Receipt], None] = lambda receipt: None,
+        cooldown_seconds: float = COOLDOWN_SECONDS,
+        settle_seconds: float = SETTLE_SECONDS,
+        neighbour_seconds: float = NEIGHBOUR_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.receipts: deque[Receipt] = deque(maxlen=RECEIPTS_KEPT)
+        self._agents, self._read_driver, self._done, self._clock = agents, read_driver, done, clock
+        self.cooldown_seconds, self._settle = cooldown_seconds, settle_seconds
+        self._under_way: dict[Identity, FlushRequest] = {}
+        self._flushed_at: dict[Identity, float] = {}
+        self._locks = Locks(neighbour_seconds)
+        self._plans = Plans()
+
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+        """Answers when all of it is over. Raises NoSuchTarget, AlreadyUnderWay or CoolingDown if nothing can start.
+
+        Of several targets those that cannot start now are refused, each with its receipt.
+        """
+        targets = [report for report in self._agents.reports() if request.target.matches(report)]
+        if not targets:
+            raise NoSuchTarget(f"no connected agent matches {request.target}; `gpumond status` lists the agents")
+        refusals = {} if request.dry_run else self._refusals(targets, request)
+        free = [report for report in targets if identity_of(report) not in refusals]
+        if not request.dry_run:
+            self._under_way |= {identity_of(report): request for report in free}
+        promises = self._plans.promises(requested_by, request.plan)
+        try:
+            flushed = await asyncio.gather(*(self._process(report, request, requested_by, promises) for report in free))
+        finally:
+            for report in free:
+                self._over(report, request)
+        refused = [
+            blank(report, "refused", refusals[identity_of(report)], requested_by, time.time())
+            for report in targets
+            if identity_of(report) in refusals
+        ]
+        receipts = (*(receipt for process in flushed for receipt in process), *refused)
+        for receipt in receipts:
+            self.receipts.append(receipt)
+            self._done(receipt)
+        answer = FlushOutcome(uuid.uuid4().hex, receipts, sum(receipt.released_bytes for receipt in receipts))
+        if request.dry_run:
+            self._plans.keep(requested_by, answer.id, receipts)
+        return answer
+
+    def _refusals(self, targets: Sequence[AgentReport], request: FlushRequest) -> dict[Identity, str]:
+        """The targets that cannot be flushed now, each with the reason; raises if none of them can."""
+        now, rest = self._clock(), self.cooldown_seconds
+        self._flushed_at = {who: at for who, at in self._flushed_at.items() if now - at < rest}
+        rest = rest if request.by_rule else min(rest, PERSON_COOLDOWN_SECONDS)
+        refusals: dict[Identity, str] = {}
+        resting: dict[float, str] = {}
+        for report in targets:
+            who = identity_of(report)
+            ago = now - self._flushed_at.get(who, float("-inf"))
+            if who in self._under_way:
+                refusals[who] = "another flush of it is under way; wait for its receipt"
+            elif ago < rest and not request.force:
+                refusals[who] = resting[rest - ago] = _resting(ago, rest - ago)
+        if len(refusals) == len(targets):
+            if resting:
+                wait = max(resting)
+                raise CoolingDown(f"{request.target}: {resting[wait]}", max(1.0, wait))
+            if request.target.pid is not None:
+                raise AlreadyUnderWay(f"a flush of {request.target} is under way; wait for its receipt")
+        return refusals
+
+    def _over(self, report: AgentReport, request: FlushRequest) -> None:
+        if self._under_way.get(identity_of(report)) is request:
+            del self._under_way[identity_of(report)]
+
+    async def _process(
+        self, report: AgentReport, request: FlushRequest, requested_by: str, promises: Promises
+    ) -> list[Receipt]:
+        receipts: list[Receipt] = []
+        for allocator in dict.fromkeys(pool.allocator for pool in report.pools):
+            if receipts and receipts[-1].outcome == "timeout":
+                break
+            receipts += await self._allocator(report, allocator, request, requested_by)
+        self._over(report, request)
+        receipts = receipts or [blank(report, "nothing", "its agent sees no pool", requested_by, time.time())]
+        return [replace(receipt, planned=promises.get(pool_of(receipt))) for receipt in receipts]
+
+    async def _allocator(
+        self, report: AgentReport, allocator: str, request: FlushRequest, requested_by: str
+    ) -> list[Receipt]:
+        identity = identity_of(report)
+        started_at, began = time.time(), self._clock()
+
+        def receipt(outcome: Outcome, reason: str) -> Receipt:
+            bare = blank(report, outcome, reason, requested_by, started_at)
+            return replace(bare, allocator=allocator, duration_seconds=self._clock() - began)
+
+        reported = sum(pool.reclaimable.likely for pool in report.pools if pool.allocator == allocator)
+        if reported < request.min_reclaimable_bytes:
+            reason = f"{human(reported)} is reclaimable, less than the {human(request.min_reclaimable_bytes)} asked for"
+            return [receipt("nothing", reason)]
+        order = FlushCommand(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
+        async with nullcontext() if request.dry_run else self._locks.held(report):
+            started_at, began = time.time(), self._clock()
+            silent = None if request.dry_run else self._locks.unanswering(report, self._agents.flushing)
+            if silent is not None:
+                return [receipt("refused", f"pid {silent.pid} of the same workload or job may be in a flush still")]
+            told_before = self._told(identity)
+            before = await self._driver_counts(identity)
+            result = await self._agents.flush(identity, order)
+            if result is None and not request.dry_run:
+                self._locks.unanswered(report)
+        if result is None:
+            return [receipt("timeout", f"the agent did not answer within {request.timeout_seconds:g} s, or left")]
+        reported_pools = (*report.pools, *(told_before.pools if told_before else ()))
+        result = of_reported(result, allocator, reported_pools, request.steps)
+        if had_effect(result):
+            self._flushed_at[identity] = self._clock()
+        after = before if request.dry_run else await self._settled(identity, before, result.pools)
+        if not result.pools:
+            return [replace(receipt(result.outcome, result.reason), steps=result.steps)]
+        bare = receipt(result.outcome, result.reason)
+        told_after = self._told(identity)
+        told = [pool for seen in (told_before, told_after) for pool in (seen.pools if seen else ())]
+        receipts = [verify(bare, result, change, moved(change, told), before, after) for change in result.pools]
+        return [with_thrash(one, told_before, told_after) for one in receipts]
+
+    async def _settled(self, identity: Identity, before: DriverCounts, changes: Iterable[PoolChange]) -> DriverCounts:
+        """The driver's counts once they show what was released, or have not moved for a second, or time is up."""
+        released: dict[str, int] = {}
+        for change in changes:
+            device = change.before.device_uuid
+            released[device] = released.get(device, 0) + change.before.held_bytes - change.after.held_bytes
+        began = moved = self._clock()
+        counts, pause = await self._driver_counts(identity), 0.02
+        while any(
+            before.used[device] - counts.used[device] < amount
+            for device, amount in released.items()
+            if device in before.used and device in counts.used
+        ):
+            now = self._clock()
+            if now - began > self._settle or now - moved > STABLE_SECONDS:
+                break
+            await asyncio.sleep(pause)
+            pause = min(0.2, pause * 1.5)
+            latest = await self._driver_counts(identity)
+            moved = self._clock() if latest != counts else moved
+            counts = latest
+        return counts
+
+    def _told(self, identity: Identity) -> AgentReport | None:
+        return next((report for report in self._agents.reports() if identity_of(report) == identity), None)
+
+    async def _driver_counts(self, identity: Identity) -> DriverCounts:
+        reading = await self._read_driver()
+        devices = reading.devices if reading else ()
+        used = {
+            device.uuid: process.used_bytes
+            for device in devices
+            for process in device.processes or ()
+            if (process.pid, process.start_ticks) == (identity.pid, identity.start_ticks)
+            and process.used_bytes is not None
+        }
+        return DriverCounts(used, {device.uuid: device.size_bytes for device in devices if device.size_bytes})
+
+
+def _resting(ago: float, wait: float) -> str:
+    again = f"allowed again in {math.ceil(wait)} s"
+    return f'it was flushed {ago:.0f} s ago; {again}, or now with --force (in a request: "force": true)'

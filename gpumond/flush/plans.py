@@ -1,0 +1,37 @@
+"""The promises of recent plans, for the receipts of the flushes that carry them out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpumond.model.pools import Expected, Receipt
+
+PLANS_OF_ONE = 8
+REQUESTERS = 64
+
+Pool = tuple[int, str | None, str | None]
+"""Pid, allocator and device."""
+
+Promises = Mapping[Pool, Expected]
+
+
+def pool_of(receipt: Receipt) -> Pool:
+    return receipt.pid, receipt.allocator, receipt.device_uuid
+
+
+class Plans:
+    """The newest plans of each requester, so that nobody's plans displace another's."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[str, Promises]] = {}
+
+    def keep(self, requested_by: str, plan: str, receipts: Iterable[Receipt]) -> None:
+        own = self._of.pop(requested_by, {})
+        own[plan] = {pool_of(receipt): receipt.expected for receipt in receipts if receipt.expected}
+        self._of[requested_by] = dict([*own.items()][-PLANS_OF_ONE:])
+        if len(self._of) > REQUESTERS:
+            del self._of[next(iter(self._of))]
+
+    def promises(self, requested_by: str, plan: str | None) -> Promises:
+        """Empty if the plan is not known, or not known any more."""
+        return self._of.get(requested_by, {}).get(plan or "", {})

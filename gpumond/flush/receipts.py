@@ -1,0 +1,147 @@
+"""Receipts of flushes: the bytes that an agent says came back, and the bytes that the driver counts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from gpumond.model.pools import Held, Outcome, PoolUsage, Receipt
+from gpumond.model.snapshot import AgentReport
+from gpumond.model.units import human
+from gpumond.protocol.messages import FlushResult, PoolChange
+
+
+class DriverCounts(NamedTuple):
+    """By device, in bytes: what the driver counts for one process, and the device's size. Unknown is absent."""
+
+    used: Mapping[str, int]
+    sizes: Mapping[str, int]
+
+
+def blank(report: AgentReport, outcome: Outcome, reason: str, requested_by: str, started_at: float) -> Receipt:
+    """Of a flush that no pool has answered."""
+    return Receipt(
+        pid=report.pid,
+        workload=report.workload,
+        device_uuid=None,
+        allocator=None,
+        outcome=outcome,
+        reason=reason,
+        expected=None,
+        released_bytes=0,
+        driver_released_bytes=None,
+        before=None,
+        after=None,
+        steps=(),
+        raced=False,
+        requested_by=requested_by,
+        started_at=started_at,
+        duration_seconds=0.0,
+    )
+
+
+def of_reported(
+    result: FlushResult, allocator: str, reported: Iterable[PoolUsage], steps: Sequence[str]
+) -> FlushResult:
+    """The agent's answer about the pools that it had reported and the steps that it was asked for, each once."""
+    known = {pool.device_uuid for pool in reported if pool.allocator == allocator}
+    pools: dict[str, PoolChange] = {}
+    for change in result.pools:
+        device = change.before.device_uuid
+        if device in known and device == change.after.device_uuid and change.before.allocator == allocator:
+            pools.setdefault(device, change)
+    done = {step.step: step for step in reversed(result.steps) if step.step in steps}
+    return replace(result, pools=tuple(pools.values()), steps=tuple(done[step] for step in steps if step in done))
+
+
+def had_effect(result: FlushResult) -> bool:
+    """Whether a flush changed anything, so that the program rests before the next."""
+    return result.outcome in ("freed", "partial", "failed") or any(
+        change.after.held_bytes < change.before.held_bytes or change.after.live_bytes < change.before.live_bytes
+        for change in result.pools
+    )
+
+
+def moved(change: PoolChange, told: Iterable[PoolUsage]) -> bool:
+    """Whether the program took or gave device memory just before or after what its agent saw of the flush.
+
+    The driver is read a moment earlier and a moment later than that. ``told`` are the agent's reports from
+    around both: if they differ from what it saw, the program did something in between.
+    """
+    seen = {_takings(change.before), _takings(change.after)}
+    pool = (change.before.allocator, change.before.device_uuid)
+    return any(_takings(own) not in seen for own in told if (own.allocator, own.device_uuid) == pool)
+
+
+def verify(
+    receipt: Receipt,
+    result: FlushResult,
+    change: PoolChange,
+    has_moved: bool,
+    before: DriverCounts,
+    after: DriverCounts,
+) -> Receipt:
+    """The receipt of one pool: the bytes that its allocator released, and those that the driver saw come back.
+
+    The driver decides: memory that an allocator says it freed, and that the driver still counts to the process, was
+    freed in part, unless the program allocated meanwhile. A release that cannot be counts as 0, and the reason says so.
+    """
+    device = change.before.device_uuid
+    stated = change.before.held_bytes - change.after.held_bytes
+    driver_before, driver_after = before.used.get(device), after.used.get(device)
+    seen = None if driver_before is None or driver_after is None else driver_before - driver_after
+    raced = change.raced or (has_moved and seen not in (None, stated))
+    outcome, reason = result.outcome, result.reason
+    released, doubt = _possible(stated, driver_before, before.sizes.get(device))
+    if doubt:
+        outcome = "nothing" if outcome in ("freed", "partial") else outcome
+        reason = "; ".join(filter(None, (reason, doubt)))
+    elif outcome == "freed" and seen is not None and seen < released and not raced:
+        outcome, reason = "partial", f"the driver saw {human(seen)} of {human(released)} come back"
+    planned = outcome == "planned"
+    return replace(
+        receipt,
+        device_uuid=device,
+        outcome=outcome,
+        reason=reason,
+        expected=change.expected,
+        released_bytes=released,
+        driver_released_bytes=None if planned else seen,
+        before=_held(change.before, driver_before),
+        after=None if planned else _held(change.after, driver_after),
+        steps=result.steps,
+        raced=raced,
+    )
+
+
+def _possible(stated: int, driver_used: int | None, size: int | None) -> tuple[int, str]:
+    """The bytes that count as released, and the reason why that is not what the agent states."""
+    if stated < 0:
+        return 0, f"the pool holds {human(-stated)} more than before"
+    if driver_used is not None and stated > driver_used:
+        return 0, f"the agent states {human(stated)} released, the driver had counted {human(driver_used)}: not counted"
+    if size is not None and stated > size:
+        return 0, f"the agent states {human(stated)} released, the device has {human(size)}: not counted"
+    return stated, ""
+
+
+def with_thrash(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:
+    """The receipt, with a word on it if the program has been seen to take its memory back."""
+    if before is None or after is None or _thrashes(receipt, after) <= _thrashes(receipt, before):
+        return receipt
+    reasons = (receipt.reason, "thrash: the program took half of it or more again at once")
+    return replace(receipt, reason="; ".join(filter(None, reasons)))
+
+
+def _thrashes(receipt: Receipt, told: AgentReport) -> int:
+    own = (receipt.allocator, receipt.device_uuid)
+    return sum(pool.thrashes for pool in told.pools if (pool.allocator, pool.device_uuid) == own)
+
+
+def _takings(pool: PoolUsage) -> tuple[int | None, ...]:
+    return pool.held_bytes, pool.device_allocations, pool.device_frees
+
+
+def _held(pool: PoolUsage, driver_used: int | None) -> Held:
+    return Held(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, driver_used)

@@ -1,0 +1,1 @@
+"""The operating system: peer credentials, runtime directories, systemd, file descriptors and logs."""

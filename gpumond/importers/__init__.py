@@ -1,0 +1,85 @@
+"""Recorded logs to snapshots, as a daemon would have taken them: the same file, the same snapshots.
+
+To add a format: a function here that turns ``Lines`` into snapshots, and an entry in ``READERS``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+
+from gpumond.errors import ConfigError
+from gpumond.importers import csv_log, nvidia_smi, prometheus, recording
+from gpumond.importers.builder import SnapshotBuilder
+from gpumond.importers.reader import Lines
+from gpumond.importers.rows import Remarks
+from gpumond.importers.timestamps import moment
+from gpumond.model.snapshot import Snapshot
+
+Reader = Callable[[Lines, Remarks, int | None, float | None], Iterator[Snapshot]]
+
+
+def _nvidia_smi(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
+    return SnapshotBuilder(remarks, size, complete=True).snapshots(nvidia_smi.rows(lines, remarks, interval))
+
+
+def _csv(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
+    return SnapshotBuilder(remarks, size).snapshots(csv_log.rows(lines, remarks))
+
+
+def _prometheus(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
+    return SnapshotBuilder(remarks, size, complete=True).snapshots(prometheus.rows(lines, remarks))
+
+
+def _gpumond(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
+    return recording.snapshots(lines, remarks, size)
+
+
+READERS: Mapping[str, Reader] = {
+    "nvidia-smi": _nvidia_smi,
+    "csv": _csv,
+    "prometheus": _prometheus,
+    "gpumond": _gpumond,
+}
+
+
+def snapshots(
+    lines: Lines, format_name: str, remarks: Remarks, size: int | None = None, interval: float | None = None
+) -> Iterator[Snapshot]:
+    """``size`` is the capacity in bytes of devices that the log has none of. Raises ConfigError."""
+    name = detect(lines) if format_name == "auto" else format_name
+    yield from READERS[name](lines, remarks, size, interval)
+    if lines.cut_short:
+        remarks.note("cut", "the compressed file is cut short; what is there was read")
+    remarks.check()
+
+
+def detect(lines: Lines) -> str:
+    """The format of a log, by its first line. Raises ConfigError."""
+    first = lines.first().strip()
+    if not first:
+        raise ConfigError(f"{lines.name}: the log is empty")
+    if first[0] in "{[":
+        return "gpumond" if _is_snapshot(first) else "prometheus"
+    columns, named = nvidia_smi.header(first), csv_log.names(first)
+    if named and named.keys() & {"used_bytes", "live_bytes"}:
+        return "csv"
+    if columns and (", " in first or "." in first or columns.keys() & {"used", "free"}):
+        return "nvidia-smi"
+    return "csv" if named or (", " not in first and _starts_with_a_time(first)) else "nvidia-smi"
+
+
+def _starts_with_a_time(line: str) -> bool:
+    try:
+        moment(line.split(csv_log.delimiter(line))[0].strip())
+    except ValueError:
+        return False
+    return True
+
+
+def _is_snapshot(line: str) -> bool:
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(body, dict) and {"seq", "elapsed_seconds"} <= body.keys()

@@ -1,0 +1,233 @@
+"""Rows of a log to snapshots, as a daemon would have taken them.
+
+A snapshot is complete when a series would come a second time, or when half an interval has gone by.
+What a log does not say is unknown. A process that ceases to be listed has ended, and if its pid comes
+back, that is another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from gpumond.importers.rows import Remarks, Row
+from gpumond.importers.timeline import Timeline
+from gpumond.model.pools import PoolUsage, Reclaimable
+from gpumond.model.sensors import Sensors
+from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
+
+SOURCE = SourceState("log", up=True, responsive=True)
+NAMELESS = 2**31 - 1
+"""The pid of a program whose allocator a log shows without saying which it is; no system has one so large."""
+KEPT_INTERVALS = 2.5
+"""So long a series is taken to be there after its last row, in its own intervals."""
+IN_STEP = 3
+"""After so many snapshots in step with its device, a process that is not in the next has ended."""
+GAP_INTERVALS = 5.0
+MAX_MISSED = 2
+
+Key = tuple[str, int | None]
+
+
+@dataclass(slots=True)
+class _Series:
+    row: Row
+    seen: float
+    every: float | None = None
+    life: int = 0
+    in_step: int = 0
+    """How many snapshots in a row it was in, at their very time."""
+
+    def follow(self, row: Row, seen: float) -> None:
+        passed = seen - self.seen
+        self.every = passed if self.every is None else self.every + 0.2 * (min(passed, 3 * self.every) - self.every)
+        self.row, self.seen = row, seen
+
+    def fresh(self, now: float, usual: float | None) -> bool:
+        return now - self.seen <= KEPT_INTERVALS * (self.every or usual or 1.0)
+
+
+@dataclass(slots=True)
+class _Device:
+    index: int
+    name: str = ""
+    size_bytes: int | None = None
+    missed: int = 0
+    reading: DeviceReading | None = None
+    pids: frozenset[int] | None = None
+
+
+class SnapshotBuilder:
+    """``complete``: a device's processes are all listed each time; else one may come less often than others."""
+
+    def __init__(self, remarks: Remarks, size_bytes: int | None = None, complete: bool = False) -> None:
+        self._remarks, self._size, self._complete = remarks, size_bytes, complete
+        self._devices: dict[str, _Device] = {}
+        self._series: dict[Key, _Series] = {}
+        self._ended: dict[Key, _Series] = {}
+        self._seq = 0
+        self._started = 0.0
+        self._every: float | None = None
+        self._unseen = 0.0
+
+    def snapshots(self, rows: Iterable[Row]) -> Iterator[Snapshot]:
+        together: dict[Key, Row] = {}
+        started = spread = 0.0
+        for elapsed, row in Timeline(self._remarks).in_order(rows):
+            key = (row.device, row.pid)
+            before = together.get(key)
+            if before is not None and before.at == row.at:
+                self._remarks.duplicates += 1
+                continue
+            if together and (before is not None or elapsed - started > spread):
+                yield self._snapshot(started, together)
+                together = {}
+            if not together:
+                started, spread = elapsed, 0.5 * self._interval(key)
+            together[key] = row
+        if together:
+            yield self._snapshot(started, together)
+
+    def _snapshot(self, elapsed: float, together: dict[Key, Row]) -> Snapshot:
+        now = self._clock(elapsed)
+        at = next(iter(together.values())).at
+        for key, row in together.items():
+            series = self._series.get(key)
+            if series is not None:
+                series.follow(row, now)
+            elif key in self._ended:
+                series = self._series[key] = self._ended.pop(key)
+                series.follow(row, now)
+                series.life += 1
+            else:
+                self._series[key] = _Series(row, now)
+            series = self._series[key]
+            series.in_step = series.in_step + 1 if row.at == at else 0
+            self._describe(row)
+        listed = {device for device, _ in together}
+        readings: list[DeviceReading] = []
+        reports: list[AgentReport] = []
+        for uuid, device in list(self._devices.items()):
+            if uuid in listed:
+                device.missed = 0
+                self._forget(uuid, device, together, now)
+                device.reading = self._reading(uuid, device, reports)
+            else:
+                device.missed += 1
+                if not self._still_there(uuid, device, now):
+                    self._end(uuid, device)
+                    continue
+                if device.reading is not None:
+                    device.reading = replace(device.reading, missed=min(device.missed, MAX_MISSED))
+                    self._reports(uuid, device, reports)
+            if device.reading is not None:
+                readings.append(device.reading)
+        self._seq += 1
+        return Snapshot(self._seq, at, elapsed, SOURCE, tuple(readings), tuple(reports))
+
+    def _interval(self, key: Key) -> float:
+        series = self._series.get(key)
+        return (series.every if series else None) or 1.0
+
+    def _clock(self, elapsed: float) -> float:
+        """Seconds in which the log was written: nobody is gone because nobody looked."""
+        passed = elapsed - self._started
+        if self._seq == 1:
+            self._every = passed
+        elif self._every is not None:
+            if passed > GAP_INTERVALS * self._every:
+                self._unseen += passed - self._every
+            self._every += 0.2 * (min(passed, 3 * self._every) - self._every)
+        self._started = elapsed
+        return elapsed - self._unseen
+
+    def _describe(self, row: Row) -> None:
+        device = self._devices.get(row.device)
+        if device is None:
+            index = len(self._devices) if row.gpu is None else row.gpu
+            device = self._devices[row.device] = _Device(index, size_bytes=self._size)
+        if row.size_bytes is not None:
+            device.size_bytes = row.size_bytes
+        if row.pid is None:
+            device.name = row.name or device.name
+        elif device.pids is None or row.pid not in device.pids:
+            device.pids = (device.pids or frozenset()) | {row.pid}
+
+    def _forget(self, uuid: str, device: _Device, together: dict[Key, Row], now: float) -> None:
+        """The processes that are there no more."""
+        for pid in device.pids or ():
+            series = self._series[uuid, pid]
+            if (uuid, pid) not in together:
+                listed = self._complete or series.in_step >= IN_STEP
+                if listed or not series.fresh(now, self._every):
+                    self._bury(uuid, pid, device)
+                series.in_step = 0
+
+    def _bury(self, uuid: str, pid: int, device: _Device) -> None:
+        self._ended[uuid, pid] = self._series.pop((uuid, pid))
+        device.pids = (device.pids or frozenset()) - {pid}
+
+    def _still_there(self, uuid: str, device: _Device, now: float) -> bool:
+        keys: list[Key] = [(uuid, None), *((uuid, pid) for pid in device.pids or ())]
+        return any(key in self._series and self._series[key].fresh(now, self._every) for key in keys)
+
+    def _end(self, uuid: str, device: _Device) -> None:
+        for pid in device.pids or ():
+            self._bury(uuid, pid, device)
+        if (uuid, None) in self._series:
+            self._ended[uuid, None] = self._series.pop((uuid, None))
+        device.reading = None
+
+    def _reading(self, uuid: str, device: _Device, reports: list[AgentReport]) -> DeviceReading:
+        whole = self._series.get((uuid, None))
+        if whole is not None and not whole.fresh(self._started - self._unseen, self._every):
+            whole = None
+        own = [(pid, self._series[uuid, pid]) for pid in sorted(device.pids or ())]
+        loads = [series.row.utilization_ratio for _, series in own]
+        utilization = whole.row.utilization_ratio if whole else None
+        if utilization is None:
+            utilization = max((load for load in loads if load is not None), default=None)
+        self._reports(uuid, device, reports)
+        return DeviceReading(
+            uuid,
+            device.index,
+            device.name,
+            size_bytes=device.size_bytes,
+            used_bytes=self._used(whole, own),
+            processes=None if device.pids is None else tuple(_process(pid, series) for pid, series in own),
+            sensors=_sensors(utilization),
+        )
+
+    def _used(self, whole: _Series | None, own: list[tuple[int, _Series]]) -> int | None:
+        if whole is not None and whole.row.used_bytes is not None:
+            return whole.row.used_bytes
+        known = [used for _, series in own if (used := series.row.used_bytes or series.row.held_bytes) is not None]
+        if known:
+            self._remarks.note("sum", "what a device uses is not in the log: taken as the sum of its processes")
+        return sum(known) if known else None
+
+    def _reports(self, uuid: str, device: _Device, reports: list[AgentReport]) -> None:
+        for pid in (None, *sorted(device.pids or ())):
+            series = self._series.get((uuid, pid))
+            if series is not None and series.row.live_bytes is not None:
+                reports.append(_report(uuid, NAMELESS if pid is None else pid, series))
+
+
+def _process(pid: int, series: _Series) -> ProcessUsage:
+    """A log has no start_ticks: its lives are counted."""
+    return ProcessUsage(pid, series.life, series.row.used_bytes, ("compute",), series.row.name or None)
+
+
+def _report(uuid: str, pid: int, series: _Series) -> AgentReport:
+    """What is held and not live may be cached or stranded, and a log does not say which: none of it is known to be
+    reclaimable, and whether that is fragmentation is judged at the peaks."""
+    live = series.row.live_bytes or 0
+    held = max(live, series.row.held_bytes or live)
+    pool = PoolUsage("unknown", uuid, live, held, Reclaimable(0, 0, held - live, "interval"), held - live)
+    return AgentReport(pid, series.life, 0, series.row.name, 0.0, (), "never", (pool,))
+
+
+@lru_cache(maxsize=1024)
+def _sensors(utilization: float | None) -> Sensors:
+    return Sensors(gpu_utilization_ratio=utilization)

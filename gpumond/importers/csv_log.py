@@ -1,0 +1,136 @@
+"""Plain CSV: ``time,uuid,pid,used_bytes[,live_bytes,held_bytes,size_bytes,utilization]``.
+
+Columns in any order, named in the first line; without names, in the order above. ``time`` is in seconds or
+ISO 8601 (UTC unless it says otherwise). An empty pid is the device as a whole. ``utilization`` is a ratio from 0 to 1
+or a percentage: percent if a cell says %, or if one of the log's first 1000 is above 1.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+
+from gpumond.errors import ConfigError
+from gpumond.importers.reader import Lines
+from gpumond.importers.rows import MOST_DIGITS, Remarks, Row, label, pid_of
+from gpumond.importers.timestamps import moment
+
+COLUMNS = ("time", "uuid", "pid", "used_bytes", "live_bytes", "held_bytes", "size_bytes", "utilization")
+ALSO = {
+    "timestamp": "time",
+    "gpu_uuid": "uuid",
+    "device_uuid": "uuid",
+    "device": "uuid",
+    "gpu": "uuid",
+    "utilization_ratio": "utilization",
+    "gpu_utilization_ratio": "utilization",
+}
+MEND = f"expected {','.join(COLUMNS[:4])}[,{','.join(COLUMNS[4:])}]"
+UNKNOWN = ("", "na", "n/a", "nan", "null", "none", "-")
+PEEKED = 1000
+
+Cells = tuple[int, list[str]]
+
+
+def names(line: str) -> dict[str, int] | None:
+    """Where each column is; None if this line does not name columns."""
+    own = [cell.strip().strip('"').lower() for cell in line.split(delimiter(line))]
+    found = {ALSO.get(name, name): at for at, name in reversed(list(enumerate(own)))}
+    return found if found.keys() & {"time", "used_bytes", "live_bytes"} else None
+
+
+def delimiter(line: str) -> str:
+    return max(",;\t", key=line.count)
+
+
+def rows(lines: Lines, remarks: Remarks) -> Iterator[Row]:
+    """Raises ConfigError."""
+    first = lines.first()
+    named = names(first)
+    columns = named or _ordered(lines.name, first)
+    if "time" not in columns or not columns.keys() & {"used_bytes", "live_bytes"}:
+        missing = "time" if "time" not in columns else "used_bytes"
+        raise ConfigError(f"{lines.name}, line 1: no column {missing}; {MEND}")
+    read = _cells(lines, delimiter(first), columns if named else None)
+    peeked = list(islice(read, PEEKED))
+    load = columns.get("utilization")
+    percent = load is not None and any(len(cells) > load and _is_percent(cells[load]) for _, cells in peeked)
+    for number, cells in chain(peeked, read):
+        try:
+            row = _row(number, cells, columns, percent)
+        except (ValueError, IndexError) as error:
+            remarks.skip(number, "too few cells" if isinstance(error, IndexError) else str(error))
+            continue
+        remarks.rows += 1
+        yield row
+
+
+def _ordered(name: str, first: str) -> dict[str, int]:
+    cells = first.split(delimiter(first))
+    try:
+        moment(cells[0].strip())
+    except ValueError:
+        raise ConfigError(f"{name}, line 1: no column time, and no time in the first cell; {MEND}") from None
+    if not 4 <= len(cells) <= len(COLUMNS):
+        raise ConfigError(f"{name}, line 1: {len(cells)} columns without names; {MEND}")
+    return {column: at for at, column in enumerate(COLUMNS[: len(cells)])}
+
+
+def _cells(lines: Lines, separator: str, columns: Mapping[str, int] | None) -> Iterator[Cells]:
+    for line in lines:
+        if not lines.whole or (columns is not None and not line[:1].isdigit() and names(line) == columns):
+            continue
+        cells = line.split(separator) if '"' not in line else next(csv.reader([line], delimiter=separator))
+        yield lines.number, cells
+
+
+def _row(number: int, cells: Sequence[str], columns: Mapping[str, int], percent: bool) -> Row:
+    def cell(column: str) -> str:
+        at = columns.get(column)
+        return "" if at is None or at >= len(cells) else cells[at].strip()
+
+    pid = cell("pid")
+    used = _bytes(cells[columns["used_bytes"]].strip()) if "used_bytes" in columns else None
+    return Row(
+        number,
+        moment(cells[columns["time"]].strip()),
+        label(cell("uuid") or "gpu"),
+        None if pid.lower() in UNKNOWN else pid_of(pid),
+        used,
+        _bytes(cell("size_bytes")),
+        _bytes(cell("live_bytes")),
+        _bytes(cell("held_bytes")),
+        _ratio(cell("utilization"), percent),
+    )
+
+
+def _bytes(text: str) -> int | None:
+    if text.isdigit() and len(text) < MOST_DIGITS:
+        return int(text)
+    if text.lower() in UNKNOWN:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 2**53:
+        raise ValueError(f"{text[:40]!r}: expected bytes")
+    return int(value)
+
+
+def _is_percent(text: str) -> bool:
+    text = text.strip()
+    try:
+        return text.endswith("%") or float(text) > 1
+    except ValueError:
+        return False
+
+
+def _ratio(text: str, percent: bool) -> float | None:
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        return None
+    value = value / 100 if percent or text.endswith("%") else value
+    return value if 0 <= value <= 1 else None

@@ -1,0 +1,239 @@
+"""Logs of ``nvidia-smi --query-gpu=… --format=csv[,noheader,nounits] -l N``, and of ``--query-compute-apps``.
+
+Any order of columns, units in the header or in the cells, headers that come again, several devices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import NamedTuple
+
+from gpumond.errors import ConfigError
+from gpumond.importers.headerless import infer
+from gpumond.importers.reader import Lines
+from gpumond.importers.rows import MOST_DIGITS, Remarks, Row, label, pid_of
+from gpumond.importers.timestamps import moment
+
+MEND = "record with: nvidia-smi --query-gpu=timestamp,uuid,memory.used,memory.total --format=csv -l 1"
+FIELDS = {
+    "timestamp": "time",
+    "index": "index",
+    "uuid": "uuid",
+    "gpu_uuid": "uuid",
+    "pci.bus_id": "bus",
+    "gpu_bus_id": "bus",
+    "gpu.pci.bus_id": "bus",
+    "serial": "serial",
+    "gpu_serial": "serial",
+    "name": "name",
+    "gpu_name": "name",
+    "pid": "pid",
+    "process_name": "program",
+    "memory.used": "used",
+    "used_memory": "used",
+    "used_gpu_memory": "used",
+    "memory.total": "size",
+    "memory.free": "free",
+    "memory.reserved": "reserved",
+    "utilization.gpu": "utilization",
+}
+IDENTITIES = ("uuid", "bus", "serial", "index")
+UNITS = {"": 1024**2, "b": 1, "bytes": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3, "%": 0.01, "w": 1, "mhz": 1}
+SAME_MOMENT_SECONDS = 0.02
+TO_INFER_FROM = 5000
+_CELL = re.compile(r"([a-z][\w.]*)(?: \[(.*)\])?")
+_MESSAGE = re.compile(r"(Unable to|Failed to|NVIDIA-SMI|No devices|No running|Unknown Error|GPU is lost|Terminated)")
+_TABLE = re.compile(r"\+-{10,}|\|[ =]|# *(gpu|Date|pid)\b|={10,}NVSMI")
+
+
+class LogColumn(NamedTuple):
+    field: str
+    at: int
+    factor: float
+
+
+Columns = dict[str, LogColumn]
+
+
+def header(line: str) -> Columns | None:
+    """The columns that this line names; None if it is no header."""
+    found: Columns = {}
+    for at, cell in enumerate(line.split(",")):
+        match = _CELL.fullmatch(cell.strip())
+        if match is None:
+            return None
+        field = FIELDS.get(match[1])
+        if field is not None and field not in found:
+            found[field] = LogColumn(
+                field, at, 0.01 if field == "utilization" else UNITS.get((match[2] or "").lower(), 1)
+            )
+    return found or None
+
+
+def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[Row]:
+    """``interval`` is the N of ``-l N``, for logs without timestamps. Raises ConfigError."""
+    text = iter(lines)
+    log = _Log(lines, remarks, interval)
+    first = lines.first().strip()
+    if _TABLE.match(first):
+        raise ConfigError(f"{lines.name}, line 1: this is nvidia-smi's table for people; {MEND}")
+    columns = header(first)
+    if columns is None:
+        numbered = _numbered(lines, islice(text, TO_INFER_FROM))
+        log.use(
+            {c.field: c for c in (LogColumn(*known) for known in infer(lines.name, [cells for _, cells in numbered]))}
+        )
+        yield from log.read(chain(((number, ", ".join(cells)) for number, cells in numbered), _rest(lines, text)))
+    else:
+        yield from log.read(_rest(lines, text))
+
+
+def _numbered(lines: Lines, text: Iterator[str]) -> list[tuple[int, list[str]]]:
+    return [(lines.number, [cell.strip() for cell in line.split(",")]) for line in text if lines.whole]
+
+
+def _rest(lines: Lines, text: Iterator[str]) -> Iterator[tuple[int, str]]:
+    return ((lines.number, line) for line in text if lines.whole)
+
+
+class _Log:
+    """Reads rows by the columns that the last header named."""
+
+    def __init__(self, lines: Lines, remarks: Remarks, interval: float | None) -> None:
+        self._lines, self._remarks, self._interval = lines, remarks, interval
+        self._columns: Columns = {}
+        self._identity: LogColumn | None = None
+        self._width = 0
+        self._round: set[tuple[str, int | None]] = set()
+        self._rounds = 0
+        self._cards: dict[str, tuple[tuple[str, int | None], int]] = {}
+        self._previous: tuple[float, str] | None = None
+
+    def use(self, columns: Columns) -> None:
+        where = f"{self._lines.name}, line {max(1, self._lines.number)}"
+        if "used" not in columns and not {"free", "size"} <= columns.keys():
+            raise ConfigError(f"{where}: no column memory.used (nor memory.free and memory.total); {MEND}")
+        if "time" not in columns and self._interval is None:
+            raise ConfigError(
+                f"{where}: no column timestamp; add it to --query-gpu, or say how many seconds are between two"
+                " readings: --interval N, as in -l N"
+            )
+        self._columns = columns
+        self._identity = next((columns[name] for name in IDENTITIES if name in columns), None)
+        if self._identity is None:
+            self._remarks.note("identity", "no column tells devices apart (uuid, pci.bus_id, index): taken as one")
+
+    def read(self, numbered: Iterator[tuple[int, str]]) -> Iterator[Row]:
+        current = ""
+        for number, line in numbered:
+            if line == current:
+                continue
+            try:
+                row = self._row(number, line)
+            except (ValueError, IndexError) as error:
+                columns = header(line)
+                if columns is not None:
+                    self.use(columns)
+                    current, self._width = line, line.count(",")
+                elif _MESSAGE.match(line):
+                    self._remarks.note("message", f"line {number}: nvidia-smi says: {line[:120]}")
+                else:
+                    self._remarks.skip(number, str(error))
+                continue
+            self._remarks.rows += 1
+            yield row
+
+    def _row(self, number: int, line: str) -> Row:
+        cells = line.split(",")
+        columns = self._columns
+        if not columns:
+            raise ValueError("a reading before any header")
+        if not self._width:
+            self._width = len(cells) - 1
+        if len(cells) - 1 != self._width:
+            cells = self._joined(cells, columns)
+        size, used, free, reserved = (self._bytes(cells, field) for field in ("size", "used", "free", "reserved"))
+        if used is None and size is not None and free is not None:
+            used = max(0, size - free - (reserved or 0))
+        name, pid, index = (self._cell(cells, field) for field in ("name", "pid", "index"))
+        device = label(self._device(cells[self._identity.at].strip() if self._identity else "", name, size))
+        process = pid_of(pid) if "pid" in columns else None
+        at = moment(cells[columns["time"].at].strip()) if "time" in columns else self._counted(device, process)
+        if self._identity is None and process is None:
+            self._one_device(number, at, line)
+        gpu = int(index) if index.isdigit() and len(index) < 5 else None
+        load = _ratio(self._cell(cells, "utilization"))
+        program = name if process is None else self._cell(cells, "program")
+        return Row(number, at, device, process, used, size, None, None, load, gpu, label(program))
+
+    def _cell(self, cells: list[str], field: str) -> str:
+        column = self._columns.get(field)
+        return cells[column.at].strip() if column else ""
+
+    def _bytes(self, cells: list[str], field: str) -> int | None:
+        column = self._columns.get(field)
+        return _amount(cells[column.at].strip(), column.factor) if column else None
+
+    def _joined(self, cells: list[str], columns: Columns) -> list[str]:
+        """A program's name may have commas, and nvidia-smi does not quote."""
+        extra = len(cells) - 1 - self._width
+        if extra < 0 or "program" not in columns:
+            raise ValueError(f"{len(cells)} cells, expected {self._width + 1}")
+        at = columns["program"].at
+        return [*cells[:at], ",".join(cells[at : at + extra + 1]), *cells[at + extra + 1 :]]
+
+    def _device(self, own: str, name: str, size: int | None) -> str:
+        """The UUID or, without one, a label that changes when there is another card in the same place."""
+        if self._identity is None or self._identity.field != "uuid":
+            own = own if self._identity and self._identity.field != "index" else f"gpu{own}"
+            card = (name, size)
+            known, swaps = self._cards.get(own, (card, 0))
+            if known != card and size is not None:
+                swaps += 1
+            if size is not None or own not in self._cards:
+                self._cards[own] = (card, swaps)
+            return f"{own}#{swaps + 1}" if swaps else own
+        if not own:
+            raise ValueError("the uuid is empty")
+        return own
+
+    def _counted(self, device: str, pid: int | None) -> float:
+        """Seconds since the start, by how often a device or process has come again."""
+        if (device, pid) in self._round:
+            self._rounds += 1
+            self._round.clear()
+        self._round.add((device, pid))
+        return self._rounds * (self._interval or 1.0)
+
+    def _one_device(self, number: int, at: float, line: str) -> None:
+        before, self._previous = self._previous, (at, line)
+        if "time" in self._columns and before and line != before[1] and 0 <= at - before[0] < SAME_MOMENT_SECONDS:
+            raise ConfigError(
+                f"{self._lines.name}, line {number}: two readings of one moment and no column that tells the devices"
+                " apart; add uuid, index or pci.bus_id to --query-gpu"
+            )
+
+
+def _amount(cell: str, factor: float) -> int | None:
+    if cell.isdigit() and len(cell) < MOST_DIGITS:
+        return int(int(cell) * factor)
+    if not cell or cell[0] == "[" or cell in ("N/A", "ERR!"):
+        return None
+    number, _, unit = cell.partition(" ")
+    if unit:
+        factor = UNITS[unit.lower()] if unit.lower() in UNITS else _no_unit(cell)
+    value = float(number)
+    if not 0 <= value < 2**53:
+        raise ValueError(f"{cell[:40]!r} is no amount of memory")
+    return int(value * factor)
+
+
+def _ratio(cell: str) -> float | None:
+    number = cell.removesuffix("%").strip()
+    return int(number) / 100 if number.isdigit() and int(number) <= 100 else None
+
+
+def _no_unit(cell: str) -> float:
+    raise ValueError(f"{cell[:40]!r}: expected MiB")

@@ -1,0 +1,154 @@
+"""Carries a plan out in processes: in this one, or where its program dies, in one child after another.
+
+A child is forked before any engine is open, since no framework survives a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+from gpumond.errors import ConfigError, GpumondError
+from gpumond.loadgen.engines import AllocationRefused, LoadEngine
+from gpumond.loadgen.executor import Executed, Terms, carry_out, lives, prepare
+from gpumond.loadgen.plan import Plan
+from gpumond.loadgen.script import Ending, ScriptStep
+from gpumond.protocol.messages import from_json, to_json
+
+GRACE_SECONDS = 10.0
+MESSAGE_BYTES = 1 << 16
+
+ERRORS: Mapping[int, type[GpumondError]] = {3: ConfigError, 4: GpumondError}
+"""Exit codes of a child that could not: what it has written is why."""
+
+Guest = Callable[[], AbstractContextManager[None]]
+"""Starts the agent in the process that holds the memory, and stops it."""
+
+
+def run(plan: Plan, engine: Callable[[], LoadEngine], terms: Terms, guest: Guest) -> list[Executed]:
+    """What each life of the plan's program came to. Raises what `prepare` raises."""
+    all_lives = list(lives(plan))
+    if len(all_lives) == 1 and not any(step.action == "end" for step in all_lives[0][1]):
+        return [_alone(plan, engine(), terms, guest)]
+    done: list[Executed] = []
+    started = time.monotonic()
+    for number, (start, steps) in enumerate(all_lives):
+        if not _sleep(start, started, terms):
+            break
+        after = all_lives[number + 1][0] if number + 1 < len(all_lives) else plan.duration_seconds
+        done.append(_child(plan, steps, after, engine, terms, guest))
+        if done[-1].outcome in ("stopped", "full"):
+            return done
+    _sleep(plan.duration_seconds, started, terms)
+    for carried in done:
+        if carried.outcome == "orphan":
+            Path(carried.detail).unlink(missing_ok=True)
+    return done
+
+
+def _alone(plan: Plan, engine: LoadEngine, terms: Terms, guest: Guest) -> Executed:
+    try:
+        carried = prepare(plan, engine, terms)
+        with guest():
+            carry_out(plan.steps_of(0), plan.duration_seconds, engine, terms, carried)
+            engine.close()
+    finally:
+        engine.close()
+    return carried
+
+
+def _sleep(until: float, started: float, terms: Terms) -> bool:
+    """Waits for that time of the plan."""
+    while (left := started + until / terms.speed - time.monotonic()) > 0:
+        if not terms.pause(left):
+            return False
+    return True
+
+
+def _child(
+    plan: Plan, steps: Sequence[ScriptStep], after: float, engine: Callable[[], LoadEngine], terms: Terms, guest: Guest
+) -> Executed:
+    sys.stdout.flush()
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        own = replace(terms, pause=lambda seconds: os.getppid() == parent and terms.pause(seconds))
+        _live(plan, steps, after, engine, own, guest, writer)
+    os.close(writer)
+    status = _wait(pid, terms)
+    with os.fdopen(reader, "rb") as pipe:
+        message = pipe.read(MESSAGE_BYTES)
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
+    if code in ERRORS:
+        raise ERRORS[code](message.decode())
+    if not message:
+        raise AllocationRefused(f"the program of the plan ended before its time (wait status {status})")
+    return from_json(Executed, message)
+
+
+def _live(
+    plan: Plan,
+    steps: Sequence[ScriptStep],
+    after: float,
+    make: Callable[[], LoadEngine],
+    terms: Terms,
+    guest: Guest,
+    writer: int,
+) -> None:
+    """In the child, which does not return."""
+    status = 1
+    try:
+        engine = make()
+        carried = prepare(plan, engine, terms)
+        carried.elapsed_seconds = steps[0].at
+        with guest():
+            ending = carry_out(steps, after, engine, terms, carried)
+            if ending in (None, "exit"):
+                engine.close()
+            else:
+                _die(ending, engine, carried, writer)
+        os.write(writer, to_json(carried))
+        status = 0
+    except GpumondError as error:
+        os.write(writer, str(error).encode()[:MESSAGE_BYTES])
+        status = next(code for code, kind in ERRORS.items() if isinstance(error, kind))
+    except BaseException:  # the parent's frames must not see it
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _die(ending: Ending | None, engine: LoadEngine, carried: Executed, writer: int) -> None:
+    """As a program does that the kernel or an operator kills."""
+    carried.outcome = "crash"
+    if ending != "crash":
+        carried.outcome, carried.detail = "orphan", str(engine.abandon())
+    os.write(writer, to_json(carried))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait(pid: int, terms: Terms) -> int:
+    """Until the child has ended; when it is time to stop, it is asked to."""
+    kill_at = float("inf")
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        if kill_at == float("inf"):
+            if not terms.pause(0.1):
+                os.kill(pid, signal.SIGTERM)
+                kill_at = time.monotonic() + GRACE_SECONDS
+        elif time.monotonic() < kill_at:
+            time.sleep(0.01)
+        else:
+            os.kill(pid, signal.SIGKILL)

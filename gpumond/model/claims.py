@@ -1,0 +1,210 @@
+"""Bounds on what agents claim: the driver's word, the size of a device, and a number of pools. Pure.
+
+Any user may run an agent, and an agent may report anything. So a claim counts for others (the ledger, unclaimed
+memory, rules on devices) only as far as the driver bears it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from gpumond.model.conditions import of_device
+from gpumond.model.cooperative import STRETCH, Steps
+from gpumond.model.pools import PoolUsage, Reclaimable
+from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, Snapshot
+
+MAX_POOLS = 32
+"""Of one agent; the rest is summed by device."""
+OTHER = "other"
+"""Allocator of that sum."""
+
+SLACK_RATIO = 1 / 32
+"""Share of the device by which a claim may exceed the driver's count: they are read moments apart."""
+FRESH_SECONDS = 2.0
+"""A claim that is older is not compared: the program may have freed the memory since."""
+
+Identity = tuple[int, int | None]
+"""(pid, start_ticks)"""
+
+
+def complete_lists(
+    devices: Collection[DeviceReading], faults: Iterable[Fault], private_pid_namespace: bool | None
+) -> frozenset[str]:
+    """The devices on which a process holds nothing unless the driver lists it.
+
+    Not so where pids may mean other processes, behind an MPS server, with MIG, where processes are hidden from the
+    daemon, and where the driver lists no process on any device.
+    """
+    if private_pid_namespace and any(device.vendor != "sim" for device in devices):
+        return frozenset()
+    parents = {device.parent_uuid for device in devices}
+    hidden = {fault.device_uuid for fault in faults if fault.kind == "processes_hidden"}
+    listing = {device.source for device in devices if device.processes}
+    return frozenset(
+        device.uuid
+        for device in devices
+        if device.processes is not None
+        and device.source in listing
+        and device.parent_uuid is None
+        and device.uuid not in parents
+        and device.uuid not in hidden
+        and "mps" not in of_device(device)
+    )
+
+
+def listed(device: DeviceReading) -> dict[Identity, int | None]:
+    """The driver's count for each process that it lists on a device; None where it does not say."""
+    return {
+        (process.pid, process.start_ticks): process.used_bytes
+        for process in device.processes or ()
+        if "holder" not in process.kinds
+    }
+
+
+def borne_out(counts: Mapping[Identity, int | None], identity: Identity, complete: bool) -> bool:
+    """False if the driver would list the process, had it memory on the device, and does not."""
+    return not complete or identity in counts or (identity[0], None) in counts
+
+
+def limit(device: DeviceReading, counts: Mapping[Identity, int | None], identity: Identity) -> int | None:
+    """The most that this process can hold on the device, in bytes; None if nobody can tell."""
+    count = counts.get(identity)
+    return device.used_bytes if count is None else count
+
+
+def slack(device: DeviceReading) -> int:
+    return int(SLACK_RATIO * (device.size_bytes or 0))
+
+
+def checking(
+    reports: Collection[AgentReport],
+    devices: Collection[DeviceReading],
+    complete: Collection[str],
+    previous: Snapshot | None,
+    faults: list[Fault],
+) -> Steps[tuple[AgentReport, ...]]:
+    """The reports without what cannot be, with at most ``MAX_POOLS`` pools and one more for each device.
+
+    Adds a fault for each report that claims more than its device has, or than the driver counts for its process.
+    """
+    sizes = {device.uuid: device.size_bytes for device in devices}
+    before = {(report.pid, report.start_ticks): report for report in previous.reports} if previous else {}
+    compared = [(device, listed(device)) for device in devices if not device.missed]
+    on_device = {identity for device in devices for identity in listed(device)}
+    checked: list[AgentReport] = []
+    for number, report in enumerate(reports):
+        if number % STRETCH == 0:
+            yield
+        identity = (report.pid, report.start_ticks)
+        earlier = before.get(identity)
+        pools = bounded(report.pools, sizes)
+        if not all(_fits(pool, sizes.get(pool.device_uuid)) for pool in pools):
+            pools = tuple(pool for pool in pools if _fits(pool, sizes.get(pool.device_uuid)))
+            detail = f"pid {report.pid} claims more memory than its device has"
+            faults.append(Fault("agent", "impossible_value", None, detail))
+        uses = bool(
+            (earlier is not None and earlier.uses_device)
+            or identity in on_device
+            or any(pool.held_bytes or pool.live_bytes for pool in pools)
+        )
+        if pools is not report.pools or uses != report.uses_device:
+            report = replace(report, pools=pools, uses_device=uses)
+        if earlier is not None and report.age_seconds < FRESH_SECONDS:
+            excess = _excess(report, earlier, compared, complete)
+            if excess is not None:
+                faults.append(excess)
+        checked.append(report)
+    return tuple(checked)
+
+
+def _fits(pool: PoolUsage, size: int | None) -> bool:
+    return size is None or max(pool.live_bytes, pool.held_bytes, pool.reclaimable.high) <= size
+
+
+def _excess(
+    report: AgentReport,
+    earlier: AgentReport,
+    devices: Iterable[tuple[DeviceReading, Mapping[Identity, int | None]]],
+    complete: Collection[str],
+) -> Fault | None:
+    """A fault if the report claims more than the driver counts, and already did so before the driver was read."""
+    now, then = held_by_device(report.pools), held_by_device(earlier.pools)
+    for device, counts in devices:
+        claimed = min(now.get(device.uuid, 0), then.get(device.uuid, 0))
+        if not claimed:
+            continue
+        identity = (report.pid, report.start_ticks)
+        known = borne_out(counts, identity, device.uuid in complete)
+        most = limit(device, counts, identity) if known else 0
+        if most is not None and claimed > most + slack(device):
+            detail = (
+                f"the agent of pid {report.pid} claims {claimed} B on GPU {device.index}, the driver counts {most} B"
+            )
+            return Fault("agent", "claim_over_driver", None, detail)
+    return None
+
+
+def held_by_device(pools: tuple[PoolUsage, ...]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for pool in outermost(pools):
+        sums[pool.device_uuid] = sums.get(pool.device_uuid, 0) + pool.held_bytes
+    return sums
+
+
+def outermost(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
+    """The pools of one process without those that allocate from another of them (CuPy on RMM, say)."""
+    pools = tuple(pools)
+    if len(pools) < 2 or not any(pool.inside for pool in pools):
+        return pools
+    present = {(pool.allocator, pool.device_uuid) for pool in pools}
+    return tuple(
+        pool for pool in pools if pool.inside == pool.allocator or (pool.inside, pool.device_uuid) not in present
+    )
+
+
+def bounded(pools: tuple[PoolUsage, ...], devices: Collection[str]) -> tuple[PoolUsage, ...]:
+    """At most ``MAX_POOLS`` of the pools; the rest is summed for each of these devices, and left out on any other.
+
+    Pools inside others are left out first: their bytes are counted in those.
+    """
+    if len(pools) <= MAX_POOLS:
+        return pools
+    outer = outermost(pools)
+    kept = [pool for pool in outer if pool.allocator != OTHER][:MAX_POOLS]
+    own = set(map(id, kept))
+    rest: dict[str, list[PoolUsage]] = {}
+    for pool in outer:
+        if id(pool) not in own and pool.device_uuid in devices:
+            rest.setdefault(pool.device_uuid, []).append(pool)
+    return (*kept, *(_sum(uuid, some) for uuid, some in rest.items()))
+
+
+def _sum(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
+    """The pools as one. A counter that one of them does not know is unknown; the sum of peaks would be no peak."""
+    live = held = stranded = low = likely = high = thrashes = 0
+    for pool in pools:
+        flush = pool.reclaimable
+        live, held, stranded = live + pool.live_bytes, held + pool.held_bytes, stranded + pool.stranded_bytes
+        low, likely, high = low + flush.low, likely + flush.likely, high + flush.high
+        thrashes += pool.thrashes
+    exactness = {pool.reclaimable.exactness for pool in pools}
+    return PoolUsage(
+        OTHER,
+        uuid,
+        live,
+        held,
+        Reclaimable(low, likely, high, exactness.pop() if len(exactness) == 1 else "interval"),
+        stranded,
+        ooms=_known([pool.ooms for pool in pools]),
+        retries=_known([pool.retries for pool in pools]),
+        device_allocations=_known([pool.device_allocations for pool in pools]),
+        device_frees=_known([pool.device_frees for pool in pools]),
+        thrashes=thrashes,
+        held_known=all(pool.held_known for pool in pools),
+        spillable_bytes=_known([pool.spillable_bytes for pool in pools]),
+    )
+
+
+def _known(values: list[int | None]) -> int | None:
+    return None if None in values else sum(value for value in values if value is not None)

@@ -1,0 +1,48 @@
+"""What bounds the truth about a machine or a device without being a fault: numbers then mean something else. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpumond.model.remedies import CONDITIONS
+from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
+
+MPS_SERVER = "nvidia-cuda-mps"
+"""How the command name of its server, nvidia-cuda-mps-server, begins: the kernel keeps 15 characters."""
+
+
+OF_DEVICES = tuple(kind for kind in CONDITIONS if kind != "private_pid_namespace")
+
+
+class Condition(NamedTuple):
+    """``device_uuid`` is None for the machine."""
+
+    device_uuid: str | None
+    kind: str
+
+
+def conditions(snapshot: Snapshot) -> Iterator[Condition]:
+    if snapshot.private_pid_namespace and any(device.vendor != "sim" for device in snapshot.devices):
+        yield Condition(None, "private_pid_namespace")
+    for device in snapshot.devices:
+        for kind in of_device(device):
+            yield Condition(device.uuid, kind)
+
+
+def of_device(device: DeviceReading) -> Iterator[str]:
+    if device.missed >= MISSED_LIMIT:
+        return  # nothing is known of it
+    if device.unified:
+        yield "unified_memory"
+    if device.sensors.addressing_mode == "ats":
+        yield "coherent_memory"
+    if device.sensors.virtualization_mode in ("vgpu", "host_vgpu", "host_vsga"):
+        yield device.sensors.virtualization_mode
+    if device.processes is None:
+        yield "no_process_list"
+    elif any("mps" in p.kinds or (p.comm or "").startswith(MPS_SERVER) for p in device.processes):
+        yield "mps"
+    is_counted = device.used_bytes is not None and not device.unified
+    if device.vendor == "nvidia" and is_counted and device.reserved_bytes is None and device.parent_uuid is None:
+        yield "reserved_in_used"

@@ -1,0 +1,48 @@
+"""Names of devices as people type them: an index, a UUID, the unique beginning of a UUID, or a PCI address. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from gpumond.errors import AmbiguousDevice, NoSuchDevice
+from gpumond.model.snapshot import DeviceReading
+
+NAMED_BY = "an index, a UUID or its beginning, or a PCI address"
+LISTED = 16
+_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-9a-f])", re.IGNORECASE)
+
+
+def device_uuid(name: str, devices: Sequence[DeviceReading], others: Iterable[str] = ()) -> str:
+    """The UUID of the device of that name. ``others`` are UUIDs that the driver does not list, of agents or the past.
+
+    Raises NoSuchDevice and AmbiguousDevice, which list the devices.
+    """
+    uuids = dict.fromkeys((*(device.uuid for device in devices), *others))
+    if name in uuids:
+        return name
+    # A partition of a device has the index and the address of its parent, which is meant.
+    whole = [device for device in devices if device.parent_uuid is None] or devices
+    found = [device.uuid for device in whole if name in (str(device.index), device.pci_bus_id)]
+    if not found and (address := _address(name)):
+        found = [device.uuid for device in whole if _address(device.pci_bus_id) == address]
+    if not found and name:
+        found = [uuid for uuid in uuids if uuid.lower().startswith(name.lower())]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise AmbiguousDevice(f"device {name!r:.128} is ambiguous: {_listed(devices, found)}; type more of the UUID")
+    known = f"the devices are {_listed(devices, uuids)}" if uuids else "no device is known"
+    raise NoSuchDevice(f"no device {name!r:.128}: {known}; a device is named by {NAMED_BY}")
+
+
+def _address(text: str) -> tuple[int, ...] | None:
+    match = _PCI.fullmatch(text)
+    return None if match is None else tuple(int(part or "0", 16) for part in match.groups())
+
+
+def _listed(devices: Sequence[DeviceReading], uuids: Iterable[str]) -> str:
+    indices = {device.uuid: f"{device.index} " for device in devices}
+    names = [f"{indices.get(uuid, '')}{uuid}" for uuid in uuids]
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more

@@ -1,0 +1,136 @@
+"""What allocators hold, and what a flush of one did: the part of the model that an agent carries into its program.
+
+Apart from the rest, as each of its classes costs the program half a millisecond. Bytes are integers; unknown is None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Exactness = Literal["exact", "interval", "not_releasable"]
+FlushPolicy = Literal["allow", "step", "never"]
+Outcome = Literal["freed", "partial", "nothing", "refused", "deferred", "timeout", "failed", "planned"]
+
+STEPS: tuple[str, ...] = ("gc", "hooks", "spill", "ipc", "workspaces", "cache", "trim")
+"""Every flush step, in the order in which they run."""
+
+DEFAULT_STEPS: tuple[str, ...] = ("ipc", "cache", "trim")
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimable:
+    """What a flush would return to the driver: between low and high, most probably likely."""
+
+    low: int
+    likely: int
+    high: int
+    exactness: Exactness = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUsage:
+    """One allocator's pool on one device: ``held = live + reclaimable.likely + stranded``.
+
+    ``inside`` names the allocator of the same process from whose pool this one allocates; such
+    bytes are counted there. Counters grow from the start of the process and are never deltas.
+    ``thrashes``: flushes of whose bytes the program took half or more again within ten seconds.
+    ``held_known`` is False where the library does not tell what it holds: ``held_bytes`` is then ``live_bytes``, the
+    least that it can be. ``spillable_bytes``: of the live bytes, what the step ``spill`` moves to the host.
+    """
+
+    allocator: str
+    device_uuid: str
+    live_bytes: int
+    held_bytes: int
+    reclaimable: Reclaimable
+    stranded_bytes: int
+    inside: str | None = None
+    peak_live_bytes: int | None = None
+    peak_held_bytes: int | None = None
+    ooms: int | None = None
+    retries: int | None = None
+    device_allocations: int | None = None
+    device_frees: int | None = None
+    thrashes: int = 0
+    held_known: bool = True
+    spillable_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostPool:
+    """An allocator's pool of pinned host memory: RAM of the machine, never part of a device's ledger."""
+
+    allocator: str
+    live_bytes: int
+    held_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    step: str
+    released_bytes: int
+    seconds: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Bytes that a flush with the steps asked for returns: between low and high, most probably likely.
+
+    ``exactness`` is ``interval`` where a step cannot tell beforehand what it frees; None if the agent does not say it.
+    """
+
+    low: int
+    likely: int
+    high: int
+    exactness: Exactness | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One pool, and the driver's count for its process, before or after a flush."""
+
+    held_bytes: int
+    live_bytes: int
+    reclaimable_bytes: int
+    driver_used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Proof of one flush of one pool.
+
+    ``released_bytes`` is the allocator's held bytes before minus after; ``driver_released_bytes``
+    the driver's count for that pid on that device before minus after, once settled.
+    ``raced`` says that the program allocated meanwhile, so that the two may differ.
+    ``planned`` is what the plan that this flush carries out promised, ``expected`` what was promised when it started.
+    """
+
+    pid: int
+    workload: str
+    device_uuid: str | None
+    allocator: str | None
+    outcome: Outcome
+    reason: str
+    expected: Expected | None
+    released_bytes: int
+    driver_released_bytes: int | None
+    before: Held | None
+    after: Held | None
+    steps: tuple[StepResult, ...]
+    raced: bool
+    requested_by: str
+    started_at: float
+    duration_seconds: float
+    planned: Expected | None = None
+
+
+def ordered_steps(steps: tuple[str, ...]) -> tuple[str, ...]:
+    """The steps in the order in which they run, each once. Raises ValueError for one that there is not."""
+    for step in steps:
+        if step not in STEPS:
+            raise ValueError(f"unknown step {step!r:.40}; expected some of {', '.join(STEPS)}")
+    if not steps:
+        raise ValueError(f"expected at least one of {', '.join(STEPS)}")
+    return tuple(step for step in STEPS if step in steps)

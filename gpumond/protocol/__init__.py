@@ -1,0 +1,1 @@
+"""Messages between agent and daemon, and their two decoders."""

@@ -1,0 +1,58 @@
+"""What a rule's values are made of, and what the scopes have in common. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+from gpumond.model.frame import Ledger
+from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
+from gpumond.model.units import human
+from gpumond.rules.verdicts import NOTHING, UNKNOWN, Standing
+from gpumond.rules.window import RuleWindow
+
+
+class RuleContext(NamedTuple):
+    """All that a rule's values are made of."""
+
+    snapshot: Snapshot
+    ledger: Ledger
+    recent: RuleWindow
+    standing: Standing = MappingProxyType({})
+
+
+def unjudged(device: DeviceReading) -> Mapping[str, float | None]:
+    return UNKNOWN if device.missed >= MISSED_LIMIT else NOTHING
+
+
+class RuleRow(Protocol):
+    """A row with the values of the verdicts on it."""
+
+    @property
+    def said(self) -> Mapping[str, float | None]: ...
+
+
+def _said(name: str, row: RuleRow) -> float | None:
+    return row.said[name]
+
+
+VERDICTS: Mapping[str, Callable[[RuleRow], float | None]] = {name: partial(_said, name) for name in NOTHING}
+
+
+def named(device: DeviceReading) -> dict[str, str]:
+    return {
+        "gpu": str(device.index),
+        "uuid": device.uuid,
+        "name": device.name,
+        "size": size(device.size_bytes),
+    }
+
+
+def size(value: float | None) -> str:
+    return "an unknown amount" if value is None else human(value)
+
+
+def ratio(part: int | None, whole: int | None) -> float | None:
+    return part / whole if part is not None and whole else None

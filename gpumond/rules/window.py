@@ -1,0 +1,215 @@
+"""What one snapshot cannot tell: how counters grew lately, peaks, agents that fell silent. A fold, pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpumond.diagnosis.fragmentation import kept_bytes, split_share
+from gpumond.model.cooperative import STRETCH, Steps, synchronous
+from gpumond.model.pools import PoolUsage
+from gpumond.model.snapshot import MISSED_LIMIT, AgentReport, Snapshot
+
+WINDOW_SECONDS = 600.0
+BUCKET_SECONDS = 30.0
+"""The window moves in steps of this length."""
+
+OBSERVED_SECONDS = 60.0
+"""A peak is one only after so long a look."""
+
+Identity = tuple[int, int | None]
+"""(pid, start_ticks)"""
+
+
+class Workload(NamedTuple):
+    """A name, and the user whose programs have it: another user's of the same name are another workload."""
+
+    uid: int
+    name: str
+
+
+Pool = tuple[int, int, str, str]
+"""(pid, start_ticks, allocator, device UUID)"""
+
+Xid = tuple[str, int]
+"""(device UUID, number)"""
+
+
+class Growth(NamedTuple):
+    """A counter as it was last, and by how much it grew in the steps of the window in which it did."""
+
+    last: int
+    grown: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def increase(self) -> int:
+        return sum(amount for _, amount in self.grown)
+
+
+class CounterTrack(NamedTuple):
+    """Of one pool: when it was first seen, the peak it last reported, and the most live and kept bytes per step.
+
+    *Kept* is what no flush returns: held less reclaimable, that is live and stranded.
+    ``live`` and ``kept`` are the most of the window.
+    """
+
+    since: float
+    reported: int | None
+    steps: tuple[tuple[float, int, int], ...]
+    live: int
+    kept: int
+    ooms: Growth | None
+    retries: Growth | None
+
+    @property
+    def short(self) -> bool:
+        """It ran out of memory, or nearly did, within the window."""
+        return bool((self.ooms and self.ooms.grown) or (self.retries and self.retries.grown))
+
+
+@dataclass(frozen=True, slots=True)
+class RuleWindow:
+    elapsed: float = 0.0
+    pools: Mapping[Pool, CounterTrack] = field(default_factory=dict)
+    xids: Mapping[Xid, Growth] = field(default_factory=dict)
+    agents: Mapping[Identity, Workload] = field(default_factory=dict)
+    """Workload of every process that has an agent, or had one and is still on a device."""
+    retried: Mapping[Identity, Growth] = field(default_factory=dict)
+    """Of every process, the out-of-memory errors after which `retry_on_oom` tried again."""
+    silent: frozenset[Identity] = frozenset()
+    """Those of them whose agent reports no more."""
+
+    def increase(self, growth: Growth | None, since: float = 0.0) -> float | None:
+        """By how much it grew within the window; that it did not is known after a whole window only."""
+        if growth is None:
+            return None
+        return float(growth.increase) if growth.grown or self.elapsed - since >= WINDOW_SECONDS else None
+
+    def ooms(self, report: AgentReport, track: CounterTrack) -> float | None:
+        """Return by how much a pool's errors grew within the window, without those that `retry_on_oom` tried again.
+
+        The agent counts the latter by process: where several pools ran out, they are subtracted from the sum.
+        """
+        grown = self.increase(track.ooms, track.since)
+        retried = self.retried.get((report.pid, report.start_ticks))
+        if not grown or retried is None or not retried.grown:
+            return grown
+        tracks = [self.pools[key] for key in {pool_of(report, pool) for pool in report.pools}]
+        left = max(0, sum(each.ooms.increase for each in tracks if each.ooms) - retried.increase)
+        if not left and self.elapsed - track.since < WINDOW_SECONDS:
+            return None
+        return min(grown, float(left))
+
+    def fragmentation(self, track: CounterTrack) -> float | None:
+        """1 - peak live / peak kept over the window; None until it was seen for a minute.
+
+        At a moment of low use a healthy pool looks just as split up; at its peak it is not.
+        """
+        if self.elapsed - track.since < OBSERVED_SECONDS:
+            return None
+        return split_share(track.live, track.kept)
+
+
+def pool_of(report: AgentReport, pool: PoolUsage) -> Pool:
+    return report.pid, report.start_ticks, pool.allocator, pool.device_uuid
+
+
+def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
+    """What is known after ``snapshot``."""
+    elapsed = snapshot.elapsed_seconds
+    agents: dict[Identity, Workload] = {
+        (report.pid, report.start_ticks): Workload(report.uid, report.workload) for report in snapshot.reports
+    }
+    silent = frozenset(before.agents.keys() - agents.keys()) & _present(before, agents, snapshot)
+    pools: dict[Pool, CounterTrack] = {}
+    retried: dict[Identity, Growth] = {}
+    for number, report in enumerate(snapshot.reports):
+        if number % STRETCH == 0:
+            yield
+        for usage in report.pools:
+            pool = pool_of(report, usage)
+            pools[pool] = _track(before.pools.get(pool), usage, elapsed)
+        if report.program.oom_retries:
+            who = (report.pid, report.start_ticks)
+            base = Growth(0 if who in before.agents else report.program.oom_retries)
+            retried[who] = _grown(before.retried.get(who, base), report.program.oom_retries, elapsed)
+    if silent:
+        agents.update((who, before.agents[who]) for who in silent)
+        pools.update((pool, track) for pool, track in before.pools.items() if pool[:2] in silent)
+        retried.update((who, growth) for who, growth in before.retried.items() if who in silent)
+    # The count of an XID begins with the daemon, so that its first report is news.
+    xids = {
+        (seen.device_uuid, seen.xid): _grown(before.xids.get((seen.device_uuid, seen.xid), NONE), seen.count, elapsed)
+        for seen in snapshot.xids
+    }
+    return RuleWindow(elapsed, pools, xids, agents, retried, silent)
+
+
+remember = synchronous(remembering)
+
+NONE = Growth(0)
+
+
+def _present(before: RuleWindow, reporting: Mapping[Identity, Workload], snapshot: Snapshot) -> frozenset[Identity]:
+    """The processes that are on a device; all that were, while a device is not read completely."""
+    if before.agents.keys() <= reporting.keys():
+        return frozenset()  # of no interest: nobody is silent
+    if unlisted(snapshot) or any(device.missed >= MISSED_LIMIT for device in snapshot.devices):
+        return frozenset(before.agents)
+    return frozenset(
+        (process.pid, process.start_ticks)
+        for device in snapshot.devices
+        for process in device.processes or ()
+        if process.state != "gone"
+    )
+
+
+def unlisted(snapshot: Snapshot) -> frozenset[str]:
+    """The devices whose list of processes could not be read this time; one that never has a list is none of them."""
+    if not snapshot.faults:
+        return frozenset()
+    at_fault = {fault.device_uuid for fault in snapshot.faults}
+    return frozenset(each.uuid for each in snapshot.devices if each.processes is None and each.uuid in at_fault)
+
+
+def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> CounterTrack:
+    peak, live = pool.peak_live_bytes, pool.live_bytes
+    if peak is not None and peak > live and (before is None or peak != before.reported):
+        live = peak  # one that rose was reached within this step, however short it was
+    kept = max(live, kept_bytes(pool))
+    if before is None:
+        ooms, retries = (None if count is None else Growth(count) for count in (pool.ooms, pool.retries))
+        return CounterTrack(elapsed, peak, ((elapsed, live, kept),), live, kept, ooms, retries)
+    ooms, retries = _counted(before.ooms, pool.ooms, elapsed), _counted(before.retries, pool.retries, elapsed)
+    last = before.steps[-1]
+    if elapsed - last[0] >= BUCKET_SECONDS:
+        earlier = (step for step in before.steps if step[0] > elapsed - WINDOW_SECONDS)
+        steps = (*earlier, (elapsed, live, kept))
+        most_live, most_kept = max(step[1] for step in steps), max(step[2] for step in steps)
+    elif live > last[1] or kept > last[2]:
+        steps = (*before.steps[:-1], (last[0], max(last[1], live), max(last[2], kept)))
+        most_live, most_kept = max(before.live, live), max(before.kept, kept)
+    elif ooms is before.ooms and retries is before.retries and peak == before.reported:
+        return before  # nearly every pool of nearly every tick
+    else:
+        steps, most_live, most_kept = before.steps, before.live, before.kept
+    return CounterTrack(before.since, peak, steps, most_live, most_kept, ooms, retries)
+
+
+def _counted(growth: Growth | None, count: int | None, elapsed: float) -> Growth | None:
+    if count is None or (growth is not None and not growth.grown and count == growth.last):
+        return growth
+    return Growth(count) if growth is None else _grown(growth, count, elapsed)
+
+
+def _grown(growth: Growth, count: int, elapsed: float) -> Growth:
+    grown = growth.grown
+    if grown and grown[0][0] <= elapsed - WINDOW_SECONDS:
+        grown = tuple(entry for entry in grown if entry[0] > elapsed - WINDOW_SECONDS)
+    amount = count - growth.last if count >= growth.last else count  # it began anew
+    if amount and grown and elapsed - grown[-1][0] < BUCKET_SECONDS:
+        grown = (*grown[:-1], (grown[-1][0], grown[-1][1] + amount))
+    elif amount:
+        grown = (*grown, (elapsed, amount))
+    return growth if grown is growth.grown and count == growth.last else Growth(count, grown)

@@ -1,0 +1,226 @@
+"""AMD and Intel devices (amdgpu, i915, xe), through the files of the kernel: no library, no daemon of theirs.
+
+Memory, sensors and clocks come from sysfs (drm_cards.py), an Intel card's memory from a query (intel.py), who
+uses it from /proc/PID/fdinfo (drm_clients.py) and, for ROCm, from KFD (kfd.py).
+
+Without CAP_SYS_PTRACE the kernel shows fdinfo of the daemon's own user only: the other processes' memory is then
+unclaimed, utilisation that is made of their busy time is absent, and a fault says so.
+A device that the kernel has powered down is listed without values. Does not cover: partitions of an MI300.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from gpumond.errors import SourceUnavailable
+from gpumond.model.remedies import mend
+from gpumond.model.sensors import Sensors
+from gpumond.model.snapshot import DeviceReading, ProcessUsage, Reading
+from gpumond.protocol.messages import MAX_INTEGER
+from gpumond.sources.drm import intel
+from gpumond.sources.drm.clients import Client, client, utilization
+from gpumond.sources.drm.devices import DrmDevice, cards, kind_of
+from gpumond.sources.drm.kfd import Kfd
+from gpumond.sources.process.device_nodes import Node, OpenDeviceNodes
+from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
+from gpumond.sources.validation import Listed, MemoryCounts, Tally, Usage, memory, usages
+
+Shared = Mapping[tuple[str, int], Mapping[int, Client]]
+"""The processes that have a client open, by PCI address and id of the client."""
+
+
+class DrmSource:
+    """``sys``, ``proc`` and ``dev`` are directories with the shapes of /sys, /proc and /dev."""
+
+    name = "drm"
+
+    def __init__(
+        self,
+        sys: str = "/sys",
+        proc: str = "/proc",
+        dev: str = "/dev",
+        clock: Callable[[], float] = time.monotonic,
+        query: Callable[[str, str], MemoryCounts] = intel.memory,
+    ) -> None:
+        self._sys, self._proc, self._dev, self._clock, self._query = sys, proc, dev, clock, query
+        self._descriptors = OpenDeviceNodes(("/dev/dri/",), proc)
+        self._table = ProcessTable(proc)
+        self._pid_max = self._table.pid_max()
+        self._kfd = Kfd(sys)
+        self._seen: dict[str, tuple[int, str]] = {}
+        """Index and name of every device that was there once: it is missed if it goes."""
+        self._busy: tuple[float, dict[str, dict[int, Client]]] = (0.0, {})
+        self._energy: dict[str, tuple[float, float]] = {}
+
+    def open(self) -> None:
+        if not any(cards(self._sys)):
+            raise SourceUnavailable(
+                "no_device",
+                f"no device of amdgpu, i915 or xe below /sys/class/drm: {mend('no_device')}",
+            )
+
+    def close(self) -> None:
+        pass  # nothing stays open between two readings
+
+    def read(self) -> Reading:
+        tally, now = Tally(), self._clock()
+        present = {card.uuid: card for card in cards(self._sys)}
+        for card in present.values():
+            self._seen.setdefault(card.uuid, (len(self._seen), card.name()))
+        awake = {card.uuid for card in present.values() if not card.asleep()}
+        shared = self._shared(card for card in present.values() if card.uuid in awake)
+        compute = self._kfd.read()
+        pids = {pid for by_pid in shared.values() for pid in by_pid}
+        identities = self._table.read(pids.union(*compute.values()))
+        clients = _owned(shared, identities)
+        devices = []
+        for card in present.values():
+            if card.uuid not in awake:
+                devices.append(self._device(card, MemoryCounts(), None, Sensors()))
+                continue
+            size = self._memory(card, tally)
+            own = clients.get(card.pci_bus_id, {})
+            rocm = compute.get(card.pci_bus_id, {})
+            by_pid = self._usages(card, size, own, rocm, tally)
+            used_by = {pid: ratio for pid, ratio in self._used_by(card, own, now) if pid not in rocm}
+            processes = None if by_pid is None else tuple(_processes(by_pid, identities, used_by))
+            working = {number: entry for number, (_, entry) in own.items()}
+            devices.append(self._device(card, size, processes, self._sensors(card, working, now, tally)))
+            if self._descriptors.hidden:
+                detail = f"{self._descriptors.hidden} processes of other users may not be looked into"
+                tally.add(card.uuid, "processes_hidden", detail)
+        for uuid in self._seen.keys() - present.keys():
+            tally.add(uuid, "lost", f"device {self._seen[uuid][0]} {self._seen[uuid][1]} is gone from /sys/class/drm")
+        self._busy = now, {pci: {n: entry for n, (_, entry) in own.items()} for pci, own in clients.items()}
+        devices.sort(key=lambda device: device.index)
+        return Reading(tuple(devices), tally.faults(self.name), driver_version=f"Linux {os.uname().release}")
+
+    def _device(
+        self, card: DrmDevice, size: MemoryCounts, processes: tuple[ProcessUsage, ...] | None, sensors: Sensors
+    ) -> DeviceReading:
+        index, name = self._seen[card.uuid]
+        return DeviceReading(
+            card.uuid,
+            index,
+            name,
+            card.vendor,
+            card.pci_bus_id,
+            size_bytes=size.size_bytes,
+            used_bytes=size.used_bytes,
+            free_bytes=size.free_bytes,
+            unified=card.unified,
+            processes=processes,
+            sensors=sensors,
+            source=self.name,
+        )
+
+    def _memory(self, card: DrmDevice, tally: Tally) -> MemoryCounts:
+        said = card.memory(tally)
+        if card.vendor == "intel" and said.used_bytes is None and card.render_node:
+            try:
+                asked = self._query(card.driver, f"{self._dev}/dri/{card.render_node}")
+            except OSError as error:
+                tally.add(card.uuid, kind_of(error), f"memory: {error.strerror}")
+            else:
+                said = asked if asked.size_bytes else said
+                if asked.size_bytes and asked.used_bytes is None:
+                    tally.add(card.uuid, "no_permission", "memory in use: the driver says it to CAP_PERFMON only")
+        return memory(tally, card.uuid, said)
+
+    def _sensors(self, card: DrmDevice, clients: Mapping[int, Client], now: float, tally: Tally) -> Sensors:
+        values: dict[str, Any] = {**card.sensors(tally)}
+        before, known = self._busy
+        if "gpu_utilization_ratio" not in values and before and not self._descriptors.hidden and now > before:
+            values["gpu_utilization_ratio"] = utilization(known.get(card.pci_bus_id, {}), clients, now - before)
+        if (energy := values.get("energy_joules")) is not None:
+            joules, at = self._energy.get(card.uuid, (energy, now))
+            self._energy[card.uuid] = energy, now
+            if now > at and energy >= joules:
+                values["power_watts"] = (energy - joules) / (now - at)
+        return Sensors(**values)
+
+    def _used_by(
+        self, card: DrmDevice, own: Mapping[int, tuple[int, Client]], now: float
+    ) -> Iterator[tuple[int, float]]:
+        """How much of the card each process used since the reading before; not of those that use KFD, whose work is
+        in no file."""
+        before, known = self._busy
+        earlier = known.get(card.pci_bus_id, {})
+        for pid in {pid for pid, _ in own.values()} if now > before else ():
+            clients = {number: entry for number, (owner, entry) in own.items() if owner == pid}
+            if any(entry.engines and number in earlier for number, entry in clients.items()):
+                yield pid, utilization(earlier, clients, now - before)
+
+    def _shared(self, awake: Iterable[DrmDevice]) -> Shared:
+        by_node = {f"/dev/dri/{node}": card for card in awake for node in card.nodes}
+        by_address = {card.pci_bus_id: card for card in by_node.values()}
+        shared: dict[tuple[str, int], dict[int, Client]] = {}
+        for pid, nodes in self._descriptors.read().items():
+            for node in nodes:
+                entry = self._client(pid, node) if node.path in by_node else None
+                if entry is None:
+                    continue
+                # A container may have the node under another device's name.
+                card = by_address.get(entry.pci_bus_id) if entry.pci_bus_id else by_node[node.path]
+                if card is not None and card.driver == entry.driver:
+                    shared.setdefault((card.pci_bus_id, entry.id), {})[pid] = entry
+        return shared
+
+    def _client(self, pid: int, node: Node) -> Client | None:
+        try:
+            with open(f"{self._proc}/{pid}/fdinfo/{node.descriptor}", encoding="ascii", errors="replace") as file:
+                return client(file.read(16384))
+        except OSError:
+            return None  # closed meanwhile, or not ours to read
+
+    def _usages(
+        self,
+        card: DrmDevice,
+        size: MemoryCounts,
+        own: Mapping[int, tuple[int, Client]],
+        compute: Mapping[int, int],
+        tally: Tally,
+    ) -> dict[int, Usage] | None:
+        """Clients of a process add up; what KFD counts for it is part of that, or more where fdinfo is hidden."""
+        limit = size.size_bytes or MAX_INTEGER - 1
+        listed = (
+            Listed(kind, (number, 0), pid, entry.used_bytes)
+            for number, (pid, entry) in own.items()
+            for kind in entry.kinds or ("graphics",)
+        )
+        by_pid = usages(tally, card.uuid, listed, limit, self._pid_max)
+        rocm = usages(
+            tally, card.uuid, (Listed("compute", (0, 0), *entry) for entry in compute.items()), limit, self._pid_max
+        )
+        if by_pid is None or rocm is None:
+            return None
+        for pid, usage in rocm.items():
+            total = by_pid.setdefault(pid, usage)
+            total.used_bytes = max(total.used_bytes or 0, usage.used_bytes or 0)
+            total.kinds = tuple(sorted({*total.kinds, *usage.kinds}))
+        return by_pid
+
+
+def _owned(shared: Shared, identities: Mapping[int, ProcessOwner]) -> dict[str, dict[int, tuple[int, Client]]]:
+    """Whose each client is, by PCI address and id: of those who share its descriptor, the oldest opened it."""
+    owned: dict[str, dict[int, tuple[int, Client]]] = {}
+    for (address, number), by_pid in shared.items():
+        pid = min(by_pid, key=lambda pid: (identities[pid].start_ticks or MAX_INTEGER, pid))
+        owned.setdefault(address, {})[number] = (pid, by_pid[pid])
+    return owned
+
+
+def _processes(
+    by_pid: Mapping[int, Usage], identities: Mapping[int, ProcessOwner], used_by: Mapping[int, float]
+) -> Iterator[ProcessUsage]:
+    for pid, usage in sorted(by_pid.items()):
+        yield ProcessUsage(
+            pid=pid,
+            used_bytes=usage.used_bytes,
+            kinds=usage.kinds,
+            utilization_ratio=used_by.get(pid),
+            **identities[pid]._asdict(),
+        )

@@ -1,0 +1,194 @@
+"""One AMD or Intel device and its files in sysfs: what they are called per driver, and what they mean.
+
+Files: Documentation/gpu/amdgpu, Documentation/ABI/testing/sysfs-driver-intel-*-hwmon of the kernel.
+``uuid`` is ``AMD-`` and the card's unique_id where it has one, else ``DRM-pci-`` and its PCI address: that is
+the slot's name, not the card's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from glob import glob
+from typing import NamedTuple
+
+from gpumond.protocol.messages import clean
+from gpumond.sources.validation import IMPOSSIBLE, MemoryCounts, Tally
+
+DRIVERS = {"amdgpu": "amd", "i915": "intel", "xe": "intel"}
+"""Vendor by kernel driver."""
+
+INTEL_INTEGRATED = "0000:00:02.0"
+"""The address of every Intel GPU that is part of a processor. Its memory is the host's and has no size here; what
+an AMD one was given of the host's at boot is its own, as the host cannot use it."""
+
+PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
+
+_ABSENT = {errno.ENOENT, errno.EOPNOTSUPP, errno.ENODATA, errno.EINVAL}
+"""What drivers answer for a sensor that the device does not have."""
+
+
+class _Gauge(NamedTuple):
+    """Files below the card's directory, the first one that is there counts; whole numbers up to ``limit``."""
+
+    field: str
+    files: tuple[str, ...]
+    limit: int
+    per: float = 1.0
+
+
+_HERTZ = 100_000_000_000
+_MEGAHERTZ = 100_000
+_MICROWATTS = 10**11
+_GAUGES: dict[str, tuple[_Gauge, ...]] = {
+    "amdgpu": (
+        _Gauge("gpu_utilization_ratio", ("device/gpu_busy_percent",), 100, 100),
+        _Gauge("memory_controller_utilization_ratio", ("device/mem_busy_percent",), 100, 100),
+        _Gauge("sm_clock_hertz", ("HWMON/freq1_input",), _HERTZ),
+        _Gauge("memory_clock_hertz", ("HWMON/freq2_input",), _HERTZ),
+        _Gauge("gpu_temperature_celsius", ("HWMON/temp1_input", "HWMON/temp2_input"), 250_000, 1e3),
+        _Gauge("memory_temperature_celsius", ("HWMON/temp3_input",), 250_000, 1e3),
+        _Gauge("power_watts", ("HWMON/power1_average", "HWMON/power1_input"), _MICROWATTS, 1e6),
+        _Gauge("power_limit_watts", ("HWMON/power1_cap",), _MICROWATTS, 1e6),
+        _Gauge("fan_speed_ratio", ("HWMON/pwm1",), 255, 255),
+    ),
+    "i915": (
+        _Gauge("sm_clock_hertz", ("gt/gt0/rps_act_freq_mhz", "gt_act_freq_mhz"), _MEGAHERTZ, 1e-6),
+        _Gauge("gpu_temperature_celsius", ("HWMON/temp1_input",), 250_000, 1e3),
+        _Gauge("power_limit_watts", ("HWMON/power1_max",), _MICROWATTS, 1e6),
+        _Gauge("energy_joules", ("HWMON/energy1_input",), 2**63, 1e6),
+    ),
+    "xe": (
+        _Gauge("sm_clock_hertz", ("device/tile0/gt0/freq0/act_freq",), _MEGAHERTZ, 1e-6),
+        _Gauge("gpu_temperature_celsius", ("HWMON/temp2_input",), 250_000, 1e3),
+        _Gauge("memory_temperature_celsius", ("HWMON/temp3_input",), 250_000, 1e3),
+        _Gauge("power_limit_watts", ("HWMON/power1_max",), _MICROWATTS, 1e6),
+        _Gauge("energy_joules", ("HWMON/energy1_input", "HWMON/energy2_input"), 2**63, 1e6),
+    ),
+}
+
+
+class DrmDevice:
+    """``directory`` is /sys/class/drm/cardN, or its render node's if there is no such."""
+
+    def __init__(self, directory: str, nodes: frozenset[str], pci_bus_id: str, driver: str) -> None:
+        self._directory = directory
+        self.nodes, self.pci_bus_id, self.driver = nodes, pci_bus_id, driver
+        self.vendor = DRIVERS[driver]
+        unique = (self._said("device/unique_id") or "").removeprefix("0x").lower()
+        self.unique_id = unique if re.fullmatch(r"[0-9a-f]{1,32}", unique) and unique.strip("0") else None
+        self.uuid = f"AMD-{self.unique_id}" if self.unique_id else f"DRM-pci-{pci_bus_id}"
+        self.unified = self.vendor == "intel" and pci_bus_id == INTEL_INTEGRATED
+        watchers = glob(f"{directory}/device/hwmon/hwmon*")
+        own = [watcher for watcher in watchers if (_content(f"{watcher}/name") or "").strip() == driver]
+        self._hwmon = (own or watchers or [f"{directory}/device/hwmon"])[0]
+
+    @property
+    def render_node(self) -> str | None:
+        return next((node for node in sorted(self.nodes) if node.startswith("renderD")), None)
+
+    def name(self, pci_ids: tuple[str, ...] = PCI_IDS) -> str:
+        """As the driver says, else as the machine's list of PCI devices, else its numbers."""
+        vendor, device = (((self._said(f"device/{file}") or "0x?")[2:]) for file in ("vendor", "device"))
+        listed = next(filter(None, (_listed(path, vendor, device) for path in pci_ids)), None)
+        return clean(self._said("device/product_name") or listed or f"{self.vendor} {vendor}:{device}")
+
+    def asleep(self) -> bool:
+        """Whether the kernel has powered it down, which nobody uses then; reading it would wake it up."""
+        return self._said("device/power/runtime_status") == "suspended"
+
+    def memory(self, tally: Tally) -> MemoryCounts:
+        if self.driver == "amdgpu":
+            size, used = (self._number(f"device/mem_info_vram_{word}", 2**63, tally) for word in ("total", "used"))
+            free = size - used if size is not None and used is not None and used <= size else None
+            return MemoryCounts(size, used, free)
+        tiles = [self._number(os.path.relpath(tile, self._directory), 2**63, tally) for tile in self._tiles()]
+        size = sum(tile for tile in tiles if tile) or self._number("lmem_total_bytes", 2**63, tally)
+        free = self._number("lmem_avail_bytes", 2**63, tally) if size else None
+        return MemoryCounts(size, size - free if size and free is not None and free <= size else None, free)
+
+    def sensors(self, tally: Tally) -> dict[str, float]:
+        values: dict[str, float] = {}
+        for field, files, limit, per in _GAUGES[self.driver]:
+            for file in files:
+                number = self._number(file, limit, tally)
+                if number is not None:
+                    values[field] = number / per
+                    break
+        for field, table in (("sm_clock_hertz", "pp_dpm_sclk"), ("memory_clock_hertz", "pp_dpm_mclk")):
+            current = re.search(r"(\d{1,6})mhz \*", (self._said(f"device/{table}") or "").lower())
+            if field not in values and current:
+                values[field] = int(current[1]) * 1e6
+        return values
+
+    def _tiles(self) -> list[str]:
+        return sorted(glob(f"{self._directory}/device/tile*/physical_vram_size_bytes"))
+
+    def _number(self, file: str, limit: int, tally: Tally) -> int | None:
+        path = f"{self._directory}/{file}".replace(f"{self._directory}/HWMON", self._hwmon)
+        try:
+            text = _content(path)
+        except OSError as error:
+            tally.add(self.uuid, kind_of(error), f"{file}: {error.strerror}")
+            return None
+        if text is None:
+            return None
+        try:
+            number = int(text)
+        except ValueError:
+            number = -1
+        if 0 <= number <= limit:
+            return number
+        tally.add(self.uuid, IMPOSSIBLE, f"{file} {text.strip()[:32]}")
+        return None
+
+    def _said(self, file: str) -> str | None:
+        try:
+            text = _content(f"{self._directory}/{file}")
+        except OSError:
+            return None
+        return text.strip() if text else None
+
+
+def cards(root: str) -> Iterator[DrmDevice]:
+    """The devices of the drivers known here, ordered by PCI address; all nodes of a device make one card."""
+    nodes: dict[str, list[str]] = {}
+    for entry in glob(f"{root}/class/drm/*[0-9]"):
+        if re.fullmatch(r"(card|renderD)\d+", os.path.basename(entry)):
+            nodes.setdefault(os.path.realpath(f"{entry}/device"), []).append(entry)
+    for device, entries in sorted(nodes.items(), key=lambda item: os.path.basename(item[0])):
+        driver = os.path.basename(os.path.realpath(f"{device}/driver"))
+        if driver in DRIVERS and os.path.exists(f"{device}/vendor"):
+            yield DrmDevice(min(entries), frozenset(map(os.path.basename, entries)), os.path.basename(device), driver)
+
+
+def kind_of(error: OSError) -> str:
+    return "no_permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
+
+
+def _content(path: str) -> str | None:
+    """None where there is no such thing."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(4096)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        raise
+
+
+def _listed(path: str, vendor: str, device: str) -> str | None:
+    """The device's name in a pci.ids file: a vendor's devices are indented by one tab."""
+    here = False
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if not line.startswith(("\t", "#")):
+                    here = line.startswith(f"{vendor} ")
+                elif here and line.startswith(f"\t{device} "):
+                    return line[len(device) + 1 :].strip()
+    except OSError:
+        pass
+    return None

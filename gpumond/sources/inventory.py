@@ -1,0 +1,185 @@
+"""Which devices a driver has: enumerates them again and again, and remembers those that it has seen.
+
+A device that is lost, or that the driver enumerates no more, stays as a fault until it is back; a MIG
+instance that is gone was taken away, and is forgotten. A lost device's handle is never used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpumond.sources.validation import Tally
+
+LEFT_OUT = "left_out"
+"""The fault's kind of a device that is not asked, since the driver hangs or crashes at it."""
+
+RESCAN_SECONDS = 10.0
+RETRY_SECONDS = 1.0
+"""Devices are enumerated every RESCAN_SECONDS; while one is lost from RETRY_SECONDS on, doubling up to that."""
+
+
+class Refusal(Exception):
+    """A question without an answer; ``kind`` is the fault's."""
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(detail or kind.replace("_", " "))
+        self.kind = kind
+
+
+class EnumerationFailed(Refusal):
+    """It may be answered the next time."""
+
+
+class Unsupported(Refusal):
+    """The device, the driver or its binding does not have this."""
+
+
+class DeviceLost(Refusal):
+    """The device answers nothing any more."""
+
+
+class Enumerator(Protocol):
+    """Handles are fresh at every call. Each raises a Refusal."""
+
+    def at(self, index: int) -> None:
+        """Which device is asked from now on."""
+
+    def count(self) -> int: ...
+    def handle(self, index: int) -> Any: ...
+    def uuid(self, handle: Any) -> str: ...
+    def name(self, handle: Any) -> str: ...
+    def pci_bus_id(self, handle: Any) -> str: ...
+    def instances(self, handle: Any) -> Iterable[Any]:
+        """Handles of its MIG instances."""
+
+
+@dataclass
+class Device:
+    """A device or MIG instance. ``handle`` is None while it is lost, ``lost`` then the fault's kind."""
+
+    uuid: str
+    index: int
+    parent_uuid: str | None = None
+    name: str = ""
+    pci_bus_id: str = ""
+    handle: Any = None
+    lost: str = ""
+    memory_version: int | None = None
+    memory_failures: int = 0
+    size_bytes: int | None = None
+    gpu_instance_id: int | None = None
+
+
+class Inventory:
+    """``faults`` are those of the last scan."""
+
+    def __init__(self, driver: Enumerator) -> None:
+        self._driver = driver
+        self._devices: dict[str, Device] = {}
+        self._left_out: Mapping[int, str] = {}
+        self._next_scan = float("-inf")
+        self._retry_seconds = 0.0
+        self.faults = Tally()
+
+    def devices(self) -> list[Device]:
+        """Every instance after its parent."""
+        return sorted(self._devices.values(), key=lambda device: (device.index, device.parent_uuid is not None))
+
+    def refresh(self, now: float, leave_out: Mapping[int, str]) -> None:
+        """Scans if it is time to, or if a device was lost since the last time. ``leave_out``: UUIDs by index."""
+        if self._left_out.keys() - leave_out.keys():
+            self._retry_seconds = 0.0  # one may be asked again: at once
+        self._left_out = leave_out
+        for device in self._devices.values():
+            left_out = leave_out.get(device.index, "")
+            if device.handle is not None and left_out in (device.uuid, device.parent_uuid):
+                self.lose(device, LEFT_OUT)
+        if not self._incomplete():
+            self._retry_seconds = 0.0
+        elif not self._retry_seconds:
+            self._retry_seconds, self._next_scan = RETRY_SECONDS, now
+        if now >= self._next_scan:
+            self._scan()
+            self._next_scan = now + (self._retry_seconds or RESCAN_SECONDS)
+            self._retry_seconds = min(2 * self._retry_seconds, RESCAN_SECONDS)
+
+    def lose(self, device: Device, kind: str) -> None:
+        for lost in (device, *self._instances(device)):
+            lost.handle, lost.lost = None, kind
+
+    def _incomplete(self) -> bool:
+        return bool(self.faults) or any(device.handle is None for device in self._devices.values())
+
+    def _scan(self) -> None:
+        self.faults = Tally()
+        try:
+            count = self._driver.count()
+        except Refusal as refusal:
+            self.faults.add(None, refusal.kind, f"device count: {refusal}")
+            return
+        enumerated: set[str] = set()
+        for index in range(count):
+            if index in self._left_out:
+                uuid = self._left_out[index]
+                self.lose(self._devices.setdefault(uuid, Device(uuid, index)), LEFT_OUT)
+                enumerated.add(uuid)
+                continue
+            self._driver.at(index)
+            try:
+                handle = self._driver.handle(index)
+                uuid = self._driver.uuid(handle)
+            except Refusal as refusal:
+                enumerated |= self._refused(index, refusal)
+                continue
+            enumerated.add(uuid)
+            device = self._devices.setdefault(uuid, Device(uuid, index))
+            device.index, device.handle = index, handle
+            try:
+                self._describe(device)
+                self._scan_instances(device)
+            except DeviceLost as lost:
+                self.lose(device, lost.kind)
+        for device in self._devices.values():
+            if device.parent_uuid is None and device.uuid not in enumerated and device.handle is not None:
+                self.lose(device, "vanished")
+
+    def _refused(self, index: int, refusal: Refusal) -> set[str]:
+        """Which known device stands for an index that does not say who it is: the one that had it, if any."""
+        known = [device for device in self._devices.values() if (device.index, device.parent_uuid) == (index, None)]
+        for device in known:
+            if isinstance(refusal, DeviceLost):
+                self.lose(device, refusal.kind)
+        if not known or not isinstance(refusal, DeviceLost):
+            uuid = known[0].uuid if known else None
+            self.faults.add(uuid, refusal.kind, f"device {index}: {refusal}")
+        return {device.uuid for device in known}
+
+    def _describe(self, device: Device) -> None:
+        for field, ask in (("name", self._driver.name), ("pci_bus_id", self._driver.pci_bus_id)):
+            if not getattr(device, field):
+                try:
+                    setattr(device, field, ask(device.handle))
+                except EnumerationFailed as failure:
+                    self.faults.add(device.uuid, failure.kind, f"{field}: {failure}")
+                except Unsupported:
+                    pass
+
+    def _scan_instances(self, parent: Device) -> None:
+        try:
+            handles = {self._driver.uuid(handle): handle for handle in self._driver.instances(parent.handle)}
+        except Unsupported:
+            handles = {}
+        except EnumerationFailed as failure:
+            self.faults.add(parent.uuid, failure.kind, f"MIG instances: {failure}")
+            return
+        for gone in {device.uuid for device in self._instances(parent)} - handles.keys():
+            del self._devices[gone]
+        for uuid, handle in handles.items():
+            device = self._devices.setdefault(uuid, Device(uuid, parent.index, parent.uuid))
+            device.index, device.handle, device.pci_bus_id = parent.index, handle, parent.pci_bus_id
+            self._describe(device)
+
+    def _instances(self, parent: Device) -> list[Device]:
+        return [device for device in self._devices.values() if device.parent_uuid == parent.uuid]

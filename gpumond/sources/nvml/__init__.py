@@ -1,0 +1,216 @@
+"""NVIDIA devices, through the driver's library NVML. Only the files nvml*.py import pynvml.
+
+Covers: memory and processes of devices and MIG instances, in one reading with their sensors and XID errors.
+Does not cover: which devices there are (roster.py), answers that cannot be true (plausible.py), what return codes
+mean (nvml_library.py), calls that never return and crashes of the library (collector.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pynvml
+
+from gpumond.model.sensors import Sensors
+from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, ProcessUsage, Reading
+from gpumond.protocol.messages import MAX_INTEGER
+from gpumond.sources import NOWHERE, ReadProgress
+from gpumond.sources.inventory import Device, DeviceLost, EnumerationFailed, Inventory, Unsupported
+from gpumond.sources.nvml.events import XidEvents
+from gpumond.sources.nvml.library import LONGEST_LIST, PROCESS_LISTS, Library, functions
+from gpumond.sources.nvml.sensors import SensorClocks
+from gpumond.sources.nvml.unified import file_cache, shared_memory
+from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
+from gpumond.sources.validation import IMPOSSIBLE, Listed, MemoryCounts, Tally, Usage, memory, usages
+
+NOT_AVAILABLE = 2**64 - 1
+"""What NVML says for bytes that it does not know."""
+
+_MEMORY = functions("nvmlDeviceGetMemoryInfo")
+_MEMORY_ARGUMENTS = {2: (pynvml.nvmlMemory_v2,), 1: ()}
+
+
+class NvmlSource:
+    """``clock`` is monotonic seconds, ``wall`` unix time, ``proc`` and ``sys`` are directories with the shapes of
+    /proc and /sys."""
+
+    name = "nvml"
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        proc: str = "/proc",
+        open_node: Callable[[str, int], int] = os.open,
+        wall: Callable[[], float] = time.time,
+        sys: str = "/sys",
+    ) -> None:
+        self._clock, self._sys = clock, sys
+        self._proc = proc
+        self._table = ProcessTable(proc)
+        self._pid_max = self._table.pid_max()
+        self._library = Library(proc, open_node)
+        self._roster = Inventory(self._library)
+        self._sensors = SensorClocks(self._library, clock)
+        self._events = XidEvents(self._library, clock, wall)
+        self._versions: tuple[str | None, str | None, str | None] = (None, None, None)
+
+    def open(self) -> None:
+        self._library.open()
+        self._roster = Inventory(self._library)
+        self._sensors = SensorClocks(self._library, self._clock)
+        self._versions = (
+            self._library.version("nvmlSystemGetDriverVersion"),
+            self._library.version("nvmlSystemGetNVMLVersion"),
+            self._library.cuda_version(),
+        )
+
+    def follow(self, course: ReadProgress) -> None:
+        self._library.course = course
+
+    def close(self) -> None:
+        self._events.close()
+        self._library.close()
+
+    def read(self) -> Reading:
+        """Raises SourceUnavailable when the driver itself is gone: only a new process can load it again."""
+        self._roster.refresh(self._clock(), self._library.course.leave_out)
+        tally = Tally()
+        tally.extend(self._roster.faults)
+        present = self._roster.devices()
+        self._sensors.refresh(present, self._roster.lose)
+        self._events.listen(present)
+        observed: list[tuple[Device, DeviceReading, dict[int, Usage] | None]] = []
+        for device in present:
+            if device.handle is not None:
+                self._library.at(device.index)
+                try:
+                    observed.append((device, self._observe(device, tally), self._usages(device, tally)))
+                    continue
+                except DeviceLost as lost:
+                    self._roster.lose(device, lost.kind)
+                    self._sensors.forget(device)
+            tally.add(device.uuid, device.lost, f"device {device.index} {device.name}".rstrip())
+        self._library.at(NOWHERE)
+        self._events.fetch(tally)  # last, so that a hang or a crash before loses none
+        identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
+        self._library.course.lives = self._table.lives
+        devices = tuple(
+            _with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ()))
+            for device, reading, by_pid in observed
+        )
+        return Reading(devices, tally.faults(self.name), *self._versions, self._events.counts)
+
+    def _observe(self, device: Device, tally: Tally) -> DeviceReading:
+        """Everything but the processes."""
+        (size, used, free, reserved), unified = self._memory(device, tally)
+        values = self._sensors.read(device, tally) if device.parent_uuid is None else {}
+        if (node := values.get("numa_node")) is not None and values.get("addressing_mode") == "ats":
+            values["file_cache_bytes"] = file_cache(node, self._sys)
+        if device.parent_uuid is not None and device.gpu_instance_id is None:
+            device.gpu_instance_id = self._library.gpu_instance_id(device.handle)
+        return DeviceReading(
+            uuid=device.uuid,
+            index=device.index,
+            name=device.name,
+            vendor="nvidia",
+            pci_bus_id=device.pci_bus_id,
+            parent_uuid=device.parent_uuid,
+            size_bytes=size,
+            used_bytes=used,
+            free_bytes=free,
+            reserved_bytes=reserved,
+            unified=unified,
+            sensors=Sensors(**values, xid_events=self._events.hears(device)),
+            gpu_instance_id=device.gpu_instance_id,
+            source=self.name,
+        )
+
+    def _memory(self, device: Device, tally: Tally) -> tuple[MemoryCounts, bool]:
+        """And whether it is the host's. A device whose memory fails for good is lost; an instance at once, as it was
+        probably taken away."""
+        try:
+            info = self._memory_info(device)
+        except Unsupported:
+            shared = shared_memory(device.name, self._proc)
+            device.size_bytes = shared.size_bytes if shared else device.size_bytes
+            return shared or MemoryCounts(), shared is not None
+        except EnumerationFailed as failure:
+            device.memory_failures += 1
+            if device.memory_failures >= MISSED_LIMIT or device.parent_uuid is not None:
+                raise DeviceLost(failure.kind) from failure
+            tally.add(device.uuid, failure.kind, f"memory: {failure}")
+            return MemoryCounts(), False
+        device.memory_failures = 0
+        said = MemoryCounts(info.total, info.used, info.free, getattr(info, "reserved", None))
+        checked = memory(tally, device.uuid, said)
+        device.size_bytes = checked.size_bytes or device.size_bytes
+        return checked, False
+
+    def _memory_info(self, device: Device) -> Any:
+        """Version 1 counts what the driver reserves as used, so a device stays with the version it began with."""
+        for version in (2, 1) if device.memory_version is None else (device.memory_version,):
+            try:
+                info = self._library.query(_MEMORY, device.handle, *_MEMORY_ARGUMENTS[version])
+            except Unsupported:
+                continue
+            if info.total == 0:
+                break  # some drivers say 0 where they mean "not supported"
+            device.memory_version = version
+            return info
+        raise Unsupported("not_supported")
+
+    def _usages(self, device: Device, tally: Tally) -> dict[int, Usage] | None:
+        listed: list[Listed] | None = None
+        for kind, lister in PROCESS_LISTS:
+            try:
+                entries = self._library.listing(lister, device.handle)
+            except Unsupported:
+                continue
+            except EnumerationFailed as failure:
+                if failure.kind == "insufficient_size":
+                    tally.add(device.uuid, IMPOSSIBLE, f"more than {LONGEST_LIST} {kind} processes", LONGEST_LIST)
+                else:
+                    tally.add(device.uuid, failure.kind, f"{kind} processes: {failure}")
+                return None
+            listed = listed or []
+            listed += (
+                Listed(kind, (gpu_instance, compute_instance), pid, None if used == NOT_AVAILABLE else used)
+                for pid, used, gpu_instance, compute_instance in entries
+            )
+        if listed is None:
+            return None
+        return usages(tally, device.uuid, listed, device.size_bytes or MAX_INTEGER - 1, self._pid_max)
+
+
+def _with_processes(
+    reading: DeviceReading,
+    by_pid: Mapping[int, Usage] | None,
+    identities: Mapping[int, ProcessOwner],
+    used_by: Mapping[int, float],
+) -> DeviceReading:
+    """Where the driver does not count a device's memory, its use is the sum of its processes'."""
+    if by_pid is None:
+        return reading
+    used = reading.used_bytes
+    if reading.unified:
+        known = [usage.used_bytes for usage in by_pid.values() if usage.used_bytes is not None]
+        used = sum(known) if len(known) == len(by_pid) else None
+    return replace(reading, used_bytes=used, processes=tuple(_processes(by_pid, identities, used_by)))
+
+
+def _processes(
+    by_pid: Mapping[int, Usage], identities: Mapping[int, ProcessOwner], used_by: Mapping[int, float]
+) -> Iterator[ProcessUsage]:
+    for pid, usage in sorted(by_pid.items()):
+        yield ProcessUsage(
+            pid=pid,
+            used_bytes=usage.used_bytes,
+            kinds=usage.kinds,
+            utilization_ratio=used_by.get(pid),
+            idle_seconds=0.0 if used_by.get(pid) else None,  # the daemon counts from there
+            **identities[pid]._asdict(),
+        )

@@ -1,0 +1,104 @@
+"""XID errors as the driver tells of them: listened for all the time, fetched at each reading without waiting.
+
+NVML queues events for a registered process. The counts are of this process's life; the parent's half of the
+collector adds up those of one child after another, so that a restart does not turn them back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pynvml
+
+from gpumond.model.snapshot import XidErrors
+from gpumond.sources.inventory import Device, Refusal, Unsupported
+from gpumond.sources.nvml.library import Library, functions
+from gpumond.sources.validation import Tally
+
+MOST_AT_ONCE = 256
+"""Events fetched in one reading; a storm's rest waits for the next."""
+
+RETRY_SECONDS = 10.0
+
+
+class XidEvents:
+    """``wall`` is unix time, ``clock`` monotonic seconds."""
+
+    def __init__(self, library: Library, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._library, self._clock, self._wall = library, clock, wall
+        self._set: Any = None
+        self._uuids: dict[int | None, str] = {}
+        """By the address behind the handle, of the devices that were listened to: a lost one may still be heard."""
+        self._heard: set[str] = set()
+        self._retry_at = float("-inf")
+        self._trouble = Tally()
+        self._seen: dict[tuple[str, int], XidErrors] = {}
+
+    @property
+    def counts(self) -> tuple[XidErrors, ...]:
+        return tuple(self._seen.values())
+
+    def hears(self, device: Device) -> bool | None:
+        return True if device.uuid in self._heard else None
+
+    def listen(self, devices: Iterable[Device]) -> None:
+        """To those that are new or back."""
+        present = {device.uuid: device for device in devices if device.handle is not None}
+        self._heard &= present.keys()
+        if self._clock() < self._retry_at:
+            return
+        self._trouble = Tally()
+        new = [device for uuid, device in present.items() if uuid not in self._heard and device.parent_uuid is None]
+        try:
+            self._set = self._set or (self._library.query(functions("nvmlEventSetCreate")) if new else None)
+        except Refusal as refusal:
+            self._fail(None, refusal)
+            return
+        for device in new:
+            self._library.at(device.index)
+            arguments = (device.handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
+            try:
+                self._library.query(functions("nvmlDeviceRegisterEvents"), *arguments)
+            except Refusal as refusal:
+                self._fail(device.uuid, refusal)
+            else:
+                self._uuids[_address(device.handle)] = device.uuid
+                self._heard.add(device.uuid)
+
+    def fetch(self, tally: Tally) -> None:
+        """Counts what came since the last time."""
+        for _ in range(MOST_AT_ONCE if self._uuids else 0):
+            try:
+                event = self._library.query(functions("nvmlEventSetWait_v2"), self._set, 0)
+            except Refusal as refusal:
+                if refusal.kind != "timeout":
+                    self._fail(None, refusal)
+                    self.close()  # one device that is lost may spoil the whole set
+                break
+            uuid = self._uuids.get(_address(event.device))
+            if uuid is not None and event.eventType == pynvml.nvmlEventTypeXidCriticalError:
+                key = (uuid, int(event.eventData))
+                before = self._seen.get(key)
+                self._seen[key] = XidErrors(*key, (before.count if before else 0) + 1, self._wall())
+        tally.extend(self._trouble)
+
+    def close(self) -> None:
+        if self._set is not None:
+            events, self._set = self._set, None
+            self._uuids.clear()
+            self._heard.clear()
+            try:
+                pynvml.nvmlEventSetFree(events)
+            except pynvml.NVMLError:
+                pass  # the driver is gone already
+
+    def _fail(self, uuid: str | None, refusal: Refusal) -> None:
+        self._retry_at = self._clock() + RETRY_SECONDS
+        if not isinstance(refusal, Unsupported):
+            self._trouble.add(uuid, refusal.kind, f"XID events: {refusal}")
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value

@@ -1,0 +1,266 @@
+"""Sensors of NVIDIA devices, each asked as often as its cost and its pace allow.
+
+Three clocks: at every reading what changes from second to second in one cheap call; every SLOW_SECONDS the rest
+(PCIe throughput alone takes the driver 20 ms a direction); and until it is answered once what never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pynvml
+
+from gpumond.model.sensors import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES
+from gpumond.protocol.messages import MAX_INTEGER
+from gpumond.sources.inventory import Device, DeviceLost, EnumerationFailed, Unsupported
+from gpumond.sources.nvml.activity import ProcessActivity
+from gpumond.sources.nvml.gpm import Profile
+from gpumond.sources.nvml.library import Functions, Library, functions
+from gpumond.sources.validation import IMPOSSIBLE, Tally
+
+SLOW_SECONDS = 10.0
+SLOW_BUDGET_SECONDS = 0.25
+"""A reading asks slow questions for so long, and goes on with the next device at the next reading."""
+
+COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
+LARGEST = MAX_INTEGER - 1
+
+
+class Question(NamedTuple):
+    """One query for fields of Sensors: whole numbers up to ``limit``, what they mean, and which one means nothing."""
+
+    functions: Functions
+    fields: tuple[str, ...]
+    limit: int
+    arguments: tuple[Any, ...] = ()
+    meaning: Callable[[int], Any] = int
+    unknown: int | None = None
+
+
+def _percent(number: int) -> float:
+    return number / 100
+
+
+def _mega(number: int) -> float:
+    return number * 1_000_000
+
+
+def _kilo(number: int) -> float:
+    return number * 1000
+
+
+def _milli(number: int) -> float:
+    return number / 1000
+
+
+def _reasons(mask: int) -> tuple[str, ...]:
+    return tuple(reason for bit, reason in enumerate(THROTTLE_REASONS) if mask >> bit & 1)
+
+
+def _utilization(handle: Any) -> tuple[int, int]:
+    rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
+    return rates.gpu, rates.memory
+
+
+def _bar1(handle: Any) -> tuple[int, int]:
+    info = pynvml.nvmlDeviceGetBAR1MemoryInfo(handle)
+    return info.bar1Total, info.bar1Used
+
+
+def _retired(handle: Any, cause: int) -> int:
+    return len(pynvml.nvmlDeviceGetRetiredPages(handle, cause))
+
+
+def _remapped_rows(handle: Any) -> tuple[int, ...]:
+    return tuple(pynvml.nvmlDeviceGetRemappedRows(handle)[:2])
+
+
+def _remapping(handle: Any) -> tuple[int, ...]:
+    return tuple(pynvml.nvmlDeviceGetRemappedRows(handle)[2:])
+
+
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Which member of a field's value holds it, by the value's type."""
+
+
+def _field_value(handle: Any, number: int) -> int:
+    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [number])
+    if value.nvmlReturn:
+        raise pynvml.NVMLError(value.nvmlReturn)
+    return int(getattr(value.value, _MEMBERS[value.valueType]))
+
+
+_CLOCK = functions("nvmlDeviceGetClockInfo")
+_CLOCK_MAX = functions("nvmlDeviceGetMaxClockInfo")
+_TEMPERATURE = functions("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV")
+_THRESHOLD = functions("nvmlDeviceGetTemperatureThreshold")
+_THROUGHPUT = functions("nvmlDeviceGetPcieThroughput")
+_ECC = functions("nvmlDeviceGetTotalEccErrors")
+_REASONS = functions("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+_MHZ, _CELSIUS, _MILLIWATTS = 100_000, 250, 100_000_000
+
+FAST = (
+    Question((_utilization,), ("gpu_utilization_ratio", "memory_controller_utilization_ratio"), 100, meaning=_percent),
+    Question(_CLOCK, ("sm_clock_hertz",), _MHZ, (pynvml.NVML_CLOCK_SM,), _mega),
+    Question(_CLOCK, ("memory_clock_hertz",), _MHZ, (pynvml.NVML_CLOCK_MEM,), _mega),
+    Question(_TEMPERATURE, ("gpu_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_GPU,)),
+    Question(functions("nvmlDeviceGetPowerUsage"), ("power_watts",), _MILLIWATTS, meaning=_milli),
+    Question(functions("nvmlDeviceGetTotalEnergyConsumption"), ("energy_joules",), LARGEST, meaning=_milli),
+    Question(_REASONS, ("throttle_reasons",), 2**32 - 1, meaning=_reasons),
+)
+
+SLOW = (
+    # Encoder and decoder answer with their sampling period, too, which has no field.
+    Question(functions("nvmlDeviceGetEncoderUtilization"), ("encoder_utilization_ratio",), 100, meaning=_percent),
+    Question(functions("nvmlDeviceGetDecoderUtilization"), ("decoder_utilization_ratio",), 100, meaning=_percent),
+    Question(functions("nvmlDeviceGetPerformanceState"), ("performance_state",), 15, unknown=32),
+    # Devices without that sensor say 0.
+    Question((_field_value,), ("memory_temperature_celsius",), _CELSIUS, (pynvml.NVML_FI_DEV_MEMORY_TEMP,), unknown=0),
+    Question(functions("nvmlDeviceGetEnforcedPowerLimit"), ("power_limit_watts",), _MILLIWATTS, meaning=_milli),
+    Question(functions("nvmlDeviceGetFanSpeed"), ("fan_speed_ratio",), 200, meaning=_percent),
+    Question(functions("nvmlDeviceGetPersistenceMode"), ("persistence_mode",), 1, meaning=bool),
+    Question(
+        functions("nvmlDeviceGetComputeMode"),
+        ("compute_mode",),
+        len(COMPUTE_MODES) - 1,
+        meaning=COMPUTE_MODES.__getitem__,
+    ),
+    Question((_bar1,), ("bar1_size_bytes", "bar1_used_bytes"), LARGEST),
+    Question(functions("nvmlDeviceGetCurrPcieLinkGeneration"), ("pcie_generation",), 20, unknown=0),
+    Question(functions("nvmlDeviceGetCurrPcieLinkWidth"), ("pcie_width",), 64, unknown=0),
+    Question(_THROUGHPUT, ("pcie_receive_bytes_per_second",), 2**31, (pynvml.NVML_PCIE_UTIL_RX_BYTES,), meaning=_kilo),
+    Question(_THROUGHPUT, ("pcie_transmit_bytes_per_second",), 2**31, (pynvml.NVML_PCIE_UTIL_TX_BYTES,), meaning=_kilo),
+    Question(functions("nvmlDeviceGetPcieReplayCounter"), ("pcie_replays",), 2**32 - 2),
+    *(
+        Question(_ECC, (f"ecc_{kind}_{scope}",), LARGEST, (error_type, counter_type))
+        for error_type, kind in enumerate(("corrected", "uncorrected"))
+        for counter_type, scope in enumerate(("volatile", "aggregate"))
+    ),
+    *(
+        Question((_retired,), (f"retired_pages_{bits}_bit",), 100_000, (cause,))
+        for cause, bits in enumerate(("single", "double"))
+    ),
+    Question(functions("nvmlDeviceGetRetiredPagesPendingStatus"), ("retired_pages_pending",), 1, meaning=bool),
+    Question((_remapped_rows,), ("remapped_rows_correctable", "remapped_rows_uncorrectable"), 2**31),
+    Question((_remapping,), ("remapped_rows_pending", "remapped_rows_failed"), 1, meaning=bool),
+    *(
+        Question((_field_value,), (f"nvlink_{what.lower()}_errors",), LARGEST, (number,))
+        for what in ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY")
+        for number in (getattr(pynvml, f"NVML_FI_DEV_NVLINK_{what}_ERROR_COUNT_TOTAL"),)
+    ),
+)
+
+ONCE = (
+    Question(_CLOCK_MAX, ("sm_clock_max_hertz",), _MHZ, (pynvml.NVML_CLOCK_SM,), _mega),
+    Question(_CLOCK_MAX, ("memory_clock_max_hertz",), _MHZ, (pynvml.NVML_CLOCK_MEM,), _mega),
+    Question(_THRESHOLD, ("slowdown_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,)),
+    Question(_THRESHOLD, ("shutdown_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,)),
+    Question(functions("nvmlDeviceGetMaxPcieLinkGeneration"), ("pcie_generation_max",), 20, unknown=0),
+    Question(functions("nvmlDeviceGetMaxPcieLinkWidth"), ("pcie_width_max",), 64, unknown=0),
+    Question(
+        functions("nvmlDeviceGetVirtualizationMode"),
+        ("virtualization_mode",),
+        len(VIRTUALIZATION_MODES) - 1,
+        meaning=VIRTUALIZATION_MODES.__getitem__,
+    ),
+    Question(
+        functions("nvmlDeviceGetAddressingMode"),
+        ("addressing_mode",),
+        len(ADDRESSING_MODES) - 1,
+        meaning=ADDRESSING_MODES.__getitem__,
+    ),
+    Question(functions("nvmlDeviceGetNumaNodeId"), ("numa_node",), 2**16),
+)
+
+
+@dataclass
+class _Kept:
+    """What a device said last on the slow clocks, and what of it could not be read."""
+
+    due: float = float("-inf")
+    values: dict[str, Any] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+    samples: Mapping[int, float] | None = None
+    used_by: Mapping[int, float] = field(default_factory=dict)
+    fixed: dict[str, Any] = field(default_factory=dict)
+    unasked: tuple[Question, ...] = ONCE
+
+
+class SensorClocks:
+    """``clock`` is monotonic seconds. A device that is lost is asked everything anew once it is back."""
+
+    def __init__(self, library: Library, clock: Callable[[], float]) -> None:
+        self._library = library
+        self._clock = clock
+        self._activity, self._profile = ProcessActivity(library), Profile(library)
+        self._kept: dict[str, _Kept] = {}
+
+    def refresh(self, devices: Iterable[Device], lose: Callable[[Device, str], None]) -> None:
+        """Asks the slow questions of the devices whose turn it is; ``lose`` hears which of them are lost."""
+        present = [device for device in devices if device.handle is not None and device.parent_uuid is None]
+        self._kept = {device.uuid: self._kept.get(device.uuid) or _Kept() for device in present}
+        began = self._clock()
+        for device in sorted(present, key=lambda device: self._kept[device.uuid].due):
+            kept, now = self._kept[device.uuid], self._clock()
+            if kept.due > began or now - began > SLOW_BUDGET_SECONDS:
+                return
+            self._library.at(device.index)
+            try:
+                self._ask_slowly(device, kept)
+                kept.due = now + SLOW_SECONDS
+            except DeviceLost as lost:
+                lose(device, lost.kind)
+                self.forget(device)
+
+    def forget(self, device: Device) -> None:
+        self._kept.pop(device.uuid, None)
+        self._profile.forget(device.uuid)
+
+    def read(self, device: Device, tally: Tally) -> dict[str, Any]:
+        """The values of Sensors that are known. Raises Lost."""
+        kept = self._kept.get(device.uuid) or _Kept()
+        values = {**kept.fixed, **kept.values}
+        for question in FAST:
+            self._ask(question, device, values, tally)
+        tally.extend(kept.tally)
+        return values
+
+    def used_by(self, device: Device, pids: Iterable[int]) -> Mapping[int, float]:
+        """How much of the device each of the processes used lately; without those that are new since it was asked."""
+        kept = self._kept.get(device.uuid) or _Kept()
+        if kept.samples is not None:
+            kept.used_by, kept.samples = {pid: kept.samples.get(pid, 0.0) for pid in pids}, None
+        return kept.used_by
+
+    def _ask_slowly(self, device: Device, kept: _Kept) -> None:
+        kept.values, kept.tally = {}, Tally()
+        kept.samples, kept.used_by = self._activity.ask(device, kept.tally), {}
+        kept.values.update(self._profile.ask(device, kept.tally))
+        for question in SLOW:
+            self._ask(question, device, kept.values, kept.tally)
+        kept.unasked = tuple(
+            question for question in kept.unasked if not self._ask(question, device, kept.fixed, kept.tally)
+        )
+
+    def _ask(self, question: Question, device: Device, values: dict[str, Any], tally: Tally) -> bool:
+        """Puts the answer into ``values``; False if another try may bring one."""
+        try:
+            answer = self._library.query(question.functions, device.handle, *question.arguments)
+        except Unsupported:
+            return True
+        except EnumerationFailed as failure:
+            tally.add(device.uuid, failure.kind, f"{question.fields[0]}: {failure}")
+            return False
+        numbers = answer if isinstance(answer, (tuple, list)) else (answer,)
+        possible = True
+        for name, number in zip(question.fields, numbers, strict=False):
+            if number == question.unknown:
+                continue
+            if 0 <= number <= question.limit:
+                values[name] = question.meaning(number)
+            else:
+                possible = False
+                tally.add(device.uuid, IMPOSSIBLE, f"{name} {number}")
+        return possible

@@ -1,0 +1,105 @@
+"""Names of containers and pods, from the files that their managers leave: no socket, no API, no privilege of theirs.
+
+``/var/log/containers`` and ``/var/log/pods`` (kubelet) are open to every user. What Docker, Podman, CRI-O and
+containerd keep is mostly root's: without it a container has its id and no name.
+Does not cover: containers of a user's own Podman or Docker, whose files the user writes.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from gpumond.protocol.messages import clean
+from gpumond.sources.process.cgroups import ProcessPlacement
+
+MAX_FILE_BYTES = 8 * 1024 * 1024
+
+STORES = ("var/lib/containers/storage", "run/containers/storage")
+"""Podman's and CRI-O's; the latter is for containers that vanish when they end (--rm)."""
+BUNDLES = ("run/containerd", "run/k3s/containerd")
+KEYS: tuple[tuple[str, ...], ...] = (
+    ("io.kubernetes.cri.container-name", "io.kubernetes.container.name", "nerdctl/name"),
+    ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
+    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
+)
+"""Annotations of an OCI configuration that name the container, its pod and its namespace."""
+
+
+class Names(NamedTuple):
+    container: str | None = None
+    pod: str | None = None
+    namespace: str | None = None
+
+
+class Containers:
+    """``root`` is the host's root directory, or where a container has it mounted."""
+
+    def __init__(self, root: str = "/") -> None:
+        self._root = root
+
+    def names(self, place: ProcessPlacement) -> Names:
+        """What can be known of the container that a place names; a delegated one could name anybody's."""
+        if place.container is None or place.delegated:
+            return Names()
+        names = Names()
+        for found in self._found(place.container, place.pod_uid):
+            names = Names(
+                *(clean(ours or theirs) if ours or theirs else None for ours, theirs in zip(names, found, strict=True))
+            )
+            if names.container and (names.pod or not place.pod_uid):
+                break
+        return names
+
+    def _found(self, container: str, pod_uid: str | None) -> Iterator[Names]:
+        for log in self._glob(f"var/log/containers/*_*_*-{container}.log"):
+            pod, namespace, name = os.path.basename(log).removesuffix(f"-{container}.log").split("_", 2)
+            yield Names(name, pod, namespace)
+        if pod_uid:
+            for directory in self._glob(f"var/log/pods/*_*_{pod_uid}"):
+                namespace, pod, _ = os.path.basename(directory).split("_", 2)
+                yield Names(None, pod, namespace)
+        yield _named(_text(self._json(f"var/lib/docker/containers/{container}/config.v2.json"), "Name").lstrip("/"))
+        yield from self._stored(container)
+        for root in BUNDLES:
+            for file in self._glob(f"{root}/io.containerd.runtime.v2.task/*/{container}/config.json"):
+                yield _annotated(self._json(file))
+
+    def _stored(self, container: str) -> Iterator[Names]:
+        for store in STORES:
+            directory = f"{store}/overlay-containers"
+            yield _annotated(self._json(f"{directory}/{container}/userdata/config.json"))
+            for index in ("containers.json", "volatile-containers.json"):
+                entries = self._json(f"{directory}/{index}")
+                for entry in entries if isinstance(entries, list) else ():
+                    if _text(entry, "id") == container and isinstance(entry.get("names"), list) and entry["names"]:
+                        yield _named(str(entry["names"][0]))
+
+    def _glob(self, pattern: str) -> Iterator[str]:
+        return (path for path in glob.glob(pattern, root_dir=self._root))
+
+    def _json(self, path: str) -> Any:
+        try:
+            with open(os.path.join(self._root, path), "rb") as file:
+                return json.loads(file.read(MAX_FILE_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+
+def _named(name: str) -> Names:
+    """Docker's shim and CRI-O name containers ``k8s_NAME_POD_NAMESPACE_UID_ATTEMPT``."""
+    parts = name.split("_")
+    return Names(*parts[1:4]) if parts[0] == "k8s" and len(parts) >= 6 else Names(name)
+
+
+def _annotated(configuration: Any) -> Names:
+    annotations = configuration.get("annotations") if isinstance(configuration, dict) else None
+    return Names(*(next(filter(None, (_text(annotations, key) for key in keys)), None) for keys in KEYS))
+
+
+def _text(values: Any, key: str) -> str:
+    value = values.get(key) if isinstance(values, Mapping) else None
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,190 @@
+"""Completes a reading with what the host knows of the processes in it: container, pod, unit, job and state.
+
+All of it is read on the host's side, in the collector's child: what a program says of itself is no part of it.
+No command lines, no environments. Does not cover: who a pid is (processes.py).
+
+In a PID namespace of its own the daemon may find another process under a pid that the driver means for the
+host's. There a process is taken for the listed one only if it has a device open.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from gpumond.host.peer_credentials import in_private_pid_namespace
+from gpumond.model.snapshot import DeviceReading, ProcessUsage, Reading
+from gpumond.protocol.messages import clean
+from gpumond.sources.process.cgroups import ProcessPlacement, place
+from gpumond.sources.process.containers import Containers, Names
+from gpumond.sources.process.device_holders import DeviceHolders
+from gpumond.sources.process.device_nodes import OpenDeviceNodes
+from gpumond.sources.process.kubelet import SOCKET, Kubelet
+from gpumond.sources.process.procfs import ProcessStart, life
+
+FORGET_SECONDS = 30.0
+"""Containers are renamed, processes moved between cgroups: so often all is looked up again."""
+
+WAITING_SECONDS = 10.0
+"""Every process is in an uninterruptible call now and then; for so long it has to be found in one."""
+
+_LOGIN = re.compile(r"session-.+\.scope")
+"""The unit of what someone started by hand. Nobody ends it after them, unless systemd does (KillUserProcesses)."""
+
+_STATES = {"Z": "zombie", "X": "zombie", "T": "stopped", "t": "stopped"}
+
+
+class _Owner(NamedTuple):
+    place: ProcessPlacement
+    names: Names
+
+
+class ProcessMetadata:
+    """``proc``, ``sys``, ``root`` and ``dev`` are directories with the shapes of /proc, /sys, / and /dev."""
+
+    def __init__(
+        self,
+        proc: str = "/proc",
+        sys: str = "/sys",
+        root: str = "/",
+        dev: str = "/dev",
+        clock: Callable[[], float] = time.monotonic,
+        is_private: bool | None = None,
+        kubelet: Kubelet | None = None,
+    ) -> None:
+        self._proc, self._clock = proc, clock
+        self._is_private = bool(in_private_pid_namespace(proc)) if is_private is None else is_private
+        self._has_nodes = any(os.path.exists(f"{dev}/{node}") for node in ("nvidiactl", "dri"))
+        self._containers = Containers(root)
+        self._kubelet = kubelet or Kubelet(os.path.join(root, SOCKET))
+        self._holders = DeviceHolders(proc, sys, clock)
+        self._nodes = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/"), proc)
+        self._known: dict[tuple[int, int], _Owner] = {}
+        self._same: set[tuple[int, int]] = set()
+        self._waiting: dict[tuple[int, int], float] = {}
+        self._orphans: dict[tuple[int, int, int], bool] = {}
+        """By pid, start time and parent."""
+        self._forget_at = float("-inf")
+
+    def complete(self, reading: Reading, lives: Mapping[int, ProcessStart] = MappingProxyType({})) -> Reading:
+        """``lives``: what is known of its processes already."""
+        self._lives = lives
+        if self._clock() >= self._forget_at:
+            self._known.clear()
+            self._same.clear()
+            self._orphans.clear()
+            self._waiting = {key: since for key, since in self._waiting.items() if life(self._proc, key[0])}
+            self._forget_at = self._clock() + FORGET_SECONDS
+        return replace(reading, devices=tuple(map(self._device, self._holders.add(reading.devices))))
+
+    def _device(self, device: DeviceReading) -> DeviceReading:
+        if not device.processes:
+            return device
+        in_doubt = self._is_private and self._has_nodes and device.vendor != "sim"
+        processes = tuple(self._process(process, in_doubt) for process in device.processes)
+        return replace(device, processes=self._in_pods(device, processes))
+
+    def _in_pods(self, device: DeviceReading, processes: tuple[ProcessUsage, ...]) -> tuple[ProcessUsage, ...]:
+        """Names the pod that no file names, if one pod only is on the device and it was allocated to one only."""
+        places = [
+            self._known[key].place if (key := _key(process)) in self._known else ProcessPlacement()
+            for process in processes
+        ]
+        if len({place.pod_uid for place in places if place.pod_uid}) != 1:
+            return processes
+        return tuple(
+            self._in_pod(device, process) if place.pod_uid and not place.delegated else process
+            for process, place in zip(processes, places, strict=True)
+        )
+
+    def _in_pod(self, device: DeviceReading, process: ProcessUsage) -> ProcessUsage:
+        if process.pod_name or process.container is None or process.start_ticks is None:
+            return process
+        pod = self._kubelet.pod((device.uuid, device.pci_bus_id), process.start_ticks)
+        return replace(process, pod_name=pod.name, pod_namespace=pod.namespace) if pod else process
+
+    def _process(self, process: ProcessUsage, in_doubt: bool) -> ProcessUsage:
+        now = self._lives.get(process.pid) or life(self._proc, process.pid)
+        if now is None:
+            return process if self._is_private else replace(process, state="gone")
+        if in_doubt and not self._is_same(process.pid, now.start_ticks):
+            return replace(process, start_ticks=None, comm=None, uid=None, user=None)
+        if now.start_ticks != process.start_ticks:
+            return process  # the pid has passed to another process since the reading
+        owner = self._owner(process.pid, now.start_ticks)
+        return ProcessUsage(  # not replace(), which takes three times as long, for each process of each reading
+            process.pid,
+            process.start_ticks,
+            process.used_bytes,
+            process.kinds,
+            process.comm,
+            process.uid,
+            process.user,
+            container=owner.place.container,
+            container_name=owner.names.container,
+            pod_name=owner.names.pod,
+            pod_namespace=owner.names.namespace,
+            unit=clean(owner.place.unit) if owner.place.unit else None,
+            slurm_job=owner.place.slurm_job,
+            state=self._state(process.pid, now),
+            utilization_ratio=process.utilization_ratio,
+            orphaned=self._is_orphan(process.pid, now, owner.place),
+            idle_seconds=process.idle_seconds,
+        )
+
+    def _is_orphan(self, pid: int, now: ProcessStart, place: ProcessPlacement) -> bool | None:
+        """A child is born into its parent's session: one whose parent is of another was handed on to a reaper (init,
+        or a subreaper), as its own parent is gone. One that leads its session made it, and may be meant to be alone.
+        """
+        if place.unit is not None and not _LOGIN.fullmatch(place.unit):
+            return False  # a service manager knows it, and can end it
+        if now.session == pid:
+            return False
+        key = (pid, now.start_ticks, now.parent)
+        if key not in self._orphans:
+            parent = life(self._proc, now.parent) if now.parent else None
+            if parent is None or not now.session:
+                return None  # of another PID namespace, or gone just now
+            self._orphans[key] = parent.session != now.session
+        return self._orphans[key]
+
+    def _state(self, pid: int, now: ProcessStart) -> str:
+        key = (pid, now.start_ticks)
+        if now.state != "D":
+            self._waiting.pop(key, None)
+            return _STATES.get(now.state, "alive")
+        since = self._waiting.setdefault(key, self._clock())
+        return "uninterruptible" if self._clock() - since >= WAITING_SECONDS else "alive"
+
+    def _owner(self, pid: int, start_ticks: int) -> _Owner:
+        known = self._known.get((pid, start_ticks))
+        if known is not None:
+            return known
+        where = place(self._cgroup(pid))
+        owner = _Owner(where, self._containers.names(where))
+        again = life(self._proc, pid)
+        if again is None or again.start_ticks != start_ticks:
+            return _Owner(ProcessPlacement(), Names())  # it was another process's cgroup
+        self._known[pid, start_ticks] = owner
+        return owner
+
+    def _is_same(self, pid: int, start_ticks: int) -> bool:
+        if (pid, start_ticks) not in self._same and self._nodes.nodes(pid):
+            self._same.add((pid, start_ticks))
+        return (pid, start_ticks) in self._same
+
+    def _cgroup(self, pid: int) -> str:
+        try:
+            with open(f"{self._proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+                return file.read(16384)
+        except OSError:
+            return ""
+
+
+def _key(process: ProcessUsage) -> tuple[int, int | None]:
+    return process.pid, process.start_ticks

@@ -1,0 +1,132 @@
+"""Who a pid is, from /proc: start time, command name, owner, state.
+
+Covers: vanished pids, pids of another PID namespace (both unknown), reused pids (never mistaken for
+the one before), command names with any bytes in them.
+Does not cover: containers, command lines, environments.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import NamedTuple
+
+from gpumond.protocol.messages import clean
+
+STAT_BYTES = 1024
+"""More than a stat line needs up to its 22nd field."""
+
+
+class ProcessOwner(NamedTuple):
+    """Unknown (all None) where /proc does not know the pid. ``start_ticks`` counts from boot, in USER_HZ."""
+
+    start_ticks: int | None = None
+    comm: str | None = None
+    uid: int | None = None
+    user: str | None = None
+
+
+UNKNOWN = ProcessOwner()
+
+KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD of the kernel's include/linux/sched.h."""
+
+
+class ProcessStart(NamedTuple):
+    """What changes while a process lives: ``state`` is the kernel's letter, ``flags`` are the kernel's PF_*.
+
+    ``parent`` and ``session`` are pids, 0 where they are of another PID namespace.
+    """
+
+    start_ticks: int
+    state: str
+    flags: int
+    parent: int
+    session: int
+
+
+def life(root: str, pid: int) -> ProcessStart | None:
+    """None if there is no such process."""
+    try:
+        return _life(_content(f"{root}/{pid}/stat").rpartition(b")")[2].split(maxsplit=20))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _life(fields: list[bytes]) -> ProcessStart:
+    return ProcessStart(int(fields[19]), fields[0].decode("ascii"), int(fields[6]), int(fields[1]), int(fields[3]))
+
+
+class ProcessTable:
+    """Identities of the pids that devices list. ``root`` is a directory with the shape of /proc."""
+
+    def __init__(self, root: str = "/proc") -> None:
+        self._root = root
+        self.lives: dict[int, ProcessStart] = {}
+        """Of those asked for last: their stat is read for the identity anyway."""
+        self._known: dict[int, tuple[bytes, ProcessOwner]] = {}
+
+    def pid_max(self) -> int:
+        """The largest pid that this kernel gives out."""
+        try:
+            return int(_content(f"{self._root}/sys/kernel/pid_max"))
+        except (OSError, ValueError):
+            return 4194304  # the kernel's own limit, PID_MAX_LIMIT
+
+    def read(self, pids: Iterable[int]) -> Mapping[int, ProcessOwner]:
+        """The identity of each pid; those not asked for are forgotten."""
+        self.lives = {}
+        self._known = {pid: self._look_up(pid) for pid in set(pids)}
+        return {pid: identity for pid, (_, identity) in self._known.items()}
+
+    def _look_up(self, pid: int) -> tuple[bytes, ProcessOwner]:
+        """The owner is read once for a start time and a name: it changes with an exec, if at all."""
+        key = self._key(pid)
+        cached = self._known.get(pid)
+        if cached is not None and cached[0] == key:
+            return cached
+        name, _, ticks = key.rpartition(b")")
+        try:
+            uid = self._uid(pid)
+            identity = ProcessOwner(int(ticks), clean(name.decode("utf-8", "replace")), uid, user_name(uid))
+        except (OSError, ValueError, IndexError):
+            return b"", UNKNOWN
+        # The pid may have passed to another process between the two files.
+        return (key, identity) if self._key(pid) == key else (b"", UNKNOWN)
+
+    def _key(self, pid: int) -> bytes:
+        """``comm)start_ticks``, or nothing if the process is gone. The name may itself hold parentheses."""
+        try:
+            stat = _content(f"{self._root}/{pid}/stat")
+        except OSError:
+            return b""
+        before, _, after = stat.rpartition(b")")
+        fields = after.split(maxsplit=20)
+        if len(fields) <= 20:
+            return b""
+        self.lives[pid] = _life(fields)
+        return before.partition(b"(")[2] + b")" + fields[19]
+
+    def _uid(self, pid: int) -> int:
+        """The effective uid, as SO_PEERCRED has it; the directory's owner would be root for undumpable processes."""
+        status = _content(f"{self._root}/{pid}/status", 4096)
+        return int(status.partition(b"\nUid:")[2].split(maxsplit=2)[1])
+
+
+@cache
+def user_name(uid: int) -> str | None:
+    """The account's name, None for a uid without one."""
+    try:
+        return clean(pwd.getpwuid(uid).pw_name)
+    except (KeyError, OSError):
+        return None
+
+
+def _content(path: str, size: int = STAT_BYTES) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, size)
+    finally:
+        os.close(descriptor)

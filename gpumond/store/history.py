@@ -1,0 +1,62 @@
+"""The history over a restart: a few series a tick are gathered, so that no tick waits for all, and then written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Protocol
+
+from gpumond.errors import StoreUnavailable
+from gpumond.history import Coarse, History
+
+EVERY_SECONDS = 300.0
+SERIES_A_TICK = 4
+"""Each takes about 0.3 ms."""
+
+
+class HistoryStore(Protocol):
+    """What is needed of the store; raises StoreUnavailable."""
+
+    async def keep_history(self, history: Iterable[Coarse]) -> None: ...
+    async def history(self) -> list[Coarse]: ...
+
+
+class HistoryPersistence:
+    def __init__(self, store: HistoryStore) -> None:
+        self._store = store
+        self._under_way: Iterator[Coarse] | None = None
+        self._gathered: list[Coarse] = []
+        self._due = EVERY_SECONDS
+        self._writing: asyncio.Future[None] | None = None
+
+    async def restore(self, history: History) -> None:
+        """What the daemon before had seen, for what is still there."""
+        try:
+            history.restore(await self._store.history())
+        except StoreUnavailable:
+            pass  # the store has logged it
+
+    def turn(self, history: History, elapsed: float) -> None:
+        """One tick's part of it; waits for nothing."""
+        if self._under_way is None:
+            if elapsed < self._due:
+                return
+            self._under_way = history.coarse()
+        some = list(islice(self._under_way, SERIES_A_TICK))
+        self._gathered += some
+        if not some:
+            whole, self._gathered = tuple(self._gathered), []
+            self._under_way, self._due = None, elapsed + EVERY_SECONDS
+            self._writing = asyncio.ensure_future(self._write(whole))
+
+    async def close(self, history: History) -> None:
+        if self._writing is not None:
+            await self._writing
+        await self._write(tuple(history.coarse()))
+
+    async def _write(self, series: tuple[Coarse, ...]) -> None:
+        try:
+            await self._store.keep_history(series)
+        except StoreUnavailable:
+            pass  # it was said; what is due next time is written then

@@ -1,0 +1,58 @@
+"""Small values for tests: everything has a default, a test names only what it is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpumond.model.pools import PoolUsage, Reclaimable
+from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, ProcessUsage, Snapshot, SourceState
+
+GIB = 1024**3
+
+
+def make_process(pid: int = 10, used_bytes: int | None = GIB, **fields: Any) -> ProcessUsage:
+    return ProcessUsage(**{"pid": pid, "start_ticks": 100, "used_bytes": used_bytes, "kinds": ("compute",)} | fields)
+
+
+def make_device(uuid: str = "GPU-a", **fields: Any) -> DeviceReading:
+    defaults: dict[str, Any] = {"index": 0, "size_bytes": 80 * GIB, "used_bytes": 0, "processes": ()}
+    return DeviceReading(uuid=uuid, **defaults | fields)
+
+
+def make_pool(
+    device_uuid: str = "GPU-a", live: int = 0, cached: int = 0, stranded: int = 0, **fields: Any
+) -> PoolUsage:
+    defaults: dict[str, Any] = {
+        "allocator": "torch",
+        "live_bytes": live,
+        "held_bytes": live + cached + stranded,
+        "reclaimable": Reclaimable(cached, cached, cached),
+        "stranded_bytes": stranded,
+    }
+    return PoolUsage(device_uuid=device_uuid, **defaults | fields)
+
+
+def make_report(pid: int = 10, pools: tuple[PoolUsage, ...] = (), **fields: Any) -> AgentReport:
+    defaults: dict[str, Any] = {
+        "start_ticks": 100,
+        "uid": 1000,
+        "workload": "train",
+        "age_seconds": 0.1,
+        "frameworks": ("torch 2.13.0",),
+        "flush_policy": "allow",
+    }
+    return AgentReport(pid=pid, pools=pools, **defaults | fields)
+
+
+def make_snapshot(*devices: DeviceReading, **fields: Any) -> Snapshot:
+    defaults: dict[str, Any] = {
+        "seq": 1,
+        "taken_at": 1_000_000.0,
+        "elapsed_seconds": 1.0,
+        "source": SourceState("sim", up=True, responsive=True),
+    }
+    return Snapshot(devices=devices, **defaults | fields)
+
+
+def make_fault(device_uuid: str | None = None, kind: str = "gpu_is_lost", source: str = "nvml") -> Fault:
+    return Fault(source, kind, device_uuid, "for a test")

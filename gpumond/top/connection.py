@@ -1,0 +1,123 @@
+"""How the daemon answers, and all that there is to say, in lines and in full."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+
+from gpumond.errors import DaemonError
+from gpumond.model.units import duration
+from gpumond.top.notices import FrameNotice
+from gpumond.top.panel import Panel, clipped
+from gpumond.top.sanitize import plain
+from gpumond.top.view import View
+
+SILENT_SECONDS = 3.0
+WITHDRAWN_SECONDS = 6.0
+"""After so long without an answer no number is shown any more."""
+STALE_SECONDS, STALE_INTERVALS = 5.0, 3.0
+STARTING = 503
+STYLES = {"bad": "bold reverse", "warn": "bold", "note": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionState:
+    """How the daemon answers; times are of the monotonic clock here, as its own clock may be another machine's."""
+
+    answered_at: float
+    fresh_at: float = 0.0
+    seq: int | None = None
+    interval_seconds: float = 0.0
+    error: str = ""
+    starting: str = ""
+
+    def heard(self, answer: View | DaemonError, now: float) -> ConnectionState:
+        if isinstance(answer, View):
+            fresh = now if answer.seq != self.seq else self.fresh_at
+            return ConnectionState(now, fresh, answer.seq, answer.interval_seconds)
+        if answer.status == STARTING:
+            return ConnectionState(now, starting=plain(answer))
+        return replace(self, error=plain(answer, 400), starting="")
+
+    def withdrawn(self, now: float) -> bool:
+        return self.seq is None or now - self.answered_at > WITHDRAWN_SECONDS
+
+    def remark(self, now: float) -> FrameNotice | None:
+        """What is wrong, if anything."""
+        silence = now - self.answered_at
+        if self.error or silence > SILENT_SECONDS:
+            numbers = (
+                "" if self.seq is None else " Numbers are withdrawn." if self.withdrawn(now) else " Numbers may be old."
+            )
+            detail = self.error or f"nothing heard for {duration(silence)}"
+            return FrameNotice(
+                "bad", "the daemon does not answer", f"{detail}.{numbers} It is asked again every second."
+            )
+        if self.starting:
+            return FrameNotice("note", "starting", self.starting)
+        if self.seq is None:
+            return FrameNotice("note", "asking", "the daemon")
+        stale = now - self.fresh_at
+        if stale > max(STALE_SECONDS, STALE_INTERVALS * self.interval_seconds):
+            return FrameNotice(
+                "bad", f"nothing new for {duration(stale)}", "the daemon answers, but takes no new frame"
+            )
+        return None
+
+
+def headline(url: str, view: View | None, link: ConnectionState, now: float, width: int) -> Text:
+    text = Text(f"gpumond {plain(url, 60)}")
+    wrong = link.remark(now)
+    if wrong:
+        text.append("  ").append(wrong.title.upper(), STYLES[wrong.level])
+    if view:
+        clock = time.strftime("%H:%M:%S", time.localtime(view.taken_at))
+        text.append(f"  {view.source}  frame {view.seq}  {clock}")
+    return clipped(text, width)
+
+
+def remarks(view: View | None, link: ConnectionState, now: float, width: int, rows: int) -> Text:
+    """One line each, the gravest first, in at most so many lines."""
+    lines = [_line(*each) for each in _all(view, link, now)]
+    if len(lines) > rows:
+        lines[rows - 1 :] = [Text(f"{len(lines) - rows + 1} more: press a")]
+    return Text("\n").join(clipped(line, width) for line in lines)
+
+
+class RemarksPanel(Panel):
+    """All of them in full."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("a", "dismiss", show=False)]
+
+    def show(self, view: View | None, link: ConnectionState, now: float) -> None:
+        lines = [_line(*each) for each in _all(view, link, now)]
+        self.say(Text("\n\n").join(lines) if lines else Text("no alert, no verdict, nothing wrong"))
+
+
+def _all(view: View | None, link: ConnectionState, now: float) -> Iterator[tuple[str, FrameNotice]]:
+    wrong = link.remark(now)
+    if wrong:
+        yield "", wrong
+    if view is None:
+        return
+    yield from (("", notice) for notice in view.notices)
+    yield from (("alert ", alert) for alert in view.alerts)
+    yield from (("", verdict) for verdict in view.verdicts)
+    yield from (("", entry) for entry in view.stuck)
+    if view.processes and not view.agents:
+        yield (
+            "",
+            FrameNotice("note", "no program carries an agent", "start one with gpumond run -- python YOUR_PROGRAM.py"),
+        )
+    elif view.up and view.devices and not view.processes:
+        yield "", FrameNotice("note", "no process uses a device", "")
+
+
+def _line(kind: str, remark: FrameNotice) -> Text:
+    line = Text().append(f"{kind}{remark.title}", STYLES[remark.level])
+    return line.append(f": {remark.text}" if remark.text else "")

@@ -1,0 +1,88 @@
+"""What a frame says besides its numbers: what is wrong with the picture, alerts, verdicts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from gpumond.engine.events import ORDINARY
+from gpumond.model.units import duration
+from gpumond.top.sanitize import plain
+
+Level = Literal["bad", "warn", "note"]
+
+SEVERITIES = {"critical": 0, "page": 0, "info": 2}
+_WARNING = 1
+_MARKS: dict[int, Level] = {0: "bad", 1: "warn", 2: "note"}
+
+
+@dataclass(frozen=True, slots=True)
+class FrameNotice:
+    level: Level
+    title: str
+    text: str
+
+
+def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
+    source, index = frame["snapshot"]["source"], {}
+    for device in frame["snapshot"]["devices"]:
+        index[device["uuid"]] = f"GPU {device['index']}"
+    if not source["up"]:
+        own = [f["mend"] for f in frame["faults"] if (f["source"], f["kind"]) == (source["name"], source["reason"])]
+        released = source["reason"] == "released"
+        title = "the driver is let go of" if released else f"no device can be read: {plain(source['reason'], 40)}"
+        yield FrameNotice("note" if released else "bad", title, _advised(source["detail"], *own[:1]))
+    elif not index:
+        yield FrameNotice("warn", "no device is here", "the driver answers and lists none")
+    for fault in frame["faults"]:
+        if source["up"] or (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
+            where = index.get(fault["device_uuid"], fault["device_uuid"] or fault["source"])
+            yield FrameNotice("warn", plain(f"{where}: {fault['kind']}", 80), _advised(fault["detail"], fault["mend"]))
+    for condition in frame["conditions"]:
+        where = index.get(condition["device_uuid"], condition["device_uuid"] or "this machine")
+        yield FrameNotice("note", plain(f"{where}: {condition['kind']}", 80), plain(condition["mend"], 400))
+
+
+def _advised(detail: str, mend: str = "") -> str:
+    """What is wrong, and what to do about it, which some say themselves."""
+    parts = (detail,) if mend in detail else (detail, mend)
+    return plain(": ".join(part for part in parts if part), 400)
+
+
+def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
+    """Those that fire first, then the gravest, then the oldest."""
+
+    def rank(alert: Mapping[str, Any]) -> tuple[bool, int, float]:
+        return alert["phase"] != "firing", _severity(alert), alert["active_at"]
+
+    for alert in sorted(frame["alerts"], key=rank):
+        firing = alert["phase"] == "firing"
+        since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
+        age = duration(max(0.0, frame["snapshot"]["taken_at"] - since))
+        title = f"{plain(alert['rule'], 60)} {'fires' if firing else 'pending'} for {age}"
+        summary = plain(dict(alert["annotations"]).get("summary", ""), 400)
+        yield FrameNotice(_MARKS[_severity(alert)] if firing else "note", title, summary)
+
+
+def once(remarks: Iterable[FrameNotice], said: Collection[FrameNotice]) -> Iterator[FrameNotice]:
+    """Without the texts that say again what was said."""
+    for remark in remarks:
+        again = any(other.text and other.text in remark.text for other in said)
+        yield replace(remark, text="") if again else remark
+
+
+def _severity(alert: Mapping[str, Any]) -> int:
+    return SEVERITIES.get(dict(alert["labels"]).get("severity", ""), _WARNING)
+
+
+def verdicts(verdicts: Iterable[Mapping[str, Any]]) -> Iterator[FrameNotice]:
+    """Those that ask for attention, the most urgent first."""
+
+    def urgency(verdict: Mapping[str, Any]) -> tuple[float, float]:
+        left = verdict["time_to_oom_seconds"]
+        return float("inf") if left is None else left, verdict["since"]
+
+    for verdict in sorted((each for each in verdicts if each["kind"] not in ORDINARY), key=urgency):
+        level: Level = "note" if verdict["kind"] == "release" else "warn"
+        yield FrameNotice(level, plain(verdict["kind"], 40), plain(verdict["summary"], 400))

@@ -1,0 +1,47 @@
+"""Who is one of several ranks of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from gpumond.agent.distributed import is_rank
+from gpumond.agent.rate_limit import RateLimit
+
+
+def fails() -> bool:
+    raise RuntimeError("not built with it")
+
+
+def distributed(initialized: Callable[[], bool], size: int) -> dict[str, object]:
+    return {"torch.distributed": SimpleNamespace(is_initialized=initialized, get_world_size=lambda: size)}
+
+
+@pytest.mark.parametrize(
+    ("environ", "modules", "expected"),
+    [
+        ({}, {}, False),
+        ({"WORLD_SIZE": "8", "RANK": "0"}, {}, True),
+        ({"WORLD_SIZE": "1"}, {}, False),
+        ({"WORLD_SIZE": "00"}, {}, False),
+        ({"WORLD_SIZE": "many"}, {}, False),
+        ({"WORLD_SIZE": ""}, {}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, True),
+        ({"SLURM_NTASKS": "16"}, {}, True),
+        ({}, distributed(lambda: True, 2), True),
+        ({}, distributed(lambda: True, 1), False),
+        ({}, distributed(lambda: False, 2), False),
+        ({}, distributed(fails, 2), False),
+        ({}, {"torch.distributed": SimpleNamespace()}, False),
+    ],
+)
+def test_ranks(environ: dict[str, str], modules: dict[str, object], expected: bool) -> None:
+    assert is_rank(environ, modules) is expected
+
+
+def test_a_rate_lets_so_many_through_at_once_and_then_one_each_so_many_seconds() -> None:
+    rate = RateLimit(3, 10.0)
+    moments = [0, 0, 0, 0, 9, 10, 10, 100, 100, 100, 100]
+    assert [rate.allows(now) for now in moments] == [True] * 3 + [False] * 2 + [True, False] + [True] * 3 + [False]

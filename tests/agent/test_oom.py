@@ -1,0 +1,165 @@
+"""Errors that say that the memory is out, whoever raises them, and the picture that is kept of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gpumond import agent
+from gpumond.agent.instrument.oom import OOMS, is_oom, request_bytes
+from gpumond.model.program import OOMS as KEPT
+from gpumond.sim.allocator import CachingAllocator
+from gpumond.sim.card import MIB, OutOfMemory
+from gpumond.testing import make_pool
+from tests.agent.daemon import STANDINS, environment
+from tests.agent.simulated import UUID
+
+
+def an_error(module: str, name: str, text: str, base: type[Exception] = RuntimeError) -> Exception:
+    """As a library would raise it that is not installed here."""
+    error: Exception = type(name, (base,), {"__module__": module})(text)
+    return error
+
+
+TORCH = (
+    "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is "
+    "free. Including non-PyTorch memory, this process has 78.00 GiB memory in use."
+)
+RMM = "std::bad_alloc: out_of_memory: CUDA error (failed to allocate 1073741824 bytes) at: cuda_memory_resource.hpp:62"
+JAX = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1073741824 bytes."
+
+
+@pytest.mark.parametrize(
+    ("error", "request_"),
+    [
+        (an_error("torch", "OutOfMemoryError", TORCH), int(20.5 * 1024 * MIB)),
+        (an_error("torch.cuda", "OutOfMemoryError", TORCH), int(20.5 * 1024 * MIB)),
+        (an_error("cupy.cuda.memory", "OutOfMemoryError", "Out of memory allocating 1,536 bytes", MemoryError), 1536),
+        (MemoryError(RMM), 1 << 30),
+        (an_error("jaxlib._jax", "XlaRuntimeError", JAX), 1 << 30),
+        (an_error("jax.errors", "JaxRuntimeError", "RESOURCE_EXHAUSTED: Out of memory allocating 1.00TiB."), 1 << 40),
+        (an_error("tensorflow.python.framework.errors_impl", "ResourceExhaustedError", "OOM", Exception), None),
+        (RuntimeError("CUDA error: out of memory"), None),
+        (RuntimeError("HIP out of memory. Tried to allocate 2.00 MiB"), 2 * MIB),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), None),
+        (OutOfMemory("tried to allocate 500.00 MiB on GPU-x"), 500 * MIB),
+    ],
+)
+def test_out_of_memory_errors_are_known_by_their_names(error: Exception, request_: int | None):
+    assert is_oom(error)
+    assert request_bytes(error) == request_
+
+
+class Unspeakable(RuntimeError):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),  # the host's
+        MemoryError("std::bad_alloc"),  # the host's too
+        RuntimeError("out of patience"),
+        an_error("jaxlib._jax", "XlaRuntimeError", "INVALID_ARGUMENT: shapes"),
+        an_error("mine", "OutOfMemoryError", "of my own"),
+        Unspeakable(),
+        KeyboardInterrupt(),
+    ],
+)
+def test_other_errors_are_not(error: BaseException):
+    assert not is_oom(error)
+
+
+def test_a_picture_shows_the_memory_at_the_error(allocator: CachingAllocator):
+    blocks = [allocator.malloc(8 * MIB) for _ in range(5)]
+    allocator.malloc(900 * MIB)
+    allocator.free(blocks[1])
+    with agent.scope("epoch"):
+        allocator.malloc(8 * MIB)
+    with pytest.raises(OutOfMemory), agent.scope("epoch"), agent.scope("forward"):
+        allocator.malloc(300 * MIB)
+    (oom,) = agent.program().ooms
+    assert (oom.number, oom.seen, oom.scope, oom.device_uuid) == (1, "scope", "epoch/forward", UUID)
+    assert oom.request_bytes == 300 * MIB
+    (pool,) = oom.pools
+    now = allocator.statistics()
+    assert (pool.live_bytes, pool.cached_bytes, pool.stranded_bytes) == (now.live_bytes, 0, now.stranded_bytes)
+    assert pool.largest_free_bytes == max(size for _, size, is_free in allocator.blocks() if is_free)
+    assert [(scope.name, scope.kept_bytes) for scope in oom.scopes] == [("epoch", 8 * MIB)]
+
+
+def test_an_error_is_one_error_however_many_scopes_it_passes(allocator: CachingAllocator):
+    with pytest.raises(OutOfMemory), agent.scope("a"), agent.scope("b"), agent.scope("c"):
+        agent.retry_on_oom(allocator.malloc, attempts=1)(2000 * MIB)
+    assert [(oom.number, oom.seen, oom.scope) for oom in agent.program().ooms] == [(1, "retry", "a/b/c")]
+    OOMS.look(agent.report())
+    assert len(agent.program().ooms) == 1
+
+
+def test_an_error_that_nobody_shows_us_is_seen_by_its_counter(allocator: CachingAllocator):
+    OOMS.look(agent.report())
+    assert agent.program().ooms == ()
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(2000 * MIB)
+    OOMS.look(agent.report())
+    OOMS.look(agent.report())
+    (oom,) = agent.program().ooms
+    assert (oom.seen, oom.device_uuid, oom.request_bytes) == ("counter", UUID, None)
+
+
+def test_errors_from_before_the_first_look_are_not_new(allocator: CachingAllocator):
+    OOMS.look((make_pool(ooms=3),))
+    assert agent.program().ooms == ()
+    OOMS.look((make_pool(ooms=4),))
+    assert len(agent.program().ooms) == 1
+
+
+def test_the_newest_pictures_are_kept(allocator: CachingAllocator):
+    for _ in range(KEPT + 3):
+        with pytest.raises(OutOfMemory), agent.scope("x"):
+            allocator.malloc(2000 * MIB)
+    assert [oom.number for oom in agent.program().ooms] == list(range(4, KEPT + 4))
+
+
+OBSERVE = """
+import torch, gpumond.agent as agent
+from gpumond.agent.instrument.oom import OOMS
+from torch.world import ACTIVE, Segment
+observers = []
+torch._C._cuda_attach_out_of_memory_observer = observers.append
+torch.WORLD.reset(initialized=False)
+OOMS.observe()
+print(len(observers))
+torch.WORLD.reset(segments=[Segment([(1 << 20, ACTIVE)])])
+agent.report()
+OOMS.observe()
+OOMS.observe()
+print(len(observers))
+error = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})("Tried to allocate 5.00 MiB")
+try:
+    with agent.scope("train"):
+        print(observers[0](0, 5000, 10, 1))
+        raise error
+except RuntimeError:
+    pass
+(oom,) = agent.program().ooms
+print(oom.seen, oom.scope, oom.request_bytes, oom.device_uuid, oom.pools[0].live_bytes)
+print(observers[0]("no", "such", "call", None))
+"""
+
+
+def test_pytorch_tells_of_an_error_at_its_moment_if_the_program_wants_it():
+    """Asked once, not before CUDA is initialised; the error is then counted once, and never replaced by another."""
+    done = subprocess.run(
+        [sys.executable, "-c", OBSERVE],
+        env=environment("/nowhere", STANDINS),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    device = "GPU-00000000-0000-0000-0000-000000000000"
+    assert done.stdout.splitlines() == ["0", "1", "None", f"observer train 5000 {device} {MIB}", "None"]

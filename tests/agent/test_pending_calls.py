@@ -1,0 +1,148 @@
+"""What is safe in the main thread only: done there if the program has allowed it, in time or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumond.protocol.messages import FlushCommand, FlushResult
+from tests.agent.daemon import STANDINS, Daemon, environment, finished, host
+from tests.agent.test_flush import ask, order, program, tell
+
+WORKSPACES = order(("workspaces", "cache"))
+
+
+def allowed(setup: str = "") -> str:
+    return program(setup=setup).replace("gpumond.agent.start(", "gpumond.agent.start(main_thread=True, ")
+
+
+def test_without_permission_it_is_refused_and_the_rest_is_done(daemon: Daemon) -> None:
+    with host(program(), environment(daemon.path, STANDINS)) as process:
+        result = ask(daemon, WORKSPACES)
+        assert result.outcome == "freed"
+        assert [(step.step, "main thread only" in step.detail) for step in result.steps] == [
+            ("workspaces", True),
+            ("cache", False),
+        ]
+        assert "clear_workspaces" not in finished(process)
+
+
+@pytest.mark.parametrize("how", ["argument", "environment"])
+def test_with_permission_it_is_done_in_the_main_thread(daemon: Daemon, how: str) -> None:
+    code, variables = (allowed(), {}) if how == "argument" else (program(), {"GPUMOND_MAIN_THREAD": "1"})
+    with host(code, environment(daemon.path, STANDINS, **variables)) as process:
+        daemon.wait_peer()
+        assert process.stdin is not None
+        process.stdin.write("while not [c for c in torch.WORLD.calls if 'workspaces' in c]: pass\n")
+        process.stdin.flush()
+        result = ask(daemon, WORKSPACES)
+        assert [step.step for step in result.steps] == ["workspaces", "cache"]
+        assert "clear_workspaces in MainThread" in finished(process)
+
+
+def test_a_main_thread_that_waits_in_a_library_is_not_waited_for_long(daemon: Daemon) -> None:
+    """Here in a read; and what was given up is not done later either."""
+    with host(allowed(), environment(daemon.path, STANDINS)) as process:
+        result = ask(daemon, WORKSPACES)
+        assert result.outcome == "freed"
+        assert "refused: main thread busy" in result.steps[0].detail
+        tell(process, "for _ in range(100_000): pass")
+        assert "clear_workspaces" not in finished(process)
+
+
+def test_not_while_a_captured_graph_may_use_one(daemon: Daemon) -> None:
+    setup = "gpumond.agent.report(); g = torch.cuda.CUDAGraph(); g.capture_begin(); g.capture_end()"
+    with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
+        tell(process, "reason = gpumond.agent.flush(['workspaces'])[0].reason")
+        tell(process, "assert 'captured CUDA graph' in reason, reason")
+        assert "clear_workspaces" not in finished(process)
+
+
+def test_the_program_itself_may_in_its_main_thread(daemon: Daemon) -> None:
+    with host(program(), environment(daemon.path, STANDINS)) as process:
+        tell(process, "gpumond.agent.flush(['workspaces'])")
+        assert "clear_workspaces in MainThread" in finished(process)
+
+
+def test_a_forked_child_does_not_do_what_its_parent_was_asked(daemon: Daemon) -> None:
+    code = """
+import os, sys, threading, time
+from gpumond.agent import mainthread
+done = []
+asked = threading.Event()
+def from_a_thread():
+    mainthread._calls.append(mainthread._Task(lambda: done.append(os.getpid())).carry_out)
+    asked.set()
+thread = threading.Thread(target=from_a_thread)
+thread.start(); asked.wait(); thread.join()
+child = os.fork()
+mainthread._next(None)
+if child == 0:
+    os._exit(len(done))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(done))
+"""
+    with host(code, environment(daemon.path), "-W", "ignore") as process:
+        assert finished(process) == "0 1\n"
+
+
+HANDLER = """
+import os, signal, sys, threading, time
+from gpumond.agent import mainthread
+
+class Alarm(Exception):
+    def __init__(self, first, second):
+        self.first = first
+
+def handler(number, frame):
+    RAISE
+
+signal.signal(signal.SIGUSR1, handler)
+answers = []
+def interrupted():
+    os.kill(os.getpid(), signal.NUMBER)
+    for _ in range(1_000_000):
+        pass
+def asks():
+    try:
+        mainthread.run(interrupted, 20)
+    except mainthread.Busy as busy:
+        answers.append(busy)
+thread = threading.Thread(target=asks, daemon=True)
+thread.start()
+try:
+    while True:
+        pass
+except BaseException as error:
+    print(type(error).__name__, getattr(error, "first", ""), len(answers))
+    sys.stdout.flush()
+    raise
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "raising", "status", "line"),
+    [
+        ("SIGUSR1", "sys.exit(7)", 7, "SystemExit  1\n"),
+        ("SIGUSR1", "raise Alarm(1, 2)", 1, "Alarm 1 1\n"),
+        ("SIGINT", "pass", -2, "KeyboardInterrupt  1\n"),
+    ],
+)
+def test_what_a_signal_handler_raises_meanwhile_reaches_the_program(
+    daemon: Daemon, number: str, raising: str, status: int, line: str
+) -> None:
+    code = HANDLER.replace("RAISE", raising).replace("NUMBER", number)
+    with host(code, environment(daemon.path)) as process:
+        out, _ = process.communicate(timeout=30)
+        assert (out, process.returncode) == (line, status)
+
+
+def test_the_librarys_own_error_is_the_answer(daemon: Daemon) -> None:
+    setup = "torch._C._cuda_clearCublasWorkspaces = lambda: 1 / 0"
+    with host(allowed(setup), environment(daemon.path, STANDINS)) as process:
+        daemon.wait_peer()
+        assert process.stdin is not None
+        process.stdin.write("import time; end = time.time() + 3\nwhile time.time() < end: pass\n")
+        process.stdin.flush()
+        result = ask(daemon, FlushCommand("f1", "torch", ("workspaces", "cache")))
+        assert isinstance(result, FlushResult)
+        assert (result.outcome, "ZeroDivisionError" in result.reason) == ("failed", True)
+        process.kill()

@@ -1,0 +1,152 @@
+"""A program's own account of itself, as the real daemon shows it, and what can be asked of it there."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.daemon import environment, finished, host
+from tests.agent.test_program_report import UUID, attempt, program, tell
+from tests.running import RunningDaemon, until
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def daemon(serve: Callable[..., RunningDaemon], tmp_path: Path) -> RunningDaemon:
+    return serve("--source", "sim", "--interval", "0.2", environ={"GPUMOND_SIM_DIR": os.fspath(tmp_path / "cards")})
+
+
+@contextmanager
+def running(daemon: RunningDaemon, directory: Path, allow_limit: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A program that the daemon has heard of."""
+    environ = environment(daemon.socket, XDG_STATE_HOME=os.fspath(directory / "state"))
+    with host(program(directory / "cards", allow_limit), environ) as process:
+        until(lambda: daemon.request("/api/v1/agents")[0] == 200 and daemon.get("agents"))
+        yield process
+
+
+def post(daemon: RunningDaemon, path: str, body: object = None) -> tuple[int, Any]:
+    token = (daemon.directory / "token").read_text().strip()
+    status, answer, _ = daemon.request(path, {} if body is None else body, Authorization=f"Bearer {token}")
+    return status, json.loads(answer)
+
+
+def listed(daemon: RunningDaemon, kind: str) -> list[dict[str, Any]]:
+    events = json.loads(daemon.request("/api/v1/events", Accept="application/json")[1])
+    return [event for event in events if event["kind"] == kind]
+
+
+def test_scopes_and_steps_are_metrics(daemon: RunningDaemon, tmp_path: Path):
+    with running(daemon, tmp_path) as process:
+        tell(process, "for _ in range(7): agent.step()")
+        tell(process, "with agent.scope('epoch'), agent.scope('forward'): kept = allocator.malloc(100 * MIB)")
+        own = {"pid": str(process.pid), "workload": "team/train"}
+        until(lambda: daemon.value("gpumond_scope_entries_total", scope="epoch/forward", **own) == 1)
+        assert daemon.value("gpumond_scope_kept_bytes", scope="epoch", uuid=UUID, **own) == 100 * MIB
+        assert daemon.value("gpumond_scope_peak_bytes", scope="epoch", uuid=UUID, **own) == 150 * MIB
+        assert daemon.value("gpumond_scope_retries_total", scope="epoch", **own) == 0
+        assert daemon.value("gpumond_steps_total", **own) == 7
+        assert daemon.value("gpumond_step_live_bytes", **own) == 50 * MIB
+        assert daemon.value("gpumond_step_kept_bytes", **own) is None
+        (report,) = daemon.get("agents")
+        assert report["program"]["scopes"][0]["devices"][0]["peak_exact"] is True
+        finished(process)
+
+
+def test_an_error_is_an_event_with_its_picture_and_a_counter(daemon: RunningDaemon, tmp_path: Path):
+    with running(daemon, tmp_path) as process:
+        tell(process, attempt("agent.scope('epoch')(agent.retry_on_oom(allocator.malloc, attempts=2))(2000 * MIB)"))
+        first, second = until(lambda: listed(daemon, "oom") if len(listed(daemon, "oom")) > 1 else [])
+        assert second["id"] == first["id"] + 1
+        assert (first["pid"], first["workload"], first["device_uuid"]) == (process.pid, "team/train", UUID)
+        details = dict(first["details"])
+        assert (details["scope"], details["request_bytes"], details["live_bytes"]) == ("epoch", 2000 * MIB, 50 * MIB)
+        own = {"pid": str(process.pid), "workload": "team/train"}
+        assert daemon.value("gpumond_oom_retries_total", **own) == 1
+        assert daemon.value("gpumond_oom_rescues_total", **own) == 0
+        assert daemon.value("gpumond_scope_ooms_total", scope="epoch", **own) == 1
+        assert daemon.value("gpumond_events_total", kind="oom") == 2
+        finished(process)
+    (gone,) = until(lambda: listed(daemon, "agent-gone"))
+    assert gone["pid"] == process.pid
+
+
+def test_a_program_that_ends_out_of_memory_says_so_with_its_last_breath(daemon: RunningDaemon, tmp_path: Path):
+    """Nothing catches the error; the exit code and the traceback are the program's own."""
+    with running(daemon, tmp_path) as process:
+        out, err = process.communicate("allocator.malloc(2000 * MIB)\n", timeout=30)
+        assert (process.returncode, out) == (1, "")
+        assert err.splitlines()[-1].startswith("gpumond.sim.card.OutOfMemory: tried to allocate 2000.00 MiB")
+        (event,) = until(lambda: listed(daemon, "oom"))
+        assert (event["pid"], dict(event["details"])["live_bytes"]) == (process.pid, 50 * MIB)
+        assert [gone["pid"] for gone in until(lambda: listed(daemon, "agent-gone"))] == [process.pid]
+
+
+def test_the_stream_tells_what_happens(daemon: RunningDaemon, tmp_path: Path):
+    with running(daemon, tmp_path) as process:
+        (came,) = until(lambda: listed(daemon, "agent-connected"))
+        address = daemon.url.removeprefix("http://")
+        connection = http.client.HTTPConnection(address, timeout=30)
+        connection.request("GET", "/api/v1/events", headers={"Accept": "text/event-stream"})
+        stream = connection.getresponse()
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        tell(process, "allocator.free(allocator.malloc(100 * MIB))")
+        until(lambda: daemon.value("gpumond_pool_reclaimable_bytes", pid=str(process.pid)))
+        assert daemon.flush(target={"pid": process.pid}, steps=["cache"])[0] == 200
+        lines: list[str] = []
+        while not any(line.startswith("data:") and '"flush"' in line for line in lines):
+            lines.append(stream.readline().decode().rstrip("\n"))
+        connection.close()
+        told = json.loads(lines[-1].removeprefix("data: "))
+        assert (told["pid"], dict(told["details"])["outcome"]) == (process.pid, "freed")
+        assert f"id: {told['id']}" in lines
+        again = http.client.HTTPConnection(address, timeout=30)
+        again.request("GET", "/api/v1/events", headers={"Last-Event-ID": str(came["id"] - 1)})
+        missed = again.getresponse()
+        while not (line := missed.readline().decode()).startswith("data:"):
+            pass
+        assert json.loads(line.removeprefix("data: ")) == came
+        assert daemon.stop() == 0  # with readers on the line
+        again.close()
+
+
+def test_a_limit_is_set_from_outside_and_in_the_audit(daemon: RunningDaemon, tmp_path: Path):
+    with running(daemon, tmp_path, allow_limit=True) as process:
+        status, applied = post(daemon, f"/api/v1/agents/{process.pid}/limit", {"limit_bytes": 300 * MIB})
+        assert (status, applied[0]["applied"], applied[0]["device_uuid"]) == (200, True, UUID)
+        tell(process, "assert allocator.limit_bytes == 300 * MIB")
+        entries = [entry for entry in daemon.get("audit") if entry["action"].startswith("agent.limit")]
+        assert [entry["action"] for entry in entries] == ["agent.limit", "agent.limit.answer"]
+        assert entries[0]["detail"]["limit_bytes"] == 300 * MIB
+        finished(process)
+
+
+def test_a_program_that_does_not_allow_a_limit_is_left_alone(daemon: RunningDaemon, tmp_path: Path):
+    with running(daemon, tmp_path) as process:
+        status, problem = post(daemon, f"/api/v1/agents/{process.pid}/limit", {"limit_bytes": 300 * MIB})
+        assert status == 409
+        assert "allow_limit=True" in problem["detail"]
+        tell(process, "assert allocator.limit_bytes is None")
+        assert post(daemon, "/api/v1/agents/1/limit", {"limit_bytes": 5})[0] == 404
+        finished(process)
+
+
+def test_a_snapshot_is_written_by_the_program_for_its_own_user(daemon: RunningDaemon, tmp_path: Path):
+    with running(daemon, tmp_path) as process:
+        status, dump = post(daemon, f"/api/v1/agents/{process.pid}/snapshot")
+        assert status == 200
+        path = Path(dump["path"])
+        assert path.parent == tmp_path / "state" / "gpumond" / "snapshots"
+        assert (path.stat().st_size, path.stat().st_mode & 0o777) == (dump["size_bytes"], 0o600)
+        status, problem = post(daemon, f"/api/v1/agents/{process.pid}/snapshot")
+        assert (status, "a moment ago" in problem["detail"]) == (409, True)
+        finished(process)

@@ -1,0 +1,149 @@
+"""Receivers that fail in every way, on real sockets: nobody else waits, and what is owed is told afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.alerting.outbox import Outbox
+from gpumond.alerting.receivers import Receiver, notifier
+from gpumond.alerting.receivers.http_client import post
+from tests import certificates
+from tests.alerting.listener import OK, Answer, Listener, answer
+from tests.alerting.test_outbox import FIRED, OVER, QUICK, Counts, NoJournal, Recorder, an_alert, until
+from tests.alerting.test_receivers import drip, failure, stall
+
+TEN_MIB = 10 << 20
+
+
+def refuse_tls(connection: socket.socket) -> None:
+    connection.sendall(b"\x15\x03\x03\x00\x02\x02\x28")  # the alert handshake_failure
+
+
+def ten_mib(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 500 X\r\nContent-Length: %d\r\n\r\n" % TEN_MIB)
+    for _ in range(TEN_MIB // 65536):
+        connection.sendall(b"x" * 65536)
+
+
+@pytest.mark.parametrize(
+    ("does", "reason"),
+    [
+        (answer(500), "server_error"),
+        (answer(503), "server_error"),
+        (answer(429, Retry_After="0"), "rate_limited"),
+        (answer(502, Retry_After="0"), "server_error"),
+        (b"", "connection"),
+        (b"SSH-2.0-x\r\n\r\n", "connection"),
+        (ten_mib, "server_error"),
+        (stall, "timeout"),
+        (drip, "timeout"),
+    ],
+    ids=["500", "503", "429", "502", "hangs up", "is no HTTP", "10 MiB", "stalls", "drips"],
+)
+def test_while_one_fails_the_others_are_told_and_it_is_told_when_it_is_back(does: Answer, reason: str):
+    listener, other, counts = Listener(), Recorder("other"), Counts()
+    listener.answer = does
+    hook = notifier(Receiver("hook", "webhook", listener.url))
+
+    async def work() -> None:
+        outbox = Outbox([hook, other], NoJournal(), counts, backoff_seconds=QUICK)
+        await outbox.open()
+        outbox.put([an_alert()])
+        await until(lambda: ("hook", reason) in counts.failed)
+        outbox.put([])
+        await until(lambda: other.told == [FIRED, OVER])
+        listener.answer = OK
+        before = len(listener.requests)
+        await until(lambda: statuses(listener, before) == ["firing", "resolved"])
+        await outbox.close()
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+    listener.close()
+
+
+def statuses(listener: Listener, since: int) -> list[str]:
+    """Of what was asked after that many requests; repeats of one that was under way are one."""
+    told = [alert["status"] for request in listener.requests[since:] for alert in request.json["alerts"]]
+    return [kind for before, kind in zip([None, *told], told, strict=False) if kind != before]
+
+
+@pytest.fixture
+def connected() -> Iterator[list[Any]]:
+    """Every address that this process connects to."""
+    seen: list[Any] = []
+    watching = True
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if watching and event == "socket.connect":
+            seen.append(arguments[1])
+
+    sys.addaudithook(watch)  # it cannot be taken away
+    yield seen
+    watching = False
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize(
+    "place", ["http://169.254.169.254/latest/meta-data", "//[fd00:ec2::254]/", "file:///etc/passwd"]
+)
+def test_a_redirect_leads_nowhere(connected: list[Any], status: int, place: str):
+    listener = Listener()
+    listener.answer = answer(status, Location=place)
+    assert failure(Receiver("hook", "webhook", listener.url)).reason == "redirect"
+    port = int(listener.url.rpartition(":")[2])
+    assert connected == [("127.0.0.1", port)]
+    listener.close()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+def over_tls(directory: Path, name: str) -> Callable[[socket.socket], None]:
+    """Speaks TLS with the certificate of that name, and is content with what it hears."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / f"{name}.crt", directory / f"{name}.key")
+
+    def serve(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secure:
+            heard = b""
+            while not heard.endswith(b"\r\n\r\n{}"):
+                heard += secure.recv(65536)
+            secure.sendall(OK)
+
+    return serve
+
+
+class TlsListener(Listener):
+    """Does nothing before TLS."""
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            assert callable(self.answer)
+            self.answer(connection)
+
+
+@pytest.mark.parametrize(
+    ("server", "trusted", "reason"),
+    [("server", True, None), ("server", False, "tls"), ("stranger", True, "tls"), (None, True, "tls")],
+    ids=["as it should be", "of an authority that is not known", "of another name", "that refuses"],
+)
+def test_a_certificate_has_to_be_right(authority: Path, server: str | None, trusted: bool, reason: str | None):
+    listener = TlsListener()
+    listener.answer = refuse_tls if server is None else over_tls(authority, server)
+    url = listener.url.replace("http", "https")
+    receiver = Receiver("hook", "webhook", url, ca_file=str(authority / "ca.crt") if trusted else None)
+    if reason is None:
+        asyncio.run(post(receiver, "", b"{}"))
+    else:
+        assert failure(receiver).reason == reason
+    listener.close()

@@ -1,0 +1,62 @@
+"""Receivers as they are written: mistakes are named, addresses are not shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpumond.alerting.receivers import NOTIFIERS, notifier
+from gpumond.config import Settings, load
+from gpumond.errors import ConfigError
+
+
+def receivers(tmp_path: Path, text: str) -> Settings:
+    file = tmp_path / "gpumond.yaml"
+    file.write_text(text)
+    return load(file, environ={})
+
+
+def test_without_any_the_log_is_told():
+    assert [receiver.type for receiver in load(environ={}).receivers] == ["log"]
+
+
+def test_each_type_can_be_made_into_a_notifier(tmp_path: Path):
+    settings = receivers(
+        tmp_path,
+        "receivers: [{name: l, type: log}, {name: w, type: webhook, url_file: /a, secret_file: /b},"
+        " {name: am, type: alertmanager, url: 'https://[::1]:9093/x', ca_file: /c, resend: 30s}]",
+    )
+    made = [notifier(receiver.receiver()) for receiver in settings.receivers]
+    assert {receiver.type for receiver in settings.receivers} == set(NOTIFIERS)
+    assert [(each.name, each.resend_seconds) for each in made] == [("l", None), ("w", None), ("am", 30.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[{name: w, type: webhook}]", "exactly one of url and url_file"),
+        ("[{name: w, type: webhook, url: 'http://secret', url_file: /a}]", "exactly one of url and url_file"),
+        ("[{name: w, type: webhook, url: 'file:///secret'}]", "is not http:// or https://"),
+        ("[{name: w, type: webhook, url: 'http://me:secret@host'}]", "without user or password"),
+        ("[{name: w, type: webhook, url: ['http://secret']}]", "url"),
+        ("[{name: w, type: webhook, urll: 'http://secret'}]", "did you mean url?"),
+        ("[{name: w, type: webhook, url: 'http://secret', resend: 1m}]", "resend is for Alertmanager"),
+        ("[{name: am, type: alertmanager, url: 'http://secret', secret_file: /a}]", "bearer_token_file"),
+        ("[{name: l, type: log, url: 'http://secret'}]", "has no url"),
+        ("[{name: l, type: log}, {name: l, type: log}]", "two receivers are called 'l'"),
+        ("[{name: l, type: mail}]", "type"),
+    ],
+)
+def test_a_mistake_is_named_and_no_address_is_shown(tmp_path: Path, text: str, complaint: str):
+    with pytest.raises(ConfigError) as wrong:
+        receivers(tmp_path, f"receivers: {text}")
+    assert complaint in str(wrong.value)
+    assert "secret'" not in str(wrong.value)
+    assert "//secret" not in str(wrong.value)
+
+
+def test_a_rule_can_only_name_a_receiver_that_there_is(tmp_path: Path):
+    rule = "{name: r, scope: device, value: up, below: 1, receivers: [nobody]}"
+    with pytest.raises(ConfigError, match="no receiver 'nobody'"):
+        receivers(tmp_path, f"rules: [{rule}]")

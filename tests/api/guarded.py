@@ -1,0 +1,73 @@
+"""The API behind its guard, and who knocks."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import bcrypt
+import httpx
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gpumond.api.app import create_app
+from gpumond.api.auth import Tokens
+from gpumond.api.guard import Guard, Policy
+from gpumond.config.tokens import Token, digest
+from tests.api.test_app import View, nothing
+
+ADMIN = {"Authorization": "Bearer gpm_own"}
+FLUSH = {"target": {"all": True}}
+RULE = {"name": "hog", "scope": "process", "value": "used_bytes", "above": "40GiB"}
+ALICE = {"alice": bcrypt.hashpw(b"wonder", bcrypt.gensalt(4))}
+OTHERS = [
+    Token("reader", frozenset({"read"}), digest("gpm_reader")),
+    Token("ruler", frozenset({"rules"}), digest("gpm_ruler")),
+    Token("flusher", frozenset({"flush"}), digest("gpm_flusher")),
+]
+
+
+class From:
+    """What a server would say of the connection: the peer's address and, of a Unix socket, its user."""
+
+    def __init__(self, app: ASGIApp, uid: int | None, client: str) -> None:
+        self.app, self.uid, self.client = app, uid, client
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"] = {"uid": self.uid}
+        scope["server"], scope["client"] = ("10.0.0.7", 9917), (self.client, 50000)
+        await self.app(scope, receive, send)
+
+
+class House:
+    """The API behind its guard, over a view made of values."""
+
+    def __init__(self, policy: Policy = Policy(), others: Sequence[Token] = OTHERS, view: View | None = None) -> None:
+        self.view: Any = view or View()
+        self.tokens = Tokens("gpm_own", others=lambda: others, clock=lambda: 0.0)
+        self.app = Guard(create_app(self.view, self.tokens, nothing), self.tokens, policy)
+
+    def ask(
+        self, method: str, path: str, uid: int | None = None, client: str = "127.0.0.1", **options: Any
+    ) -> httpx.Response:
+        async def run() -> httpx.Response:
+            transport = httpx.ASGITransport(app=From(self.app, uid, client), raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9917") as http:
+                return await http.request(method, path, **options)
+
+        return asyncio.run(run())
+
+    def flush(self, headers: Mapping[str, str] = ADMIN, uid: int | None = None, **options: Any) -> httpx.Response:
+        return self.ask("POST", "/api/v1/flushes", uid, headers=headers, json=FLUSH, **options)
+
+    def untouched(self) -> bool:
+        return not self.view.asked and not self.view.asks and not self.view.store.kept
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}

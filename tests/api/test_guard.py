@@ -1,0 +1,189 @@
+"""Who may ask for what: each refusal with its exact status, and nothing changed by any."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import bcrypt
+import pytest
+
+from gpumond.api.guard import Policy
+from gpumond.api.page import PAGE
+from gpumond.api.rate_limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, TokenBucket
+from gpumond.config.web import Web
+from tests.api.guarded import ADMIN, ALICE, FLUSH, OTHERS, RULE, House, basic, bearer
+
+CHANGES = [
+    ("POST", "/api/v1/flushes", FLUSH, "flush"),
+    ("POST", "/api/v1/rules", RULE, "rules"),
+    ("PUT", "/api/v1/rules/hog", RULE, "rules"),
+    ("DELETE", "/api/v1/rules/hog", None, "rules"),
+    ("POST", "/api/v1/release", {"for_seconds": 1}, "admin"),
+    ("POST", "/-/reload", None, "admin"),
+    ("POST", "/api/v1/agents/10/limit", {"limit_bytes": 1}, "admin"),
+    ("POST", "/api/v1/agents/10/snapshot", None, "admin"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "scope"), CHANGES)
+def test_what_changes_something_wants_a_token_with_its_scope(method: str, path: str, body: Any, scope: str):
+    house = House()
+
+    def status(**options: Any) -> int:
+        options = options | ({} if body is None else {"json": body})
+        return house.ask(method, path, **options).status_code
+
+    wrong = [{}, bearer("gpm_wrong"), bearer(""), {"Authorization": "Basic Z3BtX293bjo="}, {"Authorization": "gpm_own"}]
+    assert [status(headers=headers) for headers in wrong] == [401] * len(wrong)
+    assert status(headers={"Cookie": "token=gpm_own"}) == 401
+    assert status(params={"token": "gpm_own", "access_token": "gpm_own"}) == 401
+    names = {"reader": "read", "ruler": "rules", "flusher": "flush"}
+    for name, own in names.items():
+        if own != scope:
+            assert status(headers=bearer(f"gpm_{name}")) == 403
+    assert house.untouched()
+    right = next((f"gpm_{name}" for name, own in names.items() if own == scope), "gpm_own")
+    assert status(headers=bearer(right)) not in (401, 403)
+    assert status(headers=ADMIN) not in (401, 403)
+
+
+@pytest.mark.parametrize(("method", "path", "body", "scope"), CHANGES)
+def test_over_the_unix_socket_the_kernel_says_who_asks(method: str, path: str, body: Any, scope: str):
+    options = {} if body is None else {"json": body}
+    for uid, may in ((os.geteuid(), True), (0, True), (4242, scope == "flush"), (65534, False)):
+        house = House()
+        status = house.ask(method, path, uid=uid, **options).status_code
+        assert (status not in (401, 403)) == may, uid
+        assert may or house.untouched()
+
+
+def test_another_user_flushes_his_own_programs_alone():
+    house = House()
+    assert house.flush({}, uid=4242).status_code == 200
+    assert house.flush(ADMIN).status_code == 200
+    assert house.flush(bearer("gpm_flusher"), uid=4242).status_code == 200
+    assert [request.target.uid for request in house.view.asked] == [4242, None, None]
+
+
+def test_a_wrong_token_is_not_made_good_by_the_unix_socket():
+    house = House()
+    assert house.flush(bearer("gpm_wrong"), uid=os.geteuid()).status_code == 401
+
+
+def test_a_token_that_was_taken_back_holds_no_longer():
+    others = list(OTHERS)
+    house = House(others=others)
+    assert house.flush(bearer("gpm_flusher")).status_code == 200
+    others.clear()
+    assert house.flush(bearer("gpm_flusher")).status_code == 401
+
+
+def test_wrong_tokens_are_slowed_down_by_address_and_right_ones_never():
+    house = House()
+    statuses = [house.flush(bearer(f"gpm_{n}")).status_code for n in range(FAILURES_PER_MINUTE + 3)]
+    assert statuses == [401] * FAILURES_PER_MINUTE + [429] * 3
+    assert int(house.flush(bearer("gpm_x")).headers["retry-after"]) >= 1
+    assert house.flush(bearer("gpm_x"), client="10.0.0.9").status_code == 401
+    assert house.flush(ADMIN).status_code == 200
+
+
+def test_guesses_from_all_loopback_addresses_are_counted_together():
+    house = House(Policy(web=lambda: Web(users=ALICE)))
+    addresses = [f"127.0.{n}.1" for n in range(FAILURES_PER_MINUTE)] + ["::1", "127.9.9.9"]
+    guesses = [house.ask("GET", "/metrics", client=client, headers=basic("alice", client)) for client in addresses]
+    assert [guess.status_code for guess in guesses] == [401] * FAILURES_PER_MINUTE + [429] * 2
+    assert house.ask("GET", "/metrics", client="10.0.0.9", headers=basic("alice", "x")).status_code == 401
+
+
+def test_flushes_of_one_caller_are_bounded_and_plans_are_not():
+    house = House()
+    flusher = bearer("gpm_flusher")
+    statuses = [house.flush(flusher).status_code for _ in range(FLUSHES_PER_MINUTE + 20)]
+    assert statuses == [200] * FLUSHES_PER_MINUTE + [429] * 20
+    assert len(house.view.asked) == FLUSHES_PER_MINUTE
+    plan = house.ask("POST", "/api/v1/flushes", headers=flusher, json={**FLUSH, "dry_run": True})
+    assert plan.status_code == 200
+    assert house.flush({}, uid=4242).status_code == 200  # another caller
+
+
+def test_reads_are_open_on_loopback_and_want_a_token_elsewhere():
+    closed = House(Policy(open_reads=False))
+    paths = ("/metrics", "/api/v1/frame", "/api/v1/ledger", "/api/v1/events", "/openapi.json", "/docs", "/nothing")
+    for path in paths:
+        assert closed.ask("GET", path).status_code == 401
+        assert closed.ask("GET", path, headers=bearer("gpm_wrong"), client=path).status_code == 401
+    for headers in (ADMIN, bearer("gpm_reader"), bearer("gpm_flusher")):
+        assert closed.ask("GET", "/api/v1/ledger", headers=headers).status_code == 200
+    assert closed.ask("GET", "/api/v1/ledger", uid=4242).status_code == 200
+    assert closed.ask("GET", "/-/healthy").status_code == 200
+    assert closed.ask("GET", "/-/ready").status_code == 200
+    assert closed.ask("GET", "/api/v1/ledger", headers=basic("alice", "wonder")).status_code == 401
+    assert House().ask("GET", "/api/v1/ledger").status_code == 200
+
+
+def test_the_page_is_open_for_people_to_sign_in_on_unless_users_are_named():
+    closed, named = House(Policy(open_reads=False)), House(Policy(open_reads=False, web=lambda: Web(users=ALICE)))
+    for path in PAGE:
+        assert closed.ask("GET", path).status_code == 200
+        assert named.ask("GET", path).status_code == 401
+
+
+def test_a_client_certificate_opens_reads():
+    house = House(Policy(open_reads=False, web=lambda: Web(mutual=True)))
+    assert house.ask("GET", "/metrics").status_code == 200
+    assert house.flush({}).status_code == 401
+
+
+def test_users_of_the_web_configuration_may_read_and_no_more():
+    house = House(Policy(web=lambda: Web(users=ALICE)))
+    refused = house.ask("GET", "/metrics")
+    assert (refused.status_code, refused.headers["www-authenticate"].partition(" ")[0]) == (401, "Basic")
+    wrong = [("alice", "wrong"), ("bob", "wonder"), ("", ""), ("alice", ""), ("alice", "wonder\0"), ("alice", "w" * 99)]
+    for user, password in wrong:
+        assert (
+            house.ask("GET", "/metrics", headers=basic(user, password), client=user + password[:3]).status_code == 401
+        )
+    assert house.ask("GET", "/metrics", headers={"Authorization": "Basic !!!"}).status_code == 401
+    for _ in range(2):  # checked, then remembered
+        assert house.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
+    assert house.ask("GET", "/metrics", headers=bearer("gpm_reader")).status_code == 200
+    assert house.flush(basic("alice", "wonder")).status_code == 401
+    assert house.untouched()
+    assert house.flush(ADMIN).status_code == 200
+
+
+def test_wrong_passwords_are_slowed_down_and_a_remembered_one_is_not():
+    house = House(Policy(web=lambda: Web(users=ALICE)))
+    assert house.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
+    statuses = [house.ask("GET", "/metrics", headers=basic("alice", f"{n}")).status_code for n in range(12)]
+    assert statuses == [401] * FAILURES_PER_MINUTE + [429] * 2
+    assert house.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
+
+
+def test_a_password_that_was_changed_holds_no_longer():
+    users = dict(ALICE)
+    house = House(Policy(web=lambda: Web(users=users)))
+    assert house.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
+    users["alice"] = bcrypt.hashpw(b"glass", bcrypt.gensalt(4))
+    assert house.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 401
+    assert house.ask("GET", "/metrics", headers=basic("alice", "glass")).status_code == 200
+
+
+def test_the_web_configurations_rate_holds_for_all_requests():
+    house = House(Policy(web=lambda: Web(rate_interval=60.0, rate_burst=3)))
+    assert [house.ask("GET", "/metrics").status_code for _ in range(5)] == [200, 200, 200, 429, 429]
+
+
+def test_a_rate_fills_again_and_forgets_the_oldest():
+    rate = TokenBucket(2, 60.0, keys=2)
+    for _ in range(2):
+        assert rate.wait("a", 0.0) == 0
+        rate.count("a", 0.0)
+    assert rate.wait("a", 0.0) == pytest.approx(30.0)
+    assert rate.wait("a", 15.0) == pytest.approx(15.0)
+    assert rate.wait("a", 30.0) == pytest.approx(0.0)
+    assert rate.wait("b", 0.0) == 0
+    for key in ("b", "c"):
+        rate.count(key, 0.0)
+    assert rate.wait("a", 0.0) == 0

@@ -1,0 +1,98 @@
+"""Shares by user, and the bytes of answers that are not taken yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumond.api.shares import LOOPBACK, Shares, user_of
+from gpumond.api.unsent import Unsent
+
+KIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("uid", "address", "user"),
+    [
+        (1000, "127.0.0.1", "uid:1000"),
+        (0, "", "uid:0"),
+        (None, "127.0.0.1", LOOPBACK),
+        (None, "127.9.8.7", LOOPBACK),
+        (None, "::1", LOOPBACK),
+        (None, "::ffff:127.0.0.2", LOOPBACK),
+        (None, "10.0.0.7", "10.0.0.7"),
+        (None, "::ffff:10.0.0.7", "10.0.0.7"),
+        (None, "fe80::1%eth0", "fe80::1"),
+        (None, "", ""),
+    ],
+)
+def test_a_user_is_a_uid_else_an_address_and_loopback_is_one(uid: int | None, address: str, user: str):
+    assert user_of(uid, address) == user
+
+
+def test_a_user_has_at_most_its_share_of_the_whole():
+    shares: Shares[str] = Shares(5, 3)
+    for holder in "abc":
+        assert shares.admits("greedy")
+        shares.add("greedy", holder)
+    assert not shares.admits("greedy")
+    assert shares.admits("honest", 2)
+    assert not shares.admits("honest", 3)
+    shares.add("honest", "d", 2)
+    assert not shares.admits("another")
+    assert (shares.held, shares.of("greedy"), shares.users()) == (5, 3, ["greedy", "honest"])
+    assert shares.holders("greedy") == ("a", "b", "c")
+    assert (shares.remove("greedy", "a"), shares.remove("greedy", "a")) == (True, False)
+    assert (shares.held, shares.of("greedy"), shares.of("nobody")) == (4, 2, 0)
+
+
+class Reader:
+    """One that takes nothing until it is dropped."""
+
+    def __init__(self, unsent: Unsent, user: str, body: bytes) -> None:
+        self.dropped = False
+        self.sending = unsent.begin(user, body, self.drop)
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+def test_a_shared_body_counts_once_however_many_read_it():
+    unsent = Unsent(10 * KIB, 10 * KIB)
+    body = bytes(6 * KIB)
+    readers = [Reader(unsent, f"uid:{number % 3}", body) for number in range(100)]
+    assert unsent.bytes == 6 * KIB
+    assert not any(reader.dropped for reader in readers)
+    for reader in readers:
+        unsent.end(reader.sending)
+    assert unsent.bytes == 0
+
+
+def test_beyond_the_bound_the_oldest_body_of_the_user_with_most_is_dropped():
+    unsent = Unsent(10 * KIB, 10 * KIB)
+    honest = Reader(unsent, "honest", bytes(3 * KIB))
+    old = bytes(3 * KIB)
+    greedy = [Reader(unsent, "greedy", old) for _ in range(5)]
+    newer = Reader(unsent, "greedy", bytes(4 * KIB))
+    another = Reader(unsent, "another", bytes(3 * KIB))
+    assert all(reader.dropped for reader in greedy)
+    assert not any(reader.dropped for reader in (honest, newer, another))
+    assert unsent.bytes == 10 * KIB
+    for reader in greedy:
+        unsent.end(reader.sending)  # its task comes to an end later
+    assert unsent.bytes == 10 * KIB
+
+
+def test_one_user_keeps_no_more_than_its_share():
+    unsent = Unsent(100 * KIB, 8 * KIB)
+    readers = [Reader(unsent, "greedy", bytes(3 * KIB)) for _ in range(10)]
+    assert [reader.dropped for reader in readers] == [True] * 8 + [False] * 2
+    assert unsent.bytes == 6 * KIB
+
+
+def test_an_answer_above_the_bound_is_sent_alone():
+    unsent = Unsent(10 * KIB, 5 * KIB)
+    before = Reader(unsent, "uid:1", bytes(KIB))
+    large = Reader(unsent, "uid:2", bytes(20 * KIB))
+    assert (before.dropped, large.dropped) == (True, False)
+    unsent.end(large.sending)
+    assert unsent.bytes == 0

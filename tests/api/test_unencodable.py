@@ -1,0 +1,140 @@
+"""Text that UTF-8 cannot encode is refused where it comes in; what an older version kept of it breaks no endpoint."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.model.frame import Alert
+from gpumond.model.persisted import KeptAlert, Notice
+from gpumond.protocol.text import require_encodable
+from gpumond.store import Store
+from tests.running import RunningDaemon, until
+from tests.store.opened import with_store
+
+Serve = Callable[..., RunningDaemon]
+HALF = "\ud800"
+RULE: dict[str, Any] = {"name": "own", "scope": "device", "value": "used_ratio", "above": 0.0}
+RULES = [
+    RULE | {"name": HALF},
+    RULE | {"value": HALF},
+    RULE | {"labels": {"a": HALF}},
+    RULE | {"labels": {HALF: "a"}},
+    RULE | {"annotations": {"a": HALF}},
+    RULE | {"match": {"gpu": HALF}},
+    RULE | {"receivers": [HALF]},
+    RULE | {"action": {"flush": {}, "workloads": [HALF]}},
+    RULE | {"action": {"flush": {"steps": [HALF]}}},
+    RULE | {HALF: 1},
+    RULE | {"for": HALF},
+]
+ROUTES = (
+    "frame",
+    "snapshot",
+    "rules",
+    "alerts",
+    "alerts/history",
+    "receipts",
+    "audit",
+    "status",
+    "baselines",
+    "ledger",
+)
+
+
+def changing(daemon: RunningDaemon, path: str, body: object) -> tuple[int, Any]:
+    token = (daemon.directory / "token").read_text().strip()
+    status, answer, _ = daemon.request(path, body, Authorization=f"Bearer {token}")
+    return status, json.loads(answer)
+
+
+def answering(daemon: RunningDaemon) -> RunningDaemon:
+    until(lambda: daemon.request("/api/v1/status")[0] == 200)
+    return daemon
+
+
+def test_every_route_that_takes_text_refuses_it_and_keeps_nothing(serve: Serve):
+    daemon = answering(serve("--source", "sim"))
+    before = daemon.get("rules"), daemon.get("audit")
+    for rule in RULES:
+        for path in ("/api/v1/rules", "/api/v1/rules/preview"):
+            status, problem = changing(daemon, path, rule)
+            assert status == 422, (path, rule, problem)
+    for path, body in (
+        ("/api/v1/flushes", {"target": {"workload": HALF}}),
+        ("/api/v1/flushes", {"target": {"device": HALF}}),
+        ("/api/v1/flushes", {"target": {"all": True}, "steps": [HALF]}),
+        ("/api/v1/baselines/a/compare", {"for_seconds": 5, HALF: 1}),
+        ("/api/v1/agents/1/limit", {"limit_bytes": 1, "device": HALF}),
+        ("/api/v1/release", {"for_seconds": HALF}),
+    ):
+        status, problem = changing(daemon, path, body)
+        assert status == 422, (path, body, problem)
+    assert (daemon.get("rules"), daemon.get("audit")) == before
+    assert "Traceback" not in daemon.log.read_text()
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\x00", "\x1b[1m", "\x85"])
+def test_a_label_has_no_control_characters(serve: Serve, text: str):
+    daemon = answering(serve("--source", "sim"))
+    for part in ({"labels": {"a": text}}, {"match": {"gpu": text}}):
+        status, problem = changing(daemon, "/api/v1/rules", RULE | part)
+        assert (status, "control character" in problem["detail"]) == (422, True), problem
+
+
+def test_what_an_older_version_kept_is_left_out_with_a_fault(serve: Serve, tmp_path: Path):
+    path = tmp_path / "daemon0" / "state" / "gpumond.db"
+    alert = Alert("pwn", "firing", (("alertname", "pwn"), ("a", HALF)), (), 1.0, time.time(), time.time())
+
+    async def keep(store: Store) -> None:
+        await store.put_rule("pwn", RULE | {"name": "pwn", "labels": {"a": HALF}}, "token")
+        await store.put_rule("good", RULE | {"name": "good"}, "token")
+        await store.keep([KeptAlert((), alert, 1.0)], [Notice("log", 1, "raised", alert)], [alert])
+
+    with_store(path, keep)
+    (tmp_path / "daemon0").chmod(0o755)
+    daemon = answering(serve("--source", "sim"))
+    assert (
+        {"good"}
+        <= {rule["name"] for rule in daemon.get("rules")} - {"pwn"}
+        == {rule["name"] for rule in daemon.get("rules")}
+    )
+    for route in ROUTES:
+        assert daemon.request(f"/api/v1/{route}")[0] == 200, route
+    faults = {fault["kind"]: fault["detail"] for fault in daemon.get("status")["faults"] if fault["source"] == "store"}
+    assert "row_unreadable" in faults
+    assert "Traceback" not in daemon.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'rules: [{name: a, scope: device, value: used_ratio, above: 1, labels: {a: "\\ud800"}}]',
+        'source: "\\ud800"',
+        '"\\ud800": 1',
+    ],
+)
+def test_a_configuration_with_it_is_wrong(tmp_path: Path, text: str):
+    file = tmp_path / "gpumond.yaml"
+    file.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "gpumond", "check-config", str(file)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "UTF-8 cannot encode" in done.stderr) == (2, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_yaml_repeats_by_reference_is_looked_at_once():
+    value: list[Any] = ["a"]
+    for _ in range(100):
+        value = [value, value]
+    require_encodable(value)
+    with pytest.raises(ValueError, match="half of a surrogate pair"):
+        require_encodable([value, {"a": [HALF]}])

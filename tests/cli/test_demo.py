@@ -1,0 +1,184 @@
+"""The main job, end to end: real programs with the real agent over the real socket, on the simulated device."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpumond.testing import GIB
+from tests.running import RunningDaemon, free_port, until
+
+ROOT = Path(__file__).parents[1]
+PROGRAMS = {"training", "serving", "leak", "fragmentation"}
+
+
+@pytest.fixture
+def demo(serve: Callable[..., RunningDaemon]) -> RunningDaemon:
+    daemon: RunningDaemon = serve("--interval", "0.2", verb="demo")
+    until(lambda: daemon.request("/-/ready")[0] == 200)
+    until(lambda: {agent["workload"] for agent in daemon.get("agents") if agent["pools"]} == PROGRAMS)
+    return daemon
+
+
+def demo_on(listen: str, directory: Path) -> list[str]:
+    return [sys.executable, "-m", "gpumond", "demo", "--listen", listen, "--socket", str(directory / "agent.sock")]
+
+
+def test_the_first_line_is_the_address_of_the_page_which_answers(tmp_path: Path):
+    listen = f"127.0.0.1:{free_port()}"
+    with subprocess.Popen(
+        demo_on(listen, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as demo:
+        try:
+            assert demo.stdout is not None
+            assert demo.stdout.readline() == f"open http://{listen}/\n"
+            with urllib.request.urlopen(f"http://{listen}/", timeout=60) as answer:
+                assert b"<title>gpumond</title>" in answer.read()
+        finally:
+            demo.terminate()
+
+
+def test_a_taken_port_gives_the_error_and_nothing_else(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [
+            sys.executable,
+            "-m",
+            "gpumond",
+            "demo",
+            "--listen",
+            listen,
+            "--socket",
+            str(tmp_path / "agent.sock"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        f"gpumond: cannot listen on {listen}: Address already in use: another program has the port; stop it or choose "
+        "another with --listen"
+    ]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_says_what_takes_long_before_it_begins(tmp_path: Path):
+    command = ["make", "--dry-run", "run", f"VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert 0 < done.stdout.index(", about 40 s, once") < done.stdout.index("-m venv")
+
+
+def test_the_ledger_of_living_programs_adds_up(demo: RunningDaemon):
+    for _ in range(5):
+        frame = demo.get("snapshot")
+        ledger = demo.get("ledger")
+        if demo.get("snapshot")["seq"] != frame["seq"]:
+            continue
+        (device,) = frame["devices"]
+        (overcount,) = ledger["overcounts"]
+        assert (
+            sum(line["used_bytes"] for line in ledger["lines"]) == device["used_bytes"] + overcount["overcount_bytes"]
+        )
+        assert {line["share"] for line in ledger["lines"]} >= {"live", "cached", "stranded", "overhead", "unclaimed"}
+        assert not [line for line in ledger["lines"] if line["share"] == "opaque" and line["used_bytes"]]
+        return
+    pytest.fail("no two answers of one frame")
+
+
+def test_a_flush_returns_exactly_what_it_promised_and_the_driver_agrees(demo: RunningDaemon):
+    until(lambda: sum(pool["reclaimable"]["likely"] for a in demo.get("agents") for pool in a["pools"]) > GIB, 60)
+    status, answer, _ = demo.flush(target={"all": True})
+    assert status == 200
+    assert {receipt["workload"] for receipt in answer["receipts"]} == PROGRAMS
+    assert answer["released_bytes"] > 0
+    for receipt in answer["receipts"]:
+        if not receipt["raced"]:
+            assert receipt["released_bytes"] == receipt["expected"]["likely"] == receipt["driver_released_bytes"]
+            assert receipt["outcome"] == ("freed" if receipt["released_bytes"] else "nothing")
+    assert sum(not receipt["raced"] for receipt in answer["receipts"]) >= 3
+
+
+def test_a_plan_a_flush_a_refusal_and_a_forced_flush_differ_in_log_and_audit(demo: RunningDaemon):
+    training = {"target": {"pid": next(a["pid"] for a in demo.get("agents") if a["workload"] == "training")}}
+    plan = demo.flush(**training, dry_run=True)[1]
+    (first, *_) = until(lambda: demo.flush(**training, plan=plan["id"])[1].get("receipts"))
+    assert first["planned"] == plan["receipts"][0]["expected"]
+
+    def refusal() -> object:
+        status, problem, headers = demo.flush(**training)
+        return headers["Retry-After"] if (status, "--force" in str(problem)) == (429, True) else None
+
+    assert 0 < int(str(until(refusal))) <= 5
+    assert demo.flush(**training, force=True)[0] == 200
+    requests = [entry["detail"] for entry in demo.get("audit") if entry["action"] == "flush.request"]
+    assert [request.get("force", False) for request in requests] == [False] * (len(requests) - 1) + [True]
+    log = demo.log.read_text()
+    subject = f"of pid {training['target']['pid']}, steps ipc,cache,trim, by token"
+    for line in (f"plan {subject}: 1 planned", f"flush {subject}: refused: pid", f"forced flush {subject}: 1 "):
+        assert line in log
+    assert "came back" in log
+
+
+def test_the_command_line_shows_and_flushes(demo: RunningDaemon):
+    status = demo.run("status")
+    assert status.returncode == 0
+    assert all(name in status.stdout for name in PROGRAMS)
+    (device,) = demo.get("devices")
+    assert device["uuid"] not in status.stdout
+    assert f"{device['uuid']}  {device['pci_bus_id'] or '-'}" in demo.run("status", "-v").stdout
+    assert json.loads(demo.run("status", "--json").stdout)["devices"]
+    plan = demo.run("flush", "--workload", "training", "--dry-run", "--json")
+    assert json.loads(plan.stdout)["receipts"][0]["outcome"] == "planned"
+    nobody = demo.run("flush", "--pid", "1")
+    assert (nobody.returncode, nobody.stdout) == (3, "")
+    assert "pid 1" in nobody.stderr
+    receipts = demo.run("flush", "--all")
+    returned = "freed" in receipts.stdout
+    assert receipts.returncode == (0 if returned else 3), receipts
+    assert "came back" in receipts.stdout
+    doctor = demo.run("doctor")
+    assert "training" in doctor.stdout
+
+
+def test_within_two_minutes_it_shows_a_leak_and_fragmentation_and_calls_nothing_else_a_leak(demo: RunningDaemon):
+    pids = {agent["workload"]: str(agent["pid"]) for agent in demo.get("agents")}
+    leaks: set[str] = set()
+
+    def firing() -> dict[str, dict[str, str]]:
+        leaks.update(str(verdict["pid"]) for verdict in demo.get("verdicts") if verdict["kind"] == "leak")
+        return {
+            alert["rule"]: dict(alert["labels"]) | dict(alert["annotations"])
+            for alert in demo.get("alerts")
+            if alert["phase"] == "firing"
+        }
+
+    alerts = until(lambda: (now := firing()).keys() >= {"leak", "fragmentation"} and now, 120)
+    assert alerts["leak"]["pid"] == pids["leak"]
+    assert "each minute" in alerts["leak"]["summary"]
+    assert alerts["fragmentation"]["pid"] == pids["fragmentation"]
+    assert leaks == {pids["leak"]}
+    assert demo.value("gpumond_verdict", pid=pids["leak"], kind="leak") == 1
+    assert 0 < (demo.value("gpumond_time_to_oom_seconds", pid=pids["leak"]) or 0) < 3600
+    device = demo.get("devices")[0]["uuid"]
+    past = demo.get(f"history?uuid={device}&pid={pids['leak']}&signal=live")["points"]
+    assert past[-1]["median"] > past[0]["median"]
+
+
+def test_it_ends_with_its_programs(demo: RunningDaemon):
+    pids = [agent["pid"] for agent in demo.get("agents")]
+    assert demo.stop() == 0
+    until(lambda: not [pid for pid in pids if _alive(pid)])
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,98 @@
+"""Tests of rules: promtool's notation of series, and what a file of tests answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpumond.cli.rule_tests import GONE, parse_series, run
+from gpumond.errors import ConfigError
+from tests.cli.test_cli import gpumond
+
+RULES = """
+rules:
+  - {name: hog, scope: process, value: used_bytes, above: 40GiB, for: 1m,
+     annotations: {summary: "pid {pid} holds {used}"}}
+"""
+TESTS = """
+rule_files: [rules.yaml]
+tests:
+  - interval: 1m
+    input_series: [{series: 'process_used_bytes{pid="10"}', values: "1e9 5e10x9"}]
+    alert_rule_test:
+      - {eval_time: 1m, alertname: hog}
+      - eval_time: 1m60s
+        alertname: hog
+        exp_alerts: [{exp_labels: {pid: "%s"}, exp_annotations: {summary: "pid 10 holds 46.6 GiB"}}]
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "rules.yaml").write_text(RULES)
+    (tmp_path / "tests.yaml").write_text(TESTS % 10)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "samples"),
+    [
+        ("1 2.5 -3 1e9", (1, 2.5, -3, 1e9)),
+        ("1x2", (1, 1, 1)),
+        ("1+2x3 4-1x2", (1, 3, 5, 7, 4, 3, 2)),
+        ("_ 1 _x2 stale", (None, 1, None, None, GONE)),
+    ],
+)
+def test_values_are_in_promtools_notation(text: str, samples: tuple[object, ...]):
+    assert parse_series("daemon_agents", text).samples == samples
+
+
+def test_a_series_names_scope_value_and_labels():
+    series = parse_series('pool_live_bytes{pid="10", workload="a \\"b\\""}', "1")
+    assert (series.scope, series.value) == ("pool", "live_bytes")
+    assert series.labels == (("pid", "10"), ("workload", 'a "b"'))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("used_ratio", "1", "device_used_ratio"),
+        ("device_mood", "1", "device_ and one of up, used_bytes"),
+        ("device_up{gpu=0}", "1", "labels as in"),
+        ("device_up", "1+1", "0.5x10"),
+        ("device_up", "many", "0.5x10"),
+        ("device_up", "1x999999999", "more than"),
+    ],
+)
+def test_a_wrong_series_is_told_what_is_expected(name: str, values: str, says: str):
+    with pytest.raises(ValueError, match=says):
+        parse_series(name, values)
+
+
+def test_what_is_expected_is_met_or_shown_beside_what_came(files: Path):
+    assert run(files / "tests.yaml") == (2, [])
+    (files / "tests.yaml").write_text(TESTS % 11)
+    count, (failure,) = run(files / "tests.yaml")
+    assert (count, failure.alertname, failure.eval_time) == (2, "hog", 120)
+    assert ("pid='11'" in failure.expected, "pid='10'" in failure.got) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [("alertname: hog}", "alertname: hug}", "no rule 'hug'"), ("interval: 1m", "interval: 0", "tests.0.interval")],
+)
+def test_a_wrong_file_is_named(files: Path, before: str, after: str, says: str):
+    (files / "tests.yaml").write_text((TESTS % 10).replace(before, after))
+    with pytest.raises(ConfigError, match=says):
+        run(files / "tests.yaml")
+
+
+def test_the_command_line_checks_and_tests(files: Path):
+    assert "process used_bytes above 40.0 GiB for 60 s" in gpumond("rules", "check", str(files / "rules.yaml")).stdout
+    assert gpumond("rules", "test", str(files / "tests.yaml")).returncode == 0
+    (files / "tests.yaml").write_text(TESTS % 11)
+    failed = gpumond("rules", "test", str(files / "tests.yaml"))
+    assert (failed.returncode, "hog at 120 s" in failed.stderr) == (1, True)
+    (files / "rules.yaml").write_text("rules: [{name: hog}]")
+    assert gpumond("rules", "check", str(files / "rules.yaml")).returncode == 2

@@ -1,0 +1,113 @@
+"""Files of the operator that nobody can use: each is refused with a sentence, and the daemon goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpumond.alerting.receivers import Retry
+from gpumond.alerting.receivers.http_client import secret
+from gpumond.config.tokens import read_tokens
+from gpumond.config.web import read_web
+from gpumond.errors import ConfigError
+from tests.running import RunningDaemon, until
+
+UNUSABLE = {
+    "deep": "[" * 20_000,
+    "deep_rules": "rules: " + "[" * 400 + "]" * 400,
+    "long_integer": f"interval: {'9' * 5000}",
+    "large_integer": f"interval: {'9' * 400}",
+    "long_text": f"interval: '{'9' * 5000}'",
+    "large_cooldown": f"flush_cooldown: {'9' * 400}",
+    "large_level": f"rules: [{{name: a, scope: device, value: used_bytes, above: {'9' * 400}}}]",
+    "bytes": "a: \x00",
+}
+
+
+def check(file: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpumond", "check-config", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("text", UNUSABLE.values(), ids=UNUSABLE)
+def test_a_configuration_that_cannot_be_used_is_wrong_use(tmp_path: Path, text: str):
+    file = tmp_path / "gpumond.yaml"
+    file.write_text(text)
+    done = check(file)
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False), done.stderr
+    assert str(file) in done.stderr
+
+
+def test_a_reload_answers_422_for_each_of_them_and_for_a_fifo(serve: Callable[..., RunningDaemon], tmp_path: Path):
+    file = tmp_path / "gpumond.yaml"
+    file.write_text("interval: 1s")
+    daemon = serve("--source", "sim", "--config", str(file))
+    token = (daemon.directory / "token").read_text().strip()
+
+    def reload() -> tuple[int, str]:
+        status, body, _ = daemon.request("/-/reload", {}, Authorization=f"Bearer {token}")
+        return status, body.decode()
+
+    for name, text in UNUSABLE.items():
+        file.write_text(text)
+        assert reload()[0] == 422, name
+    file.unlink()
+    os.mkfifo(file)
+    status, body = reload()
+    assert (status, "not a regular file" in json.loads(body)["detail"]) == (422, True), body
+    file.unlink()
+    file.write_text("interval: 1s")
+    assert reload()[0] == 200
+    assert "Traceback" not in daemon.log.read_text()
+
+
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo, 0o600)
+    done = check(fifo)
+    assert (done.returncode, done.stderr) == (2, f"gpumond: {fifo}: not a regular file\n")
+    for read in (read_tokens, read_web):
+        with pytest.raises(ConfigError, match="not a regular file"):
+            read(fifo)
+    with pytest.raises(Retry, match="cannot be read"):
+        secret(str(fifo))
+
+
+@pytest.mark.parametrize("text", ["gpm_a", "gpm_a\n", "gpm_a\r\n"])
+def test_a_secret_may_end_with_one_line_end(tmp_path: Path, text: str):
+    file = tmp_path / "secret"
+    file.write_bytes(text.encode())
+    assert secret(str(file)) == "gpm_a"
+
+
+@pytest.mark.parametrize("text", ["a\r\nX-Other: 1", "a\nb\n", "a\n\n", "a\x00b", "a\x7f"])
+def test_a_secret_with_another_line_end_or_control_character_is_not_sent(tmp_path: Path, text: str):
+    file = tmp_path / "secret"
+    file.write_bytes(text.encode())
+    with pytest.raises(Retry, match="expected one line"):
+        secret(str(file))
+
+
+def test_a_lock_that_is_a_symbolic_link_is_a_configuration_error(tmp_path: Path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "agent.sock.lock").symlink_to(tmp_path / "elsewhere")
+    command = [sys.executable, "-m", "gpumond", "serve", "--source", "sim", "--listen", "127.0.0.1:0"]
+    command += ["--socket", str(tmp_path / "agent.sock"), "--state-dir", str(tmp_path / "state")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert "agent.sock.lock cannot be opened: it is a symbolic link; remove it" in done.stderr
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_sigusr2_does_not_end_the_daemon(serve: Callable[..., RunningDaemon]):
+    daemon = serve("--source", "sim")
+    daemon.process.send_signal(signal.SIGUSR2)
+    until(lambda: "SIGUSR2 has no effect" in daemon.log.read_text())
+    assert daemon.stop() == 0

@@ -1,0 +1,222 @@
+"""The file format of Prometheus' exporters: what is taken, and what each mistake is told."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from gpumond.config import load
+from gpumond.config.reloading_file import ReloadingFile
+from gpumond.config.web import Web, read_web
+from gpumond.errors import ConfigError
+from tests import certificates
+
+HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
+TLS = "cert_file: server.crt, key_file: server.key"
+MUTUAL = "client_ca_file: ca.crt, client_auth_type: RequireAndVerifyClientCert"
+
+GOOD = {
+    "empty": "",
+    "tls": f"tls_server_config: {{{TLS}}}",
+    "tls 1.3 alone": f"tls_server_config: {{{TLS}, min_version: TLS13, max_version: TLS13}}",
+    "mutual": f"tls_server_config: {{{TLS}, {MUTUAL}}}",
+    "certificate if given": f"tls_server_config: {{{TLS}, client_ca_file: ca.crt, "
+    "client_auth_type: VerifyClientCertIfGiven}",
+    "sans": f"tls_server_config: {{{TLS}, {MUTUAL}, client_allowed_sans: [prometheus.example.com]}}",
+    "ciphers": f"tls_server_config: {{{TLS}, cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, "
+    "TLS_AES_128_GCM_SHA256], prefer_server_cipher_suites: false}",
+    "one curve": f"tls_server_config: {{{TLS}, curve_preferences: [CurveP384]}}",
+    "headers": "http_server_config: {http2: false, headers: {X-Frame-Options: deny, X-Content-Type-Options: nosniff, "
+    "Strict-Transport-Security: max-age=31536000, X-XSS-Protection: '', Content-Security-Policy: \"default-src *\"}}",
+    "users": f"basic_auth_users: {{alice: {HASH}, bob: {HASH}}}",
+    "no users": "basic_auth_users:",
+    "rate": "rate_limit: {interval: 1s, burst: 20}",
+    "no rate": "rate_limit: {interval: 0, burst: 20}",
+}
+
+BAD = {
+    "not yaml": ("tls_server_config: {", "web_config web.yml, line 1: not YAML: "),
+    "a list": ("[]", "web_config web.yml: input should be a valid dictionary or instance of WebFile"),
+    "an unknown key": ("tls_config: {}", "web_config web.yml: tls_config: unknown key"),
+    "an unknown key of tls": (f"tls_server_config: {{{TLS}, certfile: a}}", "tls_server_config.certfile: unknown key"),
+    "no certificate": ("tls_server_config: {key_file: server.key}", "tls_server_config: expected cert_file (or cert)"),
+    "no key": ("tls_server_config: {cert_file: server.crt}", "tls_server_config: expected key_file (or key)"),
+    "both": (f"tls_server_config: {{{TLS}, cert: x}}", "cert and cert_file are both given; expected one of them"),
+    "no such certificate": (
+        "tls_server_config: {cert_file: none.crt, key_file: server.key}",
+        "web_config web.yml: tls_server_config.cert_file: none.crt: No such file or directory",
+    ),
+    "another's key": (
+        "tls_server_config: {cert_file: server.crt, key_file: client.key}",
+        "web_config web.yml: tls_server_config: cert and key: key values mismatch",
+    ),
+    "a key that is none": (
+        "tls_server_config: {cert_file: server.crt, key_file: junk}",
+        "web_config web.yml: tls_server_config: cert and key: ",
+    ),
+    "an authority that is none": (
+        f"tls_server_config: {{{TLS}, client_ca_file: junk, client_auth_type: RequireAndVerifyClientCert}}",
+        "web_config web.yml: tls_server_config: client_ca: no certificate is in it",
+    ),
+    "an authority that is asked for nothing": (
+        f"tls_server_config: {{{TLS}, client_ca_file: ca.crt}}",
+        "client_ca is given, but client_auth_type does not ask for certificates",
+    ),
+    "no authority": (
+        f"tls_server_config: {{{TLS}, client_auth_type: RequireAndVerifyClientCert}}",
+        "client_auth_type RequireAndVerifyClientCert needs client_ca_file (or client_ca)",
+    ),
+    "any certificate": (
+        f"tls_server_config: {{{TLS}, client_auth_type: RequireAnyClientCert}}",
+        "client_auth_type RequireAnyClientCert lets any certificate in; use RequireAndVerifyClientCert",
+    ),
+    "an unknown policy": (
+        f"tls_server_config: {{{TLS}, client_auth_type: Sometimes}}",
+        "unknown client_auth_type 'Sometimes'; expected one of NoClientCert, VerifyClientCertIfGiven, "
+        "RequireAndVerifyClientCert",
+    ),
+    "sans of nobody": (
+        f"tls_server_config: {{{TLS}, client_allowed_sans: [a]}}",
+        "client_allowed_sans needs client_auth_type RequireAndVerifyClientCert",
+    ),
+    "an unknown version": (
+        f"tls_server_config: {{{TLS}, min_version: TLS14}}",
+        "tls_server_config.min_version: input should be 'TLS10', 'TLS11', 'TLS12' or 'TLS13'",
+    ),
+    "versions upside down": (
+        f"tls_server_config: {{{TLS}, min_version: TLS13, max_version: TLS12}}",
+        "tls_server_config: min_version TLS13 is above max_version TLS12",
+    ),
+    "a weak cipher": (
+        f"tls_server_config: {{{TLS}, cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]}}",
+        "tls_server_config.cipher_suites: unknown or unsafe cipher suite 'TLS_RSA_WITH_RC4_128_SHA'; expected some of ",
+    ),
+    "an invented curve": (
+        f"tls_server_config: {{{TLS}, curve_preferences: [CurveP257]}}",
+        "tls_server_config: unknown curve 'CurveP257'; expected some of CurveP256, ",
+    ),
+    "a header of one's own": (
+        "http_server_config: {headers: {Server: x}}",
+        "http_server_config.headers: header 'Server' can not be configured; expected some of Content-Security-Policy, ",
+    ),
+    "a wrong frame option": (
+        "http_server_config: {headers: {X-Frame-Options: allow}}",
+        "http_server_config.headers: X-Frame-Options: invalid value 'allow'; expected deny or sameorigin",
+    ),
+    "a wrong type option": (
+        "http_server_config: {headers: {X-Content-Type-Options: sniff}}",
+        "X-Content-Type-Options: invalid value 'sniff'; expected nosniff",
+    ),
+    "a header of two lines": (
+        'http_server_config: {headers: {Content-Security-Policy: "a\\r\\nSet-Cookie: b"}}',
+        "Content-Security-Policy: expected printable ASCII",
+    ),
+    "a password in clear": ("basic_auth_users: {alice: wonder}", "basic_auth_users: 'alice': expected a bcrypt hash ("),
+    "a costly password": (
+        f"basic_auth_users: {{alice: {HASH.replace('$10$', '$31$')}}}",
+        "basic_auth_users: 'alice': a bcrypt cost of 31; expected 4 to 15",
+    ),
+    "a user that cannot log in": (f"basic_auth_users: {{'a:b': {HASH}}}", "basic_auth_users: 'a:b' is not a user's"),
+    "users as a list": ("basic_auth_users: [alice]", "basic_auth_users: expected names and bcrypt hashes, as in "),
+    "a rate without bursts": ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: input should be greater than"),
+    "a rate of nothing": ("rate_limit: {interval: soon}", "rate_limit.interval: expected a duration such as 30s"),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = certificates.make(tmp_path_factory.mktemp("web"))
+    (directory / "junk").write_text("not a certificate")
+    return directory
+
+
+def read(place: Path, text: str) -> Web:
+    (place / "web.yml").write_text(text)
+    return read_web(place / "web.yml")
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_what_is_good_is_taken(place: Path, case: str):
+    web = read(place, GOOD[case])
+    assert (web.tls is not None) == ("tls_server_config" in GOOD[case])
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_told_where_and_what_is_expected(place: Path, case: str):
+    text, says = BAD[case]
+    with pytest.raises(ConfigError) as error:
+        read(place, text)
+    said = str(error.value).replace(f"{place}/", "")
+    assert said.startswith("web_config web.yml")
+    assert says in said
+    assert "wonder" not in said
+
+
+def test_what_it_says_is_what_holds(place: Path):
+    web = read(place, "\n".join(GOOD[case] for case in ("mutual", "users", "rate")))
+    assert web.tls is not None
+    assert (web.tls.verify_mode, web.mutual) == (ssl.CERT_REQUIRED, True)
+    assert (web.tls.minimum_version, web.tls.maximum_version) == (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
+    assert web.users == {"alice": HASH.encode(), "bob": HASH.encode()}
+    assert (web.rate_interval, web.rate_burst) == (1.0, 20)
+    assert [path.name for path in web.files] == ["web.yml", "server.crt", "server.key", "ca.crt"]
+    assert HASH not in repr(web)
+    ciphers = read(place, GOOD["ciphers"]).tls
+    assert ciphers is not None
+    assert {cipher["name"] for cipher in ciphers.get_ciphers() if cipher["protocol"] == "TLSv1.2"} == {
+        "ECDHE-ECDSA-AES128-GCM-SHA256"
+    }
+
+
+def test_certificates_may_stand_in_the_file_itself(place: Path):
+    def block(name: str) -> str:
+        return "|\n" + "".join(f"    {line}\n" for line in (place / name).read_text().splitlines())
+
+    inline = f"tls_server_config:\n  cert: {block('server.crt')}\n  key: {block('server.key')}\n"
+    web = read(place, inline)
+    assert web.tls is not None
+    assert [path.name for path in web.files] == ["web.yml"]
+    assert not list(place.glob("tls*"))
+
+
+def test_another_address_wants_tls(place: Path):
+    config = place / "gpumond.yaml"
+    config.write_text(f"listen: 0.0.0.0:9917\nweb_config: {place / 'web.yml'}\n")
+    (place / "web.yml").write_text(GOOD["users"])
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0:9917 is reachable .* tls_server_config .*--insecure"):
+        load(config, environ={}).web()
+    assert load(config, {"insecure": True}, environ={}).web().users
+    (place / "web.yml").write_text(GOOD["tls"])
+    assert load(config, environ={}).web().tls is not None
+    with pytest.raises(ConfigError, match="needs TLS and authentication"):
+        load(None, {"listen": "0.0.0.0:9917"}, environ={})
+
+
+def test_a_file_that_changes_is_taken_up_and_a_wrong_one_is_not(place: Path, caplog: pytest.LogCaptureFixture):
+    now = [0.0]
+    path = place / "web.yml"
+    path.write_text(GOOD["tls"])
+    watched = ReloadingFile(lambda: read_web(path), lambda web: web.files, clock=lambda: now[0])
+
+    def later() -> Web:
+        now[0] += 2.0
+        return watched.value
+
+    first = later()
+    assert later() is first
+    certificates.renew(place, "server")
+    second = later()
+    assert second is not first
+    path.write_text("tls_server_config: {")
+    for _ in range(3):
+        assert later() is second
+    assert caplog.text.count("what it said before holds") == 1
+    path.unlink()
+    assert later() is second
+    path.write_text(GOOD["users"])
+    assert later().users
+    before = watched.value
+    path.write_text(GOOD["empty"])
+    assert watched.value is before  # at most once a second

@@ -1,0 +1,217 @@
+"""What the daemon says of NVIDIA devices, and of what it cannot read: /metrics and /api/v1/status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpumond.host.peer_credentials import in_private_pid_namespace
+from gpumond.model.remedies import CONDITIONS, FAULTS
+from gpumond.sources.process.cgroups import place
+from tests.fakenvml import GIB, Device, FakeDriver, Process, machine
+from tests.running import RunningDaemon, until
+
+Serve = Callable[..., RunningDaemon]
+XID = 8
+
+
+def start(serve: Serve, driver: FakeDriver) -> RunningDaemon:
+    driver.write()
+    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    until(lambda: daemon.value("gpumond_device_power_limit_watts", gpu="0"))
+    return daemon
+
+
+def test_every_sensor_has_its_series(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(1)
+    said = driver.devices[0]
+    daemon = start(serve, driver)
+    expected = {
+        ("bar1_used_bytes", ""): said.bar1_used,
+        ("temperature_celsius", "memory"): said.memory_temperature,
+        ("temperature_limit_celsius", "shutdown"): said.shutdown_temperature,
+        ("ecc_errors_total", "uncorrected aggregate"): said.ecc_uncorrected_aggregate,
+        ("throttle", "sw_power_cap"): 1,
+        ("throttle", "gpu_idle"): 0,
+        ("compute_mode", "default"): 1,
+        ("persistence_mode", ""): 0,
+        ("pcie_receive_bytes_per_second", ""): (said.pcie_receive or 0) * 1000,
+        ("pcie_generation_max", ""): said.pcie_generation_max,
+        ("remapped_rows", "uncorrectable"): said.remapped_uncorrectable,
+        ("nvlink_errors_total", "crc_flit"): said.nvlink_crc_flit,
+        ("memory_unified", ""): 0,
+    }
+    series = daemon.series()
+    own = {"uuid", "gpu"}
+    found = {
+        (name.removeprefix("gpumond_device_"), " ".join(v for k, v in sorted(labels) if k not in own)): value
+        for (name, labels), value in series.items()
+    }
+    assert {key: found.get(key) for key in expected} == expected
+    info = {"source": "nvml", "driver_version": "580.65.06", "library_version": "13.580.65.06", "cuda_version": "13.0"}
+    assert daemon.value("gpumond_driver_info", **info) == 1
+
+
+def test_what_cannot_be_read_is_named_counted_and_gone_when_it_can(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(2)
+    daemon = start(serve, driver)
+    uuid = driver.devices[1].uuid
+    driver.fail("nvmlDeviceGetPowerUsage", 1, code=10)
+    driver.write()
+    until(lambda: daemon.value("gpumond_device_fault", uuid=uuid, kind="timeout"))
+    assert daemon.value("gpumond_faults_total", source="nvml", kind="timeout")
+    assert daemon.value("gpumond_device_power_watts", uuid=uuid) is None
+    (fault,) = daemon.get("status")["faults"]
+    assert (fault["device_uuid"], fault["kind"], fault["mend"]) == (uuid, "timeout", FAULTS["timeout"])
+    driver.heal()
+    driver.write()
+    until(lambda: daemon.value("gpumond_device_power_watts", uuid=uuid))
+    assert daemon.value("gpumond_device_fault", uuid=uuid) is None
+
+
+def test_why_a_source_is_down_is_a_fault_too(serve: Serve, driver: FakeDriver):
+    driver.fail("nvmlInitWithFlags", code=18)
+    driver.write()
+    daemon = serve("--source", "nvml", environ=driver.env)
+    reason = "lib_rm_version_mismatch"
+    until(lambda: daemon.value("gpumond_faults_total", source="nvml", kind=reason))
+    assert [(fault["device_uuid"], fault["kind"]) for fault in daemon.get("status")["faults"]] == [(None, reason)]
+
+
+def test_a_fault_that_lasts_counts_once(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(1)
+    daemon = start(serve, driver)
+    driver.fail("nvmlDeviceGetPowerUsage", 0, code=10)
+    driver.write()
+    until(lambda: daemon.value("gpumond_faults_total", source="nvml", kind="timeout"))
+    seq = daemon.get("status")["snapshot_seq"]
+    until(lambda: daemon.get("status")["snapshot_seq"] > seq + 3)
+    assert daemon.value("gpumond_faults_total", source="nvml", kind="timeout") == 1
+
+
+CONDITIONS_OF = {"vgpu": {"virtualization": 2}, "coherent_memory": {"addressing": 2, "numa_node": 8}}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS_OF)
+def test_what_bounds_the_truth_is_a_metric_and_in_status_and_doctor(serve: Serve, driver: FakeDriver, condition: str):
+    driver.devices = [Device("GPU-0", **CONDITIONS_OF[condition])]
+    driver.write()
+    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    until(lambda: daemon.value("gpumond_device_condition", uuid="GPU-0", gpu="0", condition=condition))
+    stated = {"device_uuid": "GPU-0", "kind": condition, "mend": CONDITIONS[condition]}
+    assert stated in daemon.get("status")["conditions"]
+    for verb, device in (("doctor", "GPU-0"), ("status", "GPU 0")):
+        said = daemon.run(verb).stdout
+        assert f"{device}: {condition}" in said
+        assert CONDITIONS[condition] in said
+    if condition == "coherent_memory":
+        (device,) = daemon.get("devices")
+        assert (device["sensors"]["addressing_mode"], device["sensors"]["numa_node"]) == ("ats", 8)
+
+
+def test_mps_is_one_too(serve: Serve, driver: FakeDriver):
+    driver.devices = [Device("GPU-0", used_bytes=GIB, processes=[Process(os.getpid(), GIB, ("mps",))])]
+    driver.write()
+    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    until(lambda: daemon.value("gpumond_device_condition", uuid="GPU-0", gpu="0", condition="mps"))
+
+
+def test_who_holds_memory_and_runs_nothing_is_told_apart(serve: Serve, driver: FakeDriver):
+    """Two processes on a busy device: the driver samples each."""
+    own, other = os.getpid(), os.getppid()
+    processes = [Process(own, GIB, utilization=97), Process(other, GIB)]
+    driver.devices = [Device("GPU-0", used_bytes=2 * GIB, gpu_utilization=97, process_sampling=1, processes=processes)]
+    driver.write()
+    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    until(lambda: daemon.value("gpumond_process_utilization_ratio", pid=str(other)) == 0)
+    until(lambda: (idle(daemon)[other] or 0) > 0)
+    assert idle(daemon)[own] == 0
+    assert daemon.value("gpumond_process_utilization_ratio", uuid="GPU-0", gpu="0", pid=str(own)) == 0.97
+    assert daemon.value("gpumond_device_idle_seconds", uuid="GPU-0", gpu="0") == 0
+    driver.devices[0].gpu_utilization = 0
+    driver.write()
+    until(lambda: daemon.value("gpumond_device_idle_seconds", uuid="GPU-0", gpu="0"))
+
+
+def test_an_orphan_is_named_with_what_to_do(serve: Serve, driver: FakeDriver, tmp_path: Path):
+    """A program whose shell has ended, and a driver that lists it."""
+    pid_file = tmp_path / "pid"
+    script = f"exec 3<&0; sh -c 'echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec cat' <&3 & exit 0"
+    read, write = os.pipe()
+    with os.fdopen(write, "wb"):
+        with os.fdopen(read, "rb") as stdin:
+            subprocess.run(
+                ["sh", "-c", script], stdin=stdin, stdout=subprocess.DEVNULL, start_new_session=True, check=True
+            )
+        until(pid_file.exists)
+        pid = int(pid_file.read_text())
+        driver.devices = [Device("GPU-0", used_bytes=GIB, processes=[Process(pid, GIB)])]
+        driver.write()
+        daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+        until(lambda: daemon.value("gpumond_process_memory_used_bytes", pid=str(pid)))
+        (process,) = daemon.get("processes")
+        unit = place(Path("/proc/self/cgroup").read_text()).unit
+        kept = unit is not None and not unit.startswith("session-")  # by the service that runs the tests
+        assert process["orphaned"] is not kept
+        for verb in ("status", "doctor"):
+            said = daemon.run(verb).stdout
+            assert (f"pid {pid} (cat) is orphaned" in said) is not kept
+            assert (f"kill {pid} ends it" in said) is not kept
+
+
+def idle(daemon: RunningDaemon) -> dict[int, float | None]:
+    return {process["pid"]: process["idle_seconds"] for process in daemon.get("processes")}
+
+
+@pytest.mark.parametrize(
+    ("around", "is_private"), [([], False), (["unshare", "--pid", "--fork", "--mount-proc"], True)]
+)
+def test_a_private_pid_namespace_is_a_metric_and_in_status(
+    serve: Serve, driver: FakeDriver, around: list[str], is_private: bool
+):
+    if around and subprocess.run([*around, "true"], capture_output=True).returncode:
+        pytest.skip("no new PID namespace may be made here")
+    if not around and in_private_pid_namespace():
+        pytest.skip("the tests run in a PID namespace of their own")
+    driver.devices = machine(1)
+    driver.write()
+    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env, around=around)
+    until(lambda: daemon.value("gpumond_private_pid_namespace") == is_private)
+    until(lambda: daemon.get("devices"))
+    status = daemon.get("status")
+    assert status["private_pid_namespace"] is is_private
+    assert ("private_pid_namespace" in [condition["kind"] for condition in status["conditions"]]) is is_private
+    if around:  # unshare keeps signals to itself
+        parent = daemon.process.pid
+        os.kill(int(Path(f"/proc/{parent}/task/{parent}/children").read_text()), signal.SIGTERM)
+        daemon.process.wait(timeout=20)
+
+
+def test_the_xid_that_takes_a_device_down_is_shown(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(2)
+    daemon = start(serve, driver)
+    own = {"uuid": driver.devices[1].uuid, "gpu": "1", "xid": "79"}
+    driver.lose(1)
+    driver.devices[1].events = [(XID, 79)]
+    driver.write()
+    until(lambda: daemon.value("gpumond_device_up", gpu="1") == 0)
+    until(lambda: daemon.value("gpumond_device_power_watts", gpu="1") is None)
+    assert daemon.value("gpumond_device_xid_errors_total", **own) == 1
+    assert (daemon.value("gpumond_device_xid_last_seen_timestamp_seconds", **own) or 0) > 1e9
+    assert daemon.value("gpumond_device_fault", uuid=own["uuid"], kind="gpu_is_lost") == 1
+    assert b"DCGM_FI_DEV_XID_ERRORS" in daemon.request("/metrics?compat=dcgm")[1]
+    assert b"gpumond_driver_up" not in daemon.request("/metrics?compat=dcgm")[1]
+    assert daemon.request("/metrics?compat=nvitop")[0] == 422
+
+
+def test_dcgm_names_beside_ours_where_the_configuration_says_so(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(1)
+    driver.write()
+    daemon = serve("--source", "nvml", environ={**driver.env, "GPUMOND_COMPAT": "dcgm"})
+    until(lambda: daemon.value("DCGM_FI_DEV_GPU_TEMP", device="nvidia0") == driver.devices[0].temperature)
+    assert daemon.value("gpumond_driver_up") == 1

@@ -1,0 +1,142 @@
+"""The server's end of a connection: what is kept for readers that take nothing, and what a request may look like."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from gpumond.api.auth import Tokens
+from gpumond.api.guard import Guard, Policy
+from gpumond.api.sending import PIECE_BYTES
+from gpumond.api.unsent import MAX_UNSENT_BYTES_OF_USER
+from gpumond.config.web import Web
+from gpumond.daemon.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
+from gpumond.daemon.server import _Server
+from tests.running import RunningDaemon, until
+from tests.serving import a_daemon, connect, rejected, say, statuses
+
+BODY_BYTES = 4 << 20
+START = b"GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    daemon = a_daemon(tmp_path_factory.mktemp("receiving"))
+    yield daemon
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log.read_text()
+
+
+async def large(scope: Scope, receive: Receive, send: Send) -> None:
+    headers = [(b"content-length", b"%d" % BODY_BYTES)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": bytes(BODY_BYTES)})
+
+
+def test_of_answers_that_are_not_taken_little_is_kept():
+    """Each of these readers asks for 4 MiB of its own and takes nothing; those with the oldest answers are closed."""
+    room = MAX_UNSENT_BYTES_OF_USER // BODY_BYTES
+    reasons: list[str] = []
+
+    async def run() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(Guard(large, Tokens("t"), Policy()), lifespan="off", log_config=None)
+        config.load()
+        server = _Server(config, Web, reasons.append)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup([listener])
+        with ExitStack() as readers:
+            for _ in range(room + 3):
+                reader = readers.enter_context(socket.socket())
+                reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                reader.connect(listener.getsockname())
+                reader.sendall(b"GET /api/v1/frame HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            while reasons != ["unread"] * 3:
+                await asyncio.sleep(0.01)
+            while len(server.server_state.connections) != room:
+                await asyncio.sleep(0.01)
+            kept = [each.transport.get_write_buffer_size() for each in server.server_state.connections]  # type: ignore[union-attr]
+            assert all(0 < bytes_kept <= PIECE_BYTES for bytes_kept in kept)
+        server.servers[0].close()
+        while server.server_state.connections:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_an_answer_that_is_taken_slowly_is_whole(daemon: RunningDaemon):
+    whole = daemon.request("/openapi.json")[1]
+    assert len(whole) > 4 * PIECE_BYTES
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.settimeout(20)
+        reader.connect(("127.0.0.1", int(daemon.url.rpartition(":")[2])))
+        reader.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        heard = b""
+        while piece := reader.recv(1500):
+            heard += piece
+    assert heard.partition(b"\r\n\r\n")[2] == whole
+
+
+def test_a_head_that_is_too_long_is_refused_in_one_piece_too(daemon: RunningDaemon):
+    for length, status in ((MAX_HEAD_BYTES - 200, 200), (MAX_HEAD_BYTES, 431), (2 * MAX_HEAD_BYTES - 500, 431)):
+        assert statuses(say(daemon, START + b"X: " + b"x" * length + b"\r\n\r\n")) == [status]
+    target = b"GET /-/healthy?" + b"x" * MAX_HEAD_BYTES + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    assert statuses(say(daemon, target)) == [431]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_trailer_is_no_header(daemon: RunningDaemon, apart: bool):
+    token = (daemon.directory / "token").read_bytes().strip()
+    body = b'{"name":"trailed","scope":"process","value":"used_bytes","above":1}'
+    head = b"POST /api/v1/rules HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    head += b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n"
+    trailer = b"Authorization: Bearer " + token + b"\r\n\r\n"
+    with connect(daemon) as connection:
+        connection.sendall(head if apart else head + trailer)
+        if apart:
+            connection.sendall(trailer)
+        heard = b""
+        while piece := connection.recv(4096):
+            heard += piece
+    assert statuses(heard) == [401]
+
+
+def test_requests_that_do_not_wait_for_their_answers_are_few(daemon: RunningDaemon):
+    request = START + b"\r\n"
+    assert statuses(say(daemon, request * MAX_PIPELINED)) == [200] * MAX_PIPELINED
+    before = rejected(daemon, "pipelined")
+    assert len(statuses(say(daemon, request * 1000))) <= MAX_PIPELINED
+    until(lambda: rejected(daemon, "pipelined") == before + 1)
+
+
+def test_a_hundred_viewers_of_one_address_are_served(daemon: RunningDaemon):
+    """Each follows the events on one connection and asks for frames on another."""
+    before = rejected(daemon, "crowd")
+    with ExitStack() as viewers:
+        streams = [viewers.enter_context(connect(daemon)) for _ in range(100)]
+        frames = [viewers.enter_context(connect(daemon)) for _ in range(100)]
+        for stream in streams:
+            stream.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        for stream in streams:
+            assert b"200 OK" in stream.recv(4096)
+        for _ in range(2):
+            for frame in frames:
+                frame.sendall(b"HEAD /api/v1/frame HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            for frame in frames:
+                assert statuses(frame.recv(4096)) == [200]
+        for stream in streams:
+            stream.setblocking(False)
+            try:
+                while stream.recv(4096):
+                    pass
+                raise AssertionError("a stream was closed")
+            except BlockingIOError:
+                pass
+    assert rejected(daemon, "crowd") == before

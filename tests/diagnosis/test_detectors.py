@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import exp
+
+import pytest
+
+from gpumond.diagnosis import Diagnosis, diagnose
+from gpumond.model.frame import Verdict
+from gpumond.model.program import Ending, Program
+from gpumond.model.snapshot import ProcessUsage, ProgramEnd, Snapshot, XidErrors
+from gpumond.testing import make_pool, make_process, make_report
+from tests.diagnosis.curves import (
+    GIB,
+    MIB,
+    MINUTE,
+    SIZE,
+    Curve,
+    at_moment,
+    by_agent,
+    by_device,
+    by_process,
+    first,
+    kinds,
+    last,
+    noisy,
+    of_device,
+    onsets,
+    steps_of,
+)
+
+
+def at(found: list[tuple[float, Verdict]], kind: str) -> float | None:
+    one = first(found, kind)
+    return None if one is None else one[0]
+
+
+def test_pressure_is_said_with_the_first_snapshot_above_95_percent():
+    found = onsets(by_device(lambda at: (0.5 if at < 100 else 0.96) * SIZE, steps_of(3)))
+    assert at(found, "pressure") == 100.0
+
+
+def test_pressure_is_said_before_a_ramp_is_full_and_clears_below_93_percent():
+    ramp = onsets(by_device(lambda at: min(1.0, 0.3 + at / 1000) * SIZE, steps_of(12)))
+    assert 500 < (at(ramp, "pressure") or 0) < 650
+    clearing = by_device(lambda at: (0.96 if at < 200 else 0.94 if at < 300 else 0.92) * SIZE, steps_of(6))
+    found = [verdict for verdict in last(clearing) if verdict.kind == "pressure"]
+    assert found == []
+
+
+def a_killed_program(left: tuple[ProcessUsage, ...] = (), busy: float = 0.0) -> Iterator[Snapshot]:
+    for moment in steps_of(20):
+        if moment < 10 * MINUTE:
+            yield at_moment(moment, of_device(30 * GIB, (make_process(10, 30 * GIB - MIB, comm="train"),)))
+        else:
+            yield at_moment(moment, of_device(30 * GIB, left, busy=busy))
+
+
+@pytest.mark.parametrize(
+    ("left", "pid", "words"),
+    [
+        ((), None, "no visible process owns"),
+        (
+            (make_process(10, 30 * GIB - MIB, start_ticks=None, state="gone", comm="train"),),
+            10,
+            "has ended, but GPU 0",
+        ),
+        ((make_process(77, None, kinds=("holder",), comm="loader"),), None, "loader (pid 77) keeps the device open"),
+    ],
+)
+def test_memory_that_outlives_its_program_is_an_orphan_after_a_minute(
+    left: tuple[ProcessUsage, ...], pid: int | None, words: str
+):
+    found = onsets(a_killed_program(left))
+    orphan = first(found, "orphan")
+    assert orphan is not None
+    assert 11 * MINUTE <= orphan[0] <= 11 * MINUTE + 2
+    assert orphan[1].pid == pid
+    assert words in orphan[1].summary
+    assert "release" not in kinds(found)
+
+
+def test_an_orphan_beside_a_busy_program_takes_a_longer_look():
+    found = onsets(a_killed_program((make_process(11, GIB),), busy=0.9))
+    assert 15 * MINUTE < (at(found, "orphan") or 0) < 16 * MINUTE
+
+
+@pytest.mark.parametrize("busy", [None, 0.3])
+def test_memory_whose_use_is_unknown_or_that_moves_is_no_orphan(busy: float | None):
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(20):
+            moving = (moment % 40) * 20 * MIB if busy else 0
+            yield at_moment(moment, of_device(int(30 * GIB + moving), (), busy=busy))
+
+    assert "orphan" not in kinds(onsets(snapshots()))
+
+
+def test_a_device_whose_processes_nobody_lists_has_no_orphans():
+    assert "orphan" not in kinds(onsets(by_device(lambda at: 30 * GIB, steps_of(10), busy=0.0)))
+
+
+def test_who_holds_memory_and_runs_nothing_for_half_an_hour_is_an_idle_holder():
+    found = onsets(by_process(lambda at: 30 * GIB, steps_of(40), busy=0.0))
+    idle = first(found, "idle-holder")
+    assert idle is not None
+    assert 30 * MINUTE <= idle[0] <= 31 * MINUTE
+    assert idle[1].pid == 10
+    assert "idle-holder" not in kinds(onsets(by_process(lambda at: GIB, steps_of(40), busy=0.0)))
+
+
+def test_what_the_reading_says_of_idleness_is_believed():
+    found = onsets(by_process(lambda at: 30 * GIB, steps_of(5), idle_seconds=4000.0))
+    assert "idle-holder" in kinds(found)
+
+
+def an_end(before: float, **fields: object) -> list[tuple[float, Verdict]]:
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(12):
+            if moment < 600:
+                size = int(before if moment > 500 else 20 * GIB)
+                yield at_moment(moment, of_device(size, (make_process(10, size, comm="train"),)))
+            else:
+                yield at_moment(moment, of_device(0, ()), **fields)
+
+    return onsets(snapshots())
+
+
+def test_an_end_when_the_device_was_full_is_a_crash_and_another_a_release():
+    crash, release = an_end(0.999 * SIZE), an_end(40 * GIB)
+    assert at(crash, "crash") == at(release, "release") == 600.0
+    assert "crash" not in kinds(release)
+    assert "release" not in kinds(crash)
+    found = next(v for _, v in release if v.kind == "release")
+    assert dict(found.evidence)["released_bytes"] == 40 * GIB
+    assert found.summary == "train (pid 10) has ended; it held 40.0 GiB of GPU 0"
+
+
+def test_a_release_of_a_process_that_still_exists_does_not_say_that_it_ended():
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(12):
+            size = 40 * GIB if moment < 600 else 0
+            pools = (make_pool(live=size),) if size else ()
+            yield at_moment(moment, of_device(size, ()), reports=(make_report(10, pools),))
+
+    (release,) = [verdict for _, verdict in onsets(snapshots()) if verdict.kind == "release"]
+    assert release.summary == "train (pid 10) freed 40.0 GiB of GPU 0"
+
+
+def test_a_release_of_a_device_without_a_list_of_processes_names_no_process():
+    found = onsets(by_device(lambda moment: 40 * GIB if moment < 600 else 0, steps_of(12)))
+    assert next(v.summary for _, v in found if v.kind == "release") == "40.0 GiB of GPU 0 became free at once"
+
+
+def test_an_end_with_an_xid_error_is_a_crash():
+    found = an_end(40 * GIB, xids=(XidErrors("GPU-a", 31, 1, 1e9 + 600),))
+    assert "after an XID error" in next(verdict.summary for _, verdict in found if verdict.kind == "crash")
+
+
+def test_an_end_after_an_allocation_that_failed_is_a_crash():
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(12):
+            if moment >= 600:
+                yield at_moment(moment, of_device(0, ()))
+                continue
+            ooms = 1 if moment > 590 else 0
+            report = make_report(10, (make_pool(live=20 * GIB, ooms=ooms),))
+            yield at_moment(moment, of_device(21 * GIB, (make_process(10, 21 * GIB),)), reports=(report,))
+
+    found = first(onsets(snapshots()), "crash")
+    assert found is not None
+    assert "after an allocation failed" in found[1].summary
+
+
+def an_end_after_an_oom(ending: Ending | None, full: bool) -> list[tuple[float, Verdict]]:
+    """The driver frees the memory after the goodbye."""
+
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(12):
+            if moment >= 600:
+                yield at_moment(moment, of_device(0, ()))
+                continue
+            report = make_report(10, (make_pool(live=20 * GIB, ooms=int(moment > 560)),))
+            used = int(0.99 * SIZE) if full else 21 * GIB
+            reports = (report,) if moment <= 580 else ()
+            ends = (ProgramEnd(10, 100, ending),) if ending and moment == 590 else ()
+            yield at_moment(moment, of_device(used, (make_process(10, used),)), reports=reports, ends=ends)
+
+    return onsets(snapshots())
+
+
+@pytest.mark.parametrize(
+    ("ending", "full", "kind"),
+    [
+        ("exit", False, "release"),
+        ("exit", True, "release"),
+        ("out-of-memory", False, "crash"),
+        ("error", False, "crash"),
+        (None, False, "crash"),
+    ],
+)
+def test_how_the_program_ended_counts_before_what_happened_near_the_end(ending: Ending | None, full: bool, kind: str):
+    found = an_end_after_an_oom(ending, full)
+    assert kinds(found) & {"crash", "release"} == {kind}
+    said = next(verdict.summary for _, verdict in found if verdict.kind == kind)
+    assert ("probably" in said) == (kind == "crash" and ending != "out-of-memory")
+
+
+@pytest.mark.parametrize("ending", [None, "error"])
+def test_an_error_that_was_rescued_did_not_end_the_program(ending: Ending | None):
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(12):
+            if moment >= 600:
+                yield at_moment(moment, of_device(0, ()))
+                continue
+            program = Program(oom_retries=int(moment > 560), oom_rescues=int(moment > 580))
+            report = make_report(10, (make_pool(live=20 * GIB, ooms=int(moment > 560)),), program=program)
+            ends = (ProgramEnd(10, 100, ending),) if ending and moment == 590 else ()
+            yield at_moment(moment, of_device(21 * GIB, (make_process(10, 21 * GIB),)), reports=(report,), ends=ends)
+
+    assert kinds(onsets(snapshots())) & {"crash", "release"} == {"release"}
+
+
+def test_three_crashes_within_an_hour_are_a_loop():
+    def snapshots(crashes: int) -> Iterator[Snapshot]:
+        for moment in steps_of(50):
+            turn, into = divmod(moment, 600)
+            size = int(0.99 * SIZE if into > 500 else 20 * GIB)
+            if turn < crashes and into < 550:
+                process = make_process(10 + int(turn), size, start_ticks=int(turn), comm="train")
+                yield at_moment(moment, of_device(size, (process,)))
+            else:
+                yield at_moment(moment, of_device(0, ()))
+
+    loop = first(onsets(snapshots(3)), "crash-loop")
+    assert loop is not None
+    assert (loop[0], loop[1].pid) == (1750.0, None)
+    assert "crash-loop" not in kinds(onsets(snapshots(2)))
+
+
+def test_programs_that_crash_at_the_same_time_are_loops_of_their_own():
+    def program(moment: float, pid: int, comm: str) -> tuple[ProcessUsage, ...]:
+        turn, into = divmod(moment, 600)
+        size = int(0.99 * SIZE if into > 500 else 20 * GIB)
+        return (make_process(pid + int(turn), size, start_ticks=int(turn), comm=comm),) if into < 550 else ()
+
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(33):
+            there = [program(moment, 10, "train"), program(moment, 90, "serve")]
+            devices = (
+                replace(of_device(sum(p.used_bytes or 0 for p in own), own), uuid=uuid, index=index)
+                for index, (uuid, own) in enumerate(zip(("GPU-a", "GPU-b"), there, strict=True))
+            )
+            yield replace(at_moment(moment, of_device(0, ())), devices=tuple(devices))
+
+    loops = {verdict.summary.split()[0] for verdict in last(snapshots()) if verdict.kind == "crash-loop"}
+    assert loops == {"train", "serve"}
+
+
+def splitting(stranded_per_minute: float, retries: int | None = None) -> Iterator[Snapshot]:
+    for moment in steps_of(60):
+        live = int((60 if moment % 30 < 5 else 10) * GIB * 0.5)  # the peak of every step
+        kept = int(30 * GIB + stranded_per_minute * moment / MINUTE)
+        pool = make_pool(live=live, stranded=kept - live, retries=retries)
+        process = make_process(10, kept + GIB)
+        yield at_moment(moment, of_device(kept + GIB, (process,)), reports=(make_report(10, (pool,)),))
+
+
+def test_fragmentation_is_judged_at_the_peak_and_only_if_it_grows():
+    assert "fragmentation" not in kinds(onsets(splitting(0.0)))
+    found = first(onsets(splitting(GIB)), "fragmentation")
+    assert found is not None
+    evidence = dict(found[1].evidence)
+    assert evidence["peak_live_bytes"] == 30 * GIB
+    assert evidence["fragmentation_ratio"] == pytest.approx(1 - 30 * GIB / evidence["peak_kept_bytes"])
+    assert found[1].pid == 10
+    assert "leak" not in kinds(onsets(splitting(GIB)))
+
+
+def test_a_cache_that_a_flush_returns_is_no_fragmentation():
+    assert "fragmentation" not in kinds(onsets(by_agent(lambda at: GIB, lambda at: 40 * GIB, steps_of(40))))
+
+
+@pytest.mark.parametrize(
+    ("curve", "kind"),
+    [
+        (lambda at: 30 * GIB, "steady"),
+        (noisy(lambda at: (30 + 6 * ((at // 20) % 2)) * GIB, 16 * MIB), "churn"),
+        (lambda at: (30 if at < 30 * MINUTE else 45) * GIB, "step-change"),
+        (lambda at: (30 + 10 * (at % (8 * MINUTE) < 2 * MINUTE)) * GIB, "periodic"),
+    ],
+    ids=["steady", "churn", "step-change", "periodic"],
+)
+def test_the_shape_of_a_curve_is_named(curve, kind: str):
+    verdicts = last(by_process(curve, steps_of(40)))
+    assert [verdict.kind for verdict in verdicts if verdict.pid == 10] == [kind]
+
+
+def test_the_first_minutes_are_a_warm_up():
+    assert [v.kind for v in last(by_process(lambda at: 30 * GIB, steps_of(4))) if v.pid == 10] == ["warm-up"]
+
+
+def shapes_over(curve: Curve, minutes: float) -> list[tuple[float, str | None]]:
+    """The shape of the process after each minute."""
+    diagnosis, found = Diagnosis(), []
+    for snapshot in by_process(curve, steps_of(minutes)):
+        diagnosis = diagnose(diagnosis, snapshot)
+        said = [verdict.kind for verdict in diagnosis.verdicts if verdict.pid == 10]
+        if snapshot.elapsed_seconds % MINUTE == 0:
+            found.append((snapshot.elapsed_seconds / MINUTE, said[0] if said else None))
+    return found
+
+
+@pytest.mark.parametrize("loading", [0.0, 40.0], ids=["at once", "after loading"])
+@pytest.mark.parametrize("per_minute", [100 * MIB, 300 * MIB, 1500 * MIB])
+def test_a_curve_that_has_grown_linearly_for_minutes_is_no_warm_up_and_not_steady(loading: float, per_minute: float):
+    def curve(moment: float) -> float:
+        return min(1.0, moment / loading if loading else 1.0) * 2 * GIB + per_minute * moment / MINUTE
+
+    later = [kind for minute, kind in shapes_over(noisy(curve, 2 * MIB), 13) if minute >= 6]
+    assert set(later) <= {None, "leak"}
+
+
+@pytest.mark.parametrize("minutes", [2, 4])
+def test_growth_that_slows_down_is_a_warm_up(minutes: float):
+    def curve(moment: float) -> float:
+        return 40 * GIB * (1 - exp(-moment / (minutes * MINUTE)))
+
+    assert {kind for minute, kind in shapes_over(curve, 8) if minute >= 2} == {"warm-up"}

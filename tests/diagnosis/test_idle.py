@@ -1,0 +1,77 @@
+"""For how long nothing ran, folded over readings."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumond.diagnosis.idle import idle_seconds
+from gpumond.engine import observe
+from gpumond.model.sensors import Sensors
+from gpumond.model.snapshot import DeviceReading, Reading, Snapshot, SourceState
+from gpumond.testing import GIB, make_device, make_process
+
+UP = SourceState("nvml", up=True, responsive=True)
+
+
+def seen(*devices: DeviceReading | None, every: float = 2.0) -> Snapshot:
+    """The last of the snapshots of one device; None is a reading that did not come."""
+    snapshot = None
+    for number, device in enumerate(devices):
+        reading = None if device is None else Reading((device,))
+        snapshot = observe(snapshot, UP, reading, (), number * every, number * every)
+    assert snapshot is not None
+    return snapshot
+
+
+def using(gpu: float | None, process: float | None = None, **fields: float) -> DeviceReading:
+    sensors = Sensors(gpu_utilization_ratio=gpu, **fields)  # type: ignore[arg-type]
+    return make_device(used_bytes=GIB, sensors=sensors, processes=(make_process(7, GIB, utilization_ratio=process),))
+
+
+@pytest.mark.parametrize(
+    ("readings", "seconds"),
+    [
+        ([using(0)], 0),
+        ([using(0), using(0), using(0)], 4),
+        ([using(0), using(0.01), using(0)], 2),
+        ([using(0.5)], 0),
+        ([using(None), using(None)], None),
+        ([using(0), using(0), using(None), using(0)], 0),
+        ([using(0), using(0), None, using(0)], 4),  # nobody looked for two of the six seconds
+        ([using(0), using(0, decoder_utilization_ratio=0.2)], 0),
+        ([using(0), using(0), None], 2),
+    ],
+)
+def test_a_device_is_idle_since_nothing_ran_as_far_as_it_was_watched(
+    readings: list[DeviceReading | None], seconds: float | None
+):
+    (device,) = seen(*readings).devices
+    assert device.idle_seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("readings", "seconds"),
+    [
+        ([using(0.9, 0), using(0.9, 0), using(0.9, 0)], 4),
+        ([using(0.9, 0), using(0.9, 0.1), using(0.9, 0)], 2),
+        ([using(0.9, 0.1)], 0),
+        ([using(0.9), using(0.9)], None),
+        ([using(0.0), using(0.0)], 2),  # nothing runs on the device: this process neither
+        ([using(0.0), using(0.0), using(0.0, 0.0)], 4),
+    ],
+)
+def test_a_process_is_idle_by_what_is_said_of_it_and_of_its_device(
+    readings: list[DeviceReading | None], seconds: float | None
+):
+    (device,) = seen(*readings).devices
+    (process,) = device.processes or ()
+    assert idle_seconds(device, process) == seconds
+
+
+def test_a_pid_that_returns_begins_anew():
+    first, second = (
+        make_device(used_bytes=GIB, processes=(make_process(7, start_ticks=ticks, utilization_ratio=0.0),))
+        for ticks in (100, 200)
+    )
+    (device,) = seen(first, first, second).devices
+    assert [process.idle_seconds for process in device.processes or ()] == [0.0]

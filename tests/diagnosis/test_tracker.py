@@ -1,0 +1,207 @@
+"""Gaps, clocks, restarts: what comes between a course and its verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+
+from gpumond.diagnosis import Diagnosis, diagnose
+from gpumond.model.snapshot import Snapshot
+from gpumond.testing import make_fault, make_process
+from tests.diagnosis.curves import (
+    GIB,
+    HOUR,
+    MIB,
+    MINUTE,
+    at_moment,
+    by_agent,
+    by_process,
+    first,
+    kinds,
+    last,
+    leaking,
+    noisy,
+    of_device,
+    onsets,
+    steps_of,
+)
+
+
+def a_leak(minutes: float = 60) -> Iterator[Snapshot]:
+    return by_process(noisy(leaking(64 * MIB, onset=20), 16 * MIB), steps_of(minutes))
+
+
+def test_the_same_snapshots_give_the_same_verdicts():
+    def story() -> list[object]:
+        diagnosis = Diagnosis()
+        said: list[object] = []
+        for snapshot in a_leak():
+            diagnosis = diagnose(diagnosis, snapshot)
+            said.append(diagnosis.verdicts)
+        return said
+
+    assert story() == story()
+
+
+def test_a_snapshot_that_comes_twice_or_late_changes_nothing():
+    def twice() -> Iterator[Snapshot]:
+        before = None
+        for snapshot in a_leak():
+            yield from (snapshot, snapshot)
+            if before is not None:
+                yield before
+            before = snapshot
+
+    assert onsets(twice()) == onsets(a_leak())
+
+
+@pytest.mark.parametrize("step", [-7200.0, 86400.0])
+def test_a_step_of_the_wall_clock_changes_no_verdict(step: float):
+    def stepped() -> Iterator[Snapshot]:
+        for snapshot in a_leak():
+            late = snapshot.elapsed_seconds > 30 * MINUTE
+            yield replace(snapshot, taken_at=snapshot.taken_at + step) if late else snapshot
+
+    assert [(at, v.kind, v.evidence) for at, v in onsets(stepped())] == [
+        (at, v.kind, v.evidence) for at, v in onsets(a_leak())
+    ]
+
+
+def test_what_was_said_keeps_its_onset_over_a_step_of_the_wall_clock():
+    def stepped() -> Iterator[Snapshot]:
+        for snapshot in a_leak(70):
+            yield replace(snapshot, taken_at=snapshot.taken_at + (HOUR if snapshot.elapsed_seconds > 3000 else 0))
+
+    straight = first(onsets(a_leak(70)), "leak")
+    leak = next(verdict for verdict in last(stepped()) if verdict.kind == "leak")
+    assert straight is not None
+    assert straight[0] < 3000
+    assert leak.since == straight[1].since
+
+
+@pytest.mark.parametrize("begin", [25, 40, 60])
+def test_an_outage_of_the_collector_is_no_verdict_and_hides_none(begin: int):
+    gap = [at for at in steps_of(150) if not begin * MINUTE < at < (begin + 45) * MINUTE]
+    found = onsets(by_process(noisy(leaking(64 * MIB, onset=20), 16 * MIB), gap))
+    assert "leak" in kinds(found)
+    assert not kinds(found) & {"crash", "release", "orphan"}
+    quiet = onsets(by_process(noisy(lambda at: 20 * GIB, 16 * MIB), gap))
+    assert kinds(quiet) <= {"warm-up", "steady"}
+
+
+def test_a_device_that_does_not_answer_ends_no_life():
+    def snapshots() -> Iterator[Snapshot]:
+        for snapshot in a_leak():
+            at = snapshot.elapsed_seconds
+            if 2400 <= at < 2430:
+                missed = int(at - 2399)
+                device = replace(snapshot.devices[0], missed=missed)
+                if missed >= 3:
+                    device = replace(device, used_bytes=None, processes=None)
+                yield replace(snapshot, devices=(device,), faults=(make_fault("GPU-a"),))
+            else:
+                yield snapshot
+
+    found = onsets(snapshots())
+    assert "release" not in kinds(found)
+    assert [verdict.kind for _, verdict in found].count("leak") == 1
+
+
+def test_a_process_that_is_started_again_is_another_life():
+    """Also if it gets its pid back: what it leaked before says nothing of it."""
+
+    def snapshots() -> Iterator[Snapshot]:
+        for at in steps_of(80):
+            again = at >= 40 * MINUTE
+            curve = leaking(100 * MIB, onset=55 if again else 15, base=10 * GIB)
+            process = make_process(10, int(curve(at)), start_ticks=999 if again else 100, comm="train")
+            yield at_moment(at, of_device(int(curve(at)), (process,)))
+
+    found = [(at, verdict) for at, verdict in onsets(snapshots()) if verdict.kind in ("leak", "release")]
+    assert [verdict.kind for _, verdict in found] == ["leak", "release", "leak"]
+    assert found[2][0] < 70 * MINUTE
+
+
+def test_another_card_begins_anew():
+    def snapshots() -> Iterator[Snapshot]:
+        for snapshot in a_leak(80):
+            if snapshot.elapsed_seconds > 40 * MINUTE:
+                yield replace(snapshot, devices=(replace(snapshot.devices[0], uuid="GPU-b"),))
+            else:
+                yield snapshot
+
+    diagnosis = Diagnosis()
+    for snapshot in snapshots():
+        diagnosis = diagnose(diagnosis, snapshot)
+    assert set(diagnosis.history.devices) == {"GPU-b"}
+    assert {verdict.device_uuid for verdict in diagnosis.verdicts} == {"GPU-b"}
+
+
+def test_a_life_without_start_ticks_ends_when_it_falls():
+    """In logs a pid is all there is: a fall to a third is another program."""
+
+    def snapshots() -> Iterator[Snapshot]:
+        for at in steps_of(100):
+            early, late = leaking(100 * MIB, onset=15, base=30 * GIB), leaking(100 * MIB, onset=75, base=10 * GIB)
+            curve = early if at < HOUR else late
+            yield at_moment(at, of_device(int(curve(at)), (make_process(10, int(curve(at)), start_ticks=None),)))
+
+    assert [verdict.kind for _, verdict in onsets(snapshots())].count("leak") == 2
+
+
+def test_an_agent_that_starts_later_or_goes_is_borne():
+    with_agent = list(by_agent(leaking(64 * MIB, onset=20), lambda at: 40 * GIB, steps_of(90)))
+    mixed = [replace(s, reports=()) if not 600 < s.elapsed_seconds < 4800 else s for s in with_agent]
+    assert "leak" in kinds(onsets(mixed))
+
+
+@pytest.mark.parametrize("pace", [1.0, 12.0])
+def test_pace_shortens_the_time_and_keeps_the_slope(pace: float):
+    def snapshots() -> Iterator[Snapshot]:
+        times = (at / pace for at in steps_of(36, pace))
+        return by_process(noisy(leaking(pace * 64 * MIB, onset=20 / pace), 4 * MIB), times)
+
+    found = first(onsets(snapshots(), pace), "leak")
+    assert found is not None
+    at, leak = found
+    assert at <= 35 * MINUTE / pace
+    assert dict(leak.evidence)["slope_bytes_per_second"] == pytest.approx(pace * 64 * MIB / 60, rel=0.1)
+    free = 60 * GIB - (at - 20 * MINUTE / pace) * pace * 64 * MIB / 60
+    assert leak.time_to_oom_seconds == pytest.approx(free / (pace * 64 * MIB / 60), rel=0.1)
+    assert leak.since == pytest.approx(1e9 + 20 * MINUTE / pace, abs=180 / pace)
+
+
+def test_what_is_unknown_is_borne():
+    nothing = (at_moment(at, of_device(0, None)) for at in steps_of(2))
+    unknown = (
+        at_moment(200.0 + at, replace(of_device(0, None), used_bytes=None, size_bytes=None)) for at in steps_of(2)
+    )
+    sizeless = (replace(s, devices=(replace(s.devices[0], size_bytes=None),)) for s in a_leak())
+    assert last(chain(nothing, unknown)) is not None
+    found = first(onsets(sizeless), "leak")
+    assert found is not None
+    assert found[1].time_to_oom_seconds is None
+
+
+def test_every_life_has_at_most_one_shape():
+    shapes = {"warm-up", "steady", "churn", "periodic", "step-change"}
+    diagnosis = Diagnosis()
+    for snapshot in a_leak():
+        diagnosis = diagnose(diagnosis, snapshot)
+        said = [v.pid for v in diagnosis.verdicts if v.kind in shapes | {"leak"}]
+        assert len(said) == len(set(said))
+
+
+def test_the_instances_of_a_device_are_judged_and_not_the_device_twice():
+    def snapshots() -> Iterator[Snapshot]:
+        for at in steps_of(45):
+            size = int(leaking(100 * MIB, onset=15)(at))
+            process = make_process(10, size, comm="train")
+            whole = of_device(size, (process,))
+            part = of_device(size, (process,), uuid="MIG-1", parent_uuid="GPU-a", gpu_instance_id=1)
+            yield at_moment(at, whole, part)
+
+    assert [v.device_uuid for v in last(snapshots()) if v.kind == "leak"] == ["MIG-1"]

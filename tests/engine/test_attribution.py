@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from gpumond.engine.attribution import attribute
+from gpumond.model.frame import Ledger
+from gpumond.model.pools import PoolUsage, Reclaimable
+from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
+
+
+def shares(ledger: Ledger, device_uuid: str = "GPU-a") -> Counter[str]:
+    total: Counter[str] = Counter()
+    for line in ledger.lines:
+        if line.device_uuid == device_uuid:
+            total[line.share] += line.used_bytes
+    return +total
+
+
+def overcount(ledger: Ledger, device_uuid: str = "GPU-a") -> int:
+    return {entry.device_uuid: entry.overcount_bytes for entry in ledger.overcounts}[device_uuid]
+
+
+def test_a_process_with_an_agent_is_split_and_the_rest_of_it_is_overhead():
+    device = make_device(used_bytes=10 * GIB, processes=(make_process(used_bytes=9 * GIB),))
+    report = make_report(pools=(make_pool(live=4 * GIB, cached=3 * GIB, stranded=GIB),))
+    assert shares(attribute(make_snapshot(device, reports=(report,)))) == {
+        "live": 4 * GIB,
+        "cached": 3 * GIB,
+        "stranded": GIB,
+        "overhead": GIB,
+        "unclaimed": GIB,
+    }
+
+
+def test_a_process_without_an_agent_is_opaque():
+    device = make_device(used_bytes=GIB, processes=(make_process(used_bytes=GIB),))
+    assert shares(attribute(make_snapshot(device))) == {"opaque": GIB}
+
+
+def test_an_agent_that_sees_no_pool_leaves_its_process_opaque():
+    device = make_device(used_bytes=GIB, processes=(make_process(used_bytes=GIB),))
+    ledger = attribute(make_snapshot(device, reports=(make_report(),)))
+    assert shares(ledger) == {"opaque": GIB}
+    assert {line.workload for line in ledger.lines if line.share == "opaque"} == {"train"}
+
+
+def test_a_returned_pid_is_another_process():
+    device = make_device(used_bytes=GIB, processes=(make_process(start_ticks=999, used_bytes=GIB),))
+    ledger = attribute(make_snapshot(device, reports=(make_report(start_ticks=100, pools=(make_pool(live=GIB),)),)))
+    assert shares(ledger) == {"opaque": GIB}
+    assert {line.workload for line in ledger.lines} == {""}
+    assert overcount(ledger) == 0
+
+
+def test_several_allocators_of_one_process_add_up():
+    device = make_device(used_bytes=6 * GIB, processes=(make_process(used_bytes=6 * GIB),))
+    pools = (make_pool(live=GIB, cached=GIB), make_pool(allocator="cupy", live=2 * GIB, stranded=GIB))
+    assert shares(attribute(make_snapshot(device, reports=(make_report(pools=pools),)))) == {
+        "live": 3 * GIB,
+        "cached": GIB,
+        "stranded": GIB,
+        "overhead": GIB,
+    }
+
+
+def test_a_pool_inside_another_is_not_counted_twice():
+    device = make_device(used_bytes=4 * GIB, processes=(make_process(used_bytes=4 * GIB),))
+    pools = (
+        make_pool(allocator="rmm", live=3 * GIB, cached=GIB),
+        make_pool(allocator="cupy", inside="rmm", live=2 * GIB, cached=GIB),
+    )
+    ledger = attribute(make_snapshot(device, reports=(make_report(pools=pools),)))
+    assert shares(ledger) == {"live": 3 * GIB, "cached": GIB}
+    assert overcount(ledger) == 0
+
+
+def test_a_pool_inside_an_unreported_one_is_counted_itself():
+    device = make_device(used_bytes=GIB, processes=(make_process(used_bytes=GIB),))
+    pools = (make_pool(allocator="cupy", inside="rmm", live=GIB),)
+    assert shares(attribute(make_snapshot(device, reports=(make_report(pools=pools),)))) == {"live": GIB}
+
+
+def test_an_agent_newer_than_the_driver_shows_as_overcount_not_in_unclaimed():
+    device = make_device(used_bytes=5 * GIB, processes=(make_process(used_bytes=2 * GIB),))
+    ledger = attribute(make_snapshot(device, reports=(make_report(pools=(make_pool(live=3 * GIB),)),)))
+    assert shares(ledger) == {"live": 3 * GIB, "unclaimed": 3 * GIB}
+    assert overcount(ledger) == GIB
+
+
+def test_without_a_process_list_agents_are_the_only_source():
+    device = make_device(used_bytes=5 * GIB, processes=None)
+    ledger = attribute(make_snapshot(device, reports=(make_report(pools=(make_pool(live=3 * GIB),)),)))
+    assert shares(ledger) == {"live": 3 * GIB, "unclaimed": 2 * GIB}
+
+
+def test_unknown_used_bytes_stay_unknown():
+    device = make_device(used_bytes=None, processes=(make_process(used_bytes=None),))
+    ledger = attribute(make_snapshot(device, reports=(make_report(pools=(make_pool(live=GIB),)),)))
+    assert shares(ledger) == {"live": GIB}
+    assert ledger.overcounts == ()
+
+
+def test_mig_instances_and_their_parent_add_up_each_for_itself():
+    parent = make_device("GPU-a", used_bytes=4 * GIB, processes=(make_process(used_bytes=4 * GIB),))
+    instance = make_device(
+        "MIG-a", parent_uuid="GPU-a", used_bytes=4 * GIB, processes=(make_process(used_bytes=4 * GIB),)
+    )
+    ledger = attribute(
+        make_snapshot(parent, instance, reports=(make_report(pools=(make_pool("MIG-a", live=3 * GIB),)),))
+    )
+    assert shares(ledger, "MIG-a") == shares(ledger, "GPU-a") == {"live": 3 * GIB, "overhead": GIB}
+
+
+def test_a_claim_on_a_device_that_does_not_list_the_process_changes_nothing():
+    others = make_device("GPU-b", used_bytes=GIB, processes=(make_process(20, used_bytes=GIB),))
+    for processes in ((make_process(used_bytes=GIB),), ()):
+        device = make_device(used_bytes=60 * GIB, processes=processes)
+        false = make_report(66, pools=(make_pool(live=59 * GIB), make_pool("GPU-b", cached=70 * GIB)))
+        ledger = attribute(make_snapshot(device, others, reports=(false,)))
+        assert ledger == attribute(make_snapshot(device, others))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"private_pid_namespace": True},
+        {"faults": (make_fault("GPU-a", "processes_hidden", "drm"),)},
+    ],
+)
+def test_where_a_process_may_be_hidden_its_claim_counts_up_to_the_used_memory(fields: dict[str, Any]):
+    device = make_device(used_bytes=10 * GIB, processes=(make_process(20, used_bytes=GIB),))
+    for claimed, live in ((5 * GIB, 5 * GIB), (80 * GIB, 10 * GIB)):
+        report = make_report(pools=(make_pool(live=claimed),))
+        assert shares(attribute(make_snapshot(device, reports=(report,), **fields)))["live"] == live
+
+
+def test_a_claim_behind_an_mps_server_or_on_an_instance_counts():
+    server = make_process(20, used_bytes=GIB, comm="nvidia-cuda-mps-server")
+    behind = make_device(used_bytes=10 * GIB, processes=(server,))
+    assert (
+        shares(attribute(make_snapshot(behind, reports=(make_report(pools=(make_pool(live=5 * GIB),)),))))["live"]
+        == 5 * GIB
+    )
+    parent = make_device("GPU-a", used_bytes=4 * GIB, processes=(make_process(20, used_bytes=GIB),))
+    instance = make_device("MIG-a", parent_uuid="GPU-a", used_bytes=4 * GIB, processes=())
+    ledger = attribute(
+        make_snapshot(parent, instance, reports=(make_report(pools=(make_pool("MIG-a", live=3 * GIB),)),))
+    )
+    assert shares(ledger, "MIG-a")["live"] == 3 * GIB
+
+
+def test_the_sum_of_an_agents_pools_is_at_most_the_drivers_count():
+    device = make_device(used_bytes=10 * GIB, processes=(make_process(used_bytes=9 * GIB),))
+    eight = tuple(make_pool(allocator=f"a{number}", live=GIB, cached=79 * GIB) for number in range(8))
+    ledger = attribute(make_snapshot(device, reports=(make_report(pools=eight),)))
+    assert shares(ledger) == {"live": 8 * GIB, "cached": GIB, "unclaimed": GIB}
+    assert overcount(ledger) == 0
+
+
+amounts = st.integers(0, 2**63 - 1) | st.integers(0, 4)
+maybe = st.none() | amounts
+ids = st.integers(1, 4)
+uuids = st.sampled_from(["GPU-a", "GPU-b", "MIG-a", "GPU-unseen"])
+processes = st.builds(make_process, pid=ids, used_bytes=maybe, start_ticks=st.none() | ids)
+pools = st.builds(
+    PoolUsage,
+    allocator=st.sampled_from(["torch", "rmm", "cupy"]),
+    device_uuid=uuids,
+    live_bytes=amounts,
+    held_bytes=amounts,
+    reclaimable=st.builds(Reclaimable, amounts, amounts, amounts),
+    stranded_bytes=amounts,
+    inside=st.sampled_from([None, "torch", "rmm", "cupy"]),
+)
+reports = st.builds(make_report, pid=ids, start_ticks=ids, pools=st.lists(pools, max_size=4).map(tuple))
+
+
+@given(st.data())
+def test_the_lines_of_a_device_sum_to_used_plus_overcount_whatever_the_reports_say(data: st.DataObject):
+    lists = st.none() | st.lists(processes, max_size=4, unique_by=lambda p: (p.pid, p.start_ticks)).map(tuple)
+    devices = tuple(
+        make_device(uuid, used_bytes=data.draw(maybe), processes=data.draw(lists), parent_uuid=parent)
+        for uuid, parent in (("GPU-a", None), ("GPU-b", None), ("MIG-a", "GPU-a"))
+    )
+    ledger = attribute(make_snapshot(*devices, reports=tuple(data.draw(st.lists(reports, max_size=4)))))
+    assert all(line.used_bytes >= 0 for line in ledger.lines)
+    assert all(entry.overcount_bytes >= 0 for entry in ledger.overcounts)
+    for device in devices:
+        if device.used_bytes is not None:
+            total = sum(line.used_bytes for line in ledger.lines if line.device_uuid == device.uuid)
+            assert total == device.used_bytes + overcount(ledger, device.uuid)

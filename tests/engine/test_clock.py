@@ -1,0 +1,76 @@
+"""The clock on the wall is set, the machine sleeps: what is said of the devices does not change.
+
+Durations are told by the monotonic clock, which no one sets. While a machine sleeps it stands still on Linux; a
+daemon that is stopped (SIGSTOP, a frozen container) finds it gone on. What the store makes of it is in
+store/test_retention.py, what rules do to single series in rules/test_prometheus_semantics.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gpumond.engine import EngineState, advance
+from gpumond.model.snapshot import Snapshot
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
+
+DAY = 86400.0
+JUMP_AT, END = 900, 1800
+Told = list[tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]]
+"""Second; alerts that began and that ended with it; verdicts that stand."""
+
+
+def at(second: int, elapsed: float, taken_at: float) -> Snapshot:
+    """Full from minute 5 to 20, lost from minute 22 to 25, out of memory once before and once after the jump."""
+    full, lost = 300 <= second < 1200, 1320 <= second < 1500
+    used = (70 if full else 20) * GIB
+    device = make_device(used_bytes=used, processes=(make_process(10, used),))
+    pool = make_pool(live=18 * GIB, ooms=(second >= 60) + (second >= 1600), retries=0)
+    fields = {"elapsed_seconds": elapsed, "taken_at": taken_at, "reports": (make_report(pools=(pool,)),)}
+    if lost:
+        gone = make_device(up=False, missed=3, size_bytes=None, used_bytes=None, processes=None)
+        return make_snapshot(gone, faults=(make_fault("GPU-a"),), **fields)
+    return make_snapshot(device, **fields)
+
+
+def story(wall: Callable[[int], float], monotonic: Callable[[int], float] = float) -> Told:
+    """What is told at the second in which it happens, whatever the clocks say."""
+    memory, told = EngineState(), Told()
+    for second in range(0, END, 5):
+        tick = advance(memory, BUILT_IN, at(second, monotonic(second), 1e9 + wall(second)))
+        memory = tick.memory
+        raised, resolved = (tuple(alert.rule for alert in alerts) for alerts in (tick.raised, tick.resolved))
+        told.append((second, raised, resolved, tuple(verdict.kind for verdict in tick.frame.verdicts)))
+    return told
+
+
+@pytest.mark.parametrize(
+    "jump", [1800.0, -1800.0, 3600.0, -3600.0, 3650 * DAY, -3650 * DAY], ids=lambda jump: f"{jump:+g} s"
+)
+def test_a_clock_that_is_set_and_a_machine_that_slept_change_nothing_that_is_told(jump: float):
+    steady = story(float)
+    assert {"device-nearly-full", "device-lost", "out-of-memory"} <= {
+        rule for _, raised, _, _ in steady for rule in raised
+    }
+    assert story(lambda second: second + (jump if second >= JUMP_AT else 0.0)) == steady
+
+
+def test_a_clock_that_runs_backwards_all_the_time_changes_nothing_either():
+    assert story(lambda second: -float(second)) == story(float)
+
+
+def test_a_daemon_that_was_stopped_for_an_hour_fires_on_and_ends_what_an_hour_ends():
+    """Both clocks are an hour further, so the ten minutes of the first want of memory are over; nothing else is."""
+
+    def hour_later(second: int) -> float:
+        return second + (3600.0 if second >= JUMP_AT else 0.0)
+
+    told = story(hour_later, hour_later)
+    before = [(second, raised, resolved) for second, raised, resolved, _ in told if second < JUMP_AT]
+    assert before == [(s, r, o) for s, r, o, _ in story(float) if s < JUMP_AT]
+    (first, *rest) = [(raised, resolved) for second, raised, resolved, _ in told if second >= JUMP_AT]
+    assert first == ((), ("out-of-memory",))
+    assert [raised for raised, _ in rest if raised] == [("device-lost",), ("out-of-memory",)]
+    assert [resolved for _, resolved in rest if resolved] == [("device-nearly-full",), ("device-lost",)]

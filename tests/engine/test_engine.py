@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpumond.engine import EngineState, advance, observe
+from gpumond.model.snapshot import AgentReport, DeviceReading, Reading, Snapshot, SourceState
+from gpumond.rules import Rule
+from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
+
+UP = SourceState("nvml", up=True, responsive=True)
+FULL = (Rule("full", "device", "used_ratio", above=0.8),)
+
+
+def seen(previous: Snapshot | None, reading: Reading | None, reports: tuple[AgentReport, ...] = ()) -> Snapshot:
+    return observe(previous, UP, reading, reports, taken_at=1.0, elapsed_seconds=1.0)
+
+
+def reading_of(*devices: DeviceReading, **fields: object) -> Reading:
+    return Reading(devices, **fields)  # type: ignore[arg-type]
+
+
+def test_a_silent_device_keeps_its_values_for_two_readings_and_then_has_none():
+    both = reading_of(make_device("GPU-a", used_bytes=GIB), make_device("GPU-b", used_bytes=GIB))
+    one = reading_of(make_device("GPU-b", used_bytes=2 * GIB), faults=(make_fault("GPU-a"),))
+    snapshot = seen(None, both)
+    history = []
+    for _ in range(4):
+        snapshot = seen(snapshot, one)
+        silent, other = snapshot.devices
+        assert other.used_bytes == 2 * GIB
+        history.append((silent.missed, silent.used_bytes))
+        assert (silent.up, other.up) == (False, True)
+    assert history == [(1, GIB), (2, GIB), (3, None), (4, None)]
+    assert seen(snapshot, both).devices == both.devices
+
+
+def test_without_any_reading_every_device_goes_silent():
+    snapshot = seen(None, reading_of(make_device(used_bytes=GIB)))
+    ups = []
+    for _ in range(3):
+        snapshot = seen(snapshot, None)
+        ups.append(snapshot.devices[0].up)
+    assert ups == [True, True, False]
+    assert (snapshot.devices[0].missed, snapshot.devices[0].used_bytes, snapshot.devices[0].uuid) == (3, None, "GPU-a")
+
+
+def test_a_device_that_the_source_no_longer_lists_is_gone_at_once():
+    snapshot = seen(None, reading_of(make_device("MIG-a")))
+    assert seen(snapshot, reading_of()).devices == ()
+
+
+def test_an_instance_of_a_lost_card_is_lost_with_it():
+    parent, instance = make_device("GPU-a"), make_device("MIG-a", parent_uuid="GPU-a")
+    snapshot = seen(seen(None, reading_of(parent, instance)), reading_of(faults=(make_fault("GPU-a"),)))
+    assert [device.missed for device in snapshot.devices] == [1, 1]
+
+
+def test_a_pool_larger_than_its_device_is_a_fault_and_not_a_number():
+    fits, lies = make_pool(live=GIB), make_pool(allocator="cupy", live=81 * GIB)
+    snapshot = seen(None, reading_of(make_device(used_bytes=GIB)), (make_report(pools=(fits, lies)),))
+    assert snapshot.reports[0].pools == (fits,)
+    assert [fault.kind for fault in snapshot.faults] == ["impossible_value"]
+
+
+def test_a_claim_over_the_drivers_count_is_a_fault_when_it_lasts():
+    counted = make_process(10, GIB)
+    reading = reading_of(make_device(used_bytes=2 * GIB, processes=(counted, make_process(20, GIB))))
+    honest = make_report(10, (make_pool(live=3 * GIB),))  # within what the times of reading explain
+    for false in (
+        make_report(10, tuple(make_pool(allocator=f"a{number}", live=79 * GIB) for number in range(8))),
+        make_report(66, (make_pool(live=5 * GIB),)),
+    ):
+        first = seen(None, reading, (honest, false))
+        assert first.faults == ()  # the driver may have been read before
+        second = seen(first, reading, (honest, false))
+        assert [fault.kind for fault in second.faults] == ["claim_over_driver"]
+        assert f"pid {false.pid} " in second.faults[0].detail
+    grown = make_report(10, (make_pool(live=70 * GIB),))
+    assert seen(seen(None, reading, (honest,)), reading, (grown,)).faults == ()
+    stale = make_report(10, (make_pool(live=70 * GIB),), age_seconds=10.0)
+    assert seen(seen(None, reading, (stale,)), reading, (stale,)).faults == ()
+
+
+def test_pools_beyond_the_bound_are_summed_by_device():
+    pools = tuple(
+        make_pool(uuid, live=1, cached=2, stranded=3, allocator=f"a{number}", ooms=number if number else None)
+        for number in range(100)
+        for uuid in ("GPU-a", "GPU-b")
+    )
+    inside = make_pool(live=1, allocator="inner", inside="a0")
+    reading = reading_of(make_device("GPU-a", used_bytes=GIB), make_device("GPU-b", used_bytes=GIB))
+    (report,) = seen(None, reading, (make_report(pools=(inside, *pools, make_pool("GPU-unknown", live=7))),)).reports
+    assert report.pools[:32] == pools[:32]
+    rest = report.pools[32:]
+    assert [(pool.allocator, pool.device_uuid) for pool in rest] == [("other", "GPU-a"), ("other", "GPU-b")]
+    for pool in rest:
+        assert (pool.live_bytes, pool.held_bytes, pool.stranded_bytes) == (84, 6 * 84, 3 * 84)
+        assert (pool.reclaimable.low, pool.reclaimable.likely, pool.reclaimable.high) == (168, 168, 168)
+        assert pool.ooms == sum(range(16, 100))
+        assert pool.peak_live_bytes is None
+    unknown = tuple(
+        make_pool(live=1, allocator=f"a{number}", ooms=number or None, held_known=number < 50)
+        for number in range(40, 0, -1)
+    )
+    (report,) = seen(None, reading, (make_report(pools=(*unknown, *unknown[:1], make_pool(allocator="b"))),)).reports
+    assert report.pools[-1].ooms is None
+
+
+def test_a_program_uses_a_device_once_it_held_memory_or_the_driver_lists_it():
+    empty, worker = make_report(pools=(make_pool(),)), make_report(20)
+    nobody, lists = reading_of(make_device()), reading_of(make_device(processes=(make_process(10, GIB),)))
+    first = seen(None, nobody, (empty, worker))
+    assert [report.uses_device for report in first.reports] == [False, False]
+    second = seen(first, lists, (empty, worker))
+    assert [report.uses_device for report in second.reports] == [True, False]
+    third = seen(second, nobody, (empty, worker))
+    assert [report.uses_device for report in third.reports] == [True, False]
+    held = seen(third, nobody, (make_report(20, (make_pool(live=1),)),))
+    assert [report.uses_device for report in held.reports] == [True]
+
+
+def test_raised_and_resolved_tell_only_of_changes():
+    full, empty = make_snapshot(make_device(used_bytes=70 * GIB)), make_snapshot(make_device(used_bytes=GIB))
+    first = advance(EngineState(), FULL, full)
+    second = advance(first.memory, FULL, full)
+    third = advance(second.memory, FULL, empty)
+    assert [len(tick.raised) for tick in (first, second, third)] == [1, 0, 0]
+    assert [len(tick.resolved) for tick in (first, second, third)] == [0, 0, 1]
+    assert second.frame.alerts[0].rule == "full"
+
+
+@pytest.mark.parametrize("missed", [1, 3])
+def test_an_unseen_device_does_not_resolve(missed: int):
+    device = make_device(used_bytes=70 * GIB)
+    first = advance(EngineState(), FULL, make_snapshot(device))
+    unseen = replace(device, missed=missed, used_bytes=None if missed > 2 else device.used_bytes)
+    second = advance(first.memory, FULL, make_snapshot(unseen))
+    assert second.resolved == ()
+    assert second.frame.alerts == first.frame.alerts
+
+
+def test_a_process_on_an_unseen_device_does_not_resolve():
+    rule = (Rule("hog", "pool", "held_bytes", above=GIB),)
+    report = make_report(pools=(make_pool(live=2 * GIB),))
+    first = advance(EngineState(), rule, make_snapshot(make_device(), reports=(report,)))
+    lost = make_device(missed=3, size_bytes=None, used_bytes=None, processes=None)
+    assert advance(first.memory, rule, make_snapshot(lost)).resolved == ()
+    assert len(advance(first.memory, rule, make_snapshot(make_device())).resolved) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "uuids"),
+    [("1", {"GPU-b1"}), ("GPU-a", {"GPU-a1"}), ("0000:1c:00.0", {"GPU-b1"}), ("GPU-", set()), ("7", set())],
+)
+def test_a_rule_names_a_device_as_people_do(name: str, uuids: set[str]):
+    devices = [
+        make_device(uuid, index=index, pci_bus_id=f"00000000:1{letter}:00.0", used_bytes=79 * GIB)
+        for index, (uuid, letter) in enumerate((("GPU-a1", "B"), ("GPU-b1", "C")))
+    ]
+    rule = replace(FULL[0], match=(("device", name),))
+    alerts = advance(EngineState(), (rule,), make_snapshot(*devices)).frame.alerts
+    assert {dict(alert.labels)["uuid"] for alert in alerts} == uuids

@@ -1,0 +1,262 @@
+"""What happened between two frames."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpumond.api.event_log import EventLog
+from gpumond.engine.events import Event, EventState, follow
+from gpumond.model.frame import Alert, Frame, Ledger, Verdict
+from gpumond.model.pools import Expected, Receipt
+from gpumond.model.program import ByteChange, Oom, OomPool, Program, ScopeKept
+from gpumond.model.snapshot import DeviceReading, Fault, XidErrors
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+
+UUID = "GPU-a"
+
+
+def a_frame(*devices: DeviceReading, verdicts: tuple[Verdict, ...] = (), **fields: Any) -> Frame:
+    return Frame(make_snapshot(*(devices or (make_device(UUID),)), **fields), Ledger(), verdicts)
+
+
+def an_oom(number: int = 1, **fields: Any) -> Oom:
+    return Oom(**{"number": number, "at": 999_999.5, "seen": "scope"} | fields)
+
+
+def a_receipt(**fields: Any) -> Receipt:
+    defaults: dict[str, Any] = {
+        "pid": 10,
+        "workload": "train",
+        "device_uuid": UUID,
+        "allocator": "torch",
+        "outcome": "freed",
+        "reason": "",
+        "expected": Expected(GIB, GIB, GIB),
+        "released_bytes": GIB,
+        "driver_released_bytes": GIB,
+        "before": None,
+        "after": None,
+        "steps": (),
+        "raced": False,
+        "requested_by": "token",
+        "started_at": 999_990.0,
+        "duration_seconds": 0.5,
+    }
+    return Receipt(**defaults | fields)
+
+
+def between(*frames: Frame, **last: Any) -> list[Event]:
+    """The events of the last of the frames."""
+    watch, events = EventState(), ()
+    for frame in frames[:-1]:
+        watch, _ = follow(watch, frame)
+    _, events = follow(watch, frames[-1], **last)
+    return list(events)
+
+
+def test_nothing_happens_between_two_equal_frames():
+    leak = Verdict(UUID, 10, "leak", 1.0)
+    frame = a_frame(
+        reports=(make_report(pools=(make_pool(ooms=1),)),), xids=(XidErrors(UUID, 79, 1, 5.0),), verdicts=(leak,)
+    )
+    assert between(frame, frame) == []
+
+
+def test_an_agent_comes_and_goes():
+    frame = a_frame(reports=(make_report(pools=(make_pool(live=GIB),)),))
+    (came,) = between(a_frame(), frame)
+    assert (came.kind, came.pid, came.workload, came.at) == ("agent-connected", 10, "train", 1_000_000.0)
+    assert came.summary == "train (pid 10) is connected: torch 2.13.0"
+    (gone,) = between(frame, a_frame())
+    assert (gone.kind, gone.details) == ("agent-gone", (("held_bytes", GIB),))
+
+
+def test_an_agent_of_a_program_that_never_used_a_device_is_no_event():
+    worker = a_frame(reports=(make_report(uses_device=False),))
+    assert between(a_frame(), worker) == []
+    assert between(worker, a_frame()) == []
+    assert [event.kind for event in between(worker, a_frame(reports=(make_report(),)))] == ["agent-connected"]
+
+
+def test_a_pid_that_returns_is_another_process():
+    first, second = a_frame(reports=(make_report(),)), a_frame(reports=(make_report(start_ticks=200),))
+    assert {event.kind for event in between(first, second)} == {"agent-connected", "agent-gone"}
+
+
+def test_an_error_shows_its_picture():
+    pools = (OomPool("torch", UUID, 5 * GIB, 2 * GIB, GIB, 512), OomPool("torch", "GPU-b", 9 * GIB, 0, 0))
+    scopes = (ScopeKept("epoch", ByteChange(GIB)),)
+    oom = an_oom(device_uuid=UUID, request_bytes=3 * GIB, scope="epoch/forward", pools=pools, scopes=scopes)
+    report = make_report()
+    (event,) = between(a_frame(reports=(report,)), a_frame(reports=(replace(report, program=Program(ooms=(oom,))),)))
+    assert (event.kind, event.at, event.device_uuid, event.pid) == ("oom", 1_000_000.0, UUID, 10)
+    assert event.summary == (
+        "train (pid 10) ran out of memory on GPU 0 in epoch/forward when it asked for 3.0 GiB: "
+        "5.0 GiB live, 2.0 GiB cached, 1.0 GiB stranded"
+    )
+    assert dict(event.details) == {
+        "number": 1,
+        "seen": "scope",
+        "scope": "epoch/forward",
+        "request_bytes": 3 * GIB,
+        "live_bytes": 5 * GIB,
+        "cached_bytes": 2 * GIB,
+        "stranded_bytes": GIB,
+        "largest_free_bytes": 512,
+        "occurred_at": 999_999.5,
+        "kept_bytes epoch": GIB,
+    }
+
+
+def test_a_picture_that_many_reports_carry_is_one_event():
+    def at(*ooms: Oom) -> Frame:
+        return a_frame(reports=(make_report(program=Program(ooms=ooms)),))
+
+    assert [event.kind for event in between(at(an_oom(1)), at(an_oom(1)))] == []
+    assert [dict(event.details)["number"] for event in between(at(an_oom(1)), at(an_oom(1), an_oom(2), an_oom(3)))] == [
+        2,
+        3,
+    ]
+    away = between(at(an_oom(1)), a_frame(), at(an_oom(1)))
+    assert [event.kind for event in away] == ["agent-connected"]
+
+
+def test_a_program_that_ends_out_of_memory_has_its_picture_told():
+    connected = a_frame(reports=(make_report(),))
+    last = make_report(program=Program(ooms=(an_oom(1),)))
+    told = between(connected, a_frame(), departed=[last])
+    assert [event.kind for event in told] == ["agent-gone", "oom"]
+    assert between(a_frame(reports=(last,)), a_frame(), departed=[last]) == between(a_frame(reports=(last,)), a_frame())
+
+
+def test_the_past_of_a_daemon_before_is_not_told_again():
+    frame = a_frame(reports=(make_report(program=Program(ooms=(an_oom(1, at=10.0), an_oom(2, at=30.0)))),))
+    _, events = follow(EventState(since=20.0), frame)
+    assert [dict(event.details)["number"] for event in events if event.kind == "oom"] == [2]
+
+
+def test_an_agent_without_pictures_is_believed_by_its_counter():
+    before, after = (a_frame(reports=(make_report(pools=(make_pool(live=GIB, cached=2, ooms=n),)),)) for n in (1, 2))
+    (event,) = between(before, after)
+    assert (event.kind, event.device_uuid, dict(event.details)["cached_bytes"]) == ("oom", UUID, 2)
+    assert between(a_frame(reports=(make_report(),)), after) == []  # nobody knows how old its errors are
+
+
+def test_a_device_is_lost_once_and_back_once():
+    fault = Fault("nvml", "gpu_is_lost", UUID, "GPU is lost")
+    well, ill = a_frame(), a_frame(make_device(UUID, up=False), faults=(fault,))
+    (lost,) = between(well, ill)
+    assert (lost.kind, lost.device_uuid, lost.summary) == ("device-lost", UUID, "GPU 0 cannot be read: GPU is lost")
+    assert between(well, ill, ill) == []
+    (back,) = between(well, ill, ill, well)
+    assert (back.kind, back.device_uuid) == ("device-back", UUID)
+    assert between(well, ill, well, well) == []
+
+
+def test_a_device_that_is_no_longer_listed_is_lost_and_may_return():
+    both, one = a_frame(make_device(UUID), make_device("GPU-b")), a_frame(make_device(UUID))
+    assert [(event.kind, event.device_uuid) for event in between(both, one)] == [("device-lost", "GPU-b")]
+    assert [(event.kind, event.device_uuid) for event in between(both, one, both)] == [("device-back", "GPU-b")]
+    assert between(one, both) == []
+
+
+def test_xid_errors_are_counted():
+    before, after = a_frame(xids=(XidErrors(UUID, 31, 1, 5.0),)), a_frame(xids=(XidErrors(UUID, 31, 3, 7.0),))
+    (event,) = between(before, after)
+    assert (event.kind, event.at) == ("xid", 1_000_000.0)
+    assert event.details == (("xid", 31), ("count", 2), ("occurred_at", 7.0))
+
+
+def test_flushes_are_told_plans_are_not():
+    receipts = [a_receipt(), a_receipt(outcome="planned"), a_receipt(outcome="refused", allocator=None, reason="busy")]
+    freed, refused = between(a_frame(), receipts=receipts)
+    assert (freed.kind, freed.at, dict(freed.details)["released_bytes"]) == ("flush", 1_000_000.0, GIB)
+    assert freed.summary == "flush of train (pid 10) on GPU 0 by token: freed, torch released 1.0 GiB"
+    assert refused.summary == "flush of train (pid 10) on GPU 0 by token: refused (busy)"
+
+
+def test_alerts_fire_and_resolve():
+    labels = (("alertname", "leak"), ("pid", "10"), ("uuid", UUID), ("workload", "train"))
+    alert = Alert("leak", "firing", labels, (("summary", "it leaks"),), 3.5, 999_900.0, 999_960.0)
+    fired, resolved = between(a_frame(), raised=[alert], resolved=[alert])
+    assert (fired.kind, fired.at, fired.device_uuid, fired.pid, fired.workload) == (
+        "alert-fired",
+        1_000_000.0,
+        UUID,
+        10,
+        "train",
+    )
+    assert (fired.summary, resolved.summary) == ("it leaks", "resolved: it leaks")
+    assert dict(fired.details)["rule"] == "leak"
+
+
+def test_an_alert_without_a_summary_names_program_pid_and_device():
+    labels = (("alertname", "hog"), ("gpu", "3"), ("pid", "10"), ("uuid", UUID), ("workload", "train"))
+    (fired,) = between(a_frame(), raised=[Alert("hog", "firing", labels, (), 3.5, 999_900.0, 999_960.0)])
+    assert fired.summary == "hog: train (pid 10) on GPU 3"
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("leak", True), ("fragmentation", True), ("steady", False), ("warm-up", False)]
+)
+def test_verdicts_begin_and_end(kind: str, told: bool):
+    verdict = Verdict(UUID, 10, kind, 999_000.0, (("slope_bytes_per_second", 2.0),), None, "train leaks")
+    without, with_it = a_frame(reports=(make_report(),)), a_frame(reports=(make_report(),), verdicts=(verdict,))
+    began, ended = between(without, with_it), between(with_it, without)
+    assert [event.kind for event in (*began, *ended)] == (["verdict-began", "verdict-ended"] if told else [])
+    if told:
+        assert (began[0].at, began[0].workload) == (1_000_000.0, "train")
+        assert began[0].summary == "train leaks, since 13:30:00 UTC"
+        assert dict(began[0].details) == {"verdict": kind, "since": 999_000.0, "slope_bytes_per_second": 2.0}
+        assert ended[0].summary == f"the verdict {kind} on train (pid 10) on GPU 0 has ended"
+
+
+def test_the_end_of_a_verdict_names_program_pid_and_device_when_the_process_has_ended():
+    verdict = Verdict(UUID, 10, "fragmentation", 999_999.5)
+    with_agent = a_frame(reports=(make_report(),), verdicts=(verdict,))
+    listed = a_frame(make_device(UUID, processes=(make_process(10, comm="python"),)), verdicts=(verdict,))
+    for before, name in ((with_agent, "train"), (listed, "python")):
+        (ended,) = [event for event in between(before, a_frame()) if event.kind == "verdict-ended"]
+        assert ended.summary == (
+            f"the verdict fragmentation on {name} (pid 10) on GPU 0 has ended: the process has ended"
+        )
+    (of_device,) = between(a_frame(verdicts=(replace(verdict, pid=None),)), a_frame())
+    assert of_device.summary == "the verdict fragmentation on GPU 0 has ended"
+
+
+def test_events_are_in_the_order_of_their_times():
+    verdicts = tuple(Verdict(UUID, None, kind, at) for kind, at in (("leak", 999_000.0), ("orphan", 999_990.0)))
+    report = make_report(program=Program(ooms=(an_oom(at=999_000.5),)))
+    frames = [
+        (a_frame(reports=(make_report(),)), ()),
+        (a_frame(reports=(report,), taken_at=1_000_001.0), [a_receipt()]),
+        (a_frame(reports=(report,), verdicts=verdicts, taken_at=1_000_002.0), [a_receipt(started_at=990_000.0)]),
+    ]
+    ring, told = EventLog(0.0), list[Event]()
+    for frame, receipts in frames:
+        for receipt in receipts:
+            ring.flushed(receipt)
+        told += ring.follow(frame)
+    assert len(told) == 6
+    assert [event.at for event in told] == sorted(event.at for event in told)
+
+
+def test_ids_grow_one_by_one_and_over_a_restart():
+    ring = EventLog(started_at=1000.5, kept=3)
+    frames = [a_frame(reports=tuple(make_report(pid) for pid in range(10, 10 + count))) for count in (2, 3, 5)]
+    told = [ring.follow(frame, (), ()) for frame in frames]
+    assert [event.id for events in told for event in events] == [1_000_001, 1_000_002, 1_000_003, 1_000_004, 1_000_005]
+    assert [event.id for event in ring.newest()] == [1_000_003, 1_000_004, 1_000_005]
+    assert [event.id for event in ring.after(1_000_004)] == [1_000_005]
+    assert ring.before_id == 1_000_002
+    assert EventLog(started_at=1001.5).last_id > ring.last_id
+
+
+def test_a_receipt_is_told_with_the_next_frame_and_once():
+    ring = EventLog(0.0)
+    ring.flushed(a_receipt())
+    assert [event.kind for event in ring.follow(a_frame(), (), ())] == ["flush"]
+    assert ring.follow(a_frame(), (), ()) == ()

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+import pytest
+
+from gpumond import history as module
+from gpumond.history import LIFE_SIGNALS, LIVE, SIGNALS, USED, Coarse, History
+from gpumond.history.series import MAX, MEDIAN, MIN, MINUTE, QUARTER, SAMPLES, TIERS, Rows, Series
+from gpumond.protocol.messages import from_json, to_json
+from gpumond.testing import make_snapshot
+
+LIFE = ("GPU-a", 10, 100)
+NAN = float("nan")
+
+
+def a_series(values: Sequence[float], every: float = 1.0, signals: int = 1) -> Series:
+    series = Series(signals, 0.0, 0.0)
+    for number, value in enumerate(values):
+        series.add((number * every, *[value] * signals))
+    return series
+
+
+def a_history(values: Sequence[float], every: float = 1.0, begin: float = 0.0, taken_at: float = 1e9) -> History:
+    history = History()
+    for number, value in enumerate(values):
+        at = begin + number * every
+        assert history.begin(make_snapshot(elapsed_seconds=at, taken_at=taken_at + at))
+        series = history.life(LIFE)
+        assert series is not None
+        series.add((at, value, NAN, NAN))
+    return history
+
+
+@pytest.mark.parametrize("tier", [0, MINUTE])
+def test_a_block_has_minimum_median_and_maximum_of_its_samples(tier: int):
+    values = [float(value * 37 % 101) for value in range(200)]
+    series, seconds = a_series(values), TIERS[tier].seconds
+    blocks = [values[i : i + seconds] for i in range(0, 199 // seconds * seconds, seconds)]
+    assert list(series.column(tier, 0, MIN)) == [min(block) for block in blocks]
+    assert list(series.column(tier, 0, MEDIAN)) == [median(block) for block in blocks]
+    assert list(series.column(tier, 0, MAX)) == [max(block) for block in blocks]
+    assert list(series.times(tier)) == [seconds * i for i in range(len(blocks))]
+    assert set(series.counts(tier)) == {seconds}
+
+
+def test_longer_blocks_are_made_of_minutes():
+    series = a_series([float(second // 60) for second in range(3700)])
+    assert list(series.column(2, 0)) == [2 + 5 * i for i in range(12)]
+    assert list(series.column(QUARTER, 0)) == [7, 22, 37, 52]
+    assert list(series.column(QUARTER, 0, MAX)) == [14, 29, 44, 59]
+    assert set(series.counts(QUARTER)) == {900}
+
+
+def test_a_block_closes_by_time_and_a_gap_has_none():
+    series = Series(1, 0.0, 0.0)
+    for at in (0.0, 57.0, 114.0, 2000.0, 2057.0, 2114.0):
+        series.add((at, at))
+    assert list(series.times(MINUTE)) == [0, 60, 1980, 2040]
+    assert list(series.counts(MINUTE)) == [2, 1, 1, 1]
+
+
+def test_what_is_unknown_is_no_number():
+    series = a_series([NAN, 1.0, NAN, 3.0] * 10)
+    assert list(series.column(0, 0)) == [1.0, 2.0]
+    unknown = a_series([NAN] * 40)
+    assert all(value != value for value in unknown.column(0, 0))
+
+
+def test_samples_that_come_too_fast_are_left_out():
+    series = a_series([0.0] * 1000, every=0.1)
+    assert len(series.rows) == pytest.approx(1000 * 0.1 / 0.8, abs=2)
+
+
+def test_only_the_newest_rows_are_kept():
+    rows = Rows(2, 5)
+    gone = [rows.append((float(i), -float(i))) for i in range(8)]
+    assert [None if row is None else row[0] for row in gone] == [None] * 5 + [0, 1, 2]
+    assert list(rows.newest(3)) == [5, -5, 6, -6, 7, -7]
+    assert list(rows.newest(99)[::2]) == [3, 4, 5, 6, 7]
+
+
+def test_the_record_of_blocks_that_are_no_longer_kept_stays():
+    series = a_series([1000.0] * 120 + [1.0] * 60 * 260)
+    assert max(series.column(MINUTE, 0)) == 1.0
+    assert series.records[MINUTE] == [1000.0]
+
+
+def test_64_devices_and_500_lives_need_at_most_64_mib():
+    """Counted, with every row of every tier taken."""
+    life, device = Series(LIFE_SIGNALS, 0.0, 0.0), Series(len(SIGNALS), 0.0, 0.0)
+    for series in (life, device):
+        for rows, capacity in ((series.rows, SAMPLES), *zip(series.tiers, (tier.rows for tier in TIERS), strict=True)):
+            for _ in range(capacity + 10):
+                rows.append([0.0] * rows.width)
+            assert len(rows) == capacity
+    one_life, one_device = (sum(rows.bytes for rows in (s.rows, *s.tiers)) for s in (life, device))
+    assert 500 * one_life + 64 * one_device <= 64 * 1024 * 1024
+
+
+def test_a_point_is_a_sample_or_the_longest_block_that_is_not_longer_than_asked():
+    history = a_history([float(i) for i in range(1000)])
+    assert [point.median for point in history.series("GPU-a", 10, "used")] == list(range(100, 1000))
+    for resolution, seconds in ((15, 15), (59, 15), (60, 60), (899, 300), (900, 900)):
+        points = history.series("GPU-a", 10, "used", resolution=resolution)
+        assert points
+        assert {round(b.at - a.at) % seconds for a, b in pairwise(points)} <= {0}
+    assert history.series("GPU-a", 10, "used", since=1e9 + 990.5)[0].median == 991
+    assert history.series("GPU-a", 10, "live") == ()
+    assert history.series("GPU-a", 11, "used") == history.series("GPU-b", None, "used") == ()
+
+
+def test_a_step_of_the_wall_clock_moves_no_sample_against_another():
+    history = a_history([1.0] * 10)
+    history.begin(make_snapshot(elapsed_seconds=10.0, taken_at=5e8))
+    times = [point.at for point in history.series("GPU-a", 10, "used")]
+    assert times == [5e8 - 10 + i for i in range(10)]
+
+
+def test_a_snapshot_that_is_not_newer_is_not_taken():
+    history = a_history([1.0] * 3)
+    assert not history.begin(make_snapshot(elapsed_seconds=2.0))
+    assert not history.begin(make_snapshot(elapsed_seconds=1.0))
+
+
+def test_an_ended_life_is_kept_for_a_while_and_the_newest_of_a_pid_is_shown():
+    history = a_history([1.0] * 3)
+    history.end(LIFE)
+    assert len(history.series("GPU-a", 10, "used")) == 3
+    other = history.life(("GPU-a", 10, 101))
+    assert other is not None
+    other.add((3.0, 7.0, NAN, NAN))
+    assert [point.median for point in history.series("GPU-a", 10, "used")] == [7.0]
+    for pid in range(module.MAX_ENDED + 1):
+        history.life(("GPU-b", pid, 1))
+        history.end(("GPU-b", pid, 1))
+    assert history.series("GPU-b", 0, "used") == ()
+
+
+def test_there_are_never_more_lives_than_the_limit():
+    history = a_history([1.0])
+    made = [history.life(("GPU-a", pid, 1)) for pid in range(1000, 1000 + module.MAX_LIVES)]
+    assert made[-2] is not None
+    assert made[-1] is None
+
+
+def test_what_was_kept_is_restored_when_the_life_is_seen_again():
+    before = a_history([float(i // 900) for i in range(4000)])
+    kept = [from_json(Coarse, to_json(one)) for one in before.coarse()]
+    after = History()
+    after.restore(kept)
+    # Another boot: the monotonic clock began anew, an hour of wall time has passed.
+    after.begin(make_snapshot(elapsed_seconds=50.0, taken_at=1e9 + 4000 + 3600))
+    series = after.life(LIFE)
+    assert series is not None
+    assert list(series.column(QUARTER, USED)) == list(before.lives[LIFE].column(QUARTER, USED))
+    assert series.records[MINUTE][USED] == 4.0
+    assert series.records[MINUTE][LIVE] == -float("inf")
+    assert after.unix(series.born) == pytest.approx(1e9)
+    shown = [point.at for point in after.series("GPU-a", 10, "used", resolution=900)]
+    *closed, _ = [point.at for point in before.series("GPU-a", 10, "used", resolution=900)]
+    assert shown == pytest.approx(closed)
+
+
+def test_a_life_that_does_not_come_back_is_not_restored():
+    kept = a_history([1.0] * 2000).coarse()
+    after = History()
+    after.restore(kept)
+    for at in (0.0, module.AWAITED_SECONDS + 1):
+        after.begin(make_snapshot(elapsed_seconds=at, taken_at=2e9 + at))
+    series = after.life(LIFE)
+    assert series is not None
+    assert len(series.tiers[QUARTER]) == 0
+
+
+def test_the_lives_of_one_moment_close_their_blocks_at_different_ones():
+    history = a_history([1.0])
+    ends = set()
+    for pid in range(60):
+        series = history.life(("GPU-a", pid + 50, 1))
+        assert series is not None
+        at = 0.5
+        while not series.add((at, 0.0, 0.0, 0.0)):
+            at += 1.0
+        ends.add(at)
+    assert len(ends) == 15

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+
+from gpumond.host.logs import Json, RateLimitFilter, Text, escaped
+
+
+def a_record(message: str, line: int = 1, *arguments: object, error: bool = False) -> logging.LogRecord:
+    info = None
+    if error:
+        try:
+            raise ValueError("first\nERROR forged \x1b[31m")
+        except ValueError:
+            info = sys.exc_info()
+    return logging.LogRecord("gpumond.x", logging.WARNING, "x.py", line, message, arguments, info)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, ünï", "plain, ünï"),
+        ("a\nb", "a\\nb"),
+        ("\r\x1b[2J", "\\r\\x1b[2J"),
+        ("\u202eevil", "\\u202eevil"),
+        ("\u2028", "\\u2028"),
+        ("\x00\x85", "\\x00\\x85"),
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_what_could_forge_a_line_is_escaped(text: str, shown: str):
+    assert escaped(text) == shown
+    assert Text().format(a_record("said %s", 1, text)).endswith(f"said {shown}")
+    assert json.loads(Json().format(a_record("said %s", 1, text)))["message"] == f"said {shown}"
+
+
+def test_a_traceback_cannot_begin_a_line_of_its_own():
+    lines = Text().format(a_record("bad", error=True)).split("\n")
+    assert len(lines) > 2
+    assert all(line.startswith("    ") for line in lines[1:])
+    assert "\x1b" not in "".join(lines)
+    (line,) = Json().format(a_record("bad", error=True)).split("\n")
+    assert json.loads(line)["traceback"][-1] == "ERROR forged \\x1b[31m"
+
+
+def test_a_line_has_an_end():
+    assert len(Text().format(a_record("x" * 10**6))) < 10_000
+
+
+def test_ten_of_a_kind_a_second_and_the_next_says_how_many_were_left_out():
+    now, dropped = [0.0], []
+    bounded = RateLimitFilter(clock=lambda: now[0])
+    bounded.dropped = lambda: dropped.append(1)
+    passed = [bounded.filter(a_record("from %d", 1, n)) for n in range(100)]
+    assert (passed.count(True), passed[:10], len(dropped)) == (10, [True] * 10, 90)
+    assert bounded.filter(a_record("another kind", 2))
+    now[0] = 1.0
+    record = a_record("from %d", 1, 7)
+    assert bounded.filter(record)
+    assert Text().format(record).endswith("from 7 (90 more of this kind were left out)")
+    assert json.loads(Json().format(record))["left_out"] == 90
+    assert json.loads(Json().format(a_record("x"))).keys() == {"at", "level", "logger", "message"}
+
+
+def test_kinds_are_bounded_too():
+    bounded = RateLimitFilter(clock=lambda: 0.0)
+    assert all(bounded.filter(a_record("x", line)) for line in range(10_000))
+    assert len(bounded._kinds) <= 256

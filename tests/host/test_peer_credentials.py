@@ -1,0 +1,129 @@
+"""Who is at the other end of a socket: ten thousand real connections, made so as to be taken for somebody else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumond.host.peer_credentials import (
+    CREDENTIALS_SPACE,
+    Identity,
+    identify,
+    in_private_pid_namespace,
+    peer_pidfd,
+    sender_pid,
+    start_ticks,
+)
+from gpumond.sources.process.procfs import ProcessTable
+
+TRIALS = 10_000
+PLAIN, DROPPED, SETUID, PASSED, DROPPED_LATER, NAMESPACE, PID_RETURNS = range(7)
+
+
+@pytest.fixture
+def strangers() -> Iterator[Path]:
+    """A directory that every user may enter, with the program that connects, and ``as-root``, a copy of it that runs as
+    root whoever starts it."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make a setuid program and to choose pids")
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler (cc)")
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        if os.statvfs(place).f_flag & os.ST_NOSUID:
+            pytest.skip(f"setuid programs do not work in {place.parent}")
+        place.chmod(0o755)
+        program, source = place / "strangers", Path(__file__).with_name("strangers.c")
+        subprocess.run(["cc", "-O1", "-Wall", "-Werror", "-o", program, source], check=True)
+        shutil.copy(program, place / "as-root")
+        (place / "as-root").chmod(0o4755)
+        yield place
+
+
+def test_nobody_is_taken_for_somebody_else(strangers: Path):
+    door = strangers / "door"
+    command = [strangers / "strangers", door, strangers / "as-root", str(TRIALS), "1"]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(door))
+        door.chmod(0o666)
+        listener.listen()
+        seen: Counter[int] = Counter()
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+            assert started.stdin
+            assert started.stdout
+            for line in started.stdout:
+                way, pid, uid, successor = map(int, line.split())
+                meet(listener, way, pid, uid, successor)
+                seen[way] += 1
+                started.stdin.write(b"x")
+                started.stdin.flush()
+    assert (started.returncode, sum(seen.values()), set(seen)) == (0, TRIALS, set(range(7)))
+
+
+def meet(listener: socket.socket, way: int, pid: int, uid: int, successor: int) -> None:
+    """``pid`` and ``uid`` are those of the process that made the connection, when it made it."""
+    connection, _ = listener.accept()
+    with connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        pidfd = peer_pidfd(connection)
+        try:
+            found = identify(connection, pidfd)
+        finally:
+            if pidfd is not None:
+                os.close(pidfd)
+        if way == PID_RETURNS and pidfd is None:
+            return  # this kernel cannot tell
+        if way in (PASSED, PID_RETURNS):
+            assert found is None, (way, found, successor)
+            return
+        ticks = start_ticks(pid)
+        assert ticks is not None
+        assert found == Identity(pid, ticks, uid), way
+        if way != DROPPED_LATER:
+            assert ProcessTable().read([pid])[pid].uid == uid, way
+
+
+def test_who_writes_on_a_connection_is_not_who_made_it():
+    """A message of a child that inherited the connection names the child, whom nobody asked for."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        child = os.fork()
+        if child == 0:
+            theirs.send(b"x")
+            os._exit(0)
+        os.waitpid(child, 0)
+        _, ancillary, _, _ = ours.recvmsg(1, CREDENTIALS_SPACE)
+        assert sender_pid(ancillary) == child != os.getpid()
+
+
+def test_a_peer_of_another_pid_namespace_is_nobody(tmp_path: Path):
+    around = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*around, "true"], capture_output=True).returncode:
+        pytest.skip("no new PID namespace may be made here")
+    program = (
+        "import socket, sys; from gpumond.host.peer_credentials import identify, peer_pidfd\n"
+        "with socket.socket(socket.AF_UNIX) as door:\n"
+        "    door.bind(sys.argv[1]); door.listen(); print('open', flush=True)\n"
+        "    peer, _ = door.accept(); print(identify(peer, peer_pidfd(peer)))"
+    )
+    command = [*around, sys.executable, "-c", program, str(tmp_path / "door")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout
+        assert started.stdout.readline() == "open\n"
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(str(tmp_path / "door"))
+            assert started.stdout.read() == "None\n"
+
+
+def test_a_namespace_that_cannot_be_seen_is_unknown(tmp_path: Path):
+    assert in_private_pid_namespace(str(tmp_path)) is None

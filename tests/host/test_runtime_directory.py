@@ -1,0 +1,233 @@
+"""The runtime directories: where sockets may lie, what is the daemon's own, and who finds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY, runtime_directories
+from gpumond.errors import ConfigError
+from gpumond.host.runtime_directory import bind_agent_socket, bind_api_socket
+from tests.running import RunningDaemon, until
+
+CONTAINER = """
+set -e
+machine=$1 given=$2; shift 2
+mount --bind "$machine/agents" "$given"
+mount -o remount,bind,ro "$given"
+mount -t tmpfs none "$machine"
+exec "$@"
+"""
+"""What a container's runtime does with a read-only volume: the program has that, and not the machine's directories."""
+
+GUEST = """
+import errno, json, os, socket, sys
+from gpumond.protocol.messages import Hello, Report, encode
+given, uid = sys.argv[1], int(sys.argv[2])
+os.setgid(uid)
+os.setuid(uid)
+
+def outcome(act, *arguments):
+    try:
+        act(*arguments)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "done"
+
+unix = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+tried = {
+    "read the token": outcome(open, given + "/token"),
+    "ask the API": outcome(unix[0].connect, given + "/api.sock"),
+    "listen there": outcome(unix[1].bind, given + "/api.sock"),
+    "remove the socket": outcome(os.unlink, given + "/agent.sock"),
+    "put another in its place": outcome(os.rename, given + "/agent.sock", given + "/old.sock"),
+    "close it to others": outcome(os.chmod, given + "/agent.sock", 0),
+    "speak as an agent": outcome(unix[2].connect, given + "/agent.sock"),
+}
+print(json.dumps({"entries": os.listdir(given), "tried": tried}), flush=True)
+unix[2].sendall(encode(Hello("guest")) + encode(Report()))
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that every user can reach."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o755)
+        yield place
+
+
+@pytest.fixture
+def daemon(place: Path) -> Iterator[RunningDaemon]:
+    """Its agents' socket is in ``agents``, what is its own in ``own``."""
+    (place / "cards").mkdir()
+    (place / "gpumond.yaml").write_text('socket_mode: "0666"\n')
+    daemon = RunningDaemon(
+        place / "daemon",
+        *("--source", "sim", "--config", str(place / "gpumond.yaml")),
+        *("--socket", str(place / "agents" / "agent.sock"), "--runtime-dir", str(place / "own")),
+        environ={"GPUMOND_SIM_DIR": str(place / "cards"), "GPUMOND_RUNTIME_DIR": str(place / "own")},
+    )
+    until(lambda: daemon.request("/api/v1/status")[0] == 200)
+    yield daemon
+    assert daemon.stop() == 0
+    assert not (place / "own" / "api.sock").exists()
+
+
+def names(directory: Path) -> set[str]:
+    return {entry.name for entry in directory.iterdir()}
+
+
+def asked_by(daemon: RunningDaemon) -> str:
+    """As whom the command line asked for a flush, of which nothing came."""
+    done = daemon.run("flush", "--all")
+    assert done.returncode == 3, done.stderr
+    actor: str = daemon.get("audit")[-1]["actor"]
+    return actor
+
+
+def test_the_agents_directory_has_their_socket_and_nothing_of_the_daemons_own(place: Path, daemon: RunningDaemon):
+    token = place / "own" / "token"
+    assert names(place / "agents") == {"agent.sock"}
+    assert names(place / "own") == {"agent.sock.lock", "api.sock", "api.sock.lock", "token"}
+    assert (token.stat().st_mode & 0o777, (place / "own").stat().st_mode & 0o777) == (0o600, 0o755)
+    assert asked_by(daemon) == "token"
+    token.unlink()
+    assert asked_by(daemon) == f"uid:{os.geteuid()}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, and be somebody else")
+@pytest.mark.parametrize("uid", [0, 4242])
+def test_a_container_with_the_agents_directory_reports_and_can_do_nothing_else(
+    place: Path, daemon: RunningDaemon, uid: int
+):
+    with tempfile.TemporaryDirectory() as given:
+        Path(given).chmod(0o755)
+        program = (sys.executable, "-c", GUEST, given, str(uid))
+        guest = subprocess.Popen(
+            ["unshare", "--mount", "--propagation=private", "sh", "-c", CONTAINER, "sh", str(place), given, *program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert guest.stdout
+            assert json.loads(guest.stdout.readline()) == {
+                "entries": ["agent.sock"],
+                "tried": {
+                    "read the token": "ENOENT",
+                    "ask the API": "ENOENT",
+                    "listen there": "EROFS",
+                    "remove the socket": "EROFS",
+                    "put another in its place": "EROFS",
+                    "close it to others": "EROFS",
+                    "speak as an agent": "done",
+                },
+            }
+            (agent,) = until(lambda: daemon.get("agents"))
+            assert (agent["workload"], agent["uid"], agent["pid"]) == ("guest", uid, guest.pid)
+        finally:
+            guest.communicate()
+
+
+def test_two_daemons_do_not_share_what_is_their_own(place: Path, daemon: RunningDaemon):
+    """The second one leaves the first one's token and socket as they are."""
+    with pytest.raises(AssertionError, match=r"another daemon serves the socket .*agent\.sock; stop it"):
+        RunningDaemon(place / "second", "--source", "sim", "--runtime-dir", str(place / "own"))
+    with pytest.raises(AssertionError, match=r"another daemon serves .*/own/api\.sock; .* with --runtime-dir"):
+        RunningDaemon(
+            *(place / "third", "--source", "sim", "--runtime-dir", str(place / "own")),
+            *("--socket", str(place / "third" / "other.sock")),
+        )
+    assert asked_by(daemon) == "token"
+
+
+@pytest.mark.parametrize("obstacle", ["file", "link", "open directory"])
+def test_an_unsafe_directory_is_refused_with_the_setting_that_mends_it(tmp_path: Path, obstacle: str):
+    own = tmp_path / "own"
+    if obstacle == "file":
+        own.write_text("")
+    elif obstacle == "link":
+        (tmp_path / "elsewhere").mkdir()
+        own.symlink_to(tmp_path / "elsewhere")
+    else:
+        own.mkdir()
+        own.chmod(0o777)
+    with pytest.raises(ConfigError, match=r"runtime directory .*own.* with --runtime-dir"):
+        bind_api_socket(own, 0o600)
+    with pytest.raises(ConfigError, match=r"runtime directory .*own.* with --runtime-dir"):
+        bind_agent_socket(tmp_path / "agent.sock", 0o600, own)
+
+
+SERVICE = [SERVICE_RUNTIME_DIRECTORY, "/run/gpumond"]
+USERS = SERVICE if os.geteuid() == 0 else ["/run/user/7/gpumond"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "places"),
+    [
+        ({}, [*USERS, *SERVICE]),
+        ({"GPUMOND_SOCKET": "/run/gpumond/agent.sock"}, SERVICE),
+        ({"GPUMOND_SOCKET": "/srv/agent.sock"}, ["/srv"]),
+        ({"GPUMOND_SOCKET": "/srv/agent.sock", "GPUMOND_RUNTIME_DIR": "/own"}, ["/own"]),
+    ],
+)
+def test_the_command_line_looks_where_the_daemon_that_is_meant_has_it(environ: dict[str, str], places: list[str]):
+    """For the service: before the agents' directory, where an older one may have left a token that no longer holds."""
+    found = runtime_directories({"XDG_RUNTIME_DIR": "/run/user/7", **environ})
+    assert [str(place) for place in found] == places
+
+
+def test_the_socket_has_its_mode_before_anyone_can_connect(tmp_path: Path):
+    with bind_agent_socket(tmp_path / "agent.sock", 0o600):
+        assert (tmp_path / "agent.sock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(tmp_path: Path):
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(tmp_path / "agent.sock"))
+    stale.close()
+    with (
+        bind_agent_socket(tmp_path / "agent.sock", 0o600),
+        pytest.raises(ConfigError, match="another daemon serves"),
+    ):
+        bind_agent_socket(tmp_path / "agent.sock", 0o600)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_a_place_that_is_not_given_to_the_daemon_is_refused_with_the_mend():
+    """The directory is root's, as a container engine makes it, and the daemon is not."""
+    program = (
+        "import os, sys; from pathlib import Path; from gpumond.host.runtime_directory import bind_agent_socket\n"
+        "os.setgid(47110); os.setuid(47110)\n"
+        "bind_agent_socket(Path(sys.argv[1]) / 'agent.sock', 0o666)"
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        done = subprocess.run([sys.executable, "-c", program, directory], capture_output=True, text=True)
+    assert f"ConfigError: runtime directory {directory} cannot be written by" in done.stderr
+    assert f"install -d -o 47110 -m 755 {directory}" in done.stderr
+
+
+@pytest.mark.parametrize("obstacle", ["file", "link", "open directory"])
+def test_an_unsafe_place_is_refused_with_the_mend(tmp_path: Path, obstacle: str):
+    path = tmp_path / "place" / "agent.sock"
+    path.parent.mkdir(mode=0o755)
+    if obstacle == "file":
+        path.write_text("precious")
+    elif obstacle == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match="--socket"):
+        bind_agent_socket(path, 0o600)

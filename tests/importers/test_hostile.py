@@ -1,0 +1,68 @@
+"""Whatever is in a file: snapshots, or a ConfigError. Never anything else, and never time that stands still."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from gpumond.errors import ConfigError
+from gpumond.importers import READERS
+from gpumond.model.snapshot import Snapshot
+from gpumond.protocol.messages import from_json, to_json
+from gpumond.testing import make_device, make_snapshot
+from tests.importers.reading import read
+from tests.importers.test_nvidia_smi import HEADERLESS, PROCESSES, WITH_UNITS
+from tests.importers.test_prometheus import answer, series
+
+LOGS = (
+    WITH_UNITS,
+    HEADERLESS,
+    PROCESSES,
+    "time,uuid,pid,used_bytes,live_bytes,held_bytes,size_bytes,utilization\n0,a,7,5,1,2,9,0.5\n1,a,,6,,,,\n",
+    answer(series("", 5, 6, uuid="GPU-a", pid="7"), series("DCGM_FI_DEV_FB_FREE", 5, UUID="GPU-a")),
+    (to_json(make_snapshot(make_device())) + b"\n").decode(),
+)
+PIECES = st.sampled_from(
+    [
+        b",",
+        b"\n",
+        b" ",
+        b"-1",
+        b"1e400",
+        b"NaN",
+        b"\x00",
+        b"\xff",
+        b'"',
+        b"{",
+        b"]",
+        b"null",
+        b"9" * 400,
+        b"MiB",
+        b"\xd9\xa3",
+        b"2024/",
+    ]
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    data = draw(st.sampled_from(LOGS)).encode() * draw(st.integers(1, 2))
+    for _ in range(draw(st.integers(1, 5))):
+        at, length = draw(st.integers(0, len(data))), draw(st.integers(0, 8))
+        data = data[:at] + draw(PIECES) + data[at + length :]
+    return data
+
+
+@pytest.mark.parametrize("format_name", ["auto", *READERS])
+@settings(max_examples=300)
+@given(data=st.one_of(damaged(), st.binary(max_size=200)))
+def test_any_file_is_read_or_refused(format_name: str, data: bytes):
+    try:
+        seen = read(data, format_name)
+    except ConfigError:
+        return
+    for snapshot in seen:
+        assert from_json(Snapshot, to_json(snapshot)) == snapshot
+    assert all(one.elapsed_seconds < other.elapsed_seconds for one, other in pairwise(seen))

@@ -1,0 +1,142 @@
+"""Answers of Prometheus' query_range."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpumond.errors import ConfigError
+from gpumond.testing import GIB
+from tests.importers.reading import elapsed, read, read_with_remarks, used
+
+MIB = 1024**2
+
+
+def series(name: str, *values: float, **labels: str) -> dict[str, Any]:
+    metric = {"__name__": name, **labels} if name else labels
+    return {"metric": metric, "values": [[1000 + 15 * n, str(value)] for n, value in enumerate(values)]}
+
+
+def answer(*result: dict[str, Any], **fields: Any) -> str:
+    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}, **fields})
+
+
+DCGM = {"gpu": "3", "UUID": "GPU-a", "instance": "node1:9400", "modelName": "NVIDIA H100"}
+
+
+@pytest.mark.parametrize(
+    ("log", "size"),
+    [
+        ([series("gpumond_device_memory_used_bytes", 100 * MIB, 200 * MIB, uuid="GPU-a", gpu="0")], None),
+        (
+            [
+                series("DCGM_FI_DEV_FB_USED", 100, 200, **DCGM),
+                series("DCGM_FI_DEV_FB_FREE", 924, 824, **DCGM),
+                series("DCGM_FI_DEV_GPU_UTIL", 50, 50, **DCGM),
+            ],
+            GIB,
+        ),
+        (
+            [
+                series("nvidia_smi_memory_used_bytes", 100 * MIB, 200 * MIB, uuid="GPU-a"),
+                series("nvidia_smi_memory_total_bytes", GIB, GIB, uuid="GPU-a"),
+            ],
+            GIB,
+        ),
+        (
+            [
+                series("gpu_memory_used_MiB", 100, 200, uuid="GPU-a", hostname="n", index="0"),
+                series("gpu_memory_total_MiB", 1024, 1024, uuid="GPU-a", hostname="n", index="0"),
+            ],
+            GIB,
+        ),
+        ([series("", 100 * MIB, 200 * MIB, uuid="GPU-a")], None),
+        ([series("nvidia_smi_memory_used_bytes", 100 * MIB, 200 * MIB, uuid="GPU-a"), series("up", 1, 1)], None),
+    ],
+    ids=["gpumond", "dcgm", "nvidia_gpu_exporter", "nvitop", "expression", "with-others"],
+)
+def test_exporters_in_their_own_units(log: list[dict[str, Any]], size: int | None):
+    seen = read(answer(*log))
+    assert (elapsed(seen), used(seen, "GPU-a")) == ([0, 15], [100 * MIB, 200 * MIB])
+    assert seen[0].devices[0].size_bytes == size
+    assert seen[0].devices[0].processes is None
+
+
+def test_dcgm_has_name_index_and_utilization():
+    seen = read(answer(series("DCGM_FI_DEV_FB_USED", 1, **DCGM), series("DCGM_FI_DEV_GPU_UTIL", 50, **DCGM)))
+    device = seen[0].devices[0]
+    assert (device.index, device.name, device.sensors.gpu_utilization_ratio) == (3, "NVIDIA H100", 0.5)
+
+
+def test_processes_and_their_pools():
+    own = {"uuid": "GPU-a", "pid": "7"}
+    seen = read(
+        answer(
+            series("gpumond_process_memory_used_bytes", 50, 60, **own),
+            series("gpumond_pool_live_bytes", 10, 20, allocator="torch", **own),
+            series("gpumond_pool_live_bytes", 1, 1, allocator="cupy", **own),
+            series("gpumond_pool_held_bytes", 30, 30, allocator="torch", **own),
+            series("gpumond_process_memory_used_bytes", 9, 9, uuid="GPU-a", pid="other"),
+        )
+    )
+    assert [[(p.pid, p.used_bytes) for p in s.devices[0].processes or ()] for s in seen] == [[(7, 50)], [(7, 60)]]
+    assert [(s.reports[0].pools[0].live_bytes, s.reports[0].pools[0].held_bytes) for s in seen] == [(11, 30), (21, 30)]
+
+
+def test_one_device_seen_through_two_instances_stays_two_series():
+    log = answer(
+        series("", 5, 6, uuid="GPU-a", instance="one"),
+        series("", 7, 8, uuid="GPU-a", instance="two"),
+    )
+    assert used(read(log), "two GPU-a") == [7, 8]
+
+
+def test_pods_that_follow_each_other_on_a_device_are_one_series():
+    first, second = (
+        series("DCGM_FI_DEV_FB_USED", 1, 2, pod="x", **DCGM),
+        series("DCGM_FI_DEV_FB_USED", 0, 0, 3, pod="y", **DCGM),
+    )
+    second["values"] = second["values"][2:]
+    assert used(read(answer(first, second)), "GPU-a") == [1 * MIB, 2 * MIB, 3 * MIB]
+
+
+def test_series_of_one_device_that_differ_are_refused_with_the_mend():
+    log = answer(series("", 5, uuid="GPU-a", job="x"), series("", 6, uuid="GPU-a", job="y"))
+    with pytest.raises(ConfigError, match=r"two series of GPU-a that differ; make it one with: max by"):
+        read(log)
+
+
+def test_what_is_no_number_is_no_reading():
+    assert used(read(answer(series("", 5, float("nan"), float("inf"), 6, uuid="a"))), "a") == [5, 6]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_also_without_its_envelope_and_pretty_printed(indent: int | None):
+    assert used(read(json.dumps([series("", 5, uuid="a")], indent=indent)), "a") == [5]
+    assert used(read(json.dumps(json.loads(answer(series("", 5, uuid="a")))["data"], indent=indent)), "a") == [5]
+
+
+@pytest.mark.parametrize(
+    ("log", "complaint"),
+    [
+        ('{"status":"success","data":', "line 1: not JSON, or cut off.*query_range"),
+        (json.dumps({"status": "error", "error": "bad query"}), "Prometheus answered with an error: bad query"),
+        (json.dumps({"data": {"resultType": "vector", "result": []}}), "the answer is a vector, one moment"),
+        (json.dumps({"data": {"result": [{"metric": {}}]}}), "not a matrix of series"),
+        (json.dumps({"data": {"result": [{"metric": {}, "values": [[1]]}]}}), r"is no \[time, value\]"),
+        (answer(), "no series of used memory in it; known are gpumond_device_memory_used_bytes"),
+        (answer(series("up", 1)), "no series of used memory"),
+        ("[1, 2]", "not a matrix"),
+        ("{" * 100_000, "not JSON"),
+    ],
+)
+def test_an_unusable_answer_is_refused(log: str, complaint: str):
+    with pytest.raises(ConfigError, match=complaint):
+        read(log, "prometheus")
+
+
+def test_what_was_left_out_is_told():
+    _, remarks = read_with_remarks(answer(series("", 5, uuid="a"), series("up", 1)))
+    assert remarks == ["the series up say nothing of a device's memory; they are left out"]

@@ -1,0 +1,89 @@
+"""gpumond's own recordings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpumond.model.sensors import Sensors
+from gpumond.model.snapshot import Snapshot, SourceState, XidErrors
+from gpumond.protocol.messages import from_json, to_json
+from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
+from tests.importers.reading import elapsed, read, read_with_remarks
+
+FULL = replace(
+    make_snapshot(
+        make_device(
+            processes=(
+                make_process(uid=0, comm="python", container="c", state="alive"),
+                make_process(11, None, start_ticks=None),
+            ),
+            sensors=Sensors(
+                0.1,
+                throttle_reasons=("gpu_idle",),
+                persistence_mode=True,
+                compute_mode="Default",
+                ecc_corrected_volatile=3,
+            ),
+            missed=1,
+            up=False,
+            gpu_instance_id=2,
+            parent_uuid="GPU-p",
+            unified=True,
+        ),
+        reports=(make_report(pools=(make_pool(live=GIB, cached=5, stranded=7, inside="rmm", ooms=0, retries=2),)),),
+        faults=(make_fault(), make_fault("GPU-a")),
+        xids=(XidErrors("GPU-a", 79, 2, 1.5),),
+        store_writable=False,
+    ),
+    taken_at=1_790_000_000.123456,
+    elapsed_seconds=0.1 + 0.2,
+    source=SourceState("nvml", False, True, "timeout", "x", "1", "2", "3"),
+)
+
+
+def lines(*snapshots: Snapshot) -> bytes:
+    return b"".join(to_json(snapshot) + b"\n" for snapshot in snapshots)
+
+
+def test_nothing_of_a_snapshot_is_lost():
+    assert from_json(Snapshot, to_json(FULL)) == FULL
+    assert read(lines(FULL)) == [FULL]
+
+
+def at(seq: int, elapsed_seconds: float, taken_at: float) -> Snapshot:
+    return make_snapshot(make_device(), seq=seq, elapsed_seconds=elapsed_seconds, taken_at=taken_at)
+
+
+def test_a_daemon_that_was_restarted_goes_on_where_the_last_ended():
+    seen, remarks = read_with_remarks(lines(at(1, 1, 100), at(2, 2, 101), at(1, 0.5, 111), at(2, 1.5, 112)))
+    assert elapsed(seen) == [1, 2, 12, 13]
+    assert "line 3: another daemon's life begins" in remarks[0]
+
+
+def test_what_was_recorded_twice_counts_once():
+    seen, _ = read_with_remarks(lines(at(1, 1, 100), at(1, 1, 100), at(2, 2, 101)))
+    assert elapsed(seen) == [1, 2]
+
+
+def test_a_half_line_at_the_end_is_no_complaint():
+    seen, remarks = read_with_remarks(lines(at(1, 1, 100), at(2, 2, 101))[:-20])
+    assert (elapsed(seen), remarks) == ([1], [])
+
+
+def test_a_line_of_nonsense_is_left_out_and_told():
+    many = [at(n, n, 100 + n) for n in range(1, 21)]
+    seen, remarks = read_with_remarks(lines(*many) + b'{"seq":"x"}\n' + lines(at(30, 30, 200)))
+    assert len(seen) == 21
+    assert remarks[0].startswith("1 malformed lines are left out; the first is line 21: ")
+
+
+def test_a_number_beyond_all_bounds_is_nonsense_too():
+    huge = to_json(at(1, 1, 100)).replace(b'"elapsed_seconds":1', b'"elapsed_seconds":1' + b"9" * 400) + b"\n"
+    seen, remarks = read_with_remarks(huge + lines(*[at(n, n, 100 + n) for n in range(1, 21)]))
+    assert len(seen) == 20
+    assert "line 1: Snapshot.elapsed_seconds: expected a finite number" in remarks[0]
+
+
+def test_a_capacity_that_is_not_in_it_can_be_given():
+    seen = read(lines(make_snapshot(make_device(size_bytes=None), make_device("GPU-b"))), size=5)
+    assert [device.size_bytes for device in seen[0].devices] == [5, 80 * GIB]

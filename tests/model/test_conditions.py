@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpumond.model.conditions import conditions, of_device
+from gpumond.model.remedies import CONDITIONS
+from gpumond.model.sensors import Sensors
+from gpumond.model.snapshot import MISSED_LIMIT
+from gpumond.testing import GIB, make_device, make_process, make_snapshot
+
+
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({}, []),
+        ({"unified": True}, ["unified_memory"]),
+        ({"sensors": Sensors(addressing_mode="ats")}, ["coherent_memory"]),
+        ({"sensors": Sensors(addressing_mode="hmm")}, []),
+        ({"sensors": Sensors(virtualization_mode="vgpu")}, ["vgpu"]),
+        ({"sensors": Sensors(virtualization_mode="host_vgpu")}, ["host_vgpu"]),
+        ({"sensors": Sensors(virtualization_mode="host_vsga")}, ["host_vsga"]),
+        ({"sensors": Sensors(virtualization_mode="passthrough")}, []),
+        ({"sensors": Sensors(virtualization_mode="vgpu"), "processes": None}, ["vgpu", "no_process_list"]),
+        ({"processes": (make_process(7, kinds=("mps",)),)}, ["mps"]),
+        ({"processes": (make_process(7, comm="nvidia-cuda-mps-server"[:15]),)}, ["mps"]),
+        ({"processes": None}, ["no_process_list"]),
+        ({"reserved_bytes": None}, ["reserved_in_used"]),
+        ({"reserved_bytes": None, "vendor": "amd"}, []),
+        ({"reserved_bytes": None, "unified": True}, ["unified_memory"]),
+        ({"unified": True, "processes": None, "missed": MISSED_LIMIT}, []),
+    ],
+)
+def test_what_bounds_the_truth_about_a_device_is_named(fields: dict[str, Any], kinds: list[str]):
+    device = make_device(**{"vendor": "nvidia", "used_bytes": GIB, "reserved_bytes": 0} | fields)
+    assert list(of_device(device)) == kinds
+    assert set(kinds) <= CONDITIONS.keys()
+
+
+@pytest.mark.parametrize(
+    ("vendor", "is_private", "kinds"),
+    [("amd", True, ["private_pid_namespace"]), ("amd", False, []), ("amd", None, []), ("sim", True, [])],
+)
+def test_pids_of_a_namespace_of_its_own_matter_where_a_driver_lists_some(
+    vendor: str, is_private: bool | None, kinds: list[str]
+):
+    snapshot = make_snapshot(make_device(vendor=vendor), private_pid_namespace=is_private)
+    assert [(uuid, kind) for uuid, kind in conditions(snapshot)] == [(None, kind) for kind in kinds]

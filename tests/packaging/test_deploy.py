@@ -1,0 +1,301 @@
+"""What is in deploy/: accepted by the programs that read it, and in step with the rules of the daemon."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpumond.agent.registry import FLUSHES
+from gpumond.agents.connection import Limits
+from gpumond.alerting.outbox import QUEUE_LIMIT
+from gpumond.api.events import MAX_STREAMS
+from gpumond.api.examples import SNAPSHOT
+from gpumond.api.rate_limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, MAX_BODY_BYTES, WAITING, WORKED_ON
+from gpumond.api.rules import MAX_PREVIEWS
+from gpumond.api.unsent import MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
+from gpumond.cli import VERBS
+from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
+from gpumond.cli.rule_tests import run
+from gpumond.collector.supervisor import DEADLINE_SECONDS
+from gpumond.config import Settings, load
+from gpumond.config.rule_registry import MAX_RULES
+from gpumond.daemon.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
+from gpumond.daemon.listener import HEAD_SECONDS
+from gpumond.engine import EngineState, advance
+from gpumond.flush import COOLDOWN_SECONDS, RECEIPTS_KEPT
+from gpumond.history import MAX_LIVES
+from gpumond.host.fd_limits import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_connections_of_user
+from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
+from gpumond.metrics import MAX_SERIES, Exposition, Form
+from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.metrics.workloads import MAX_WORKLOADS
+from gpumond.model.claims import MAX_POOLS
+from gpumond.model.program import SCOPES
+from gpumond.model.units import seconds
+from gpumond.protocol.messages import MAX_MESSAGE_BYTES
+from gpumond.rules import Rule
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.rules.config import RuleConfig, written
+from gpumond.store.baseline_table import MAX_BASELINES
+from gpumond.store.retention import Bounds
+from tools.docs.rules import document
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+FLEET_ONLY = {"daemon-down", "readings-stale"}
+
+
+def groups() -> list[dict[str, Any]]:
+    content = yaml.safe_load((DEPLOY / "prometheus/gpumond.rules.yaml").read_text())
+    return [rule for group in content["groups"] for rule in group["rules"]]
+
+
+ALERTS = {rule["alert"]: rule for rule in groups() if "alert" in rule}
+
+
+def accepted(*command: str) -> None:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"needs {command[0]} (Debian: prometheus, prometheus-alertmanager)")
+    done = subprocess.run([*command[:-1], str(DEPLOY / command[-1])], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_accepts_the_rules_and_their_tests_hold():
+    accepted("promtool", "check", "config", "prometheus/prometheus.yaml")
+    accepted("promtool", "check", "rules", "prometheus/gpumond.rules.yaml")
+    accepted("promtool", "test", "rules", "prometheus/gpumond.rules.test.yaml")
+
+
+def test_amtool_accepts_the_alertmanager():
+    accepted("amtool", "check-config", "alertmanager/alertmanager.yaml")
+
+
+def test_both_sets_have_the_same_names():
+    assert ALERTS.keys() - FLEET_ONLY == {rule.name for rule in BUILT_IN}
+
+
+@pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
+def test_both_sets_have_the_same_levels(rule: Rule):
+    other = ALERTS[rule.name]
+    sign, level = (">", rule.above) if rule.above is not None else ("<", rule.below)
+    levels = [float(number) for number in re.findall(rf" {sign} (\d+(?:\.\d+)?)", other["expr"])]
+    assert level in levels
+    assert seconds(other.get("for", 0)) == rule.for_seconds
+    windows = re.findall(r"max_over_time\(.*\[(\w+)(?::\w+)?\]\)", other["expr"]) if rule.scope != "device" else []
+    kept = windows[0] if rule.keep_firing_for_seconds and windows else other.get("keep_firing_for", 0)
+    assert seconds(kept) == rule.keep_firing_for_seconds
+    assert other["labels"] == dict(rule.labels)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in BUILT_IN if rule.scope in ("process", "pool")], ids=lambda r: r.name)
+def test_each_alert_on_a_process_has_a_test_in_which_the_process_ends(rule: Rule):
+    assert "keep_firing_for" not in ALERTS[rule.name]
+    content = yaml.safe_load((DEPLOY / "prometheus/gpumond.rules.test.yaml").read_text())
+    (ends,) = [test for test in content["tests"] if test["name"] == "process-ends"]
+    checks = [(c["eval_time"], bool(c["exp_alerts"])) for c in ends["alert_rule_test"] if c["alertname"] == rule.name]
+    assert checks == [("19m45s", True), ("20m", False)]
+
+
+def test_each_alert_has_a_test_that_fires_it_and_one_that_does_not():
+    content = yaml.safe_load((DEPLOY / "prometheus/gpumond.rules.test.yaml").read_text())
+    checks = [check for test in content["tests"] for check in test["alert_rule_test"]]
+    for fires in (True, False):
+        assert {check["alertname"] for check in checks if bool(check["exp_alerts"]) == fires} == ALERTS.keys()
+
+
+def test_each_alert_has_a_runbook():
+    text = (ROOT / "docs/operations.md").read_text()
+    sections = set(re.findall(r"^### (\S+)$", text, re.MULTILINE))
+    for name, rule in ALERTS.items():
+        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{name}"
+        assert name in sections
+
+
+def test_the_documentation_of_rules_is_current():
+    assert (ROOT / "docs/rules.md").read_text() == document(), "run `make docs`"
+
+
+def test_the_rules_use_metrics_that_there_are():
+    page = Exposition(Telemetry()).page(advance(EngineState(), BUILT_IN, SNAPSHOT).frame, Form(False)).plain.decode()
+    exported = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    recorded = {rule["record"] for rule in groups() if "record" in rule}
+    used = {name for rule in groups() for name in re.findall(r"\bgpumond[:_][a-z_:]+\b", rule["expr"])}
+    assert used <= exported | recorded
+
+
+@pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
+def test_each_built_in_rule_can_be_written_in_a_configuration(rule: Rule):
+    assert RuleConfig.model_validate(written(rule)).rule() == rule
+
+
+def test_the_example_is_a_configuration_whose_tests_hold():
+    settings = load(DEPLOY / "gpumond.example.yaml", environ={})
+    assert [rule.name for rule in settings.rules if rule.action] == ["notebooks-cache"]
+    count, failures = run(DEPLOY / "gpumond.example.test.yaml")
+    assert (count > 0, failures) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("file", "where"),
+    [
+        ("Dockerfile", r"useradd --uid (\d+) "),
+        ("Dockerfile", r"USER (\d+):\1$"),
+        ("deploy/container.tmpfiles", r"^d /run/gpumond 0755 (\d+) \1 -$"),
+        ("deploy/sidecar/docker-compose.yml", r"uid=(\d+),gid=\1,mode=0755"),
+        ("deploy/helm/gpumond/values.yaml", r"^runAsUser: (\d+)$"),
+        ("deploy/kubernetes/daemonset.yaml", r'chown, -R, "(\d+):\1"'),
+        (
+            "deploy/kubernetes/daemonset.yaml",
+            r"runAsUser: ([1-9]\d*)\n +runAsGroup: \1$",
+        ),
+    ],
+)
+def test_containers_have_one_user(file: str, where: str):
+    """To whom the image gives its directories, and the machine its own."""
+    assert re.findall(where, (ROOT / file).read_text(), re.MULTILINE) == ["10001"]
+
+
+@pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/sidecar/docker-compose.yml"])
+def test_no_daemon_of_a_compose_file_is_root(file: str):
+    services = yaml.safe_load((ROOT / file).read_text())["services"]
+    ours = [service for service in services.values() if service["image"].startswith("gpumond:")]
+    assert ours
+    for service in ours:
+        assert "user" not in service
+        assert (service["cap_drop"], service["read_only"]) == (["ALL"], True)
+
+
+def manifest(path: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((DEPLOY / path).read_text())
+    return content
+
+
+def mounted(volume: str | dict[str, Any]) -> tuple[str, bool]:
+    """Where a volume of a compose file is, and whether it is read-only there."""
+    if isinstance(volume, dict):
+        return volume["target"], bool(volume.get("read_only"))
+    _, place, *options = volume.split(":")
+    return place, options == ["ro"]
+
+
+def test_programs_get_the_agents_directory_read_only_and_nothing_else_of_the_daemons():
+    train = manifest("sidecar/docker-compose.yml")["services"]["train"]
+    (program,) = manifest("kubernetes/example/deployment.yaml")["spec"]["template"]["spec"]["containers"]
+    mounts = [(entry["mountPath"], entry.get("readOnly", False)) for entry in program["volumeMounts"]]
+    documented = re.findall(r"`-v (/run/gpumond):/run/gpumond(:ro)?`", OPERATIONS)
+    assert [mounted(volume) for volume in train["volumes"]] == [("/run/gpumond", True)]
+    assert [(place, only) for place, only in mounts if place.startswith(("/run", "/tmp", "/var"))] == [
+        ("/run/gpumond", True)
+    ]
+    assert documented == [("/run/gpumond", ":ro")]
+
+
+def test_what_is_the_daemons_own_is_in_no_directory_that_containers_share():
+    (image,) = re.findall(r"GPUMOND_RUNTIME_DIR=(\S+) \\$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert Path(image).parts[:2] == ("/", "tmp")
+    for file in (ROOT / "docker-compose.yml", DEPLOY / "sidecar/docker-compose.yml"):
+        for service in yaml.safe_load(file.read_text())["services"].values():
+            if service["image"].startswith("gpumond:"):
+                assert service["tmpfs"] == ["/tmp"]
+                assert "GPUMOND_RUNTIME_DIR" not in service.get("environment", {})
+    pod = manifest("kubernetes/daemonset.yaml")["spec"]["template"]["spec"]
+    (daemon,), (giver,) = pod["containers"], pod["initContainers"]
+    told = {entry["name"]: entry.get("value") for entry in daemon["env"]}
+    assert (told["GPUMOND_RUNTIME_DIR"], told["GPUMOND_URL"]) == (image, f"unix://{image}/api.sock")
+    (volume,) = [entry["name"] for entry in daemon["volumeMounts"] if entry["mountPath"] == "/tmp"]
+    assert volume not in {entry["name"] for entry in giver["volumeMounts"]}
+    (kind,) = [entry for entry in pod["volumes"] if entry["name"] == volume]
+    assert kind["emptyDir"]["medium"] == "Memory"
+
+
+def test_the_service_has_its_own_directory_where_the_command_line_looks():
+    service = (DEPLOY / "systemd/gpumond.service").read_text()
+    assert f" GPUMOND_RUNTIME_DIR={SERVICE_RUNTIME_DIRECTORY} " in service
+    assert f"\nRuntimeDirectory={SERVICE_RUNTIME_DIRECTORY.removeprefix('/run/')}\n" in service
+    assert SERVICE_RUNTIME_DIRECTORY not in (DEPLOY / "systemd/gpumond.tmpfiles").read_text()
+
+
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
+
+
+def section(title: str) -> str:
+    """Of docs/operations.md, with what is below it."""
+    level = title.partition(" ")[0]
+    _, found, after = OPERATIONS.partition(f"\n{title}\n")
+    assert found, title
+    return re.split(rf"^#{{1,{len(level)}}} ", after, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_a_runbook_says_what_one_sees_why_and_what_to_do(name: str):
+    text = section(f"### {name}")
+    assert [word for word in ("One sees:", "Why", "hat to do:") if word not in text] == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_command_is_described(verb: str):
+    assert f"`gpumond {verb.replace('_', '-')}" in section("## Commands")
+
+
+def test_each_setting_is_described():
+    text = section("## Configuration") + section("## Access")
+    assert [name for name in Settings.model_fields if f"{name}:" not in text and f"`{name}`" not in text] == []
+
+
+BOUNDS = Bounds()
+LIMITS = Limits()
+KIB, MIB = 1 << 10, 1 << 20
+STATED = {
+    "a frame of an agent": f"{MAX_MESSAGE_BYTES // KIB} KiB",
+    "agents of one uid": f"{LIMITS.peers_per_uid}",
+    "agents in all": f"{LIMITS.peers}",
+    "connections that have not said hello": f"{LIMITS.pending_per_uid} of one uid, {LIMITS.pending} in all",
+    "a hello; a frame that has begun": f"{LIMITS.hello_seconds:g} s, {LIMITS.shared_hello_seconds:g} s while the uid "
+    f"has others that have not said hello; {LIMITS.frame_seconds:g} s",
+    "a report's age; silence": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
+    "frames and bytes of one uid": f"{LIMITS.frames_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
+    "pools of one agent": f"{MAX_POOLS}",
+    "scopes of one program": f"{SCOPES} names",
+    "orders that an agent carries out": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",
+    "flushes of one program": f"one each {COOLDOWN_SECONDS:g} s",
+    "flushes of one caller": f"{FLUSHES_PER_MINUTE} a minute",
+    "wrong tokens or passwords of one user": f"{FAILURES_PER_MINUTE} a minute",
+    "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} of one user",
+    "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",
+    "requests on a connection that wait for the answer of the one before": f"{MAX_PIPELINED}",
+    "reads of one user that are worked on": f"{WORKED_ON} at once, {WAITING} more wait",
+    "answers that are not taken": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB of one user",
+    "a request's head; its body": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s; {MAX_BODY_BYTES // KIB} KiB",
+    "streams of events": f"{MAX_STREAMS}",
+    "previews of rules": f"{MAX_PREVIEWS} in progress, one of a user",
+    "series of processes": f"{PROCESSES_PER_DEVICE} processes a device",
+    "workloads with counts of flushes": f"{MAX_WORKLOADS}",
+    "series of a page": f"{MAX_SERIES:,}",
+    "processes whose past is kept": f"{MAX_LIVES}",
+    "rules over the API": f"{MAX_RULES}",
+    "baselines": f"{MAX_BASELINES}",
+    "receipts, events in memory": f"{RECEIPTS_KEPT} each",
+    "the audit; receipts; alerts that are over": f"{BOUNDS.max_entries:,}; {BOUNDS.max_receipts:,}; "
+    f"{BOUNDS.max_past_alerts:,}, for {BOUNDS.seconds / 86400:g} days",
+    "the store": f"{BOUNDS.max_bytes // MIB} MiB",
+    "alerts waiting for one receiver": f"{QUEUE_LIMIT:,}",
+    "a log line; lines of a kind": f"{MAX_CHARACTERS} characters; {PER_SECOND} a second",
+    "a driver call": f"{DEADLINE_SECONDS:g} s",
+    "the service's memory, tasks": "512 MiB, 64",
+}
+
+
+def test_every_limit_is_stated_as_it_is():
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", section("## Limits"), re.MULTILINE)
+    assert dict(rows[1:]).keys() == STATED.keys()
+    wrong = {of: (said, STATED[of]) for of, said in rows[1:] if not said.startswith(STATED[of])}
+    assert wrong == {}
+    service = (DEPLOY / "systemd/gpumond.service").read_text()
+    assert "MemoryMax=512M\nTasksMax=64\n" in service

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given, strategies as st
+
+from gpumond.errors import ProtocolError
+from gpumond.model.pools import Expected, PoolUsage, Reclaimable, StepResult
+from gpumond.model.program import (
+    AppliedLimit,
+    ByteChange,
+    Dump,
+    Oom,
+    OomPool,
+    Program,
+    ScopeDevice,
+    ScopeKept,
+    ScopeUsage,
+    StepUsage,
+)
+from gpumond.model.snapshot import Reading
+from gpumond.protocol import messages
+from gpumond.testing import make_device, make_fault, make_pool, make_process
+from tests.fuzzing import mutated
+
+POOL = make_pool(live=1, cached=2)
+PROGRAM = Program(
+    (ScopeUsage("epoch/forward", 2, 0, 1, 0, (ScopeDevice("GPU-a", ByteChange(-5), ByteChange(3), 7, True),)),),
+    StepUsage(3, 1.5, -0.5, 7, 0, 1),
+    (
+        Oom(
+            1,
+            2.5,
+            "retry",
+            "GPU-a",
+            5,
+            "epoch",
+            (OomPool("torch", "GPU-a", 1, 2, 3, 4),),
+            (ScopeKept("x", ByteChange(-1)),),
+        ),
+    ),
+    2,
+    1,
+)
+MESSAGES = [
+    messages.Hello("train", "0.1.0", "3.11.7"),
+    messages.Report("step", ("torch 2.13.0",), (POOL,)),
+    messages.FlushCommand("id", "torch", ("ipc", "cache"), True, 2.5),
+    messages.Cancel("id"),
+    messages.FlushResult(
+        "id", "freed", "", (messages.PoolChange(POOL, POOL, Expected(0, 1, 2)),), (StepResult("cache", 1, 0.1),)
+    ),
+    messages.AgentRequest("id", "limit", 5, "GPU-a"),
+    messages.AgentResponse("id", "", (AppliedLimit("torch", "GPU-a", None, True),), Dump("torch", "/tmp/x", 7)),
+    messages.Report(program=PROGRAM),
+    messages.Bye(),
+    messages.Bye("out-of-memory"),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_survives_the_wire(message: messages.Message):
+    frame = messages.encode(message)
+    assert frame.endswith(b"\n")
+    assert frame.count(b"\n") == 1
+    assert messages.decode(frame) == message
+
+
+def test_a_reading_survives_the_pipe():
+    reading = Reading((make_device(processes=(make_process(used_bytes=None),)),), (make_fault("GPU-a"),), "580.1")
+    assert messages.from_json(Reading, messages.to_json(reading)) == reading
+
+
+def test_a_newer_peer_may_say_more():
+    frame = json.dumps({"v": 1, "type": "hello", "workload": "w", "mood": {"good": [True]}}).encode()
+    assert messages.decode(frame) == messages.Hello("w")
+
+
+@pytest.mark.parametrize(
+    ("frame", "says"),
+    [
+        (b"", "JSON"),
+        (b"[]", "object"),
+        ('{"v":1,"type":"bye"}'.encode("utf-16-le"), "JSON"),
+        (b'{"v":2,"type":"bye"}', "version"),
+        (b'{"v":1,"type":"shout"}', "shout"),
+        (b'{"v":1,"type":["bye"]}', "type"),
+        (b'{"v":1,"type":"cancel"}', "cancel.id is missing"),
+        (b'{"v":1,"type":"cancel","id":7}', "cancel.id"),
+        (b'{"v":1,"type":"hello","workload":"a\\nb"}', "printable"),
+        (b'{"v":1,"type":"hello","workload":"\\ud800"}', "printable"),
+        (b'{"v":1,"type":"hello","v":1}', "duplicate"),
+        (b'{"v":1,"type":"report","flush_policy":"maybe"}', "allow, step, never"),
+        (b'{"v":1,"type":"report","pools":{}}', "array"),
+        (b'{"v":1,"type":"flush","id":"","allocator":"","steps":[],"timeout_seconds":NaN}', "NaN"),
+        (b'{"v":1,"type":"flush","id":"","allocator":"","steps":[],"timeout_seconds":1e999}', "finite"),
+        (b"[" * 60_000, "JSON"),
+        (b"\xff\xfe", "JSON"),
+    ],
+)
+def test_nonsense_is_refused_and_says_where(frame: bytes, says: str):
+    with pytest.raises(ProtocolError, match=says):
+        messages.decode(frame)
+
+
+@pytest.mark.parametrize("amount", [-1, 2**63, 1.5, "1", True, None])
+def test_bytes_are_whole_numbers_that_a_device_can_have(amount: object):
+    body = json.loads(messages.encode(messages.Report(pools=(POOL,))))
+    body["pools"][0]["live_bytes"] = amount
+    with pytest.raises(ProtocolError, match=r"report\.pools\.live_bytes"):
+        messages.decode(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("amount", [-(2**63), 2**63, 1.5, "1", True, None])
+def test_a_change_may_be_negative_and_is_bounded_both_ways(amount: object):
+    body = json.loads(messages.encode(messages.Report(program=PROGRAM)))
+    body["program"]["scopes"][0]["devices"][0]["kept_bytes"] = amount
+    with pytest.raises(ProtocolError, match=r"report\.program\.scopes\.devices\.kept_bytes"):
+        messages.decode(json.dumps(body).encode())
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+trees = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner))
+
+
+@given(st.dictionaries(st.sampled_from(["v", "type", "workload", "pools", "id", "steps", "outcome"]), trees))
+def test_any_json_is_a_message_or_a_protocol_error(body: dict[str, object]):
+    body |= {"v": 1, "type": "report"}
+    try:
+        message = messages.decode(json.dumps(body).encode())
+    except ProtocolError:
+        return
+    assert isinstance(message, messages.Report)
+
+
+def test_a_hundred_thousand_mutated_frames_are_messages_or_protocol_errors():
+    dice = random.Random(7)
+    frames = [messages.encode(message) for message in MESSAGES]
+    said = {verdict(mutated(dice, dice.choice(frames))) for _ in range(100_000)}
+    assert "" in said
+    assert all(text.isprintable() for text in said)
+
+
+def verdict(frame: bytes) -> str:
+    try:
+        messages.decode(frame)
+    except ProtocolError as error:
+        return str(error)
+    return ""
+
+
+def test_text_is_cleaned_for_wire_log_and_terminal():
+    assert (
+        messages.clean("a\x1b[31m\nb\u202e")
+        == "a\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
+    )
+    assert len(messages.clean("x" * 4096)) == messages.MAX_TEXT
+
+
+def test_pool_usage_is_the_same_on_both_ends():
+    pool = PoolUsage("torch", "GPU-a", 1, 2, Reclaimable(0, 1, 1, "interval"), 0, inside="rmm", ooms=3)
+    message = messages.decode(messages.encode(messages.Report(pools=(pool,))))
+    assert isinstance(message, messages.Report)
+    assert message.pools == (pool,)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+
+from gpumond.errors import ProtocolError
+from gpumond.model.snapshot import Reading
+from gpumond.protocol import messages, validator
+from gpumond.testing import make_device, make_fault, make_process
+from tests.fuzzing import fuzzed
+from tests.protocol.test_messages import MESSAGES, POOL
+
+LAX = ("duplicate key", "is not a number")
+"""What ``wire`` says of keys given twice, and of NaN under keys that nobody knows: here the last one holds, and those
+that nobody knows are not looked at."""
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_survives(message: messages.Message):
+    assert validator.decode(messages.encode(message)) == message
+
+
+def test_a_reading_survives_the_pipe():
+    reading = Reading((make_device(processes=(make_process(used_bytes=None),)),), (make_fault("GPU-a"),), "580.1")
+    assert validator.from_json(Reading, messages.to_json(reading)) == reading
+
+
+@pytest.mark.parametrize(
+    "frame", [b'{"type":"hello","v":1}', b'{ "v": 1, "type": "hello", "mood": [1] }', b'{"v":1,"type":"hello","a":{}}']
+)
+def test_keys_may_be_more_and_in_any_order(frame: bytes):
+    assert validator.decode(frame) == messages.Hello()
+
+
+@pytest.mark.parametrize("frame", [b"", b"[]", b'{"v":2,"type":"hello"}', b'{"v":1,"type":"shout"}', b"\xff"])
+def test_nonsense_is_refused_as_by_the_wire(frame: bytes):
+    assert isinstance(meaning(validator.decode, frame), str)
+    assert meaning(validator.decode, frame) == meaning(messages.decode, frame)
+
+
+@pytest.mark.parametrize("amount", [-1, 2**63, 1.5, 1.0, "1", True, None, 10**400])
+def test_bytes_are_whole_numbers_that_a_device_can_have(amount: object):
+    body = json.loads(messages.encode(messages.Report(pools=(POOL,))))
+    body["pools"][0]["live_bytes"] = amount
+    with pytest.raises(ProtocolError, match=r"report\.pools\.live_bytes"):
+        validator.decode(messages.to_json(body))
+
+
+def test_fifty_thousand_frames_mean_the_same_to_both():
+    dice = random.Random(11)
+    frames = [messages.encode(message) for message in MESSAGES]
+    meanings = [(meaning(validator.decode, frame), meaning(messages.decode, frame)) for frame in some(dice, frames)]
+    assert any(isinstance(here, messages.Report) for here, _ in meanings)
+    assert any(isinstance(here, str) for here, _ in meanings)
+    for here, there in meanings:
+        assert repr(here) == repr(there) or (isinstance(there, str) and any(reason in there for reason in LAX))
+
+
+def some(dice: random.Random, frames: list[bytes]) -> list[bytes]:
+    return [fuzzed(dice, dice.choice(frames)) for _ in range(50_000)]
+
+
+def meaning(decode: Callable[[bytes], messages.Message], frame: bytes) -> messages.Message | str:
+    try:
+        return decode(frame)
+    except ProtocolError as error:
+        return f"{error.reason}: {error}"

@@ -1,0 +1,100 @@
+"""A restart resolves nothing, forgets nothing and invents nothing."""
+
+from __future__ import annotations
+
+from gpumond.engine import EngineState, Tick, advance, judge
+from gpumond.model.frame import Verdict
+from gpumond.model.persisted import Heartbeat
+from gpumond.model.snapshot import DeviceReading, Snapshot
+from gpumond.rules import Rule
+from gpumond.rules.restore import GRACE_SECONDS, JUDGED_SECONDS, awaited, kept, resume
+from gpumond.testing import GIB, make_device, make_process, make_snapshot
+
+RULE = Rule("full", "device", "used_ratio", above=0.8, for_seconds=60.0)
+BEGAN = 5000.0
+"""Monotonic time at the start of the daemon before."""
+
+
+def full(used: int = 70 * GIB) -> DeviceReading:
+    return make_device(used_bytes=used, processes=None)
+
+
+def at(elapsed: float, *devices: DeviceReading) -> Snapshot:
+    return make_snapshot(*devices, taken_at=1e6 + elapsed, elapsed_seconds=elapsed)
+
+
+def run(memory: EngineState, *seconds: float, device: DeviceReading | None = None) -> Tick:
+    for second in seconds:
+        tick = advance(memory, [RULE], at(second, device or full()))
+        memory = tick.memory
+    return tick
+
+
+def restart(memory: EngineState, lived: float, outage: float = 2.0) -> EngineState:
+    alerts = list(kept(memory.activities, BEGAN))
+    activities = resume(alerts, Heartbeat(1e6 + lived, BEGAN + lived), 1e6 + lived + outage)
+    return EngineState(activities, awaited=awaited(activities))
+
+
+def test_what_fires_fires_on_and_is_not_raised_anew():
+    tick = run(EngineState(), 0.0, 60.0)
+    assert len(tick.raised) == 1
+    after = run(restart(tick.memory, 100.0), 0.0)
+    assert (len(after.frame.alerts), after.raised, after.resolved) == (1, (), ())
+    assert after.frame.alerts[0].fired_at == tick.frame.alerts[0].fired_at
+
+
+def test_what_was_pending_has_been_so_as_long_as_before_and_the_outage_does_not_count():
+    memory = restart(run(EngineState(), 0.0).memory, 50.0, outage=1000.0)
+    assert run(memory, 0.0, 9.0).frame.alerts[0].phase == "pending"
+    assert run(memory, 0.0, 10.0).frame.alerts[0].phase == "firing"
+
+
+def test_an_alert_whose_subject_was_not_seen_yet_is_kept_for_ten_minutes():
+    memory = restart(run(EngineState(), 0.0, 60.0).memory, 60.0)
+    unseen = advance(memory, [RULE], at(1.0))
+    assert (len(unseen.frame.alerts), unseen.resolved) == (1, ())
+    gone = advance(unseen.memory, [RULE], at(GRACE_SECONDS + 1))
+    assert (gone.frame.alerts, len(gone.resolved)) == ((), 1)
+
+
+def test_an_alert_that_is_over_when_its_subject_is_seen_resolves():
+    memory = restart(run(EngineState(), 0.0, 60.0).memory, 60.0)
+    unseen = advance(memory, [RULE], at(1.0))
+    over = advance(unseen.memory, [RULE], at(2.0, full(GIB)))
+    assert len(over.resolved) == 1
+    again = advance(over.memory, [RULE], at(3.0))
+    assert again.frame.alerts == ()
+
+
+def test_after_more_than_an_hour_everything_begins_anew():
+    assert restart(run(EngineState(), 0.0, 60.0).memory, 60.0, outage=3601.0) == EngineState()
+
+
+def test_a_clock_that_was_set_back_meanwhile_loses_nothing():
+    assert len(run(restart(run(EngineState(), 0.0, 60.0).memory, 60.0, outage=-1e8), 0.0).frame.alerts) == 1
+
+
+def test_a_rule_that_is_gone_keeps_no_alert():
+    memory = restart(run(EngineState(), 0.0, 60.0).memory, 60.0)
+    assert advance(memory, [], at(0.0)).frame.alerts == ()
+
+
+LEAK = Rule("leak", "process", "leak", above=0)
+VERDICT = Verdict("GPU-a", 10, "leak", 1.0)
+
+
+def judged(memory: EngineState, elapsed: float, *verdicts: Verdict, alive: bool = True) -> Tick:
+    device = make_device(processes=(make_process(10),) if alive else ())
+    return judge(memory, [LEAK], at(elapsed, device), verdicts)
+
+
+def test_a_leak_has_an_hour_to_be_found_again():
+    memory = restart(judged(EngineState(), 0.0, VERDICT).memory, 60.0)
+    early = judged(memory, 10.0)
+    assert (len(early.frame.alerts), early.resolved) == (1, ())
+    assert len(judged(early.memory, JUDGED_SECONDS + 1).resolved) == 1
+    found = judged(early.memory, 1200.0, VERDICT)
+    assert (len(found.frame.alerts), found.raised) == (1, ())
+    assert len(judged(found.memory, 1300.0).resolved) == 1, "once found, it is over when it is over"
+    assert len(judged(early.memory, GRACE_SECONDS + 1, alive=False).resolved) == 1

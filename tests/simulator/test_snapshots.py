@@ -1,0 +1,182 @@
+"""Plans in virtual time: what a daemon would have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from gpumond.engine.attribution import attribute
+from gpumond.loadgen import SCENARIOS, Plan, plan
+from gpumond.loadgen.script import CONTEXT_BYTES, GIB, MIB
+from gpumond.model.pools import PoolUsage
+from gpumond.model.snapshot import Snapshot
+from tests.simulator.snapshots import EPOCH, snapshots
+
+QUIET = {"noise": 0, "gaps": 0, "neighbours": 0, "view": "agent"}
+
+
+def pools(made: Plan, every: float = 10.0) -> Iterator[tuple[float, PoolUsage]]:
+    for snapshot in snapshots(made, every):
+        for report in snapshot.reports:
+            if report.workload == "load":
+                yield snapshot.taken_at - EPOCH, report.pools[0]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_adds_up_in_virtual_time(name: str):
+    made = plan(name, 1, duration="1h", view="process" if name != "fragmentation" else "agent", noise=0)
+    for snapshot in snapshots(made, 60.0):
+        for device, overcount in zip(snapshot.devices, attribute(snapshot).overcounts, strict=True):
+            assert device.used_bytes is not None
+            assert device.size_bytes is not None
+            assert 0 <= device.used_bytes <= device.size_bytes
+            assert overcount.overcount_bytes < 4 * MIB * (1 + len(device.processes or ()))
+
+
+@pytest.mark.parametrize("name", ["leak-linear", "fleet", "crash"])
+def test_the_same_plan_gives_the_same_snapshots(name: str):
+    made = plan(name, 2, duration="30m")
+    assert list(snapshots(made)) == list(snapshots(made))
+
+
+def test_two_plans_may_be_carried_out_side_by_side():
+    made = plan("leak-linear", 0, duration="1h", **QUIET)
+    twin = made.twin()
+    assert twin is not None
+    assert made.truth.injected_at is not None
+    for ours, theirs in zip(snapshots(made, 30.0), snapshots(twin, 30.0), strict=True):
+        if ours.taken_at - EPOCH < made.truth.injected_at:
+            assert ours == theirs
+    assert ours != theirs
+
+
+def test_held_is_a_high_water_of_whole_segments_and_falls_with_a_flush():
+    made = plan("periodic-eval", 0, duration="1h", period="10m", step="8GiB", **QUIET)
+    seen = list(pools(made, 1.0))
+    assert all(pool.live_bytes <= pool.held_bytes and pool.held_bytes % (2 * MIB) == 0 for _, pool in seen)
+    assert all(pool.held_bytes == pool.live_bytes + pool.reclaimable.likely + pool.stranded_bytes for _, pool in seen)
+    flushes = [step.at for step in made.steps if step.action == "flush"]
+    assert flushes
+    for at in flushes:
+        before = next(pool for moment, pool in seen if moment >= at - 1.0)
+        after = next(pool for moment, pool in seen if moment >= at)
+        assert before.held_bytes - after.held_bytes >= 7 * GIB
+
+
+def test_fragmentation_strands_more_while_as_much_is_live():
+    made = plan("fragmentation", 0, neighbours=0, gaps=0)
+    seen = list(pools(made))
+    early, late = seen[len(seen) // 20][1], seen[-1][1]
+    assert made.truth.injected_at is not None
+    assert late.held_bytes > 1.5 * late.live_bytes
+    assert late.stranded_bytes > 15 * GIB > early.stranded_bytes
+    peaks = (late.peak_live_bytes or 0) / (late.peak_held_bytes or 1)
+    assert 0.5 < peaks < 0.7
+    twin = made.twin()
+    assert twin is not None
+    last = list(pools(twin))[-1][1]
+    assert (last.peak_live_bytes or 0) / (last.peak_held_bytes or 1) > 0.95
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_program_dies_when_the_truth_says_that_the_card_is_full(seed: int):
+    made = plan("leak-linear", seed, rate="512MiB", duration="6h", **QUIET)
+    assert made.truth.oom_at is not None
+    assert made.truth.injected_at is not None
+    died = max(at for at, _ in pools(made))
+    assert made.truth.oom_at == pytest.approx(died, abs=0.05 * (made.truth.oom_at - made.truth.injected_at))
+
+
+def last(made: Plan) -> Snapshot:
+    return list(snapshots(made, 30.0))[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "listed"),
+    [("unlisted", []), ("gone", [("gone", None, ("compute",))]), ("holder", [("alive", 1, ("holder",))])],
+)
+def test_an_orphan_is_used_memory_that_nobody_alive_owns(kind: str, listed: list[tuple[str, int | None, object]]):
+    made = plan("orphan", 1, gaps=0, neighbours=0, noise=0, **{"as": kind, "view": "agent"})
+    end = last(made)
+    (device,) = end.devices
+    assert end.reports == ()
+    assert device.used_bytes is not None
+    assert device.used_bytes > 3 * GIB
+    assert device.sensors.gpu_utilization_ratio == 0
+    found = [(p.state, p.start_ticks and 1, p.kinds) for p in device.processes or ()]
+    assert found == listed
+    twin = made.twin()
+    assert twin is not None
+    assert last(twin).devices[0].used_bytes == 0
+
+
+def test_a_crash_is_near_the_brim_and_then_the_pid_is_gone_and_another_comes():
+    made = plan("crash", 3, times=2, **QUIET)
+    lives = {}
+    brim = {}
+    for snapshot in snapshots(made):
+        (device,) = snapshot.devices
+        for process in device.processes or ():
+            lives.setdefault(process.pid, (process.start_ticks, snapshot.taken_at - EPOCH))
+            brim[process.pid] = device.used_bytes
+    assert len(lives) == 2
+    assert all((used or 0) > 0.99 * made.size_bytes for used in brim.values())
+    assert len({ticks for ticks, _ in lives.values()}) == 2
+
+
+@pytest.mark.parametrize("view", ["agent", "process", "device"])
+def test_a_view_shows_what_can_be_seen_from_there(view: str):
+    made = plan("steady", 0, duration="10m", view=view, noise=0, neighbours=0)
+    end = last(made)
+    (device,) = end.devices
+    assert bool(end.reports) == (view == "agent")
+    assert (device.processes is None) == (view == "device")
+    if view == "process":
+        assert device.processes is not None
+        assert abs((device.processes[0].used_bytes or 0) - (device.used_bytes or 0)) <= 2 * MIB
+    assert (device.used_bytes or 0) > CONTEXT_BYTES
+
+
+def test_samples_and_whole_hours_are_missing_where_the_plan_says_so():
+    made = plan("leak-irregular", 0, gaps=1, duration="6h")
+    times = [snapshot.taken_at - EPOCH for snapshot in snapshots(made)]
+    pauses = [later - earlier for earlier, later in pairwise(times)]
+    short = [pause for pause in pauses if 1.5 < pause < 60]
+    (outage,) = [pause for pause in pauses if pause > 60]
+    assert 30 * 60 <= outage <= 60 * 60 + 10
+    assert all(5.0 <= pause <= 8.0 for pause in short)
+    assert len(short) == pytest.approx(5 * 3600 / 41, rel=0.15)
+    whole = [snapshot.seq for snapshot in snapshots(plan("leak-irregular", 0, gaps=0, duration="1h"))]
+    assert len(whole) == 3601
+
+
+def test_noise_is_as_large_as_the_plan_says():
+    made = plan("preallocated", 0, duration="3h", noise="300MiB", view="process", neighbours=0, gaps=0)
+    used = [snapshot.devices[0].used_bytes or 0 for snapshot in snapshots(made)][100:]
+    mean = sum(used) / len(used)
+    deviation = (sum((value - mean) ** 2 for value in used) / len(used)) ** 0.5
+    assert deviation == pytest.approx(300 * MIB, rel=0.05)
+    assert all(value % (2 * MIB) == 0 for value in used)
+
+
+def test_neighbours_come_and_go_without_an_agent():
+    made = plan("steady", 0, duration="3h", neighbours=1, view="agent")
+    seen = [len(snapshot.devices[0].processes or ()) for snapshot in snapshots(made, 30.0)]
+    assert {1, 2} <= set(seen)
+    assert {report.workload for snapshot in snapshots(made, 60.0) for report in snapshot.reports} == {"load"}
+
+
+def test_a_fleet_is_on_devices_of_its_own_that_move_together():
+    made = plan("fleet", 0, programs=2, view="process", gaps=0, noise=0)
+    pairs = [
+        (one.used_bytes or 0, two.used_bytes or 0)
+        for one, two in (snapshot.devices for snapshot in snapshots(made, 600.0))
+    ]
+    ones, twos = zip(*pairs[2:], strict=True)
+    mean_one, mean_two = sum(ones) / len(ones), sum(twos) / len(twos)
+    covariance = sum((a - mean_one) * (b - mean_two) for a, b in zip(ones, twos, strict=True))
+    spread = (sum((a - mean_one) ** 2 for a in ones) * sum((b - mean_two) ** 2 for b in twos)) ** 0.5
+    assert covariance / spread > 0.9
+    assert max(ones) - min(ones) > 6 * GIB

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumond.engine import observe
+from gpumond.errors import SourceUnavailable
+from gpumond.model.snapshot import DeviceReading, Fault, Reading, SourceState
+from gpumond.sources import load
+from gpumond.sources.composite import CompositeSource
+from gpumond.testing import make_device
+from tests.fakenvml import FakeDriver, machine as nvidia_machine
+from tests.sources.trees import SysTree
+
+
+class Stub:
+    """A source that answers what it is told to."""
+
+    def __init__(self, name: str, *devices: DeviceReading, version: str | None = None) -> None:
+        self.name, self.devices, self.version = name, devices, version
+        self.reason = self.gone = ""
+        self.is_open = False
+
+    def open(self) -> None:
+        if self.reason:
+            raise SourceUnavailable(self.reason, f"no {self.name}")
+        self.is_open = True
+
+    def read(self) -> Reading:
+        assert self.is_open
+        if self.gone:
+            raise SourceUnavailable(self.gone, "went away")
+        return Reading(self.devices, (Fault(self.name, "k", "u", ""),), f"driver of {self.name}", self.version)
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+class Machine:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.nvml = Stub("nvml", make_device("GPU-a", index=0, vendor="nvidia"), version="580.1")
+        self.drm = Stub(
+            "drm", make_device("AMD-a", index=0, vendor="amd"), make_device("DRM-b", index=1, vendor="intel")
+        )
+        self.every = CompositeSource([self.nvml, self.drm], lambda: self.now)
+
+    def indices(self) -> dict[str, int]:
+        return {device.uuid: device.index for device in self.every.read().devices}
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def test_the_table_knows_it():
+    assert load("every").name == "every"
+
+
+def test_cards_of_all_vendors_are_served_at_once_with_different_numbers(machine: Machine):
+    machine.every.open()
+    assert machine.indices() == {"GPU-a": 0, "AMD-a": 1, "DRM-b": 2}
+    reading = machine.every.read()
+    assert (reading.driver_version, reading.library_version) == ("driver of nvml, driver of drm", "580.1")
+    assert [fault.source for fault in reading.faults] == ["nvml", "drm"]
+    machine.every.close()
+    assert not machine.nvml.is_open
+
+
+def test_a_source_that_is_missing_is_a_fault_and_is_tried_again(machine: Machine):
+    machine.nvml.reason = "driver_not_loaded"
+    machine.every.open()
+    assert machine.indices() == {"AMD-a": 0, "DRM-b": 1}
+    assert Fault("nvml", "driver_not_loaded", None, "no nvml") in machine.every.read().faults
+    machine.nvml.reason = ""
+    machine.now += 31.0
+    assert machine.indices() == {"GPU-a": 0, "AMD-a": 2, "DRM-b": 1}
+    assert [fault.source for fault in machine.every.read().faults] == ["nvml", "drm"]
+
+
+def test_with_nothing_to_read_it_says_why(machine: Machine):
+    machine.nvml.reason, machine.drm.reason = "driver_not_loaded", "no_device"
+    with pytest.raises(SourceUnavailable, match="no nvml"):
+        machine.every.open()
+
+
+def test_a_driver_that_goes_away_asks_for_a_new_process(machine: Machine):
+    machine.every.open()
+    machine.nvml.gone = "uninitialized"
+    with pytest.raises(SourceUnavailable):
+        machine.every.read()
+
+
+def test_a_source_that_stays_away_says_nothing_of_the_devices_of_others(machine: Machine):
+    """Its fault is of no device: an AMD card that was taken out is forgotten, an NVIDIA card whose driver was unloaded
+    is not."""
+    up = SourceState("every", up=True, responsive=True)
+    nvidia, amd, intel = (
+        replace(device, source=source)
+        for source, devices in (("nvml", machine.nvml.devices), ("drm", machine.drm.devices))
+        for device in devices
+    )
+    gone = Fault("nvml", "driver_not_loaded", None, "no nvml")
+    first = observe(None, up, Reading((nvidia, amd, intel)), (), 0.0, 0.0)
+    second = observe(first, up, Reading((intel,), (gone,)), (), 1.0, 1.0)
+    assert [(device.uuid, device.up) for device in second.devices] == [("GPU-a", False), ("DRM-b", True)]
+
+
+def test_each_device_says_which_source_reads_it(driver: FakeDriver, tmp_path: Path):
+    driver.devices = nvidia_machine(1)
+    driver.write()
+    SysTree(tmp_path / "sys").amdgpu()
+    (tmp_path / "proc").mkdir()
+    program = (
+        "import sys; from gpumond.sources.composite import EverySource; from gpumond.sources.nvml import NvmlSource\n"
+        "from gpumond.sources.drm import DrmSource\n"
+        "every = EverySource([NvmlSource(), DrmSource(sys.argv[1], sys.argv[2])]); every.open()\n"
+        "print(*(f'{device.vendor}={device.source}' for device in every.read().devices))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "sys"), str(tmp_path / "proc")]
+    done = subprocess.run(command, env={**os.environ, **driver.env}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["nvidia=nvml", "amd=drm"]

@@ -1,0 +1,135 @@
+"""The history over a restart: coarse, bounded, and never in a tick's way."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from gpumond.errors import StoreUnavailable
+from gpumond.history import Coarse, History
+from gpumond.store import Store
+from gpumond.store.history import EVERY_SECONDS, SERIES_A_TICK, HistoryPersistence
+from gpumond.testing import make_snapshot
+
+T = TypeVar("T")
+LIFE = ("GPU-a", 10, 100)
+HOURS = 3
+
+
+def history(lives: int = 1) -> History:
+    """Three hours of one device and some lives, a sample every 10 s."""
+    seen = History()
+    for second in range(0, HOURS * 3600, 10):
+        seen.begin(make_snapshot(elapsed_seconds=float(second), taken_at=1e9 + second))
+        seen.device("GPU-a").add((float(second), 5.0, 4.0, 3.0, 0.5, 0.0))
+        for number in range(lives):
+            series = seen.life(("GPU-a", 10 + number, 100))
+            assert series
+            series.add((float(second), float(second), float(second), float(second)))
+    return seen
+
+
+def with_store(path: Path, work: Callable[[Store], Awaitable[T]]) -> T:
+    async def run() -> T:
+        store = Store(path / "state" / "gpumond.db")
+        await store.open()
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+def quarters(seen: History) -> list[tuple[float, ...]]:
+    return [point[1:] for point in seen.series("GPU-a", 10, "used", resolution=900)]
+
+
+def test_what_was_seen_before_a_restart_is_there_again_for_what_still_lives(tmp_path: Path):
+    before, after = history(), History()
+
+    async def keep(store: Store) -> None:
+        await HistoryPersistence(store).close(before)
+
+    async def restore(store: Store) -> None:
+        await HistoryPersistence(store).restore(after)
+
+    with_store(tmp_path, keep)
+    with_store(tmp_path, restore)
+    at = HOURS * 3600.0
+    after.begin(make_snapshot(elapsed_seconds=1.0, taken_at=1e9 + at))
+    after.life(("GPU-a", 10, 101))
+    assert quarters(after) == [], "that pid is another process now"
+    after.life(LIFE)
+    assert quarters(after) == quarters(before) != []
+    assert after.lives[LIFE].born == pytest.approx(1.0 - at)
+
+
+def test_it_is_kept_every_few_minutes_a_few_series_a_tick(tmp_path: Path):
+    seen = history(lives=4 * SERIES_A_TICK)
+
+    async def work(store: Store) -> tuple[int, int]:
+        keeper, ticks = HistoryPersistence(store), 0
+        keeper.turn(seen, EVERY_SECONDS - 1)
+        while not await store.history():
+            keeper.turn(seen, EVERY_SECONDS + ticks)
+            seen.end(("GPU-a", 10, 100))  # whoever ends meanwhile is left out, and nothing else
+            ticks += 1
+            await asyncio.sleep(0)
+        return ticks, len(await store.history())
+
+    ticks, kept = with_store(tmp_path, work)
+    assert ticks >= 5
+    assert kept == 4 * SERIES_A_TICK + 1
+
+
+def test_what_is_kept_replaces_what_was_kept(tmp_path: Path):
+    async def work(store: Store) -> list[Coarse]:
+        for lives in (5, 1):
+            await store.keep_history(tuple(history(lives).coarse()))
+        return await store.history()
+
+    assert len(with_store(tmp_path, work)) == 2
+
+
+def test_a_history_that_cannot_be_read_is_said_and_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with_store(tmp_path, lambda store: store.keep_history(tuple(history().coarse())))
+    db = sqlite3.connect(tmp_path / "state" / "gpumond.db")
+    with db:
+        db.execute("UPDATE history SET body = '{\"blocks\": 7}'")
+    db.close()
+    with_store(tmp_path, lambda store: HistoryPersistence(store).restore(History()))
+    assert "cannot be read" in caplog.text
+
+
+class Broken:
+    async def keep_history(self, history: object) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    async def history(self) -> list[Coarse]:
+        raise StoreUnavailable("the disk is full")
+
+
+def test_without_a_store_it_goes_on():
+    async def work() -> None:
+        keeper = HistoryPersistence(Broken())
+        await keeper.restore(History())
+        await keeper.close(history())
+
+    asyncio.run(work())
+
+
+def test_what_has_not_been_seen_again_yet_is_kept_for_the_next_restart_too(tmp_path: Path):
+    async def work(store: Store) -> list[Coarse]:
+        await HistoryPersistence(store).close(history())
+        early = History()
+        await HistoryPersistence(store).restore(early)
+        await HistoryPersistence(store).close(early)
+        return await store.history()
+
+    assert {(one.device_uuid, one.pid) for one in with_store(tmp_path, work)} == {("GPU-a", None), ("GPU-a", 10)}

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpumond.model.units import duration
+from gpumond.top.stuck_processes import LIKELY_MEANT, stuck
+
+GIB = 1024**3
+
+
+def a_holding(pid: int = 7, **fields: Any) -> dict[str, Any]:
+    names = ("container", "container_name", "pod_name", "unit", "slurm_job")
+    defaults = {"comm": "python", "workload": "", "kinds": ["compute"], "used_bytes": 3 * GIB, "state": "alive"}
+    return {"pid": pid, **dict.fromkeys(names), **defaults} | fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "what", "mend"),
+    [
+        ({"state": "zombie"}, "pid 7 (python) is a zombie, 3.0 GiB", "ps -o ppid= -p 7"),
+        ({"state": "gone", "comm": None}, "pid 7 (unknown program) is gone, 3.0 GiB", "reset the device"),
+        ({"state": "uninterruptible", "slurm_job": "47"}, "pid 7 (python in Slurm job 47) is uninterr", "dmesg"),
+        ({"state": "stopped", "workload": "train"}, "pid 7 (train) is stopped", "kill -CONT 7"),
+        (
+            {"kinds": ["holder"], "used_bytes": None, "container_name": "web"},
+            "pid 7 (python in container web)",
+            "kill 7",
+        ),
+        ({"orphaned": True}, "pid 7 (python) is orphaned, 3.0 GiB", "nohup"),
+        (
+            {"orphaned": True, "idle_seconds": 4000.0},
+            "pid 7 (python) is orphaned, idle for 1 h 7 min, 3.0 GiB",
+            "kill 7",
+        ),
+        ({"kinds": ["holder"], "used_bytes": None, "orphaned": True}, "pid 7 (python) is a holder", "kill 7"),
+        ({"state": "zombie", "orphaned": True}, "pid 7 (python) is a zombie, 3.0 GiB", "parent"),
+        (
+            {"idle_seconds": 2040.0, "unit": "web.service"},
+            "pid 7 (python in unit web.service) is idle for 34 min",
+            "--pid 7",
+        ),
+    ],
+)
+def test_each_is_named_with_what_to_do(fields: dict[str, Any], what: str, mend: str):
+    (entry,) = stuck([a_holding(**fields), a_holding(**fields)])
+    assert entry.what.startswith(what)
+    assert mend in entry.mend
+
+
+def test_those_that_are_well_are_not():
+    well = [{}, {"state": None}, {"idle_seconds": 1799.0}, {"idle_seconds": 9999.0, "used_bytes": GIB - 1}]
+    well += [{"orphaned": False}, {"idle_seconds": 9999.0, "used_bytes": None}]
+    assert list(stuck([a_holding(pid, **fields) for pid, fields in enumerate(well)])) == []
+
+
+def test_what_may_be_meant_is_told_from_what_is_not():
+    kinds = [entry.kind for entry in stuck([a_holding(1, orphaned=True), a_holding(2, state="zombie")])]
+    assert [kind in LIKELY_MEANT for kind in kinds] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (60, "1 min"),
+        (99, "1 min 39 s"),
+        (179, "2 min 59 s"),
+        (599.4, "9 min 59 s"),
+        (599.6, "10 min"),
+        (629, "10 min"),
+        (630, "11 min"),
+        (1380, "23 min"),
+        (3569, "59 min"),
+        (3599, "1 h"),
+        (7500, "2 h 5 min"),
+        (86399, "1 d"),
+        (273600, "3 d 4 h"),
+        (273600 + 1801, "3 d 5 h"),
+    ],
+)
+def test_a_duration_for_people(seconds: float, text: str):
+    assert duration(seconds) == text

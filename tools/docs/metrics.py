@@ -1,0 +1,81 @@
+"""docs/metrics.md, from the catalogue: ``make docs``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpumond.metrics import dcgm
+from gpumond.metrics.catalogue import FAMILIES
+from gpumond.metrics.telemetry import Telemetry
+
+HEADER = """\
+# Metrics
+
+Generated from the catalogue by `make docs`; a test keeps it current. Base units throughout. A value that is
+unknown is an absent series, never 0. Series of a device vanish after three readings without it;
+`gpumond_device_up` and `gpumond_device_info` stay. `uuid` identifies a device, `gpu` is its index, a label only.
+
+Sums over devices count a MIG card and its instances twice; leave out the instances with
+`unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
+
+## Of the current frame
+
+| name | type | labels | meaning |
+|---|---|---|---|
+"""
+
+OWN = """
+## Of the daemon itself
+
+| name | type | labels | meaning |
+|---|---|---|---|
+"""
+
+
+DCGM = """
+## Under DCGM's names
+
+`/metrics?compat=dcgm`, or beside ours with `compat: dcgm` in the configuration: names, labels and units of
+dcgm-exporter, for NVIDIA devices. A device that only one container's processes are on has `pod`, `namespace` and
+`container` too. Ratios of `PROF_*` are the hardware's counts over ten seconds (Hopper and later), PCIe's a sample of
+20 ms. XID errors are also a counter, `gpumond_device_xid_errors_total`.
+
+| name | meaning |
+|---|---|
+"""
+
+LEFT_OUT = """
+Not offered:
+
+| name | why |
+|---|---|
+"""
+
+
+def document() -> str:
+    ours = HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n"
+    theirs = DCGM + "".join(f"| {family.name} | {family.help} |\n" for family in dcgm.FAMILIES)
+    theirs += "| DCGM_FI_DEV_XID_ERRORS | Number of the last XID error; 0: none so far. |\n"
+    return ours + theirs + LEFT_OUT + "".join(f"| {name} | {why} |\n" for name, why in dcgm.LEFT_OUT.items())
+
+
+def frame_rows() -> Iterator[str]:
+    for family in FAMILIES:
+        yield row(family.name, family.kind, family.labels, family.help)
+
+
+def own_rows() -> Iterator[str]:
+    registry = Telemetry().registry
+    for metric in registry.collect():
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        labels = tuple(registry._names_to_collectors[metric.name]._labelnames)  # type: ignore[attr-defined]
+        yield row(name, metric.type, labels, metric.documentation)
+
+
+def row(name: str, kind: str, labels: tuple[str, ...], meaning: str) -> str:
+    columns = (f"`{name}`", kind, ", ".join(f"`{label}`" for label in labels), meaning.replace("|", "\\|"))
+    return "| " + " | ".join(columns) + " |"
+
+
+if __name__ == "__main__":
+    print(document(), end="")  # noqa: T201
