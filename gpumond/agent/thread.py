@@ -109,9 +109,15 @@ class AgentThread:
                 thread.join(seconds)
 
     def _run(self, end: threading.Event, previous: threading.Thread | None) -> None:
+        try:
+            self._report(end, previous)
+        except Exception:  # a module of the program can have the name of one that is imported here
+            self._log()
+
+    def _report(self, end: threading.Event, previous: threading.Thread | None) -> None:
         import signal
 
-        # The host's signals are for the host's threads.
+        # The program's threads receive the program's signals.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         if previous is not None:
             previous.join()
@@ -120,7 +126,7 @@ class AgentThread:
         while end is self._end and not end.is_set():
             try:
                 self._open().turn()
-            except Exception:  # the one of this thread: a guest does not raise its voice in the host's house
+            except Exception:  # nothing may reach the program's threading.excepthook
                 self._log()
                 end.wait(FAILED_SECONDS)
         if self._session is not None and not self._wanted:
@@ -131,7 +137,7 @@ class AgentThread:
         """If the program logs at all: an import here could come between what logging does before a fork and after."""
         logging = sys.modules.get("logging")
         if logging is not None:
-            logging.getLogger("gpumond.agent").debug("the agent's turn failed", exc_info=True)
+            logging.getLogger("gpumond.agent").debug("the agent failed", exc_info=True)
 
     def _open(self) -> Session:
         if self._session is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Literal, NamedTuple
 
-from prometheus_client import exposition
+from prometheus_client import exposition as prometheus_text
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
@@ -101,12 +101,12 @@ class Exposition:
             plain.append(part)
             packed.append(packer.compress(part))
             yield
-        module = openmetrics if form.openmetrics else exposition
+        module = openmetrics if form.openmetrics else prometheus_text
         packed.append(packer.flush())
         return Page(module.CONTENT_TYPE_LATEST, b"".join(plain), b"".join(packed))
 
     def _parts(self, frame: Frame | None, form: Form, shares: Shares | None) -> Iterator[bytes]:
-        module = openmetrics if form.openmetrics else exposition
+        module = openmetrics if form.openmetrics else prometheus_text
 
         def by_library(metrics: Iterable[Metric]) -> bytes:
             page: bytes = module.generate_latest(FrameCollector(partial(iter, metrics)))
