@@ -46,7 +46,7 @@ STATUS: dict[type[GpumondError], int] = {
 
 
 class Problem(BaseModel):
-    """What went wrong, and the mend."""
+    """What went wrong, and the remedy."""
 
     type: str = "about:blank"
     title: str

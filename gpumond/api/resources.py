@@ -19,7 +19,7 @@ from gpumond.diagnosis.idle import idle_seconds
 from gpumond.model.conditions import conditions
 from gpumond.model.frame import Alert, Frame, Ledger, Line, Verdict
 from gpumond.model.pools import Receipt
-from gpumond.model.remedies import mend
+from gpumond.model.remedies import remedy
 from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot, SourceState
 from gpumond.rules import ended
 from gpumond.store.audit_chain import AuditEntry
@@ -65,7 +65,7 @@ class StatedFault:
     kind: str
     device_uuid: str | None
     detail: str
-    mend: str
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class StatedCondition:
 
     device_uuid: str | None
     kind: str
-    mend: str
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,11 +282,11 @@ def _whole(frame: Frame) -> WholeFrame:
 
 
 def _faults(snapshot: Snapshot) -> tuple[StatedFault, ...]:
-    return tuple(StatedFault(f.source, f.kind, f.device_uuid, f.detail, mend(f.kind)) for f in snapshot.faults)
+    return tuple(StatedFault(f.source, f.kind, f.device_uuid, f.detail, remedy(f.kind)) for f in snapshot.faults)
 
 
 def _conditions(snapshot: Snapshot) -> tuple[StatedCondition, ...]:
-    return tuple(StatedCondition(*each, mend(each.kind)) for each in conditions(snapshot))
+    return tuple(StatedCondition(*each, remedy(each.kind)) for each in conditions(snapshot))
 
 
 def holdings(frame: Frame) -> Iterator[ProcessHolding]:

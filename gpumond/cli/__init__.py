@@ -28,7 +28,7 @@ VERBS = {
     "run": "start an unmodified program with the agent inside",
     "attach": "start the agent in a program that runs already (Python 3.14)",
     "load": "make a shape of GPU memory use on purpose, on a device or a simulated card",
-    "doctor": "what works on this machine, what does not, and the mend",
+    "doctor": "what works on this machine, what does not, and the remedy",
     "check-config": "check a configuration file",
     "rules": "check rules, and test them on series of values",
     "diagnose": "what a recorded log shows: leaks, with the time left, fragmentation, crashes",

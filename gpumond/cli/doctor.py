@@ -1,4 +1,4 @@
-"""``gpumond doctor``: what works on this machine, what does not, and the mend."""
+"""``gpumond doctor``: what works on this machine, what does not, and the remedy."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
         findings.append(finding)
         if not arguments.json:
             print(f"{MARKS[finding.state]}  {finding.subject}: {safe(finding.detail)}", flush=True)
-            if finding.mend:
-                print(f"      -> {safe(finding.mend)}", flush=True)
+            if finding.remedy:
+                print(f"      -> {safe(finding.remedy)}", flush=True)
     if arguments.json:
         print(to_json(findings).decode())
     return FAILED if any(finding.state == "bad" for finding in findings) else DONE

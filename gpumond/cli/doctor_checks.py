@@ -1,4 +1,4 @@
-"""What works on this machine, what does not, and the mend. Looks; changes nothing."""
+"""What works on this machine, what does not, and the remedy. Looks; changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpumond.collector.supervisor import Collector
 from gpumond.errors import DaemonError
 from gpumond.host.peer_credentials import in_private_pid_namespace, peer_uid
 from gpumond.model.conditions import of_device
-from gpumond.model.remedies import mend
+from gpumond.model.remedies import remedy
 from gpumond.model.snapshot import Reading, SourceState
 from gpumond.model.units import human
 from gpumond.protocol.messages import default_socket
@@ -42,12 +42,12 @@ ADAPTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. ``mend`` says what to do about it, if there is something."""
+    """One thing looked at. ``remedy`` says what to do about it, if there is something."""
 
     subject: str
     state: State
     detail: str
-    mend: str = ""
+    remedy: str = ""
 
 
 def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -> Iterator[Finding]:
@@ -87,16 +87,16 @@ def _source(name: str, absent: State) -> Iterator[Finding]:
         known: State = "note" if device.processes is None or device.used_bytes is None else "good"
         yield Finding(f"device {device.index}", known, f"{device.name}, {size}, {listed}, {device.uuid}")
         for kind in of_device(device):
-            yield Finding(f"device {device.index}", "note", kind, mend(kind))
+            yield Finding(f"device {device.index}", "note", kind, remedy(kind))
     for fault in reading.faults:
         yield Finding(
-            "fault", "bad", f"{fault.device_uuid or fault.source}: {fault.kind}: {fault.detail}", mend(fault.kind)
+            "fault", "bad", f"{fault.device_uuid or fault.source}: {fault.kind}: {fault.detail}", remedy(fault.kind)
         )
 
 
 def _stated(kind: str, detail: str) -> tuple[str, str]:
     """What is wrong, and what to do about it; some details end with that."""
-    what_to_do = mend(kind)
+    what_to_do = remedy(kind)
     return f"{kind}: {detail.removesuffix(what_to_do).rstrip(': ')}", what_to_do
 
 
@@ -135,7 +135,7 @@ def pid_namespace(proc: str) -> Finding:
         "PID namespace",
         "note",
         "a private one: the driver may list pids of the host that cannot be matched here",
-        mend("private_pid_namespace"),
+        remedy("private_pid_namespace"),
     )
 
 
@@ -155,8 +155,10 @@ def agent_socket(environ: Mapping[str, str] = os.environ, service: str = SERVICE
         try:
             probe.connect(path)
         except OSError as error:
-            mend = "start the daemon: `gpumond serve`" if not isinstance(error, PermissionError) else "see socket_mode"
-            return Finding("agent socket", "note", f"{path}: {error.strerror or error}", mend)
+            remedy = (
+                "start the daemon: `gpumond serve`" if not isinstance(error, PermissionError) else "see socket_mode"
+            )
+            return Finding("agent socket", "note", f"{path}: {error.strerror or error}", remedy)
         uid = peer_uid(probe)
     if uid not in trusted_uids(service):
         detail = f"{path}: agents of this user do not obey uid {uid}; {_given(service)}"
@@ -185,15 +187,15 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     for fault in status["faults"]:
         if (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
             where = fault["device_uuid"] or fault["source"]
-            yield Finding("fault", "bad", f"{where}: {fault['kind']}: {fault['detail']}", fault["mend"])
+            yield Finding("fault", "bad", f"{where}: {fault['kind']}: {fault['detail']}", fault["remedy"])
     for condition in status["conditions"]:
         where = condition["device_uuid"] or "this machine"
-        yield Finding("condition", "note", f"{where}: {condition['kind']}", condition["mend"])
+        yield Finding("condition", "note", f"{where}: {condition['kind']}", condition["remedy"])
     seen = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
     how = "" if agents else "start a program with one: gpumond run -- python YOUR_PROGRAM.py"
     yield Finding("agents", "good" if agents else "note", seen or "none connected", how)
     for entry in stuck(processes):
-        yield Finding("process", "note" if entry.kind in LIKELY_MEANT else "bad", entry.what, entry.mend)
+        yield Finding("process", "note" if entry.kind in LIKELY_MEANT else "bad", entry.what, entry.remedy)
 
 
 def frameworks() -> Iterator[Finding]:

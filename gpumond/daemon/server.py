@@ -159,6 +159,6 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         taken = error.errno == errno.EADDRINUSE
-        mend = "another program has the port; stop it or choose another with --listen" if taken else "see --listen"
-        raise ConfigError(f"cannot listen on {settings.listen}: {error.strerror}: {mend}") from None
+        remedy = "another program has the port; stop it or choose another with --listen" if taken else "see --listen"
+        raise ConfigError(f"cannot listen on {settings.listen}: {error.strerror}: {remedy}") from None
     return listener

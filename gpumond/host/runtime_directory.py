@@ -26,7 +26,7 @@ AGENTS, OWN = "--socket DIRECTORY/agent.sock", "--runtime-dir"
 
 
 def bind_agent_socket(path: Path, mode: int, own: Path | None = None) -> socket.socket:
-    """A bound, listening socket at ``path``, or systemd's if that listens there. Raises ConfigError with the mend.
+    """A bound, listening socket at ``path``, or systemd's if that listens there. Raises ConfigError with the remedy.
 
     ``own``: the daemon's own directory, if it is another one. The lock is there: whoever reads a lock can hold it.
     """
@@ -38,7 +38,7 @@ def bind_agent_socket(path: Path, mode: int, own: Path | None = None) -> socket.
 
 
 def bind_api_socket(own: Path, mode: int) -> socket.socket:
-    """The API's own socket, where the kernel says who asks. Raises ConfigError with the mend."""
+    """The API's own socket, where the kernel says who asks. Raises ConfigError with the remedy."""
     directory = prepare_directory(own, OWN)
     return _bound(directory / API_SOCKET, mode, directory, OWN)
 

@@ -24,7 +24,7 @@ Known = tuple[str, int, float]
 
 
 def infer(name: str, rows: Sequence[Sequence[str]]) -> list[Known]:
-    """(field, position, factor) of each column that is certain. Raises ConfigError with the mend."""
+    """(field, position, factor) of each column that is certain. Raises ConfigError with the remedy."""
     width = Counter(len(row) for row in rows).most_common(1)
     whole = [row for row in rows if width and len(row) == width[0][0]]
     columns = list(zip(*whole, strict=True))

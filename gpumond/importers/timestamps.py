@@ -17,7 +17,7 @@ _MILLISECONDS = 1e11
 
 
 def moment(text: str) -> float:
-    """``2024/05/01 12:00:00.123``, ISO 8601 or a number of seconds. Raises ValueError with the mend."""
+    """``2024/05/01 12:00:00.123``, ISO 8601 or a number of seconds. Raises ValueError with the remedy."""
     if text[4:5] not in ("/", "-") or text[:1] == "-":
         return _number(text)
     try:

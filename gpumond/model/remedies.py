@@ -86,6 +86,6 @@ VERDICTS: Mapping[str, str] = {
 """The remedies; the other kinds need none."""
 
 
-def mend(kind: str) -> str:
+def remedy(kind: str) -> str:
     """What to do about a fault of that kind, or a condition."""
     return FAULTS.get(kind) or CONDITIONS.get(kind) or OF_A_RETURN_CODE

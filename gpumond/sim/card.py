@@ -164,7 +164,7 @@ class Context:
                     f"tried to allocate {size_bytes / MIB:.2f} MiB on {self.spec.uuid}: "
                     f"{self._capacity / MIB:.2f} MiB in all, {max(0, self._capacity - used) / MIB:.2f} MiB free"
                 )
-            # the sum first: whoever is killed between the two leaves too high a sum, which a recount mends
+            # the sum first: whoever is killed between the two leaves too high a sum, which a recount corrects
             _write(lock, used + size_bytes)
             self.used_bytes += size_bytes
             self._save()

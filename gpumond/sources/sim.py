@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpumond import __version__
 from gpumond.errors import SourceUnavailable
-from gpumond.model.remedies import mend
+from gpumond.model.remedies import remedy
 from gpumond.model.snapshot import DeviceReading, Fault, Reading
 from gpumond.sim.card import Damaged, cards
 from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
@@ -29,11 +29,11 @@ class SimSource:
     def open(self) -> None:
         directory = self._environ.get("GPUMOND_SIM_DIR")
         if not directory:
-            raise SourceUnavailable("unset", f"GPUMOND_SIM_DIR is not set: {mend('unset')}")
+            raise SourceUnavailable("unset", f"GPUMOND_SIM_DIR is not set: {remedy('unset')}")
         self._root = Path(directory)
         if not self._root.is_dir():
             raise SourceUnavailable(
-                "missing", f"GPUMOND_SIM_DIR names {directory}, which is no directory: {mend('missing')}"
+                "missing", f"GPUMOND_SIM_DIR names {directory}, which is no directory: {remedy('missing')}"
             )
 
     def read(self) -> Reading:

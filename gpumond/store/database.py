@@ -203,7 +203,7 @@ class Database:
 
 
 def prepare(directory: Path) -> None:
-    """Make the state directory, for this user alone, where a power loss leaves it. Raises OSError with the mend."""
+    """Make the state directory, for this user alone, where a power loss leaves it. Raises OSError with the remedy."""
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for each in missing:

@@ -72,8 +72,8 @@ class FlushPanel(Panel):
 
     def _show(self, answer: Shown | DaemonError) -> None:
         if isinstance(answer, DaemonError):
-            mend = "; to show one: GPUMOND_TOKEN" if answer.status == UNAUTHORIZED else ""
-            answer = Shown(Text(plain(f"{self.whom}: not flushed: {answer}{mend}", 600)), False)
+            remedy = "; to show one: GPUMOND_TOKEN" if answer.status == UNAUTHORIZED else ""
+            answer = Shown(Text(plain(f"{self.whom}: not flushed: {answer}{remedy}", 600)), False)
         if not self.is_attached:  # it was closed, which does not call back a flush
             self.app.notify(answer.text.plain, markup=False)
             return

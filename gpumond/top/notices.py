@@ -29,7 +29,7 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     for device in frame["snapshot"]["devices"]:
         index[device["uuid"]] = f"GPU {device['index']}"
     if not source["up"]:
-        own = [f["mend"] for f in frame["faults"] if (f["source"], f["kind"]) == (source["name"], source["reason"])]
+        own = [f["remedy"] for f in frame["faults"] if (f["source"], f["kind"]) == (source["name"], source["reason"])]
         released = source["reason"] == "released"
         title = "the driver is let go of" if released else f"no device can be read: {plain(source['reason'], 40)}"
         yield FrameNotice("note" if released else "bad", title, _advised(source["detail"], *own[:1]))
@@ -38,15 +38,17 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     for fault in frame["faults"]:
         if source["up"] or (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
             where = index.get(fault["device_uuid"], fault["device_uuid"] or fault["source"])
-            yield FrameNotice("warn", plain(f"{where}: {fault['kind']}", 80), _advised(fault["detail"], fault["mend"]))
+            yield FrameNotice(
+                "warn", plain(f"{where}: {fault['kind']}", 80), _advised(fault["detail"], fault["remedy"])
+            )
     for condition in frame["conditions"]:
         where = index.get(condition["device_uuid"], condition["device_uuid"] or "this machine")
-        yield FrameNotice("note", plain(f"{where}: {condition['kind']}", 80), plain(condition["mend"], 400))
+        yield FrameNotice("note", plain(f"{where}: {condition['kind']}", 80), plain(condition["remedy"], 400))
 
 
-def _advised(detail: str, mend: str = "") -> str:
+def _advised(detail: str, remedy: str = "") -> str:
     """What is wrong, and what to do about it, which some say themselves."""
-    parts = (detail,) if mend in detail else (detail, mend)
+    parts = (detail,) if remedy in detail else (detail, remedy)
     return plain(": ".join(part for part in parts if part), 400)
 
 

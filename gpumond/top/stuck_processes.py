@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from gpumond.model.units import duration, human
 
-MENDS = {
+REMEDIES = {
     "gone": "no such process is visible here: wait, the driver may still be taking it down; if it stays, "
     "look for its children among the holders, else reset the device (nvidia-smi --gpu-reset) once nothing uses it",
     "zombie": "it has ended, its parent does not take notice: end or restart the parent (ps -o ppid= -p {pid})",
@@ -35,7 +35,7 @@ class Stuck(NamedTuple):
     pid: int
     kind: str
     what: str
-    mend: str
+    remedy: str
 
 
 def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
@@ -55,14 +55,14 @@ def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
         word = "idle" if kind == "idle" else _WORDS.get(kind, kind)
         idle = lately if kind == "idle" or not lately else f", idle{lately}"
         what = f"pid {process['pid']} ({program}{where}) is {word}{more}{idle}{held}"
-        yield Stuck(process["pid"], kind, what, MENDS[kind].format(pid=process["pid"]))
+        yield Stuck(process["pid"], kind, what, REMEDIES[kind].format(pid=process["pid"]))
 
 
 def _kind(process: Mapping[str, Any]) -> str | None:
     """The gravest of what it is."""
     if "holder" in process["kinds"]:
         return "holder"
-    if process["state"] in MENDS:
+    if process["state"] in REMEDIES:
         return str(process["state"])
     if process.get("orphaned"):
         return "orphaned"

@@ -63,7 +63,7 @@ def _view(frame: Mapping[str, Any]) -> View:
         notices=about_itself,
         alerts=tuple(once(alerts(frame), about_itself)),
         verdicts=tuple(verdicts(frame["verdicts"])),
-        stuck=tuple(FrameNotice("warn", plain(e.what), plain(e.mend, 400)) for e in stuck(frame["processes"])),
+        stuck=tuple(FrameNotice("warn", plain(e.what), plain(e.remedy, 400)) for e in stuck(frame["processes"])),
         agents=len(snapshot["reports"]),
         returnable_bytes=returnable(lines, refusing),
         refused_bytes=sum(line["used_bytes"] for line in cached(lines) if line["pid"] in refusing),

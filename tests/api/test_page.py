@@ -136,7 +136,7 @@ def test_a_fault_in_the_frame_says_what_to_do():
     snapshot = make_snapshot(make_device(), faults=(make_fault("GPU-a"),))
     (fault,) = frame_of(View(advance(EngineState(), BUILT_IN, snapshot).frame))["faults"]
     assert fault["kind"] == "gpu_is_lost"
-    assert "reset" in fault["mend"]
+    assert "reset" in fault["remedy"]
 
 
 def test_a_frame_is_sent_once():

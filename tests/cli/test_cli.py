@@ -1,4 +1,4 @@
-"""The command line's promises: help, exit codes, one clear line and the mend."""
+"""The command line's promises: help, exit codes, one clear line and the remedy."""
 
 from __future__ import annotations
 

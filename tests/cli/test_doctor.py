@@ -25,16 +25,16 @@ def asked(*processes: dict[str, Any], **status: Any) -> dict[str, Finding]:
 
 def test_a_source_that_is_down_is_said_once_and_its_mend_apart():
     detail = f"the NVIDIA kernel module is not loaded: {FAULTS['driver_not_loaded']}"
-    fault = {"source": "nvml", "kind": "driver_not_loaded", "device_uuid": None, "detail": detail, "mend": "m"}
+    fault = {"source": "nvml", "kind": "driver_not_loaded", "device_uuid": None, "detail": detail, "remedy": "m"}
     found = asked(source=DOWN | {"detail": detail}, faults=[fault])
     assert "fault" not in found
     assert found["daemon"].detail.endswith("driver_not_loaded: the NVIDIA kernel module is not loaded")
-    assert found["daemon"].mend == FAULTS["driver_not_loaded"]
+    assert found["daemon"].remedy == FAULTS["driver_not_loaded"]
 
 
 def test_every_fault_and_condition_of_the_daemon_is_said_with_its_mend():
-    fault = {"source": "nvml", "kind": "left_out", "device_uuid": "GPU-a", "detail": "device 0", "mend": "do this"}
-    condition = {"device_uuid": "GPU-a", "kind": "mps", "mend": "do that"}
+    fault = {"source": "nvml", "kind": "left_out", "device_uuid": "GPU-a", "detail": "device 0", "remedy": "do this"}
+    condition = {"device_uuid": "GPU-a", "kind": "mps", "remedy": "do that"}
     found = asked(faults=[fault], conditions=[condition])
     assert found["fault"] == Finding("fault", "bad", "GPU-a: left_out: device 0", "do this")
     assert found["condition"] == Finding("condition", "note", "GPU-a: mps", "do that")
@@ -50,7 +50,7 @@ def test_a_pid_namespace_of_its_own_is_told_from_the_hosts(tmp_path: Path):
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/pid").touch()
     found = pid_namespace(str(tmp_path))
-    assert (found.state, found.mend) == ("note", CONDITIONS["private_pid_namespace"])
+    assert (found.state, found.remedy) == ("note", CONDITIONS["private_pid_namespace"])
     if os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE:
         assert pid_namespace("/proc").state == "good"
 

@@ -67,7 +67,7 @@ def test_what_cannot_be_read_is_named_counted_and_gone_when_it_can(serve: Serve,
     assert daemon.value("gpumond_faults_total", source="nvml", kind="timeout")
     assert daemon.value("gpumond_device_power_watts", uuid=uuid) is None
     (fault,) = daemon.get("status")["faults"]
-    assert (fault["device_uuid"], fault["kind"], fault["mend"]) == (uuid, "timeout", FAULTS["timeout"])
+    assert (fault["device_uuid"], fault["kind"], fault["remedy"]) == (uuid, "timeout", FAULTS["timeout"])
     driver.heal()
     driver.write()
     until(lambda: daemon.value("gpumond_device_power_watts", uuid=uuid))
@@ -103,7 +103,7 @@ def test_what_bounds_the_truth_is_a_metric_and_in_status_and_doctor(serve: Serve
     driver.write()
     daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
     until(lambda: daemon.value("gpumond_device_condition", uuid="GPU-0", gpu="0", condition=condition))
-    stated = {"device_uuid": "GPU-0", "kind": condition, "mend": CONDITIONS[condition]}
+    stated = {"device_uuid": "GPU-0", "kind": condition, "remedy": CONDITIONS[condition]}
     assert stated in daemon.get("status")["conditions"]
     for verb, device in (("doctor", "GPU-0"), ("status", "GPU 0")):
         said = daemon.run(verb).stdout

@@ -38,7 +38,7 @@ def make_worse(frame: Any) -> None:
     labels = [["severity", LONG]]
     alert = {"rule": LONG, "phase": "firing", "labels": labels, "annotations": [["summary", LONG]], "active_at": 1.0}
     frame["alerts"] = [alert]
-    frame["faults"] = [{"source": LONG, "kind": LONG, "device_uuid": None, "detail": LONG, "mend": LONG}]
+    frame["faults"] = [{"source": LONG, "kind": LONG, "device_uuid": None, "detail": LONG, "remedy": LONG}]
 
 
 @pytest.mark.parametrize("rewrite", [None, make_worse], ids=["cleaned", "worse"])

@@ -1,4 +1,4 @@
-"""Every fault and condition that the code can state has one line of mend, and a row in docs/operations.md."""
+"""Every fault and condition that the code can state has one line of remedy, and a row in docs/operations.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gpumond
-from gpumond.model.remedies import CONDITIONS, FAULTS, OF_A_RETURN_CODE, mend
+from gpumond.model.remedies import CONDITIONS, FAULTS, OF_A_RETURN_CODE, remedy
 from tests.model.test_conditions import test_what_bounds_the_truth_about_a_device_is_named as conditions_table
 
 PACKAGE = Path(gpumond.__file__).parent
@@ -61,10 +61,10 @@ def test_every_condition_has_a_mend_and_no_mend_is_left_over():
 
 @pytest.mark.parametrize("kind", [*FAULTS, *CONDITIONS])
 def test_a_mend_is_one_line_that_says_what_to_do(kind: str):
-    assert mend(kind)
-    assert len(mend(kind)) <= 240
-    assert not mend(kind).endswith(".")
-    assert "\n" not in mend(kind)
+    assert remedy(kind)
+    assert len(remedy(kind)) <= 240
+    assert not remedy(kind).endswith(".")
+    assert "\n" not in remedy(kind)
 
 
 @pytest.mark.parametrize("kind", [*FAULTS, *CONDITIONS])
@@ -73,4 +73,4 @@ def test_the_operations_manual_has_a_row_for_each(kind: str):
 
 
 def test_a_return_code_that_has_none_of_its_own_is_explained():
-    assert mend("corrupted_inforom") == OF_A_RETURN_CODE
+    assert remedy("corrupted_inforom") == OF_A_RETURN_CODE

@@ -17,7 +17,7 @@ def a_holding(pid: int = 7, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "what", "mend"),
+    ("fields", "what", "remedy"),
     [
         ({"state": "zombie"}, "pid 7 (python) is a zombie, 3.0 GiB", "ps -o ppid= -p 7"),
         ({"state": "gone", "comm": None}, "pid 7 (unknown program) is gone, 3.0 GiB", "reset the device"),
@@ -43,10 +43,10 @@ def a_holding(pid: int = 7, **fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_each_is_named_with_what_to_do(fields: dict[str, Any], what: str, mend: str):
+def test_each_is_named_with_what_to_do(fields: dict[str, Any], what: str, remedy: str):
     (entry,) = stuck([a_holding(**fields), a_holding(**fields)])
     assert entry.what.startswith(what)
-    assert mend in entry.mend
+    assert remedy in entry.remedy
 
 
 def test_those_that_are_well_are_not():

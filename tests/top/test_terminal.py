@@ -212,15 +212,15 @@ def test_every_number_is_that_of_status_for_the_same_frame(demo: RunningDaemon):
 
 @pytest.mark.parametrize("verb", [("status",), ("top", "--once")])
 def test_without_a_driver_the_mend_is_said_once_and_no_table_is_empty(played: Played, verb: tuple[str, ...]):
-    mend = "install the driver"
-    words = f"the library was not found: {mend}"
+    remedy = "install the driver"
+    words = f"the library was not found: {remedy}"
     down = SourceState("nvml", up=False, responsive=False, reason="library_not_found", detail=words)
-    fault = StatedFault("nvml", "library_not_found", None, words, mend)
+    fault = StatedFault("nvml", "library_not_found", None, words, remedy)
     alert = Alert("driver-down", "firing", (), (("summary", f"no device can be read: {words}"),), 1.0, 0.0, 1.0)
     played.show(a_frame(source=down, faults=(fault,), alerts=(alert,)))
     command = [sys.executable, "-m", "gpumond", *verb, "--url", played.url]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert said.count(mend) == 1
+    assert said.count(remedy) == 1
     assert "driver-down fires" in said
     assert "GPU " not in said
 

@@ -116,7 +116,7 @@ function updateDevice(node, device) {
     state.frame.conditions.filter((each) => each.device_uuid === device.uuid),
     (each) => each.kind,
     () => make("li"),
-    (entry, { kind, mend }) => put(entry, `${words(kind)}: ${mend}`),
+    (entry, { kind, remedy }) => put(entry, `${words(kind)}: ${remedy}`),
   );
 }
 

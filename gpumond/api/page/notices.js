@@ -38,7 +38,7 @@ function* ofDriver({ source, devices }, faults) {
     const released = source.reason === "released";
     const title = released ? "The driver is released for maintenance" : `Devices cannot be read: ${source.reason}`;
     const fault = faults.find((each) => each.source === source.name && each.kind === source.reason);
-    yield ["bad", title, withRemedy(source.detail, fault?.mend)];
+    yield ["bad", title, withRemedy(source.detail, fault?.remedy)];
   } else if (!source.responsive) {
     const detail = `Numbers are from its last answer. They are hidden after ${MISSED_LIMIT} missed readings.`;
     yield ["bad", "The driver does not answer", detail];
@@ -66,10 +66,10 @@ function* notices() {
   for (const fault of faults) {
     if (!source.up && fault.source === source.name && fault.kind === source.reason) continue;
     const device = state.devices.get(fault.device_uuid);
-    yield ["warn", `${device ? label(device) : fault.source}: ${fault.kind}`, withRemedy(fault.detail, fault.mend)];
+    yield ["warn", `${device ? label(device) : fault.source}: ${fault.kind}`, withRemedy(fault.detail, fault.remedy)];
   }
   for (const condition of conditions) {
-    if (!condition.device_uuid) yield ["note", `This machine: ${words(condition.kind)}`, condition.mend];
+    if (!condition.device_uuid) yield ["note", `This machine: ${words(condition.kind)}`, condition.remedy];
   }
 }
 

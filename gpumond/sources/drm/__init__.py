@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from gpumond.errors import SourceUnavailable
-from gpumond.model.remedies import mend
+from gpumond.model.remedies import remedy
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.protocol.messages import MAX_INTEGER
@@ -59,7 +59,7 @@ class DrmSource:
         if not any(cards(self._sys)):
             raise SourceUnavailable(
                 "no_device",
-                f"no device of amdgpu, i915 or xe below /sys/class/drm: {mend('no_device')}",
+                f"no device of amdgpu, i915 or xe below /sys/class/drm: {remedy('no_device')}",
             )
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pynvml
 
 from gpumond.errors import SourceUnavailable
-from gpumond.model.remedies import mend
+from gpumond.model.remedies import remedy
 from gpumond.protocol.messages import clean
 from gpumond.sources import ReadProgress
 from gpumond.sources.inventory import DeviceLost, EnumerationFailed, Unsupported
@@ -209,7 +209,7 @@ class Library:
     def _unavailable(self, kind: str) -> SourceUnavailable:
         if kind != "lib_rm_version_mismatch":
             cause = _CAUSES.get(kind, f"NVML does not start ({kind.replace('_', ' ')})")
-            return SourceUnavailable(kind, f"{cause}: {mend(kind)}")
+            return SourceUnavailable(kind, f"{cause}: {remedy(kind)}")
         try:
             module = Path(self._proc, "driver/nvidia/version").read_text(errors="replace")
         except OSError:
@@ -219,7 +219,7 @@ class Library:
             kind,
             f"the loaded kernel module is {number.group() if number else 'unknown'}, the NVML library "
             f"{self.version('nvmlSystemGetNVMLVersion') or 'unknown'}, as the driver was upgraded under a running "
-            f"system: {mend(kind)}",
+            f"system: {remedy(kind)}",
         )
 
 

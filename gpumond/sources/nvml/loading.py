@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from gpumond.errors import SourceUnavailable
-from gpumond.model.remedies import mend
+from gpumond.model.remedies import remedy
 from gpumond.protocol.messages import clean
 
 NVML = "libnvidia-ml.so.1"
@@ -44,7 +44,7 @@ def not_loadable(reason: str, library: str = NVML) -> SourceUnavailable:
     if len(said) > LONGEST_REASON:
         said = f"…{said[1 - LONGEST_REASON :]}"
     kind = "library_not_loadable"
-    return SourceUnavailable(kind, f"{library} cannot be loaded ({said}): {mend(kind)}")
+    return SourceUnavailable(kind, f"{library} cannot be loaded ({said}): {remedy(kind)}")
 
 
 def _places(library: str, environ: Mapping[str, str]) -> Iterator[str]:

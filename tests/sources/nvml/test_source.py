@@ -205,16 +205,16 @@ def test_a_driver_that_goes_away_ends_the_source(driver: FakeDriver, code: int) 
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "mend"),
+    ("code", "reason", "remedy"),
     [(9, "driver_not_loaded", "modprobe nvidia"), (4, "no_permission", "/dev/nvidia*"), (999, "unknown", "")],
 )
-def test_a_driver_that_does_not_start_says_what_to_do(driver: FakeDriver, code: int, reason: str, mend: str) -> None:
+def test_a_driver_that_does_not_start_says_what_to_do(driver: FakeDriver, code: int, reason: str, remedy: str) -> None:
     driver.fail("nvmlInitWithFlags", code=code)
     driver.write()
     with NvmlChild(driver.env) as child:
         answer = child.answer()
     assert answer.reason == reason
-    assert mend in answer.message
+    assert remedy in answer.message
 
 
 def test_no_library_says_what_to_do(tmp_path: Path) -> None:
