@@ -74,7 +74,7 @@ assert torch.cuda.current_device() == 0
 
 SNAPSHOT = """
 import os, pickle, signal, sys, tempfile, time, torch, gpumond.agent as agent
-from gpumond.agent import snapshots
+from gpumond.agent.instrument import snapshots
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 blocks = [torch.empty(300_000, dtype=torch.uint8, device="cuda") for _ in range(20_000)]
 path = os.path.join(tempfile.mkdtemp(), "memory.pickle")
