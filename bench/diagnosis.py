@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from bench.episodes import QUIET_BYTES, Episode, episode
 from bench.result import publish
+from bench.scenario_runs import QUIET_BYTES, Episode, episode
 from gpumond.loadgen import SCENARIOS
 
 MIB_A_MINUTE = (1 << 20) / 60

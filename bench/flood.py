@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from itertools import count
 
-from bench.crowd import Program, Voice
+from bench.many_agents import Program, Voice
 
 PROGRAMS = 128
 REPORTS_A_SECOND = 10_000

@@ -1,6 +1,6 @@
 """A crowd of programs with agents, for ``bench.swarm``: one process says what all of them say.
 
-    python -S -m bench.crowd SOCKET AGENTS AGENTS_PER_USER       (root only)
+    python -S -m bench.many_agents SOCKET AGENTS AGENTS_PER_USER       (root only)
 
 Each program is a small process of its own user, which connects and hands its connection to this one; so the daemon
 sees as many processes as there are agents, and is spared their processor time. What they are to say comes as JSON
@@ -74,7 +74,7 @@ def main() -> None:
     path, agents, per_user = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     programs = [Program(path, FIRST_UID + number // per_user) for number in range(agents)]
     print(json.dumps([program.pid for program in programs]), flush=True)
-    from bench.chorus import Chorus  # only now: each program above is a copy of this process
+    from bench.report_senders import Chorus  # only now: each program above is a copy of this process
 
     chorus = Chorus(path, programs)
     for line in sys.stdin:

@@ -26,8 +26,8 @@ RANK = """
 import os, sys, time
 import gpumond.agent
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import Card, MIB
-allocator = CachingAllocator(Card(sys.argv[1]))
+from gpumond.sim.card import SimDevice, MIB
+allocator = CachingAllocator(SimDevice(sys.argv[1]))
 
 @gpumond.agent.on_flush
 def stall():

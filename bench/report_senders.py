@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from bench.crowd import Program, Voice
+from bench.many_agents import Program, Voice
 from gpumond.agent.transport import Transport
 from gpumond.agent.wakeup import identity
 from gpumond.model.pools import PoolUsage, Reclaimable

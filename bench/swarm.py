@@ -37,7 +37,7 @@ class Crowd:
     """The agents' processes, and what they are told to say."""
 
     def __init__(self, socket: Path, agents: int) -> None:
-        command = [sys.executable, "-S", "-m", "bench.crowd", str(socket), str(agents), str(AGENTS_OF_A_USER)]
+        command = [sys.executable, "-S", "-m", "bench.many_agents", str(socket), str(agents), str(AGENTS_OF_A_USER)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pids: list[int] = self._answer()
 

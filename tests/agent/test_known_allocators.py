@@ -10,9 +10,9 @@ from tests.agent.driver import run
 def test_a_library_is_known_as_soon_as_it_is_imported(library: Path) -> None:
     code = """
 import torch
-from gpumond.agent.registry import LEVERS
-names = lambda: [adapter.name for adapter in LEVERS.known()]
-print(names(), LEVERS.known() is LEVERS.known(), end=" ")
+from gpumond.agent.registry import REGISTRY
+names = lambda: [adapter.name for adapter in REGISTRY.known()]
+print(names(), REGISTRY.known() is REGISTRY.known(), end=" ")
 import cupy
 print(names())
 """

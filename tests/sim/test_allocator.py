@@ -174,8 +174,8 @@ def test_nobody_changes_what_the_holder_of_the_lock_reads_and_flushes(allocator:
 FORK = """
 import os, sys
 from gpumond.sim.allocator import CachingAllocator, allocators
-from gpumond.sim.card import MIB, Card
-allocator = CachingAllocator(Card(sys.argv[1]))
+from gpumond.sim.card import MIB, SimDevice
+allocator = CachingAllocator(SimDevice(sys.argv[1]))
 allocator.malloc(30 * MIB)
 if os.fork() == 0:
     assert allocators() == []

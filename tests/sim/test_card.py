@@ -107,8 +107,8 @@ def test_a_name_with_brackets_and_spaces_is_still_alive(card: SimDevice, tmp_pat
 
 CONTEND = """
 import sys
-from gpumond.sim.card import MIB, Card, OutOfMemory
-context = Card(sys.argv[1]).attach()
+from gpumond.sim.card import MIB, SimDevice, OutOfMemory
+context = SimDevice(sys.argv[1]).attach()
 print("attached", flush=True)
 sys.stdin.readline()
 try:
@@ -149,8 +149,8 @@ def test_processes_that_contend_hold_exactly_what_there_is(card: SimDevice) -> N
 
 FORK = """
 import os, sys
-from gpumond.sim.card import MIB, Card
-card = Card(sys.argv[1])
+from gpumond.sim.card import MIB, SimDevice
+card = SimDevice(sys.argv[1])
 inherited = card.attach()
 inherited.allocate(10 * MIB)
 if os.fork() == 0:

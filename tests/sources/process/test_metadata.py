@@ -188,10 +188,10 @@ def test_a_private_pid_namespace_is_noticed(tmp_path: Path, around: list[str], s
     if around and subprocess.run([*around, "true"], capture_output=True).returncode:
         pytest.skip("no new PID namespace may be made here")
     program = (
-        "import os, sys; from gpumond.model import *; from gpumond.sources.process.metadata import Owners\n"
+        "import os, sys; from gpumond.model.snapshot import *; from gpumond.sources.process.metadata import ProcessMetadata\n"
         "from gpumond.sources.process.procfs import life\n"
         "listed = ProcessUsage(os.getpid(), life('/proc', os.getpid()).start_ticks, 1, comm='itself')\n"
-        "owners = Owners(dev=sys.argv[1])\n"
+        "owners = ProcessMetadata(dev=sys.argv[1])\n"
         "(device,) = owners.complete(Reading((DeviceReading('GPU-a', 0, processes=(listed,)),))).devices\n"
         "print(device.processes[0].comm)"
     )
