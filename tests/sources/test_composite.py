@@ -118,7 +118,8 @@ def test_each_device_says_which_source_reads_it(driver: FakeDriver, tmp_path: Pa
     SysTree(tmp_path / "sys").amdgpu()
     (tmp_path / "proc").mkdir()
     program = (
-        "import sys; from gpumond.sources.composite import CompositeSource; from gpumond.sources.nvml import NvmlSource\n"
+        "import sys; from gpumond.sources.composite import CompositeSource\n"
+        "from gpumond.sources.nvml import NvmlSource\n"
         "from gpumond.sources.drm import DrmSource\n"
         "every = CompositeSource([NvmlSource(), DrmSource(sys.argv[1], sys.argv[2])]); every.open()\n"
         "print(*(f'{device.vendor}={device.source}' for device in every.read().devices))"

@@ -188,7 +188,8 @@ def test_a_private_pid_namespace_is_noticed(tmp_path: Path, around: list[str], s
     if around and subprocess.run([*around, "true"], capture_output=True).returncode:
         pytest.skip("no new PID namespace may be made here")
     program = (
-        "import os, sys; from gpumond.model.snapshot import *; from gpumond.sources.process.metadata import ProcessMetadata\n"
+        "import os, sys; from gpumond.model.snapshot import *\n"
+        "from gpumond.sources.process.metadata import ProcessMetadata\n"
         "from gpumond.sources.process.procfs import life\n"
         "listed = ProcessUsage(os.getpid(), life('/proc', os.getpid()).start_ticks, 1, comm='itself')\n"
         "owners = ProcessMetadata(dev=sys.argv[1])\n"
