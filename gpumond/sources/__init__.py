@@ -16,7 +16,7 @@ from gpumond.sources.process.procfs import ProcessStart
 SOURCES = {
     "nvml": "gpumond.sources.nvml:NvmlSource",
     "drm": "gpumond.sources.drm:DrmSource",
-    "every": "gpumond.sources.composite:EverySource",
+    "every": "gpumond.sources.composite:CompositeSource",
     "sim": "gpumond.sources.sim:SimSource",
 }
 
