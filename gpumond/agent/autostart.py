@@ -18,8 +18,8 @@ def start() -> None:
     """Start the agent, unless the program has a module of its own of the name gpumond. Raises nothing."""
     try:
         if _has_own_gpumond(sys.orig_argv[1:WORDS]):
-            for name in ("gpumond.inject", "gpumond"):
-                sys.modules.pop(name, None)
+            for name in [name for name in sys.modules if name.partition(".")[0] == "gpumond"]:
+                del sys.modules[name]
             return
         import gpumond.agent
 

@@ -1,4 +1,4 @@
-"""Files of the operator, read without waiting: a FIFO or a device is refused."""
+"""Files of the operator, read without blocking: FIFOs and devices other than /dev/null are refused."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_BYTES = 16 * 1024**2
+NULL = os.makedev(1, 3)
+"""Device number of /dev/null on Linux: an empty file."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Raises OSError, also if it is not a regular file."""
+    """Open a file for reading. Raises OSError, also if it is neither a regular file nor /dev/null."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) or (stat.S_ISCHR(status.st_mode) and status.st_rdev == NULL):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -16,7 +16,7 @@ import pytest
 from gpumond.testing import GIB
 from tests.running import RunningDaemon, free_port, until
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROGRAMS = {"training", "serving", "leak", "fragmentation"}
 
 

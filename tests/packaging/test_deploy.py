@@ -282,8 +282,9 @@ STATED = {
     "rules over the API": f"{MAX_RULES}",
     "baselines": f"{MAX_BASELINES}",
     "receipts, events in memory": f"{RECEIPTS_KEPT} each",
-    "the audit; receipts; alerts that are over": f"{BOUNDS.max_entries:,}; {BOUNDS.max_receipts:,}; "
-    f"{BOUNDS.max_past_alerts:,}, for {BOUNDS.seconds / 86400:g} days",
+    "the audit (administrators; each other user); receipts; past alerts": f"{BOUNDS.max_entries:,}; "
+    f"{BOUNDS.max_entries_of_a_user:,}; {BOUNDS.max_receipts:,}; {BOUNDS.max_past_alerts:,}, "
+    f"for {BOUNDS.seconds / 86400:g} days",
     "the store": f"{BOUNDS.max_bytes // MIB} MiB",
     "alerts waiting for one receiver": f"{QUEUE_LIMIT:,}",
     "a log line; lines of a kind": f"{MAX_CHARACTERS} characters; {PER_SECOND} a second",

@@ -43,7 +43,7 @@ export async function flush(target, subject) {
   now.onclick = async () => {
     now.disabled = true;
     put($("flush-words"), "Flushing…");
-    const result = await request({ plan: answer.id });
+    const result = await request({ dry_run: false, plan: answer.id });
     refresh();
     if (!result) return;
     const receipts = (result.receipts ?? []).map((receipt) => receiptArticle(receipt, plan.find(samePool(receipt))));
