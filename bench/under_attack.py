@@ -194,18 +194,22 @@ def watch(machine: Machine, minutes: float) -> dict[str, object]:
     quiet = machine.memory()
     growing, restarts, most, most_rss = attack(machine), 0, 0.0, 0.0
     due = began = time.monotonic()
+    ran, waited = processor_seconds(machine.daemon.process.pid)
     while (passed := time.monotonic() - began) < 60 * minutes:
         due = max(due + 1, time.monotonic())
         honest.scrape()
         if machine.daemon.process.poll() is not None:
             restarts += 1
             machine.serve()
+            ran, waited = 0.0, 0.0
         for agents in growing:
             agents.change(ooms=int(passed / 10))
         most = max(most, machine.memory())
         family = (machine.daemon.process.pid, *children(machine.daemon.process.pid))
         most_rss = max(most_rss, sum(map(rss, family)) / MIB)
         time.sleep(max(0.0, due - time.monotonic()))
+    ran_at_end, waited_at_end = processor_seconds(machine.daemon.process.pid)
+    passed = time.monotonic() - began
     honest.close()
     return {
         "minutes": round((time.monotonic() - began) / 60, 2),
@@ -217,9 +221,17 @@ def watch(machine: Machine, minutes: float) -> dict[str, object]:
         "pss_mib_at_most": round(most, 1),
         "rss_mib_at_most": round(most_rss, 1),
         "restarts": restarts,
+        "daemon_runs_percent": round(100 * (ran_at_end - ran) / passed),
+        "daemon_waits_for_a_processor_percent": round(100 * (waited_at_end - waited) / passed),
         "load_average": round(os.getloadavg()[0], 1),
         "log_tracebacks": machine.daemon.log.read_text().count("Traceback"),
     }
+
+
+def processor_seconds(pid: int) -> tuple[float, float]:
+    """Return the seconds that the main thread of a process has run, and has waited for a processor."""
+    ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    return int(ran) / 1e9, int(waited) / 1e9
 
 
 def minutes() -> float:

@@ -8,13 +8,15 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from gpumond.errors import NoSuchTarget
+from gpumond.host.event_loop import in_slices
 from gpumond.host.peer_credentials import Identity
+from gpumond.model.cooperative import Steps
 from gpumond.model.snapshot import AgentReport
 from gpumond.protocol.messages import AgentRequest, AgentResponse, Asked
 
 
 class AgentConnections(Protocol):
-    def reports(self) -> Sequence[AgentReport]: ...
+    def reporting(self) -> Steps[Sequence[AgentReport]]: ...
     async def ask(self, identity: Identity, request: AgentRequest) -> AgentResponse | None: ...
 
 
@@ -33,7 +35,8 @@ class AgentCommands:
         self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
     ) -> AgentResponse | None:
         """None if the program did not answer in time. Raises NoSuchTarget, StoreUnavailable."""
-        report = next((report for report in self._agents.reports() if report.pid == pid), None)
+        reports = await in_slices(self._agents.reporting())
+        report = next((report for report in reports if report.pid == pid), None)
         if report is None:
             raise NoSuchTarget(f"no connected agent has pid {pid}; `gpumond status` lists the agents")
         ask = AgentRequest(uuid.uuid4().hex, kind, limit_bytes, device)

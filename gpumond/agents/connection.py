@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from gpumond.errors import ProtocolError
 from gpumond.host.peer_credentials import Identity
@@ -69,7 +70,7 @@ class AgentConnection:
         self.hello: Hello | None = None
         self.report: Report | None = None
         self.unread = self._read = b""
-        """The frame of a report that came after it, and its own."""
+        """The message of a report that came after it, and the digest of its own."""
         self.heard_at = self.partial_since = now
         self.answers: dict[str, asyncio.Future[FlushResult]] = {}
         self.unanswered: set[str] = set()
@@ -83,18 +84,19 @@ class AgentConnection:
         """
         if self.unread:
             frame, self.unread = self.unread, b""
-            if frame == self._read:
+            digest = blake2b(frame, digest_size=16).digest()
+            if digest == self._read:
                 return self.report
             message = decode(frame)
             if not isinstance(message, Report):
                 raise ProtocolError("type", "a report that is none")
-            self.hear(message, frame)
+            self.hear(message, digest)
         return self.report
 
-    def hear(self, report: Report, frame: bytes = b"") -> None:
+    def hear(self, report: Report, digest: bytes = b"") -> None:
         """``report`` is the newest from now on. Raises ProtocolError."""
         check_report(report)
-        self.report, self.unread, self._read = report, b"", frame
+        self.report, self.unread, self._read = report, b"", digest
 
     def left(self) -> None:
         """Whoever waits for an answer waits no longer."""

@@ -22,7 +22,7 @@ from dataclasses import replace
 from gpumond.agents.connection import AgentConnection, Budget, Limits, agent_report, check_hello
 from gpumond.errors import ProtocolError
 from gpumond.host.peer_credentials import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, sender_pid
-from gpumond.model.cooperative import STRETCH, Steps, synchronous
+from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.snapshot import AgentReport, ProgramEnd
 from gpumond.protocol.messages import (
     MAX_MESSAGE_BYTES,
@@ -42,7 +42,7 @@ from gpumond.protocol.validator import decode
 
 log = logging.getLogger(__name__)
 
-ACCEPTED_AT_ONCE = 16
+ACCEPTED_AT_ONCE = 8
 ASK_SECONDS = 30.0
 REPORT = b'{"v":%d,"type":"report"' % VERSION
 DEPARTED_KEPT = 256
@@ -109,20 +109,31 @@ class AgentServer:
 
     def reporting(self) -> Steps[tuple[AgentReport, ...]]:
         """The newest report of every process whose agent is connected and was heard lately."""
-        newest: dict[Identity, tuple[float, AgentReport]] = {}
-        for number, peer in enumerate(list(self._peers.values())):
-            if number % STRETCH == 0:
-                yield
-            report, age = self._newest_of(peer), self._clock() - peer.heard_at
-            if peer.hello is None or report is None or age > self._limits.stale_seconds:
-                continue
-            if peer.identity not in newest or age < newest[peer.identity][0]:
-                newest[peer.identity] = age, agent_report(peer.identity, peer.hello, report, age)
+        newest: dict[Identity, AgentReport] = {}
+        for peer in list(self._peers.values()):
+            yield
+            report = self._report_of(peer)
+            if report is not None:
+                newest[peer.identity] = _newer(report, newest.get(peer.identity))
         self._reported(self._heard)
         self._heard = 0
-        return tuple(report for _, report in newest.values())
+        return tuple(newest.values())
 
     reports = synchronous(reporting)
+
+    def report(self, identity: Identity) -> AgentReport | None:
+        """Return the newest report of one process, as `reports` does, without decoding those of others."""
+        newest: AgentReport | None = None
+        for peer in [peer for peer in self._peers.values() if peer.identity == identity]:
+            report = self._report_of(peer)
+            newest = newest if report is None else _newer(report, newest)
+        return newest
+
+    def _report_of(self, peer: AgentConnection) -> AgentReport | None:
+        report, age = self._newest_of(peer), self._clock() - peer.heard_at
+        if peer.hello is None or report is None or age > self._limits.stale_seconds:
+            return None
+        return agent_report(peer.identity, peer.hello, report, age)
 
     async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
         """Ask one agent and wait for its answer: None if it did not come in time or the agent left.
@@ -380,3 +391,7 @@ class AgentServer:
         if self._accepting:
             self._accepting = False
             self._loop.remove_reader(self._listener.fileno())
+
+
+def _newer(report: AgentReport, other: AgentReport | None) -> AgentReport:
+    return report if other is None or report.age_seconds < other.age_seconds else other

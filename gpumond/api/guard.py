@@ -7,8 +7,10 @@ other origin than our own page.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +22,15 @@ from gpumond.api.auth import Tokens, admit, authenticate, failed, header, user
 from gpumond.api.basic_auth import Passwords
 from gpumond.api.page import PAGE
 from gpumond.api.problems import problem
-from gpumond.api.rate_limits import MAX_BODY_BYTES, Places, TokenBucket, bounded, too_large
+from gpumond.api.rate_limits import (
+    CHANGES_AT_ONCE,
+    CHANGES_PER_SECOND,
+    MAX_BODY_BYTES,
+    Places,
+    TokenBucket,
+    bounded,
+    too_large,
+)
 from gpumond.api.sending import in_pieces, without_body
 from gpumond.api.unsent import Unsent
 from gpumond.config.web import Web
@@ -65,6 +75,7 @@ class Guard:
         self._passwords = Passwords(tokens)
         self._rate, self._rate_of = TokenBucket(1, 1.0), (0.0, 1)
         self._places, self._unsent = Places(), Unsent()
+        self._changes = TokenBucket(CHANGES_AT_ONCE, CHANGES_AT_ONCE / CHANGES_PER_SECOND)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -96,10 +107,18 @@ class Guard:
             leave()
 
     async def _place(self, scope: Scope) -> Callable[[], None]:
-        """Of those in which a user's requests are worked on. Reads alone wait for one: they are soon done."""
-        if scope["method"] not in SAFE_METHODS or scope["path"] in ALWAYS_OPEN:
-            return lambda: None
-        return await self._places.take((user(scope), scope["path"] in RESERVED))
+        """Of those in which a user's reads are worked on. Other requests may take minutes: they begin at a bounded
+        rate, and each has the time that it needs."""
+        if scope["path"] in ALWAYS_OPEN:
+            return _nothing
+        if scope["method"] in SAFE_METHODS:
+            return await self._places.take((user(scope), scope["path"] in RESERVED))
+        who, now = user(scope), time.monotonic()
+        wait = self._changes.wait(who, now)
+        self._changes.count(who, now)
+        if wait:
+            await asyncio.sleep(wait)
+        return _nothing
 
     async def _check(self, scope: Scope) -> None:
         web = self._policy.web()
@@ -171,6 +190,10 @@ REASONS = {
     429: "rate",
     503: "busy",
 }
+
+
+def _nothing() -> None:
+    pass
 
 
 def _host(scope: Mapping[str, Any]) -> str:

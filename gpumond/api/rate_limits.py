@@ -14,6 +14,8 @@ FAILURES_PER_MINUTE = 10
 FLUSHES_PER_MINUTE = 30
 KEYS = 4096
 WORKED_ON = 4
+CHANGES_AT_ONCE, CHANGES_PER_SECOND = 8, 200
+"""Requests of a user other than reads; one beyond them waits."""
 WAITING = 512
 
 

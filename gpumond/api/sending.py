@@ -9,6 +9,9 @@ from gpumond.api.unsent import Unsent
 
 PIECE_BYTES = 16 * 1024
 """The transport copies what the kernel does not take at once: so much of each answer, not all of it."""
+LARGE_PIECE_BYTES = 128 * 1024
+FEW_ANSWERS = 16
+"""Up to this number of answers in progress, large pieces are sent: each piece costs processor time."""
 
 
 def in_pieces(scope: Scope, send: Send, unsent: Unsent) -> Send:
@@ -23,8 +26,10 @@ def in_pieces(scope: Scope, send: Send, unsent: Unsent) -> Send:
         view, more = memoryview(body), message.get("more_body", False)
         sending = unsent.begin(user(scope), body, drop)
         try:
-            for start in range(0, len(body), PIECE_BYTES):
-                end = start + PIECE_BYTES
+            end = 0
+            while end < len(body):
+                start, size = end, LARGE_PIECE_BYTES if unsent.answers <= FEW_ANSWERS else PIECE_BYTES
+                end += size
                 await send({**message, "body": view[start:end], "more_body": more or end < len(body)})
         finally:
             unsent.end(sending)

@@ -32,7 +32,7 @@ class Unsent:
         self._shares: Shares[int] = Shares(total, each)
         self._readers: dict[tuple[str, int], dict[Sending, None]] = {}
         self._bodies: dict[int, int] = {}
-        self.bytes = 0
+        self.bytes = self.answers = 0
 
     def begin(self, user: str, body: bytes, drop: Callable[[], object]) -> Sending:
         """Counts an answer until ``end``, and drops others if there is no room for it."""
@@ -43,6 +43,7 @@ class Unsent:
             self._bodies[id(body)] = self._bodies.get(id(body), 0) + 1
             self.bytes += len(body) if self._bodies[id(body)] == 1 else 0
         readers[sending] = None
+        self.answers += 1
         self._make_room(user, id(body))
         return sending
 
@@ -50,8 +51,10 @@ class Unsent:
         """It is sent, or dropped."""
         key = sending.user, id(sending.body)
         readers = self._readers.get(key, {})
-        if readers.pop(sending, sending) is None and not readers:
-            self._forget(*key, len(sending.body))
+        if readers.pop(sending, sending) is None:
+            self.answers -= 1
+            if not readers:
+                self._forget(*key, len(sending.body))
 
     def _make_room(self, user: str, newest: int) -> None:
         while self._shares.of(user) > self._shares.each and self._drop_oldest(user, newest):

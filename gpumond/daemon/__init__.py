@@ -35,13 +35,13 @@ from gpumond.engine.preview import Preview, PreviewWindow, previewing
 from gpumond.errors import ConfigError, FlushError, StoreUnavailable
 from gpumond.flush import Flusher, FlushOutcome, FlushRequest
 from gpumond.history import History
+from gpumond.host.event_loop import in_slices
 from gpumond.host.fd_limits import kept_from_agents
 from gpumond.host.peer_credentials import in_private_pid_namespace
 from gpumond.host.runtime_directory import bind_agent_socket, remove_agent_socket
 from gpumond.metrics import Compat, Exposition, Form, Page
 from gpumond.metrics.scrape_schedule import ScrapeSchedule
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model.cooperative import Steps, T
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt
 from gpumond.model.snapshot import Reading
@@ -68,10 +68,10 @@ COLLECT_SHARE = 0.005
 COLLECTIONS = 30
 """Of so many one looks at everything, with a thousand programs for 30 ms; the others at what is new."""
 
+PREVIEW_SHARE = 0.5
+"""Of the time, while a preview is computed."""
 AUDITED_PIDS = 100
 """An audit entry of a flush names so many at most."""
-TURN_SECONDS = 0.002
-"""An agent's report and a request wait so long for the tick, or for as long as its longest stretch."""
 
 Load = Callable[[], Settings]
 
@@ -126,8 +126,8 @@ class Daemon:
         reading = await self._collector.read(wait=0.8 * interval)
         with self._telemetry.tick_duration.time():
             previous = self.frame.snapshot if self.frame else None
-            reports = await in_turns(self._intake.reporting())
-            snapshot = await in_turns(
+            reports = await in_slices(self._intake.reporting())
+            snapshot = await in_slices(
                 observing(
                     previous,
                     self._collector.state,
@@ -142,7 +142,7 @@ class Daemon:
                 )
             )
             rules = self.rulebook.rules
-            tick = await in_turns(advancing(self._memory, rules, snapshot))
+            tick = await in_slices(advancing(self._memory, rules, snapshot))
             alerts = self._consequences.follow(
                 rules, tick.frame.alerts, snapshot, tick.memory.activities, tick.resolved
             )
@@ -153,7 +153,7 @@ class Daemon:
             await asyncio.sleep(0)
             departed = self._intake.departed()
             self._telemetry.happened(self.events.follow(tick.frame, tick.raised, tick.resolved, departed))
-        await in_turns(self._hour.seeing(tick.frame))
+        await in_slices(self._hour.seeing(tick.frame))
         self._keeper.turn(self.history, snapshot.elapsed_seconds)
         self._telemetry.faults(snapshot.faults, complete=reading is not None)
         self._telemetry.store_writable.set(self._store.writable)
@@ -161,7 +161,7 @@ class Daemon:
     async def _show(self, frame: Frame) -> None:
         """Swaps the one reference, when the pages that will be scraped of it are written."""
         expected = tuple(self._scrapes.expected(time.monotonic(), self._settings.interval))
-        pages = {form: await in_turns(self._exposition.writing(frame, form)) for form in expected}
+        pages = {form: await in_slices(self._exposition.writing(frame, form)) for form in expected}
         self.frame, self.answers = frame, {}
         self._exposition.show(frame, pages)
 
@@ -215,7 +215,7 @@ class Daemon:
 
     async def preview(self, rule: Rule) -> Preview:
         async with self._previewing:
-            return await in_turns(previewing(rule, self._hour.moments()))
+            return await in_slices(previewing(rule, self._hour.moments()), PREVIEW_SHARE)
 
     async def reload(self, requested_by: str) -> str:
         """What became of it, in a sentence. Raises ConfigError; what held then still holds."""
@@ -266,7 +266,7 @@ class Daemon:
         if page := self._exposition.written(self.frame, form):
             return page
         async with self._rendering:
-            return await in_turns(self._exposition.rendering(self.frame, form))
+            return await in_slices(self._exposition.rendering(self.frame, form))
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         kind = "plan" if request.dry_run else "forced flush" if request.force else "flush"
@@ -363,20 +363,6 @@ class Daemon:
                 due = time.monotonic()
             except asyncio.TimeoutError:
                 pass
-
-
-async def in_turns(work: Steps[T]) -> T:
-    """Work in stretches, with everybody else's between them. What is soon done is done at once."""
-    since = time.perf_counter()
-    while True:
-        try:
-            next(work)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        if time.perf_counter() - since > TURN_SECONDS:
-            await asyncio.sleep(0)
-            since = time.perf_counter()
 
 
 def _notifiers(settings: Settings) -> list[Notifier]:

@@ -26,7 +26,7 @@ from gpumond.model.snapshot import (
     Snapshot,
     SourceState,
 )
-from gpumond.rules import Activities, Rule, Scope, Subjects, ended, located, step
+from gpumond.rules import Activities, Rule, Scope, Subjects, ended, located, stepping
 from gpumond.rules.restore import Awaited, hold
 from gpumond.rules.scopes import RuleContext, departure, hidden, subjects
 from gpumond.rules.verdicts import NOTHING, standing
@@ -126,7 +126,8 @@ def judging(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verd
     stepped: dict[str, Activities] = {}
     for rule in rules:
         before = memory.activities.get(rule.name, {})
-        stepped[rule.name] = step(located(rule, snapshot.devices), scopes[rule.scope], before, unseen, now, elapsed)
+        rows, concerned = scopes[rule.scope], located(rule, snapshot.devices)
+        stepped[rule.name] = yield from stepping(concerned, rows, before, unseen, now, elapsed)
         yield
     activities: Mapping[str, Activities] = stepped
     awaited = memory.awaited

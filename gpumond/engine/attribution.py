@@ -51,7 +51,7 @@ def attributing(snapshot: Snapshot) -> Steps[Ledger]:
     """The ledger of one snapshot. A device whose used bytes are unknown has no ``unclaimed`` and no overcount."""
     reports: dict[Identity, AgentReport] = {(report.pid, report.start_ticks): report for report in snapshot.reports}
     yield
-    pools = _pools_by_device(snapshot)
+    pools = yield from _pools_by_device(snapshot)
     complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
     yield
     lines: list[Line] = []
@@ -71,11 +71,12 @@ def attributing(snapshot: Snapshot) -> Steps[Ledger]:
 attribute = synchronous(attributing)
 
 
-def _pools_by_device(snapshot: Snapshot) -> Mapping[str, dict[Identity, _Pools]]:
+def _pools_by_device(snapshot: Snapshot) -> Steps[Mapping[str, dict[Identity, _Pools]]]:
     """Pools of every process on every device; a MIG instance's also count to its parent, as its bytes do."""
     parents = {device.uuid: device.parent_uuid for device in snapshot.devices if device.parent_uuid is not None}
     table: defaultdict[str, dict[Identity, _Pools]] = defaultdict(dict)
     for report in snapshot.reports:
+        yield
         identity = (report.pid, report.start_ticks)
         for pool in outermost(report.pools):
             uuid: str | None = pool.device_uuid

@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from pydantic import TypeAdapter
 
 from gpumond.engine import EngineState, judging
-from gpumond.model.cooperative import STRETCH, Steps, synchronous
+from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.snapshot import AgentReport, Snapshot
 from gpumond.rules import Rule
 
 KEPT_SECONDS = 3600.0
 RESOLUTION_SECONDS = 30.0
+REPORTS_AT_ONCE = 4
+"""Reports that are written or read in one step: each may have dozens of pools."""
 KEPT_BYTES = 16 << 20
 """Of all moments, as they are kept: 120 of some 1000 processes each take a third of it."""
 
@@ -44,9 +46,9 @@ def packing(snapshot: Snapshot, verdicts: tuple[Verdict, ...]) -> Steps[bytes]:
     packer = zlib.compressobj(1)
     parts = [SNAPSHOT.dump_json(replace(snapshot, reports=())), VERDICTS.dump_json(verdicts)]
     packed = [packer.compress(b"\n".join(parts))]
-    for start in range(0, len(snapshot.reports), STRETCH):
+    for start in range(0, len(snapshot.reports), REPORTS_AT_ONCE):
         yield
-        packed.append(packer.compress(b"\n" + REPORTS.dump_json(snapshot.reports[start : start + STRETCH])))
+        packed.append(packer.compress(b"\n" + REPORTS.dump_json(snapshot.reports[start : start + REPORTS_AT_ONCE])))
     return b"".join((*packed, packer.flush()))
 
 

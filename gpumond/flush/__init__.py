@@ -23,7 +23,9 @@ from gpumond.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
 from gpumond.flush.locks import NEIGHBOUR_SECONDS, Locks, identity_of
 from gpumond.flush.plans import Plans, Promises, pool_of
 from gpumond.flush.receipts import DriverCounts, blank, had_effect, moved, of_reported, verify, with_thrash
+from gpumond.host.event_loop import in_slices
 from gpumond.host.peer_credentials import Identity
+from gpumond.model.cooperative import Steps
 from gpumond.model.pools import DEFAULT_STEPS, Outcome, Receipt, ordered_steps as ordered_steps
 from gpumond.model.snapshot import AgentReport, Reading
 from gpumond.model.units import human
@@ -38,7 +40,8 @@ RECEIPTS_KEPT = 1000
 
 
 class AgentConnections(Protocol):
-    def reports(self) -> Sequence[AgentReport]: ...
+    def reporting(self) -> Steps[Sequence[AgentReport]]: ...
+    def report(self, identity: Identity) -> AgentReport | None: ...
     async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None: ...
     def flushing(self, identity: Identity) -> bool: ...
 
@@ -119,7 +122,8 @@ class Flusher:
 
         Of several targets those that cannot start now are refused, each with its receipt.
         """
-        targets = [report for report in self._agents.reports() if request.target.matches(report)]
+        reports = await in_slices(self._agents.reporting())
+        targets = [report for report in reports if request.target.matches(report)]
         if not targets:
             raise NoSuchTarget(f"no connected agent matches {request.target}; `gpumond status` lists the agents")
         refusals = {} if request.dry_run else self._refusals(targets, request)
@@ -204,7 +208,7 @@ class Flusher:
             silent = None if request.dry_run else self._locks.unanswering(report, self._agents.flushing)
             if silent is not None:
                 return [receipt("refused", f"pid {silent.pid} of the same workload or job may be in a flush still")]
-            told_before = self._told(identity)
+            told_before = self._agents.report(identity)
             before = await self._driver_counts(identity)
             result = await self._agents.flush(identity, order)
             if result is None and not request.dry_run:
@@ -219,7 +223,7 @@ class Flusher:
         if not result.pools:
             return [replace(receipt(result.outcome, result.reason), steps=result.steps)]
         bare = receipt(result.outcome, result.reason)
-        told_after = self._told(identity)
+        told_after = self._agents.report(identity)
         told = [pool for seen in (told_before, told_after) for pool in (seen.pools if seen else ())]
         receipts = [verify(bare, result, change, moved(change, told), before, after) for change in result.pools]
         return [with_thrash(one, told_before, told_after) for one in receipts]
@@ -246,9 +250,6 @@ class Flusher:
             moved = self._clock() if latest != counts else moved
             counts = latest
         return counts
-
-    def _told(self, identity: Identity) -> AgentReport | None:
-        return next((report for report in self._agents.reports() if identity_of(report) == identity), None)
 
     async def _driver_counts(self, identity: Identity) -> DriverCounts:
         reading = await self._read_driver()

@@ -35,11 +35,11 @@ class Locks:
         The locks of its user come first, so that at most one process of each user waits for a device.
         """
         devices = sorted({pool.device_uuid for pool in report.pools})
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._neighbour_seconds
         async with AsyncExitStack() as stack:
             for name in sorted({*_companies(report), *(f"device {uuid} of uid {report.uid}" for uuid in devices)}):
                 await stack.enter_async_context(self._lock(name))
-            loop = asyncio.get_running_loop()
-            deadline = loop.time() + self._neighbour_seconds
             for uuid in devices:
                 lock = self._lock(f"device {uuid}")
                 try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from prometheus_client import exposition as prometheus_text
@@ -14,7 +15,8 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from gpumond.metrics import dcgm
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.metrics.devices import XID_ERRORS
-from gpumond.metrics.exposition import write
+from gpumond.metrics.exposition import header, samples
+from gpumond.metrics.family import Row
 from gpumond.metrics.shares import Shares, TooManySeries, sharing
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.cooperative import Steps, synchronous
@@ -22,6 +24,8 @@ from gpumond.model.frame import Frame
 
 GZIP_LEVEL, GZIP_FORMAT = 1, 31
 END = b"# EOF\n"
+ROWS_AT_ONCE = 256
+"""Series that are written and compressed in one step."""
 MAX_SERIES = 50_000
 """Of one frame. Beyond it the user with most series loses those of the last families of the catalogue."""
 
@@ -115,13 +119,17 @@ class Exposition:
         if frame is not None:
             left = self._max_series
             for family in (XID_ERRORS,) if form.compat else FAMILIES:
-                rows = [row for row in family.rows(frame) if row[1] is not None]
-                left -= len(rows)
+                rows: Iterator[Row] = (row for row in family.rows(frame) if row[1] is not None)
                 if shares is not None:
-                    rows = shares.cut(family, rows)
-                elif left < 0:
-                    raise TooManySeries
-                yield write(family, rows, form.openmetrics).encode()
+                    rows = iter(shares.cut(family, rows))
+                text = header(family, form.openmetrics)
+                while some := list(islice(rows, ROWS_AT_ONCE)):
+                    left -= len(some)
+                    if left < 0 and shares is None:
+                        raise TooManySeries
+                    yield (text + samples(family, some)).encode()
+                    text = ""
+                yield text.encode()
             if form.compat or self.also:
                 yield by_library(dcgm.metrics(frame))
         if form.compat is None:

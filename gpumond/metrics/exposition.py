@@ -19,13 +19,21 @@ TOTAL = "_total"
 
 
 def write(family: Family, rows: Iterable[Row], openmetrics: bool) -> str:
-    """With its help and type, which stand there without samples, too."""
+    """Return the help and type, which are written without samples, too, and the samples."""
+    return header(family, openmetrics) + samples(family, rows)
+
+
+def header(family: Family, openmetrics: bool) -> str:
     name = family.name.removesuffix(TOTAL) if openmetrics else family.name
     text = _escaped(family.help) if openmetrics else _escaped(family.help, quotes=False)
-    lines = [f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n"]
+    return f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n"
+
+
+def samples(family: Family, rows: Iterable[Row]) -> str:
     name, labels = family.name, family.labels
-    lines += [f"{name}{_labels(labels, values)} {_number(value)}\n" for values, value in rows if value is not None]
-    return "".join(lines)
+    return "".join(
+        [f"{name}{_labels(labels, values)} {_number(value)}\n" for values, value in rows if value is not None]
+    )
 
 
 @lru_cache(LABEL_SETS)  # the same from frame to frame, and for all families of a pool

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from gpumond.model.conditions import of_device
-from gpumond.model.cooperative import STRETCH, Steps
+from gpumond.model.cooperative import Steps
 from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, Snapshot
 
@@ -93,9 +93,8 @@ def checking(
     compared = [(device, listed(device)) for device in devices if not device.missed]
     on_device = {identity for device in devices for identity in listed(device)}
     checked: list[AgentReport] = []
-    for number, report in enumerate(reports):
-        if number % STRETCH == 0:
-            yield
+    for report in reports:
+        yield
         identity = (report.pid, report.start_ticks)
         earlier = before.get(identity)
         pools = bounded(report.pools, sizes)

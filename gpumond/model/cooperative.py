@@ -1,4 +1,4 @@
-"""Work that takes long, in stretches: between two of them others may have their turn. Pure."""
+"""Long work in steps, so that its caller can interrupt it between two of them. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Steps = Generator[None, None, T]
-"""Yields after each stretch, and returns what came of it."""
-
-STRETCH = 32
-"""So many programs make a stretch, where each of them takes tens of microseconds."""
+"""Yields after each step, and returns the result."""
 
 
 def run_to_end(work: Steps[T]) -> T:

@@ -16,6 +16,7 @@ from math import inf
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from gpumond.errors import AmbiguousDevice, NoSuchDevice
+from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.device_names import device_uuid
 from gpumond.model.frame import Alert, Phase
 from gpumond.model.pools import DEFAULT_STEPS
@@ -132,9 +133,9 @@ Activities = Mapping[Labels, Activity]
 """The alerts of one rule by the labels of their subjects."""
 
 
-def step(
+def stepping(
     rule: Rule, subjects: Subjects[Row], before: Activities, hidden: Hidden, now: float, elapsed: float
-) -> Activities:
+) -> Steps[Activities]:
     """The rule's alerts after one evaluation."""
     after: dict[Labels, Activity] = {}
     absent = dict(before)
@@ -154,6 +155,7 @@ def step(
             activity = _advance(rule, labels, partial(subjects.texts, row), value, activity, now, elapsed)
         if activity is not None:
             after[labels] = activity
+        yield
     for labels, activity in absent.items():
         known = dict(labels)
         kept: Activity | None = None  # the subject has ended
@@ -164,6 +166,9 @@ def step(
         if kept is not None:
             after[labels] = kept
     return after
+
+
+step = synchronous(stepping)
 
 
 def located(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:

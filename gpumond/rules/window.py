@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumond.diagnosis.fragmentation import kept_bytes, split_share
-from gpumond.model.cooperative import STRETCH, Steps, synchronous
+from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.pools import PoolUsage
 from gpumond.model.snapshot import MISSED_LIMIT, AgentReport, Snapshot
 
@@ -124,9 +124,8 @@ def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
     silent = frozenset(before.agents.keys() - agents.keys()) & _present(before, agents, snapshot)
     pools: dict[Pool, CounterTrack] = {}
     retried: dict[Identity, Growth] = {}
-    for number, report in enumerate(snapshot.reports):
-        if number % STRETCH == 0:
-            yield
+    for report in snapshot.reports:
+        yield
         for usage in report.pools:
             pool = pool_of(report, usage)
             pools[pool] = _track(before.pools.get(pool), usage, elapsed)

@@ -131,6 +131,20 @@ async def test_frames_may_come_in_pieces_and_the_newest_report_wins(tmp_path: Pa
 
 
 @in_a_loop
+async def test_the_report_of_one_process_is_read_without_decoding_those_of_others(tmp_path: Path):
+    async with door(tmp_path) as at:
+        with at.connect() as agent:
+            agent.sendall(HELLO + REPORT)
+            await at.reports()
+            agent.sendall(REPORT.replace(b'"pools":[', b'"pools":7,"other":['))
+            await eventually(lambda: all(peer.unread for peer in at.intake._peers.values()))
+            assert at.intake.report(Identity(ME.pid + 1, ME.start_ticks, ME.uid)) is None
+            assert not at.refused
+            assert at.intake.report(ME) is None
+            assert at.refused.total() == 1
+
+
+@in_a_loop
 async def test_a_forked_child_on_its_parents_connection_is_refused(tmp_path: Path):
     async with door(tmp_path) as at:
         with at.connect() as agent:

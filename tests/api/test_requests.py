@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gpumond.api.auth import Tokens
 from gpumond.api.guard import Guard, Policy
-from gpumond.api.rate_limits import MAX_BODY_BYTES, WORKED_ON
+from gpumond.api.rate_limits import CHANGES_AT_ONCE, MAX_BODY_BYTES, WORKED_ON
 from gpumond.config.web import Web
 from tests.api.guarded import ADMIN, FLUSH, RULE, From, House
 
@@ -193,6 +193,30 @@ def test_of_one_users_reads_few_are_worked_on_at_once():
         return list(await asyncio.gather(*many, *others))
 
     assert asyncio.run(asyncio.wait_for(run(), 20)) == [200] * 22
+
+
+def test_one_users_changes_begin_at_a_bounded_rate():
+    """Those of another user wait for none of them."""
+    begun: list[str] = []
+
+    async def record(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    guard = Guard(record, Tokens("t"), Policy())
+
+    async def ask(path: str, client: str = "127.0.0.1") -> int:
+        transport = httpx.ASGITransport(app=From(guard, None, client))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            return (await http.post(path)).status_code
+
+    async def run() -> list[int]:
+        asked = [ask(f"/{number}") for number in range(4 * CHANGES_AT_ONCE)]
+        return list(await asyncio.gather(*asked, ask("/other", "10.0.0.1")))
+
+    assert asyncio.run(asyncio.wait_for(run(), 20)) == [200] * (4 * CHANGES_AT_ONCE + 1)
+    assert begun.index("/other") < 2 * CHANGES_AT_ONCE
 
 
 def test_a_body_is_bounded_by_what_comes_whatever_is_said_of_it():

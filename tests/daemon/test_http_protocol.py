@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gpumond.api.auth import Tokens
 from gpumond.api.guard import Guard, Policy
-from gpumond.api.sending import PIECE_BYTES
+from gpumond.api.sending import LARGE_PIECE_BYTES, PIECE_BYTES
 from gpumond.api.unsent import MAX_UNSENT_BYTES_OF_USER
 from gpumond.config.web import Web
 from gpumond.daemon.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
@@ -62,7 +62,7 @@ def test_of_answers_that_are_not_taken_little_is_kept():
             while len(server.server_state.connections) != room:
                 await asyncio.sleep(0.01)
             kept = [each.transport.get_write_buffer_size() for each in server.server_state.connections]  # type: ignore[union-attr]
-            assert all(0 < bytes_kept <= PIECE_BYTES for bytes_kept in kept)
+            assert all(0 < bytes_kept <= LARGE_PIECE_BYTES for bytes_kept in kept)
         server.servers[0].close()
         while server.server_state.connections:
             await asyncio.sleep(0.01)

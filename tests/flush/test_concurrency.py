@@ -8,9 +8,12 @@ import pytest
 
 from gpumond.errors import AlreadyUnderWay, CoolingDown
 from gpumond.flush import Flusher, FlushOutcome, FlushRequest, Target
+from gpumond.flush.locks import Locks
 from gpumond.host.peer_credentials import Identity
 from gpumond.model.pools import Outcome
+from gpumond.model.snapshot import AgentReport
 from gpumond.protocol.messages import FlushCommand, FlushResult
+from tests import virtual_time
 from tests.flush.test_flush import Scene, give_all, train
 
 
@@ -143,3 +146,27 @@ def test_a_flush_that_did_nothing_starts_no_cooldown():
         return [idle.receipts[0].outcome, after.receipts[0].outcome]
 
     assert asyncio.run(run()) == ["nothing", "freed"]
+
+
+def test_neighbours_delay_a_flush_once_even_if_it_first_waited_for_another_of_its_user():
+    reports = [train(10), train(11)]
+
+    async def flush() -> None:
+        locks, over = Locks(neighbour_seconds=5.0), asyncio.Event()
+
+        async def silent() -> None:
+            async with locks.held(train(20, uid=7)):
+                await over.wait()
+
+        async def own(report: AgentReport) -> None:
+            async with locks.held(report):
+                pass
+
+        theirs = asyncio.create_task(silent())
+        await asyncio.sleep(0)
+        await asyncio.gather(*map(own, reports))
+        over.set()
+        await theirs
+
+    _, waited = virtual_time.run(flush())
+    assert waited == pytest.approx(5.0, abs=0.1)

@@ -11,7 +11,9 @@ import pytest
 
 from gpumond.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
 from gpumond.flush import Flusher, FlushOutcome, FlushRequest, Target
+from gpumond.flush.locks import identity_of
 from gpumond.host.peer_credentials import Identity
+from gpumond.model.cooperative import Steps
 from gpumond.model.pools import Expected, Outcome, StepResult
 from gpumond.model.program import Program
 from gpumond.model.snapshot import AgentReport, Reading
@@ -40,8 +42,12 @@ class Scene:
         """Pids whose agents never answer."""
         self.unanswered: set[Identity] = set()
 
-    def reports(self) -> Sequence[AgentReport]:
+    def reporting(self) -> Steps[Sequence[AgentReport]]:
+        yield
         return self.programs
+
+    def report(self, identity: Identity) -> AgentReport | None:
+        return next((report for report in self.programs if identity_of(report) == identity), None)
 
     async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
         self.flushed.append(identity.pid)

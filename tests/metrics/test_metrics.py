@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpumond.api.examples import RECEIPT, SNAPSHOT
 from gpumond.engine import EngineState, advance, observe
-from gpumond.metrics import Exposition, Form
+from gpumond.metrics import ROWS_AT_ONCE, Exposition, Form
 from gpumond.metrics.catalogue import FAMILIES, PROCESSES_PER_DEVICE, Family
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.model.frame import Frame, Verdict
+from gpumond.model.frame import Frame, Ledger, Verdict
 from gpumond.model.pools import Receipt
 from gpumond.model.snapshot import Fault, Reading, SourceState
 from gpumond.rules.built_in import BUILT_IN
@@ -120,6 +120,16 @@ def test_nothing_is_left_of_a_device_that_is_gone():
 def test_a_frame_is_rendered_once():
     exposition, frame = Exposition(Telemetry()), full_frame()
     assert exposition.page(frame, Form(False)) is exposition.page(frame, Form(False))
+
+
+def test_one_step_writes_a_bounded_number_of_series():
+    pools = tuple(make_pool(allocator=f"a{number}", live=1) for number in range(4 * ROWS_AT_ONCE))
+    snapshot = make_snapshot(make_device(), reports=(make_report(10, pools),))
+    frame = Frame(snapshot, Ledger())
+    steps = sum(1 for _ in Exposition(Telemetry()).writing(frame, Form(False)))
+    series = page(frame).count('{allocator="')
+    assert series > 4 * ROWS_AT_ONCE
+    assert steps > series / ROWS_AT_ONCE
 
 
 def test_processes_beyond_the_cap_are_summed():

@@ -16,7 +16,15 @@ from gpumond.agents.connection import Limits
 from gpumond.alerting.outbox import QUEUE_LIMIT
 from gpumond.api.events import MAX_STREAMS
 from gpumond.api.examples import SNAPSHOT
-from gpumond.api.rate_limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, MAX_BODY_BYTES, WAITING, WORKED_ON
+from gpumond.api.rate_limits import (
+    CHANGES_AT_ONCE,
+    CHANGES_PER_SECOND,
+    FAILURES_PER_MINUTE,
+    FLUSHES_PER_MINUTE,
+    MAX_BODY_BYTES,
+    WAITING,
+    WORKED_ON,
+)
 from gpumond.api.rules import MAX_PREVIEWS
 from gpumond.api.unsent import MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.cli import VERBS
@@ -271,6 +279,7 @@ STATED = {
     "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",
     "requests on a connection that wait for the answer of the one before": f"{MAX_PIPELINED}",
     "reads of one user that are worked on": f"{WORKED_ON} at once, {WAITING} more wait",
+    "other requests of one user": f"{CHANGES_PER_SECOND} a second, {CHANGES_AT_ONCE} at once",
     "answers that are not taken": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB of one user",
     "a request's head; its body": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s; {MAX_BODY_BYTES // KIB} KiB",
     "streams of events": f"{MAX_STREAMS}",
