@@ -1,4 +1,4 @@
-"""Files of the operator, read without waiting: a FIFO or a device is refused."""
+"""Non-blocking reads of the operator's files; FIFOs and devices are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_BYTES = 16 * 1024**2
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Raises OSError, also if it is not a regular file."""
+    """Open a regular file. Raises OSError, also for any other kind of file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
@@ -21,7 +21,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_text(path: Path) -> str:
-    """UTF-8. Raises OSError, UnicodeDecodeError."""
+    """Return a file's content as UTF-8. Raises OSError, UnicodeDecodeError."""
     with open_regular(path) as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:

@@ -28,13 +28,13 @@ def test_a_line_is_a_name_scopes_and_a_hash():
         (f"nightly flush {DIGEST} more", "line 1: expected NAME SCOPE"),
         (
             f"nightly write {DIGEST}",
-            "line 1: nightly: unknown scope 'write'; expected some of read, rules, flush, admin",
+            "line 1: nightly: unknown scope 'write'; expected one or more of read, rules, flush, admin",
         ),
         (f"nightly flush, {DIGEST}", "line 1: nightly: unknown scope ''"),
         ("nightly flush secret", "line 1: nightly: expected a SHA-256 of 64 hexadecimal digits"),
-        ("nightly flush gpm_secret", "line 1: this is a token itself; write its SHA-256"),
-        (f"night/ly flush {DIGEST}", "line 1: the name is not 1 to 64 of A-Za-z0-9._-"),
-        (f"a read {DIGEST}\na admin {DIGEST}", "line 2: a second token is called 'a'"),
+        ("nightly flush gpm_secret", "line 1: contains a token; write its SHA-256 instead"),
+        (f"night/ly flush {DIGEST}", "line 1: expected a name of 1 to 64 characters from A-Za-z0-9._-"),
+        (f"a read {DIGEST}\na admin {DIGEST}", "line 2: the name 'a' is used twice"),
     ],
 )
 def test_a_wrong_line_is_told_and_never_repeats_a_secret(line: str, says: str):

@@ -43,7 +43,7 @@ BAD = {
     "an unknown key of tls": (f"tls_server_config: {{{TLS}, certfile: a}}", "tls_server_config.certfile: unknown key"),
     "no certificate": ("tls_server_config: {key_file: server.key}", "tls_server_config: expected cert_file (or cert)"),
     "no key": ("tls_server_config: {cert_file: server.crt}", "tls_server_config: expected key_file (or key)"),
-    "both": (f"tls_server_config: {{{TLS}, cert: x}}", "cert and cert_file are both given; expected one of them"),
+    "both": (f"tls_server_config: {{{TLS}, cert: x}}", "cert and cert_file are both set; expected one of them"),
     "no such certificate": (
         "tls_server_config: {cert_file: none.crt, key_file: server.key}",
         "web_config web.yml: tls_server_config.cert_file: none.crt: No such file or directory",
@@ -58,11 +58,11 @@ BAD = {
     ),
     "an authority that is none": (
         f"tls_server_config: {{{TLS}, client_ca_file: junk, client_auth_type: RequireAndVerifyClientCert}}",
-        "web_config web.yml: tls_server_config: client_ca: no certificate is in it",
+        "web_config web.yml: tls_server_config: client_ca: contains no certificate",
     ),
     "an authority that is asked for nothing": (
         f"tls_server_config: {{{TLS}, client_ca_file: ca.crt}}",
-        "client_ca is given, but client_auth_type does not ask for certificates",
+        "client_ca is set, but client_auth_type does not request certificates",
     ),
     "no authority": (
         f"tls_server_config: {{{TLS}, client_auth_type: RequireAndVerifyClientCert}}",
@@ -70,7 +70,7 @@ BAD = {
     ),
     "any certificate": (
         f"tls_server_config: {{{TLS}, client_auth_type: RequireAnyClientCert}}",
-        "client_auth_type RequireAnyClientCert lets any certificate in; use RequireAndVerifyClientCert",
+        "client_auth_type RequireAnyClientCert accepts any certificate; use RequireAndVerifyClientCert",
     ),
     "an unknown policy": (
         f"tls_server_config: {{{TLS}, client_auth_type: Sometimes}}",
@@ -79,7 +79,7 @@ BAD = {
     ),
     "sans of nobody": (
         f"tls_server_config: {{{TLS}, client_allowed_sans: [a]}}",
-        "client_allowed_sans needs client_auth_type RequireAndVerifyClientCert",
+        "client_allowed_sans requires client_auth_type RequireAndVerifyClientCert",
     ),
     "an unknown version": (
         f"tls_server_config: {{{TLS}, min_version: TLS14}}",
@@ -91,15 +91,15 @@ BAD = {
     ),
     "a weak cipher": (
         f"tls_server_config: {{{TLS}, cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]}}",
-        "tls_server_config.cipher_suites: unknown or unsafe cipher suite 'TLS_RSA_WITH_RC4_128_SHA'; expected some of ",
+        "tls_server_config.cipher_suites: unknown or unsafe cipher suite 'TLS_RSA_WITH_RC4_128_SHA'; expected one",
     ),
     "an invented curve": (
         f"tls_server_config: {{{TLS}, curve_preferences: [CurveP257]}}",
-        "tls_server_config: unknown curve 'CurveP257'; expected some of CurveP256, ",
+        "tls_server_config: unknown curve 'CurveP257'; expected one or more of CurveP256, ",
     ),
     "a header of one's own": (
         "http_server_config: {headers: {Server: x}}",
-        "http_server_config.headers: header 'Server' can not be configured; expected some of Content-Security-Policy, ",
+        "http_server_config.headers: header 'Server' cannot be configured; expected one or more of Content-",
     ),
     "a wrong frame option": (
         "http_server_config: {headers: {X-Frame-Options: allow}}",
@@ -116,9 +116,12 @@ BAD = {
     "a password in clear": ("basic_auth_users: {alice: wonder}", "basic_auth_users: 'alice': expected a bcrypt hash ("),
     "a costly password": (
         f"basic_auth_users: {{alice: {HASH.replace('$10$', '$31$')}}}",
-        "basic_auth_users: 'alice': a bcrypt cost of 31; expected 4 to 15",
+        "basic_auth_users: 'alice': the bcrypt cost is 31; expected 4 to 15",
     ),
-    "a user that cannot log in": (f"basic_auth_users: {{'a:b': {HASH}}}", "basic_auth_users: 'a:b' is not a user's"),
+    "a user that cannot log in": (
+        f"basic_auth_users: {{'a:b': {HASH}}}",
+        "basic_auth_users: 'a:b' is not a valid user name",
+    ),
     "users as a list": ("basic_auth_users: [alice]", "basic_auth_users: expected names and bcrypt hashes, as in "),
     "a rate without bursts": ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: input should be greater than"),
     "a rate of nothing": ("rate_limit: {interval: soon}", "rate_limit.interval: expected a duration such as 30s"),

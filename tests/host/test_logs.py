@@ -60,7 +60,7 @@ def test_ten_of_a_kind_a_second_and_the_next_says_how_many_were_left_out():
     now[0] = 1.0
     record = a_record("from %d", 1, 7)
     assert bounded.filter(record)
-    assert Text().format(record).endswith("from 7 (90 more of this kind were left out)")
+    assert Text().format(record).endswith("from 7 (90 similar records dropped)")
     assert json.loads(Json().format(record))["left_out"] == 90
     assert json.loads(Json().format(a_record("x"))).keys() == {"at", "level", "logger", "message"}
 

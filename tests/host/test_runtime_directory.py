@@ -142,7 +142,7 @@ def test_a_container_with_the_agents_directory_reports_and_can_do_nothing_else(
 
 def test_two_daemons_do_not_share_what_is_their_own(place: Path, daemon: RunningDaemon):
     """The second one leaves the first one's token and socket as they are."""
-    with pytest.raises(AssertionError, match=r"another daemon serves the socket .*agent\.sock; stop it"):
+    with pytest.raises(AssertionError, match=r"another daemon uses the socket .*agent\.sock; stop it"):
         RunningDaemon(place / "second", "--source", "sim", "--runtime-dir", str(place / "own"))
     with pytest.raises(AssertionError, match=r"another daemon serves .*/own/api\.sock; .* with --runtime-dir"):
         RunningDaemon(

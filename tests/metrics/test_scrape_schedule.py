@@ -41,4 +41,4 @@ def test_each_page_has_its_own_scrapers():
 
 def test_what_was_long_ago_is_forgotten():
     scrapes = asked(*range(10_000))
-    assert sum(map(len, scrapes._asked.values())) <= 3 * 60 + 2
+    assert sum(map(len, scrapes._requests.values())) <= 3 * 60 + 2
