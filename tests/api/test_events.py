@@ -119,7 +119,7 @@ def test_who_comes_back_hears_what_was_missed_and_whether_that_is_all():
 
 def test_what_is_no_longer_kept_is_said_once():
     async def run() -> None:
-        frames = route.frames(EventLog(1.0), 5, heartbeat_seconds=0.01)
+        frames = route.messages(EventLog(1.0), 5, heartbeat_seconds=0.01)
         told = [await anext(frames) for _ in range(4)]
         assert told[1:] == [b": some events are no longer kept\n\n", b": alive\n\n", b": alive\n\n"]
         await frames.aclose()
@@ -130,7 +130,7 @@ def test_what_is_no_longer_kept_is_said_once():
 def test_silence_has_heartbeats():
     async def run() -> None:
         ring = EventLog(1.0)
-        frames = route.frames(ring, ring.last_id, heartbeat_seconds=0.01)
+        frames = route.messages(ring, ring.last_id, heartbeat_seconds=0.01)
         assert [await anext(frames) for _ in range(3)] == [b"retry: 3000\n\n", b": alive\n\n", b": alive\n\n"]
         await frames.aclose()
 

@@ -97,7 +97,7 @@ def test_what_was_never_said_is_empty_and_who_was_never_seen_is_not_found():
     assert past(uuid="GPU-a", pid=10, signal="live")["points"] == []
     for query, says in (
         ({"uuid": "GPU-b"}, "no device 'GPU-b'"),
-        ({"uuid": "GPU-a", "pid": 11}, "nothing is known of pid 11"),
+        ({"uuid": "GPU-a", "pid": 11}, "no history of pid 11"),
     ):
         answer = ask(VIEW, "/api/v1/history", params=query)
         assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")

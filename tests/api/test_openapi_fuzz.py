@@ -25,10 +25,10 @@ def test_every_question_is_answered_as_documented(tmp_path: Path):
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
-        ("PATCH", "/api/v1/rules", "GET, POST"),
-        ("PATCH", "/api/v1/rules/leak", "DELETE, GET, PUT"),
+        ("PATCH", "/api/v1/rules", "GET, HEAD, POST"),
+        ("PATCH", "/api/v1/rules/leak", "DELETE, GET, HEAD, PUT"),
         ("PATCH", "/api/v1/rules/preview", "POST"),
-        ("POST", "/api/v1/ledger", "GET"),
+        ("POST", "/api/v1/ledger", "GET, HEAD"),
         ("PUT", "/", "GET"),
     ],
 )

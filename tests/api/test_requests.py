@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gpumond.api.auth import Tokens
 from gpumond.api.guard import Guard, Policy
-from gpumond.api.rate_limits import MAX_BODY_BYTES, WORKED_ON
+from gpumond.api.rate_limits import MAX_BODY_BYTES, CONCURRENT_REQUESTS
 from gpumond.config.web import Web
 from tests.api.guarded import ADMIN, FLUSH, RULE, From, House
 
@@ -183,12 +183,12 @@ def test_of_one_users_reads_few_are_worked_on_at_once():
 
     async def run() -> list[int]:
         many = [asyncio.create_task(ask(f"/{number}", f"127.0.0.{number + 1}")) for number in range(20)]
-        while len(working) < WORKED_ON:
+        while len(working) < CONCURRENT_REQUESTS:
             await asyncio.sleep(0.001)
         others = [asyncio.create_task(ask("/other", "10.0.0.1")), asyncio.create_task(ask("/metrics"))]
         while not {"/other", "/metrics"} <= set(working):
             await asyncio.sleep(0.001)
-        assert len(working) == WORKED_ON + 2
+        assert len(working) == CONCURRENT_REQUESTS + 2
         release.set()
         return list(await asyncio.gather(*many, *others))
 

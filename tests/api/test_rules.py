@@ -95,7 +95,7 @@ def test_every_rule_comes_back_as_it_was_shown():
         ({"labels": {"a b": "1"}}, "'a b' is no name"),
         ({"action": {"flush": {"steps": ["reboot"]}}}, "'reboot'"),
         ({"scope": "daemon", "value": "agents", "action": {"flush": {}}}, "nothing to flush"),
-        ({"name": "other"}, "is not the rule of this address"),
+        ({"name": "other"}, "differs from the name in the path"),
     ],
 )
 def test_a_wrong_rule_is_told_what_is_expected(change: dict[str, Any], says: str):

@@ -66,7 +66,7 @@ BAD = {
     ),
     "no authority": (
         f"tls_server_config: {{{TLS}, client_auth_type: RequireAndVerifyClientCert}}",
-        "client_auth_type RequireAndVerifyClientCert needs client_ca_file (or client_ca)",
+        "client_auth_type RequireAndVerifyClientCert requires client_ca_file (or client_ca)",
     ),
     "any certificate": (
         f"tls_server_config: {{{TLS}, client_auth_type: RequireAnyClientCert}}",
@@ -188,12 +188,12 @@ def test_another_address_wants_tls(place: Path):
     config = place / "gpumond.yaml"
     config.write_text(f"listen: 0.0.0.0:9917\nweb_config: {place / 'web.yml'}\n")
     (place / "web.yml").write_text(GOOD["users"])
-    with pytest.raises(ConfigError, match=r"0\.0\.0\.0:9917 is reachable .* tls_server_config .*--insecure"):
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0:9917 is reachable .* tls_server_config, .*--insecure"):
         load(config, environ={}).web()
     assert load(config, {"insecure": True}, environ={}).web().users
     (place / "web.yml").write_text(GOOD["tls"])
     assert load(config, environ={}).web().tls is not None
-    with pytest.raises(ConfigError, match="needs TLS and authentication"):
+    with pytest.raises(ConfigError, match="requires TLS and authentication"):
         load(None, {"listen": "0.0.0.0:9917"}, environ={})
 
 
@@ -215,7 +215,7 @@ def test_a_file_that_changes_is_taken_up_and_a_wrong_one_is_not(place: Path, cap
     path.write_text("tls_server_config: {")
     for _ in range(3):
         assert later() is second
-    assert caplog.text.count("what it said before holds") == 1
+    assert caplog.text.count("its previous content stays in effect") == 1
     path.unlink()
     assert later() is second
     path.write_text(GOOD["users"])
