@@ -68,7 +68,7 @@ class Reader:
         return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
 
 
-def test_a_reader_hears_what_happens_from_then_on():
+def test_reader_receives_events_from_its_connection_on():
     async def run() -> None:
         view = View()
         app = create_app(view, Tokens("secret"), nothing)
@@ -87,7 +87,7 @@ def test_a_reader_hears_what_happens_from_then_on():
     asyncio.run(run())
 
 
-def test_the_list_begins_after_the_last_event_id():
+def test_list_begins_after_the_last_event_id():
     view = View()
     events = view.events.follow(a_frame(1, 2, 3), (), ())
     headers = {"Accept": "application/json", "Last-Event-ID": str(events[1].id)}
@@ -95,7 +95,7 @@ def test_the_list_begins_after_the_last_event_id():
     assert len(ask(view, "/api/v1/events", headers={"Accept": "application/json"}).json()) == 3
 
 
-def test_who_comes_back_hears_what_was_missed_and_whether_that_is_all():
+def test_returning_reader_receives_missed_events_and_notice_of_gaps():
     async def run() -> None:
         view = View()
         view.events = EventLog(1.0, kept=3)
@@ -117,7 +117,7 @@ def test_who_comes_back_hears_what_was_missed_and_whether_that_is_all():
     asyncio.run(run())
 
 
-def test_what_is_no_longer_kept_is_said_once():
+def test_missing_events_are_announced_once():
     async def run() -> None:
         frames = route.messages(EventLog(1.0), 5, heartbeat_seconds=0.01)
         told = [await anext(frames) for _ in range(4)]
@@ -127,7 +127,7 @@ def test_what_is_no_longer_kept_is_said_once():
     asyncio.run(run())
 
 
-def test_silence_has_heartbeats():
+def test_idle_stream_has_heartbeats():
     async def run() -> None:
         ring = EventLog(1.0)
         frames = route.messages(ring, ring.last_id, heartbeat_seconds=0.01)
@@ -137,7 +137,7 @@ def test_silence_has_heartbeats():
     asyncio.run(run())
 
 
-def test_a_reader_that_takes_nothing_is_let_go_and_holds_up_nobody():
+def test_stuck_reader_is_disconnected_and_blocks_no_other():
     async def run() -> None:
         view = View()
         app = create_app(view, Tokens("secret"), nothing)
@@ -156,7 +156,7 @@ def test_a_reader_that_takes_nothing_is_let_go_and_holds_up_nobody():
     asyncio.run(run())
 
 
-def test_one_user_with_all_streams_keeps_no_other_user_out():
+def test_streams_of_one_user_exclude_no_other_user():
     async def run() -> None:
         app = create_app(View(), Tokens("secret"), nothing)
         honest = Reader(app, "uid:1001")
@@ -177,7 +177,7 @@ def test_one_user_with_all_streams_keeps_no_other_user_out():
     asyncio.run(run())
 
 
-def test_a_hundred_viewers_of_one_address_follow_the_events():
+def test_streams_serve_a_hundred_viewers_of_one_address():
     async def run() -> None:
         app = create_app(View(), Tokens("secret"), nothing)
         readers = [Reader(app) for _ in range(100)]
@@ -191,7 +191,7 @@ def test_a_hundred_viewers_of_one_address_follow_the_events():
     asyncio.run(run())
 
 
-def test_the_newest_come_as_a_list():
+def test_newest_events_are_available_as_a_list():
     view = View()
     view.events.follow(a_frame(1, 2), (), ())
     answer = ask(view, "/api/v1/events", headers={"Accept": "application/json"})

@@ -54,7 +54,7 @@ def a_thousand(house: House, uid: int | None, headers: dict[str, str]) -> Counte
     ],
     ids=["another user", "its owner", "a token", "an administrator", "a reader"],
 )
-def test_the_program_is_stalled_once_at_most(uid: int | None, headers: dict[str, str], first: int, stalls: int):
+def test_program_is_stalled_once_at_most(uid: int | None, headers: dict[str, str], first: int, stalls: int):
     house = House(view=Victim())
     answers = a_thousand(house, uid, headers)
     asked = 0 if first == 403 else FLUSHES_PER_MINUTE  # each of these is in the audit

@@ -14,7 +14,7 @@ EXAMPLES = 10
 
 @pytest.mark.skipif(bool(openapi_requests.MISSING), reason=openapi_requests.MISSING)
 @pytest.mark.timeout(300)
-def test_every_question_is_answered_as_documented(tmp_path: Path):
+def test_responses_conform_to_the_openapi_document(tmp_path: Path):
     daemon = openapi_requests.demo(tmp_path)
     try:
         openapi_requests.ask_all(daemon, tmp_path, EXAMPLES)
@@ -32,12 +32,12 @@ def test_every_question_is_answered_as_documented(tmp_path: Path):
         ("PUT", "/", "GET"),
     ],
 )
-def test_who_uses_another_method_is_told_all_that_there_are(method: str, path: str, allow: str):
+def test_allow_header_lists_all_methods(method: str, path: str, allow: str):
     answer = ask(View(), path, method)
     assert (answer.status_code, answer.headers["allow"]) == (405, allow)
 
 
-def test_what_is_documented_of_a_refusal_is_a_problem():
+def test_documented_errors_are_problem_documents():
     document = ask(View(), "/openapi.json").json()
     for methods in document["paths"].values():
         for operation in methods.values():

@@ -40,7 +40,7 @@ def count(reading: Reading) -> int:
 
 
 @pytest.mark.parametrize("end", ["crash", "hang and return", "hang and be replaced"])
-def test_the_total_outlives_the_child_that_counted(driver: FakeDriver, end: str):
+def test_total_outlives_the_child_that_counted(driver: FakeDriver, end: str):
     driver.devices = machine(2)
     driver.write()
     environ = {**os.environ, **driver.env}

@@ -12,7 +12,7 @@ from gpumond.errors import ConfigError
 DIGEST = hashlib.sha256(b"gpm_x").hexdigest()
 
 
-def test_a_line_is_a_name_scopes_and_a_hash():
+def test_line_is_a_name_scopes_and_a_hash():
     tokens = parse_tokens(f"# who may what\n\nnightly flush,read {DIGEST}  # cron\nops admin {DIGEST.upper()}\n", "f")
     assert [(token.name, token.scopes) for token in tokens] == [
         ("nightly", frozenset({"flush", "read"})),
@@ -37,7 +37,7 @@ def test_a_line_is_a_name_scopes_and_a_hash():
         (f"a read {DIGEST}\na admin {DIGEST}", "line 2: the name 'a' is used twice"),
     ],
 )
-def test_a_wrong_line_is_told_and_never_repeats_a_secret(line: str, says: str):
+def test_invalid_line_is_reported_without_secrets(line: str, says: str):
     with pytest.raises(ConfigError) as error:
         parse_tokens(line, "/etc/tokens")
     assert says in str(error.value)
@@ -48,7 +48,7 @@ def test_a_wrong_line_is_told_and_never_repeats_a_secret(line: str, says: str):
 @pytest.mark.parametrize(
     ("mode", "good"), [(0o600, True), (0o400, True), (0o640, True), (0o644, False), (0o660, False)]
 )
-def test_a_file_that_others_could_write_or_read_is_refused(tmp_path: Path, mode: int, good: bool):
+def test_file_that_others_could_write_or_read_is_refused(tmp_path: Path, mode: int, good: bool):
     file = tmp_path / "tokens"
     file.write_text(f"a read {DIGEST}\n")
     file.chmod(mode)
@@ -60,7 +60,7 @@ def test_a_file_that_others_could_write_or_read_is_refused(tmp_path: Path, mode:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_strangers_file_is_refused(tmp_path: Path):
+def test_strangers_file_is_refused(tmp_path: Path):
     file = tmp_path / "tokens"
     file.write_text(f"a admin {DIGEST}\n")
     file.chmod(0o600)
@@ -69,7 +69,7 @@ def test_a_strangers_file_is_refused(tmp_path: Path):
         read_tokens(file)
 
 
-def test_no_file_and_one_without_end_are_refused(tmp_path: Path):
+def test_missing_and_endless_files_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="No such file"):
         read_tokens(tmp_path / "none")
     file = tmp_path / "tokens"

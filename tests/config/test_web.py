@@ -141,13 +141,13 @@ def read(place: Path, text: str) -> Web:
 
 
 @pytest.mark.parametrize("case", GOOD)
-def test_what_is_good_is_taken(place: Path, case: str):
+def test_valid_configuration_is_accepted(place: Path, case: str):
     web = read(place, GOOD[case])
     assert (web.tls is not None) == ("tls_server_config" in GOOD[case])
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_is_told_where_and_what_is_expected(place: Path, case: str):
+def test_invalid_configuration_names_place_and_expectation(place: Path, case: str):
     text, says = BAD[case]
     with pytest.raises(ConfigError) as error:
         read(place, text)
@@ -157,7 +157,7 @@ def test_what_is_wrong_is_told_where_and_what_is_expected(place: Path, case: str
     assert "wonder" not in said
 
 
-def test_what_it_says_is_what_holds(place: Path):
+def test_configuration_takes_effect(place: Path):
     web = read(place, "\n".join(GOOD[case] for case in ("mutual", "users", "rate")))
     assert web.tls is not None
     assert (web.tls.verify_mode, web.mutual) == (ssl.CERT_REQUIRED, True)
@@ -184,7 +184,7 @@ def test_certificates_may_stand_in_the_file_itself(place: Path):
     assert not list(place.glob("tls*"))
 
 
-def test_another_address_wants_tls(place: Path):
+def test_non_loopback_address_requires_tls(place: Path):
     config = place / "gpumond.yaml"
     config.write_text(f"listen: 0.0.0.0:9917\nweb_config: {place / 'web.yml'}\n")
     (place / "web.yml").write_text(GOOD["users"])
@@ -197,7 +197,7 @@ def test_another_address_wants_tls(place: Path):
         load(None, {"listen": "0.0.0.0:9917"}, environ={})
 
 
-def test_a_file_that_changes_is_taken_up_and_a_wrong_one_is_not(place: Path, caplog: pytest.LogCaptureFixture):
+def test_changed_file_is_reloaded_and_an_invalid_one_is_not(place: Path, caplog: pytest.LogCaptureFixture):
     now = [0.0]
     path = place / "web.yml"
     path.write_text(GOOD["tls"])

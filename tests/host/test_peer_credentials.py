@@ -49,7 +49,7 @@ def strangers() -> Iterator[Path]:
         yield place
 
 
-def test_nobody_is_taken_for_somebody_else(strangers: Path):
+def test_peer_is_never_mistaken_for_another_process(strangers: Path):
     door = strangers / "door"
     command = [strangers / "strangers", door, strangers / "as-root", str(TRIALS), "1"]
     with socket.socket(socket.AF_UNIX) as listener:
@@ -92,7 +92,7 @@ def meet(listener: socket.socket, way: int, pid: int, uid: int, successor: int) 
             assert ProcessTable().read([pid])[pid].uid == uid, way
 
 
-def test_who_writes_on_a_connection_is_not_who_made_it():
+def test_sender_is_distinguished_from_the_connecting_process():
     """A message of a child that inherited the connection names the child, whom nobody asked for."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -106,7 +106,7 @@ def test_who_writes_on_a_connection_is_not_who_made_it():
         assert sender_pid(ancillary) == child != os.getpid()
 
 
-def test_a_peer_of_another_pid_namespace_is_nobody(tmp_path: Path):
+def test_peer_of_another_pid_namespace_is_unknown(tmp_path: Path):
     around = ["unshare", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*around, "true"], capture_output=True).returncode:
         pytest.skip("no new PID namespace may be made here")
@@ -125,5 +125,5 @@ def test_a_peer_of_another_pid_namespace_is_nobody(tmp_path: Path):
             assert started.stdout.read() == "None\n"
 
 
-def test_a_namespace_that_cannot_be_seen_is_unknown(tmp_path: Path):
+def test_namespace_that_cannot_be_seen_is_unknown(tmp_path: Path):
     assert in_private_pid_namespace(str(tmp_path)) is None

@@ -96,7 +96,7 @@ def asked_by(daemon: RunningDaemon) -> str:
     return actor
 
 
-def test_the_agents_directory_has_their_socket_and_nothing_of_the_daemons_own(place: Path, daemon: RunningDaemon):
+def test_agents_directory_has_their_socket_and_nothing_of_the_daemons_own(place: Path, daemon: RunningDaemon):
     token = place / "own" / "token"
     assert names(place / "agents") == {"agent.sock"}
     assert names(place / "own") == {"agent.sock.lock", "api.sock", "api.sock.lock", "token"}
@@ -108,7 +108,7 @@ def test_the_agents_directory_has_their_socket_and_nothing_of_the_daemons_own(pl
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, and be somebody else")
 @pytest.mark.parametrize("uid", [0, 4242])
-def test_a_container_with_the_agents_directory_reports_and_can_do_nothing_else(
+def test_container_with_the_agents_directory_reports_and_can_do_nothing_else(
     place: Path, daemon: RunningDaemon, uid: int
 ):
     with tempfile.TemporaryDirectory() as given:
@@ -153,7 +153,7 @@ def test_two_daemons_do_not_share_what_is_their_own(place: Path, daemon: Running
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link", "open directory"])
-def test_an_unsafe_directory_is_refused_with_the_setting_that_mends_it(tmp_path: Path, obstacle: str):
+def test_unsafe_directory_is_refused_with_the_setting_that_mends_it(tmp_path: Path, obstacle: str):
     own = tmp_path / "own"
     if obstacle == "file":
         own.write_text("")
@@ -182,18 +182,18 @@ USERS = SERVICE if os.geteuid() == 0 else ["/run/user/7/gpumond"]
         ({"GPUMOND_SOCKET": "/srv/agent.sock", "GPUMOND_RUNTIME_DIR": "/own"}, ["/own"]),
     ],
 )
-def test_the_command_line_looks_where_the_daemon_that_is_meant_has_it(environ: dict[str, str], places: list[str]):
+def test_command_line_uses_the_runtime_directory_of_the_daemon(environ: dict[str, str], places: list[str]):
     """For the service: before the agents' directory, where an older one may have left a token that no longer holds."""
     found = runtime_directories({"XDG_RUNTIME_DIR": "/run/user/7", **environ})
     assert [str(place) for place in found] == places
 
 
-def test_the_socket_has_its_mode_before_anyone_can_connect(tmp_path: Path):
+def test_socket_has_its_mode_before_anyone_can_connect(tmp_path: Path):
     with bind_agent_socket(tmp_path / "agent.sock", 0o600):
         assert (tmp_path / "agent.sock").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(tmp_path: Path):
+def test_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(tmp_path: Path):
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(tmp_path / "agent.sock"))
     stale.close()
@@ -205,7 +205,7 @@ def test_a_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(t
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_a_place_that_is_not_given_to_the_daemon_is_refused_with_the_mend():
+def test_place_that_is_not_given_to_the_daemon_is_refused_with_the_mend():
     """The directory is root's, as a container engine makes it, and the daemon is not."""
     program = (
         "import os, sys; from pathlib import Path; from gpumond.host.runtime_directory import bind_agent_socket\n"
@@ -220,7 +220,7 @@ def test_a_place_that_is_not_given_to_the_daemon_is_refused_with_the_mend():
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link", "open directory"])
-def test_an_unsafe_place_is_refused_with_the_mend(tmp_path: Path, obstacle: str):
+def test_unsafe_place_is_refused_with_the_mend(tmp_path: Path, obstacle: str):
     path = tmp_path / "place" / "agent.sock"
     path.parent.mkdir(mode=0o755)
     if obstacle == "file":

@@ -34,7 +34,7 @@ def a_pool(exactness: Exactness, held_known: bool) -> PoolUsage:
         ("interval", False, set()),
     ],
 )
-def test_what_is_not_known_has_no_series(exactness: Exactness, held_known: bool, shown: set[str]) -> None:
+def test_unknown_values_have_no_series(exactness: Exactness, held_known: bool, shown: set[str]) -> None:
     known = series(a_pool(exactness, held_known))
     assert known.keys() - {"pool_live_bytes", "pool_thrashes_total"} == shown
     assert known["pool_live_bytes"] == "50"

@@ -81,19 +81,19 @@ HOST, SIZE = (0, 64 * MIB, 9 * MIB), 16 * MIB
         "i915 integrated",
     ],
 )
-def test_the_devices_own_memory_and_only_that(tmp_path: Path, driver: str, ioctl, answer: MemoryCounts):
+def test_devices_own_memory_and_only_that(tmp_path: Path, driver: str, ioctl, answer: MemoryCounts):
     node = tmp_path / "renderD128"
     node.touch()
     assert memory(driver, str(node), ioctl) == answer
 
 
-def test_a_kernel_without_the_query_says_nothing(tmp_path: Path):
+def test_kernel_without_the_query_says_nothing(tmp_path: Path):
     node = tmp_path / "renderD128"
     node.touch()
     assert memory("i915", str(node), lambda *_: 0) == MemoryCounts()
 
 
-def test_a_file_that_is_no_device_is_an_error(tmp_path: Path):
+def test_file_that_is_no_device_is_an_error(tmp_path: Path):
     node = tmp_path / "renderD128"
     node.touch()
     with pytest.raises(OSError, match="ioctl"):

@@ -66,7 +66,7 @@ def expected(healthy: dict[str, Any], function: str, code: int) -> dict[str, Any
 
 
 @pytest.mark.parametrize("function", [*IDENTITY, *UNKNOWN])
-def test_a_failing_function_costs_its_fields_only(driver: FakeDriver, function: str) -> None:
+def test_failing_function_costs_its_fields_only(driver: FakeDriver, function: str) -> None:
     """No crash, no wrong number: what is not known is None and a fault, or just None where it is not supported."""
     driver.devices = machine(2, [1, 2, 3, 4])
     driver.devices[0].mig_mode = 1
