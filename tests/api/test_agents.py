@@ -1,4 +1,4 @@
-"""What an administrator asks of a program, before a server."""
+"""An administrator's requests to a program, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP face over a view that is made of values."""
+"""HTTP API with a view of fixed values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TOKEN = {"Authorization": "Bearer secret"}
 
 
 class Kept:
-    """What a store does, in memory."""
+    """In-memory store."""
 
     def __init__(self) -> None:
         self.kept: dict[str, tuple[str, dict[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""Baselines over HTTP, over a real store."""
+"""HTTP API of baselines with a real store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKEN = {"Authorization": "Bearer secret"}
 
 
 class World:
-    """A store, its measurements, and a client of the API over them."""
+    """Store, its baselines, and a client of the API."""
 
     def __init__(self, store: Store, client: httpx.AsyncClient, baselines: BaselineService) -> None:
         self.store, self.baselines, self._client = store, baselines, client
@@ -33,7 +33,7 @@ class World:
         return await self._client.request(method, f"/api/v1/baselines{path}", json=body, headers=TOKEN if token else {})
 
     async def measure(self, path: str, live: int, seconds: int = 10, start: int = 0) -> None:
-        """Until what is under way there is complete, and kept."""
+        """Feed readings until the recording is complete and stored."""
         for second in range(start, start + seconds + 1):
             self.baselines.see(training(second, live))
         for _ in range(200):

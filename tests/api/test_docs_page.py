@@ -1,4 +1,4 @@
-"""/docs: all of the API on one page, which needs no network and no script."""
+"""/docs: the whole API on one page without network access or scripts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpumond.api.page import POLICY
 from tests.api.test_app import View, ask
 
 VOID = ("meta", "link", "tr", "th", "td")
-"""Elements that need no end; those of tables end with the next."""
+"""Elements without an end tag; those of tables end with the next one."""
 
 
 class Reader(HTMLParser):
-    """What a browser would find: elements, addresses, text; whether each element that must end does."""
+    """Elements, addresses and text of a page; checks that elements are closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The stream of events, before a server: what is sent to whom, and who is let go."""
+"""Stream of events, without a server: recipients, content, and disconnection of slow readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def a_frame(*pids: int) -> Frame:
 
 
 class Reader:
-    """One connection to the application. ``stuck`` takes no byte any more."""
+    """One connection to the application. With ``stuck``, it accepts no more bytes."""
 
     def __init__(self, app: Any, user: str = "loopback", **headers: str) -> None:
         self.heard = bytearray()

@@ -1,4 +1,4 @@
-"""A thousand requests at once to flush a program: by another user, by its owner, by an administrator."""
+"""A thousand concurrent requests to flush a program: by another user, its owner, an administrator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWNER, OTHER = 1001, 1002
 
 
 class Victim(View):
-    """A real flusher before a program of one user, and an audit of what was asked of it."""
+    """View with a real flusher for a program of one user, which records its requests."""
 
     def __init__(self) -> None:
         super().__init__()

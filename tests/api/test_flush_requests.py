@@ -1,4 +1,4 @@
-"""What a flush request means: the device that it names, force, the plan, and how long it may wait."""
+"""Fields of a flush request: device, force, plan and timeout."""
 
 from __future__ import annotations
 

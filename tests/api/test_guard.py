@@ -1,4 +1,4 @@
-"""Who may ask for what: each refusal with its exact status, and nothing changed by any."""
+"""Authorization: each refusal has its exact status and changes nothing."""
 
 from __future__ import annotations
 

@@ -38,5 +38,5 @@ def test_head_requires_a_get_route():
 
 
 def _steady(answer: httpx.Response) -> dict[str, str]:
-    """Without what differs from one answer of /status to the next."""
+    """Return the headers without those that differ between responses of /status."""
     return {name: value for name, value in answer.headers.items() if name != "content-length"}

@@ -1,4 +1,4 @@
-"""What was seen, over HTTP."""
+"""HTTP API of the history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document and the daemon agree, whatever is asked."""
+"""Responses of the daemon conform to the OpenAPI document."""
 
 from __future__ import annotations
 

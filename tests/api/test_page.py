@@ -1,4 +1,4 @@
-"""The page's files, and the route from which it draws."""
+"""Files of the page, and the route that it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request has to be, whoever asks: each refusal with its exact status, and nothing changed by any."""
+"""Validation of requests: each refusal has its exact status and changes nothing."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_reserved_connections_serve_metrics_and_probes_only():
 
 
 def test_concurrent_reads_per_user_are_limited():
-    """The reads of another user, and the same user's scrapes, wait for none of them."""
+    """Reads of another user, and scrapes of the same user, do not wait for them."""
     working: list[str] = []
     release = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Rules over HTTP: whose they are, who may change them, and that nothing is lost between two writers."""
+"""HTTP API of rules: origins, authorization, and concurrent writers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_rules_of_the_file_and_built_in_ones_are_read_only_and_say_how_to_change
 
 
 def test_rules_round_trip_unchanged():
-    """Reading a rule and writing it again changes nothing, whatever it uses."""
+    """Writing a rule as it was read changes nothing."""
     entries = ask(View(), "/api/v1/rules").json()
     assert {entry["origin"] for entry in entries} == {"built-in"}
     view = View()
@@ -149,7 +149,7 @@ def test_stored_rule_that_cannot_be_read_is_left_out_and_named():
 
 
 class Slow(View):
-    """Previews that last until they are released."""
+    """View whose previews last until they are released."""
 
     def __init__(self) -> None:
         super().__init__()

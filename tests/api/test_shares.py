@@ -1,4 +1,4 @@
-"""Shares by user, and the bytes of answers that are not taken yet."""
+"""Shares per user, and bytes of unsent responses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_user_has_at_most_its_share_of_the_whole():
 
 
 class Reader:
-    """One that takes nothing until it is dropped."""
+    """Reader that accepts nothing until it is dropped."""
 
     def __init__(self, unsent: Unsent, user: str, body: bytes) -> None:
         self.dropped = False

@@ -1,4 +1,4 @@
-"""Text that UTF-8 cannot encode is refused where it comes in; what an older version kept of it breaks no endpoint."""
+"""Text that UTF-8 cannot encode is refused; such text stored by older versions breaks no endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A counter of XID errors does not go back, whatever becomes of the process that counts."""
+"""A counter of XID errors never decreases, even if the counting process exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of the operator that nobody can use: each is refused with a sentence, and the daemon goes on."""
+"""Unusable files of the operator: each is refused with a message, and the daemon continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file format of Prometheus' exporters: what is taken, and what each mistake is told."""
+"""Web configuration file of the Prometheus exporters: accepted options, and messages for invalid ones."""
 
 from __future__ import annotations
 

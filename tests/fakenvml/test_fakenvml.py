@@ -1,4 +1,4 @@
-"""The fake driver keeps what it says, to the real bindings."""
+"""The fake driver returns its configured values through the real bindings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is at the other end of a socket: ten thousand real connections, made so as to be taken for somebody else."""
+"""Identity of socket peers: ten thousand real connections that try to be mistaken for another process."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ PLAIN, DROPPED, SETUID, PASSED, DROPPED_LATER, NAMESPACE, PID_RETURNS = range(7)
 
 @pytest.fixture
 def strangers() -> Iterator[Path]:
-    """A directory that every user may enter, with the program that connects, and ``as-root``, a copy of it that runs as
-    root whoever starts it."""
+    """Directory that every user can enter, with the connecting program, and ``as-root``, its setuid copy."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to make a setuid program and to choose pids")
     if shutil.which("cc") is None:
@@ -70,7 +69,7 @@ def test_peer_is_never_mistaken_for_another_process(strangers: Path):
 
 
 def meet(listener: socket.socket, way: int, pid: int, uid: int, successor: int) -> None:
-    """``pid`` and ``uid`` are those of the process that made the connection, when it made it."""
+    """``pid`` and ``uid`` are those of the connecting process at connect()."""
     connection, _ = listener.accept()
     with connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -93,7 +92,7 @@ def meet(listener: socket.socket, way: int, pid: int, uid: int, successor: int) 
 
 
 def test_sender_is_distinguished_from_the_connecting_process():
-    """A message of a child that inherited the connection names the child, whom nobody asked for."""
+    """A message of a child that inherited the connection names the child."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

@@ -1,4 +1,4 @@
-"""What dcgm-exporter's dashboards and rules find: its names, its labels, its units."""
+"""Metrics for dcgm-exporter's dashboards and rules: names, labels, units."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SENSORS = Sensors(
 
 
 def a_frame() -> Frame:
-    """A card that has said two XIDs, a MIG card with an instance, a card of another vendor."""
+    """Return a frame with a device that has two XIDs, a MIG device with an instance, and a device of another vendor."""
     nvidia = {"vendor": "nvidia", "reserved_bytes": 512 * MIB, "sensors": SENSORS}
     h200 = make_device("GPU-a", name="NVIDIA H200", pci_bus_id="00000000:1B:00.0", used_bytes=1000 * MIB, **nvidia)
     h100 = make_device("GPU-b", index=1, name="NVIDIA H100", pci_bus_id="00000000:2B:00.0", free_bytes=MIB, **nvidia)
@@ -79,7 +79,7 @@ def page(frame: Frame | None = None) -> str:
 
 
 def samples(text: str) -> dict[tuple[str, str, str], float]:
-    """By name, UUID and MIG instance."""
+    """Return the samples by name, UUID and MIG instance."""
     return {
         (sample.name, sample.labels["UUID"], sample.labels.get("GPU_I_ID", "")): sample.value
         for family in text_string_to_metric_families(text)
@@ -88,7 +88,7 @@ def samples(text: str) -> dict[tuple[str, str, str], float]:
 
 
 def test_text_equals_the_golden_file():
-    """``python -m tests.metrics.test_dcgm`` writes it anew."""
+    """Regenerate the file with ``python -m tests.metrics.test_dcgm``."""
     assert page() == GOLDEN.read_text()
 
 
@@ -178,7 +178,7 @@ def test_page_has_those_names_alone_or_both():
 
 
 def test_promtool_reads_it():
-    """What it says against names and labels is said of dcgm-exporter's own, and is not ours to change."""
+    """Complaints about names and labels concern dcgm-exporter's names, which cannot be changed here."""
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool (Debian: prometheus)")
     text = Exposition(Telemetry()).page(a_frame(), Form(False, "dcgm")).plain.decode()

@@ -1,4 +1,4 @@
-"""What we write is what prometheus_client would: read back by its strict parsers, and line by line but for numbers."""
+"""Exposition compared with prometheus_client: parsed by its strict parsers, and line by line except for numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpumond_faults_total counts how often something began to fail, not for how many ticks it did."""
+"""gpumond_faults_total counts the starts of faults, not their ticks."""
 
 from __future__ import annotations
 

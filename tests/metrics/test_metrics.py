@@ -1,4 +1,4 @@
-"""The exposition: its names, its documentation, its golden text."""
+"""Exposition: names, documentation, golden text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def page(frame: Frame | None, telemetry: Telemetry | None = None, accept: str = 
 
 
 def full_frame() -> Frame:
-    """Something of everything."""
+    """Return a frame with values of every kind."""
     frame = advance(EngineState(), BUILT_IN, SNAPSHOT).frame
     uuid = SNAPSHOT.devices[0].uuid
     leak = Verdict(uuid, 4242, "leak", 1.0, (("slope", 1.0),), 3840.0)
@@ -54,7 +54,7 @@ def names(text: str) -> set[str]:
 
 
 def test_text_equals_the_golden_file():
-    """What a dashboard relies on does not change by accident; `python -m tests.metrics.test_metrics` writes it anew."""
+    """Dashboards rely on this text. Regenerate it with `python -m tests.metrics.test_metrics`."""
     assert page(full_frame()).partition("# HELP gpumond_flushes_total")[0] == GOLDEN.read_text()
 
 

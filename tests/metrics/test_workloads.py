@@ -1,4 +1,4 @@
-"""Flushes by workload: what receipts add up to, and for how many workloads."""
+"""Counters of flushes by workload, and the limit of workloads."""
 
 from __future__ import annotations
 

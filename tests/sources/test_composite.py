@@ -19,7 +19,7 @@ from tests.sources.trees import SysTree
 
 
 class Stub:
-    """A source that answers what it is told to."""
+    """Source with configurable answers."""
 
     def __init__(self, name: str, *devices: DeviceReading, version: str | None = None) -> None:
         self.name, self.devices, self.version = name, devices, version
@@ -98,8 +98,7 @@ def test_driver_that_goes_away_asks_for_a_new_process(machine: Machine):
 
 
 def test_missing_source_does_not_affect_devices_of_others(machine: Machine):
-    """Its fault is of no device: an AMD card that was taken out is forgotten, an NVIDIA card whose driver was unloaded
-    is not."""
+    """Its fault has no device: a removed AMD device is forgotten, but not an NVIDIA device whose driver is unloaded."""
     up = SourceState("every", up=True, responsive=True)
     nvidia, amd, intel = (
         replace(device, source=source)

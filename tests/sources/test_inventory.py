@@ -43,7 +43,7 @@ def test_lost_device_is_looked_for_with_growing_pauses(driver: FakeDriver) -> No
 
 
 def test_handle_of_a_device_that_is_gone_is_never_used_again(driver: FakeDriver) -> None:
-    """A real driver may crash on it, as this one does."""
+    """Crashes, as a real driver may."""
     driver.devices = machine(8, PIDS)
     driver.crash(device="stale")
     driver.write()

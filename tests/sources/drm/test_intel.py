@@ -1,4 +1,4 @@
-"""The drivers' answers are laid out as in include/uapi/drm/{i915,xe}_drm.h, written to where the query points."""
+"""Ioctl answers with the layouts of include/uapi/drm/{i915,xe}_drm.h, written to the queried address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpumond.sources.validation import MemoryCounts
 from tests.sources.trees import MIB
 
 Region = tuple[int, int, int]
-"""Class (1 is the device's own), size, used (xe) or free (i915)."""
+"""Regions: class (1 is device memory), size, used (xe) or free (i915)."""
 
 
 def i915(regions: list[Region]) -> Callable[[int, int, bytearray, bool], int]:

@@ -21,7 +21,7 @@ AMD, I915, XE = "/dev/dri/renderD128", "/dev/dri/renderD129", "/dev/dri/renderD1
 
 
 class Machine:
-    """A machine with cards; time passes when told to."""
+    """Machine with DRM devices and a manual clock."""
 
     def __init__(self, root: Path) -> None:
         self.sys, self.proc = SysTree(root / "sys"), ProcTree(root / "proc")
@@ -36,7 +36,7 @@ class Machine:
         return answer
 
     def read(self) -> DeviceReading:
-        """The only device."""
+        """Return the only device."""
         (device,) = self.source.read().devices
         return device
 
@@ -202,7 +202,7 @@ def test_utilization_comes_from_busy_time_where_the_driver_does_not_say_it(machi
 
 
 def test_hidden_processes_are_counted():
-    """The real /proc, read by a process that is not root; kernel threads have nothing to hide."""
+    """Reads the real /proc as a user other than root; kernel threads are ignored."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -221,7 +221,7 @@ def test_hidden_processes_are_counted():
 
 
 def test_processes_that_are_hidden_make_a_fault_and_no_wrong_number(machine: Machine):
-    """With hidepid the others are not even there; what they do is then unknown, and not nothing."""
+    """With hidepid, other processes are invisible; their usage is unknown, and not zero."""
     machine.sys.i915()
     machine.proc.add(7, nodes={3: (I915, trees.i915(4, 100))})
     machine.proc.remove(1)
@@ -303,7 +303,7 @@ def shares(device: DeviceReading) -> dict[int, float | None]:
 
 
 def test_process_kinds_distinguish_use_from_holding_memory(machine: Machine):
-    """From the second reading on that a client is there: its busy time is counted from its own beginning."""
+    """A client counts from its second reading on, because its busy time starts at its own creation."""
     machine.sys.i915()
     machine.proc.add(7, nodes={3: (I915, trees.i915(1, 100, busy=5_000_000_000))})
     machine.proc.add(8, nodes={3: (I915, trees.i915(2, 100, busy=9_000_000_000))})

@@ -64,7 +64,7 @@ def test_nothing_waits_for_an_event(driver: FakeDriver) -> None:
 
 @pytest.mark.parametrize("function", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"])
 def test_failed_subscription_reports_nothing_and_is_retried(driver: FakeDriver, function: str) -> None:
-    """For every return code: the devices are read all the same, and what is not known is a fault."""
+    """For every return code, the devices are still read, and unknown values are faults."""
     driver.devices = machine(1)
     uuid, at, heard = driver.devices[0].uuid, 0.0, 0
     driver.write()

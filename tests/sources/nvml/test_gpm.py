@@ -58,7 +58,7 @@ FUNCTIONS = ("nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGe
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.usefixtures("device")
 def test_failing_function_costs_these_fields_only(driver: FakeDriver, function: str) -> None:
-    """Whatever the code; see test_nvml_codes for all other functions."""
+    """The code does not matter; test_return_codes covers all other functions."""
     at = 0.0
     with NvmlChild(driver.env) as child:
         for code in CODES:
@@ -86,7 +86,7 @@ def test_failing_function_costs_these_fields_only(driver: FakeDriver, function: 
 
 @pytest.mark.usefixtures("device")
 def test_device_that_was_lost_begins_anew_and_no_sample_is_left_behind(driver: FakeDriver) -> None:
-    """The fake driver refuses to hold more than 128 samples."""
+    """The fake driver holds at most 128 samples."""
     at = 0.0
     with NvmlChild(driver.env) as child:
         for _ in range(150):

@@ -200,7 +200,7 @@ def test_every_sensor_is_on_one_clock(field_: str) -> None:
 
 
 class SlowLibrary:
-    """Every question takes 10 ms of a clock that only it moves."""
+    """Every query takes 10 ms of a clock that nothing else advances."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -60,7 +60,7 @@ def test_poll_costs_few_calls(driver: FakeDriver) -> None:
 
 
 def test_memory_of_version_1_where_the_library_is_old(driver: FakeDriver) -> None:
-    """Its `used` contains what the driver reserves, which then is unknown."""
+    """Its `used` includes reserved memory, which is then unknown."""
     driver.devices = machine(1)
     driver.missing("nvmlDeviceGetMemoryInfo_v2")
     driver.write()
@@ -131,7 +131,7 @@ def test_older_process_lists_serve_where_the_newer_are_missing(driver: FakeDrive
 
 
 def test_list_takes_one_call_whatever_its_length(driver: FakeDriver) -> None:
-    """The binding takes two, between which it may grow."""
+    """The binding makes two calls, between which the list may grow."""
     driver.devices = machine(1, [1, 2])
     driver.write()
     driver.count_calls()
@@ -226,7 +226,7 @@ def test_no_library_says_what_to_do(tmp_path: Path) -> None:
 
 
 def unloadable(directory: Path, how: str) -> None:
-    """A libnvidia-ml.so.1 that the loader refuses."""
+    """Create a libnvidia-ml.so.1 that the loader refuses."""
     library, source = directory / "libnvidia-ml.so.1", directory / "library.c"
     options = []
     if how == "symbol":

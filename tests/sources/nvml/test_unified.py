@@ -18,7 +18,7 @@ MEMORY = "nvmlDeviceGetMemoryInfo"
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A machine of another size than the one that runs the test."""
+    """Create a host of another size than the one that runs the test."""
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(
         f"MemTotal: {SIZE // KIB} kB\nMemFree: 1 kB\nMemAvailable: {AVAILABLE // KIB} kB\nHugePages_Total:       0\n"

@@ -36,14 +36,14 @@ def varint(value: int) -> bytes:
 
 
 def resources(pod: str, *ids: str, namespace: str = "research") -> bytes:
-    """A pod with one container, and the fields that gpumond does not read (topology, cpu_ids, memory)."""
+    """Return a pod with one container, including fields that gpumond does not read (topology, cpu_ids, memory)."""
     devices = field(1, "nvidia.com/gpu") + b"".join(field(2, name) for name in ids) + field(3, field(1, b"\x08\x01"))
     container = field(1, "main") + field(2, devices) + b"\x18\x96\x01" + field(4, "m" * 300)
     return field(1, field(1, pod) + field(2, namespace) + field(3, container))
 
 
 class Server:
-    """A kubelet on a Unix socket, and the clock of who asks it."""
+    """Kubelet on a Unix socket, and the clock of its client."""
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "kubelet.sock")
@@ -155,7 +155,7 @@ def test_answer_from_before_the_process_started_does_not_count(server: Server):
     ],
 )
 def test_kubelet_error_costs_one_answer(server: Server, said: Any):
-    """The last good answer stays, and the next one is taken."""
+    """The last valid answer remains until the next one."""
     server.said = resources("llama-0", "GPU-a")
     server.start()
     kubelet = server.kubelet()
@@ -240,7 +240,7 @@ def test_process_in_a_pod_that_no_file_names_gets_the_name_of_the_one_that_has_i
 
 
 def test_pods_sharing_a_device_are_not_distinguished(host: Host):
-    """The other was let in by privilege; the kubelet does not say which is which."""
+    """The other pod has access by privilege; the kubelet does not distinguish them."""
     host.add(7, A, UID)
     host.add(8, B, OTHER_UID)
     found(host.kubelet)

@@ -92,7 +92,7 @@ def test_pid_that_is_no_more_is_gone(host: Host):
 
 
 def test_zombie_of_this_machine_is_one():
-    """The kernel's own files, of a child that ended and was not waited for."""
+    """Reads the kernel's own files for a child that exited and was not reaped."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     start_ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
@@ -139,7 +139,7 @@ def test_pid_that_returns_gets_its_own_container(host: Host):
 
 
 def test_pids_are_never_taken_for_one_another(host: Host):
-    """10 000 lives under five pids, each with a container of its own."""
+    """10 000 processes with five pids, each in a container of its own."""
     chance = random.Random(1)
     lives: dict[int, tuple[int, str]] = {}
     for life in range(10_000):
@@ -250,7 +250,7 @@ def test_holder_of_the_device_may_be_one(host: Host):
 
 
 def test_orphan_of_this_machine_is_one(tmp_path: Path):
-    """A shell that leads a session starts two programs and ends; one of them has made a session of its own."""
+    """A session leader starts two programs and exits; one of them has created its own session."""
     program = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
     script = f"exec 3<&0; {sys.executable} -c '{program}' <&3 & setsid {sys.executable} -c '{program}' <&3 & exit 0"
     read, write = os.pipe()
