@@ -24,7 +24,7 @@ class Reader:
     """One connection to the application. With ``stuck``, it accepts no more bytes."""
 
     def __init__(self, app: Any, user: str = "loopback", **headers: str) -> None:
-        self.heard = bytearray()
+        self.received = bytearray()
         self.status = 0
         self.stuck = False
         self.more = True
@@ -53,18 +53,18 @@ class Reader:
         if self.stuck:
             await asyncio.Event().wait()
         self.status = message.get("status", self.status)
-        self.heard += message.get("body", b"")
+        self.received += message.get("body", b"")
         self.more = message.get("more_body", True)
 
     async def wait(self, found: Callable[[str], object]) -> str:
         for _ in range(2000):
-            if found(text := self.heard.decode()):
+            if found(text := self.received.decode()):
                 return text
             await asyncio.sleep(0.005)
-        raise AssertionError(f"not in time: {self.heard!r}")
+        raise AssertionError(f"not in time: {self.received!r}")
 
-    def told(self) -> list[dict[str, Any]]:
-        lines = self.heard.decode().split("\n")
+    def events(self) -> list[dict[str, Any]]:
+        lines = self.received.decode().split("\n")
         return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
 
 
@@ -79,7 +79,7 @@ def test_reader_receives_events_from_its_connection_on():
         text = await reader.wait(lambda text: "data:" in text)
         assert f"\n\nid: {event.id}\nevent: agent-connected\ndata: {{" in text
         assert text.endswith("}\n\n")
-        assert [told["pid"] for told in reader.told()] == [2]
+        assert [published["pid"] for published in reader.events()] == [2]
         reader.leave.set()
         await reader.task
         assert app.state.event_streams.held == 0
@@ -100,16 +100,16 @@ def test_returning_reader_receives_missed_events_and_notice_of_gaps():
         view = View()
         view.events = EventLog(1.0, kept=3)
         app = create_app(view, Tokens("secret"), nothing)
-        told = view.events.follow(a_frame(1, 2, 3, 4, 5), (), ())
-        reader = Reader(app, last_event_id=str(told[3].id))
+        published = view.events.follow(a_frame(1, 2, 3, 4, 5), (), ())
+        reader = Reader(app, last_event_id=str(published[3].id))
         await reader.wait(lambda text: "data:" in text)
-        assert [event["pid"] for event in reader.told()] == [5]
-        assert "no longer kept" not in reader.heard.decode()
-        late = Reader(app, last_event_id=str(told[0].id))
+        assert [event["pid"] for event in reader.events()] == [5]
+        assert "no longer kept" not in reader.received.decode()
+        late = Reader(app, last_event_id=str(published[0].id))
         assert "no longer kept" in await late.wait(lambda text: text.count("data:") == 3)
         confused = Reader(app, last_event_id="from the start, please")
         await confused.wait(lambda text: "retry" in text)
-        assert confused.told() == []
+        assert confused.events() == []
         for each in (reader, late, confused):
             each.leave.set()
             await each.task
@@ -120,8 +120,8 @@ def test_returning_reader_receives_missed_events_and_notice_of_gaps():
 def test_missing_events_are_announced_once():
     async def run() -> None:
         frames = route.messages(EventLog(1.0), 5, heartbeat_seconds=0.01)
-        told = [await anext(frames) for _ in range(4)]
-        assert told[1:] == [b": some events are no longer kept\n\n", b": alive\n\n", b": alive\n\n"]
+        published = [await anext(frames) for _ in range(4)]
+        assert published[1:] == [b": some events are no longer kept\n\n", b": alive\n\n", b": alive\n\n"]
         await frames.aclose()
 
     asyncio.run(run())
