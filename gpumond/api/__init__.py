@@ -1,1 +1,1 @@
-"""The HTTP face of the daemon."""
+"""HTTP API of the daemon."""

@@ -1,4 +1,4 @@
-"""POST /api/v1/agents/PID/limit, /snapshot: what an administrator may ask of a program beside a flush."""
+"""POST /api/v1/agents/PID/limit and /snapshot: an administrator's requests to a program other than a flush."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ Pid = Annotated[int, Path(gt=0)]
 
 
 class LimitBody(Encodable):
-    """``limit_bytes`` null: no limit any more. ``device``: an index, a UUID or its beginning, or a PCI address; null
-    for all that the program uses.
+    """Soft quota of a program.
+
+    ``limit_bytes``: null removes the limit. ``device``: an index, a UUID or a prefix of one, or a PCI address; null for
+    all devices that the program uses.
     """
 
     model_config = ConfigDict(
@@ -49,10 +51,12 @@ def _ok(model: Any, example: Any) -> dict[int | str, dict[str, Any]]:
     response_model=None,
 )
 async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str = Depends(require_token)) -> Response:
-    """Its allocators flush, then fail, as if the device were smaller; nothing is taken away. In the audit.
+    """Sets a limit above which the program's allocators flush and then fail, as on a smaller device.
 
-    404: no agent has that pid, or no device that name. 409: the program does not allow it, or cannot;
-    `detail` says why. 504: no answer.
+    The limit frees no memory by itself. The request is recorded in the audit log.
+
+    404: no agent has this pid, or no device has this name. 409: the program does not allow or support a limit; see
+    `detail`. 504: the program did not answer.
     """
     device = None if body.device is None else device_named(body.device, request.app.state.view.frame)
     answer = await _ask(request, pid, "limit", requested_by, body.limit_bytes, device)
@@ -63,15 +67,17 @@ async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str =
 
 @router.post(
     "/agents/{pid}/snapshot",
-    summary="Have a program write its framework's memory snapshot",
+    summary="Make a program write its framework's memory snapshot",
     dependencies=[Depends(bearer)],
     responses=_ok(Dump, examples.DUMP),
     response_model=None,
 )
 async def snapshot(request: Request, pid: Pid, requested_by: str = Depends(require_token)) -> Response:
-    """Into a file of the program's own user, at most 256 MiB, whose `path` is the answer. gpumond does not read it.
+    """Writes the snapshot to a file of at most 256 MiB that the program's user owns, and returns its `path`.
 
-    404: no agent has that pid. 409: there is none to be had now; `detail` says why. 504: no answer.
+    gpumond does not read the file.
+
+    404: no agent has this pid. 409: no snapshot is available; see `detail`. 504: the program did not answer.
     """
     answer = await _ask(request, pid, "snapshot", requested_by)
     if isinstance(answer, Response):
@@ -87,12 +93,12 @@ async def _ask(
     limit_bytes: int | None = None,
     device: str | None = None,
 ) -> AgentResponse | Response:
-    """The program's answer; else the problem."""
+    """Return the program's answer, or a problem document."""
     answer: AgentResponse | None = await request.app.state.view.ask(pid, kind, limit_bytes, device, requested_by)
     if answer is None:
-        return problem(504, f"the program of pid {pid} did not answer in time, or left; what became of it is not known")
+        return problem(504, f"pid {pid} did not answer in time, or disconnected; the outcome is unknown")
     if kind == "limit":
-        done = any(one.applied for one in answer.limits)
+        succeeded = any(one.applied for one in answer.limits)
     else:
-        done = answer.dump is not None and answer.dump.path is not None
-    return answer if done else problem(409, answer.reason or "nothing was done")
+        succeeded = answer.dump is not None and answer.dump.path is not None
+    return answer if succeeded else problem(409, answer.reason or "the program did nothing")

@@ -1,7 +1,7 @@
-"""Who may change something: whoever shows a token with the scope for it, or comes over the daemon's Unix socket.
+"""Authorization of changes, by a token with the required scope or by the daemon's Unix socket.
 
-On that socket the kernel says who it is: the daemon's own user and root may do everything, another user may flush his
-own programs and nothing else.
+On that socket the kernel identifies the peer: root and the daemon's user have all scopes; other users may only flush
+their own programs.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from gpumond.config.tokens import Token, digest
 
 bearer = HTTPBearer(
     auto_error=False,
-    description="The token in the file `token` of its runtime directory, or one of `tokens_file` with the scope.",
+    description="The token in the file `token` of the daemon's runtime directory, or a token of `tokens_file` that has "
+    "the required scope.",
 )
-HOW = (
-    "this changes something and wants `Authorization: Bearer TOKEN`; the daemon leaves a token for its own user in the "
-    "file `token` of its runtime directory, others are made in `tokens_file`"
+TOKEN_REQUIRED = (
+    "this endpoint modifies state and requires `Authorization: Bearer TOKEN`; the daemon writes a token for its user "
+    "to the file `token` in its runtime directory; further tokens are defined in `tokens_file`"
 )
 OVERFLOW_UID = 65534
-"""A user that this user namespace does not know: anybody."""
+"""Uid of users unknown in this user namespace; it identifies no one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """``name`` is for receipts and the audit. ``uid``: may flush the programs of that user alone."""
+    """Authenticated client. ``name`` is for receipts and the audit log; ``uid`` limits flushes to that user."""
 
     name: str
     scopes: frozenset[str]
@@ -46,7 +47,7 @@ class Caller:
 
 
 class Tokens:
-    """Bearer tokens, kept as hashes. ``own`` may do everything; ``others`` are those of the file as it is now."""
+    """Bearer tokens, kept as hashes. ``own`` have all scopes; ``others`` returns the current tokens of the file."""
 
     def __init__(
         self,
@@ -60,9 +61,9 @@ class Tokens:
         self.flushes = TokenBucket(FLUSHES_PER_MINUTE, 60.0)
 
     def caller(self, token: str) -> Caller | None:
-        shown = digest(token)
-        # Every entry is compared, so that the time taken tells nothing.
-        found = [entry for entry in (*self._own, *self._others()) if hmac.compare_digest(shown, entry.digest)]
+        presented = digest(token)
+        # Compares with every entry, so that the duration reveals nothing.
+        found = [entry for entry in (*self._own, *self._others()) if hmac.compare_digest(presented, entry.digest)]
         if not found:
             return None
         entry = found[0]
@@ -71,22 +72,22 @@ class Tokens:
 
 
 def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | None:
-    """Who asks, from an ASGI scope: by a token, else by the kernel's word on a Unix socket.
+    """Return the caller of an ASGI request, by its token, else by the kernel's peer credentials on a Unix socket.
 
-    A wrong token is a 401, and from the eleventh a minute of one user on a 429; a right one is never held up.
+    A wrong token is a 401, and a 429 after ten within a minute by one user. Valid tokens are not rate-limited.
     """
     token = bearer_token(scope)
     uid: int | None = (scope.get("state") or {}).get("uid")
     if token is None:
-        return None if uid is None else of_user(uid)
+        return None if uid is None else caller_of_uid(uid)
     caller = tokens.caller(token)
     if caller is None:
         failed(tokens, user(scope))
-        raise HTTPException(401, "the token is wrong, or no longer holds", {"WWW-Authenticate": "Bearer"})
+        raise HTTPException(401, "the token is invalid or has been revoked", {"WWW-Authenticate": "Bearer"})
     return caller
 
 
-def of_user(uid: int) -> Caller | None:
+def caller_of_uid(uid: int) -> Caller | None:
     if uid in (0, os.geteuid()):
         return Caller(f"uid:{uid}", frozenset({"admin"}))
     if uid == OVERFLOW_UID:
@@ -100,47 +101,47 @@ def bearer_token(scope: Mapping[str, Any]) -> str | None:
 
 
 def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
-    """The first of that name, or nothing."""
+    """Return the first header of this name, or an empty string."""
     return next((value.decode("latin-1") for key, value in headers if key == name), "")
 
 
 def user(scope: Mapping[str, Any]) -> str:
-    """The user that a request counts for (``gpumond.api.shares``). It identifies nobody who may change something."""
+    """Return the user that a request is counted for (``gpumond.api.shares``). Not for authorization."""
     state, client = scope.get("state") or {}, scope.get("client")
     found: str = state.get("user") or user_of(state.get("uid"), str(client[0]) if client else "")
     return found
 
 
-def failed(tokens: Tokens, who: str) -> None:
-    """Counts a failure. Raises the 429 if there were too many before."""
+def failed(tokens: Tokens, key: str) -> None:
+    """Count a failed authentication. Raises 429 after too many failures."""
     now = tokens.clock()
-    admit(tokens.failures, who, now, "too many wrong tokens or passwords")
-    tokens.failures.count(who, now)
+    admit(tokens.failures, key, now, "too many wrong tokens or passwords")
+    tokens.failures.count(key, now)
 
 
-def admit(rate: TokenBucket, who: str, now: float, refusal: str) -> None:
-    if (wait := rate.wait(who, now)) > 0:
+def admit(rate: TokenBucket, key: str, now: float, refusal: str) -> None:
+    if (wait := rate.wait(key, now)) > 0:
         seconds = math.ceil(wait)
-        raise HTTPException(429, f"{refusal}; again in {seconds} s", {"Retry-After": str(seconds)})
+        raise HTTPException(429, f"{refusal}; retry in {seconds} s", {"Retry-After": str(seconds)})
 
 
 def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
-    """FastAPI dependency: the caller, or 401 if nobody says who asks, 403 if he may not."""
+    """Return a FastAPI dependency for the caller. It raises 401 without credentials, and 403 without the scope."""
 
     async def require(request: Request) -> Caller:
         caller = authenticate(request.app.state.tokens, request.scope)
         if caller is None:
-            raise HTTPException(401, HOW, {"WWW-Authenticate": "Bearer"})
+            raise HTTPException(401, TOKEN_REQUIRED, {"WWW-Authenticate": "Bearer"})
         if not caller.may(scope):
             challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
-            raise HTTPException(403, f"{caller.name} has no scope {scope}", {"WWW-Authenticate": challenge})
+            raise HTTPException(403, f"{caller.name} does not have the scope {scope}", {"WWW-Authenticate": challenge})
         return caller
 
     return require
 
 
 def name_with(scope: str) -> Callable[[Request], Awaitable[str]]:
-    """The same, for routes that need only the caller's name."""
+    """Return a FastAPI dependency for the caller's name; otherwise like ``caller_with``."""
     require = caller_with(scope)
 
     async def name(request: Request) -> str:

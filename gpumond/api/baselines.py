@@ -1,4 +1,4 @@
-"""Baselines over HTTP: measure, look, measure again and compare, delete."""
+"""HTTP API of baselines: record, read, compare and delete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Name = Annotated[str, Path(pattern=f"^{NAME}$", description="At most 64 of A-Za-
 
 @dataclass(frozen=True, slots=True)
 class BaselineEntry:
-    """One baseline without its distributions. ``complete`` is false while it is measured."""
+    """One baseline without its distributions. ``complete`` is false while it is being recorded."""
 
     name: str
     workload: str | None
@@ -88,9 +88,9 @@ def _answers(status: int, adapter: TypeAdapter[Any], kind: Any, example: Any, *p
     }
 
 
-def _kept(request: Request) -> BaselineService:
-    kept: BaselineService = request.app.state.view.baselines
-    return kept
+def _service(request: Request) -> BaselineService:
+    service: BaselineService = request.app.state.view.baselines
+    return service
 
 
 def _entry(baseline: Baseline) -> BaselineEntry:
@@ -111,11 +111,11 @@ def _json(adapter: TypeAdapter[Any], value: Any, status: int = 200) -> Response:
 
 @router.get(
     "/baselines",
-    summary="The baselines that are kept or under way",
+    summary="Baselines, including those in progress",
     **_answers(200, ENTRIES, list[BaselineEntry], [EXAMPLE_ENTRY], 503, 507),
 )
 async def baselines(request: Request) -> Response:
-    return _json(ENTRIES, [_entry(each) for each in await _kept(request).all()])
+    return _json(ENTRIES, [_entry(each) for each in await _service(request).all()])
 
 
 @router.get(
@@ -124,53 +124,53 @@ async def baselines(request: Request) -> Response:
     **_answers(200, ONE, Baseline, EXAMPLE, 404, 422, 503, 507),
 )
 async def baseline(request: Request, name: Name) -> Response:
-    return _json(ONE, await _kept(request).get(name))
+    return _json(ONE, await _service(request).get(name))
 
 
 @router.put(
     "/baselines/{name}",
-    summary="Measure a baseline",
+    summary="Record a baseline",
     dependencies=CHANGES,
     **_answers(202, ONE, Baseline, EXAMPLE, 401, 403, 409, 422, 503, 507),
 )
 async def record(request: Request, name: Name, body: RecordBody, by: str = Depends(require_rules)) -> Response:
-    """Answers at once, and measures from now on: `complete` says when it is done and kept.
+    """Starts a recording and returns at once; `complete` is true when it has been stored.
 
-    One of that name is replaced when this one is done, and what was compared with it is void.
+    An existing baseline of this name is replaced when the recording is complete, and its comparison is discarded.
     """
-    await _kept(request).record(name, body.for_seconds, body.workload, by)
-    return _json(ONE, await _kept(request).get(name), 202)
+    await _service(request).record(name, body.for_seconds, body.workload, by)
+    return _json(ONE, await _service(request).get(name), 202)
 
 
 @router.delete(
     "/baselines/{name}",
-    summary="Remove a baseline, or give up measuring it",
+    summary="Delete a baseline, or cancel its recording",
     dependencies=CHANGES,
     status_code=204,
     response_model=None,
     responses=responses(401, 403, 404, 422, 503, 507),
 )
 async def remove(request: Request, name: Name, by: str = Depends(require_rules)) -> Response:
-    await _kept(request).delete(name, by)
+    await _service(request).delete(name, by)
     return Response(status_code=204)
 
 
 @router.post(
     "/baselines/{name}/compare",
-    summary="Measure again, to compare",
+    summary="Start a comparison with a baseline",
     dependencies=CHANGES,
     **_answers(202, COMPARED, Comparison, EXAMPLE_COMPARISON, 401, 403, 404, 422, 503, 507),
 )
 async def measure_again(request: Request, name: Name, body: CompareBody, by: str = Depends(require_rules)) -> Response:
-    """Answers at once, and measures from now on, the same workloads as the baseline."""
-    await _kept(request).measure_again(name, body.for_seconds, by)
-    return _json(COMPARED, await _kept(request).comparison(name), 202)
+    """Starts a new measurement of the baseline's workloads and returns at once."""
+    await _service(request).measure_again(name, body.for_seconds, by)
+    return _json(COMPARED, await _service(request).comparison(name), 202)
 
 
 @router.get(
     "/baselines/{name}/compare",
-    summary="The baseline beside what was measured again last",
+    summary="Latest comparison with a baseline",
     **_answers(200, COMPARED, Comparison, EXAMPLE_COMPARISON, 404, 422, 503, 507),
 )
 async def comparison(request: Request, name: Name) -> Response:
-    return _json(COMPARED, await _kept(request).comparison(name))
+    return _json(COMPARED, await _service(request).comparison(name))

@@ -1,4 +1,4 @@
-"""Basic authentication by the users of the web configuration: bcrypt, off the event loop, one at a time."""
+"""Basic authentication of the web configuration's users, with bcrypt in a worker thread, one password at a time."""
 
 from __future__ import annotations
 
@@ -11,42 +11,43 @@ from fastapi import HTTPException
 
 from gpumond.api.auth import Tokens, admit
 
-NOBODY = b"$2b$10$xLSGjgzBOIiTV1zpTNensurpReGXXQg6by1XpoS.X4ArnUoHNy6PG"
-"""A hash for users that there are not, so that the time taken does not tell who there is."""
+UNKNOWN_USER_HASH = b"$2b$10$xLSGjgzBOIiTV1zpTNensurpReGXXQg6by1XpoS.X4ArnUoHNy6PG"
+"""Hash that is checked for unknown users, so that the duration does not reveal which users exist."""
 REMEMBERED = 100
 WAITING = 16
 
 
 class Passwords:
-    """Right passwords are remembered, as hashes of user, bcrypt hash and password together."""
+    """Password check with a cache of accepted passwords, as hashes of user, bcrypt hash and password."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
-        self._right: dict[bytes, None] = {}
-        self._turn = asyncio.Lock()
+        self._accepted: dict[bytes, None] = {}
+        self._lock = asyncio.Lock()
         self._waiting = 0
 
-    async def right(self, users: dict[str, bytes], credentials: str, who: str) -> bool:
-        """Raises the 429 for an address with too many failures, and the 503 while too many passwords are checked."""
+    async def right(self, users: dict[str, bytes], credentials: str, client: str) -> bool:
+        """Return True if the password is correct. Raises 429 after too many failures, 503 if too many checks are
+        pending."""
         user, password = _decode(credentials)
-        hashed = users.get(user, NOBODY)
+        hashed = users.get(user, UNKNOWN_USER_HASH)
         key = _digest(user.encode(), hashed, password)
-        if key in self._right:
+        if key in self._accepted:
             return True
-        admit(self._tokens.failures, who, self._tokens.clock(), "too many wrong tokens or passwords")
+        admit(self._tokens.failures, client, self._tokens.clock(), "too many wrong tokens or passwords")
         if self._waiting >= WAITING:
-            raise HTTPException(503, "too many passwords are being checked", {"Retry-After": "1"})
+            raise HTTPException(503, "too many password checks are pending", {"Retry-After": "1"})
         self._waiting += 1
         try:
-            async with self._turn:
+            async with self._lock:
                 matches = await asyncio.to_thread(_matches, password, hashed)
         finally:
             self._waiting -= 1
         if not matches or user not in users:
             return False
-        if len(self._right) >= REMEMBERED:
-            self._right.pop(next(iter(self._right)))
-        self._right[key] = None
+        if len(self._accepted) >= REMEMBERED:
+            self._accepted.pop(next(iter(self._accepted)))
+        self._accepted[key] = None
         return True
 
 
@@ -59,7 +60,7 @@ def _decode(credentials: str) -> tuple[str, bytes]:
 
 
 def _digest(*parts: bytes) -> bytes:
-    """Each part is hashed by itself, so that no two sets of parts give the same."""
+    """Return a hash of the parts. Each part is hashed separately, so that different parts never collide."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
@@ -67,6 +68,6 @@ def _matches(password: bytes, hashed: bytes) -> bool:
     import bcrypt
 
     try:
-        return bcrypt.checkpw(password[:72], hashed)  # as bcrypt in Go and in htpasswd: what is longer does not count
+        return bcrypt.checkpw(password[:72], hashed)  # like bcrypt in Go and in htpasswd, ignores bytes beyond 72
     except ValueError:
         return False

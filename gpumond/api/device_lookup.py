@@ -1,4 +1,4 @@
-"""A device that a request names, in the current frame."""
+"""Resolution of a device name in a request, within the current frame."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpumond.model.frame import Frame
 
 
 def device_named(name: str, frame: Frame | None, uid: int | None = None, others: Iterable[str] = ()) -> str:
-    """Its UUID. With ``uid``, of the devices that the driver does not list only those of that user's agents count.
+    """Return the device's UUID. With ``uid``, devices unknown to the driver are limited to those of that user's agents.
 
     Raises NoSuchDevice, AmbiguousDevice.
     """

@@ -1,4 +1,7 @@
-"""GET /docs: the API as a page, made of what OpenAPI says of it. No script, and nothing from elsewhere. Pure."""
+"""GET /docs: an HTML page generated from the OpenAPI document, without scripts or external resources.
+
+Performs no I/O.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ HEAD = """\
 
 
 def reference(openapi: Schema) -> str:
-    """Each operation opens on a click; a browser that is asked to print, or to search, finds all of it."""
+    """Return the page. Each operation is a collapsed section; browsers expand it for search and print."""
     info = openapi["info"]
     return "\n".join(
         (
             HEAD + f'<header><h1><a href="./">gpumond</a> API {escape(info["version"])}</h1></header>',
-            f'<main><p>{_words(info["description"])} For programs: <a href="openapi.json">openapi.json</a>.</p>',
+            f'<main><p>{_words(info["description"])} Machine-readable: <a href="openapi.json">openapi.json</a>.</p>',
             *_operations(openapi["paths"]),
             "<h2>Types</h2>",
             *(_type(name, schema) for name, schema in sorted(openapi["components"]["schemas"].items())),
@@ -51,8 +54,8 @@ def _operations(paths: Schema) -> Iterator[str]:
 
 
 def _operation(method: str, path: str, operation: Schema) -> str:
-    wants = ' <span class="quiet">wants a token</span>' if operation.get("security") else ""
-    head = f"<code><b>{method}</b> {escape(path)}</code> {_words(operation['summary'])}{wants}"
+    token = ' <span class="quiet">requires a token</span>' if operation.get("security") else ""
+    head = f"<code><b>{method}</b> {escape(path)}</code> {_words(operation['summary'])}{token}"
     parts = [
         *_paragraphs(operation.get("description", "")),
         *_table("Parameter", map(_parameter, operation.get("parameters", ()))),
@@ -75,7 +78,7 @@ def _body(body: Schema | None) -> Iterator[str]:
 
 
 def _answers(answers: Schema) -> Iterator[str]:
-    """Those that are problem documents alike are named on one line."""
+    """Yield the responses; those that are problem documents are listed together on one line."""
     problems = []
     for status, answer in answers.items():
         contents = answer.get("content", {})
@@ -108,7 +111,7 @@ def _type(name: str, schema: Schema) -> str:
 
 
 def type_of(schema: Schema) -> str:
-    """In words, as HTML; types that are described further down are links."""
+    """Return the type as HTML text, with links to types described on the page."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#type-{name}">{name}</a>'
@@ -126,7 +129,7 @@ def type_of(schema: Schema) -> str:
 
 
 def _table(head: str, rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    """Of name, type (HTML already) and meaning; nothing without rows."""
+    """Yield a table of name, type (HTML) and meaning; nothing if there are no rows."""
     lines = [
         f"<tr><th scope=row><code>{escape(name)}</code><td>{kind}<td>{_words(meaning)}" for name, kind, meaning in rows
     ]
@@ -135,7 +138,7 @@ def _table(head: str, rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
 
 
 def _details(anchor: str, head: str, parts: Iterable[str]) -> str:
-    """The anchor is inside: a link to what is folded unfolds it."""
+    """Return a collapsible section. The anchor is inside, so that a link to it expands the section."""
     return f'<details><summary>{head}</summary><div id="{escape(anchor)}">{"".join(parts)}</div></details>'
 
 
@@ -144,5 +147,5 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _words(text: str) -> str:
-    """Plain text in which only backticks mean something."""
+    """Escape plain text; backticks mark code."""
     return re.sub(r"`+([^`]+)`+", r"<code>\1</code>", escape(text))

@@ -1,4 +1,4 @@
-"""The daemon's newest events, and who waits for the next one. Nobody who reads can hold up who writes."""
+"""Log of the newest events, and notification of its readers. Readers never block the writer."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ KEPT = 1000
 
 
 class EventLog:
-    """Of the newest ``kept`` events, on one event loop.
+    """Log of the newest ``kept`` events, on one event loop.
 
-    Ids begin at a thousand for each second of unix time until the daemon's start: they grow over restarts too.
+    Ids start at 1000 times the unix time of the daemon's start, so they increase across restarts.
     """
 
     def __init__(self, started_at: float, kept: int = KEPT) -> None:
-        self._watch = EventState(int(started_at) * 1000, started_at)
+        self._state = EventState(int(started_at) * 1000, started_at)
         self._receipts: list[Receipt] = []
         self._events: deque[Event] = deque(maxlen=kept)
-        self._news = asyncio.Event()
+        self._published = asyncio.Event()
 
     def flushed(self, receipt: Receipt) -> None:
-        """Is told with the next frame."""
+        """Record a receipt; its event is published with the next frame."""
         self._receipts.append(receipt)
 
     def follow(
@@ -37,36 +37,36 @@ class EventLog:
         resolved: Sequence[Alert] = (),
         departed: Sequence[AgentReport] = (),
     ) -> tuple[Event, ...]:
-        """What happened between the frame before and this one; it is told to all who wait."""
-        self._watch, events = follow(self._watch, frame, raised, resolved, self._receipts, departed)
+        """Publish the events between the previous frame and this one."""
+        self._state, events = follow(self._state, frame, raised, resolved, self._receipts, departed)
         self._receipts.clear()
         self._events.extend(events)
         if events:
-            self._news.set()  # wakes who waits now; who comes later waits for the next
-            self._news = asyncio.Event()
+            self._published.set()  # wakes current waiters; later ones wait for the next event
+            self._published = asyncio.Event()
         return events
 
     @property
     def last_id(self) -> int:
-        return self._watch.last_id
+        return self._state.last_id
 
     def newest(self) -> tuple[Event, ...]:
         return tuple(self._events)
 
     def after(self, last_id: int) -> tuple[Event, ...]:
-        """What somebody has missed since, as far as it is kept."""
+        """Return the events after ``last_id`` that are still kept."""
         return after(self._events, last_id)
 
     @property
     def before_id(self) -> int:
-        """The last event that is kept no longer, or was another daemon's."""
+        """Id of the last event that is no longer kept, or that a previous daemon published."""
         return self._events[0].id - 1 if self._events else self.last_id
 
     async def wait(self, seconds: float) -> bool:
-        """Until there are new events; False if there were none in time."""
-        news = self._news
+        """Wait for new events. Returns False on timeout."""
+        published = self._published
         try:
-            await asyncio.wait_for(news.wait(), seconds)
+            await asyncio.wait_for(published.wait(), seconds)
         except asyncio.TimeoutError:
             return False
         return True

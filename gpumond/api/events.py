@@ -1,4 +1,4 @@
-"""GET /api/v1/events: what happened, as it happens (server-sent events), or the newest as a list."""
+"""GET /api/v1/events: a stream of server-sent events, or the newest events as a list."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ router = APIRouter(tags=["facts"])
 
 HEARTBEAT_SECONDS = 15.0
 SLOW_SECONDS = 30.0
-"""A reader that takes nothing for so long is let go; with Last-Event-ID it goes on where it was."""
+"""Time without progress after which a reader is disconnected; it can resume with Last-Event-ID."""
 
 MAX_STREAMS = 256
-"""In all. Beyond it the oldest stream of the user with most streams ends, and its reader may come again."""
+"""Limit of streams. Above it, the oldest stream of the user with the most streams ends; its reader may reconnect."""
 
 RETRY_MILLISECONDS = 3000
 
@@ -46,35 +46,40 @@ _OK: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/events", summary="What happened, as it happens", responses=_OK, response_model=None)
+@router.get("/events", summary="Stream or list of events", responses=_OK, response_model=None)
 async def events(request: Request) -> Response:
-    """Server-sent events, from now on or, with `Last-Event-ID`, from where the reader was, as far as the newest 1000
-    reach. With `Accept: application/json` those 1000 as a list, newest last; with `Last-Event-ID` too, only those
-    after it. Of more than 256 streams the oldest of the user with most streams ends.
+    """Sends events as server-sent events, starting now or, with `Last-Event-ID`, after that event if it is among the
+    newest 1000.
+
+    With `Accept: application/json`, returns those 1000 as a list, newest last; with `Last-Event-ID`, only later ones.
+    Above 256 streams, the oldest stream of the user with the most streams ends.
     """
-    ring: EventLog = request.app.state.view.events
+    event_log: EventLog = request.app.state.view.events
     accept = request.headers.get("accept", "")
     last_id = request.headers.get("last-event-id", "")
-    known = int(last_id) if last_id.isdecimal() and len(last_id) < 20 else None
+    known_id = int(last_id) if last_id.isdecimal() and len(last_id) < 20 else None
     if "application/json" in accept and "text/event-stream" not in accept:
-        return Response(EVENTS.dump_json(list(ring.after(known or 0))), media_type="application/json")
-    since = ring.last_id if known is None else known
+        return Response(EVENTS.dump_json(list(event_log.after(known_id or 0))), media_type="application/json")
+    since = event_log.last_id if known_id is None else known_id
     state = request.app.state
-    return EventStream(ring, since, state.event_streams, user(request.scope), state.slow_seconds)
+    return EventStream(event_log, since, state.event_streams, user(request.scope), state.slow_seconds)
 
 
 class EventStream(StreamingResponse):
-    """Reads the ring at its own pace: what is overwritten before it is sent is lost to this reader alone."""
+    """Stream that reads the log at its own pace; an event that is overwritten before it is sent is lost to this
+    reader only."""
 
     def __init__(
-        self, ring: EventLog, last_id: int, streams: Shares[EventStream], user: str, slow_seconds: float
+        self, event_log: EventLog, last_id: int, streams: Shares[EventStream], user: str, slow_seconds: float
     ) -> None:
-        super().__init__(frames(ring, last_id), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        super().__init__(
+            messages(event_log, last_id), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
         self._streams, self._user, self._slow_seconds = streams, user, slow_seconds
         self._ended = False
 
     def end(self) -> None:
-        """Its reader may come again, and with Last-Event-ID goes on where it was."""
+        """End the stream. Its reader may reconnect, and resumes with Last-Event-ID."""
         self._streams.remove(self._user, self)
         self._ended = True
         self._task.cancel()
@@ -98,18 +103,18 @@ class EventStream(StreamingResponse):
                 self._streams.remove(self._user, self)
 
 
-async def frames(
-    ring: EventLog, last_id: int, heartbeat_seconds: float = HEARTBEAT_SECONDS
+async def messages(
+    event_log: EventLog, last_id: int, heartbeat_seconds: float = HEARTBEAT_SECONDS
 ) -> AsyncGenerator[bytes, None]:
-    """What happened after ``last_id``, then what happens."""
+    """Yield the kept events after ``last_id``, then new events as they are published."""
     yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
     while True:
-        if last_id < ring.before_id:
-            last_id = ring.before_id
+        if last_id < event_log.before_id:
+            last_id = event_log.before_id
             yield b": some events are no longer kept\n\n"
-        for event in ring.after(last_id):
+        for event in event_log.after(last_id):
             last_id = event.id
             data = EVENT.dump_json(event).decode()
             yield f"id: {event.id}\nevent: {event.kind}\ndata: {data}\n\n".encode()
-        if not await ring.wait(heartbeat_seconds):
+        if not await event_log.wait(heartbeat_seconds):
             yield b": alive\n\n"

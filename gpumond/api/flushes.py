@@ -1,4 +1,4 @@
-"""POST /api/v1/flushes: give memory back, and answer with the proof when it is over."""
+"""POST /api/v1/flushes: flush programs, and return the receipts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpumond.model.pools import DEFAULT_STEPS, ordered_steps
 from gpumond.protocol.text import Encodable
 
 MANY_SECONDS = 60.0
-"""The longest timeout for each of several programs, unless an administrator asks."""
+"""Longest timeout for each of several programs, unless an administrator requests it."""
 
 router = APIRouter(tags=["flush"])
 ANSWER = TypeAdapter(FlushOutcome)
@@ -25,7 +25,7 @@ EXAMPLE = FlushOutcome("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), 
 
 
 class TargetBody(Encodable):
-    """Exactly one of pid, device (an index, a UUID or its beginning, or a PCI address), workload, all."""
+    """Exactly one of pid, device (an index, a UUID or a prefix of one, or a PCI address), workload, all."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -52,14 +52,14 @@ class FlushBody(Encodable):
     min_reclaimable_bytes: int = Field(default=0, ge=0, strict=True)
     dry_run: bool = Field(default=False, strict=True)
     timeout_seconds: float = Field(default=30.0, gt=0, le=600)
-    force: bool = Field(default=False, strict=True, description="Flush although it was flushed a moment ago.")
-    plan: str | None = Field(default=None, max_length=64, description="The `id` of the plan that it carries out.")
+    force: bool = Field(default=False, strict=True, description="Ignore the cooldown after the previous flush.")
+    plan: str | None = Field(default=None, max_length=64, description="The `id` of the plan that this flush executes.")
 
 
 _OK: dict[int | str, dict[str, Any]] = {
     200: {
         "model": FlushOutcome,
-        "description": "Over; every receipt is final.",
+        "description": "The flush is complete, and every receipt is final.",
         "content": {"application/json": {"example": ANSWER.dump_python(EXAMPLE, mode="json")}},
     }
 }
@@ -67,37 +67,40 @@ _OK: dict[int | str, dict[str, Any]] = {
 
 @router.post(
     "/flushes",
-    summary="Flush programs and prove it",
+    summary="Flush programs and return receipts",
     dependencies=[Depends(bearer)],
     responses={**_OK, **responses(401, 403, 404, 409, 422, 429, 503, 504, 507)},
     response_model=None,
 )
 async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(require_flush)) -> Response:
-    """Answers when it is over, never before. Of several programs, those that cannot be flushed now have a receipt with
-    the outcome `refused`.
+    """Responds when the flush is complete. Among several programs, those that cannot be flushed now have the outcome
+    `refused`.
 
-    404: no agent matches, or no device has that name. 409: that process is being flushed. 429: flushed a moment ago
-    (`force` overrides that), or too many flushes of this caller. 504: an agent did not answer in time; the problem
-    document carries `id`, `receipts` and `released_bytes`. 503, 507: the flush cannot be recorded, so it was not begun.
+    404: no agent matches, or no device has this name. 409: the process is being flushed. 429: cooldown after the
+    previous flush (`force` ignores it), or too many flushes by this caller. 504: an agent did not answer in time; the
+    problem document contains `id`, `receipts` and `released_bytes`. 503, 507: the flush was not started because it
+    cannot be recorded.
     """
     if not body.dry_run:
-        _count(request.app.state.tokens, caller)
+        _count_flush(request.app.state.tokens, caller)
     view, device = request.app.state.view, body.target.device
     uuid = None if device is None else device_named(device, view.frame, caller.uid)
     target = Target(body.target.pid, uuid, body.target.workload, body.target.all, caller.uid)
-    patience = body.timeout_seconds if target.pid or caller.may("admin") else min(body.timeout_seconds, MANY_SECONDS)
-    order = FlushRequest(
-        target, body.steps, body.min_reclaimable_bytes, body.dry_run, patience, body.force, plan=body.plan
+    timeout = body.timeout_seconds if target.pid or caller.may("admin") else min(body.timeout_seconds, MANY_SECONDS)
+    flush = FlushRequest(
+        target, body.steps, body.min_reclaimable_bytes, body.dry_run, timeout, body.force, plan=body.plan
     )
-    answer: FlushOutcome = await view.flush(order, caller.name)
-    silent = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
-    if silent:
-        detail = f"no answer in time from pid {', '.join(map(str, silent))}; other receipts are final"
+    answer: FlushOutcome = await view.flush(flush, caller.name)
+    unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
+    if unanswered:
+        detail = f"no answer in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"
         return problem(504, detail, **ANSWER.dump_python(answer, mode="json"))
     return Response(ANSWER.dump_json(answer), media_type="application/json")
 
 
-def _count(tokens: Tokens, caller: Caller) -> None:
+def _count_flush(tokens: Tokens, caller: Caller) -> None:
     now = tokens.clock()
-    admit(tokens.flushes, caller.name, now, "too many flushes by this caller; one can name a workload or a device")
+    admit(
+        tokens.flushes, caller.name, now, "too many flushes by this caller; flush a workload or a device in one request"
+    )
     tokens.flushes.count(caller.name, now)

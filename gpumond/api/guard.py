@@ -1,8 +1,8 @@
-"""Before any route: is this request meant for us, may a browser have been made to send it, and may its sender read?
+"""Checks of every request before routing: Host, origin, body, rate limit, and permission to read.
 
-A page of a stranger can make a browser of this machine send requests to 127.0.0.1, and by DNS rebinding read the
-answers. So the Host must be a name or an address of this daemon, exactly, and what changes something may come from no
-other origin than our own page.
+A web page of another origin can make a local browser send requests to 127.0.0.1 and, by DNS rebinding, read the
+responses. The Host header must therefore match a name or address of this daemon exactly, and requests that change state
+are accepted from no other origin than the daemon's own page.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from gpumond.api.rate_limits import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
     MAX_BODY_BYTES,
-    Places,
+    RequestSlots,
     TokenBucket,
-    bounded,
+    limited,
     too_large,
 )
 from gpumond.api.sending import in_pieces, without_body
@@ -37,10 +37,10 @@ from gpumond.config.web import Web
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ALWAYS_OPEN = ("/-/healthy", "/-/ready")
-"""For probes, which can show no credentials. They tell whether devices can be read, and of a failure the reason."""
+"""Paths for probes, which send no credentials. They reveal whether devices can be read, and the cause of a failure."""
 
 RESERVED = ("/metrics", *ALWAYS_OPEN)
-"""Are answered whatever else is being served, so that monitoring goes on."""
+"""Paths that are served regardless of load, so that monitoring continues."""
 
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)")
@@ -55,9 +55,10 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``hosts``: names, lower case, without port. The address that a connection came to is always one.
+    """Access policy.
 
-    ``open_reads``: no token is needed to read, unless ``web`` names users. ``web``: the web configuration as it is now.
+    ``hosts``: names in lower case, without port; the address of the connection is always accepted. ``open_reads``:
+    reading requires no token, unless ``web`` defines users. ``web``: returns the current web configuration.
     """
 
     hosts: frozenset[str] = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -67,14 +68,14 @@ class Policy:
 
 
 class Guard:
-    """ASGI middleware around everything, so that no route and no error escapes it."""
+    """ASGI middleware around the whole application, so that it applies to every route and every error."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens, policy: Policy) -> None:
         self._app, self._tokens, self._policy = app, tokens, policy
         self._hosts = frozenset(map(_normal, policy.hosts))
         self._passwords = Passwords(tokens)
         self._rate, self._rate_of = TokenBucket(1, 1.0), (0.0, 1)
-        self._places, self._unsent = Places(), Unsent()
+        self._slots, self._unsent = RequestSlots(), Unsent()
         self._changes = TokenBucket(CHANGES_AT_ONCE, CHANGES_AT_ONCE / CHANGES_PER_SECOND)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,37 +83,37 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # a web socket: not accepted
+            return  # a WebSocket: not accepted
         send = self._with_headers(send)
-        if scope["method"] == "HEAD":  # as GET
+        if scope["method"] == "HEAD":  # handled as GET
             scope, send = {**scope, "method": "GET"}, without_body(send)
         else:
             send = in_pieces(scope, send, self._unsent)
         try:
             await self._check(scope)
-            leave = await self._place(scope)
+            release_slot = await self._slot(scope)
         except HTTPException as refusal:
             self._policy.rejected(REASONS.get(refusal.status_code, "other"))
             answer = problem(refusal.status_code, str(refusal.detail), dict(refusal.headers or {}))
             await answer(scope, receive, send)
             return
 
-        async def send_and_leave(message: Message) -> None:
-            leave()  # the rest costs no more than the sending
+        async def send_and_release(message: Message) -> None:
+            release_slot()  # sending takes no slot
             await send(message)
 
         try:
-            await self._app(scope, bounded(receive), send_and_leave)
+            await self._app(scope, limited(receive), send_and_release)
         finally:
-            leave()
+            release_slot()
 
-    async def _place(self, scope: Scope) -> Callable[[], None]:
-        """Of those in which a user's reads are worked on. Other requests may take minutes: they begin at a bounded
-        rate, and each has the time that it needs."""
+    async def _slot(self, scope: Scope) -> Callable[[], None]:
+        """Take one of the user's slots for concurrent reads. Other requests may take minutes: they use no slot, and
+        begin at a limited rate."""
         if scope["path"] in ALWAYS_OPEN:
             return _nothing
         if scope["method"] in SAFE_METHODS:
-            return await self._places.take((user(scope), scope["path"] in RESERVED))
+            return await self._slots.take((user(scope), scope["path"] in RESERVED))
         who, now = user(scope), time.monotonic()
         wait = self._changes.wait(who, now)
         self._changes.count(who, now)
@@ -123,14 +124,12 @@ class Guard:
     async def _check(self, scope: Scope) -> None:
         web = self._policy.web()
         if (scope.get("state") or {}).get("reserved") and scope["path"] not in RESERVED:
-            detail = "too many connections are being served; those that are left are kept for /metrics and /-/healthy"
+            detail = "too many connections; the remaining ones are reserved for /metrics and /-/healthy"
             raise HTTPException(503, detail, {"Retry-After": "1", "Connection": "close"})
         self._check_rate(web)
         host = _host(scope)
         if host not in self._hosts and host != _local(scope):
-            raise HTTPException(
-                421, f"{host} is not a name of this daemon; add it to `hosts` in the configuration if it is"
-            )
+            raise HTTPException(421, f"{host} is not a name of this daemon; add it to `hosts` in the configuration")
         if scope["method"] not in SAFE_METHODS:
             _check_origin(scope)
             _check_body(scope)
@@ -151,7 +150,7 @@ class Guard:
         elif authenticate(self._tokens, scope) is not None:
             return
         challenge = 'Basic realm="gpumond", charset="UTF-8"' if web.users else "Bearer"
-        raise HTTPException(401, "reading wants authentication here", {"WWW-Authenticate": challenge})
+        raise HTTPException(401, "authentication required", {"WWW-Authenticate": challenge})
 
     def _check_rate(self, web: Web) -> None:
         if not web.rate_interval:
@@ -197,16 +196,16 @@ def _nothing() -> None:
 
 
 def _host(scope: Mapping[str, Any]) -> str:
-    """Of the Host header, without port. Never of the target or the URL that a framework makes of both."""
+    """Return the host of the Host header, without port. The request target is ignored."""
     hosts = [value.decode("latin-1").strip().lower() for name, value in scope["headers"] if name == b"host"]
     match = HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     if match is None:
-        raise HTTPException(400, "expected one Host header with a name or an address", {"Connection": "close"})
+        raise HTTPException(400, "expected exactly one Host header with a name or an address", {"Connection": "close"})
     return _normal(match[1].strip("[]"))
 
 
 def _local(scope: Mapping[str, Any]) -> str | None:
-    """The address that the connection came to: a browser that names it was not led here by a name."""
+    """Return the address that the connection was made to. A request that names it does not depend on DNS."""
     server = scope.get("server")
     return _normal(str(server[0]).partition("%")[0]) if server and server[1] is not None else None
 
@@ -224,11 +223,11 @@ def _check_origin(scope: Mapping[str, Any]) -> None:
     origins = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"origin"]
     own = f"{scope['scheme']}://{header(scope['headers'], b'host').strip().lower()}"
     if origins not in ([], [own]):
-        raise HTTPException(403, "a page of another origin may change nothing here")
+        raise HTTPException(403, "requests from other origins may not modify state")
 
 
 def _check_body(scope: Mapping[str, Any]) -> None:
-    """A form or plain text is what a browser sends without asking; JSON it does not."""
+    """Require JSON. Browsers send forms and plain text across origins without a preflight request, but not JSON."""
     has_body = header(scope["headers"], b"content-length") not in ("", "0") or any(
         name == b"transfer-encoding" for name, _ in scope["headers"]
     )
@@ -236,6 +235,6 @@ def _check_body(scope: Mapping[str, Any]) -> None:
     media_type, _, parameters = (stated or [""])[0].lower().partition(";")
     charset = CHARSET.search(parameters)
     if (has_body or stated) and (len(stated) != 1 or media_type.strip() != "application/json"):
-        raise HTTPException(415, "expected one Content-Type header: application/json")
+        raise HTTPException(415, "expected exactly one Content-Type header: application/json")
     if charset and charset[1] not in ("utf-8", "us-ascii"):
         raise HTTPException(415, f"expected JSON in UTF-8, not in {charset[1]}")

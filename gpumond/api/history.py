@@ -1,4 +1,4 @@
-"""What was seen of one device or one process in the last day."""
+"""GET /api/v1/history: samples of one device or one process over the last day."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ router = APIRouter(tags=["facts"])
 
 @dataclass(frozen=True, slots=True)
 class PastValue:
-    """A block that begins at ``at`` (unix time), or a sample."""
+    """Sample, or block that begins at ``at`` (unix time)."""
 
     at: float
     low: float
@@ -29,10 +29,10 @@ class PastValue:
 
 @dataclass(frozen=True, slots=True)
 class SeriesHistory:
-    """One signal, oldest first. The last block has not ended yet.
+    """One signal, oldest first. The last block is incomplete.
 
-    ``resolution_seconds`` is that of the points: null for samples as they were taken. ``block_seconds`` is the length
-    of a block: the same, but for `gpumond demo`, where time is accelerated.
+    ``resolution_seconds`` is the resolution of the points, or null for individual samples. ``block_seconds`` is the
+    length of a block; it differs from the resolution only in `gpumond demo`, where time is accelerated.
     """
 
     device_uuid: str
@@ -44,7 +44,7 @@ class SeriesHistory:
 
 
 SLACK = 1.02
-"""A resolution reaches back far enough if it falls short by no more than this factor."""
+"""Factor by which the range of a resolution may fall short of ``since``."""
 
 EXAMPLE = SeriesHistory(
     examples.UUID,
@@ -59,27 +59,32 @@ EXAMPLE = SeriesHistory(
 )
 
 
-@router.get("/history", summary="What was seen of a device or a process", **described(SeriesHistory, EXAMPLE, 404, 422))
+@router.get("/history", summary="History of a device or a process", **described(SeriesHistory, EXAMPLE, 404, 422))
 async def history(
     request: Request,
-    uuid: Annotated[str, Query(description="The device: an index, a UUID or its beginning, or a PCI address.")],
-    pid: Annotated[int | None, Query(ge=1, description="Of a process on it; without, the device as a whole.")] = None,
+    uuid: Annotated[str, Query(description="The device: an index, a UUID or a prefix of one, or a PCI address.")],
+    pid: Annotated[
+        int | None, Query(ge=1, description="A process on the device; without it, the whole device.")
+    ] = None,
     signal: Annotated[
-        Signal, Query(description="`utilization` and `unclaimed` are of devices, `live` and `held` need agents.")
+        Signal, Query(description="`utilization` and `unclaimed` apply to devices; `live` and `held` require agents.")
     ] = "used",
-    since: Annotated[float | None, Query(ge=0, description="Unix time.")] = None,
-    resolution: Annotated[float | None, Query(gt=0, le=86400, description="Seconds.")] = None,
+    since: Annotated[float | None, Query(ge=0, description="Start of the range, as unix time.")] = None,
+    resolution: Annotated[float | None, Query(gt=0, le=86400, description="Resolution in seconds.")] = None,
 ) -> Response:
-    """Samples of the last 15 minutes, or blocks (lowest, median, highest value) of 15 s, 1, 5 or 15 minutes, the
-    longest that are not longer than `resolution`; without it, the shortest that reach back to `since`. At most 901
-    points. After a restart the day before is there in blocks of 15 minutes."""
+    """Returns samples of the last 15 minutes, or blocks (minimum, median, maximum) of 15 s, 1, 5 or 15 minutes.
+
+    Blocks have the longest length that does not exceed `resolution`; without it, the shortest length whose range
+    includes `since`. The response has at most 901 points. After a restart, the previous day is available in blocks of
+    15 minutes.
+    """
     known: History = request.app.state.view.history
     uuid = device_named(uuid, request.app.state.view.frame, others=known.devices)
     if resolution is None and since is not None:
-        resolution = _reaching(min((known.taken_at - since) * known.pace, known.age(uuid, pid)))
+        resolution = _resolution_for(min((known.taken_at - since) * known.pace, known.age(uuid, pid)))
     points = known.series(uuid, pid, signal, since or 0.0, resolution)
     if not points and not any(known.series(uuid, pid, other) for other in SIGNALS):
-        raise HTTPException(404, f"nothing is known of {uuid if pid is None else f'pid {pid} on {uuid}'}")
+        raise HTTPException(404, f"no history of {uuid if pid is None else f'pid {pid} on {uuid}'}")
     fitting = [tier.seconds for tier in TIERS if resolution is not None and tier.seconds <= resolution]
     seconds = max(fitting, default=None)
     length = None if seconds is None else seconds / known.pace
@@ -87,7 +92,7 @@ async def history(
     return answer(SeriesHistory, SeriesHistory(uuid, pid, signal, seconds, length, values))
 
 
-def _reaching(seconds: float) -> float | None:
+def _resolution_for(seconds: float) -> float | None:
     if seconds <= SAMPLES * SLACK:
         return None
     return next((tier.seconds for tier in TIERS if seconds <= tier.seconds * tier.rows * SLACK), TIERS[-1].seconds)

@@ -1,4 +1,4 @@
-"""What OpenAPI says of refusals that no route spells out: of a body, of a token, of a parameter. All are problems."""
+"""Additions to the OpenAPI document: problems that apply to all routes with a body, a token or parameters."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fastapi import FastAPI
 
 from gpumond.api.problems import responses
 
-OF_A_BODY = (400, 413, 415)
-OF_A_TOKEN = (401, 403, 429)
-OF_A_PARAMETER = (422,)
-FRAMEWORKS = ("HTTPValidationError", "ValidationError")
-"""What FastAPI documents for a 422, and is not what is answered."""
+BODY_PROBLEMS = (400, 413, 415)
+TOKEN_PROBLEMS = (401, 403, 429)
+PARAMETER_PROBLEMS = (422,)
+UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
+"""Schemas that FastAPI documents for 422 and that are not used in responses."""
 
 
 def install(app: FastAPI) -> None:
@@ -24,7 +24,7 @@ def install(app: FastAPI) -> None:
             for methods in document["paths"].values():
                 for operation in methods.values():
                     _complete(operation)
-            for name in FRAMEWORKS:
+            for name in UNUSED_SCHEMAS:
                 document["components"]["schemas"].pop(name, None)
             app.openapi_schema = document
         return app.openapi_schema
@@ -34,8 +34,8 @@ def install(app: FastAPI) -> None:
 
 def _complete(operation: dict[str, Any]) -> None:
     body, token = "requestBody" in operation, "security" in operation
-    refusals = (*(OF_A_BODY if body else ()), *(OF_A_TOKEN if token else ()))
+    refusals = (*(BODY_PROBLEMS if body else ()), *(TOKEN_PROBLEMS if token else ()))
     if body or "parameters" in operation:
-        refusals += OF_A_PARAMETER
+        refusals += PARAMETER_PROBLEMS
     for status, response in responses(*refusals).items():
         operation["responses"][str(status)] = response

@@ -1,4 +1,4 @@
-"""`/metrics`, `/-/healthy`, `/-/ready`, `/-/reload`: for Prometheus and whoever keeps the daemon running."""
+"""`/metrics`, `/-/healthy`, `/-/ready` and `/-/reload`: endpoints for monitoring and operation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpumond.api.problems import problem, responses
 router = APIRouter(tags=["operation"])
 
 
-@router.get("/metrics", response_class=PlainTextResponse, summary="Prometheus text or OpenMetrics")
+@router.get("/metrics", response_class=PlainTextResponse, summary="Metrics in Prometheus text format or OpenMetrics")
 async def metrics(request: Request, compat: Literal["dcgm"] | None = None) -> Response:
-    """``compat=dcgm``: the devices under dcgm-exporter's names, labels and units."""
+    """Returns the metrics. ``compat=dcgm``: devices with dcgm-exporter's names, labels and units."""
     page = await request.app.state.view.metrics(request.headers.get("accept", ""), compat)
     headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
@@ -23,21 +23,21 @@ async def metrics(request: Request, compat: Literal["dcgm"] | None = None) -> Re
     return Response(page.plain, headers=headers)
 
 
-@router.get("/-/healthy", response_class=PlainTextResponse, summary="The daemon's loop turns; says nothing of the GPUs")
+@router.get("/-/healthy", response_class=PlainTextResponse, summary="Liveness of the daemon; independent of the GPUs")
 async def healthy() -> str:
     return "gpumond is healthy\n"
 
 
 @router.get(
-    "/-/ready", response_class=PlainTextResponse, responses=responses(503), summary="Devices are read and fresh"
+    "/-/ready", response_class=PlainTextResponse, responses=responses(503), summary="Readiness: devices can be read"
 )
 async def ready(request: Request) -> Response:
     frame = request.app.state.view.frame
     if frame is None:
-        return problem(503, "the first reading is under way")
+        return problem(503, "the first reading is in progress")
     source = frame.snapshot.source
     if not source.up:
-        return problem(503, f"no device can be read: {source.reason}: {source.detail}")
+        return problem(503, f"cannot read devices: {source.reason}: {source.detail}")
     return PlainTextResponse("gpumond is ready\n")
 
 
@@ -46,8 +46,9 @@ async def ready(request: Request) -> Response:
     response_class=PlainTextResponse,
     responses=responses(401, 403, 422),
     dependencies=[Depends(bearer)],
-    summary="Read the configuration again",
+    summary="Reload the configuration",
 )
 async def reload(request: Request, by: str = Depends(require_token)) -> Response:
-    """As SIGHUP does. 422: it is wrong, and the one that held still holds; `detail` says where."""
+    """Reloads the configuration, as SIGHUP does. 422: it is invalid and the previous one stays in effect; see
+    `detail`."""
     return PlainTextResponse(await request.app.state.view.reload(by) + "\n")

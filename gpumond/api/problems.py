@@ -46,7 +46,7 @@ STATUS: dict[type[GpumondError], int] = {
 
 
 class Problem(BaseModel):
-    """What went wrong, and the remedy."""
+    """Cause of an error, and its remedy."""
 
     type: str = "about:blank"
     title: str
@@ -60,7 +60,7 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None, **m
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For a route's OpenAPI: the problems that it can answer."""
+    """Return the OpenAPI responses for the problems of a route."""
     return {
         status: {
             "description": HTTPStatus(status).phrase,
@@ -71,13 +71,15 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def allowed(request: Request) -> set[str]:
-    """The methods of an address. The router itself tells those of the first route that fits, and a {name} fits all."""
+    """Return the methods that a path allows. The router reports only those of the first matching route."""
     documented = request.app.openapi()["paths"].items()
-    fitting = [
-        (path.count("{"), set(ways)) for path, ways in documented if compile_path(path)[0].match(request.scope["path"])
+    matching = [
+        (path.count("{"), set(methods))
+        for path, methods in documented
+        if compile_path(path)[0].match(request.scope["path"])
     ]
-    ways = {way.upper() for way in min(fitting, key=itemgetter(0), default=(0, ()))[1]}
-    return ways | ({"HEAD"} if "GET" in ways else set())
+    methods = {way.upper() for way in min(matching, key=itemgetter(0), default=(0, ()))[1]}
+    return methods | ({"HEAD"} if "GET" in methods else set())
 
 
 def install(app: FastAPI) -> None:
@@ -90,9 +92,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        wrong = error.errors()[0]
-        place = ".".join(str(part) for part in wrong["loc"])
-        return problem(422, f"{place}: {wrong['msg'].removeprefix('Value error, ')}")
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return problem(422, f"{place}: {first['msg'].removeprefix('Value error, ')}")
 
     @app.exception_handler(NoSuchDevice)
     @app.exception_handler(AmbiguousDevice)
@@ -116,4 +118,4 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> JSONResponse:
-        return problem(500, "an error of gpumond itself; its log has the details")
+        return problem(500, "internal error of gpumond; see its log for details")

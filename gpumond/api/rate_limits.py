@@ -1,4 +1,4 @@
-"""Bounds of requests: how often, how many of a user at once, and the size of a body."""
+"""Limits of requests: rate, concurrent requests per user, and body size."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ MAX_BODY_BYTES = 64 * 1024
 FAILURES_PER_MINUTE = 10
 FLUSHES_PER_MINUTE = 30
 KEYS = 4096
-WORKED_ON = 4
+CONCURRENT_REQUESTS = 4
 CHANGES_AT_ONCE, CHANGES_PER_SECOND = 8, 200
-"""Requests of a user other than reads; one beyond them waits."""
+"""Limits on a user's requests other than reads. Further requests wait."""
 WAITING = 512
 
 
 class TokenBucket:
-    """``count`` at once for each key, and as many again within ``seconds``. Keys not seen for longest are forgotten."""
+    """Token bucket per key: bursts of ``count``, refilled within ``seconds``. The least recently used keys are
+    dropped."""
 
     def __init__(self, count: int, seconds: float, keys: int = KEYS) -> None:
         self._count, self._per_second, self._keys = count, count / seconds, keys
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait(self, key: str, now: float) -> float:
-        """Seconds until one more is admitted; 0 if it is now. Counts nothing."""
+        """Return the seconds until the next request is admitted; 0 if it is admitted now. Counts nothing."""
         return max(0.0, (1.0 - self._level(key, now)) / self._per_second)
 
     def count(self, key: str, now: float) -> None:
@@ -37,74 +38,76 @@ class TokenBucket:
             self._left.popitem(last=False)
 
     def _level(self, key: str, now: float) -> float:
-        left, at = self._left.get(key, (float(self._count), now))
-        return min(self._count, left + (now - at) * self._per_second)
+        released, at = self._left.get(key, (float(self._count), now))
+        return min(self._count, released + (now - at) * self._per_second)
 
 
 def too_large() -> HTTPException:
-    return HTTPException(413, f"a body of more than {MAX_BODY_BYTES} bytes", {"Connection": "close"})
+    return HTTPException(413, f"the body exceeds {MAX_BODY_BYTES} bytes", {"Connection": "close"})
 
 
-def bounded(receive: Receive) -> Receive:
-    """The same, until more has come than a body may have, whatever its headers say of its length."""
+def limited(receive: Receive) -> Receive:
+    """Limit the body to ``MAX_BODY_BYTES``, whatever length its headers state."""
     received = 0
 
-    async def receive_so_much() -> Message:
+    async def receive_limited() -> Message:
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
         if received > MAX_BODY_BYTES:
             raise too_large()
-        if b"\0" in message.get("body", b""):  # UTF-16 and UTF-32 have it, JSON in UTF-8 never
+        if b"\0" in message.get("body", b""):  # present in UTF-16 and UTF-32, never in JSON as UTF-8
             raise HTTPException(400, "the body is not JSON in UTF-8")
         return message
 
-    return receive_so_much
+    return receive_limited
 
 
-class Places:
-    """At most ``each`` requests of a user are worked on at once; as many as ``waiting`` more wait, in order.
+class RequestSlots:
+    """At most ``each`` concurrent requests per user, and a queue of at most ``waiting`` more.
 
-    A user's thousand requests so take no more of the event loop between two requests of another than a few do.
+    A user with a thousand requests therefore delays other users no more than a user with a few.
     """
 
-    def __init__(self, each: int = WORKED_ON, waiting: int = WAITING) -> None:
+    def __init__(self, each: int = CONCURRENT_REQUESTS, waiting: int = WAITING) -> None:
         self._each, self._waiting = each, waiting
         self._taken: Counter[object] = Counter()
         self._queues: dict[object, deque[asyncio.Future[None]]] = {}
 
     async def take(self, key: object) -> Callable[[], None]:
-        """Waits for a place; the result gives it back, once. Raises the 503 if too many wait."""
+        """Wait for a slot, and return a function that releases it once. Raises 503 if the queue is full."""
         if self._taken[key] < self._each:
             self._taken[key] += 1
         else:
             queue = self._queues.setdefault(key, deque())
             if len(queue) >= self._waiting:
-                raise HTTPException(503, f"{self._waiting} requests of this user wait already", {"Retry-After": "1"})
-            place = asyncio.get_running_loop().create_future()
-            queue.append(place)
+                raise HTTPException(
+                    503, f"too many requests by this user: {self._waiting} are already waiting", {"Retry-After": "1"}
+                )
+            slot = asyncio.get_running_loop().create_future()
+            queue.append(slot)
             try:
-                await place
+                await slot
             except asyncio.CancelledError:
-                if place.done() and not place.cancelled():
-                    self._leave(key)
+                if slot.done() and not slot.cancelled():
+                    self._release(key)
                 raise HTTPException(503, "the daemon is shutting down", {"Connection": "close"}) from None
-        left = False
+        released = False
 
-        def leave() -> None:
-            nonlocal left
-            if not left:
-                left = True
-                self._leave(key)
+        def release() -> None:
+            nonlocal released
+            if not released:
+                released = True
+                self._release(key)
 
-        return leave
+        return release
 
-    def _leave(self, key: object) -> None:
+    def _release(self, key: object) -> None:
         queue = self._queues.get(key, deque())
         while queue:
-            place = queue.popleft()
-            if not place.done():
-                place.set_result(None)
+            slot = queue.popleft()
+            if not slot.done():
+                slot.set_result(None)
                 return
         self._queues.pop(key, None)
         self._taken[key] -= 1

@@ -1,4 +1,4 @@
-"""POST /api/v1/release: let go of the driver for a while, for an upgrade, a reset or a change of MIG mode."""
+"""POST /api/v1/release: release the driver temporarily, for an upgrade, a reset or a change of MIG mode."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class ReleaseBody(Encodable):
 
 
 class ReleaseAnswer(BaseModel):
-    """The driver is free until then."""
+    """Time until which the driver is released."""
 
     released_until: float = Field(examples=[1_790_000_120.0])
 
 
 @router.post(
     "/release",
-    summary="Let go of the driver for a while",
+    summary="Release the driver temporarily",
     dependencies=[Depends(bearer)],
     responses={
         200: {
@@ -39,13 +39,13 @@ class ReleaseAnswer(BaseModel):
     response_model=None,
 )
 async def release(request: Request, body: ReleaseBody, requested_by: str = Depends(require_token)) -> Response:
-    """Answers when no descriptor of the driver is open any more; the daemon attaches again by itself.
+    """Responds when the daemon holds no driver descriptor; it reattaches automatically.
 
-    504: a driver call does not return, so that the driver is still held by a process of ours.
+    504: a driver call does not return, so that a process of the daemon still holds the driver.
     """
-    until, free = await request.app.state.view.release(body.for_seconds, requested_by)
-    if not free:
-        return problem(504, "a driver call does not return; the process that hangs in it still holds the driver")
+    until, released = await request.app.state.view.release(body.for_seconds, requested_by)
+    if not released:
+        return problem(504, "a driver call does not return, and its process still holds the driver")
     return Response(
         TypeAdapter(ReleaseAnswer).dump_json(ReleaseAnswer(released_until=until)), media_type="application/json"
     )

@@ -1,4 +1,4 @@
-"""The read routes: parts of the current Frame, as they are."""
+"""Read-only routes for parts of the current Frame."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ router = APIRouter(tags=["facts"])
 
 @dataclass(frozen=True, slots=True)
 class ProcessHolding:
-    """One process on one device: what the driver counts, and its shares. Unknown is null."""
+    """One process on one device: the driver's value, and its shares. Unknown values are null."""
 
     device_uuid: str
     pid: int
@@ -59,7 +59,7 @@ class ProcessHolding:
 
 @dataclass(frozen=True, slots=True)
 class StatedFault:
-    """Something that cannot be observed, and what to do about it."""
+    """Failure to read a value, with its remedy."""
 
     source: str
     kind: str
@@ -70,7 +70,7 @@ class StatedFault:
 
 @dataclass(frozen=True, slots=True)
 class StatedCondition:
-    """What bounds the truth about a device, or about the machine, and what to do about it."""
+    """Condition that limits the accuracy of a device's values, or of the machine's, with its remedy."""
 
     device_uuid: str | None
     kind: str
@@ -79,7 +79,7 @@ class StatedCondition:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How the daemon itself is doing."""
+    """Status of the daemon."""
 
     version: str
     started_at: float
@@ -97,7 +97,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class WholeFrame:
-    """All of one frame: what the routes below it answer one by one, between which a tick may lie."""
+    """One complete frame. Responses of the other routes are parts of a frame, and may differ by a tick."""
 
     version: str
     snapshot: Snapshot
@@ -147,7 +147,7 @@ EXAMPLE_FRAME = WholeFrame(
 
 
 def described(kind: Any, example: Any, *problems: int) -> dict[str, Any]:
-    """Keyword arguments of a route that answers ``kind``: its schema and an example for OpenAPI."""
+    """Return the keyword arguments of a route: the schema and an example of ``kind`` for OpenAPI."""
     content = {"application/json": {"example": TypeAdapter(kind).dump_python(example, mode="json")}}
     return {
         "response_model": None,
@@ -161,12 +161,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def answer(kind: Any, value: Any) -> Response:
-    """``value`` as JSON; no copies, no second validation: the types are already right."""
+    """Return ``value`` as JSON, without copies or validation."""
     return Response(_adapter(kind).dump_json(value), media_type="application/json")
 
 
 def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
-    """The same of the current frame, made when it is first asked for: all its readers are sent one body."""
+    """Return a part of the current frame as JSON. It is serialized once per frame and route."""
     frame, answers = _frame(request), request.app.state.view.answers
     name = request.scope["route"].path
     if name not in answers:
@@ -177,17 +177,17 @@ def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Re
 def _frame(request: Request) -> Frame:
     frame: Frame | None = request.app.state.view.frame
     if frame is None:
-        raise HTTPException(503, "the first reading is under way; try again in a second")
+        raise HTTPException(503, "the first reading is in progress; retry in a second")
     return frame
 
 
 @router.get(
     "/frame",
-    summary="All of one frame: facts, and what follows from them",
+    summary="One complete frame: observations and conclusions",
     **described(WholeFrame, EXAMPLE_FRAME),
 )
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
-    """For whoever shows more than one number. With `If-None-Match`: 304 until the next frame."""
+    """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
     seen = _frame(request)
     headers = {"ETag": f'"{request.app.state.view.started_at:.3f}-{seen.snapshot.seq}"', "Cache-Control": "no-cache"}
     if if_none_match == headers["ETag"]:
@@ -197,7 +197,7 @@ async def frame(request: Request, if_none_match: Annotated[str | None, Header()]
     return whole
 
 
-@router.get("/snapshot", summary="All facts of the last tick", **described(Snapshot, examples.SNAPSHOT))
+@router.get("/snapshot", summary="Observations of the last tick", **described(Snapshot, examples.SNAPSHOT))
 async def snapshot(request: Request) -> Response:
     return answer_once(request, Snapshot, lambda frame: frame.snapshot)
 
@@ -212,17 +212,21 @@ async def processes(request: Request) -> Response:
     return answer_once(request, list[ProcessHolding], lambda frame: list(holdings(frame)))
 
 
-@router.get("/agents", summary="The newest report of each agent", **described(list[AgentReport], [examples.REPORT]))
+@router.get("/agents", summary="Latest report of each agent", **described(list[AgentReport], [examples.REPORT]))
 async def agents(request: Request) -> Response:
     return answer_once(request, list[AgentReport], lambda frame: list(frame.snapshot.reports))
 
 
-@router.get("/ledger", summary="Who holds what; lines sum to used + overcount", **described(Ledger, examples.LEDGER))
+@router.get(
+    "/ledger",
+    summary="Shares of used memory by owner; lines sum to used + overcount",
+    **described(Ledger, examples.LEDGER),
+)
 async def ledger(request: Request) -> Response:
     return answer_once(request, Ledger, lambda frame: frame.ledger)
 
 
-@router.get("/verdicts", summary="Verdicts that stand", **described(list[Verdict], [examples.VERDICT]))
+@router.get("/verdicts", summary="Active verdicts", **described(list[Verdict], [examples.VERDICT]))
 async def verdicts(request: Request) -> Response:
     return answer_once(request, list[Verdict], lambda frame: list(frame.verdicts))
 
@@ -234,17 +238,22 @@ async def alerts(request: Request) -> Response:
 
 @router.get(
     "/alerts/history",
-    summary="Alerts that fired and are over, newest last",
+    summary="Resolved alerts, newest last",
     **described(list[Alert], [ended(examples.ALERT, examples.TAKEN_AT)]),
 )
 async def alert_history(request: Request) -> Response:
-    """The last thousand, those before a restart among them; an alert that is still about is in `/alerts`."""
+    """Returns the last thousand resolved alerts, including those before a restart. Active alerts are in `/alerts`."""
     return answer(list[Alert], list(request.app.state.view.past_alerts()))
 
 
-@router.get("/audit", summary="Changes and flushes, newest last", **described(list[AuditEntry], [examples.AUDIT_ENTRY]))
+@router.get(
+    "/audit",
+    summary="Audit log of changes and flushes, newest last",
+    **described(list[AuditEntry], [examples.AUDIT_ENTRY]),
+)
 async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> Response:
-    """Each entry holds the hash of the one before; `gpumond audit verify` checks them on the machine itself."""
+    """Returns the newest entries. Each contains the hash of the previous one; `gpumond audit verify` checks the
+    chain."""
     return answer(list[AuditEntry], await request.app.state.view.audit_entries(limit))
 
 
@@ -253,7 +262,7 @@ async def receipts(request: Request) -> Response:
     return answer(list[Receipt], list(request.app.state.view.receipts()))
 
 
-@router.get("/status", summary="How the daemon itself is doing", **described(Status, EXAMPLE_STATUS))
+@router.get("/status", summary="Status of the daemon", **described(Status, EXAMPLE_STATUS))
 async def status(request: Request) -> Response:
     frame, started_at = _frame(request), request.app.state.view.started_at
     seen = frame.snapshot
@@ -290,7 +299,7 @@ def _conditions(snapshot: Snapshot) -> tuple[StatedCondition, ...]:
 
 
 def holdings(frame: Frame) -> Iterator[ProcessHolding]:
-    """Every process of every device, and every agent's process that the driver does not list."""
+    """Yield every process of every device, and every agent's process that the driver does not list."""
     workloads = {(report.pid, report.start_ticks): report for report in frame.snapshot.reports}
     lines: dict[tuple[str, int | None], list[Line]] = {}
     for line in frame.ledger.lines:

@@ -1,4 +1,4 @@
-"""Rules over HTTP: read, made, replaced, removed, and tried out on the last hour."""
+"""HTTP API of rules: read, create, replace, delete, and preview on the last hour."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpumond.rules.config import RuleConfig, written
 router = APIRouter(tags=["rules"])
 
 MAX_PREVIEWS = 2
-"""In progress at once, and one of a user."""
+"""Limit of previews in progress; one per user."""
 
 BODY = written(BUILT_IN[0])
 ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
@@ -29,7 +29,7 @@ ENTRIES = TypeAdapter(list[RuleEntry])
 ONE = TypeAdapter(RuleEntry)
 PREVIEWED = TypeAdapter(Preview)
 
-IfMatch = Annotated[str | None, Header(description="The ETag of the rule that is meant; another one is a 412.")]
+IfMatch = Annotated[str | None, Header(description="The expected ETag of the rule; 412 if it has changed.")]
 
 
 def _answers(status: int, kind: Any, example: Any, *problems: int) -> dict[str, Any]:
@@ -41,9 +41,9 @@ def _answers(status: int, kind: Any, example: Any, *problems: int) -> dict[str, 
     }
 
 
-def _book(request: Request) -> RuleRegistry:
-    book: RuleRegistry = request.app.state.view.rulebook
-    return book
+def _registry(request: Request) -> RuleRegistry:
+    registry: RuleRegistry = request.app.state.view.rulebook
+    return registry
 
 
 def _tag(if_match: str | None) -> str | None:
@@ -58,29 +58,29 @@ def _entry(entry: RuleEntry, status: int = 200) -> Response:
 CHANGES = [Depends(bearer)]
 
 
-@router.get("/rules", summary="The rules that hold, and whose they are", **_answers(200, list[RuleEntry], [ENTRY]))
+@router.get("/rules", summary="Rules in effect, with their origin", **_answers(200, list[RuleEntry], [ENTRY]))
 async def rules(request: Request) -> Response:
-    return Response(ENTRIES.dump_json(_book(request).entries()), media_type="application/json")
+    return Response(ENTRIES.dump_json(_registry(request).entries()), media_type="application/json")
 
 
 @router.get("/rules/{name}", summary="One rule, with its ETag", **_answers(200, RuleEntry, ENTRY, 404))
 async def rule(request: Request, name: str) -> Response:
-    return _entry(_book(request).get(name))
+    return _entry(_registry(request).get(name))
 
 
 @router.post(
     "/rules",
-    summary="Make a rule",
+    summary="Create a rule",
     dependencies=CHANGES,
     **_answers(201, RuleEntry, ENTRY, 401, 403, 409, 422, 503, 507),
 )
 async def make(request: Request, body: RuleConfig, by: str = Depends(require_rules)) -> Response:
-    return _entry(await _book(request).put(body, by, new=True), 201)
+    return _entry(await _registry(request).put(body, by, new=True), 201)
 
 
 @router.put(
     "/rules/{name}",
-    summary="Make or replace a rule",
+    summary="Create or replace a rule",
     dependencies=CHANGES,
     **_answers(200, RuleEntry, ENTRY, 401, 403, 409, 412, 422, 503, 507),
 )
@@ -88,36 +88,38 @@ async def replace(
     request: Request, name: str, body: RuleConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
 ) -> Response:
     if body.name != name:
-        raise HTTPException(422, f"body.name: {body.name!r} is not the rule of this address, {name!r}")
-    return _entry(await _book(request).put(body, by, _tag(if_match)))
+        raise HTTPException(422, f"body.name: {body.name!r} differs from the name in the path, {name!r}")
+    return _entry(await _registry(request).put(body, by, _tag(if_match)))
 
 
 @router.delete(
     "/rules/{name}",
-    summary="Remove a rule",
+    summary="Delete a rule",
     dependencies=CHANGES,
     status_code=204,
     response_model=None,
     responses=responses(401, 403, 404, 409, 412, 503, 507),
 )
 async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
-    await _book(request).delete(name, by, _tag(if_match))
+    await _registry(request).delete(name, by, _tag(if_match))
     return Response(status_code=204)
 
 
 @router.post(
     "/rules/preview",
-    summary="Would this rule have fired in the last hour?",
+    summary="Preview of a rule on the last hour",
     **_answers(200, Preview, PREVIEW, 422, 429, 503),
 )
 async def preview(request: Request, body: RuleConfig) -> Response:
-    """Changes nothing. One snapshot per half minute is kept: what was shorter is not seen, nor what was before the
-    daemon's last start; `from_at` says since when it can tell. 429: a preview of the same user is in progress. 503: two
-    others are."""
+    """Evaluates a rule on one snapshot per half minute; changes nothing. Shorter events are not included.
+
+    `from_at` is the start of the available data, which begins with the daemon's last start. 429: a preview by the same
+    user is in progress. 503: the limit of previews is reached.
+    """
     previews, who, this = request.app.state.previews, user(request.scope), object()
     if not previews.admits(who):
-        status, whose = (429, "a preview of yours") if previews.of(who) else (503, f"{MAX_PREVIEWS} previews")
-        return problem(status, f"{whose} in progress already; try again in a second", {"Retry-After": "1"})
+        status, active = (429, "a preview by this user") if previews.of(who) else (503, f"{MAX_PREVIEWS} previews")
+        return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
     previews.add(who, this)
     try:
         seen: Preview = await request.app.state.view.preview(body.rule())

@@ -1,4 +1,4 @@
-"""How answers leave: in pieces that the reader takes one by one, and HEAD with the headers alone."""
+"""Response sending in pieces, and responses to HEAD."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gpumond.api.auth import user
 from gpumond.api.unsent import Unsent
 
 PIECE_BYTES = 16 * 1024
-"""The transport copies what the kernel does not take at once: so much of each answer, not all of it."""
+"""Size of a piece. The transport copies what the kernel does not accept at once, and thus at most one piece."""
 LARGE_PIECE_BYTES = 128 * 1024
 FEW_ANSWERS = 16
 """Up to this number of answers in progress, large pieces are sent: each piece costs processor time."""
 
 
 def in_pieces(scope: Scope, send: Send, unsent: Unsent) -> Send:
-    """Each piece waits until the one before has been taken."""
+    """Split bodies into pieces; each is sent when the previous one has been accepted."""
     drop = (scope.get("state") or {}).get("drop", lambda: None)
 
     async def send_in_pieces(message: Message) -> None:
@@ -38,7 +38,7 @@ def in_pieces(scope: Scope, send: Send, unsent: Unsent) -> Send:
 
 
 def without_body(send: Send) -> Send:
-    """Ends the answer after its headers; the server then reports the end to whoever still produces a body."""
+    """End the response after its headers; the server reports the end to the producer of the body."""
 
     async def send_head(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,7 +1,7 @@
-"""Shares of a bounded resource by user, so that one user's use never takes another's. Pure.
+"""Per-user shares of a limited resource.
 
-A user is the uid behind a Unix socket or a loopback connection, else the address. Loopback addresses whose uid is not
-known are one user: any local program may choose its source among the 16 million of 127/8.
+Performs no I/O. A user is the uid of a Unix socket or loopback connection, else the address. Loopback addresses without
+a known uid are one user, because a local program can use any source address of 127/8.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOOPBACK = "loopback"
 
 
 def user_of(uid: int | None, address: str = "") -> str:
-    """The user that shares are counted for."""
+    """Return the user that a connection is counted for."""
     if uid is not None:
         return f"uid:{uid}"
     try:
@@ -29,7 +29,7 @@ def user_of(uid: int | None, address: str = "") -> str:
 
 
 class Shares(Generic[Holder]):
-    """Amounts that holders have of at most ``total``; one user has at most ``each`` of it."""
+    """Amounts held by users, at most ``total`` altogether and at most ``each`` per user."""
 
     def __init__(self, total: int, each: int | None = None) -> None:
         self.total, self.each = total, total if each is None else each
@@ -38,18 +38,18 @@ class Shares(Generic[Holder]):
         self._of: defaultdict[str, int] = defaultdict(int)
 
     def admits(self, user: str, amount: int = 1) -> bool:
-        """Whether ``amount`` more fits into the whole and into the user's share."""
+        """Return True if ``amount`` more fits into both the total and the user's share."""
         return self.held + amount <= self.total and self.of(user) + amount <= self.each
 
     def add(self, user: str, holder: Holder, amount: int = 1) -> None:
-        """Counts ``holder``, whether or not it fits. A holder is counted once."""
+        """Count ``holder``, even above the limits. A holder is counted once."""
         self.remove(user, holder)
         self._users[user][holder] = amount
         self._of[user] += amount
         self.held += amount
 
     def remove(self, user: str, holder: Holder) -> bool:
-        """False if it was not counted."""
+        """Remove a holder. Returns False if it was not counted."""
         amount = self._users.get(user, {}).pop(holder, None)
         if amount is None:
             return False
@@ -66,9 +66,9 @@ class Shares(Generic[Holder]):
         return self._of.get(user, 0)
 
     def users(self) -> list[str]:
-        """Those who hold anything, the one with most first."""
+        """Return the users with holders, largest amount first."""
         return sorted(self._users, key=self.of, reverse=True)
 
     def holders(self, user: str) -> tuple[Holder, ...]:
-        """Oldest first."""
+        """Return the user's holders, oldest first."""
         return tuple(self._users.get(user, ()))

@@ -1,4 +1,4 @@
-"""Answers that are being sent: how many bytes are kept for readers that have not taken them yet. Pure."""
+"""Accounting of response bytes that are queued for slow readers. Performs no I/O."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Sending:
 
 
 class Unsent:
-    """Bounds the bytes in all and those of a user. A body that several answers share is kept, and counts, once.
+    """Limits queued bytes in total and per user. A body shared by several responses is counted once.
 
-    Beyond a bound the user who keeps most loses the readers of the oldest body that it keeps. The newest body is sent
-    however large it is: otherwise nobody could read an answer above the bound.
+    Above a limit, the user with the most bytes loses the readers of its oldest body. The newest body is always sent,
+    because a response larger than the limit could otherwise never be read.
     """
 
     def __init__(self, total: int = MAX_UNSENT_BYTES, each: int = MAX_UNSENT_BYTES_OF_USER) -> None:
@@ -35,7 +35,7 @@ class Unsent:
         self.bytes = self.answers = 0
 
     def begin(self, user: str, body: bytes, drop: Callable[[], object]) -> Sending:
-        """Counts an answer until ``end``, and drops others if there is no room for it."""
+        """Count a response until ``end``; drop others if they exceed a limit."""
         sending = Sending(user, body, drop)
         readers = self._readers.setdefault((user, id(body)), {})
         if not readers:
@@ -48,7 +48,7 @@ class Unsent:
         return sending
 
     def end(self, sending: Sending) -> None:
-        """It is sent, or dropped."""
+        """Stop counting a response that has been sent or dropped."""
         key = sending.user, id(sending.body)
         readers = self._readers.get(key, {})
         if readers.pop(sending, sending) is None:

@@ -10,7 +10,7 @@ from gpumond.model.snapshot import Reading
 
 @dataclass(frozen=True, slots=True)
 class ExcludedDevice:
-    """A device that the child must not ask, since the driver hangs or crashes at it."""
+    """Device that the child must not query, because the driver hangs or crashes on it."""
 
     index: int
     uuid: str
@@ -18,13 +18,14 @@ class ExcludedDevice:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """One line to the child that runs a source: read, but leave out these."""
+    """Request line to the child: read all devices except the excluded ones."""
 
     leave_out: tuple[ExcludedDevice, ...] = ()
 
 
 class DevicePosition:
-    """Which device the child is at, in a file in memory that its parent can read while the child hangs."""
+    """Index of the device that the child is querying, in shared memory that its parent can read while the child
+    hangs."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -38,7 +39,7 @@ class DevicePosition:
 
 @dataclass(frozen=True, slots=True)
 class ReadResponse:
-    """One line from the child that runs a source: opened (empty), a reading, or why there is none."""
+    """Response line from the child: opened (empty), a reading, or the reason why there is none."""
 
     reading: Reading | None = None
     reason: str = ""

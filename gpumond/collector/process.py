@@ -1,6 +1,6 @@
-"""One process that runs a source: its pipes, the question that it works on, and the device that it is at.
+"""One process that runs a source: its pipes, its current request, and the device that it is querying.
 
-Nothing here waits for it, and nothing kills it: what it does in the driver may wedge the card if cut short.
+Nothing here waits for the process or kills it: interrupting a driver call may make the device unusable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpumond.sources import NOWHERE
 
 
 class Request:
-    """One question to the child: done with a Reading, or with None if there will be none."""
+    """One request to the child. Finished with a Reading, or with None if there will be none."""
 
     def __init__(self, asked: float) -> None:
         self.asked = asked
@@ -32,7 +32,8 @@ class Request:
 
 
 class Child:
-    """Starts at once. Opening the driver is its first question, as that can hang as any call can."""
+    """Child process. It starts at once; opening the driver is its first request, because that can hang like any
+    call."""
 
     def __init__(self, source: str, environ: Mapping[str, str] | None) -> None:
         self._place = os.memfd_create("place", 0)
@@ -44,7 +45,7 @@ class Child:
             env=environ,
             bufsize=0,
             pass_fds=(self._place,),
-            start_new_session=True,  # Ctrl-C is for the parent, which ends the child in order
+            start_new_session=True,  # Ctrl-C is handled by the parent, which stops the child in order
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -54,22 +55,22 @@ class Child:
         self.request: Request | None = Request(time.monotonic())
         self.opened = self.overdue = self.unavailable = False
         self.xids: tuple[XidErrors, ...] = ()
-        """What it counted so far."""
+        """XID errors that the child has counted so far."""
 
     def ask(self, leave_out: Iterable[ExcludedDevice]) -> Request:
         self.request = Request(time.monotonic())
         try:
             self.stdin.write(to_json(ReadRequest(tuple(leave_out))) + b"\n")
         except OSError:
-            pass  # it is gone; the end of its stdout says so
+            pass  # the child has exited; the end of its stdout reports that
         return self.request
 
     def place(self) -> int:
-        """Index of the device that it is at, NOWHERE between two."""
+        """Return the index of the device that is being queried, or NOWHERE."""
         return DevicePosition(self._place).where()
 
     def hang_up(self) -> None:
-        """Close the pipes: the child leaves in order as soon as it is out of the driver."""
+        """Close the pipes. The child exits in order when its current driver call returns."""
         self.stdin.close()
         self.stdout.close()
         if self._place >= 0:
@@ -81,23 +82,23 @@ class Child:
 
 
 async def end(children: Iterable[Child], grace: float = 0.5, last: float = 0.3) -> bool:
-    """Hang up, wait, SIGTERM, wait again: less than a second, never SIGKILL. Whether all of them are gone."""
+    """Hang up, wait, send SIGTERM, wait again: less than a second, never SIGKILL. Returns True if all have exited."""
     children = tuple(children)
     for child in children:
         child.hang_up()
-    await _gone(children, grace)
+    await _wait_for_exit(children, grace)
     for child in children:
         if not child.is_gone():
             child.process.terminate()
-            child.process.send_signal(signal.SIGCONT)  # one that was stopped leaves only then
-    await _gone(children, last)
+            child.process.send_signal(signal.SIGCONT)  # a stopped process exits only after this
+    await _wait_for_exit(children, last)
     gone = all(child.is_gone() for child in children)
     for child in children:
-        child.process.returncode = child.process.poll() or 0  # whoever still hangs is not waited for
+        child.process.returncode = child.process.poll() or 0  # a child that still hangs is not waited for
     return gone
 
 
-async def _gone(children: Iterable[Child], wait: float) -> None:
+async def _wait_for_exit(children: Iterable[Child], wait: float) -> None:
     until = time.monotonic() + wait
     while not all(child.is_gone() for child in children) and time.monotonic() < until:
         await asyncio.sleep(0.01)

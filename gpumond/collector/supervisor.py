@@ -1,11 +1,10 @@
-"""The parent's half of the collector: a child process owns the driver, and nothing here waits for it.
+"""Supervisor of the collector's child process, which owns the driver. Nothing here waits for the child.
 
-A driver call may block for ever or crash its process, so the child is asked over a pipe and watched
-on the monotonic clock. One that misses its deadline is left to finish, and another one is tried: at once
-without the device at which it hangs, or after a while if it hangs elsewhere. No more than
-``MAX_ABANDONED`` are left hanging.
+A driver call may block for ever or crash its process, so requests go through a pipe and are supervised on the monotonic
+clock. A child that misses its deadline is left to finish and another one is started: at once without the device on
+which it hangs, or after a delay if it hangs elsewhere. At most ``MAX_ABANDONED`` children are left hanging.
 
-This module does *not* cover: what is read (``sources/``) and what a missing reading means (``engine``).
+Does *not* cover the content of readings (``sources/``) or the meaning of a missing reading (``engine``).
 """
 
 from __future__ import annotations
@@ -30,16 +29,19 @@ REPLACE_AFTER_SECONDS = 60.0
 MAX_ABANDONED = 2
 MAX_RESTART_SECONDS = 10.0
 QUICK_RESTARTS = 3
-"""So many crashes in a row are answered at once; so many at one device, and it is left out."""
+"""Number of successive crashes after which a restart is delayed, or the device that causes them is excluded."""
 MAX_RETRY_SECONDS = 30.0
 LEFT_OUT_SECONDS = 5.0
 MAX_LEFT_OUT_SECONDS = 600.0
-"""A device that crashed the driver is asked again after so long, doubling each time; one at which a child hangs when
-that child is out of the driver, or after the longest time."""
+"""Longest time for which a device is excluded.
+
+After a crash, the time doubles with each attempt. After a hang, the device is queried again when the call has returned,
+or after the longest time.
+"""
 
 
 class Collector:
-    """Readings of one source, at most one question under way. All times in seconds."""
+    """Readings of one source, with at most one request at a time. All times are in seconds."""
 
     def __init__(
         self,
@@ -56,14 +58,14 @@ class Collector:
         self._environ, self._restarted, self._opened = environ, restarted, opened
         self._child: Child | None = None
         self._abandoned: list[Child] = []
-        self._leaving: list[Child] = []
-        """Those that have closed their end, and have yet to be reaped."""
-        self._left_out: dict[ExcludedDevice, Child | None] = {}
-        """Devices that are not asked, each with the child that hangs at it, or None if they crashed it."""
+        self._closing: list[Child] = []
+        """Children whose pipes are closed and that have not been reaped yet."""
+        self._excluded: dict[ExcludedDevice, Child | None] = {}
+        """Excluded devices, each with the child that hangs on it, or None if it crashed the driver."""
         self._times_left_out: Counter[str] = Counter()
         self._uuids: dict[int, str] = {}
         self._xids: tuple[XidErrors, ...] = ()
-        """What the children before this one counted."""
+        """XID errors counted by previous children."""
         self._failures = 0
         self._crashed_at: list[int] = []
         self._started = 0
@@ -71,11 +73,11 @@ class Collector:
         self._stopped = False
 
     def start(self) -> None:
-        """Start the child; does not wait for it."""
+        """Start the child without waiting for it."""
         self._spawn()
 
     async def read(self, wait: float) -> Reading | None:
-        """A reading that began after this call, or None if none came within ``wait`` seconds."""
+        """Return a reading that began after this call, or None if none arrived within ``wait`` seconds."""
         asked = time.monotonic()
         while (request := self._ask()) is not None:
             left = asked + wait - time.monotonic()
@@ -87,27 +89,30 @@ class Collector:
         return None
 
     async def release(self, seconds: float) -> bool:
-        """Let go of the driver for so long, that it can be unloaded or the card reset. Whether every child is gone."""
-        children = self._let_go()
+        """Release the driver for this time, so that it can be unloaded or the device reset.
+
+        Returns True if every child has exited.
+        """
+        children = self._hang_up_all()
         detail = f"released for {seconds:g} s"
-        self._become(up=False, responsive=True, reason=RELEASED, detail=detail)
+        self._set_state(up=False, responsive=True, reason=RELEASED, detail=detail)
         self._schedule(seconds, self._spawn)
         gone = await end(children)
         if not gone:
             detail += "; a process that hangs in a driver call still holds the driver"
-            self._become(up=False, responsive=False, reason=RELEASED, detail=detail)
+            self._set_state(up=False, responsive=False, reason=RELEASED, detail=detail)
         return gone
 
     async def stop(self) -> None:
-        """Close the pipes, let the children shut the driver down, then SIGTERM. Takes less than a second."""
+        """Close the pipes, let the children shut the driver down, then send SIGTERM. Takes less than a second."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        await end(self._let_go())
+        await end(self._hang_up_all())
 
-    def _let_go(self) -> list[Child]:
+    def _hang_up_all(self) -> list[Child]:
         children = [*self._abandoned, *([self._child] if self._child else [])]
-        leaving, self._leaving = self._leaving, []
+        leaving, self._closing = self._closing, []
         for child in children:
             self._unwatch(child)
             if child.request is not None:
@@ -115,17 +120,17 @@ class Collector:
             self._xids = add_up(self._xids, child.xids)
         self._child = None
         self._abandoned = []
-        self._left_out.clear()
+        self._excluded.clear()
         return children + leaving
 
     def _ask(self) -> Request | None:
-        """The question under way, or a new one; None while there is no child to ask."""
-        self._leaving = [child for child in self._leaving if not child.is_gone()]
+        """Return the current request, or a new one; None while there is no child."""
+        self._closing = [child for child in self._closing if not child.is_gone()]
         child = self._child
         if child is None or child.overdue:
             return None
         if child.request is None and child.opened:
-            self._watch_deadline(child, child.ask(self._left_out))
+            self._watch_deadline(child, child.ask(self._excluded))
         return child.request
 
     def _spawn(self) -> None:
@@ -148,21 +153,21 @@ class Collector:
             return
         child.overdue = True
         request.finish(None)
-        detail = f"a driver call has not returned for {self._deadline:g} s; values are withheld until it does"
-        self._become(up=False, responsive=False, reason="timeout", detail=detail)
-        if self._leave_out(child.place(), child):
+        detail = f"a driver call has not returned for {self._deadline:g} s; values are withheld until it returns"
+        self._set_state(up=False, responsive=False, reason="timeout", detail=detail)
+        if self._exclude(child.place(), child):
             self._replace()
         else:
             self._schedule(self._replace_after, self._replace)
 
-    def _leave_out(self, index: int, child: Child | None) -> bool:
-        """Ask that device no more for a while; False if it is not known, or left out already."""
+    def _exclude(self, index: int, child: Child | None) -> bool:
+        """Exclude a device for a while. Returns False if it is unknown or already excluded."""
         uuid = self._uuids.get(index)
-        if uuid is None or ExcludedDevice(index, uuid) in self._left_out:
+        if uuid is None or ExcludedDevice(index, uuid) in self._excluded:
             return False
         device = ExcludedDevice(index, uuid)
-        log.warning("device %d %s is left out: the driver %s at it", index, uuid, "hangs" if child else "crashes")
-        self._left_out[device] = child
+        log.warning("device %d %s is excluded: the driver %s on it", index, uuid, "hangs" if child else "crashes")
+        self._excluded[device] = child
         seconds = MAX_LEFT_OUT_SECONDS if child else LEFT_OUT_SECONDS * 2 ** self._times_left_out[uuid]
         self._times_left_out[uuid] += 1
         asyncio.get_running_loop().call_later(min(seconds, MAX_LEFT_OUT_SECONDS), self._try_again, device)
@@ -170,12 +175,12 @@ class Collector:
 
     def _try_again(self, device: ExcludedDevice) -> None:
         if len(self._abandoned) < MAX_ABANDONED:
-            self._left_out.pop(device, None)
-        elif device in self._left_out and not self._stopped:
+            self._excluded.pop(device, None)
+        elif device in self._excluded and not self._stopped:
             asyncio.get_running_loop().call_later(MAX_LEFT_OUT_SECONDS, self._try_again, device)
 
     def _replace(self) -> None:
-        """Leave the hung child to itself and try another one, unless enough of them hang already."""
+        """Abandon the hung child and start another one, unless the limit of hung children is reached."""
         child = self._child
         if child is not None and child.overdue:
             if len(self._abandoned) >= MAX_ABANDONED:
@@ -201,7 +206,7 @@ class Collector:
             try:
                 self._answered(child, from_json(ReadResponse, line))
             except ProtocolError as error:
-                log.error("collector child answered nonsense: %s", error)
+                log.error("invalid response of the collector process: %s", error)
                 child.process.terminate()
 
     def _answered(self, child: Child, answer: ReadResponse) -> None:
@@ -214,7 +219,7 @@ class Collector:
             return
         if answer.reason:
             child.unavailable = True
-            self._become(up=False, responsive=True, reason=answer.reason, detail=answer.message)
+            self._set_state(up=False, responsive=True, reason=answer.reason, detail=answer.message)
             request.finish(None)
             return
         if late and self._timer is not None:
@@ -231,16 +236,16 @@ class Collector:
                 if device.parent_uuid is None:
                     self._uuids[device.index] = device.uuid
                     self._times_left_out.pop(device.uuid, None)
-            self._become(up=True, responsive=not self._abandoned, reading=reading)
-        request.finish(None if late else reading)  # a late answer is about the past
+            self._set_state(up=True, responsive=not self._abandoned, reading=reading)
+        request.finish(None if late else reading)  # a late response is out of date
 
     def _returned(self, child: Child, reading: Reading | None) -> None:
-        """A child that was left hanging is out of the driver again, and the device at which it hung with it.
+        """Handle the response of an abandoned child, whose driver call has returned.
 
-        What that device said meanwhile, only this child has heard.
+        Only this child has received the XID events of its device in the meantime.
         """
-        asked_again = {device.uuid for device, hung in self._left_out.items() if hung is child}
-        self._left_out = {device: hung for device, hung in self._left_out.items() if hung is not child}
+        asked_again = {device.uuid for device, hung in self._excluded.items() if hung is child}
+        self._excluded = {device: hung for device, hung in self._excluded.items() if hung is not child}
         heard = {(errors.device_uuid, errors.xid): errors.count for errors in child.xids}
         news = [
             replace(errors, count=errors.count - heard.get((errors.device_uuid, errors.xid), 0))
@@ -251,11 +256,11 @@ class Collector:
         child.stdin.close()
 
     def _ended(self, child: Child) -> None:
-        """The child has left: because it could not open its source, or because the driver crashed."""
+        """Handle the exit of a child: its source could not be opened, or the driver crashed."""
         self._unwatch(child)
         place = child.place()
         child.hang_up()
-        self._leaving.append(child)
+        self._closing.append(child)
         if child in self._abandoned:
             self._abandoned.remove(child)
         if child is not self._child or self._stopped:
@@ -267,11 +272,11 @@ class Collector:
         if child.unavailable:
             delay = min(MAX_RETRY_SECONDS, 2.0**self._failures)
         else:
-            detail = f"the process that owns the driver ended with {child.process.poll()}"
-            self._become(up=False, responsive=True, reason="crashed", detail=detail)
+            detail = f"the collector process exited with {child.process.poll()}"
+            self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
             delay = min(MAX_RESTART_SECONDS, 0.1 * 2 ** max(0, self._failures - QUICK_RESTARTS))
             self._crashed_at.append(place)
-            if self._crashed_at[-QUICK_RESTARTS:] == [place] * QUICK_RESTARTS and self._leave_out(place, None):
+            if self._crashed_at[-QUICK_RESTARTS:] == [place] * QUICK_RESTARTS and self._exclude(place, None):
                 self._crashed_at, self._failures = [], 0
         self._failures += 1
         self._schedule(delay, self._spawn)
@@ -285,7 +290,7 @@ class Collector:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(delay, action)
 
-    def _become(
+    def _set_state(
         self, *, up: bool, responsive: bool, reason: str = "", detail: str = "", reading: Reading | None = None
     ) -> None:
         """Log a change of state, once."""
@@ -303,7 +308,7 @@ class Collector:
 
 
 def add_up(first: Iterable[XidErrors], second: Iterable[XidErrors]) -> tuple[XidErrors, ...]:
-    """The errors of two children that did not listen at the same time."""
+    """Return the sum of the errors of two children that did not run at the same time."""
     sums = {(errors.device_uuid, errors.xid): errors for errors in first}
     for errors in second:
         before = sums.get((errors.device_uuid, errors.xid))

@@ -1,7 +1,7 @@
-"""The collector's child: owns the driver, answers each line on stdin with one Answer on stdout.
+"""Child process of the collector: owns the driver and answers each request line with one response line.
 
-``python -m gpumond.sources NAME PLACE``, where PLACE is the descriptor of a Place. It leaves when stdin
-closes, after closing the driver in order: a driver that is killed in the middle of a call may not come back.
+``python -m gpumond.collector.worker NAME PLACE``, where PLACE is the descriptor of a DevicePosition. It exits when
+stdin closes, after closing the driver in order: killing a process during a driver call may make the driver unusable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(name: str, place: int) -> int:
     whereabouts = DevicePosition(place)
     course = ReadProgress(whereabouts.at)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a driver library that prints must not garble the answers
+    os.dup2(2, 1)  # output of the driver library must not mix with the responses
 
     def answer(value: ReadResponse) -> None:
         answers.write(to_json(value) + b"\n")
@@ -53,8 +53,11 @@ def main(name: str, place: int) -> int:
 
 
 def _continue_without_parent() -> None:
-    """Have the kernel send SIGCONT when the parent is gone, so that a stopped child reads the end of its stdin and
-    leaves. Nothing ends it in the middle of a driver call."""
+    """Request SIGCONT from the kernel when the parent exits, so that a stopped child reads the end of its stdin and
+    exits.
+
+    Nothing terminates it during a driver call.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
 

@@ -1,6 +1,6 @@
-"""Configuration: flags over environment (``GPUMOND_*``) over file over defaults, checked as one.
+"""Configuration: flags override the environment (``GPUMOND_*``), which overrides the file and the defaults.
 
-A mistake is a ConfigError that names the place, the key, the value and what is expected.
+A mistake raises ConfigError with the place, the key, the value and what is expected.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import ActionConfig, FlushConfig, RuleConfig, Seconds, Strict
 
 RELOADED = ("interval", "compat", "flush_cooldown", "retention", "disabled_rules", "rules", "receivers")
-"""What a reload changes; the rest holds from start to end."""
+"""Settings that a reload changes; the others require a restart."""
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class ReceiverConfig(Strict):
-    """Who is told of alerts. An address can be a secret: it is never shown, and can stay in a file."""
+    """Configuration of a receiver of alerts. A URL can be a secret: it is never shown, and can be read from a file."""
 
     name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
     type: Literal["log", "webhook", "alertmanager"]
@@ -50,16 +50,18 @@ class ReceiverConfig(Strict):
         given = [name for name in type(self).model_fields if getattr(self, name) is not None][2:]
         if self.type == "log":
             if given:
-                raise ValueError(f"{self.name}: a receiver of type log has no {given[0]}")
+                raise ValueError(f"{self.name}: {given[0]} is not a key of a receiver of type log")
             return self
         if (self.url is None) == (self.url_file is None):
             raise ValueError(f"{self.name}: expected exactly one of url and url_file")
         if self.secret_file is not None and self.type != "webhook":
-            raise ValueError(f"{self.name}: secret_file signs webhooks; Alertmanager takes bearer_token_file")
+            raise ValueError(f"{self.name}: secret_file is for webhooks only; for Alertmanager use bearer_token_file")
         if self.resend is not None and self.type != "alertmanager":
-            raise ValueError(f"{self.name}: resend is for Alertmanager; a webhook is told once")
+            raise ValueError(f"{self.name}: resend is for Alertmanager only; a webhook is notified once")
         if self.url is not None and not _web_address(self.url):
-            raise ValueError(f"{self.name}: url is not http:// or https:// with a host and without user or password")
+            raise ValueError(
+                f"{self.name}: expected an http:// or https:// url with a host and without user or password"
+            )
         return self
 
     def receiver(self) -> Receiver:
@@ -69,7 +71,7 @@ class ReceiverConfig(Strict):
 
 
 class Settings(Strict):
-    """Everything that can be set. ``check-config --help`` and docs/operations.md describe the keys."""
+    """All settings. ``check-config --help`` and docs/operations.md describe the keys."""
 
     source: Literal["auto", "nvml", "drm", "every", "sim"] = "auto"
     listen: str = "127.0.0.1:9917"
@@ -104,7 +106,7 @@ class Settings(Strict):
         names = value.replace(",", " ").split() if isinstance(value, str) else value
         for name in names if isinstance(names, (list, tuple)) else ():
             if not isinstance(name, str) or not HOST_NAME.fullmatch(name):
-                raise ValueError(f"{name!r:.80} is not a host name or an address; expected one without scheme and port")
+                raise ValueError(f"{name!r:.80} is not a host name or address; expected one without scheme and port")
         return names
 
     @field_validator("disabled_rules")
@@ -113,37 +115,39 @@ class Settings(Strict):
         known = [rule.name for rule in BUILT_IN]
         for name in names:
             if name not in known:
-                raise ValueError(f"there is no built-in rule {name!r}; there are {', '.join(known)}")
+                raise ValueError(f"unknown built-in rule {name!r}; expected some of {', '.join(known)}")
         return names
 
     @model_validator(mode="after")
     def _safe(self) -> Settings:
         if not self.loopback and not self.insecure and self.web_config is None:
             raise ValueError(
-                f"listen: {self.listen} is reachable from other machines, and needs TLS and authentication there: "
+                f"listen: {self.listen} is reachable from other machines and requires TLS and authentication: "
                 "give a web_config, listen on 127.0.0.1, or set insecure (--insecure) if the network is trusted"
             )
         names = [rule.name for rule in self.rules]
         if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"rules: two rules are called {twice!r}")
+            duplicate = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"rules: the name {duplicate!r} is used twice")
         receivers = [receiver.name for receiver in self.receivers]
         if len(set(receivers)) < len(receivers):
-            twice = next(name for name in receivers if receivers.count(name) > 1)
-            raise ValueError(f"receivers: two receivers are called {twice!r}")
+            duplicate = next(name for name in receivers if receivers.count(name) > 1)
+            raise ValueError(f"receivers: the name {duplicate!r} is used twice")
         for rule in self.rules:
             for name in rule.receivers:
                 if name not in receivers:
-                    raise ValueError(f"rules: {rule.name}: there is no receiver {name!r}; there are {receivers}")
+                    raise ValueError(
+                        f"rules: {rule.name}: unknown receiver {name!r}; the receivers are {', '.join(receivers)}"
+                    )
         return self
 
     def web(self) -> Web:
-        """The web configuration. Raises ConfigError if it is wrong, or too little for the address."""
+        """Return the web configuration. Raises ConfigError if it is invalid, or insufficient for the address."""
         web = Web() if self.web_config is None else read_web(self.web_config)
         if web.tls is None and not self.loopback and not self.insecure:
             raise ConfigError(
-                f"web_config {self.web_config}: {self.listen} is reachable from other machines, and without "
-                "tls_server_config tokens and passwords can be read on the way; add it, or set insecure (--insecure)"
+                f"web_config {self.web_config}: {self.listen} is reachable from other machines; without "
+                "tls_server_config, tokens and passwords are sent in clear text; add it, or set insecure (--insecure)"
             )
         return web
 
@@ -160,48 +164,48 @@ class Settings(Strict):
         return int(self.listen.rpartition(":")[2])
 
     def agent_socket(self) -> Path:
-        """Where the agents' socket goes. Raises ConfigError if there is no place for it."""
+        """Return the path of the agent socket. Raises ConfigError if no directory is available."""
         path = self.socket or default_socket()
         if path is None:
             raise ConfigError(
-                "no place for the agent socket: set XDG_RUNTIME_DIR, or give --socket DIRECTORY/agent.sock"
+                "no directory for the agent socket: set XDG_RUNTIME_DIR, or pass --socket DIRECTORY/agent.sock"
             )
         return Path(path)
 
     def runtime_directory(self) -> Path:
-        """Where the API's socket and the daemon's own token go; without ``runtime_dir`` beside the agents' socket."""
+        """Return the directory of the API socket and the daemon's token: ``runtime_dir``, else the agent socket's."""
         return self.runtime_dir or self.agent_socket().parent
 
     def agent_socket_mode(self) -> int:
-        """A machine-wide socket is for every user's programs; one in a user's own directory is for that user."""
+        """Return the socket's mode: a machine-wide socket is open to all users, any other only to its owner."""
         if self.socket_mode is not None:
             return int(self.socket_mode, 8)
         return 0o666 if self.agent_socket().parent.as_posix().startswith("/run/gpumond") else 0o600
 
     def store_file(self) -> Path:
-        """What outlives the daemon. Without ``state_dir``: /var/lib for root, else where XDG says."""
+        """Return the database path: under ``state_dir``, else /var/lib for root, else the XDG state directory."""
         if self.state_dir is not None:
             return self.state_dir / "gpumond.db"
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         return (Path("/var/lib") if os.geteuid() == 0 else Path(home)) / "gpumond" / "gpumond.db"
 
     def active_rules(self) -> tuple[Rule, ...]:
-        """The file's rules, and the built-in ones that it neither replaces nor disables."""
+        """Return the file's rules, and the built-in rules that it neither replaces nor disables."""
         own = {rule.name: rule for rule in self.own_rules()}
         return tuple({**{rule.name: rule for rule in self.built_in_rules()}, **own}.values())
 
     def built_in_rules(self) -> tuple[Rule, ...]:
         return tuple(rule for rule in BUILT_IN if rule.name not in self.disabled_rules)
 
-    def told(self) -> tuple[str, ...]:
-        """The names of the receivers."""
+    def receiver_names(self) -> tuple[str, ...]:
+        """Return the names of the receivers."""
         return tuple(receiver.name for receiver in self.receivers)
 
     def own_rules(self) -> tuple[Rule, ...]:
         return tuple(rule.rule() for rule in self.rules)
 
     def differs(self, other: Settings) -> list[str]:
-        """The settings that ``other`` has otherwise and that hold only from a start on."""
+        """Return the names of the settings that differ from ``other`` and require a restart."""
         fixed = (name for name in type(self).model_fields if name not in RELOADED)
         return [name for name in fixed if getattr(self, name) != getattr(other, name)]
 
@@ -211,7 +215,7 @@ def load(
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """Return the settings. A flag that is None and a variable that is empty are not set. Raises ConfigError."""
+    """Return the settings. A flag that is None or a variable that is empty is not set. Raises ConfigError."""
     values, where = {}, "configuration"
     if file is not None:
         values, where = read_yaml(file), str(file)
@@ -247,7 +251,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 
 def _model(location: Sequence[object]) -> type[BaseModel]:
-    """What the key at ``location`` belongs to."""
+    """Return the model that defines the key at ``location``."""
     if location[0] == "receivers" and len(location) > 2:
         return ReceiverConfig
     if location[0] != "rules" or len(location) < 3:
@@ -257,7 +261,7 @@ def _model(location: Sequence[object]) -> type[BaseModel]:
 
 
 def _explain(error: Any, origin: Mapping[str, str], where: str) -> str:
-    """One line: place, key, value, expectation."""
+    """Return one line: place, key, value, expectation."""
     location = error["loc"]
     place = origin.get(str(location[0]), where) if location else where
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")

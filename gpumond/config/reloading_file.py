@@ -1,4 +1,4 @@
-"""A file whose content is taken up when it changes, without a restart."""
+"""File that is reloaded when it changes, without a restart."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gpumond.errors import ConfigError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 
 
 class ReloadingFile(Generic[T]):
-    """What ``read`` makes of some files. They are looked at when the value is asked for, at most once a second.
+    """Value that ``read`` derives from files, which are checked on access, at most once a second.
 
-    A change that ``read`` refuses is said once in the log, and the value before it holds. The first reading raises
-    ConfigError as ``read`` does. ``files``: of a value, which files it came from.
+    If ``read`` rejects a change, one error is logged and the previous value is kept. The first read raises ConfigError
+    as ``read`` does. ``files`` maps a value to the files that it was read from.
     """
 
     def __init__(
@@ -32,29 +32,29 @@ class ReloadingFile(Generic[T]):
     ) -> None:
         self._read, self._files, self._clock = read, files, clock
         self._value = read()
-        self._seen = self._signature()
-        self._looked_at = clock()
+        self._loaded = self._signature()
+        self._checked_at = clock()
 
     @property
     def value(self) -> T:
         now = self._clock()
-        if now - self._looked_at >= LOOK_SECONDS:
-            self._looked_at = now
-            self._look()
+        if now - self._checked_at >= CHECK_SECONDS:
+            self._checked_at = now
+            self._check()
         return self._value
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         signature = self._signature()
-        if signature == self._seen:
+        if signature == self._loaded:
             return
-        self._seen = signature
+        self._loaded = signature
         try:
             self._value = self._read()
         except ConfigError as error:
-            log.error("a changed file is wrong, what it said before holds: %s", error)
+            log.error("a changed file is invalid; its previous content stays in effect: %s", error)
         else:
-            log.info("a changed file was taken up: %s", ", ".join(map(str, self._files(self._value))))
-            self._seen = self._signature()
+            log.info("reloaded after a change: %s", ", ".join(map(str, self._files(self._value))))
+            self._loaded = self._signature()
 
     def _signature(self) -> list[tuple[int, int, int] | None]:
         return [_state(path) for path in self._files(self._value)]

@@ -1,6 +1,6 @@
-"""Which rules hold: the built-in ones, those of the configuration file, and those made over the API.
+"""Rules in effect: the built-in rules, those of the configuration file, and those created over the API.
 
-The store keeps the last kind. The first two belong to whoever owns the file, and are only read here.
+The store keeps the last kind. The first two are read-only here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RuleStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RuleEntry:
-    """One rule in the words of the configuration file. Only those of origin ``api`` can be changed over the API."""
+    """One rule in the format of the configuration file. Only those of origin ``api`` can be changed over the API."""
 
     name: str
     origin: Origin
@@ -39,13 +39,13 @@ class RuleEntry:
 
 
 class RuleRegistry:
-    """``rules`` is what holds now; it is replaced whole, never changed in place."""
+    """Registry of rules. ``rules`` is the current tuple; it is replaced as a whole, never changed in place."""
 
     def __init__(
         self, built_in: Iterable[Rule], file: Iterable[Rule], store: RuleStore, receivers: Iterable[str] = ()
     ) -> None:
         self._store = store
-        self._changing = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._stored: dict[str, RuleEntry] = {}
         self.loaded = False
         self.configure(built_in, file, receivers)
@@ -55,77 +55,78 @@ class RuleRegistry:
         return self._rules
 
     def configure(self, built_in: Iterable[Rule], file: Iterable[Rule], receivers: Iterable[str] = ()) -> None:
-        """What the configuration says now. A rule of the file wins over one of its name that was made over the API."""
+        """Set the configuration's rules. A rule of the file takes precedence over an API rule of the same name."""
         self._receivers = tuple(receivers)
-        own = {rule.name: _entry(rule, "file") for rule in file}
-        ours = {rule.name: _entry(rule, "built-in") for rule in built_in if rule.name not in own}
-        self._fixed = {**ours, **own}
-        self._settle()
+        from_file = {rule.name: _entry(rule, "file") for rule in file}
+        defaults = {rule.name: _entry(rule, "built-in") for rule in built_in if rule.name not in from_file}
+        self._fixed = {**defaults, **from_file}
+        self._rebuild()
 
     async def load(self) -> list[str]:
-        """Take up what the store keeps. Says which of its rules this version cannot read; they stay in the store."""
-        wrong: list[str] = []
+        """Load the stored rules. Returns those that this version cannot read; they remain in the store."""
+        invalid: list[str] = []
         stored: dict[str, RuleEntry] = {}
         for name, (etag, body) in (await self._store.rules()).items():
             try:
                 RuleConfig.model_validate(body)
             except ValueError as error:
-                wrong.append(f"{name}: {' '.join(str(error).split())}")
+                invalid.append(f"{name}: {' '.join(str(error).split())}")
             else:
                 stored[name] = RuleEntry(name, "api", etag, body)
         self._stored, self.loaded = stored, True
-        self._settle()
-        return wrong
+        self._rebuild()
+        return invalid
 
     def entries(self) -> list[RuleEntry]:
         return list(self._entries.values())
 
     def get(self, name: str) -> RuleEntry:
-        """Raises NoSuchRule."""
+        """Return the rule. Raises NoSuchRule."""
         if name not in self._entries:
-            raise NoSuchRule(f"there is no rule {name}")
+            raise NoSuchRule(f"no rule is called {name}")
         return self._entries[name]
 
     async def put(self, config: RuleConfig, actor: str, if_match: str | None = None, new: bool = False) -> RuleEntry:
-        """Make or replace a rule. Raises RuleConflict (also if ``new`` and it is there), RuleChanged, ConfigError."""
+        """Create or replace a rule. Raises RuleConflict (also if ``new`` and the rule exists), RuleChanged,
+        ConfigError."""
         name, body = config.name, written(config.rule())
         for receiver in config.receivers:
             if receiver not in self._receivers:
                 known = ", ".join(self._receivers) or "none"
-                raise ConfigError(f"there is no receiver {receiver!r}; the configuration has {known}")
-        async with self._changing:
-            self._writable(name)
+                raise ConfigError(f"unknown receiver {receiver!r}; the configured receivers are {known}")
+        async with self._lock:
+            self._check_writable(name)
             if new and name in self._stored:
-                raise RuleConflict(f"there is a rule {name} already; PUT replaces it")
+                raise RuleConflict(f"the rule {name} already exists; use PUT to replace it")
             if name not in self._stored and len(self._stored) >= MAX_RULES:
-                raise RuleConflict(f"there are {MAX_RULES} rules already")
+                raise RuleConflict(f"the limit of {MAX_RULES} rules is reached; delete one first")
             etag = await self._store.put_rule(name, body, actor, if_match)
             self._stored = {**self._stored, name: RuleEntry(name, "api", etag, body)}
-            self._settle()
+            self._rebuild()
             return self._stored[name]
 
     async def delete(self, name: str, actor: str, if_match: str | None = None) -> None:
-        """Raises NoSuchRule, RuleConflict, RuleChanged."""
-        async with self._changing:
-            self._writable(name)
+        """Delete a rule. Raises NoSuchRule, RuleConflict, RuleChanged."""
+        async with self._lock:
+            self._check_writable(name)
             await self._store.delete_rule(name, actor, if_match)
             self._stored = {other: entry for other, entry in self._stored.items() if other != name}
-            self._settle()
+            self._rebuild()
 
-    def _writable(self, name: str) -> None:
+    def _check_writable(self, name: str) -> None:
         fixed = self._fixed.get(name)
         if fixed is None:
             return
         if fixed.origin == "file":
-            raise RuleConflict(f"{name} is in the configuration file: change it there, then POST /-/reload")
+            raise RuleConflict(f"{name} is defined in the configuration file; change it there, then POST /-/reload")
         raise RuleConflict(
-            f"{name} is built in: a rule of that name in the configuration file replaces it, disabled_rules "
-            "switches it off; then POST /-/reload"
+            f"{name} is built in; define a rule of that name in the configuration file to replace it, or add it to "
+            "disabled_rules, then POST /-/reload"
         )
 
-    def _settle(self) -> None:
-        made = {name: entry for name, entry in self._stored.items() if name not in self._fixed}
-        self._entries = {**self._fixed, **made}
+    def _rebuild(self) -> None:
+        stored = {name: entry for name, entry in self._stored.items() if name not in self._fixed}
+        self._entries = {**self._fixed, **stored}
         self._rules = tuple(RuleConfig.model_validate(entry.rule).rule() for entry in self._entries.values())
 
 

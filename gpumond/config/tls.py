@@ -1,4 +1,4 @@
-"""TLS as a server, from PEM texts, in the words of Go that Prometheus' web configuration uses."""
+"""TLS server contexts from PEM texts, with the option names of Prometheus' web configuration, which are Go's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CIPHERS = {
     "TLS_AES_256_GCM_SHA384": "",
     "TLS_CHACHA20_POLY1305_SHA256": "",
 }
-"""Go's names and OpenSSL's. Those of TLS 1.3 are on in any case, as in Go."""
+"""OpenSSL names by Go's names. The suites of TLS 1.3 are always enabled, as in Go."""
 CURVES = {
     "CurveP256": "prime256v1",
     "CurveP384": "secp384r1",
@@ -52,13 +52,13 @@ def server_context(
     prefer_own_ciphers: bool,
     curves: Sequence[str],
 ) -> ssl.SSLContext:
-    """Raises ConfigError for what OpenSSL or this Python does not take."""
+    """Return the context. Raises ConfigError if OpenSSL or this Python rejects an option."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(context, cert, key)
     context.minimum_version, context.maximum_version = (VERSIONS[version] for version in versions)
     if client_ca is not None:
         if not BLOCK.search(client_ca):
-            raise ConfigError("client_ca: no certificate is in it")
+            raise ConfigError("client_ca: contains no certificate")
         try:
             context.load_verify_locations(cadata=client_ca)
         except ssl.SSLError as error:
@@ -74,12 +74,13 @@ def server_context(
 
 
 def alternative_names(peercert: dict[str, Any] | None) -> frozenset[str]:
-    """Every subject alternative name of a client's certificate: DNS, IP address, e-mail, URI."""
+    """Return all subject alternative names of a client certificate: DNS, IP address, e-mail, URI."""
     return frozenset(value for _, value in (peercert or {}).get("subjectAltName", ()))
 
 
 def _load(context: ssl.SSLContext, cert: str, key: str) -> None:
-    """OpenSSL takes certificates from files alone: one that only this process sees, and that ends with it."""
+    """Load certificate and key from an anonymous file: OpenSSL only accepts files, and no other process sees this
+    one."""
     descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)
     try:
         os.write(descriptor, f"{cert}\n{key}\n".encode())
@@ -93,7 +94,7 @@ def _load(context: ssl.SSLContext, cert: str, key: str) -> None:
 def _set_curves(context: ssl.SSLContext, names: Sequence[str]) -> None:
     for name in names:
         if name not in CURVES:
-            raise ConfigError(f"unknown curve {name!r:.40}; expected some of {', '.join(CURVES)}")
+            raise ConfigError(f"unknown curve {name!r:.40}; expected one or more of {', '.join(CURVES)}")
     curves = [CURVES[name] for name in names]
     if not curves:
         return
@@ -103,12 +104,12 @@ def _set_curves(context: ssl.SSLContext, names: Sequence[str]) -> None:
         elif len(curves) == 1:
             context.set_ecdh_curve(curves[0])
         else:
-            raise ConfigError("curve_preferences: more than one needs Python 3.15; name one, or none")
+            raise ConfigError("curve_preferences: more than one curve requires Python 3.15; name at most one")
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(f"curve_preferences: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:
-    """OpenSSL's words, without its own place and the file's name."""
+    """Return OpenSSL's message without its source position and file name."""
     reason = getattr(error, "reason", None)
     return str(reason).lower().replace("_", " ") if reason else str(error).partition(" (")[0]

@@ -1,7 +1,7 @@
-"""The file of tokens: one a line, ``NAME SCOPE[,SCOPE] SHA256``, kept as hashes.
+"""File of tokens, kept as hashes: one per line, ``NAME SCOPE[,SCOPE] SHA256``.
 
-A token is 256 random bits behind the prefix ``gpm_``, so a plain SHA-256 cannot be turned back, and secret scanners
-know one when they see it.
+A token is 256 random bits after the prefix ``gpm_``. A plain SHA-256 of it is therefore not reversible, and secret
+scanners can detect it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """``scopes``: read, rules, flush, admin (all of them)."""
+    """Token of the file. ``scopes``: read, rules, flush, admin (includes all others)."""
 
     name: str
     scopes: frozenset[str]
@@ -38,7 +38,7 @@ def digest(token: str) -> bytes:
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:
-    """Raises ConfigError: for a wrong line, and for a file that others could write or read."""
+    """Read the tokens. Raises ConfigError for an invalid line, and for a file that other users can read or write."""
     try:
         with open_regular(path) as file:
             _check_owner(path, os.fstat(file.fileno()))
@@ -58,23 +58,25 @@ def parse_tokens(text: str, where: str) -> tuple[Token, ...]:
             continue
         token = _token(words, f"tokens_file {where}, line {number}")
         if token.name in tokens:
-            raise ConfigError(f"tokens_file {where}, line {number}: a second token is called {token.name!r}")
+            raise ConfigError(f"tokens_file {where}, line {number}: the name {token.name!r} is used twice")
         tokens[token.name] = token
     return tuple(tokens.values())
 
 
 def _token(words: list[str], place: str) -> Token:
-    """Nothing of a wrong line is repeated where it could be the token itself."""
+    """Parse one line. Error messages never repeat a word that could be the token itself."""
     if any(word.startswith(PREFIX) for word in words):
-        raise ConfigError(f"{place}: this is a token itself; write its SHA-256 (printf %s TOKEN | sha256sum)")
+        raise ConfigError(f"{place}: contains a token; write its SHA-256 instead (printf %s TOKEN | sha256sum)")
     if len(words) != 3:
         raise ConfigError(f"{place}: expected NAME SCOPE[,SCOPE] SHA256, as in `{EXAMPLE}`")
     name, scopes, hashed = words
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{place}: the name is not 1 to 64 of A-Za-z0-9._-")
+        raise ConfigError(f"{place}: expected a name of 1 to 64 characters from A-Za-z0-9._-")
     for scope in scopes.split(","):
         if scope not in SCOPES:
-            raise ConfigError(f"{place}: {name}: unknown scope {scope!r:.40}; expected some of {', '.join(SCOPES)}")
+            raise ConfigError(
+                f"{place}: {name}: unknown scope {scope!r:.40}; expected one or more of {', '.join(SCOPES)}"
+            )
     if not _DIGEST.fullmatch(hashed):
         raise ConfigError(f"{place}: {name}: expected a SHA-256 of 64 hexadecimal digits")
     return Token(name, frozenset(scopes.split(",")), bytes.fromhex(hashed))

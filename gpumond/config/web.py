@@ -1,7 +1,7 @@
-"""The web configuration file of Prometheus' exporters (exporter-toolkit): TLS, basic authentication, headers.
+"""Web configuration file of the Prometheus exporters (exporter-toolkit): TLS, basic authentication, headers.
 
 One file serves node_exporter and gpumond: https://github.com/prometheus/exporter-toolkit, docs/web-configuration.md.
-Paths in it are relative to it. What this program cannot do as the file says is an error, never left out in silence.
+Paths in it are relative to the file. An option that gpumond does not support is an error; none is ignored silently.
 """
 
 from __future__ import annotations
@@ -66,14 +66,16 @@ class TlsConfig(Part):
     def _ciphers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if name not in CIPHERS:
-                raise ValueError(f"unknown or unsafe cipher suite {name!r:.60}; expected some of {', '.join(CIPHERS)}")
+                raise ValueError(
+                    f"unknown or unsafe cipher suite {name!r:.60}; expected one or more of {', '.join(CIPHERS)}"
+                )
         return names
 
     @model_validator(mode="after")
-    def _whole(self) -> TlsConfig:
+    def _check(self) -> TlsConfig:
         for name in ("cert", "key", "client_ca"):
             if getattr(self, name) and getattr(self, f"{name}_file"):
-                raise ValueError(f"{name} and {name}_file are both given; expected one of them")
+                raise ValueError(f"{name} and {name}_file are both set; expected one of them")
         for name in ("cert", "key"):
             if not getattr(self, name) and not getattr(self, f"{name}_file"):
                 raise ValueError(f"expected {name}_file (or {name})")
@@ -85,19 +87,20 @@ class TlsConfig(Part):
     def _check_client_auth(self) -> None:
         kind, ca = self.client_auth_type, self.client_ca or self.client_ca_file
         if kind in UNVERIFIED:
-            raise ValueError(f"client_auth_type {kind} lets any certificate in; use RequireAndVerifyClientCert")
+            raise ValueError(f"client_auth_type {kind} accepts any certificate; use RequireAndVerifyClientCert")
         if kind not in CLIENT_AUTH:
             raise ValueError(f"unknown client_auth_type {kind!r:.40}; expected one of {', '.join(CLIENT_AUTH)}")
         if ca and kind == "NoClientCert":
-            raise ValueError("client_ca is given, but client_auth_type does not ask for certificates")
+            raise ValueError("client_ca is set, but client_auth_type does not request certificates")
         if not ca and kind != "NoClientCert":
-            raise ValueError(f"client_auth_type {kind} needs client_ca_file (or client_ca)")
+            raise ValueError(f"client_auth_type {kind} requires client_ca_file (or client_ca)")
         if self.client_allowed_sans and kind != "RequireAndVerifyClientCert":
-            raise ValueError("client_allowed_sans needs client_auth_type RequireAndVerifyClientCert")
+            raise ValueError("client_allowed_sans requires client_auth_type RequireAndVerifyClientCert")
 
 
 class HttpConfig(Part):
-    """``http2`` is taken and has no effect: gpumond speaks HTTP/1.1, which every client of HTTP/2 does too."""
+    """HTTP options. ``http2`` is accepted without effect: gpumond serves HTTP/1.1, which every HTTP/2 client
+    supports."""
 
     http2: bool = True
     headers: dict[str, str] = Field(default_factory=dict)
@@ -107,7 +110,9 @@ class HttpConfig(Part):
     def _allowed(cls, headers: dict[str, str]) -> dict[str, str]:
         for name, value in headers.items():
             if name not in HEADERS:
-                raise ValueError(f"header {name!r:.60} can not be configured; expected some of {', '.join(HEADERS)}")
+                raise ValueError(
+                    f"header {name!r:.60} cannot be configured; expected one or more of {', '.join(HEADERS)}"
+                )
             if value and HEADERS[name] and value.lower() not in HEADERS[name]:
                 raise ValueError(f"{name}: invalid value {value!r:.60}; expected {' or '.join(HEADERS[name])}")
             if not value.isascii() or not (value.isprintable() or not value):
@@ -116,7 +121,7 @@ class HttpConfig(Part):
 
 
 class RateLimit(Part):
-    """A token bucket over all requests: one more each ``interval`` seconds (0: no limit), at most ``burst`` at once."""
+    """Token bucket for all requests: one per ``interval`` seconds (0: no limit), with bursts of at most ``burst``."""
 
     interval: float = Field(default=0.0, ge=0)
     burst: int = Field(default=1, ge=1)
@@ -142,18 +147,18 @@ class WebFile(Part):
             raise ValueError("expected names and bcrypt hashes, as in `alice: $2y$10$…`")
         for name, hashed in users.items():
             if not isinstance(name, str) or not name or ":" in name:
-                raise ValueError(f"{name!r:.60} is not a user's name")
+                raise ValueError(f"{name!r:.60} is not a valid user name")
             found = BCRYPT.fullmatch(hashed) if isinstance(hashed, str) else None
             if found is None:
                 raise ValueError(f"{name!r:.60}: expected a bcrypt hash (htpasswd -nBC 10 '' | tr -d ':\\n')")
             if not 4 <= int(found[1]) <= MAX_COST:
-                raise ValueError(f"{name!r:.60}: a bcrypt cost of {int(found[1])}; expected 4 to {MAX_COST}")
+                raise ValueError(f"{name!r:.60}: the bcrypt cost is {int(found[1])}; expected 4 to {MAX_COST}")
         return users
 
 
 @dataclass(frozen=True, slots=True)
 class Web:
-    """What a web configuration says, made ready. ``files``: what it was read from."""
+    """Validated web configuration. ``files``: the files that it was read from."""
 
     tls: ssl.SSLContext | None = None
     mutual: bool = False
@@ -166,13 +171,13 @@ class Web:
 
 
 def read_web(path: Path) -> Web:
-    """Reads the file and the certificates that it names. Raises ConfigError: file, key, what is expected."""
+    """Read the file and the certificates that it names. Raises ConfigError with file, key and expectation."""
     try:
         file = WebFile.model_validate(_content(path))
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(path, entry) for entry in error.errors())) from None
     if file.basic_auth_users:
-        _need_bcrypt(path)
+        _require_bcrypt(path)
     config = file.tls_server_config
     return Web(
         tls=None if config is None else _context(config, path),
@@ -182,7 +187,7 @@ def read_web(path: Path) -> Web:
         users={name: hashed.encode() for name, hashed in file.basic_auth_users.items()},
         rate_interval=file.rate_limit.interval,
         rate_burst=file.rate_limit.burst,
-        files=(path, *_named(config, path)),
+        files=(path, *_named_files(config, path)),
     )
 
 
@@ -229,17 +234,17 @@ def _context(config: TlsConfig, path: Path) -> ssl.SSLContext:
         raise ConfigError(f"web_config {path}: tls_server_config: {error}") from None
 
 
-def _named(config: TlsConfig | None, path: Path) -> Iterator[Path]:
+def _named_files(config: TlsConfig | None, path: Path) -> Iterator[Path]:
     for named in (config.cert_file, config.key_file, config.client_ca_file) if config else ():
         if named:
             yield path.parent / named
 
 
-def _need_bcrypt(path: Path) -> None:
+def _require_bcrypt(path: Path) -> None:
     try:
         import bcrypt  # noqa: F401
     except ImportError:
-        raise ConfigError(f"web_config {path}: basic_auth_users needs bcrypt: pip install bcrypt") from None
+        raise ConfigError(f"web_config {path}: basic_auth_users requires bcrypt: pip install bcrypt") from None
 
 
 def _explain(path: Path, error: Any) -> str:

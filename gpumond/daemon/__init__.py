@@ -84,7 +84,8 @@ class Daemon:
 
     def __init__(self, settings: Settings, source: str, load: Load | None = None, pace: float = 1.0) -> None:
         self._store = Store(settings.store_file(), Bounds(settings.retention))
-        self.rulebook = RuleRegistry(settings.built_in_rules(), settings.own_rules(), self._store, settings.told())
+        receivers = settings.receiver_names()
+        self.rulebook = RuleRegistry(settings.built_in_rules(), settings.own_rules(), self._store, receivers)
         self._load = load
         self._hour = PreviewWindow()
         self._previewing = asyncio.Lock()
@@ -228,7 +229,7 @@ class Daemon:
             raise
         later = self._settings.differs(settings)
         self._settings = self._settings.model_copy(update={name: getattr(settings, name) for name in RELOADED})
-        self.rulebook.configure(settings.built_in_rules(), settings.own_rules(), settings.told())
+        self.rulebook.configure(settings.built_in_rules(), settings.own_rules(), settings.receiver_names())
         self._exposition.also = settings.compat
         self._flusher.cooldown_seconds = settings.flush_cooldown
         self._store.bounds = Bounds(settings.retention)
@@ -327,7 +328,7 @@ class Daemon:
     def _wants(self, receiver: str, rule: str) -> bool:
         """Receivers that a rule names and that are no longer there must not make its alerts silent."""
         named = next((each.receivers for each in self.rulebook.rules if each.name == rule), ())
-        return receiver in named or not set(named) & set(self._settings.told())
+        return receiver in named or not set(named) & set(self._settings.receiver_names())
 
     async def _read_driver(self) -> Reading | None:
         return await self._collector.read(wait=FLUSH_READ_SECONDS)

@@ -29,7 +29,7 @@ from gpumond.errors import ConfigError
 from gpumond.host import systemd
 from gpumond.host.fd_limits import http_connections, http_connections_of_user, raise_limit
 from gpumond.host.logs import RateLimitFilter
-from gpumond.host.runtime_directory import API_SOCKET, bind_api_socket, leave_token
+from gpumond.host.runtime_directory import API_SOCKET, bind_api_socket, write_token
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ async def serve(
         bounded.dropped = daemon.log_dropped
     own = settings.runtime_directory()
     api = bind_api_socket(own, settings.agent_socket_mode())
-    tokens = Tokens(leave_token(own), others=others)
+    tokens = Tokens(write_token(own), others=others)
     config = uvicorn.Config(
         Guard(create_app(daemon, tokens, daemon.running), tokens, _policy(settings, web, daemon.http_rejected)),
         lifespan="on",

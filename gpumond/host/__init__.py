@@ -1,1 +1,1 @@
-"""The operating system: peer credentials, runtime directories, systemd, file descriptors and logs."""
+"""Operating system interfaces: peer credentials, runtime directories, systemd, file descriptors and logs."""

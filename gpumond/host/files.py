@@ -1,4 +1,4 @@
-"""Files of the operator, read without blocking: FIFOs and devices other than /dev/null are refused."""
+"""Non-blocking reads of the operator's files; FIFOs and devices other than /dev/null are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_text(path: Path) -> str:
-    """UTF-8. Raises OSError, UnicodeDecodeError."""
+    """Return a file's content as UTF-8. Raises OSError, UnicodeDecodeError."""
     with open_regular(path) as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:

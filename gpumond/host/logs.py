@@ -1,4 +1,4 @@
-"""Logs that cannot be forged and cannot flood: one line each, escaped, at most so many of a kind a second."""
+"""Log formatting and rate limiting: one escaped line per record, a limited number per second of each kind."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class RateLimitFilter(logging.Filter):
-    """Lets ten records of a kind through each second. A kind is what was written in the program: its logger, its
-    place and its level; what was filled in does not count.
+    """Passes ten records of each kind per second.
 
-    ``dropped`` is called for each record that is left out; the next of its kind says how many were.
+    The kind of a record is its logger and its source position; the arguments do not count. ``dropped`` is called for
+    each dropped record, and the next record of that kind states how many were dropped.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, per_second: int = PER_SECOND) -> None:
@@ -32,13 +32,13 @@ class RateLimitFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind, now = (record.name, record.pathname, record.lineno), self._clock()
-        began, count = self._kinds.get(kind, (now, 0))
+        started, count = self._kinds.get(kind, (now, 0))
         left_out = 0
-        if now - began >= 1.0:
-            left_out, began, count = max(0, count - self._per_second), now, 0
+        if now - started >= 1.0:
+            left_out, started, count = max(0, count - self._per_second), now, 0
         if kind not in self._kinds and len(self._kinds) >= KINDS:
             self._kinds.clear()
-        self._kinds[kind] = began, count + 1
+        self._kinds[kind] = started, count + 1
         if count >= self._per_second:
             self.dropped()
             return False
@@ -47,7 +47,7 @@ class RateLimitFilter(logging.Filter):
 
 
 class Text(logging.Formatter):
-    """One line a record; a traceback follows, each line of it indented."""
+    """Formats one line per record, followed by the indented lines of a traceback."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
@@ -63,7 +63,10 @@ class Text(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One JSON object a line: at (unix time), level, logger, message, and left_out and traceback where there are."""
+    """Formats one JSON object per line.
+
+    Keys: at (unix time), level, logger, message, and left_out and traceback if present.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -76,24 +79,24 @@ class Json(logging.Formatter):
             entry["left_out"] = left_out
         if record.exc_info:
             entry["traceback"] = [escaped(line) for line in self.formatException(record.exc_info).splitlines()]
-        return json.dumps(entry)  # ASCII: what is not is escaped
+        return json.dumps(entry)  # ASCII: other characters are escaped
 
 
-def configure(how: LogFormat, level: int = logging.INFO) -> RateLimitFilter:
-    """The program's logging, to standard error. What it returns counts what is left out."""
+def configure(log_format: LogFormat, level: int = logging.INFO) -> RateLimitFilter:
+    """Configure logging to standard error. Returns the filter that counts dropped records."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Json() if how == "json" else Text())
-    bounded = RateLimitFilter()
-    handler.addFilter(bounded)
+    handler.setFormatter(Json() if log_format == "json" else Text())
+    rate_limit = RateLimitFilter()
+    handler.addFilter(rate_limit)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about strangers' requests
-    return bounded
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about clients' requests
+    return rate_limit
 
 
 def escaped(text: str) -> str:
-    """Control characters, line ends and directions of text as ``\\x1b``, so that nobody can write a line of his own."""
+    """Escape control characters, line ends and text directions as ``\\x1b``, so that log lines cannot be forged."""
     text = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
@@ -108,4 +111,4 @@ def _indented(text: str) -> str:
 
 def _note(record: logging.LogRecord) -> str:
     left_out = getattr(record, "left_out", 0)
-    return f" ({left_out} more of this kind were left out)" if left_out else ""
+    return f" ({left_out} similar records dropped)" if left_out else ""

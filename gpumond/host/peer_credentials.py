@@ -1,8 +1,8 @@
-"""Who is at the other end of a unix socket, according to the kernel and to nobody else.
+"""Kernel-verified identity of a unix socket's peer.
 
-SO_PEERCRED gives pid and uid at the time of connect(), in this process's PID namespace (pid 0 if it is
-not visible there). Between that and a look into /proc the pid may have been given to another process,
-so the look is taken between two checks of a pidfd where the kernel has them for sockets (6.5).
+SO_PEERCRED gives pid and uid at the time of connect(), in this process's PID namespace (pid 0 if the peer is not
+visible there). The pid may have been reused before /proc is read, so the read takes place between two checks of a pidfd
+if the kernel provides one for sockets (6.5).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _DIAG_REQUEST = struct.Struct("=BBBBI")
 _SOCKET_ID = struct.Struct("!HH16s16sI8s")
 _OWNER = struct.Struct("=II")
 OWNER_OFFSET = 64
-"""Of uid and inode in struct inet_diag_msg (linux/inet_diag.h)."""
+"""Offset of uid and inode in struct inet_diag_msg (linux/inet_diag.h)."""
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the host's PID namespace (include/linux/proc_ns.h)."""
+"""Inode number of the host's PID namespace (include/linux/proc_ns.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Identity:
 
 
 def identify(peer: socket.socket, pidfd: int | None, proc: str = "/proc") -> Identity | None:
-    """The peer's identity; None if its process is gone or cannot be seen from here."""
+    """Return the peer's identity, or None if its process has exited or is not visible here."""
     pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     start = start_ticks(pid, proc) if pid > 0 else None
     if start is None or (pidfd is not None and ended(pidfd)):
@@ -45,20 +45,20 @@ def identify(peer: socket.socket, pidfd: int | None, proc: str = "/proc") -> Ide
 
 
 def peer_uid(peer: socket.socket) -> int:
-    """The user that connected, as the kernel had it then."""
+    """Return the uid of the peer at the time of connect()."""
     uid: int = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
     return uid
 
 
 def loopback_uid(connection: socket.socket) -> int | None:
-    """The user whose socket is the other end of a TCP connection of this machine; None where the kernel does not tell.
+    """Return the uid that owns the other end of a local TCP connection, or None if the kernel does not report it.
 
-    Asks the kernel for that one socket (sock_diag(7)), which takes 30 us however many sockets there are.
+    Requests that one socket from the kernel (sock_diag(7)), which takes 30 us regardless of the number of sockets.
     """
     try:
         peer, own = connection.getpeername(), connection.getsockname()
     except OSError:
-        return None  # it has left
+        return None  # the peer has disconnected
     addresses = (socket.inet_pton(connection.family, address[0]).ljust(16, b"\0") for address in (peer, own))
     sought = _SOCKET_ID.pack(peer[1], own[1], *addresses, 0, b"\xff" * 8)
     request = _DIAG_REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, 0, ALL_STATES) + sought
@@ -73,11 +73,11 @@ def loopback_uid(connection: socket.socket) -> int | None:
     if _NETLINK_HEADER.unpack_from(answer)[1] != SOCK_DIAG_BY_FAMILY:
         return None
     uid, inode = _OWNER.unpack_from(answer, _NETLINK_HEADER.size + OWNER_OFFSET)
-    return int(uid) if inode else None  # a socket that its program has closed is nobody's, and counts as root's
+    return int(uid) if inode else None  # a socket closed by its program has no inode, and is reported as root's
 
 
 def start_ticks(pid: int, proc: str = "/proc") -> int | None:
-    """Field 22 of /proc/PID/stat: clock ticks from boot to the process's start."""
+    """Return field 22 of /proc/PID/stat: clock ticks from boot to the start of the process."""
     try:
         with open(f"{proc}/{pid}/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
@@ -87,7 +87,7 @@ def start_ticks(pid: int, proc: str = "/proc") -> int | None:
 
 
 def in_private_pid_namespace(proc: str = "/proc") -> bool | None:
-    """Whether this process has pids of its own, in which a driver's pids mean nothing; None if that cannot be told."""
+    """Return True if this process is in a PID namespace other than the host's; None if that is unknown."""
     try:
         return os.stat(f"{proc}/self/ns/pid").st_ino != INITIAL_PID_NAMESPACE
     except OSError:
@@ -95,7 +95,7 @@ def in_private_pid_namespace(proc: str = "/proc") -> bool | None:
 
 
 def peer_pidfd(peer: socket.socket) -> int | None:
-    """A descriptor of the peer's process; None where the kernel gives none for it."""
+    """Return a pidfd of the peer's process, or None if the kernel provides none."""
     try:
         pidfd = peer.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
     except OSError:
@@ -111,7 +111,7 @@ def ended(pidfd: int) -> bool:
 
 
 def sender_pid(ancillary: list[tuple[int, int, bytes]]) -> int | None:
-    """The pid that wrote a message, from its SCM_CREDENTIALS; None if the kernel named none."""
+    """Return the pid that wrote a message, from its SCM_CREDENTIALS, or None if it is absent."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
             pid: int = _CREDENTIALS.unpack_from(data)[0]

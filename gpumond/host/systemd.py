@@ -1,6 +1,6 @@
-"""What systemd is told, and what it hands over: sd_notify(3), the watchdog, sd_listen_fds(3).
+"""Interface to systemd: sd_notify(3), the watchdog, and sd_listen_fds(3).
 
-Where systemd did not start this process, none of it does anything.
+Without effect if systemd did not start this process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 FIRST_DESCRIPTOR = 3
 STATUS_SECONDS = 5.0
 STALLED_SECONDS = 180.0
-"""Three of the longest intervals: if there is no new frame by then, there will be none."""
+"""Three times the longest interval; without a new frame by then, the daemon has stalled."""
 
 
 def notify(state: str, environ: Mapping[str, str] = os.environ) -> None:
-    """``READY=1``, ``STOPPING=1``, ``STATUS=…``; said where systemd asked to be told, and never waited for."""
+    """Send ``READY=1``, ``STOPPING=1`` or ``STATUS=…`` if systemd requests notifications. Never blocks."""
     address = environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -33,11 +33,11 @@ def notify(state: str, environ: Mapping[str, str] = os.environ) -> None:
             connection.setblocking(False)
             connection.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
     except OSError as error:
-        log.warning("systemd could not be told %s: %s", state.partition("=")[0], error.strerror)
+        log.warning("cannot notify systemd of %s: %s", state.partition("=")[0], error.strerror)
 
 
 async def keep_alive(frame: Callable[[], Frame | None], environ: Mapping[str, str] = os.environ) -> None:
-    """Tells systemd for ever how it goes, and feeds its watchdog as long as frames come. Ends if nobody listens."""
+    """Send the status and, while frames arrive, the watchdog signal. Returns at once without a notify socket."""
     if not environ.get("NOTIFY_SOCKET"):
         return
     limit = int(environ.get("WATCHDOG_USEC", 0)) / 1e6
@@ -48,35 +48,35 @@ async def keep_alive(frame: Callable[[], Frame | None], environ: Mapping[str, st
         newest = frame()
         if newest is not seen:
             seen, seen_at = newest, clock()
-        turning = clock() - seen_at < STALLED_SECONDS
-        notify(f"STATUS={status(newest)}" + ("\nWATCHDOG=1" if turning else ""), environ)
+        alive = clock() - seen_at < STALLED_SECONDS
+        notify(f"STATUS={status(newest)}" + ("\nWATCHDOG=1" if alive else ""), environ)
         await asyncio.sleep(period)
 
 
 def status(frame: Frame | None) -> str:
-    """One line for ``systemctl status``."""
+    """Return one line for ``systemctl status``."""
     if frame is None:
-        return "the first reading is under way"
+        return "the first reading is in progress"
     snapshot = frame.snapshot
     if not snapshot.source.up:
-        return f"no device can be read: {snapshot.source.reason}"
+        return f"cannot read devices: {snapshot.source.reason}"
     firing = sum(alert.phase == "firing" for alert in frame.alerts)
     agents = len({(report.pid, report.start_ticks) for report in snapshot.reports})
     return f"{len(snapshot.devices)} devices, {agents} agents, {firing} alerts firing"
 
 
 def listens(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether systemd owns the agents' socket: then it outlives this process."""
+    """Return True if systemd owns the agent socket, which then outlives this process."""
     return environ.get("LISTEN_PID") == str(os.getpid()) and environ.get("LISTEN_FDS", "0") != "0"
 
 
 def handed_over(path: Path) -> socket.socket:
-    """The socket that systemd listens on for us. Raises ConfigError if it is not the one at ``path``."""
+    """Return the socket that systemd listens on. Raises ConfigError if it is not the one at ``path``."""
     os.set_inheritable(FIRST_DESCRIPTOR, False)
     listener = socket.socket(fileno=FIRST_DESCRIPTOR)
     if listener.family != socket.AF_UNIX or listener.getsockname() != str(path):
         raise ConfigError(
-            f"systemd listens on {listener.getsockname()!r}, and the agents' socket is {path}: "
-            "say the same in ListenStream= of gpumond.socket and in --socket"
+            f"systemd listens on {listener.getsockname()!r}, but the agent socket is {path}: "
+            "set ListenStream= in gpumond.socket and --socket to the same path"
         )
     return listener

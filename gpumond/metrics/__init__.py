@@ -27,15 +27,16 @@ END = b"# EOF\n"
 ROWS_AT_ONCE = 256
 """Series that are written and compressed in one step."""
 MAX_SERIES = 50_000
-"""Of one frame. Beyond it the user with most series loses those of the last families of the catalogue."""
+"""Limit on the series of one frame. Above it, the user with the most series loses those of the last catalogue
+families."""
 
 Compat = Literal["dcgm"]
 
 
 class Form(NamedTuple):
-    """What a scraper wants: the ``Accept`` header says which format.
+    """Exposition format that a scraper requests through its ``Accept`` header.
 
-    With ``compat`` the devices under that exporter's names and no others, XID errors as a counter excepted.
+    With ``compat``, the page contains only the devices under that exporter's names, and XID errors as a counter.
     """
 
     openmetrics: bool
@@ -53,9 +54,9 @@ class Page(NamedTuple):
 
 
 class Exposition:
-    """Renders a frame when the first scrape asks for it, once for each format.
+    """Renders each frame on the first scrape, once per format.
 
-    With ``also`` the page has the families of that other exporter beside ours; it holds from the next frame on.
+    With ``also``, the page includes the families of that exporter in addition to gpumond's own, from the next frame on.
     """
 
     def __init__(self, telemetry: Telemetry, also: Compat | None = None, max_series: int = MAX_SERIES) -> None:
@@ -63,14 +64,14 @@ class Exposition:
         self.also = also
         self._frame: Frame | None = None
         self._pages: dict[Form, Page] = {}
-        self._beyond = False
-        """The last page had more series than the bound, so the next is counted before it is written."""
+        self._over_limit = False
+        """True if the last page exceeded ``max_series``; the next page is then counted before it is written."""
 
     def rendering(self, frame: Frame | None, form: Form) -> Steps[Page]:
-        """Family by family; one page at a time. Before the first frame: the counters alone."""
+        """Render one page, family by family. Before the first frame, the page contains only the daemon's counters."""
         if frame is not self._frame:
             self.show(frame, {})
-        pages = self._pages  # there may be a newer frame's before this one is written
+        pages = self._pages  # a newer frame may replace it before this page is written
         if form not in pages:
             pages[form] = yield from self.writing(frame, form)
         return pages[form]
@@ -81,24 +82,24 @@ class Exposition:
         return self._pages.get(form) if frame is self._frame else None
 
     def show(self, frame: Frame | None, pages: dict[Form, Page]) -> None:
-        """From now on that frame, of which these are written."""
+        """Replace the current frame and its rendered pages."""
         self._frame, self._pages = frame, pages
 
     def writing(self, frame: Frame | None, form: Form) -> Steps[Page]:
-        """A page that nobody is shown yet."""
-        if not self._beyond or frame is None or form.compat:
+        """Render a page without publishing it."""
+        if not self._over_limit or frame is None or form.compat:
             try:
                 return (yield from self._writing(frame, form, None))
             except TooManySeries:
                 pass
         assert frame is not None
         shares = yield from sharing(FAMILIES, frame, self._max_series)
-        self._beyond = shares.dropped > 0
+        self._over_limit = shares.dropped > 0
         self._telemetry.series_dropped.inc(shares.dropped)
         return (yield from self._writing(frame, form, shares))
 
     def _writing(self, frame: Frame | None, form: Form, shares: Shares | None) -> Steps[Page]:
-        """Raises TooManySeries where no shares are given."""
+        """Render a page. Raises TooManySeries if ``shares`` is None and the page exceeds the limit."""
         packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_FORMAT)
         plain, packed = [], []
         for part in self._parts(frame, form, shares):
@@ -112,33 +113,33 @@ class Exposition:
     def _parts(self, frame: Frame | None, form: Form, shares: Shares | None) -> Iterator[bytes]:
         module = openmetrics if form.openmetrics else prometheus_text
 
-        def by_library(metrics: Iterable[Metric]) -> bytes:
+        def render_with_library(metrics: Iterable[Metric]) -> bytes:
             page: bytes = module.generate_latest(FrameCollector(partial(iter, metrics)))
             return page.removesuffix(END)
 
         if frame is not None:
-            left = self._max_series
+            remaining = self._max_series
             for family in (XID_ERRORS,) if form.compat else FAMILIES:
                 rows: Iterator[Row] = (row for row in family.rows(frame) if row[1] is not None)
                 if shares is not None:
                     rows = iter(shares.cut(family, rows))
                 text = header(family, form.openmetrics)
                 while some := list(islice(rows, ROWS_AT_ONCE)):
-                    left -= len(some)
-                    if left < 0 and shares is None:
+                    remaining -= len(some)
+                    if remaining < 0 and shares is None:
                         raise TooManySeries
                     yield (text + samples(family, some)).encode()
                     text = ""
                 yield text.encode()
             if form.compat or self.also:
-                yield by_library(dcgm.metrics(frame))
+                yield render_with_library(dcgm.metrics(frame))
         if form.compat is None:
-            yield by_library(self._telemetry.registry.collect())
+            yield render_with_library(self._telemetry.registry.collect())
         yield END if form.openmetrics else b""
 
 
 class FrameCollector:
-    """A prometheus_client collector of a frame, or of a part of it."""
+    """Collector for prometheus_client that returns the families of a frame, or a part of them."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self.collect = collect

@@ -1,7 +1,7 @@
-"""The catalogue: every metric that follows from a Frame, rendered anew for each one.
+"""Catalogue of the metrics that derive from a Frame.
 
-Nothing is kept between frames, so a device, process or pool that is gone is gone from the next
-scrape, and a value that is unknown is an absent series. To add a metric, add a Family.
+No state is kept between frames: the series of a device, process or pool that no longer exists are absent from the next
+scrape, and an unknown value is an absent series. To add a metric, add a Family.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _stranded(pool: PoolUsage) -> int | None:
 
 
 def _reclaimable(pool: PoolUsage) -> int | None:
-    """Where the library does not tell what it holds, it is known only that nothing is reclaimable."""
+    """Return the reclaimable bytes. If the library does not report its held bytes, only "not releasable" is known."""
     known = pool.held_known or pool.reclaimable.exactness == "not_releasable"
     return pool.reclaimable.likely if known else None
 
@@ -68,7 +68,7 @@ def _overcount(frame: Frame) -> Iterator[Row]:
 
 
 def top_processes(device: DeviceReading) -> tuple[list[ProcessUsage], list[ProcessUsage]]:
-    """The processes that get series of their own, largest first, and the rest, whose bytes are summed."""
+    """Split the processes into those with their own series, largest first, and the rest, which are summed."""
     ordered = sorted(device.processes or (), key=lambda process: -(process.used_bytes or 0))
     return ordered[:PROCESSES_PER_DEVICE], ordered[PROCESSES_PER_DEVICE:]
 
@@ -105,7 +105,7 @@ def _verdicts(frame: Frame) -> Iterator[Row]:
 
 
 def _time_to_oom(frame: Frame) -> Iterator[Row]:
-    """The least, where several verdicts on a process say so."""
+    """Yield the lowest estimate if several verdicts apply to the same process."""
     index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
     times: dict[tuple[str, str, str], float] = {}
     for verdict in frame.verdicts:
@@ -160,147 +160,161 @@ def _driver_info(frame: Frame) -> Iterator[Row]:
         yield (source.name, *(version or "" for version in versions)), 1
 
 
-FAMILIES: tuple[Family, ...] = (  # what there is of each program comes last: a page that is full leaves that out
+FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the series limit drops these first.
     *devices.FAMILIES,
     Family(
         "gpumond_memory_bytes",
         "gauge",
-        "The ledger: used memory by share (live, cached, stranded, overhead, opaque, unclaimed) and workload. "
-        "Sums per device to gpumond_device_memory_used_bytes + gpumond_memory_overcount_bytes.",
+        "Used memory by workload and share (live, cached, stranded, overhead, opaque, unclaimed). "
+        "The sum per device is gpumond_device_memory_used_bytes + gpumond_memory_overcount_bytes.",
         ("uuid", "gpu", "workload", "share"),
         _ledger,
     ),
     Family(
         "gpumond_memory_overcount_bytes",
         "gauge",
-        "By how much agents and driver disagree, being read moments apart.",
+        "Bytes by which the agents' reports exceed the driver's value, because the two are read at different times.",
         ("uuid", "gpu"),
         _overcount,
     ),
     Family(
         "gpumond_process_memory_used_bytes",
         "gauge",
-        f"Memory of a process on a device according to the driver; beyond the {PROCESSES_PER_DEVICE} largest "
-        'of a device the rest is pid="other".',
+        f"Device memory used by the process, as reported by the driver. Processes beyond the {PROCESSES_PER_DEVICE} "
+        'largest of a device are summed as pid="other".',
         ("uuid", "gpu", "pid"),
         _process_used,
     ),
     Family(
         "gpumond_process_utilization_ratio",
         "gauge",
-        "How busy the process kept the busiest of the device's engines lately; of the processes that have "
-        "gpumond_process_memory_used_bytes, where the driver tells it of each.",
+        "Recent utilization of the device's busiest engine by the process. Exported for processes that have "
+        "gpumond_process_memory_used_bytes, if the driver reports utilization per process.",
         ("uuid", "gpu", "pid"),
         _process_utilization,
     ),
     Family(
         "gpumond_process_info",
         "gauge",
-        "Descriptive labels of a process that has gpumond_process_memory_used_bytes.",
+        "Labels that describe a process that has gpumond_process_memory_used_bytes.",
         ("pid", "comm", "user", "workload", "container", "container_name", "pod_name", "pod_namespace"),
         _process_info,
     ),
     Family(
         "gpumond_verdict",
         "gauge",
-        "1 for each verdict that stands.",
+        "1 for each active verdict.",
         ("uuid", "gpu", "pid", "kind"),
         _verdicts,
     ),
     Family(
         "gpumond_time_to_oom_seconds",
         "gauge",
-        "Time until the memory is full if it goes on growing as it does.",
+        "Estimated time until the device memory is full at the current rate of growth.",
         ("uuid", "gpu", "pid"),
         _time_to_oom,
     ),
-    Family("gpumond_alerts", "gauge", "Active alerts.", ("rule", "phase"), _alerts),
+    Family("gpumond_alerts", "gauge", "Number of active alerts by rule and phase.", ("rule", "phase"), _alerts),
     Family(
-        "gpumond_agents", "gauge", "Programs with an agent that use a device or have used one.", ("workload",), _agents
+        "gpumond_agents",
+        "gauge",
+        "Number of programs with an agent that use, or have used, a device.",
+        ("workload",),
+        _agents,
     ),
     Family(
         "gpumond_driver_up",
         "gauge",
-        "1 if the devices can be read; else 0, and reason says in one word why.",
+        "1 if the devices can be read, else 0; the reason label names the cause.",
         ("reason",),
         _driver_up,
     ),
     Family(
         "gpumond_driver_responsive",
         "gauge",
-        "0 while a driver call is overdue, else 1.",
+        "0 while a driver call exceeds its deadline, else 1.",
         (),
         lambda frame: [((), float(frame.snapshot.source.responsive))],
     ),
     Family(
         "gpumond_driver_info",
         "gauge",
-        "Versions of the driver, of its library, and of the newest CUDA that it serves.",
+        "Versions of the driver, of its library, and of the newest CUDA release that it supports.",
         ("source", "driver_version", "library_version", "cuda_version"),
         _driver_info,
     ),
     Family(
         "gpumond_device_condition",
         "gauge",
-        f"1 for each thing that bounds what the device's numbers mean: {', '.join(sorted(OF_DEVICES))}.",
+        f"1 for each condition that limits the accuracy of the device's values: {', '.join(sorted(OF_DEVICES))}.",
         ("uuid", "gpu", "condition"),
         _conditions,
     ),
     Family(
         "gpumond_private_pid_namespace",
         "gauge",
-        "1 if the daemon has pids of its own, so that those which the driver lists may mean other processes; else 0.",
+        "1 if the daemon runs in its own PID namespace, where the driver's pids may refer to other processes; else 0.",
         (),
         _private,
     ),
     Family(
         "gpumond_snapshot_timestamp_seconds",
         "gauge",
-        "When the facts of this frame were taken.",
+        "Unix time at which the snapshot was taken.",
         (),
         lambda frame: [((), frame.snapshot.taken_at)],
     ),
     Family(
-        "gpumond_agent_report_age_seconds", "gauge", "Age of the agent's report in this frame.", ("pid",), _report_age
+        "gpumond_agent_report_age_seconds", "gauge", "Age of the agent's most recent report.", ("pid",), _report_age
     ),
-    pool_family("live_bytes", lambda p: p.live_bytes, "Memory that the allocator has handed out to the program."),
+    pool_family("live_bytes", lambda p: p.live_bytes, "Memory that the allocator has allocated to the program."),
     pool_family(
         "peak_live_bytes",
         lambda p: p.peak_live_bytes,
-        "The most live memory so far, as the allocator marks it; the program may reset the mark.",
+        "Peak live memory, as recorded by the allocator; the program may reset it.",
     ),
     pool_family(
         "held_bytes",
         _held,
-        "Memory that the allocator has taken from the driver; absent where its library does not tell.",
+        "Memory that the allocator has reserved from the driver; absent if its library does not report it.",
     ),
-    pool_family("reclaimable_bytes", _reclaimable, "Memory that a flush would most probably return."),
-    pool_family("stranded_bytes", _stranded, "Memory held and free that no flush returns: fragmentation, or an arena."),
+    pool_family("reclaimable_bytes", _reclaimable, "Memory that a flush is expected to release."),
     pool_family(
-        "spillable_bytes", lambda p: p.spillable_bytes, "Live memory that the step spill would move to the host."
+        "stranded_bytes", _stranded, "Free memory in the pool that a flush cannot release: fragmentation, or an arena."
     ),
-    pool_family("ooms_total", lambda p: p.ooms, "Out-of-memory errors of the allocator.", "counter"),
     pool_family(
-        "retries_total", lambda p: p.retries, "Allocations that succeeded only after a flush of the cache.", "counter"
+        "spillable_bytes", lambda p: p.spillable_bytes, "Live memory that the flush step spill would move to the host."
+    ),
+    pool_family("ooms_total", lambda p: p.ooms, "Out-of-memory errors raised by the allocator.", "counter"),
+    pool_family(
+        "retries_total",
+        lambda p: p.retries,
+        "Allocations that succeeded only after the allocator flushed its cache.",
+        "counter",
     ),
     pool_family(
         "device_allocations_total",
         lambda p: p.device_allocations,
-        "Allocations that the allocator made at the driver.",
+        "Memory allocations that the allocator requested from the driver.",
         "counter",
     ),
-    pool_family("device_frees_total", lambda p: p.device_frees, "Allocations that the allocator gave back.", "counter"),
+    pool_family(
+        "device_frees_total",
+        lambda p: p.device_frees,
+        "Memory allocations that the allocator returned to the driver.",
+        "counter",
+    ),
     pool_family(
         "thrashes_total",
         lambda p: p.thrashes,
-        "Flushes whose bytes the program took from the driver again at once.",
+        "Flushes whose released memory the program immediately reallocated from the driver.",
         "counter",
     ),
     host_pool_family(
-        "live_bytes", lambda p: p.live_bytes, "Pinned host memory that an allocator has handed out. Not device memory."
+        "live_bytes", lambda p: p.live_bytes, "Pinned host memory allocated to the program. This is not device memory."
     ),
     host_pool_family(
-        "held_bytes", lambda p: p.held_bytes, "Pinned host memory that an allocator holds. Not device memory."
+        "held_bytes", lambda p: p.held_bytes, "Pinned host memory held by the allocator. This is not device memory."
     ),
     *programs.FAMILIES,
 )

@@ -1,9 +1,12 @@
-"""The devices under the names, labels and units of dcgm-exporter, for dashboards and rules that were made for it.
+"""Device metrics with the names, labels and units of dcgm-exporter, for its existing dashboards and rules.
 
-Covers: those of its default families that NVML can answer, ECC and retired pages, FB_TOTAL, and PROF_* from NVML's GPM
-(Hopper and later) and its PCIe counters. A device that only one container's processes are on has ``pod``, ``namespace``
-and ``container`` as dcgm-exporter has with its Kubernetes mapping; it knows whom a device was given to, we who uses it.
-Does not cover: ``LEFT_OUT``.
+Covers the exporter's default families that NVML can answer, ECC and retired pages, FB_TOTAL, and PROF_* from NVML's GPM
+(Hopper and later) and PCIe counters. If all processes on a device belong to one container, the device has the labels
+``pod``, ``namespace`` and ``container``, as with dcgm-exporter's Kubernetes mapping. dcgm-exporter reports the pod to
+which the device is assigned; gpumond reports the pod that uses it.
+
+Does not cover the families in ``LEFT_OUT``.
+
 Names: etc/default-counters.csv of github.com/NVIDIA/dcgm-exporter at 4.5.3-4.8.2.
 """
 
@@ -23,13 +26,13 @@ from gpumond.model.snapshot import DeviceReading
 
 MIB = 1 << 20
 VENDORS = ("nvidia", "sim")
-HOSTNAME = os.environ.get("NODE_NAME") or socket.gethostname()  # in a pod the latter is the pod's
+HOSTNAME = os.environ.get("NODE_NAME") or socket.gethostname()  # in a pod, gethostname() returns the pod's name
 
 
 class DcgmFamily(NamedTuple):
-    """``value`` is the number before ``factor``; a family of ``memory`` has the MIG instances in place of their GPU.
+    """Family whose samples are ``value`` times ``factor``; with ``memory``, MIG instances replace their GPU.
 
-    DCGM's counters are untyped here: the library that renders wants names of counters to end in ``_total``.
+    DCGM's counters are exported as untyped, because prometheus_client requires counter names to end in ``_total``.
     """
 
     name: str
@@ -107,12 +110,12 @@ FAMILIES = (
 
 
 LEFT_OUT: Mapping[str, str] = {
-    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": "needs DCGM's own sampling; PROF_NVLINK_TX_BYTES and _RX_BYTES have it",
-    "DCGM_FI_PROF_PIPE_FP64_ACTIVE, _FP32_ACTIVE, _FP16_ACTIVE, _INT_ACTIVE": "of pipes only the tensor cores are read",
-    "DCGM_FI_DEV_VGPU_LICENSE_STATUS": "licences are not looked at",
-    "DCGM_FI_DEV_POWER_VIOLATION and the other violations": "gpumond_device_throttle has the reasons that hold",
+    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": "requires DCGM's own sampling; use PROF_NVLINK_TX_BYTES and _RX_BYTES",
+    "DCGM_FI_PROF_PIPE_FP64_ACTIVE, _FP32_ACTIVE, _FP16_ACTIVE, _INT_ACTIVE": "only the tensor pipe is read",
+    "DCGM_FI_DEV_VGPU_LICENSE_STATUS": "licences are not read",
+    "DCGM_FI_DEV_POWER_VIOLATION and the other violations": "use the active reasons in gpumond_device_throttle",
 }
-"""Families of dcgm-exporter's lists that are not offered, and why."""
+"""Families of dcgm-exporter's lists that are not exported, and the reasons."""
 
 
 def metrics(frame: Frame, hostname: str = HOSTNAME) -> Iterator[Metric]:
@@ -132,7 +135,7 @@ def metrics(frame: Frame, hostname: str = HOSTNAME) -> Iterator[Metric]:
 
 
 def _last_xid(frame: Frame, devices: Iterable[DeviceReading], labels: Mapping[str, Mapping[str, str]]) -> Metric:
-    """0 is DCGM's word for none, said only while the driver would tell."""
+    """Return the last XID per device. 0 means none, and is exported only while XID events are subscribed."""
     metric = Metric("DCGM_FI_DEV_XID_ERRORS", "Value of the last XID error encountered.", "gauge")
     for device in devices:
         own = [errors for errors in frame.snapshot.xids if errors.device_uuid == device.uuid]
@@ -143,7 +146,7 @@ def _last_xid(frame: Frame, devices: Iterable[DeviceReading], labels: Mapping[st
 
 
 def _labels(device: DeviceReading, devices: Mapping[str, DeviceReading], hostname: str, version: str) -> dict[str, str]:
-    """A MIG instance has its GPU's, and which instance it is."""
+    """Return the device's labels. A MIG instance has its GPU's labels plus its profile and instance ID."""
     gpu = devices.get(device.parent_uuid or "", device)
     labels = {
         "gpu": str(gpu.index),
@@ -162,13 +165,13 @@ def _labels(device: DeviceReading, devices: Mapping[str, DeviceReading], hostnam
 
 
 def _pod(device: DeviceReading) -> dict[str, str]:
-    """Whose device it is, if all of its processes in pods are of one container."""
-    places = {
+    """Return the pod labels if all processes of the device that run in pods belong to one container."""
+    containers = {
         (process.pod_name, process.pod_namespace, process.container_name or "")
         for process in device.processes or ()
         if process.pod_name and process.pod_namespace
     }
-    if len(places) != 1:
+    if len(containers) != 1:
         return {}
-    pod, namespace, container = next(iter(places))
+    pod, namespace, container = next(iter(containers))
     return {"pod": str(pod), "namespace": str(namespace), "container": container}

@@ -1,7 +1,8 @@
-"""A family in Prometheus' text format or in OpenMetrics.
+"""Metric family rendering in Prometheus text format or OpenMetrics.
 
-With a thousand programs a page has 20,000 samples, of which prometheus_client makes 8 us each: so the frame's families,
-and they alone, are written here. docs/decisions/008 has the figures; the tests hold every line against the library.
+A page for a thousand programs has 20,000 samples, and prometheus_client takes 8 us per sample. The families of a frame
+are therefore rendered here; all others by the library. docs/decisions/008 has the figures, and the tests compare every
+line with the library's.
 
 Formats: prometheus.io/docs/instrumenting/exposition_formats, and OpenMetrics 1.0.
 """
@@ -19,7 +20,7 @@ TOTAL = "_total"
 
 
 def write(family: Family, rows: Iterable[Row], openmetrics: bool) -> str:
-    """Return the help and type, which are written without samples, too, and the samples."""
+    """Return the family's HELP and TYPE lines, followed by its samples, if any."""
     return header(family, openmetrics) + samples(family, rows)
 
 
@@ -36,7 +37,7 @@ def samples(family: Family, rows: Iterable[Row]) -> str:
     )
 
 
-@lru_cache(LABEL_SETS)  # the same from frame to frame, and for all families of a pool
+@lru_cache(LABEL_SETS)  # unchanged from frame to frame, and shared by all families of a pool
 def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     pairs = sorted(zip(names, values, strict=True))
     return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs) + "}" if pairs else ""
@@ -48,7 +49,7 @@ def _escaped(text: str, quotes: bool = True) -> str:
 
 
 def _number(value: float) -> str:
-    """Bytes as whole numbers, which lose nothing."""
+    """Format a value; integers stay integers, so that bytes are exact."""
     if isfinite(value):
         return str(+value)  # True is 1
     return "NaN" if isnan(value) else "+Inf" if value > 0 else "-Inf"

@@ -1,4 +1,4 @@
-"""What a metric is: a name, a help text, labels, and how its rows follow from a Frame."""
+"""Definition of a metric: name, help text, labels, and the function that derives its rows from a Frame."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from gpumond.model.frame import Frame
 
 Row = tuple[tuple[str, ...], float | None]
-"""Label values in the family's order, and the value; a row with None is left out."""
+"""Label values in the family's order, and the value. A row whose value is None is omitted."""
 
 Kind = Literal["gauge", "counter"]
 

@@ -1,4 +1,4 @@
-"""What programs tell of themselves: scopes, steps, out-of-memory errors that they survived."""
+"""Metric families that programs report: scopes, steps, and out-of-memory errors that were handled."""
 
 from __future__ import annotations
 
@@ -51,41 +51,41 @@ FAMILIES: tuple[Family, ...] = (
     scope_device_family(
         "kept_bytes",
         lambda device: device.kept_bytes,
-        "Live memory after the blocks of this name minus before, all passes together; negative if they freed.",
+        "Live memory after the scope minus before it, summed over all entries; negative if the scope freed memory.",
     ),
-    scope_device_family(
-        "peak_bytes", lambda device: device.peak_bytes, "The most live memory seen within the blocks of this name."
-    ),
-    scope_family("entries_total", lambda scope: scope.entries, "Passes through the blocks of this name."),
+    scope_device_family("peak_bytes", lambda device: device.peak_bytes, "Peak live memory within the scope."),
+    scope_family("entries_total", lambda scope: scope.entries, "Number of times the scope was entered."),
     scope_family(
-        "retries_total", lambda scope: scope.retries, "Flushes of the allocators' own within the blocks of this name."
+        "retries_total", lambda scope: scope.retries, "Cache flushes by the allocators themselves within the scope."
     ),
     scope_family(
-        "ooms_total", lambda scope: scope.ooms, "Passes through the blocks of this name that ended out of memory."
+        "ooms_total", lambda scope: scope.ooms, "Entries of the scope that ended with an out-of-memory error."
     ),
-    step_family("steps_total", lambda step: step.steps, "Steps of the program.", "counter"),
+    step_family("steps_total", lambda step: step.steps, "Steps that the program has completed.", "counter"),
     step_family(
         "step_kept_bytes",
         lambda step: step.kept_bytes,
-        "Live memory that each step keeps: the trend over the last steps.",
+        "Growth of live memory per step, as the trend over the last steps.",
     ),
     step_family("step_live_bytes", lambda step: step.live_bytes, "Live memory at the end of a step."),
     step_family("step_stranded_bytes", lambda step: step.stranded_bytes, "Stranded memory at the end of a step."),
     step_family(
         "step_retries_total",
         lambda step: step.retries,
-        "Flushes of the allocators' own since the first step.",
+        "Cache flushes by the allocators themselves since the first step.",
         "counter",
     ),
     program_family(
-        "oom_retries_total", lambda program: program.oom_retries, "Calls tried again by retry_on_oom with less to do."
+        "oom_retries_total",
+        lambda program: program.oom_retries,
+        "Calls that retry_on_oom repeated with a smaller batch.",
     ),
     program_family(
-        "oom_rescues_total", lambda program: program.oom_rescues, "Calls that retry_on_oom brought to an end."
+        "oom_rescues_total", lambda program: program.oom_rescues, "Calls that succeeded after a retry by retry_on_oom."
     ),
     program_family(
         "agent_refusals_total",
         lambda program: program.refusals,
-        "What the program's agent would not hear or do: daemons of strangers, nonsense, orders that came too fast.",
+        "Daemons and commands that the program's agent refused: untrusted, malformed, or above its rate limit.",
     ),
 )

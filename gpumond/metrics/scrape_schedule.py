@@ -1,4 +1,7 @@
-"""Who scrapes regularly will do so again: its page can be ready when it comes. Pure; times are monotonic seconds."""
+"""Prediction of scrapes from their interval, so that a page can be rendered in advance.
+
+Performs no I/O. Times are monotonic seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,30 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 INTERVALS = (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60)
-"""Between two scrapes of one scraper."""
+"""Scrape intervals in seconds that are recognised."""
 
 APART_SECONDS = 0.5
-"""Scrapes that follow each other more closely are one to us."""
+"""Minimum distance of two scrapes; closer ones count as one."""
 
 Key = TypeVar("Key")
 
 
 class ScrapeSchedule(Generic[Key]):
-    """What was asked for, and when. Several scrapers may ask for the same, each at its own moments."""
+    """Times at which each key was requested. Several scrapers may request the same key on independent schedules."""
 
     def __init__(self) -> None:
-        self._asked: dict[Key, deque[float]] = {}
+        self._requests: dict[Key, deque[float]] = {}
 
     def asked(self, key: Key, now: float) -> None:
-        times = self._asked.setdefault(key, deque())
+        times = self._requests.setdefault(key, deque())
         if not times or now - times[-1] >= APART_SECONDS:
             times.append(now)
         while times[0] < now - 3 * max(INTERVALS):
             times.popleft()
 
     def expected(self, now: float, seconds: float) -> Iterator[Key]:
-        """What will be asked for within ``seconds``: it was so one interval before, and two."""
-        for key, times in self._asked.items():
+        """Yield the keys requested both one and two intervals ago, which are expected again within ``seconds``."""
+        for key, times in self._requests.items():
             if any(all(_within(times, now - n * every, seconds) for n in (1, 2)) for every in INTERVALS):
                 yield key
 

@@ -1,4 +1,7 @@
-"""Shares of a page's series by user: where there are too many, the user with most loses the excess. Pure."""
+"""Fair shares of a page's series by user: above the limit, the user with the most series loses the excess.
+
+Performs no I/O.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,33 @@ from gpumond.model.cooperative import Steps
 from gpumond.model.frame import Frame
 
 Owner = Callable[[tuple[str, ...]], int | None]
-"""The uid to which the series with these label values belongs; None if it is nobody's or several users'."""
+"""Function from label values to the uid that owns the series; None if there is no single owner."""
 
 
 class TooManySeries(Exception):
-    """The frame has more series than a page may have."""
+    """Raised if a frame has more series than the limit of a page."""
 
 
 class Shares:
-    """The series that each user may have on one page. ``dropped``: those that are beyond."""
+    """Number of series that each user may have on one page; ``dropped`` counts the series above it."""
 
-    def __init__(self, owners: Mapping[str, Owner], left: Mapping[int | None, int], dropped: int) -> None:
-        self._owners, self._left, self.dropped = owners, dict(left), dropped
+    def __init__(self, owners: Mapping[str, Owner], remaining: Mapping[int | None, int], dropped: int) -> None:
+        self._owners, self._remaining, self.dropped = owners, dict(remaining), dropped
 
     def cut(self, family: Family, rows: Iterable[Row]) -> list[Row]:
-        """The rows without those that are beyond a share. Families come in the order of the catalogue."""
-        owner, left = self._owners[family.name], self._left
+        """Return the rows within their owners' shares. Call it for families in catalogue order."""
+        owner, remaining = self._owners[family.name], self._remaining
         kept: list[Row] = []
         for row in rows:
             uid = owner(row[0])
-            if left[uid] > 0:
-                left[uid] -= 1
+            if remaining[uid] > 0:
+                remaining[uid] -= 1
                 kept.append(row)
         return kept
 
 
 def sharing(families: Iterable[Family], frame: Frame, most: int) -> Steps[Shares]:
-    """Counts the series of each user, and divides ``most`` among them."""
+    """Count the series of each user and divide ``most`` among the users."""
     pids = {str(report.pid): report.uid for report in frame.snapshot.reports}
     workloads: dict[str, int | None] = {}
     for report in frame.snapshot.reports:
@@ -47,24 +50,24 @@ def sharing(families: Iterable[Family], frame: Frame, most: int) -> Steps[Shares
         owner = owners[family.name] = _owner(family, pids, workloads)
         counts.update(owner(labels) for labels, value in family.rows(frame) if value is not None)
         yield
-    left = divided(counts, most)
-    return Shares(owners, left, counts.total() - sum(left.values()))
+    remaining = divided(counts, most)
+    return Shares(owners, remaining, counts.total() - sum(remaining.values()))
 
 
 def divided(counts: Mapping[int | None, int], most: int) -> dict[int | None, int]:
-    """Nobody's series first; of the rest each user has what he needs up to an equal share, and what others leave."""
-    left: dict[int | None, int] = {None: min(counts.get(None, 0), most)}
-    room = most - left[None]
+    """Divide ``most`` by max-min fairness; series without an owner are served first."""
+    remaining: dict[int | None, int] = {None: min(counts.get(None, 0), most)}
+    room = most - remaining[None]
     users = sorted((count, uid) for uid, count in counts.items() if uid is not None)
     for number, (count, uid) in enumerate(users):
-        left[uid] = min(count, room // (len(users) - number))
-        room -= left[uid]
-    return left
+        remaining[uid] = min(count, room // (len(users) - number))
+        room -= remaining[uid]
+    return remaining
 
 
 def _owner(family: Family, pids: Mapping[str, int], workloads: Mapping[str, int | None]) -> Owner:
     for label, table in (("pid", pids), ("workload", workloads)):
         if label in family.labels:
-            place = family.labels.index(label)
-            return lambda labels, place=place, table=table: table.get(labels[place])  # type: ignore[misc]
+            position = family.labels.index(label)
+            return lambda labels, position=position, table=table: table.get(labels[position])  # type: ignore[misc]
     return lambda labels: None

@@ -1,4 +1,4 @@
-"""What the daemon did, as opposed to what it saw: ordinary counters that outlive the frames."""
+"""Counters of the daemon's own activity, which persist between frames."""
 
 from __future__ import annotations
 
@@ -19,79 +19,86 @@ FLUSH_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Telemetry:
-    """The daemon's own counters, in a registry of their own."""
+    """Counters of the daemon in a registry of their own."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
-        self._standing: set[tuple[str, str, str | None]] = set()
-        self._flushes = Counter("gpumond_flushes", "Receipts by outcome.", ["outcome"], registry=registry)
+        self._active: set[tuple[str, str, str | None]] = set()
+        self._flushes = Counter("gpumond_flushes", "Flush receipts by outcome.", ["outcome"], registry=registry)
         self._released = Counter(
-            "gpumond_flush_released_bytes", "Memory that flushes returned, by the allocators' count.", registry=registry
+            "gpumond_flush_released_bytes",
+            "Memory released by flushes, as counted by the allocators.",
+            registry=registry,
         )
         self._expected = Counter(
-            "gpumond_flush_expected_bytes", "Memory that the same flushes had predicted.", registry=registry
+            "gpumond_flush_expected_bytes", "Memory that flushes were expected to release.", registry=registry
         )
         self._flush_duration = Histogram(
             "gpumond_flush_duration_seconds",
-            "From the request to the receipt of one pool.",
+            "Time from a flush request to the receipt of one pool.",
             buckets=FLUSH_BUCKETS,
             registry=registry,
         )
         self.workloads = Workloads(registry)
-        self._reports = Counter("gpumond_agent_reports", "Reports taken from agents.", registry=registry)
+        self._reports = Counter("gpumond_agent_reports", "Reports accepted from agents.", registry=registry)
         self._rejects = Counter(
-            "gpumond_agent_rejects", "Agents' connections and frames refused.", ["reason"], registry=registry
+            "gpumond_agent_rejects",
+            "Agent connections and messages rejected, by reason.",
+            ["reason"],
+            registry=registry,
         )
         self._http_rejects = Counter(
-            "gpumond_http_rejects", "HTTP connections and requests refused.", ["reason"], registry=registry
+            "gpumond_http_rejects", "HTTP connections and requests rejected, by reason.", ["reason"], registry=registry
         )
-        self._log_dropped = Counter(
-            "gpumond_log_dropped", "Log records left out, since there were too many of their kind.", registry=registry
-        )
-        self._restarts = Counter(
-            "gpumond_collector_restarts", "Starts of the driver's process after the first.", registry=registry
-        )
+        self._log_dropped = Counter("gpumond_log_dropped", "Log records dropped by the rate limit.", registry=registry)
+        self._restarts = Counter("gpumond_collector_restarts", "Restarts of the collector process.", registry=registry)
         self._faults = Counter(
             "gpumond_faults",
-            "Facts that could not be read, each counted when it begins: one that lasts counts once.",
+            "Read failures, each counted once when it starts.",
             ["source", "kind"],
             registry=registry,
         )
         self._events = Counter(
-            "gpumond_events", "What happened, by kind, as /api/v1/events tells it.", ["kind"], registry=registry
+            "gpumond_events", "Events by kind, as listed by /api/v1/events.", ["kind"], registry=registry
         )
         self.tick_duration = Histogram(
             "gpumond_tick_duration_seconds",
-            "One tick after the driver has answered: reports, attribution, verdicts, rules, the frame. "
-            "The time of the driver's reading is not included.",
+            "Processing time of a tick: reports, attribution, verdicts, rules and the frame. "
+            "The driver reading is not included.",
             buckets=TICK_BUCKETS,
             registry=registry,
         )
         self.ticks_skipped = Counter(
-            "gpumond_ticks_skipped", "Ticks left out since the one before took too long.", registry=registry
+            "gpumond_ticks_skipped", "Ticks skipped because the previous tick took too long.", registry=registry
         )
-        for kind in get_args(Kind):  # from 0 on: a rate does not see a series' first value
+        for kind in get_args(Kind):  # starts at 0: rate() ignores the first value of a series
             self._events.labels(kind)
         for outcome in get_args(Outcome):
             self._flushes.labels(outcome)
         self._notifications = Counter(
             "gpumond_notifications",
-            "Messages sent to a receiver, failed ones included.",
+            "Notifications sent to a receiver, including failed ones.",
             ["notifier"],
             registry=registry,
         )
         self._notifications_failed = Counter(
-            "gpumond_notifications_failed", "Those that it did not take.", ["notifier", "reason"], registry=registry
+            "gpumond_notifications_failed",
+            "Notifications that could not be delivered, by reason.",
+            ["notifier", "reason"],
+            registry=registry,
         )
         self.store_writable = Gauge(
-            "gpumond_store_writable", "1 while changes and alerts can be kept on disk, else 0.", registry=registry
+            "gpumond_store_writable", "1 while changes and alerts can be written to disk, else 0.", registry=registry
         )
         self.series_dropped = Counter(
-            "gpumond_series_dropped", "Series left out of a page since it would have had too many.", registry=registry
+            "gpumond_series_dropped", "Series dropped by the limit of a page.", registry=registry
         )
         build = Gauge(
-            "gpumond_build_info", "Version of the daemon and its Python.", ["version", "python"], registry=registry
+            "gpumond_build_info",
+            "Versions of the daemon and of its Python interpreter.",
+            ["version", "python"],
+            registry=registry,
         )
         build.labels(__version__, platform.python_version()).set(1)
 
@@ -116,12 +123,12 @@ class Telemetry:
     def not_notified(self, notifier: str, reason: str) -> None:
         self._notifications_failed.labels(notifier, reason).inc()
 
-    def faults(self, standing: Iterable[Fault], complete: bool = True) -> None:
-        """Counts those that were not there before. After a reading that did not come none is known to be over."""
-        now = {(fault.source, fault.kind, fault.device_uuid) for fault in standing}
-        for source, kind, _ in now - self._standing:
+    def faults(self, active: Iterable[Fault], complete: bool = True) -> None:
+        """Count the faults that have started. After an incomplete reading, no fault is considered over."""
+        now = {(fault.source, fault.kind, fault.device_uuid) for fault in active}
+        for source, kind, _ in now - self._active:
             self._faults.labels(source, kind).inc()
-        self._standing = now if complete else self._standing | now
+        self._active = now if complete else self._active | now
 
     def happened(self, events: Iterable[Event]) -> None:
         for event in events:

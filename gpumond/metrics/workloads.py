@@ -1,4 +1,7 @@
-"""Flushes by workload: predicted, held before and after, given back. Counters that outlive the programs."""
+"""Counters of flushes by workload: memory expected, held before and after, and released.
+
+They persist after the programs have exited.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter
 from gpumond.model.pools import Outcome, Receipt
 
 MAX_WORKLOADS = 100
-"""That have series of their own. A new one takes the place of that known for longest of which no program is left."""
+"""Maximum number of workloads with their own series. A new workload replaces the oldest one without programs."""
 
 OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "planned")
 
@@ -22,27 +25,29 @@ class Workloads:
         self._connected: frozenset[str] = frozenset()
         self._flushes = Counter(
             "gpumond_workload_flushes",
-            f"Receipts of a workload by outcome, plans excepted. Of {most} workloads at most, as are the next.",
+            f"Flush receipts of a workload by outcome, excluding plans. Limited to {most} workloads.",
             ["workload", "outcome"],
             registry=registry,
         )
 
-        def of_bytes(name: str, help: str) -> Counter:
+        def bytes_counter(name: str, help: str) -> Counter:
             return Counter(f"gpumond_workload_flush_{name}_bytes", help, ["workload"], registry=registry)
 
-        self._expected = of_bytes("expected", "Memory that flushes of a workload had predicted to return.")
-        self._released = of_bytes("released", "Memory that flushes of a workload returned, by the allocators' count.")
-        self._before = of_bytes("before", "Memory that pools of a workload held when their flushes began, summed.")
-        self._after = of_bytes("after", "Memory that the same pools held when their flushes were over, summed.")
+        self._expected = bytes_counter("expected", "Memory that flushes of the workload were expected to release.")
+        self._released = bytes_counter(
+            "released", "Memory released by flushes of the workload, as counted by the allocators."
+        )
+        self._before = bytes_counter("before", "Memory held by pools of the workload when their flushes began, summed.")
+        self._after = bytes_counter("after", "Memory held by the same pools when their flushes ended, summed.")
 
     def connected(self, workloads: Iterable[str]) -> None:
-        """Those of which a program is there. Their series begin at 0: a rate does not see a series' first value."""
+        """Set the workloads that have programs. Their series start at 0, because rate() ignores the first value."""
         self._connected = frozenset(workloads)
         for workload in sorted(self._connected - self._known.keys()):
             self._admit(workload)
 
     def flushed(self, receipt: Receipt) -> None:
-        """Of an outcome that is no plan."""
+        """Count a receipt whose outcome is not ``planned``."""
         workload = receipt.workload
         if workload not in self._known and not self._admit(workload):
             return
@@ -60,21 +65,21 @@ class Workloads:
         self._known[workload] = None
         for outcome in OUTCOMES:
             self._flushes.labels(workload, outcome)
-        for counter in self._of_bytes:
+        for counter in self._bytes_counters:
             counter.labels(workload)
         return True
 
     def _forget(self) -> bool:
-        gone = next((workload for workload in self._known if workload not in self._connected), None)
-        if gone is None:
+        stale = next((workload for workload in self._known if workload not in self._connected), None)
+        if stale is None:
             return False
-        del self._known[gone]
+        del self._known[stale]
         for outcome in OUTCOMES:
-            self._flushes.remove(gone, outcome)
-        for counter in self._of_bytes:
-            counter.remove(gone)
+            self._flushes.remove(stale, outcome)
+        for counter in self._bytes_counters:
+            counter.remove(stale)
         return True
 
     @property
-    def _of_bytes(self) -> tuple[Counter, ...]:
+    def _bytes_counters(self) -> tuple[Counter, ...]:
         return self._expected, self._released, self._before, self._after

@@ -1,7 +1,7 @@
-"""Where device facts come from. A source is one verb, ``read``, and runs in the collector's child process.
+"""Sources of device facts. A source has one main method, ``read``, and runs in the collector's child process.
 
-To add one: write ``sources/NAME.py`` with a class that has the three methods below, and add its
-import string to ``SOURCES``.
+To add one, write ``sources/NAME.py`` with a class that has the three methods below, and add its import string to
+``SOURCES``.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ NOWHERE = -1
 
 
 class ReadProgress:
-    """How a reading goes: a source that ``follow``s it says at which device it is, and leaves out some."""
+    """Progress of a reading: a source that ``follow``s it reports its current device and skips the excluded ones."""
 
     def __init__(self, at: Callable[[int], None] = lambda index: None) -> None:
         self.at = at
         self.leave_out: Mapping[int, str] = {}
-        """UUIDs by index."""
+        """UUIDs of excluded devices by index."""
         self.lives: Mapping[int, ProcessStart] = {}
-        """Of processes of the reading, where the source has looked."""
+        """Start data of processes in the reading, if the source has read it."""
 
 
 class DeviceSource(Protocol):
     name: str
 
     def open(self) -> None:
-        """Raises SourceUnavailable."""
+        """Open the driver. Raises SourceUnavailable."""
 
     def read(self) -> Reading:
-        """May block. One bad device is a Fault in the Reading, not an error."""
+        """Read all devices. May block. The failure of one device is a Fault in the Reading, not an error."""
 
     def close(self) -> None: ...
 
 
 @runtime_checkable
 class ProgressReporter(Protocol):
-    """A source that can go on without a device at which its driver hangs."""
+    """Source that can continue without a device on which its driver hangs."""
 
     def follow(self, course: ReadProgress) -> None: ...
 
 
 def load(name: str, course: ReadProgress | None = None) -> DeviceSource:
-    """A source by its name in the table; raises KeyError for a name that is not there."""
+    """Return the source with this name in ``SOURCES``. Raises KeyError."""
     module, _, attribute = SOURCES[name].partition(":")
     source: DeviceSource = getattr(import_module(module), attribute)()
     if course is not None and isinstance(source, ProgressReporter):

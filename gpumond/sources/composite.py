@@ -1,7 +1,7 @@
-"""All devices of a machine at once: NVIDIA's through NVML, AMD's and Intel's through DRM.
+"""All devices of a machine: NVIDIA's through NVML, AMD's and Intel's through DRM.
 
-A source that cannot be opened is a fault, and is tried again; the other's devices are served meanwhile. One that
-goes away later raises: only a new process can load a driver's library anew.
+A source that cannot be opened is a fault and is retried; the devices of the other are available meanwhile. A source
+that fails later raises, because a driver's library can only be reloaded in a new process.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CompositeSource:
                     self._missing[source.name] = error
 
     def _numbered(self, devices: Sequence[DeviceReading]) -> Sequence[DeviceReading]:
-        """NVML's devices keep their index, the others get the next free one, and keep that."""
+        """Keep the indices of NVML devices; assign each other device the next free index, permanently."""
         taken = {device.index for device in devices if device.vendor == "nvidia"}
         numbered = []
         for device in devices:

@@ -1,7 +1,7 @@
-"""Which devices a driver has: enumerates them again and again, and remembers those that it has seen.
+"""Inventory of a driver's devices: enumerates them repeatedly, and remembers those that were present.
 
-A device that is lost, or that the driver enumerates no more, stays as a fault until it is back; a MIG
-instance that is gone was taken away, and is forgotten. A lost device's handle is never used again.
+A device that is lost or no longer enumerated remains as a fault until it returns. A MIG instance that is missing has
+been destroyed, and is removed. The handle of a lost device is never used again.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, Protocol
 from gpumond.sources.validation import Tally
 
 LEFT_OUT = "left_out"
-"""The fault's kind of a device that is not asked, since the driver hangs or crashes at it."""
+"""Kind of the fault for an excluded device, on which the driver hangs or crashes."""
 
 RESCAN_SECONDS = 10.0
 RETRY_SECONDS = 1.0
-"""Devices are enumerated every RESCAN_SECONDS; while one is lost from RETRY_SECONDS on, doubling up to that."""
+"""Interval of enumeration while a device is lost; it doubles from RETRY_SECONDS up to RESCAN_SECONDS."""
 
 
 class Refusal(Exception):
-    """A question without an answer; ``kind`` is the fault's."""
+    """Query without an answer. ``kind`` is the kind of the fault."""
 
     def __init__(self, kind: str, detail: str = "") -> None:
         super().__init__(detail or kind.replace("_", " "))
@@ -29,22 +29,22 @@ class Refusal(Exception):
 
 
 class EnumerationFailed(Refusal):
-    """It may be answered the next time."""
+    """Temporary failure of an enumeration."""
 
 
 class Unsupported(Refusal):
-    """The device, the driver or its binding does not have this."""
+    """Query that the device, the driver or its binding does not support."""
 
 
 class DeviceLost(Refusal):
-    """The device answers nothing any more."""
+    """Device that no longer responds."""
 
 
 class Enumerator(Protocol):
-    """Handles are fresh at every call. Each raises a Refusal."""
+    """Enumeration of devices. Each call returns a new handle. Each method raises Refusal."""
 
     def at(self, index: int) -> None:
-        """Which device is asked from now on."""
+        """Set the index of the device that the following queries concern."""
 
     def count(self) -> int: ...
     def handle(self, index: int) -> Any: ...
@@ -52,12 +52,12 @@ class Enumerator(Protocol):
     def name(self, handle: Any) -> str: ...
     def pci_bus_id(self, handle: Any) -> str: ...
     def instances(self, handle: Any) -> Iterable[Any]:
-        """Handles of its MIG instances."""
+        """Return the handles of the device's MIG instances."""
 
 
 @dataclass
 class Device:
-    """A device or MIG instance. ``handle`` is None while it is lost, ``lost`` then the fault's kind."""
+    """Device or MIG instance. ``handle`` is None while it is lost, and ``lost`` is then the kind of the fault."""
 
     uuid: str
     index: int
@@ -73,7 +73,7 @@ class Device:
 
 
 class Inventory:
-    """``faults`` are those of the last scan."""
+    """Known devices. ``faults`` are those of the last scan."""
 
     def __init__(self, driver: Enumerator) -> None:
         self._driver = driver
@@ -84,13 +84,13 @@ class Inventory:
         self.faults = Tally()
 
     def devices(self) -> list[Device]:
-        """Every instance after its parent."""
+        """Return the devices; each instance follows its parent."""
         return sorted(self._devices.values(), key=lambda device: (device.index, device.parent_uuid is not None))
 
     def refresh(self, now: float, leave_out: Mapping[int, str]) -> None:
-        """Scans if it is time to, or if a device was lost since the last time. ``leave_out``: UUIDs by index."""
+        """Scan if the interval has passed, or if a device has been lost. ``leave_out``: UUIDs by index."""
         if self._left_out.keys() - leave_out.keys():
-            self._retry_seconds = 0.0  # one may be asked again: at once
+            self._retry_seconds = 0.0  # a device may be queried again: at once
         self._left_out = leave_out
         for device in self._devices.values():
             left_out = leave_out.get(device.index, "")
@@ -146,7 +146,7 @@ class Inventory:
                 self.lose(device, "vanished")
 
     def _refused(self, index: int, refusal: Refusal) -> set[str]:
-        """Which known device stands for an index that does not say who it is: the one that had it, if any."""
+        """Return the known device at an index that does not return its UUID: the device that had this index, if any."""
         known = [device for device in self._devices.values() if (device.index, device.parent_uuid) == (index, None)]
         for device in known:
             if isinstance(refusal, DeviceLost):

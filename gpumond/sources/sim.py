@@ -1,4 +1,4 @@
-"""Simulated cards (gpumond.sim.card) as devices: all those below the directory that GPUMOND_SIM_DIR names."""
+"""Simulated devices (gpumond.sim.card): all those in the directory that GPUMOND_SIM_DIR names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SimSource:
         self._table = ProcessTable()
         self._known: dict[tuple[int, int | None], ProcessOwner] = {}
         self._seen: dict[Path, str] = {}
-        """UUIDs of the cards that could be read once: they are missed if they cannot."""
+        """UUIDs of devices that have been read once; they are reported as lost if they cannot be read."""
 
     def open(self) -> None:
         directory = self._environ.get("GPUMOND_SIM_DIR")
@@ -33,7 +33,7 @@ class SimSource:
         self._root = Path(directory)
         if not self._root.is_dir():
             raise SourceUnavailable(
-                "missing", f"GPUMOND_SIM_DIR names {directory}, which is no directory: {remedy('missing')}"
+                "missing", f"GPUMOND_SIM_DIR names {directory}, which is not a directory: {remedy('missing')}"
             )
 
     def read(self) -> Reading:
@@ -59,7 +59,7 @@ class SimSource:
         self._seen.clear()
 
     def _named(self, device: DeviceReading, known: Mapping[tuple[int, int | None], ProcessOwner]) -> DeviceReading:
-        """The device with names and owners of its processes, each looked up once in its life."""
+        """Return the device with names and owners of its processes, each looked up once per process."""
         processes = []
         for process in device.processes or ():
             life = (process.pid, process.start_ticks)

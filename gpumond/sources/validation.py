@@ -1,4 +1,7 @@
-"""A driver's answers, checked: what cannot be true is dropped and counted, never shown. Pure."""
+"""Validation of a driver's values: impossible values are dropped and counted, never exported.
+
+Performs no I/O.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,22 @@ from gpumond.model.snapshot import Fault
 from gpumond.protocol.messages import MAX_INTEGER, clean
 
 IMPOSSIBLE = "impossible_value"
-"""The kind of their fault."""
+"""Kind of the fault for impossible values."""
 
 UNTRUSTED_SHARE = 0.2
 UNTRUSTED_LENGTH = 10
-"""A list of at least that length with more impossible entries than that is dropped whole: its layout is not the
-expected one, and what looks possible in it is chance. In a shorter one each entry is judged by itself."""
+"""Length from which a list with a majority of impossible entries is dropped as a whole.
+
+Its layout is then not the expected one, and its plausible entries are coincidences. In a shorter list, each entry is
+validated separately.
+"""
 
 SHOWN = 4
-"""So many impossible entries of a list are named in the fault."""
+"""Number of impossible entries of a list that the fault names."""
 
 
 class Tally:
-    """The faults of one reading: one per device and kind, however many answers it concerns."""
+    """Faults of one reading: one per device and kind, regardless of the number of values."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[str | None, str], tuple[int, list[str]]] = {}
@@ -39,7 +45,8 @@ class Tally:
         return bool(self._said)
 
     def faults(self, source: str) -> tuple[Fault, ...]:
-        """The detail begins with how many answers it concerns, if several or impossible ones."""
+        """Return the faults. The detail starts with the number of values if there are several, or if they are
+        impossible."""
         return tuple(
             Fault(
                 source,
@@ -61,7 +68,7 @@ class MemoryCounts(NamedTuple):
 def memory(tally: Tally, uuid: str, said: MemoryCounts) -> MemoryCounts:
     size = said.size_bytes
     if not size:
-        return MemoryCounts()  # some drivers say 0 where they mean "not supported"
+        return MemoryCounts()  # some drivers return 0 for "not supported"
     if size >= MAX_INTEGER:
         tally.add(uuid, IMPOSSIBLE, f"size_bytes {size}")
         return MemoryCounts()
@@ -72,7 +79,7 @@ def memory(tally: Tally, uuid: str, said: MemoryCounts) -> MemoryCounts:
 
 
 class Listed(NamedTuple):
-    """One entry of one of the driver's process lists."""
+    """Entry of a process list of the driver."""
 
     kind: str
     instance: tuple[int, int]
@@ -87,9 +94,9 @@ class Usage:
 
 
 def usages(tally: Tally, uuid: str, listed: Iterable[Listed], limit: int, pid_max: int) -> dict[int, Usage] | None:
-    """Per pid. The same process may be in several lists (the larger count holds) and instances (counts add up).
+    """Return the usage per pid. Of several lists the larger count applies; counts of several instances are added.
 
-    ``limit`` is the device's size. None if the list is not to be trusted.
+    ``limit`` is the size of the device. Returns None if the list is not trustworthy.
     """
     merged: dict[tuple[int, tuple[int, int]], Usage] = {}
     impossible: list[str] = []

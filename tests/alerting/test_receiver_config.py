@@ -44,7 +44,7 @@ def test_each_type_can_be_made_into_a_notifier(tmp_path: Path):
         ("[{name: w, type: webhook, url: 'http://secret', resend: 1m}]", "resend is for Alertmanager"),
         ("[{name: am, type: alertmanager, url: 'http://secret', secret_file: /a}]", "bearer_token_file"),
         ("[{name: l, type: log, url: 'http://secret'}]", "has no url"),
-        ("[{name: l, type: log}, {name: l, type: log}]", "two receivers are called 'l'"),
+        ("[{name: l, type: log}, {name: l, type: log}]", "the name 'l' is used twice"),
         ("[{name: l, type: mail}]", "type"),
     ],
 )

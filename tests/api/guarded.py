@@ -1,4 +1,4 @@
-"""The API behind its guard, and who knocks."""
+"""Client of the API behind its guard."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHERS = [
 
 
 class From:
-    """What a server would say of the connection: the peer's address and, of a Unix socket, its user."""
+    """Middleware that sets the peer's address and, for a Unix socket, its uid, as a server does."""
 
     def __init__(self, app: ASGIApp, uid: int | None, client: str) -> None:
         self.app, self.uid, self.client = app, uid, client
@@ -41,7 +41,7 @@ class From:
 
 
 class House:
-    """The API behind its guard, over a view made of values."""
+    """API behind its guard, with a view of fixed values."""
 
     def __init__(self, policy: Policy = Policy(), others: Sequence[Token] = OTHERS, view: View | None = None) -> None:
         self.view: Any = view or View()

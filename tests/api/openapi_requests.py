@@ -1,6 +1,6 @@
-"""Every question that the OpenAPI document of a real daemon allows, and many that it does not, by Schemathesis.
+"""Schemathesis run against a real daemon: requests that its OpenAPI document allows, and many that it does not.
 
-It runs as a program of its own: its plug-in for pytest is for other ways of use.
+It runs as a separate program, because its pytest plug-in is for other uses.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CHECKS = (
     "allow_header_conformance",
     "unsupported_method",
 )
-"""Not: positive_data_acceptance, since what a document can say of a rule is less than what makes it one."""
+"""Excludes positive_data_acceptance, because the document cannot express all constraints of a rule."""
 ENDLESS = "/api/v1/events"
 LAST = "/api/v1/release"
-"""It takes the driver away, and with it what others are about."""
+"""Requested last, because it releases the driver that other requests need."""
 CONFIG = """
 [checks.not_a_server_error]
 expected-statuses = ["2xx", "3xx", "4xx", 503, 504, 507]
@@ -47,18 +47,18 @@ devices = {{values = ["{device}"]}}
 "query.pid" = {{dictionary = "pids", probability = 0.5}}
 "query.uuid" = {{dictionary = "devices", probability = 0.5}}
 """
-"""Other 5xx than these, which say that something outside is missing, are errors of the program."""
+"""All other 5xx are errors of the program; these report a missing external resource."""
 
 
 def demo(directory: Path) -> RunningDaemon:
-    """A daemon with programs to ask about."""
+    """Start a daemon with simulated programs."""
     daemon = RunningDaemon(directory / "daemon", verb="demo")
     until(lambda: daemon.request("/-/ready")[0] == 200 and daemon.get("agents"))
     return daemon
 
 
 def ask(daemon: RunningDaemon, directory: Path, examples: int, *options: str, seed: int = 1) -> tuple[int, str]:
-    """Exit code and what was said: 0 if every answer was as documented."""
+    """Return exit code and output; the code is 0 if every response was as documented."""
     agent = daemon.get("agents")[0]
     config = directory / "schemathesis.toml"
     config.write_text(CONFIG.format(pid=agent["pid"], device=daemon.get("devices")[0]["uuid"]))
@@ -72,7 +72,7 @@ def ask(daemon: RunningDaemon, directory: Path, examples: int, *options: str, se
 
 
 def ask_all(daemon: RunningDaemon, directory: Path, examples: int, seed: int = 1) -> None:
-    """With an administrator's token and without any. Raises AssertionError with what was not as documented."""
+    """Run with and without an administrator's token. Raises AssertionError with the undocumented responses."""
     token = ("-H", f"Authorization: Bearer {(daemon.directory / 'token').read_text().strip()}")
     for options in ((), (*token, "--exclude-path", LAST), (*token, "--include-path", LAST)):
         code, said = ask(daemon, directory, examples, *options, seed=seed)

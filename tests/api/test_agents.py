@@ -1,4 +1,4 @@
-"""What an administrator asks of a program, before a server."""
+"""An administrator's requests to a program, without a server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def a_view(said: AgentResponse | Exception | None) -> View:
     return Telling()
 
 
-def test_a_limit_is_set_and_what_applied_is_the_answer():
+def test_limit_returns_the_applied_limits():
     view = a_view(AgentResponse("id", "", (AppliedLimit("torch", "GPU-a", 5, True),)))
     answer = ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": 5, "device": "0"})
     assert (answer.status_code, answer.json()[0]["applied"]) == (200, True)
@@ -37,7 +37,7 @@ def test_a_limit_is_set_and_what_applied_is_the_answer():
     assert view.asks[1] == (10, "limit", None, None, "token")
 
 
-def test_a_snapshot_is_written_and_its_path_is_the_answer():
+def test_snapshot_returns_its_path():
     view = a_view(AgentResponse("id", "", dump=Dump("torch", "/home/ada/x.pickle", 12)))
     answer = ask(view, SNAPSHOT, "POST", headers=TOKEN)
     assert (answer.status_code, answer.json()["path"]) == (200, "/home/ada/x.pickle")
@@ -55,7 +55,7 @@ def test_a_snapshot_is_written_and_its_path_is_the_answer():
     ],
 )
 @pytest.mark.parametrize(("path", "body"), [(LIMIT, {"limit_bytes": 5}), (SNAPSHOT, None)])
-def test_what_was_not_done_is_a_problem_with_the_reason(
+def test_failed_command_is_a_problem_with_the_reason(
     path: str, body: object, said: AgentResponse | Exception | None, status: int, says: str
 ):
     answer = ask(a_view(said), path, "POST", headers=TOKEN, json=body)
@@ -65,7 +65,7 @@ def test_what_was_not_done_is_a_problem_with_the_reason(
 
 
 @pytest.mark.parametrize("path", [LIMIT, SNAPSHOT])
-def test_without_the_token_nothing_is_asked(path: str):
+def test_commands_without_token_are_not_sent(path: str):
     view = a_view(None)
     assert ask(view, path, "POST", json={"limit_bytes": 5}).status_code == 401
     assert view.asks == []

@@ -1,4 +1,4 @@
-"""The HTTP face over a view that is made of values."""
+"""HTTP API with a view of fixed values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TOKEN = {"Authorization": "Bearer secret"}
 
 
 class Kept:
-    """What a store does, in memory."""
+    """In-memory store."""
 
     def __init__(self) -> None:
         self.kept: dict[str, tuple[str, dict[str, Any]]] = {}
@@ -182,7 +182,7 @@ def test_liveness_is_not_readiness():
     assert ask(View(), "/-/ready").status_code == 200
 
 
-def test_a_flush_answers_with_its_receipts():
+def test_flush_answers_with_its_receipts():
     view = View()
     answer = ask(
         view, "/api/v1/flushes", "POST", headers=TOKEN, json={"target": {"pid": 4242}, "steps": ["cache", "ipc"]}
@@ -194,7 +194,7 @@ def test_a_flush_answers_with_its_receipts():
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}])
-def test_without_the_token_nothing_happens(headers: dict[str, str]):
+def test_flush_without_token_is_refused(headers: dict[str, str]):
     view = View()
     answer = ask(view, "/api/v1/flushes", "POST", headers=headers, json={"target": {"all": True}})
     assert (answer.status_code, view.asked) == (401, [])
@@ -205,14 +205,14 @@ def test_without_the_token_nothing_happens(headers: dict[str, str]):
     ("error", "status"),
     [(NoSuchTarget("no"), 404), (AlreadyUnderWay("busy"), 409), (CoolingDown("soon", 12.0), 429)],
 )
-def test_what_cannot_start_is_a_problem(error: FlushError, status: int):
+def test_flush_errors_are_problem_documents(error: FlushError, status: int):
     answer = ask(View(answer=error), "/api/v1/flushes", "POST", headers=TOKEN, json={"target": {"all": True}})
     assert answer.status_code == answer.json()["status"] == status
     assert answer.json()["detail"] == str(error)
     assert answer.headers.get("retry-after") == ("12" if status == 429 else None)
 
 
-def test_what_has_not_ended_is_never_200():
+def test_unfinished_flush_is_never_200():
     timeout = FlushOutcome("id", (RECEIPT, Receipt(**{**_fields(RECEIPT), "outcome": "timeout"})), 1)
     answer = ask(View(answer=timeout), "/api/v1/flushes", "POST", headers=TOKEN, json={"target": {"all": True}})
     assert answer.status_code == 504
@@ -234,14 +234,14 @@ def test_what_has_not_ended_is_never_200():
         ({"target": {"all": True}, "min_reclaimable_bytes": -1}, "min_reclaimable_bytes"),
     ],
 )
-def test_a_wrong_request_is_told_what_is_expected(body: dict[str, Any], says: str):
+def test_invalid_request_names_what_is_expected(body: dict[str, Any], says: str):
     view = View()
     answer = ask(view, "/api/v1/flushes", "POST", headers=TOKEN, json=body)
     assert (answer.status_code, view.asked) == (422, [])
     assert says in answer.json()["detail"]
 
 
-def test_a_release_says_until_when_and_is_not_200_if_the_driver_is_still_held():
+def test_release_returns_its_end_and_504_if_the_driver_is_still_held():
     free = ask(View(), "/api/v1/release", "POST", headers=TOKEN, json={"for_seconds": 60})
     assert (free.status_code, free.json()) == (200, {"released_until": 61.0})
     assert ask(View(), "/api/v1/release", "POST", headers=TOKEN, json={"for_seconds": 600}).status_code == 504

@@ -1,4 +1,4 @@
-"""Baselines over HTTP, over a real store."""
+"""HTTP API of baselines with a real store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKEN = {"Authorization": "Bearer secret"}
 
 
 class World:
-    """A store, its measurements, and a client of the API over them."""
+    """Store, its baselines, and a client of the API."""
 
     def __init__(self, store: Store, client: httpx.AsyncClient, baselines: BaselineService) -> None:
         self.store, self.baselines, self._client = store, baselines, client
@@ -33,7 +33,7 @@ class World:
         return await self._client.request(method, f"/api/v1/baselines{path}", json=body, headers=TOKEN if token else {})
 
     async def measure(self, path: str, live: int, seconds: int = 10, start: int = 0) -> None:
-        """Until what is under way there is complete, and kept."""
+        """Feed readings until the recording is complete and stored."""
         for second in range(start, start + seconds + 1):
             self.baselines.see(training(second, live))
         for _ in range(200):
@@ -87,7 +87,7 @@ def test_measure_change_measure_compare_delete(tmp_path: Path):
     with_world(tmp_path, work)
 
 
-def test_a_restart_keeps_what_was_complete(tmp_path: Path):
+def test_complete_baselines_survive_a_restart(tmp_path: Path):
     async def before(world: World) -> None:
         await world.ask("PUT", "/kept", {"for_seconds": 10})
         await world.measure("/kept", GIB)
@@ -100,7 +100,7 @@ def test_a_restart_keeps_what_was_complete(tmp_path: Path):
     assert with_world(tmp_path, after) == ["kept"]
 
 
-def test_a_new_baseline_voids_what_was_compared_with_the_old_one(tmp_path: Path):
+def test_new_baseline_discards_the_comparison_with_the_old_one(tmp_path: Path):
     async def work(world: World) -> int:
         for method, path in (("PUT", "/n"), ("POST", "/n/compare"), ("PUT", "/n")):
             await world.ask(method, path, {"for_seconds": 10})
@@ -124,7 +124,7 @@ def test_a_new_baseline_voids_what_was_compared_with_the_old_one(tmp_path: Path)
         ("DELETE", "/n", None, 404),
     ],
 )
-def test_what_cannot_be_is_refused_and_not_audited(tmp_path: Path, method: str, path: str, body: Any, status: int):
+def test_invalid_requests_are_refused_and_not_audited(tmp_path: Path, method: str, path: str, body: Any, status: int):
     async def work(world: World) -> None:
         refused = await world.ask(method, path, body)
         assert (refused.status_code, refused.headers["content-type"]) == (status, "application/problem+json")
@@ -135,14 +135,14 @@ def test_what_cannot_be_is_refused_and_not_audited(tmp_path: Path, method: str, 
 
 
 @pytest.mark.parametrize(("method", "path"), [("PUT", "/n"), ("DELETE", "/n"), ("POST", "/n/compare")])
-def test_changes_want_a_token(tmp_path: Path, method: str, path: str):
+def test_changes_require_a_token(tmp_path: Path, method: str, path: str):
     async def work(world: World) -> int:
         return (await world.ask(method, path, {"for_seconds": 10}, token=False)).status_code
 
     assert with_world(tmp_path, work) == 401
 
 
-def test_there_is_a_bound_on_how_many_are_kept(tmp_path: Path):
+def test_number_of_baselines_is_limited(tmp_path: Path):
     async def work(world: World) -> int:
         await world.ask("PUT", "/n", {"for_seconds": 1})
         await world.measure("/n", GIB, seconds=1)

@@ -1,4 +1,4 @@
-"""/docs: all of the API on one page, which needs no network and no script."""
+"""/docs: the whole API on one page without network access or scripts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpumond.api.page import POLICY
 from tests.api.test_app import View, ask
 
 VOID = ("meta", "link", "tr", "th", "td")
-"""Elements that need no end; those of tables end with the next."""
+"""Elements without an end tag; those of tables end with the next one."""
 
 
 class Reader(HTMLParser):
-    """What a browser would find: elements, addresses, text; whether each element that must end does."""
+    """Elements, addresses and text of a page; checks that elements are closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def read() -> Reader:
     return Reader(ask(View(), "/docs").text)
 
 
-def test_each_operation_parameter_and_type_is_on_it(openapi: Any, read: Reader):
+def test_docs_page_lists_each_operation_parameter_and_type(openapi: Any, read: Reader):
     anchors = read.all("id")
     for path, methods in openapi["paths"].items():
         for method, operation in methods.items():
@@ -77,7 +77,7 @@ def test_every_link_leads_somewhere_and_every_element_ends(read: Reader):
     assert read.open == []
 
 
-def test_it_runs_nothing_and_asks_nobody_else():
+def test_docs_page_has_no_scripts_and_no_external_resources():
     answer = ask(View(), "/docs")
     assert answer.headers["content-security-policy"] == POLICY
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -85,7 +85,7 @@ def test_it_runs_nothing_and_asks_nobody_else():
     assert ask(View(), "/docs", headers={"If-None-Match": answer.headers["etag"]}).status_code == 304
 
 
-def test_what_descriptions_say_stays_text():
+def test_descriptions_are_escaped():
     hostile = "<img src=x onerror=alert(1)> & `code`"
     operation = {"tags": [hostile], "summary": hostile, "description": hostile, "responses": {}}
     document = {
@@ -112,5 +112,5 @@ def test_what_descriptions_say_stays_text():
         ({"type": "object", "additionalProperties": {"type": "string"}}, "object of string"),
     ],
 )
-def test_a_type_in_words(schema: Any, words: str):
+def test_type_as_text(schema: Any, words: str):
     assert type_of(schema) == words

@@ -1,4 +1,4 @@
-"""The stream of events, before a server: what is sent to whom, and who is let go."""
+"""Stream of events, without a server: recipients, content, and disconnection of slow readers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def a_frame(*pids: int) -> Frame:
 
 
 class Reader:
-    """One connection to the application. ``stuck`` takes no byte any more."""
+    """One connection to the application. With ``stuck``, it accepts no more bytes."""
 
     def __init__(self, app: Any, user: str = "loopback", **headers: str) -> None:
-        self.heard = bytearray()
+        self.received = bytearray()
         self.status = 0
         self.stuck = False
         self.more = True
@@ -53,22 +53,22 @@ class Reader:
         if self.stuck:
             await asyncio.Event().wait()
         self.status = message.get("status", self.status)
-        self.heard += message.get("body", b"")
+        self.received += message.get("body", b"")
         self.more = message.get("more_body", True)
 
     async def wait(self, found: Callable[[str], object]) -> str:
         for _ in range(2000):
-            if found(text := self.heard.decode()):
+            if found(text := self.received.decode()):
                 return text
             await asyncio.sleep(0.005)
-        raise AssertionError(f"not in time: {self.heard!r}")
+        raise AssertionError(f"not in time: {self.received!r}")
 
-    def told(self) -> list[dict[str, Any]]:
-        lines = self.heard.decode().split("\n")
+    def events(self) -> list[dict[str, Any]]:
+        lines = self.received.decode().split("\n")
         return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
 
 
-def test_a_reader_hears_what_happens_from_then_on():
+def test_reader_receives_events_from_its_connection_on():
     async def run() -> None:
         view = View()
         app = create_app(view, Tokens("secret"), nothing)
@@ -79,7 +79,7 @@ def test_a_reader_hears_what_happens_from_then_on():
         text = await reader.wait(lambda text: "data:" in text)
         assert f"\n\nid: {event.id}\nevent: agent-connected\ndata: {{" in text
         assert text.endswith("}\n\n")
-        assert [told["pid"] for told in reader.told()] == [2]
+        assert [published["pid"] for published in reader.events()] == [2]
         reader.leave.set()
         await reader.task
         assert app.state.event_streams.held == 0
@@ -87,7 +87,7 @@ def test_a_reader_hears_what_happens_from_then_on():
     asyncio.run(run())
 
 
-def test_the_list_begins_after_the_last_event_id():
+def test_list_begins_after_the_last_event_id():
     view = View()
     events = view.events.follow(a_frame(1, 2, 3), (), ())
     headers = {"Accept": "application/json", "Last-Event-ID": str(events[1].id)}
@@ -95,21 +95,21 @@ def test_the_list_begins_after_the_last_event_id():
     assert len(ask(view, "/api/v1/events", headers={"Accept": "application/json"}).json()) == 3
 
 
-def test_who_comes_back_hears_what_was_missed_and_whether_that_is_all():
+def test_returning_reader_receives_missed_events_and_notice_of_gaps():
     async def run() -> None:
         view = View()
         view.events = EventLog(1.0, kept=3)
         app = create_app(view, Tokens("secret"), nothing)
-        told = view.events.follow(a_frame(1, 2, 3, 4, 5), (), ())
-        reader = Reader(app, last_event_id=str(told[3].id))
+        published = view.events.follow(a_frame(1, 2, 3, 4, 5), (), ())
+        reader = Reader(app, last_event_id=str(published[3].id))
         await reader.wait(lambda text: "data:" in text)
-        assert [event["pid"] for event in reader.told()] == [5]
-        assert "no longer kept" not in reader.heard.decode()
-        late = Reader(app, last_event_id=str(told[0].id))
+        assert [event["pid"] for event in reader.events()] == [5]
+        assert "no longer kept" not in reader.received.decode()
+        late = Reader(app, last_event_id=str(published[0].id))
         assert "no longer kept" in await late.wait(lambda text: text.count("data:") == 3)
         confused = Reader(app, last_event_id="from the start, please")
         await confused.wait(lambda text: "retry" in text)
-        assert confused.told() == []
+        assert confused.events() == []
         for each in (reader, late, confused):
             each.leave.set()
             await each.task
@@ -117,27 +117,27 @@ def test_who_comes_back_hears_what_was_missed_and_whether_that_is_all():
     asyncio.run(run())
 
 
-def test_what_is_no_longer_kept_is_said_once():
+def test_missing_events_are_announced_once():
     async def run() -> None:
-        frames = route.frames(EventLog(1.0), 5, heartbeat_seconds=0.01)
-        told = [await anext(frames) for _ in range(4)]
-        assert told[1:] == [b": some events are no longer kept\n\n", b": alive\n\n", b": alive\n\n"]
+        frames = route.messages(EventLog(1.0), 5, heartbeat_seconds=0.01)
+        published = [await anext(frames) for _ in range(4)]
+        assert published[1:] == [b": some events are no longer kept\n\n", b": alive\n\n", b": alive\n\n"]
         await frames.aclose()
 
     asyncio.run(run())
 
 
-def test_silence_has_heartbeats():
+def test_idle_stream_has_heartbeats():
     async def run() -> None:
         ring = EventLog(1.0)
-        frames = route.frames(ring, ring.last_id, heartbeat_seconds=0.01)
+        frames = route.messages(ring, ring.last_id, heartbeat_seconds=0.01)
         assert [await anext(frames) for _ in range(3)] == [b"retry: 3000\n\n", b": alive\n\n", b": alive\n\n"]
         await frames.aclose()
 
     asyncio.run(run())
 
 
-def test_a_reader_that_takes_nothing_is_let_go_and_holds_up_nobody():
+def test_stuck_reader_is_disconnected_and_blocks_no_other():
     async def run() -> None:
         view = View()
         app = create_app(view, Tokens("secret"), nothing)
@@ -156,7 +156,7 @@ def test_a_reader_that_takes_nothing_is_let_go_and_holds_up_nobody():
     asyncio.run(run())
 
 
-def test_one_user_with_all_streams_keeps_no_other_user_out():
+def test_streams_of_one_user_exclude_no_other_user():
     async def run() -> None:
         app = create_app(View(), Tokens("secret"), nothing)
         honest = Reader(app, "uid:1001")
@@ -177,7 +177,7 @@ def test_one_user_with_all_streams_keeps_no_other_user_out():
     asyncio.run(run())
 
 
-def test_a_hundred_viewers_of_one_address_follow_the_events():
+def test_streams_serve_a_hundred_viewers_of_one_address():
     async def run() -> None:
         app = create_app(View(), Tokens("secret"), nothing)
         readers = [Reader(app) for _ in range(100)]
@@ -191,7 +191,7 @@ def test_a_hundred_viewers_of_one_address_follow_the_events():
     asyncio.run(run())
 
 
-def test_the_newest_come_as_a_list():
+def test_newest_events_are_available_as_a_list():
     view = View()
     view.events.follow(a_frame(1, 2), (), ())
     answer = ask(view, "/api/v1/events", headers={"Accept": "application/json"})

@@ -1,4 +1,4 @@
-"""A thousand requests at once to flush a program: by another user, by its owner, by an administrator."""
+"""A thousand concurrent requests to flush a program: by another user, its owner, an administrator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWNER, OTHER = 1001, 1002
 
 
 class Victim(View):
-    """A real flusher before a program of one user, and an audit of what was asked of it."""
+    """View with a real flusher for a program of one user, which records its requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def a_thousand(house: House, uid: int | None, headers: dict[str, str]) -> Counte
     ],
     ids=["another user", "its owner", "a token", "an administrator", "a reader"],
 )
-def test_the_program_is_stalled_once_at_most(uid: int | None, headers: dict[str, str], first: int, stalls: int):
+def test_program_is_stalled_once_at_most(uid: int | None, headers: dict[str, str], first: int, stalls: int):
     house = House(view=Victim())
     answers = a_thousand(house, uid, headers)
     asked = 0 if first == 403 else FLUSHES_PER_MINUTE  # each of these is in the audit

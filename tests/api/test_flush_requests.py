@@ -1,4 +1,4 @@
-"""What a flush request means: the device that it names, force, the plan, and how long it may wait."""
+"""Fields of a flush request: device, force, plan and timeout."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def asked(**body: Any) -> FlushRequest:
 
 
 @pytest.mark.parametrize("name", ["0", examples.UUID, examples.UUID[:8], "1b:00.0"])
-def test_a_device_is_named_as_people_name_it(name: str):
+def test_device_is_accepted_by_index_uuid_prefix_or_pci_address(name: str):
     assert asked(target={"device": name}).target.device == examples.UUID
 
 
-def test_an_unknown_device_is_a_404_that_lists_the_devices():
+def test_unknown_device_is_a_404_that_lists_the_devices():
     view = View()
     answer = ask(view, FLUSHES, "POST", headers=TOKEN, json={"target": {"device": "7"}})
     assert (answer.status_code, view.asked) == (404, [])
@@ -49,7 +49,7 @@ def test_force_and_the_plan_are_handed_on():
         (bearer("gpm_flusher"), {"device": "0"}, MANY_SECONDS),
     ],
 )
-def test_only_an_administrator_waits_long_for_several_programs(
+def test_long_timeouts_for_several_programs_require_admin(
     headers: dict[str, str], target: dict[str, Any], seconds: float
 ):
     house = House()

@@ -1,4 +1,4 @@
-"""Who may ask for what: each refusal with its exact status, and nothing changed by any."""
+"""Authorization: each refusal has its exact status and changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "scope"), CHANGES)
-def test_what_changes_something_wants_a_token_with_its_scope(method: str, path: str, body: Any, scope: str):
+def test_tokens_need_the_scope_of_the_change(method: str, path: str, body: Any, scope: str):
     house = House()
 
     def status(**options: Any) -> int:
@@ -49,7 +49,7 @@ def test_what_changes_something_wants_a_token_with_its_scope(method: str, path: 
 
 
 @pytest.mark.parametrize(("method", "path", "body", "scope"), CHANGES)
-def test_over_the_unix_socket_the_kernel_says_who_asks(method: str, path: str, body: Any, scope: str):
+def test_unix_socket_peers_are_authorized_by_uid(method: str, path: str, body: Any, scope: str):
     options = {} if body is None else {"json": body}
     for uid, may in ((os.geteuid(), True), (0, True), (4242, scope == "flush"), (65534, False)):
         house = House()
@@ -58,7 +58,7 @@ def test_over_the_unix_socket_the_kernel_says_who_asks(method: str, path: str, b
         assert may or house.untouched()
 
 
-def test_another_user_flushes_his_own_programs_alone():
+def test_flushes_of_other_users_are_limited_to_their_programs():
     house = House()
     assert house.flush({}, uid=4242).status_code == 200
     assert house.flush(ADMIN).status_code == 200
@@ -66,12 +66,12 @@ def test_another_user_flushes_his_own_programs_alone():
     assert [request.target.uid for request in house.view.asked] == [4242, None, None]
 
 
-def test_a_wrong_token_is_not_made_good_by_the_unix_socket():
+def test_wrong_token_is_refused_on_the_unix_socket():
     house = House()
     assert house.flush(bearer("gpm_wrong"), uid=os.geteuid()).status_code == 401
 
 
-def test_a_token_that_was_taken_back_holds_no_longer():
+def test_revoked_token_is_refused():
     others = list(OTHERS)
     house = House(others=others)
     assert house.flush(bearer("gpm_flusher")).status_code == 200
@@ -79,7 +79,7 @@ def test_a_token_that_was_taken_back_holds_no_longer():
     assert house.flush(bearer("gpm_flusher")).status_code == 401
 
 
-def test_wrong_tokens_are_slowed_down_by_address_and_right_ones_never():
+def test_wrong_tokens_are_rate_limited_by_address_and_valid_ones_never():
     house = House()
     statuses = [house.flush(bearer(f"gpm_{n}")).status_code for n in range(FAILURES_PER_MINUTE + 3)]
     assert statuses == [401] * FAILURES_PER_MINUTE + [429] * 3
@@ -107,7 +107,7 @@ def test_flushes_of_one_caller_are_bounded_and_plans_are_not():
     assert house.flush({}, uid=4242).status_code == 200  # another caller
 
 
-def test_reads_are_open_on_loopback_and_want_a_token_elsewhere():
+def test_reads_are_open_on_loopback_and_require_a_token_elsewhere():
     closed = House(Policy(open_reads=False))
     paths = ("/metrics", "/api/v1/frame", "/api/v1/ledger", "/api/v1/events", "/openapi.json", "/docs", "/nothing")
     for path in paths:
@@ -122,20 +122,20 @@ def test_reads_are_open_on_loopback_and_want_a_token_elsewhere():
     assert House().ask("GET", "/api/v1/ledger").status_code == 200
 
 
-def test_the_page_is_open_for_people_to_sign_in_on_unless_users_are_named():
+def test_page_requires_no_token_unless_users_are_configured():
     closed, named = House(Policy(open_reads=False)), House(Policy(open_reads=False, web=lambda: Web(users=ALICE)))
     for path in PAGE:
         assert closed.ask("GET", path).status_code == 200
         assert named.ask("GET", path).status_code == 401
 
 
-def test_a_client_certificate_opens_reads():
+def test_client_certificate_opens_reads():
     house = House(Policy(open_reads=False, web=lambda: Web(mutual=True)))
     assert house.ask("GET", "/metrics").status_code == 200
     assert house.flush({}).status_code == 401
 
 
-def test_users_of_the_web_configuration_may_read_and_no_more():
+def test_users_of_the_web_configuration_may_only_read():
     house = House(Policy(web=lambda: Web(users=ALICE)))
     refused = house.ask("GET", "/metrics")
     assert (refused.status_code, refused.headers["www-authenticate"].partition(" ")[0]) == (401, "Basic")
@@ -153,7 +153,7 @@ def test_users_of_the_web_configuration_may_read_and_no_more():
     assert house.flush(ADMIN).status_code == 200
 
 
-def test_wrong_passwords_are_slowed_down_and_a_remembered_one_is_not():
+def test_wrong_passwords_are_rate_limited_and_cached_ones_are_not():
     house = House(Policy(web=lambda: Web(users=ALICE)))
     assert house.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
     statuses = [house.ask("GET", "/metrics", headers=basic("alice", f"{n}")).status_code for n in range(12)]
@@ -161,7 +161,7 @@ def test_wrong_passwords_are_slowed_down_and_a_remembered_one_is_not():
     assert house.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
 
 
-def test_a_password_that_was_changed_holds_no_longer():
+def test_changed_password_is_refused():
     users = dict(ALICE)
     house = House(Policy(web=lambda: Web(users=users)))
     assert house.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
@@ -170,12 +170,12 @@ def test_a_password_that_was_changed_holds_no_longer():
     assert house.ask("GET", "/metrics", headers=basic("alice", "glass")).status_code == 200
 
 
-def test_the_web_configurations_rate_holds_for_all_requests():
+def test_web_configurations_rate_holds_for_all_requests():
     house = House(Policy(web=lambda: Web(rate_interval=60.0, rate_burst=3)))
     assert [house.ask("GET", "/metrics").status_code for _ in range(5)] == [200, 200, 200, 429, 429]
 
 
-def test_a_rate_fills_again_and_forgets_the_oldest():
+def test_rate_fills_again_and_forgets_the_oldest():
     rate = TokenBucket(2, 60.0, keys=2)
     for _ in range(2):
         assert rate.wait("a", 0.0) == 0

@@ -25,18 +25,18 @@ def test_head_answers_as_get_without_the_body(path: str):
     assert full.content
 
 
-def test_the_head_of_a_stream_ends():
+def test_head_of_a_stream_ends():
     head = House().ask("HEAD", "/api/v1/events")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"].startswith("text/event-stream")
 
 
-def test_where_there_is_no_get_there_is_no_head():
+def test_head_requires_a_get_route():
     answer = House().ask("HEAD", "/api/v1/flushes")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert House().ask("DELETE", "/api/v1/frame").headers["allow"] == "GET, HEAD"
 
 
 def _steady(answer: httpx.Response) -> dict[str, str]:
-    """Without what differs from one answer of /status to the next."""
+    """Return the headers without those that differ between responses of /status."""
     return {name: value for name, value in answer.headers.items() if name != "content-length"}

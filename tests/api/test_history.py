@@ -1,4 +1,4 @@
-"""What was seen, over HTTP."""
+"""HTTP API of the history."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def past(**query: Any) -> Any:
     return answer.json()
 
 
-def test_without_more_it_is_the_samples_of_the_last_quarter_of_an_hour():
+def test_history_defaults_to_samples_of_15_minutes():
     body = past(uuid="GPU-a", pid=10)
     assert (body["device_uuid"], body["pid"], body["signal"], body["resolution_seconds"]) == ("GPU-a", 10, "used", None)
     assert len(body["points"]) == 900
@@ -49,7 +49,7 @@ def test_without_more_it_is_the_samples_of_the_last_quarter_of_an_hour():
     ("ago", "resolution", "expected"),
     [(10, None, None), (1100, None, 15), (7200, None, 15), (1100, 59, 15), (1100, 60, 60)],
 )
-def test_the_resolution_is_the_shortest_that_reaches_back_or_what_was_asked_for(
+def test_resolution_is_the_shortest_sufficient_or_the_requested_one(
     ago: float, resolution: float | None, expected: int | None
 ):
     query = {"uuid": "GPU-a", "since": NOW - ago} | ({} if resolution is None else {"resolution": resolution})
@@ -62,7 +62,7 @@ def test_the_resolution_is_the_shortest_that_reaches_back_or_what_was_asked_for(
 
 
 @pytest.mark.parametrize(("ago", "expected"), [(900, None), (3600, 15), (7200, 60), (80_000, 900)])
-def test_after_a_restart_the_resolution_reaches_back_to_the_day_before(ago: float, expected: int | None):
+def test_resolution_reaches_the_previous_day_after_a_restart(ago: float, expected: int | None):
     (device,) = (each for each in VIEW.history.coarse() if each.pid is None)
     diagnosis = Diagnosis()
     diagnosis.history.restore([replace(device, born_at=NOW - 86400)])
@@ -74,7 +74,7 @@ def test_after_a_restart_the_resolution_reaches_back_to_the_day_before(ago: floa
 
 
 @pytest.mark.parametrize("resolution", [15, 60, 300, 900])
-def test_the_last_block_is_the_running_one(resolution: int):
+def test_last_block_is_the_running_one(resolution: int):
     *closed, running = past(uuid="GPU-a", pid=10, resolution=resolution)["points"]
     assert running["high"] == GIB + SECONDS - 1
     assert NOW - 1 - resolution < running["at"] <= NOW - 1
@@ -93,21 +93,21 @@ def test_blocks_of_accelerated_time_have_their_length_on_the_clock():
     assert {round(later - earlier, 3) for earlier, later in pairwise(times)} == {3.0}
 
 
-def test_what_was_never_said_is_empty_and_who_was_never_seen_is_not_found():
+def test_unreported_signal_is_empty_and_unknown_process_is_404():
     assert past(uuid="GPU-a", pid=10, signal="live")["points"] == []
     for query, says in (
         ({"uuid": "GPU-b"}, "no device 'GPU-b'"),
-        ({"uuid": "GPU-a", "pid": 11}, "nothing is known of pid 11"),
+        ({"uuid": "GPU-a", "pid": 11}, "no history of pid 11"),
     ):
         answer = ask(VIEW, "/api/v1/history", params=query)
         assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
         assert answer.json()["detail"].startswith(says)
 
 
-def test_a_device_that_is_gone_is_named_by_the_beginning_of_its_uuid():
+def test_removed_device_is_found_by_uuid_prefix():
     assert past(uuid="gpu-A")["device_uuid"] == "GPU-a"
 
 
 @pytest.mark.parametrize("query", [{}, {"uuid": "GPU-a", "signal": "mood"}, {"uuid": "GPU-a", "resolution": 0}])
-def test_a_wrong_question_is_told_what_is_expected(query: dict[str, Any]):
+def test_invalid_query_is_422(query: dict[str, Any]):
     assert ask(VIEW, "/api/v1/history", params=query).status_code == 422

@@ -1,4 +1,4 @@
-"""The OpenAPI document and the daemon agree, whatever is asked."""
+"""Responses of the daemon conform to the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = 10
 
 @pytest.mark.skipif(bool(openapi_requests.MISSING), reason=openapi_requests.MISSING)
 @pytest.mark.timeout(300)
-def test_every_question_is_answered_as_documented(tmp_path: Path):
+def test_responses_conform_to_the_openapi_document(tmp_path: Path):
     daemon = openapi_requests.demo(tmp_path)
     try:
         openapi_requests.ask_all(daemon, tmp_path, EXAMPLES)
@@ -25,19 +25,19 @@ def test_every_question_is_answered_as_documented(tmp_path: Path):
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
-        ("PATCH", "/api/v1/rules", "GET, POST"),
-        ("PATCH", "/api/v1/rules/leak", "DELETE, GET, PUT"),
+        ("PATCH", "/api/v1/rules", "GET, HEAD, POST"),
+        ("PATCH", "/api/v1/rules/leak", "DELETE, GET, HEAD, PUT"),
         ("PATCH", "/api/v1/rules/preview", "POST"),
-        ("POST", "/api/v1/ledger", "GET"),
+        ("POST", "/api/v1/ledger", "GET, HEAD"),
         ("PUT", "/", "GET"),
     ],
 )
-def test_who_uses_another_method_is_told_all_that_there_are(method: str, path: str, allow: str):
+def test_allow_header_lists_all_methods(method: str, path: str, allow: str):
     answer = ask(View(), path, method)
     assert (answer.status_code, answer.headers["allow"]) == (405, allow)
 
 
-def test_what_is_documented_of_a_refusal_is_a_problem():
+def test_documented_errors_are_problem_documents():
     document = ask(View(), "/openapi.json").json()
     for methods in document["paths"].values():
         for operation in methods.values():

@@ -1,4 +1,4 @@
-"""The page's files, and the route from which it draws."""
+"""Files of the page, and the route that it reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_LINES = 250
 
 
 @pytest.mark.parametrize(("path", "kind"), KINDS.items())
-def test_a_file_comes_with_the_headers_that_bound_it(path: str, kind: str):
+def test_file_comes_with_the_headers_that_bound_it(path: str, kind: str):
     answer = ask(View(), path)
     assert answer.status_code == 200
     assert answer.text == TEXT[path]
@@ -44,7 +44,7 @@ def test_a_file_comes_with_the_headers_that_bound_it(path: str, kind: str):
 
 
 @pytest.mark.parametrize("path", KINDS)
-def test_a_file_that_the_browser_has_is_not_sent_again(path: str):
+def test_file_that_the_browser_has_is_not_sent_again(path: str):
     etag = ask(View(), path).headers["etag"]
     again = ask(View(), path, headers={"If-None-Match": etag})
     assert (again.status_code, again.content) == (304, b"")
@@ -52,18 +52,18 @@ def test_a_file_that_the_browser_has_is_not_sent_again(path: str):
     assert ask(View(), path, headers={"If-None-Match": '"another"'}).status_code == 200
 
 
-def test_the_policy_allows_nothing_inline_and_nothing_from_elsewhere():
+def test_policy_allows_nothing_inline_and_nothing_from_elsewhere():
     assert "default-src 'none'" in POLICY
     assert "unsafe" not in POLICY
     assert "http" not in POLICY
 
 
-def test_the_page_is_there_before_the_first_frame():
+def test_page_is_there_before_the_first_frame():
     assert ask(View(frame=None), "/").status_code == 200
     assert ask(View(frame=None), "/api/v1/frame").status_code == 503
 
 
-def test_the_words_are_the_daemons_and_the_page_has_no_list_of_its_own():
+def test_page_vocabulary_is_the_daemons():
     said = dict(re.findall(r"^export const (\w+) = (.+);$", TEXT["/words.js"], re.MULTILINE))
     known = {name: json.loads(value) for name, value in said.items()}
     assert tuple(known["SHARES"]) == SHARES
@@ -80,7 +80,7 @@ def test_the_words_are_the_daemons_and_the_page_has_no_list_of_its_own():
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_is_short(name: str):
+def test_module_is_short(name: str):
     assert len(TEXT[f"/{name}"].splitlines()) <= MAX_LINES
 
 
@@ -91,11 +91,11 @@ def test_all_modules_are_loaded_with_the_page_and_not_one_after_another():
     assert imported == set(preloaded)
 
 
-def test_the_page_is_small():
+def test_page_is_small():
     assert sum(len(file.body) for file in FILES.values()) < 75_000
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_nothing_inline():
+def test_page_needs_nothing_from_elsewhere_and_nothing_inline():
     addresses = {found for text in TEXT.values() for found in re.findall(r"https?://[^\s'\"]+", text)}
     assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, not an address
     assert "@import" not in TEXT["/page.css"]
@@ -107,11 +107,11 @@ def test_text_never_becomes_markup():
     assert not re.findall(ways, SCRIPT)
 
 
-def test_the_token_is_kept_in_no_cookie_and_no_lasting_storage():
+def test_token_is_kept_in_no_cookie_and_no_lasting_storage():
     assert not re.findall(r"cookie|localStorage|indexedDB", SCRIPT)
 
 
-def test_the_style_has_the_colours_of_the_palette():
+def test_style_has_the_colours_of_the_palette():
     light, _, dark = TEXT["/page.css"].partition("@media (prefers-color-scheme: dark)")
     colours = {name: value.upper() for name, value in re.findall(r"--([a-z]+): (#[0-9a-fA-F]{6});", light)}
     assert {name: colours.get(name) for name in COLOURS} == COLOURS
@@ -122,7 +122,7 @@ def frame_of(view: View) -> Any:
     return ask(view, "/api/v1/frame").json()
 
 
-def test_the_frame_is_what_the_other_routes_say():
+def test_frame_equals_the_other_routes():
     whole = frame_of(View())
     for route in ("snapshot", "ledger", "verdicts", "alerts", "processes"):
         assert whole[route] == ask(View(), f"/api/v1/{route}").json(), route
@@ -132,14 +132,14 @@ def test_the_frame_is_what_the_other_routes_say():
     }
 
 
-def test_a_fault_in_the_frame_says_what_to_do():
+def test_fault_in_the_frame_has_a_remedy():
     snapshot = make_snapshot(make_device(), faults=(make_fault("GPU-a"),))
     (fault,) = frame_of(View(advance(EngineState(), BUILT_IN, snapshot).frame))["faults"]
     assert fault["kind"] == "gpu_is_lost"
     assert "reset" in fault["remedy"]
 
 
-def test_a_frame_is_sent_once():
+def test_frame_is_sent_once():
     view = View()
     etag = ask(view, "/api/v1/frame").headers["etag"]
     again = ask(view, "/api/v1/frame", headers={"If-None-Match": etag})
@@ -149,7 +149,7 @@ def test_a_frame_is_sent_once():
     assert ask(view, "/api/v1/frame", headers={"If-None-Match": etag}).status_code == 200
 
 
-def test_a_frame_of_the_same_number_after_a_restart_is_another():
+def test_frame_of_the_same_number_after_a_restart_is_another():
     before, after = View(), View()
     after.started_at += 60
     etag = ask(before, "/api/v1/frame").headers["etag"]

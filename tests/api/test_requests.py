@@ -1,4 +1,4 @@
-"""What a request has to be, whoever asks: each refusal with its exact status, and nothing changed by any."""
+"""Validation of requests: each refusal has its exact status and changes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gpumond.api.auth import Tokens
 from gpumond.api.guard import Guard, Policy
-from gpumond.api.rate_limits import CHANGES_AT_ONCE, MAX_BODY_BYTES, WORKED_ON
+from gpumond.api.rate_limits import CHANGES_AT_ONCE, CONCURRENT_REQUESTS, MAX_BODY_BYTES
 from gpumond.config.web import Web
 from tests.api.guarded import ADMIN, FLUSH, RULE, From, House
 
@@ -44,7 +44,7 @@ HOSTS = [
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/", "/api/v1/ledger", "/-/healthy", "/openapi.json", "/nothing"])
-def test_every_route_wants_a_host_that_is_ours_exactly(path: str):
+def test_host_header_must_match_exactly_on_every_route(path: str):
     house = House()
     for host, status in HOSTS:
         answer = house.ask("GET", path, headers={"Host": host})
@@ -52,13 +52,13 @@ def test_every_route_wants_a_host_that_is_ours_exactly(path: str):
 
 
 @pytest.mark.parametrize(("host", "status"), HOSTS)
-def test_a_host_that_is_not_ours_changes_nothing(host: str, status: int):
+def test_host_of_another_name_changes_nothing(host: str, status: int):
     house = House()
     assert house.flush({**ADMIN, "Host": host}).status_code == status
     assert house.untouched() == (status != 200)
 
 
-def test_no_host_and_two_hosts_are_refused():
+def test_host_header_must_be_present_once():
     house = House()
     for headers in ([], [("host", "127.0.0.1"), ("host", "127.0.0.1")]):
         request = httpx.Request("GET", "http://127.0.0.1/metrics", headers=headers)
@@ -71,7 +71,7 @@ def test_no_host_and_two_hosts_are_refused():
         assert asyncio.run(send()) == 400
 
 
-def test_a_name_of_the_configuration_is_ours():
+def test_host_of_the_configuration_is_accepted():
     house = House(Policy(hosts=frozenset({"gpu17.example.com", "0:0:0::5"})))
     assert house.ask("GET", "/metrics", headers={"Host": "GPU17.example.com:9917"}).status_code == 200
     assert house.ask("GET", "/metrics", headers={"Host": "[::5]"}).status_code == 200
@@ -94,7 +94,7 @@ def test_a_name_of_the_configuration_is_ours():
     ],
 )
 @pytest.mark.parametrize(("method", "path"), [("POST", "/api/v1/flushes"), ("PUT", "/api/v1/rules/hog")])
-def test_a_page_of_another_origin_changes_nothing(origin: str | None, status: int, method: str, path: str):
+def test_origin_of_another_page_changes_nothing(origin: str | None, status: int, method: str, path: str):
     house = House()
     headers = ADMIN if origin is None else {**ADMIN, "Origin": origin}
     body = FLUSH if path.endswith("flushes") else RULE
@@ -123,7 +123,7 @@ def test_reading_sends_no_permission_to_other_origins():
         (None, 415),
     ],
 )
-def test_a_body_is_json_and_says_so(media_type: str | None, status: int):
+def test_body_must_be_json_with_its_media_type(media_type: str | None, status: int):
     house = House()
     headers = ADMIN if media_type is None else {**ADMIN, "Content-Type": media_type}
     content = b'{"target": {"all": true}}'
@@ -149,7 +149,7 @@ def test_json_is_utf_8(encoding: str):
     assert house.untouched()
 
 
-def test_on_a_reserved_connection_metrics_and_probes_alone_are_answered():
+def test_reserved_connections_serve_metrics_and_probes_only():
     house = House()
 
     async def reserved(scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,8 +163,8 @@ def test_on_a_reserved_connection_metrics_and_probes_alone_are_answered():
     assert refused.json()["detail"].startswith("too many connections")
 
 
-def test_of_one_users_reads_few_are_worked_on_at_once():
-    """The reads of another user, and the same user's scrapes, wait for none of them."""
+def test_concurrent_reads_per_user_are_limited():
+    """Reads of another user, and scrapes of the same user, do not wait for them."""
     working: list[str] = []
     release = asyncio.Event()
 
@@ -183,19 +183,19 @@ def test_of_one_users_reads_few_are_worked_on_at_once():
 
     async def run() -> list[int]:
         many = [asyncio.create_task(ask(f"/{number}", f"127.0.0.{number + 1}")) for number in range(20)]
-        while len(working) < WORKED_ON:
+        while len(working) < CONCURRENT_REQUESTS:
             await asyncio.sleep(0.001)
         others = [asyncio.create_task(ask("/other", "10.0.0.1")), asyncio.create_task(ask("/metrics"))]
         while not {"/other", "/metrics"} <= set(working):
             await asyncio.sleep(0.001)
-        assert len(working) == WORKED_ON + 2
+        assert len(working) == CONCURRENT_REQUESTS + 2
         release.set()
         return list(await asyncio.gather(*many, *others))
 
     assert asyncio.run(asyncio.wait_for(run(), 20)) == [200] * 22
 
 
-def test_one_users_changes_begin_at_a_bounded_rate():
+def test_changes_of_one_user_begin_at_a_limited_rate():
     """Those of another user wait for none of them."""
     begun: list[str] = []
 
@@ -219,7 +219,7 @@ def test_one_users_changes_begin_at_a_bounded_rate():
     assert begun.index("/other") < 2 * CHANGES_AT_ONCE
 
 
-def test_a_body_is_bounded_by_what_comes_whatever_is_said_of_it():
+def test_body_limit_applies_regardless_of_content_length():
     house = House()
     long = b'{"target": {"all": true}, "x": "' + b"x" * MAX_BODY_BYTES + b'"}'
     headers = {**ADMIN, "Content-Type": "application/json"}
@@ -234,7 +234,7 @@ def test_a_body_is_bounded_by_what_comes_whatever_is_said_of_it():
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/", "/nothing", "/docs", "/api/v1/status"])
-def test_every_answer_forbids_browsers_what_they_need_not(path: str):
+def test_security_headers_are_in_every_response(path: str):
     headers = House().ask("GET", path).headers
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
@@ -246,7 +246,7 @@ def test_every_answer_forbids_browsers_what_they_need_not(path: str):
     assert refused.headers["content-type"] == "application/problem+json"
 
 
-def test_headers_of_the_web_configuration_take_the_place_of_ours():
+def test_headers_of_the_web_configuration_replace_the_defaults():
     web = Web(headers=(("X-Frame-Options", "sameorigin"), ("Strict-Transport-Security", "max-age=5")))
     headers = House(Policy(web=lambda: web)).ask("GET", "/").headers
     assert headers.get_list("x-frame-options") == ["sameorigin"]

@@ -1,4 +1,4 @@
-"""Rules over HTTP: whose they are, who may change them, and that nothing is lost between two writers."""
+"""HTTP API of rules: origins, authorization, and concurrent writers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names(view: View) -> list[str]:
     return [rule.name for rule in view.rulebook.rules]
 
 
-def test_a_rule_is_made_read_replaced_and_removed():
+def test_rule_is_made_read_replaced_and_removed():
     view = View()
     made = ask(view, "/api/v1/rules", "POST", headers=TOKEN, json=HOG)
     assert (made.status_code, made.headers["location"]) == (201, "/api/v1/rules/hog")
@@ -50,7 +50,7 @@ def test_a_rule_is_made_read_replaced_and_removed():
     assert (removed.status_code, ask(view, "/api/v1/rules/hog").status_code, "hog" in names(view)) == (204, 404, False)
 
 
-def test_who_means_another_version_changes_nothing():
+def test_if_match_of_another_version_changes_nothing():
     view = View()
     first = ask(view, "/api/v1/rules", "POST", headers=TOKEN, json=HOG).headers["etag"]
     assert put(view, HOG | {"above": "50GiB"}, first).status_code == 200
@@ -71,8 +71,8 @@ def test_rules_of_the_file_and_built_in_ones_are_read_only_and_say_how_to_change
     assert (again.status_code, ask(view, "/api/v1/rules", "POST", headers=TOKEN, json=HOG).status_code) == (201, 409)
 
 
-def test_every_rule_comes_back_as_it_was_shown():
-    """Reading a rule and writing it again changes nothing, whatever it uses."""
+def test_rules_round_trip_unchanged():
+    """Writing a rule as it was read changes nothing."""
     entries = ask(View(), "/api/v1/rules").json()
     assert {entry["origin"] for entry in entries} == {"built-in"}
     view = View()
@@ -95,17 +95,17 @@ def test_every_rule_comes_back_as_it_was_shown():
         ({"labels": {"a b": "1"}}, "'a b' is no name"),
         ({"action": {"flush": {"steps": ["reboot"]}}}, "'reboot'"),
         ({"scope": "daemon", "value": "agents", "action": {"flush": {}}}, "nothing to flush"),
-        ({"name": "other"}, "is not the rule of this address"),
+        ({"name": "other"}, "differs from the name in the path"),
     ],
 )
-def test_a_wrong_rule_is_told_what_is_expected(change: dict[str, Any], says: str):
+def test_invalid_rule_names_what_is_expected(change: dict[str, Any], says: str):
     view = View()
     answer = ask(view, "/api/v1/rules/hog", "PUT", headers=TOKEN, json=HOG | change)
     assert (answer.status_code, names(view)) == (422, [rule.name for rule in BUILT_IN])
     assert says in answer.json()["detail"]
 
 
-def test_without_the_token_nothing_changes():
+def test_rules_without_token_are_unchanged():
     view = View()
     assert ask(view, "/api/v1/rules", "POST", json=HOG).status_code == 401
     assert ask(view, "/api/v1/rules/hog", "PUT", json=HOG).status_code == 401
@@ -114,14 +114,14 @@ def test_without_the_token_nothing_changes():
     assert not view.store.kept
 
 
-def test_a_store_that_cannot_keep_a_rule_does_not_have_it():
+def test_rule_that_cannot_be_stored_is_not_in_effect():
     view = View()
     view.store.full = True
     answer = ask(view, "/api/v1/rules", "POST", headers=TOKEN, json=HOG)
     assert (answer.status_code, "hog" in names(view)) == (507, False)
 
 
-def test_a_preview_tells_what_would_have_fired_and_changes_nothing():
+def test_preview_lists_alerts_and_changes_nothing():
     view = View()
     full = {"name": "full", "scope": "device", "value": "used_ratio", "above": "90%"}
     seen = ask(view, "/api/v1/rules/preview", "POST", json=full).json()
@@ -138,7 +138,7 @@ def test_reload_answers_why_the_configuration_is_wrong():
     assert (answer.status_code, answer.json()["detail"]) == (422, view.wrong_configuration)
 
 
-def test_a_stored_rule_that_cannot_be_read_is_left_out_and_named():
+def test_stored_rule_that_cannot_be_read_is_left_out_and_named():
     view = View()
     view.store.kept = {"hog": ("1", HOG), "later": ("2", HOG | {"name": "later", "scope": "galaxy"})}
     (wrong,) = asyncio.run(view.rulebook.load())
@@ -149,7 +149,7 @@ def test_a_stored_rule_that_cannot_be_read_is_left_out_and_named():
 
 
 class Slow(View):
-    """Previews that last until they are released."""
+    """View whose previews last until they are released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Slow(View):
         return await super().preview(rule)
 
 
-def test_two_previews_are_in_progress_at_most_and_one_of_a_user():
+def test_previews_are_limited_to_two_and_one_per_user():
     async def run() -> None:
         view = Slow()
         app = create_app(view, Tokens("secret"), nothing)

@@ -1,4 +1,4 @@
-"""Shares by user, and the bytes of answers that are not taken yet."""
+"""Shares per user, and bytes of unsent responses."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ KIB = 1024
         (None, "", ""),
     ],
 )
-def test_a_user_is_a_uid_else_an_address_and_loopback_is_one(uid: int | None, address: str, user: str):
+def test_user_is_a_uid_else_an_address_and_loopback_is_one(uid: int | None, address: str, user: str):
     assert user_of(uid, address) == user
 
 
-def test_a_user_has_at_most_its_share_of_the_whole():
+def test_user_has_at_most_its_share_of_the_whole():
     shares: Shares[str] = Shares(5, 3)
     for holder in "abc":
         assert shares.admits("greedy")
@@ -46,7 +46,7 @@ def test_a_user_has_at_most_its_share_of_the_whole():
 
 
 class Reader:
-    """One that takes nothing until it is dropped."""
+    """Reader that accepts nothing until it is dropped."""
 
     def __init__(self, unsent: Unsent, user: str, body: bytes) -> None:
         self.dropped = False
@@ -56,7 +56,7 @@ class Reader:
         self.dropped = True
 
 
-def test_a_shared_body_counts_once_however_many_read_it():
+def test_shared_body_counts_once_however_many_read_it():
     unsent = Unsent(10 * KIB, 10 * KIB)
     body = bytes(6 * KIB)
     readers = [Reader(unsent, f"uid:{number % 3}", body) for number in range(100)]
@@ -67,7 +67,7 @@ def test_a_shared_body_counts_once_however_many_read_it():
     assert unsent.bytes == 0
 
 
-def test_beyond_the_bound_the_oldest_body_of_the_user_with_most_is_dropped():
+def test_oldest_body_of_the_largest_user_is_dropped_above_the_limit():
     unsent = Unsent(10 * KIB, 10 * KIB)
     honest = Reader(unsent, "honest", bytes(3 * KIB))
     old = bytes(3 * KIB)
@@ -89,7 +89,7 @@ def test_one_user_keeps_no_more_than_its_share():
     assert unsent.bytes == 6 * KIB
 
 
-def test_an_answer_above_the_bound_is_sent_alone():
+def test_answer_above_the_bound_is_sent_alone():
     unsent = Unsent(10 * KIB, 5 * KIB)
     before = Reader(unsent, "uid:1", bytes(KIB))
     large = Reader(unsent, "uid:2", bytes(20 * KIB))

@@ -1,4 +1,4 @@
-"""Text that UTF-8 cannot encode is refused where it comes in; what an older version kept of it breaks no endpoint."""
+"""Text that UTF-8 cannot encode is refused; such text stored by older versions breaks no endpoint."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def test_every_route_that_takes_text_refuses_it_and_keeps_nothing(serve: Serve):
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\x00", "\x1b[1m", "\x85"])
-def test_a_label_has_no_control_characters(serve: Serve, text: str):
+def test_label_has_no_control_characters(serve: Serve, text: str):
     daemon = answering(serve("--source", "sim"))
     for part in ({"labels": {"a": text}}, {"match": {"gpu": text}}):
         status, problem = changing(daemon, "/api/v1/rules", RULE | part)
         assert (status, "control character" in problem["detail"]) == (422, True), problem
 
 
-def test_what_an_older_version_kept_is_left_out_with_a_fault(serve: Serve, tmp_path: Path):
+def test_unreadable_rows_of_older_versions_are_skipped_with_a_fault(serve: Serve, tmp_path: Path):
     path = tmp_path / "daemon0" / "state" / "gpumond.db"
     alert = Alert("pwn", "firing", (("alertname", "pwn"), ("a", HALF)), (), 1.0, time.time(), time.time())
 
@@ -121,7 +121,7 @@ def test_what_an_older_version_kept_is_left_out_with_a_fault(serve: Serve, tmp_p
         '"\\ud800": 1',
     ],
 )
-def test_a_configuration_with_it_is_wrong(tmp_path: Path, text: str):
+def test_configuration_with_it_is_wrong(tmp_path: Path, text: str):
     file = tmp_path / "gpumond.yaml"
     file.write_text(text)
     done = subprocess.run(
@@ -131,7 +131,7 @@ def test_a_configuration_with_it_is_wrong(tmp_path: Path, text: str):
     assert "Traceback" not in done.stderr
 
 
-def test_what_yaml_repeats_by_reference_is_looked_at_once():
+def test_yaml_references_are_checked_once():
     value: list[Any] = ["a"]
     for _ in range(100):
         value = [value, value]

@@ -1,4 +1,4 @@
-"""A collector's child that somebody has stopped does not outlive its daemon."""
+"""A stopped child of the collector does not outlive its daemon."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def child_of(daemon: RunningDaemon) -> int:
 
 
 def state(pid: int) -> str:
-    """As /proc has it: T is stopped; Z, or nothing, is gone."""
+    """Return the state in /proc: T is stopped; Z, or nothing, is exited."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

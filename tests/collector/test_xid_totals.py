@@ -1,4 +1,4 @@
-"""A counter of XID errors does not go back, whatever becomes of the process that counts."""
+"""A counter of XID errors never decreases, even if the counting process exits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def count(reading: Reading) -> int:
 
 
 @pytest.mark.parametrize("end", ["crash", "hang and return", "hang and be replaced"])
-def test_the_total_outlives_the_child_that_counted(driver: FakeDriver, end: str):
+def test_total_outlives_the_child_that_counted(driver: FakeDriver, end: str):
     driver.devices = machine(2)
     driver.write()
     environ = {**os.environ, **driver.env}

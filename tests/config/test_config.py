@@ -34,15 +34,13 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path):
         ({"runtime_dir": "/given"}, {"GPUMOND_RUNTIME_DIR": "/own"}, "/given"),
     ],
 )
-def test_the_daemons_own_is_beside_the_agents_socket_if_it_is_nowhere_else(
-    flags: dict[str, str], environ: dict[str, str], place: str
-):
+def test_runtime_directory_defaults_to_the_agent_sockets(flags: dict[str, str], environ: dict[str, str], place: str):
     settings = load(None, {"socket": "/agents/agent.sock", **flags}, environ)
     assert settings.runtime_directory() == Path(place)
     assert settings.agent_socket() == Path("/agents/agent.sock")
 
 
-def test_an_own_rule_replaces_the_built_in_one_of_its_name(tmp_path: Path):
+def test_own_rule_replaces_the_built_in_one_of_its_name(tmp_path: Path):
     file = written(
         tmp_path,
         """
@@ -78,7 +76,7 @@ rules:
         ("a: [", ["not YAML"]),
     ],
 )
-def test_a_mistake_names_file_key_value_and_what_is_expected(tmp_path: Path, text: str, says: list[str]):
+def test_mistake_names_file_key_value_and_what_is_expected(tmp_path: Path, text: str, says: list[str]):
     file = written(tmp_path, text)
     with pytest.raises(ConfigError) as error:
         load(file, environ={})
@@ -86,16 +84,16 @@ def test_a_mistake_names_file_key_value_and_what_is_expected(tmp_path: Path, tex
         assert part in str(error.value)
 
 
-def test_an_empty_variable_is_not_set():
+def test_empty_variable_is_not_set():
     empty = {f"GPUMOND_{name.upper()}": "" for name in Settings.model_fields}
     assert load(environ=empty) == load(environ={})
 
 
-def test_a_mistake_in_the_environment_names_the_variable():
+def test_mistake_in_the_environment_names_the_variable():
     with pytest.raises(ConfigError, match="environment variable GPUMOND_INTERVAL: interval: 'x'"):
         load(environ={"GPUMOND_INTERVAL": "x"})
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path):
+def test_file_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
         load(tmp_path / "absent.yaml", environ={})

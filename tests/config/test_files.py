@@ -1,4 +1,4 @@
-"""Files of the operator that nobody can use: each is refused with a sentence, and the daemon goes on."""
+"""Unusable files of the operator: each is refused with a message, and the daemon continues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check(file: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("text", UNUSABLE.values(), ids=UNUSABLE)
-def test_a_configuration_that_cannot_be_used_is_wrong_use(tmp_path: Path, text: str):
+def test_configuration_that_cannot_be_used_is_wrong_use(tmp_path: Path, text: str):
     file = tmp_path / "gpumond.yaml"
     file.write_text(text)
     done = check(file)
@@ -45,7 +45,7 @@ def test_a_configuration_that_cannot_be_used_is_wrong_use(tmp_path: Path, text: 
     assert str(file) in done.stderr
 
 
-def test_a_reload_answers_422_for_each_of_them_and_for_a_fifo(serve: Callable[..., RunningDaemon], tmp_path: Path):
+def test_reload_is_422_for_unreadable_files_and_fifos(serve: Callable[..., RunningDaemon], tmp_path: Path):
     file = tmp_path / "gpumond.yaml"
     file.write_text("interval: 1s")
     daemon = serve("--source", "sim", "--config", str(file))
@@ -68,7 +68,7 @@ def test_a_reload_answers_422_for_each_of_them_and_for_a_fifo(serve: Callable[..
     assert "Traceback" not in daemon.log.read_text()
 
 
-def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path):
+def test_fifo_is_refused_and_not_waited_for(tmp_path: Path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o600)
     done = check(fifo)
@@ -81,28 +81,28 @@ def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["gpm_a", "gpm_a\n", "gpm_a\r\n"])
-def test_a_secret_may_end_with_one_line_end(tmp_path: Path, text: str):
+def test_secret_may_end_with_one_line_end(tmp_path: Path, text: str):
     file = tmp_path / "secret"
     file.write_bytes(text.encode())
     assert secret(str(file)) == "gpm_a"
 
 
 @pytest.mark.parametrize("text", ["a\r\nX-Other: 1", "a\nb\n", "a\n\n", "a\x00b", "a\x7f"])
-def test_a_secret_with_another_line_end_or_control_character_is_not_sent(tmp_path: Path, text: str):
+def test_secret_with_another_line_end_or_control_character_is_not_sent(tmp_path: Path, text: str):
     file = tmp_path / "secret"
     file.write_bytes(text.encode())
     with pytest.raises(Retry, match="expected one line"):
         secret(str(file))
 
 
-def test_a_lock_that_is_a_symbolic_link_is_a_configuration_error(tmp_path: Path):
+def test_lock_that_is_a_symbolic_link_is_a_configuration_error(tmp_path: Path):
     tmp_path.chmod(0o755)
     (tmp_path / "agent.sock.lock").symlink_to(tmp_path / "elsewhere")
     command = [sys.executable, "-m", "gpumond", "serve", "--source", "sim", "--listen", "127.0.0.1:0"]
     command += ["--socket", str(tmp_path / "agent.sock"), "--state-dir", str(tmp_path / "state")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    assert "agent.sock.lock cannot be opened: it is a symbolic link; remove it" in done.stderr
+    assert "agent.sock.lock: it is a symbolic link; remove it" in done.stderr
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -12,7 +12,7 @@ from gpumond.errors import ConfigError
 DIGEST = hashlib.sha256(b"gpm_x").hexdigest()
 
 
-def test_a_line_is_a_name_scopes_and_a_hash():
+def test_line_is_a_name_scopes_and_a_hash():
     tokens = parse_tokens(f"# who may what\n\nnightly flush,read {DIGEST}  # cron\nops admin {DIGEST.upper()}\n", "f")
     assert [(token.name, token.scopes) for token in tokens] == [
         ("nightly", frozenset({"flush", "read"})),
@@ -28,16 +28,16 @@ def test_a_line_is_a_name_scopes_and_a_hash():
         (f"nightly flush {DIGEST} more", "line 1: expected NAME SCOPE"),
         (
             f"nightly write {DIGEST}",
-            "line 1: nightly: unknown scope 'write'; expected some of read, rules, flush, admin",
+            "line 1: nightly: unknown scope 'write'; expected one or more of read, rules, flush, admin",
         ),
         (f"nightly flush, {DIGEST}", "line 1: nightly: unknown scope ''"),
         ("nightly flush secret", "line 1: nightly: expected a SHA-256 of 64 hexadecimal digits"),
-        ("nightly flush gpm_secret", "line 1: this is a token itself; write its SHA-256"),
-        (f"night/ly flush {DIGEST}", "line 1: the name is not 1 to 64 of A-Za-z0-9._-"),
-        (f"a read {DIGEST}\na admin {DIGEST}", "line 2: a second token is called 'a'"),
+        ("nightly flush gpm_secret", "line 1: contains a token; write its SHA-256 instead"),
+        (f"night/ly flush {DIGEST}", "line 1: expected a name of 1 to 64 characters from A-Za-z0-9._-"),
+        (f"a read {DIGEST}\na admin {DIGEST}", "line 2: the name 'a' is used twice"),
     ],
 )
-def test_a_wrong_line_is_told_and_never_repeats_a_secret(line: str, says: str):
+def test_invalid_line_is_reported_without_secrets(line: str, says: str):
     with pytest.raises(ConfigError) as error:
         parse_tokens(line, "/etc/tokens")
     assert says in str(error.value)
@@ -48,7 +48,7 @@ def test_a_wrong_line_is_told_and_never_repeats_a_secret(line: str, says: str):
 @pytest.mark.parametrize(
     ("mode", "good"), [(0o600, True), (0o400, True), (0o640, True), (0o644, False), (0o660, False)]
 )
-def test_a_file_that_others_could_write_or_read_is_refused(tmp_path: Path, mode: int, good: bool):
+def test_file_that_others_could_write_or_read_is_refused(tmp_path: Path, mode: int, good: bool):
     file = tmp_path / "tokens"
     file.write_text(f"a read {DIGEST}\n")
     file.chmod(mode)
@@ -60,7 +60,7 @@ def test_a_file_that_others_could_write_or_read_is_refused(tmp_path: Path, mode:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_strangers_file_is_refused(tmp_path: Path):
+def test_strangers_file_is_refused(tmp_path: Path):
     file = tmp_path / "tokens"
     file.write_text(f"a admin {DIGEST}\n")
     file.chmod(0o600)
@@ -69,7 +69,7 @@ def test_a_strangers_file_is_refused(tmp_path: Path):
         read_tokens(file)
 
 
-def test_no_file_and_one_without_end_are_refused(tmp_path: Path):
+def test_missing_and_endless_files_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="No such file"):
         read_tokens(tmp_path / "none")
     file = tmp_path / "tokens"

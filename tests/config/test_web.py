@@ -1,4 +1,4 @@
-"""The file format of Prometheus' exporters: what is taken, and what each mistake is told."""
+"""Web configuration file of the Prometheus exporters: accepted options, and messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BAD = {
     "an unknown key of tls": (f"tls_server_config: {{{TLS}, certfile: a}}", "tls_server_config.certfile: unknown key"),
     "no certificate": ("tls_server_config: {key_file: server.key}", "tls_server_config: expected cert_file (or cert)"),
     "no key": ("tls_server_config: {cert_file: server.crt}", "tls_server_config: expected key_file (or key)"),
-    "both": (f"tls_server_config: {{{TLS}, cert: x}}", "cert and cert_file are both given; expected one of them"),
+    "both": (f"tls_server_config: {{{TLS}, cert: x}}", "cert and cert_file are both set; expected one of them"),
     "no such certificate": (
         "tls_server_config: {cert_file: none.crt, key_file: server.key}",
         "web_config web.yml: tls_server_config.cert_file: none.crt: No such file or directory",
@@ -58,19 +58,19 @@ BAD = {
     ),
     "an authority that is none": (
         f"tls_server_config: {{{TLS}, client_ca_file: junk, client_auth_type: RequireAndVerifyClientCert}}",
-        "web_config web.yml: tls_server_config: client_ca: no certificate is in it",
+        "web_config web.yml: tls_server_config: client_ca: contains no certificate",
     ),
     "an authority that is asked for nothing": (
         f"tls_server_config: {{{TLS}, client_ca_file: ca.crt}}",
-        "client_ca is given, but client_auth_type does not ask for certificates",
+        "client_ca is set, but client_auth_type does not request certificates",
     ),
     "no authority": (
         f"tls_server_config: {{{TLS}, client_auth_type: RequireAndVerifyClientCert}}",
-        "client_auth_type RequireAndVerifyClientCert needs client_ca_file (or client_ca)",
+        "client_auth_type RequireAndVerifyClientCert requires client_ca_file (or client_ca)",
     ),
     "any certificate": (
         f"tls_server_config: {{{TLS}, client_auth_type: RequireAnyClientCert}}",
-        "client_auth_type RequireAnyClientCert lets any certificate in; use RequireAndVerifyClientCert",
+        "client_auth_type RequireAnyClientCert accepts any certificate; use RequireAndVerifyClientCert",
     ),
     "an unknown policy": (
         f"tls_server_config: {{{TLS}, client_auth_type: Sometimes}}",
@@ -79,7 +79,7 @@ BAD = {
     ),
     "sans of nobody": (
         f"tls_server_config: {{{TLS}, client_allowed_sans: [a]}}",
-        "client_allowed_sans needs client_auth_type RequireAndVerifyClientCert",
+        "client_allowed_sans requires client_auth_type RequireAndVerifyClientCert",
     ),
     "an unknown version": (
         f"tls_server_config: {{{TLS}, min_version: TLS14}}",
@@ -91,15 +91,15 @@ BAD = {
     ),
     "a weak cipher": (
         f"tls_server_config: {{{TLS}, cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]}}",
-        "tls_server_config.cipher_suites: unknown or unsafe cipher suite 'TLS_RSA_WITH_RC4_128_SHA'; expected some of ",
+        "tls_server_config.cipher_suites: unknown or unsafe cipher suite 'TLS_RSA_WITH_RC4_128_SHA'; expected one",
     ),
     "an invented curve": (
         f"tls_server_config: {{{TLS}, curve_preferences: [CurveP257]}}",
-        "tls_server_config: unknown curve 'CurveP257'; expected some of CurveP256, ",
+        "tls_server_config: unknown curve 'CurveP257'; expected one or more of CurveP256, ",
     ),
     "a header of one's own": (
         "http_server_config: {headers: {Server: x}}",
-        "http_server_config.headers: header 'Server' can not be configured; expected some of Content-Security-Policy, ",
+        "http_server_config.headers: header 'Server' cannot be configured; expected one or more of Content-",
     ),
     "a wrong frame option": (
         "http_server_config: {headers: {X-Frame-Options: allow}}",
@@ -116,9 +116,12 @@ BAD = {
     "a password in clear": ("basic_auth_users: {alice: wonder}", "basic_auth_users: 'alice': expected a bcrypt hash ("),
     "a costly password": (
         f"basic_auth_users: {{alice: {HASH.replace('$10$', '$31$')}}}",
-        "basic_auth_users: 'alice': a bcrypt cost of 31; expected 4 to 15",
+        "basic_auth_users: 'alice': the bcrypt cost is 31; expected 4 to 15",
     ),
-    "a user that cannot log in": (f"basic_auth_users: {{'a:b': {HASH}}}", "basic_auth_users: 'a:b' is not a user's"),
+    "a user that cannot log in": (
+        f"basic_auth_users: {{'a:b': {HASH}}}",
+        "basic_auth_users: 'a:b' is not a valid user name",
+    ),
     "users as a list": ("basic_auth_users: [alice]", "basic_auth_users: expected names and bcrypt hashes, as in "),
     "a rate without bursts": ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: input should be greater than"),
     "a rate of nothing": ("rate_limit: {interval: soon}", "rate_limit.interval: expected a duration such as 30s"),
@@ -138,13 +141,13 @@ def read(place: Path, text: str) -> Web:
 
 
 @pytest.mark.parametrize("case", GOOD)
-def test_what_is_good_is_taken(place: Path, case: str):
+def test_valid_configuration_is_accepted(place: Path, case: str):
     web = read(place, GOOD[case])
     assert (web.tls is not None) == ("tls_server_config" in GOOD[case])
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_is_told_where_and_what_is_expected(place: Path, case: str):
+def test_invalid_configuration_names_place_and_expectation(place: Path, case: str):
     text, says = BAD[case]
     with pytest.raises(ConfigError) as error:
         read(place, text)
@@ -154,7 +157,7 @@ def test_what_is_wrong_is_told_where_and_what_is_expected(place: Path, case: str
     assert "wonder" not in said
 
 
-def test_what_it_says_is_what_holds(place: Path):
+def test_configuration_takes_effect(place: Path):
     web = read(place, "\n".join(GOOD[case] for case in ("mutual", "users", "rate")))
     assert web.tls is not None
     assert (web.tls.verify_mode, web.mutual) == (ssl.CERT_REQUIRED, True)
@@ -181,20 +184,20 @@ def test_certificates_may_stand_in_the_file_itself(place: Path):
     assert not list(place.glob("tls*"))
 
 
-def test_another_address_wants_tls(place: Path):
+def test_non_loopback_address_requires_tls(place: Path):
     config = place / "gpumond.yaml"
     config.write_text(f"listen: 0.0.0.0:9917\nweb_config: {place / 'web.yml'}\n")
     (place / "web.yml").write_text(GOOD["users"])
-    with pytest.raises(ConfigError, match=r"0\.0\.0\.0:9917 is reachable .* tls_server_config .*--insecure"):
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0:9917 is reachable .* tls_server_config, .*--insecure"):
         load(config, environ={}).web()
     assert load(config, {"insecure": True}, environ={}).web().users
     (place / "web.yml").write_text(GOOD["tls"])
     assert load(config, environ={}).web().tls is not None
-    with pytest.raises(ConfigError, match="needs TLS and authentication"):
+    with pytest.raises(ConfigError, match="requires TLS and authentication"):
         load(None, {"listen": "0.0.0.0:9917"}, environ={})
 
 
-def test_a_file_that_changes_is_taken_up_and_a_wrong_one_is_not(place: Path, caplog: pytest.LogCaptureFixture):
+def test_changed_file_is_reloaded_and_an_invalid_one_is_not(place: Path, caplog: pytest.LogCaptureFixture):
     now = [0.0]
     path = place / "web.yml"
     path.write_text(GOOD["tls"])
@@ -212,7 +215,7 @@ def test_a_file_that_changes_is_taken_up_and_a_wrong_one_is_not(place: Path, cap
     path.write_text("tls_server_config: {")
     for _ in range(3):
         assert later() is second
-    assert caplog.text.count("what it said before holds") == 1
+    assert caplog.text.count("its previous content stays in effect") == 1
     path.unlink()
     assert later() is second
     path.write_text(GOOD["users"])

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 NOT_AVAILABLE = 2**64 - 1
-"""What NVML says for bytes it does not know."""
+"""Value that NVML returns for unknown sizes."""
 
 NO_INSTANCE = 2**32 - 1
 GIB = 1 << 30
@@ -30,7 +30,7 @@ FOREVER = 86400.0
 
 
 def build(directory: Path) -> Path:
-    """Compiles the library into ``directory``, and returns its path; needs ``cc``."""
+    """Compile the library into ``directory`` and return its path; requires ``cc``."""
     library = directory / "libnvidia-ml.so.1"
     sources = [str(Path(__file__).with_name(name)) for name in ("nvml.c", "sensors.c", "world.c")]
     warnings = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"]
@@ -47,15 +47,15 @@ class Process:
     gpu_instance: int = NO_INSTANCE
     compute_instance: int = NO_INSTANCE
     utilization: int | None = None
-    """Percent of the device that it used lately; None: no sample."""
+    """Recent utilization in percent; None: no sample."""
 
 
 @dataclass
 class Device:
-    """A device or, in ``instances``, a MIG instance. A number that is None is not supported.
+    """Device or, in ``instances``, MIG instance. A number that is None is not supported.
 
-    ``free_bytes`` None: what total leaves. ``total_bytes`` None: no memory information, as on unified memory.
-    Units are NVML's own where the name does not say: MHz, mW, mJ, percent, KB/s.
+    ``free_bytes`` None: the rest of total. ``total_bytes`` None: no memory information, as on unified memory. Units are
+    NVML's unless the name states them: MHz, mW, mJ, percent, KB/s.
     """
 
     uuid: str
@@ -111,9 +111,9 @@ class Device:
     nvlink_replay: int | None = None
     nvlink_recovery: int | None = None
     process_sampling: int | None = None
-    """1: the driver tells of each process how much it used the device."""
+    """1 if the driver reports utilization per process."""
     gpm_permille: int | None = None
-    """What the two samples that a question compares say: see nvmlGpmMetricsGet in sensors.c."""
+    """Values of the two samples of a query: see nvmlGpmMetricsGet in sensors.c."""
     virtualization: int | None = None
     addressing: int | None = None
     numa_node: int | None = None
@@ -123,7 +123,7 @@ class Device:
     processes: list[Process] = field(default_factory=list)
     instances: list[Device] = field(default_factory=list)
     events: list[tuple[int, int]] = field(default_factory=list)
-    """(type, data) for nvmlEventSetWait: an XID is (8, xid). Each comes once after each write."""
+    """(type, data) for nvmlEventSetWait: an XID is (8, xid). Each is returned once per write."""
 
 
 _TEXTS = ("uuid", "name", "pci_bus_id")
@@ -137,7 +137,7 @@ _NUMBERS = tuple(
 
 
 class FakeDriver:
-    """``devices`` and the faults, until ``write`` only here; ``write`` makes them the driver's truth."""
+    """Fake driver. Changes to ``devices`` and the faults take effect with ``write``."""
 
     def __init__(self, directory: Path, library: Path, devices: Sequence[Device] = ()) -> None:
         self.devices = list(devices)
@@ -172,19 +172,19 @@ class FakeDriver:
     def fail(
         self, function: str, device: int | str | None = None, *, code: int, after: int = 0, times: int = 0
     ) -> None:
-        """The function returns ``code``, after so many calls since the write, and so many times (0: for ever).
+        """Make the function return ``code`` after a number of calls since the write, a number of times (0: always).
 
-        ``function`` "*" is every function. ``device`` is an index, a UUID, None for any call, or "stale" for
-        calls with a handle that has become invalid.
+        ``function`` "*" is every function. ``device`` is an index, a UUID, None for any call, or "stale" for calls with
+        an invalid handle.
         """
         self._fault(function, device, "code", code, after, times)
 
     def missing(self, function: str) -> None:
-        """To pynvml it is as if the library had no such symbol."""
+        """Make the symbol appear missing from the library to pynvml."""
         self.fail(function, code=13)
 
     def lose(self, device: int | str) -> None:
-        """The device fell off the bus."""
+        """Make the device fall off the bus."""
         self.fail("*", device, code=15)
 
     def hang(
@@ -201,23 +201,23 @@ class FakeDriver:
     def crash(
         self, function: str = "*", device: int | str | None = None, *, signal: str = "segv", after: int = 0
     ) -> None:
-        """The calling process dies. ``signal`` is segv or abort."""
+        """Make the calling process crash. ``signal`` is segv or abort."""
         self._fault(function, device, signal, 0, after, 0)
 
     def slow(self, microseconds: float, function: str = "*", device: int | str | None = None) -> None:
-        """Every call takes so much processor time more."""
+        """Add this much processor time to every call."""
         self._fault(function, device, "busy", microseconds, 0, 0)
 
     def heal(self) -> None:
-        """No faults any more, from the next write on."""
+        """Remove all faults at the next write."""
         self._faults.clear()
 
     def count_calls(self) -> None:
-        """Lets programs that start from now on log their calls for ``calls``."""
+        """Make programs that start from now on log their calls for ``calls``."""
         self.env["FAKENVML_CALLS"] = str(self.log)
 
     def calls(self) -> Counter[str]:
-        """How often each function was called since the last time this was asked."""
+        """Return the number of calls per function since the last call of this method."""
         counted = Counter(self.log.read_text().split()) if self.log.exists() else Counter[str]()
         self.log.write_bytes(b"")
         return counted
@@ -230,7 +230,7 @@ class FakeDriver:
 
 
 def machine(devices: int, pids: Sequence[int] = ()) -> list[Device]:
-    """So many devices with every value distinct, and the pids dealt out to them in equal runs."""
+    """Return devices with distinct values, with the pids distributed evenly."""
     share = len(pids) // devices
     return [_device(i, pids[i * share : (i + 1) * share]) for i in range(devices)]
 

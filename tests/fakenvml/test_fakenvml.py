@@ -1,4 +1,4 @@
-"""The fake driver keeps what it says, to the real bindings."""
+"""The fake driver returns its configured values through the real bindings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def device(driver: FakeDriver) -> Device:
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(("name", "number"), [("segv", signal.SIGSEGV), ("abort", signal.SIGABRT)])
-def test_a_crash_comes_after_so_many_calls(driver: FakeDriver, name: str, number: int) -> None:
+def test_crash_comes_after_so_many_calls(driver: FakeDriver, name: str, number: int) -> None:
     driver.crash("nvmlDeviceGetUUID", 0, signal=name, after=2)
     ended = run(driver, "for _ in range(9): print(nvmlDeviceGetUUID(handle), flush=True)")
     assert ended.returncode == -number
@@ -38,7 +38,7 @@ def test_a_crash_comes_after_so_many_calls(driver: FakeDriver, name: str, number
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("function", ["nvmlDeviceGetUUID", "nvmlShutdown"])
-def test_a_hang_lasts_as_long_as_it_is_told(driver: FakeDriver, function: str) -> None:
+def test_hang_lasts_for_its_configured_time(driver: FakeDriver, function: str) -> None:
     driver.hang(function, seconds=0.3)
     ended = run(
         driver,
@@ -49,7 +49,7 @@ def test_a_hang_lasts_as_long_as_it_is_told(driver: FakeDriver, function: str) -
 
 
 @pytest.mark.usefixtures("device")
-def test_a_missing_function_is_missing_and_a_stale_handle_is_refused(driver: FakeDriver) -> None:
+def test_missing_function_is_missing_and_a_stale_handle_is_refused(driver: FakeDriver) -> None:
     driver.missing("nvmlDeviceGetFanSpeed")
     ended = run(
         driver,
@@ -78,7 +78,7 @@ def test_process_lists_obey_the_size_protocol(driver: FakeDriver, device: Device
     ]
 
 
-def test_an_event_comes_once(driver: FakeDriver, device: Device) -> None:
+def test_event_comes_once(driver: FakeDriver, device: Device) -> None:
     device.events = [(8, 79)]
     ended = run(
         driver,
@@ -89,6 +89,6 @@ def test_an_event_comes_once(driver: FakeDriver, device: Device) -> None:
     assert ended.stdout.split() == ["8", "79", "quiet"]
 
 
-def test_without_a_file_there_is_no_driver(driver: FakeDriver, tmp_path: Path) -> None:
+def test_driver_is_missing_without_a_file(driver: FakeDriver, tmp_path: Path) -> None:
     driver.env["FAKENVML_FILE"] = str(tmp_path / "nothing")
     assert "Driver Not Loaded" in run(driver, "").stderr

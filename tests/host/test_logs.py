@@ -31,13 +31,13 @@ def a_record(message: str, line: int = 1, *arguments: object, error: bool = Fals
         ("\ud800", "\\ud800"),
     ],
 )
-def test_what_could_forge_a_line_is_escaped(text: str, shown: str):
+def test_control_characters_are_escaped(text: str, shown: str):
     assert escaped(text) == shown
     assert Text().format(a_record("said %s", 1, text)).endswith(f"said {shown}")
     assert json.loads(Json().format(a_record("said %s", 1, text)))["message"] == f"said {shown}"
 
 
-def test_a_traceback_cannot_begin_a_line_of_its_own():
+def test_traceback_cannot_begin_a_line_of_its_own():
     lines = Text().format(a_record("bad", error=True)).split("\n")
     assert len(lines) > 2
     assert all(line.startswith("    ") for line in lines[1:])
@@ -46,11 +46,11 @@ def test_a_traceback_cannot_begin_a_line_of_its_own():
     assert json.loads(line)["traceback"][-1] == "ERROR forged \\x1b[31m"
 
 
-def test_a_line_has_an_end():
+def test_line_has_an_end():
     assert len(Text().format(a_record("x" * 10**6))) < 10_000
 
 
-def test_ten_of_a_kind_a_second_and_the_next_says_how_many_were_left_out():
+def test_records_of_a_kind_are_limited_and_drops_are_counted():
     now, dropped = [0.0], []
     bounded = RateLimitFilter(clock=lambda: now[0])
     bounded.dropped = lambda: dropped.append(1)
@@ -60,7 +60,7 @@ def test_ten_of_a_kind_a_second_and_the_next_says_how_many_were_left_out():
     now[0] = 1.0
     record = a_record("from %d", 1, 7)
     assert bounded.filter(record)
-    assert Text().format(record).endswith("from 7 (90 more of this kind were left out)")
+    assert Text().format(record).endswith("from 7 (90 similar records dropped)")
     assert json.loads(Json().format(record))["left_out"] == 90
     assert json.loads(Json().format(a_record("x"))).keys() == {"at", "level", "logger", "message"}
 

@@ -1,4 +1,4 @@
-"""Who is at the other end of a socket: ten thousand real connections, made so as to be taken for somebody else."""
+"""Identity of socket peers: ten thousand real connections that try to be mistaken for another process."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ PLAIN, DROPPED, SETUID, PASSED, DROPPED_LATER, NAMESPACE, PID_RETURNS = range(7)
 
 @pytest.fixture
 def strangers() -> Iterator[Path]:
-    """A directory that every user may enter, with the program that connects, and ``as-root``, a copy of it that runs as
-    root whoever starts it."""
+    """Directory that every user can enter, with the connecting program, and ``as-root``, its setuid copy."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to make a setuid program and to choose pids")
     if shutil.which("cc") is None:
@@ -42,16 +41,16 @@ def strangers() -> Iterator[Path]:
         if os.statvfs(place).f_flag & os.ST_NOSUID:
             pytest.skip(f"setuid programs do not work in {place.parent}")
         place.chmod(0o755)
-        program, source = place / "strangers", Path(__file__).with_name("strangers.c")
+        program, source = place / "peers", Path(__file__).with_name("peers.c")
         subprocess.run(["cc", "-O1", "-Wall", "-Werror", "-o", program, source], check=True)
         shutil.copy(program, place / "as-root")
         (place / "as-root").chmod(0o4755)
         yield place
 
 
-def test_nobody_is_taken_for_somebody_else(strangers: Path):
+def test_peer_is_never_mistaken_for_another_process(strangers: Path):
     door = strangers / "door"
-    command = [strangers / "strangers", door, strangers / "as-root", str(TRIALS), "1"]
+    command = [strangers / "peers", door, strangers / "as-root", str(TRIALS), "1"]
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(door))
         door.chmod(0o666)
@@ -70,7 +69,7 @@ def test_nobody_is_taken_for_somebody_else(strangers: Path):
 
 
 def meet(listener: socket.socket, way: int, pid: int, uid: int, successor: int) -> None:
-    """``pid`` and ``uid`` are those of the process that made the connection, when it made it."""
+    """``pid`` and ``uid`` are those of the connecting process at connect()."""
     connection, _ = listener.accept()
     with connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -92,8 +91,8 @@ def meet(listener: socket.socket, way: int, pid: int, uid: int, successor: int) 
             assert ProcessTable().read([pid])[pid].uid == uid, way
 
 
-def test_who_writes_on_a_connection_is_not_who_made_it():
-    """A message of a child that inherited the connection names the child, whom nobody asked for."""
+def test_sender_is_distinguished_from_the_connecting_process():
+    """A message of a child that inherited the connection names the child."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -106,7 +105,7 @@ def test_who_writes_on_a_connection_is_not_who_made_it():
         assert sender_pid(ancillary) == child != os.getpid()
 
 
-def test_a_peer_of_another_pid_namespace_is_nobody(tmp_path: Path):
+def test_peer_of_another_pid_namespace_is_unknown(tmp_path: Path):
     around = ["unshare", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*around, "true"], capture_output=True).returncode:
         pytest.skip("no new PID namespace may be made here")
@@ -125,5 +124,5 @@ def test_a_peer_of_another_pid_namespace_is_nobody(tmp_path: Path):
             assert started.stdout.read() == "None\n"
 
 
-def test_a_namespace_that_cannot_be_seen_is_unknown(tmp_path: Path):
+def test_namespace_that_cannot_be_seen_is_unknown(tmp_path: Path):
     assert in_private_pid_namespace(str(tmp_path)) is None

@@ -1,4 +1,4 @@
-"""The runtime directories: where sockets may lie, what is the daemon's own, and who finds it."""
+"""Runtime directories: permitted locations of sockets, the daemon's own files, and their discovery."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ mount -o remount,bind,ro "$given"
 mount -t tmpfs none "$machine"
 exec "$@"
 """
-"""What a container's runtime does with a read-only volume: the program has that, and not the machine's directories."""
+"""Bind a read-only volume as a container runtime does, in place of the host's directories."""
 
 GUEST = """
 import errno, json, os, socket, sys
@@ -60,7 +60,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that every user can reach."""
+    """Directory that every user can access."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         place.chmod(0o755)
@@ -69,7 +69,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def daemon(place: Path) -> Iterator[RunningDaemon]:
-    """Its agents' socket is in ``agents``, what is its own in ``own``."""
+    """Daemon with its agent socket in ``agents`` and its own files in ``own``."""
     (place / "cards").mkdir()
     (place / "gpumond.yaml").write_text('socket_mode: "0666"\n')
     daemon = RunningDaemon(
@@ -89,14 +89,14 @@ def names(directory: Path) -> set[str]:
 
 
 def asked_by(daemon: RunningDaemon) -> str:
-    """As whom the command line asked for a flush, of which nothing came."""
+    """Return the user that the command line requested an (unsuccessful) flush as."""
     done = daemon.run("flush", "--all")
     assert done.returncode == 3, done.stderr
     actor: str = daemon.get("audit")[-1]["actor"]
     return actor
 
 
-def test_the_agents_directory_has_their_socket_and_nothing_of_the_daemons_own(place: Path, daemon: RunningDaemon):
+def test_agents_directory_has_their_socket_and_nothing_of_the_daemons_own(place: Path, daemon: RunningDaemon):
     token = place / "own" / "token"
     assert names(place / "agents") == {"agent.sock"}
     assert names(place / "own") == {"agent.sock.lock", "api.sock", "api.sock.lock", "token"}
@@ -108,7 +108,7 @@ def test_the_agents_directory_has_their_socket_and_nothing_of_the_daemons_own(pl
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, and be somebody else")
 @pytest.mark.parametrize("uid", [0, 4242])
-def test_a_container_with_the_agents_directory_reports_and_can_do_nothing_else(
+def test_container_with_the_agents_directory_reports_and_can_do_nothing_else(
     place: Path, daemon: RunningDaemon, uid: int
 ):
     with tempfile.TemporaryDirectory() as given:
@@ -141,8 +141,8 @@ def test_a_container_with_the_agents_directory_reports_and_can_do_nothing_else(
 
 
 def test_two_daemons_do_not_share_what_is_their_own(place: Path, daemon: RunningDaemon):
-    """The second one leaves the first one's token and socket as they are."""
-    with pytest.raises(AssertionError, match=r"another daemon serves the socket .*agent\.sock; stop it"):
+    """The second daemon does not change the token and socket of the first."""
+    with pytest.raises(AssertionError, match=r"another daemon uses the socket .*agent\.sock; stop it"):
         RunningDaemon(place / "second", "--source", "sim", "--runtime-dir", str(place / "own"))
     with pytest.raises(AssertionError, match=r"another daemon serves .*/own/api\.sock; .* with --runtime-dir"):
         RunningDaemon(
@@ -153,7 +153,7 @@ def test_two_daemons_do_not_share_what_is_their_own(place: Path, daemon: Running
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link", "open directory"])
-def test_an_unsafe_directory_is_refused_with_the_setting_that_mends_it(tmp_path: Path, obstacle: str):
+def test_unsafe_directory_is_refused_with_the_setting_that_mends_it(tmp_path: Path, obstacle: str):
     own = tmp_path / "own"
     if obstacle == "file":
         own.write_text("")
@@ -182,18 +182,18 @@ USERS = SERVICE if os.geteuid() == 0 else ["/run/user/7/gpumond"]
         ({"GPUMOND_SOCKET": "/srv/agent.sock", "GPUMOND_RUNTIME_DIR": "/own"}, ["/own"]),
     ],
 )
-def test_the_command_line_looks_where_the_daemon_that_is_meant_has_it(environ: dict[str, str], places: list[str]):
-    """For the service: before the agents' directory, where an older one may have left a token that no longer holds."""
+def test_command_line_uses_the_runtime_directory_of_the_daemon(environ: dict[str, str], places: list[str]):
+    """The service's directory precedes the agents' directory, which may contain an outdated token."""
     found = runtime_directories({"XDG_RUNTIME_DIR": "/run/user/7", **environ})
     assert [str(place) for place in found] == places
 
 
-def test_the_socket_has_its_mode_before_anyone_can_connect(tmp_path: Path):
+def test_socket_has_its_mode_before_anyone_can_connect(tmp_path: Path):
     with bind_agent_socket(tmp_path / "agent.sock", 0o600):
         assert (tmp_path / "agent.sock").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(tmp_path: Path):
+def test_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(tmp_path: Path):
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(tmp_path / "agent.sock"))
     stale.close()
@@ -205,8 +205,8 @@ def test_a_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(t
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_a_place_that_is_not_given_to_the_daemon_is_refused_with_the_mend():
-    """The directory is root's, as a container engine makes it, and the daemon is not."""
+def test_place_that_is_not_given_to_the_daemon_is_refused_with_the_mend():
+    """The directory belongs to root, as a container engine creates it, and the daemon runs as another user."""
     program = (
         "import os, sys; from pathlib import Path; from gpumond.host.runtime_directory import bind_agent_socket\n"
         "os.setgid(47110); os.setuid(47110)\n"
@@ -220,7 +220,7 @@ def test_a_place_that_is_not_given_to_the_daemon_is_refused_with_the_mend():
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link", "open directory"])
-def test_an_unsafe_place_is_refused_with_the_mend(tmp_path: Path, obstacle: str):
+def test_unsafe_place_is_refused_with_the_mend(tmp_path: Path, obstacle: str):
     path = tmp_path / "place" / "agent.sock"
     path.parent.mkdir(mode=0o755)
     if obstacle == "file":

@@ -62,7 +62,7 @@ def test_it_tells_that_it_is_ready_how_it_goes_and_that_it_ends(
     daemon = serve("--source", "nvml", environ=told | {"LD_LIBRARY_PATH": "/nowhere"})
     beginning = heard(listener, until="READY=1")
     assert "WATCHDOG=1" in heard(listener, until="WATCHDOG=1")
-    heard(listener, until="STATUS=no device can be read: ")
+    heard(listener, until="STATUS=cannot read devices: ")
     assert daemon.stop() == 0
     end = heard(listener, until="STOPPING=1")
     assert "STOPPING=1" not in beginning
@@ -93,7 +93,7 @@ def test_the_agents_socket_of_systemd_is_used_and_outlives_the_daemon(
 
 def test_a_socket_at_another_path_is_refused(tmp_path: Path):
     around = (sys.executable, "-c", HAND_OVER, str(tmp_path / "other.sock"))
-    with pytest.raises(AssertionError, match=r"systemd listens on .*other\.sock.* say the same in ListenStream="):
+    with pytest.raises(AssertionError, match=r"systemd listens on .*other\.sock.* set ListenStream="):
         RunningDaemon(tmp_path / "daemon", "--source", "sim", around=around)
 
 
@@ -194,7 +194,7 @@ def test_a_driver_that_is_installed_later_is_found(running: Machine, nvml_librar
     driver.write()
     shutil.copy(nvml_library, running.shared / "later.so")
     configure(running, f"Environment=FAKENVML_FILE=/shared/{driver.path.name} LD_LIBRARY_PATH=/var/cache/driver")
-    until(lambda: running.show("gpumond.service", "StatusText")[0].startswith("no device can be read"))
+    until(lambda: running.show("gpumond.service", "StatusText")[0].startswith("cannot read devices"))
     running.shell("mkdir -p /var/cache/driver; cp /shared/later.so /var/cache/driver/libnvidia-ml.so.1")
     until(lambda: running.show("gpumond.service", "StatusText")[0].startswith("2 devices"), 60)
     assert running.show("gpumond.service", "NRestarts") == ["0"]

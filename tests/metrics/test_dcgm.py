@@ -1,4 +1,4 @@
-"""What dcgm-exporter's dashboards and rules find: its names, its labels, its units."""
+"""Metrics for dcgm-exporter's dashboards and rules: names, labels, units."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SENSORS = Sensors(
 
 
 def a_frame() -> Frame:
-    """A card that has said two XIDs, a MIG card with an instance, a card of another vendor."""
+    """Return a frame with a device that has two XIDs, a MIG device with an instance, and a device of another vendor."""
     nvidia = {"vendor": "nvidia", "reserved_bytes": 512 * MIB, "sensors": SENSORS}
     h200 = make_device("GPU-a", name="NVIDIA H200", pci_bus_id="00000000:1B:00.0", used_bytes=1000 * MIB, **nvidia)
     h100 = make_device("GPU-b", index=1, name="NVIDIA H100", pci_bus_id="00000000:2B:00.0", free_bytes=MIB, **nvidia)
@@ -79,7 +79,7 @@ def page(frame: Frame | None = None) -> str:
 
 
 def samples(text: str) -> dict[tuple[str, str, str], float]:
-    """By name, UUID and MIG instance."""
+    """Return the samples by name, UUID and MIG instance."""
     return {
         (sample.name, sample.labels["UUID"], sample.labels.get("GPU_I_ID", "")): sample.value
         for family in text_string_to_metric_families(text)
@@ -87,12 +87,12 @@ def samples(text: str) -> dict[tuple[str, str, str], float]:
     }
 
 
-def test_the_text_is_the_golden_one():
-    """``python -m tests.metrics.test_dcgm`` writes it anew."""
+def test_text_equals_the_golden_file():
+    """Regenerate the file with ``python -m tests.metrics.test_dcgm``."""
     assert page() == GOLDEN.read_text()
 
 
-def test_dashboard_12239_finds_what_nvml_can_answer():
+def test_dashboard_12239_has_all_families_that_nvml_provides():
     found = samples(page())
     assert {name for name, uuid, _ in found if uuid == "GPU-a"} >= {*DASHBOARD_12239, "DCGM_FI_DEV_FB_USED"}
     assert found["DCGM_FI_DEV_GPU_UTIL", "GPU-a", ""] == 29
@@ -110,7 +110,7 @@ def test_labels_are_dcgms():
             assert sample.labels["Hostname"] == "node-1"
 
 
-def test_memory_is_of_the_instances_where_there_are_any_and_all_else_of_the_gpu():
+def test_memory_families_use_mig_instances_and_others_use_the_gpu():
     found = samples(page())
     assert found["DCGM_FI_DEV_FB_USED", "GPU-b", "7"] == 12.5
     assert ("DCGM_FI_DEV_FB_USED", "GPU-b", "") not in found
@@ -143,7 +143,7 @@ IN_POD = {"pod_name": "llama-0", "pod_namespace": "research", "container_name": 
         ([{"container_name": "main"}], {}),
     ],
 )
-def test_a_device_of_one_container_has_its_pods_labels(processes: list[dict[str, str]], labels: dict[str, str]):
+def test_device_of_one_container_has_its_pods_labels(processes: list[dict[str, str]], labels: dict[str, str]):
     used = tuple(make_process(pid, **fields) for pid, fields in enumerate(processes, 1))
     frame = Frame(make_snapshot(make_device(vendor="nvidia", processes=used)), Ledger())
     for family in text_string_to_metric_families(page(frame)):
@@ -151,7 +151,7 @@ def test_a_device_of_one_container_has_its_pods_labels(processes: list[dict[str,
             assert {k: v for k, v in sample.labels.items() if k in ("pod", "namespace", "container")} == labels
 
 
-def test_the_xid_is_the_last_one_and_0_only_where_the_driver_would_tell():
+def test_xid_is_the_last_one_and_zero_only_with_subscribed_events():
     found = samples(page())
     assert found["DCGM_FI_DEV_XID_ERRORS", "GPU-a", ""] == 31
     assert found["DCGM_FI_DEV_XID_ERRORS", "GPU-b", ""] == 0
@@ -163,7 +163,7 @@ def test_the_xid_is_the_last_one_and_0_only_where_the_driver_would_tell():
     }
 
 
-def test_a_page_has_those_names_alone_or_both():
+def test_page_has_those_names_alone_or_both():
     frame, telemetry = a_frame(), Telemetry()
     alone = Exposition(telemetry).page(frame, Form(False, "dcgm")).plain.decode()
     both = Exposition(telemetry, also="dcgm").page(frame, Form(False)).plain.decode()
@@ -178,7 +178,7 @@ def test_a_page_has_those_names_alone_or_both():
 
 
 def test_promtool_reads_it():
-    """What it says against names and labels is said of dcgm-exporter's own, and is not ours to change."""
+    """Complaints about names and labels concern dcgm-exporter's names, which cannot be changed here."""
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool (Debian: prometheus)")
     text = Exposition(Telemetry()).page(a_frame(), Form(False, "dcgm")).plain.decode()

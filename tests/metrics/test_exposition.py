@@ -1,4 +1,4 @@
-"""What we write is what prometheus_client would: read back by its strict parsers, and line by line but for numbers."""
+"""Exposition compared with prometheus_client: parsed by its strict parsers, and line by line except for numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def by_library(family: Family, rows: Sequence[Row], newer: bool) -> str:
 @pytest.mark.parametrize("newer", [False, True], ids=["text", "OpenMetrics"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.kind)
 @given(rows=ROWS)
-def test_it_says_what_the_library_says(rows: list[Row], family: Family, newer: bool):
+def test_exposition_equals_the_library(rows: list[Row], family: Family, newer: bool):
     ours, theirs = write(family, rows, newer), by_library(family, rows, newer)
     assert [line.rpartition(" ")[0] for line in ours.split("\n") if line[:1] != "#"] == [
         line.rpartition(" ")[0] for line in theirs.split("\n") if line[:1] != "#"
@@ -57,7 +57,7 @@ def test_it_says_what_the_library_says(rows: list[Row], family: Family, newer: b
     assert [s.value for f in read for s in f.samples] == [float(value) for _, value in rows if value is not None]
 
 
-def test_what_is_not_a_number_is_said_as_the_formats_say_it():
+def test_non_finite_values_are_formatted_per_specification():
     family = FAMILIES[0]
     for value, text in ((nan, "NaN"), (inf, "+Inf"), (-inf, "-Inf")):
         line = write(family, [(("a", "0"), value)], False).splitlines()[-1]
@@ -66,6 +66,6 @@ def test_what_is_not_a_number_is_said_as_the_formats_say_it():
         assert read == value or (isnan(read) and isnan(value))
 
 
-def test_without_labels_there_are_no_braces():
+def test_family_without_labels_has_no_braces():
     family = Family("gpumond_test_agents", "gauge", "Agents.", (), lambda frame: ())
     assert write(family, [((), 3)], True).splitlines()[-1] == "gpumond_test_agents 3"

@@ -1,4 +1,4 @@
-"""gpumond_faults_total counts how often something began to fail, not for how many ticks it did."""
+"""gpumond_faults_total counts the starts of faults, not their ticks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def count(telemetry: Telemetry, fault: Fault) -> float | None:
     return telemetry.registry.get_sample_value("gpumond_faults_total", {"source": fault.source, "kind": fault.kind})
 
 
-def test_a_fault_that_lasts_counts_once_and_one_that_returns_again():
+def test_fault_that_lasts_counts_once_and_one_that_returns_again():
     telemetry, hidden = Telemetry(), make_fault("AMD-a", "processes_hidden", "drm")
     for standing in ([hidden], [hidden], [], [hidden]):
         telemetry.faults(standing)
@@ -25,7 +25,7 @@ def test_each_device_counts_for_itself():
     assert count(telemetry, make_fault()) == 3
 
 
-def test_a_reading_that_does_not_come_ends_nothing():
+def test_reading_that_does_not_come_ends_nothing():
     telemetry = Telemetry()
     telemetry.faults([make_fault("GPU-a")])
     telemetry.faults([], complete=False)

@@ -1,4 +1,4 @@
-"""The exposition: its names, its documentation, its golden text."""
+"""Exposition: names, documentation, golden text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def page(frame: Frame | None, telemetry: Telemetry | None = None, accept: str = 
 
 
 def full_frame() -> Frame:
-    """Something of everything."""
+    """Return a frame with values of every kind."""
     frame = advance(EngineState(), BUILT_IN, SNAPSHOT).frame
     uuid = SNAPSHOT.devices[0].uuid
     leak = Verdict(uuid, 4242, "leak", 1.0, (("slope", 1.0),), 3840.0)
@@ -53,17 +53,17 @@ def names(text: str) -> set[str]:
     return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
 
 
-def test_the_text_is_the_golden_one():
-    """What a dashboard relies on does not change by accident; `python -m tests.metrics.test_metrics` writes it anew."""
+def test_text_equals_the_golden_file():
+    """Dashboards rely on this text. Regenerate it with `python -m tests.metrics.test_metrics`."""
     assert page(full_frame()).partition("# HELP gpumond_flushes_total")[0] == GOLDEN.read_text()
 
 
-def test_the_duration_of_a_tick_is_documented_without_the_reading_that_it_leaves_out():
+def test_tick_duration_help_excludes_the_driver_reading():
     (line,) = re.findall(r"^# HELP gpumond_tick_duration_seconds (.*)$", page(full_frame()), re.MULTILINE)
     assert "reading is not included" in line
 
 
-def test_the_documentation_is_current():
+def test_documentation_is_current():
     assert DOCUMENT.read_text() == document(), "run `make docs`"
 
 
@@ -99,7 +99,7 @@ def test_promtool_has_no_complaint():
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def test_what_is_unknown_is_absent():
+def test_unknown_value_is_absent():
     text = page(
         advance(EngineState(), (), make_snapshot(make_device(size_bytes=None, used_bytes=None, processes=None))).frame
     )
@@ -108,7 +108,7 @@ def test_what_is_unknown_is_absent():
     assert 'gpumond_device_up{gpu="0",uuid="GPU-a"} 1.0' in text
 
 
-def test_nothing_is_left_of_a_device_that_is_gone():
+def test_removed_device_has_no_series():
     exposition = Exposition(Telemetry())
     up = SourceState("sim", up=True, responsive=True)
     first = observe(None, up, Reading((make_device("GPU-a"), make_device("GPU-b"))), (), 1.0, 1.0)
@@ -117,7 +117,7 @@ def test_nothing_is_left_of_a_device_that_is_gone():
     assert b"GPU-a" not in exposition.page(advance(EngineState(), (), second).frame, Form(False)).plain
 
 
-def test_a_frame_is_rendered_once():
+def test_frame_is_rendered_once():
     exposition, frame = Exposition(Telemetry()), full_frame()
     assert exposition.page(frame, Form(False)) is exposition.page(frame, Form(False))
 
@@ -143,7 +143,7 @@ def test_processes_beyond_the_cap_are_summed():
     assert float(dict(shown)["other"]) == sum(GIB + pid for pid in range(1, 31))
 
 
-def test_a_user_with_too_many_series_loses_none_of_anothers():
+def test_series_of_a_user_above_its_share_cost_no_other_user():
     own = make_report(10, (make_pool(live=GIB), make_pool(allocator="cupy", live=GIB)), uid=1, workload="own")
     many = tuple(
         make_report(pid, tuple(make_pool(allocator=f"a{n}", live=1) for n in range(30)), uid=2, workload=f"w{pid}")
@@ -163,7 +163,7 @@ def test_a_user_with_too_many_series_loses_none_of_anothers():
     assert "\ngpumond_series_dropped_total 5380.0" in "\n".join(lines)
 
 
-def test_a_page_has_so_many_series_and_counts_what_it_leaves_out():
+def test_page_limits_series_and_counts_dropped_ones():
     frame = full_frame()
     everything = page(frame)
     telemetry = Telemetry()
@@ -175,7 +175,7 @@ def test_a_page_has_so_many_series_and_counts_what_it_leaves_out():
     assert "gpumond_series_dropped_total 0.0" in everything
 
 
-def test_texts_from_outside_cannot_break_out_of_their_label():
+def test_label_values_are_escaped():
     device = make_device(name='x"}\n# TYPE evil gauge\nevil 1\\', used_bytes=0)
     text = page(advance(EngineState(), (), make_snapshot(device)).frame)
     families = {family.name for family in parse_text(text)}

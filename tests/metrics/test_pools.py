@@ -1,4 +1,4 @@
-"""Series of pools: what a library does not tell has none, and host memory is apart from the devices'."""
+"""Series of pools: unreported values have none, and host memory is separate from device memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpumond.testing import make_device, make_snapshot
 
 
 def series(*pools: PoolUsage, host_pools: tuple[HostPool, ...] = ()) -> dict[str, str]:
-    """Value by name, of those that concern pools."""
+    """Return the values of the pool series by name."""
     report = AgentReport(4242, 1, 0, "train", 0.0, (), "allow", pools, host_pools=host_pools)
     frame = advance(EngineState(), (), make_snapshot(make_device(uuid="GPU-a"), reports=(report,))).frame
     page = Exposition(Telemetry()).page(frame, Form(False)).plain.decode()
@@ -34,7 +34,7 @@ def a_pool(exactness: Exactness, held_known: bool) -> PoolUsage:
         ("interval", False, set()),
     ],
 )
-def test_what_is_not_known_has_no_series(exactness: Exactness, held_known: bool, shown: set[str]) -> None:
+def test_unknown_values_have_no_series(exactness: Exactness, held_known: bool, shown: set[str]) -> None:
     known = series(a_pool(exactness, held_known))
     assert known.keys() - {"pool_live_bytes", "pool_thrashes_total"} == shown
     assert known["pool_live_bytes"] == "50"

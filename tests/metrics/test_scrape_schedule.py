@@ -27,7 +27,7 @@ def asked(*times: float) -> ScrapeSchedule[str]:
         ((70.4, 85.4), 400.0, False),
     ],
 )
-def test_a_page_is_expected_when_it_was_asked_for_an_interval_ago_and_two(
+def test_page_is_expected_when_it_was_asked_for_an_interval_ago_and_two(
     times: tuple[float, ...], now: float, expected: bool
 ):
     assert (list(asked(*times).expected(now, 1.0)) == ["page"]) is expected
@@ -39,6 +39,6 @@ def test_each_page_has_its_own_scrapers():
     assert list(scrapes.expected(29.5, 1.0)) == ["page"]
 
 
-def test_what_was_long_ago_is_forgotten():
+def test_old_requests_are_forgotten():
     scrapes = asked(*range(10_000))
-    assert sum(map(len, scrapes._asked.values())) <= 3 * 60 + 2
+    assert sum(map(len, scrapes._requests.values())) <= 3 * 60 + 2

@@ -1,4 +1,4 @@
-"""Flushes by workload: what receipts add up to, and for how many workloads."""
+"""Counters of flushes by workload, and the limit of workloads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def count(registry: CollectorRegistry, outcome: str, workload: str = "train") ->
     return registry.get_sample_value("gpumond_workload_flushes_total", labels)
 
 
-def test_a_connected_workload_begins_at_zero():
+def test_connected_workload_begins_at_zero():
     registry = CollectorRegistry()
     Workloads(registry).connected(["train"])
     assert bytes_of(registry) == [0, 0, 0, 0]
@@ -56,20 +56,20 @@ def test_receipts_of_a_workload_add_up_and_plans_do_not_count():
 
 
 @pytest.mark.parametrize("missing", ["before", "after"])
-def test_what_was_held_counts_only_where_both_sides_are_known(missing: str):
+def test_held_bytes_count_only_if_before_and_after_are_known(missing: str):
     registry = CollectorRegistry()
     Workloads(registry).flushed(a_receipt(**{missing: None}, expected=None, outcome="failed", released_bytes=0))
     assert bytes_of(registry) == [0, 0, 0, 0]
     assert count(registry, "failed") == 1
 
 
-def test_what_a_program_took_meanwhile_is_not_counted_as_less_than_nothing():
+def test_released_bytes_are_never_counted_below_zero():
     registry = CollectorRegistry()
     Workloads(registry).flushed(a_receipt(released_bytes=-GIB))
     assert bytes_of(registry)[1] == 0
 
 
-def test_a_new_workload_takes_the_place_of_one_that_is_gone_and_never_of_one_that_is_there():
+def test_new_workload_replaces_a_stale_one_and_never_a_connected_one():
     registry = CollectorRegistry()
     workloads = Workloads(registry, most=2)
     workloads.connected(["a", "b"])
@@ -82,7 +82,7 @@ def test_a_new_workload_takes_the_place_of_one_that_is_gone_and_never_of_one_tha
     assert [count(registry, "freed", name) for name in "bcd"] == [0, 0, None]
 
 
-def test_a_workload_that_comes_back_begins_anew():
+def test_workload_that_comes_back_begins_anew():
     registry = CollectorRegistry()
     workloads = Workloads(registry, most=1)
     workloads.flushed(a_receipt(workload="a"))

@@ -37,7 +37,7 @@ def _kinds(node: ast.AST, module: str) -> Iterator[str]:
         return
     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
     place = STATES_KIND.get(name)
-    values = [keyword.value for keyword in node.keywords if keyword.arg == "reason" and name == "_become"]
+    values = [keyword.value for keyword in node.keywords if keyword.arg == "reason" and name == "_set_state"]
     values += [node.args[place]] if place is not None and len(node.args) > place else []
     for value in values:
         if isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value:

@@ -19,7 +19,7 @@ from tests.sources.trees import SysTree
 
 
 class Stub:
-    """A source that answers what it is told to."""
+    """Source with configurable answers."""
 
     def __init__(self, name: str, *devices: DeviceReading, version: str | None = None) -> None:
         self.name, self.devices, self.version = name, devices, version
@@ -59,11 +59,11 @@ def machine() -> Machine:
     return Machine()
 
 
-def test_the_table_knows_it():
+def test_table_knows_it():
     assert load("every").name == "every"
 
 
-def test_cards_of_all_vendors_are_served_at_once_with_different_numbers(machine: Machine):
+def test_devices_of_all_vendors_have_distinct_indices(machine: Machine):
     machine.every.open()
     assert machine.indices() == {"GPU-a": 0, "AMD-a": 1, "DRM-b": 2}
     reading = machine.every.read()
@@ -73,7 +73,7 @@ def test_cards_of_all_vendors_are_served_at_once_with_different_numbers(machine:
     assert not machine.nvml.is_open
 
 
-def test_a_source_that_is_missing_is_a_fault_and_is_tried_again(machine: Machine):
+def test_source_that_is_missing_is_a_fault_and_is_tried_again(machine: Machine):
     machine.nvml.reason = "driver_not_loaded"
     machine.every.open()
     assert machine.indices() == {"AMD-a": 0, "DRM-b": 1}
@@ -84,22 +84,21 @@ def test_a_source_that_is_missing_is_a_fault_and_is_tried_again(machine: Machine
     assert [fault.source for fault in machine.every.read().faults] == ["nvml", "drm"]
 
 
-def test_with_nothing_to_read_it_says_why(machine: Machine):
+def test_reason_is_stated_if_no_source_opens(machine: Machine):
     machine.nvml.reason, machine.drm.reason = "driver_not_loaded", "no_device"
     with pytest.raises(SourceUnavailable, match="no nvml"):
         machine.every.open()
 
 
-def test_a_driver_that_goes_away_asks_for_a_new_process(machine: Machine):
+def test_driver_that_goes_away_asks_for_a_new_process(machine: Machine):
     machine.every.open()
     machine.nvml.gone = "uninitialized"
     with pytest.raises(SourceUnavailable):
         machine.every.read()
 
 
-def test_a_source_that_stays_away_says_nothing_of_the_devices_of_others(machine: Machine):
-    """Its fault is of no device: an AMD card that was taken out is forgotten, an NVIDIA card whose driver was unloaded
-    is not."""
+def test_missing_source_does_not_affect_devices_of_others(machine: Machine):
+    """Its fault has no device: a removed AMD device is forgotten, but not an NVIDIA device whose driver is unloaded."""
     up = SourceState("every", up=True, responsive=True)
     nvidia, amd, intel = (
         replace(device, source=source)

@@ -6,7 +6,7 @@ from tests.sources.nvml.child import NvmlChild, by_uuid, kinds, used_by_pid
 PIDS = range(1, 65)
 
 
-def test_a_lost_device_is_a_fault_while_others_go_on_and_comes_back_by_itself(driver: FakeDriver) -> None:
+def test_lost_device_is_a_fault_while_others_go_on_and_comes_back_by_itself(driver: FakeDriver) -> None:
     driver.devices = machine(8, PIDS)
     driver.write()
     lost = driver.devices[3].uuid
@@ -25,7 +25,7 @@ def test_a_lost_device_is_a_fault_while_others_go_on_and_comes_back_by_itself(dr
     assert readings[-1].faults == ()
 
 
-def test_a_lost_device_is_looked_for_with_growing_pauses(driver: FakeDriver) -> None:
+def test_lost_device_is_looked_for_with_growing_pauses(driver: FakeDriver) -> None:
     driver.devices = machine(1)
     driver.write()
     driver.count_calls()
@@ -42,8 +42,8 @@ def test_a_lost_device_is_looked_for_with_growing_pauses(driver: FakeDriver) -> 
     assert scans == [2, 3, 5, 9, 17, 27, 37, 47, 57]
 
 
-def test_the_handle_of_a_device_that_is_gone_is_never_used_again(driver: FakeDriver) -> None:
-    """A real driver may crash on it, as this one does."""
+def test_handle_of_a_device_that_is_gone_is_never_used_again(driver: FakeDriver) -> None:
+    """Crashes, as a real driver may."""
     driver.devices = machine(8, PIDS)
     driver.crash(device="stale")
     driver.write()
@@ -58,7 +58,7 @@ def test_the_handle_of_a_device_that_is_gone_is_never_used_again(driver: FakeDri
             assert kinds(child.read(at)) == {(gone.uuid, "gpu_is_lost")}
 
 
-def test_a_device_that_is_no_longer_enumerated_is_a_fault_until_it_is_back(driver: FakeDriver) -> None:
+def test_device_that_is_no_longer_enumerated_is_a_fault_until_it_is_back(driver: FakeDriver) -> None:
     driver.devices = machine(8, PIDS)
     driver.write()
     with NvmlChild(driver.env) as child:
@@ -76,7 +76,7 @@ def test_a_device_that_is_no_longer_enumerated_is_a_fault_until_it_is_back(drive
         assert reading.faults == ()
 
 
-def test_a_new_device_appears(driver: FakeDriver) -> None:
+def test_new_device_appears(driver: FakeDriver) -> None:
     driver.devices = machine(7)
     driver.write()
     with NvmlChild(driver.env) as child:

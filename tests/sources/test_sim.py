@@ -22,13 +22,13 @@ def source(tmp_path: Path) -> Iterator[SimSource]:
     source.close()
 
 
-def test_the_table_knows_it() -> None:
+def test_table_knows_it() -> None:
     source: DeviceSource = load("sim")
     assert source.name == "sim"
 
 
 @pytest.mark.parametrize(("environ", "reason"), [({}, "unset"), ({"GPUMOND_SIM_DIR": "/nowhere"}, "missing")])
-def test_without_a_directory_it_says_what_to_do(environ: dict[str, str], reason: str) -> None:
+def test_missing_directory_has_a_remedy(environ: dict[str, str], reason: str) -> None:
     with pytest.raises(SourceUnavailable, match="gpumond demo") as caught:
         SimSource(environ).open()
     assert caught.value.reason == reason
@@ -60,7 +60,7 @@ def test_one_bad_card_is_a_fault_and_the_others_are_read(source: SimSource, tmp_
     ]
 
 
-def test_a_card_that_goes_is_lost_not_forgotten(source: SimSource, tmp_path: Path) -> None:
+def test_card_that_goes_is_lost_not_forgotten(source: SimSource, tmp_path: Path) -> None:
     card = small_card(tmp_path, "SIM-gone")
     source.read()
     shutil.rmtree(card.directory)

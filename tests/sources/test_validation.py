@@ -31,8 +31,8 @@ def test_impossible_entries_are_dropped_and_counted(driver: FakeDriver) -> None:
     assert fault.detail.startswith("3: ")
 
 
-def test_a_list_with_pids_and_bytes_swapped_is_dropped_as_a_whole(driver: FakeDriver) -> None:
-    """A driver of another layout (535.43 to .98) makes some entries look right by chance."""
+def test_list_with_pids_and_bytes_swapped_is_dropped_as_a_whole(driver: FakeDriver) -> None:
+    """In the layout of drivers 535.43 to .98, some entries look right by chance."""
     driver.devices = machine(1)
     driver.devices[0].processes = [Process(7, 4242), *(Process(3 * GIB + i, 4242) for i in range(9))]
     driver.write()

@@ -1,4 +1,4 @@
-"""Directories with the shapes of /proc and /sys. Field names and layouts are the kernel's, values are made up."""
+"""Directory trees with the layout of /proc and /sys. Field names are the kernel's, values are made up."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ drm-engine-capacity-ccs:        4
 
 
 class ProcTree:
-    """Has pid 1, as every PID namespace has."""
+    """Tree of /proc with pid 1, which every PID namespace has."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -114,7 +114,7 @@ class ProcTree:
         cgroup: str = "0::/user.slice\n",
         nodes: Mapping[int, tuple[str, str]] | None = None,
     ) -> Path:
-        """``nodes``: path and fdinfo by descriptor. Replaces the process that was there."""
+        """Add or replace a process. ``nodes``: path and fdinfo by descriptor."""
         directory = self.root / str(pid)
         shutil.rmtree(directory, ignore_errors=True)
         for name in ("fd", "fdinfo"):
@@ -157,7 +157,7 @@ class SysTree:
             path.write_text(f"{text}\n")
 
     def device(self, pci: str, driver: str, number: int, files: Mapping[str, str | int]) -> Path:
-        """A PCI device with its card and render node, as class/drm has them; ``number`` is the card's."""
+        """Add a PCI device with its card and render nodes as in class/drm; ``number`` is the card's."""
         device = self.root / "devices/pci0000:00" / pci
         (self.root / "bus/pci/drivers" / driver).mkdir(parents=True, exist_ok=True)
         vendor = "0x1002" if driver == "amdgpu" else "0x8086"
@@ -216,7 +216,7 @@ class SysTree:
 
 
 def amdgpu(id: int, used: int, total: int | None = None, busy: int = 0, pci: str = "0000:03:00.0") -> str:
-    """fdinfo of one client; sizes in MiB."""
+    """Return the fdinfo of one client; sizes in MiB."""
     return AMDGPU_FDINFO.format(id=id, used=used * 1024, total=(total or used) * 1024, busy=busy, pci=pci)
 
 

@@ -1,4 +1,4 @@
-"""GET / and /docs: the page and the API reference, as files of this directory. They load nothing from other hosts."""
+"""GET / and /docs: the page and the API reference, served from this directory without external resources."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def file(body: bytes, media_type: str) -> File:
 
 
 def words() -> str:
-    """The daemon's vocabulary as a JavaScript module."""
+    """Return the daemon's vocabulary as a JavaScript module."""
     known = {
         "SHARES": list(SHARES),
         "OF_PROCESSES": [share for share in SHARES if share != "unclaimed"],
@@ -64,7 +64,7 @@ PAGE = {
     "/words.js": file(words().encode(), "text/javascript"),
     **{f"/{name}": read(name, "text/javascript") for name in MODULES},
 }
-"""The files of the page by path. They contain no data: anybody may load them in order to sign in."""
+"""Files of the page by path. They contain no data, and require no authentication, so that users can sign in."""
 
 FILES = PAGE | {"/docs.css": read("docs.css", "text/css")}
 

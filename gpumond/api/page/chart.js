@@ -25,7 +25,7 @@ export function toggle(node, target) {
   if (hidden.hidden) {
     charts.delete(place);
   } else {
-    if (!place.firstChild) place.append(...furniture(place));
+    if (!place.firstChild) place.append(...createControls(place));
     charts.set(place, { ...target, seconds: RANGES[0][1] });
     press(place, RANGES[0][1]);
     draw(place);
@@ -33,7 +33,7 @@ export function toggle(node, target) {
   if (state.frame) changed();
 }
 
-function furniture(place) {
+function createControls(place) {
   const ranges = make("div.ranges");
   ranges.setAttribute("role", "group");
   ranges.setAttribute("aria-label", "Range");

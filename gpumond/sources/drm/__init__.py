@@ -1,11 +1,11 @@
-"""AMD and Intel devices (amdgpu, i915, xe), through the files of the kernel: no library, no daemon of theirs.
+"""AMD and Intel devices (amdgpu, i915, xe), read from kernel files without vendor libraries or daemons.
 
-Memory, sensors and clocks come from sysfs (drm_cards.py), an Intel card's memory from a query (intel.py), who
-uses it from /proc/PID/fdinfo (drm_clients.py) and, for ROCm, from KFD (kfd.py).
+Memory, sensors and clocks are read from sysfs (devices.py), the memory of an Intel device with a query (intel.py), and
+usage from /proc/PID/fdinfo (clients.py) and, for ROCm, from KFD (kfd.py).
 
-Without CAP_SYS_PTRACE the kernel shows fdinfo of the daemon's own user only: the other processes' memory is then
-unclaimed, utilisation that is made of their busy time is absent, and a fault says so.
-A device that the kernel has powered down is listed without values. Does not cover: partitions of an MI300.
+Without CAP_SYS_PTRACE, the kernel shows fdinfo of the daemon's own user only. Other processes' memory is then
+unclaimed, utilization that derives from their busy time is absent, and a fault reports this. A device that the kernel
+has powered down is listed without values. Does not cover partitions of an MI300.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
 from gpumond.sources.validation import Listed, MemoryCounts, Tally, Usage, memory, usages
 
 Shared = Mapping[tuple[str, int], Mapping[int, Client]]
-"""The processes that have a client open, by PCI address and id of the client."""
+"""Processes that have a client open, by PCI address and client ID."""
 
 
 class DrmSource:
-    """``sys``, ``proc`` and ``dev`` are directories with the shapes of /sys, /proc and /dev."""
+    """Source for DRM devices. ``sys``, ``proc`` and ``dev`` replace /sys, /proc and /dev."""
 
     name = "drm"
 
@@ -51,7 +51,7 @@ class DrmSource:
         self._pid_max = self._table.pid_max()
         self._kfd = Kfd(sys)
         self._seen: dict[str, tuple[int, str]] = {}
-        """Index and name of every device that was there once: it is missed if it goes."""
+        """Index and name of every device that was present once; it is reported as lost if it disappears."""
         self._busy: tuple[float, dict[str, dict[int, Client]]] = (0.0, {})
         self._energy: dict[str, tuple[float, float]] = {}
 
@@ -59,7 +59,7 @@ class DrmSource:
         if not any(cards(self._sys)):
             raise SourceUnavailable(
                 "no_device",
-                f"no device of amdgpu, i915 or xe below /sys/class/drm: {remedy('no_device')}",
+                f"no amdgpu, i915 or xe device in /sys/class/drm: {remedy('no_device')}",
             )
 
     def close(self) -> None:
@@ -90,10 +90,12 @@ class DrmSource:
             working = {number: entry for number, (_, entry) in own.items()}
             devices.append(self._device(card, size, processes, self._sensors(card, working, now, tally)))
             if self._descriptors.hidden:
-                detail = f"{self._descriptors.hidden} processes of other users may not be looked into"
+                detail = f"{self._descriptors.hidden} processes of other users cannot be inspected"
                 tally.add(card.uuid, "processes_hidden", detail)
         for uuid in self._seen.keys() - present.keys():
-            tally.add(uuid, "lost", f"device {self._seen[uuid][0]} {self._seen[uuid][1]} is gone from /sys/class/drm")
+            tally.add(
+                uuid, "lost", f"device {self._seen[uuid][0]} {self._seen[uuid][1]} is missing from /sys/class/drm"
+            )
         self._busy = now, {pci: {n: entry for n, (_, entry) in own.items()} for pci, own in clients.items()}
         devices.sort(key=lambda device: device.index)
         return Reading(tuple(devices), tally.faults(self.name), driver_version=f"Linux {os.uname().release}")
@@ -127,7 +129,7 @@ class DrmSource:
             else:
                 said = asked if asked.size_bytes else said
                 if asked.size_bytes and asked.used_bytes is None:
-                    tally.add(card.uuid, "no_permission", "memory in use: the driver says it to CAP_PERFMON only")
+                    tally.add(card.uuid, "no_permission", "used memory: the driver requires CAP_PERFMON")
         return memory(tally, card.uuid, said)
 
     def _sensors(self, card: DrmDevice, clients: Mapping[int, Client], now: float, tally: Tally) -> Sensors:
@@ -145,8 +147,10 @@ class DrmSource:
     def _used_by(
         self, card: DrmDevice, own: Mapping[int, tuple[int, Client]], now: float
     ) -> Iterator[tuple[int, float]]:
-        """How much of the card each process used since the reading before; not of those that use KFD, whose work is
-        in no file."""
+        """Yield each process's share of device time since the previous reading.
+
+        Processes that use KFD are excluded, because no file reports their work.
+        """
         before, known = self._busy
         earlier = known.get(card.pci_bus_id, {})
         for pid in {pid for pid, _ in own.values()} if now > before else ():
@@ -163,7 +167,7 @@ class DrmSource:
                 entry = self._client(pid, node) if node.path in by_node else None
                 if entry is None:
                     continue
-                # A container may have the node under another device's name.
+                # In a container the node may have the name of another device.
                 card = by_address.get(entry.pci_bus_id) if entry.pci_bus_id else by_node[node.path]
                 if card is not None and card.driver == entry.driver:
                     shared.setdefault((card.pci_bus_id, entry.id), {})[pid] = entry
@@ -174,7 +178,7 @@ class DrmSource:
             with open(f"{self._proc}/{pid}/fdinfo/{node.descriptor}", encoding="ascii", errors="replace") as file:
                 return client(file.read(16384))
         except OSError:
-            return None  # closed meanwhile, or not ours to read
+            return None  # closed in the meantime, or not readable
 
     def _usages(
         self,
@@ -184,7 +188,8 @@ class DrmSource:
         compute: Mapping[int, int],
         tally: Tally,
     ) -> dict[int, Usage] | None:
-        """Clients of a process add up; what KFD counts for it is part of that, or more where fdinfo is hidden."""
+        """Return the usage per pid. A process's clients are added; the KFD count is part of that sum, or larger if
+        fdinfo is hidden."""
         limit = size.size_bytes or MAX_INTEGER - 1
         listed = (
             Listed(kind, (number, 0), pid, entry.used_bytes)
@@ -205,7 +210,7 @@ class DrmSource:
 
 
 def _owned(shared: Shared, identities: Mapping[int, ProcessOwner]) -> dict[str, dict[int, tuple[int, Client]]]:
-    """Whose each client is, by PCI address and id: of those who share its descriptor, the oldest opened it."""
+    """Return the owner of each client by PCI address and ID: the oldest process that shares its descriptor."""
     owned: dict[str, dict[int, tuple[int, Client]]] = {}
     for (address, number), by_pid in shared.items():
         pid = min(by_pid, key=lambda pid: (identities[pid].start_ticks or MAX_INTEGER, pid))

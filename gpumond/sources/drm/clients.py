@@ -1,7 +1,7 @@
-"""What one open descriptor of a DRM device uses, from /proc/PID/fdinfo/N. Pure.
+"""Usage of a DRM device through one open descriptor, from /proc/PID/fdinfo/N. Performs no I/O.
 
-Key names and units: Documentation/gpu/drm-usage-stats.rst of the kernel. amdgpu has the region ``vram`` and
-engines in busy nanoseconds; i915 ``local0`` and nanoseconds; xe ``vram0`` and busy cycles beside total cycles.
+Key names and units: Documentation/gpu/drm-usage-stats.rst of the kernel. amdgpu has the region ``vram`` and engine
+times in nanoseconds; i915 ``local0`` and nanoseconds; xe ``vram0`` and both busy and total cycles.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from gpumond.protocol.messages import MAX_INTEGER
 
 _UNITS = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _LOCAL = re.compile(r"drm-(resident|memory|total)-((?:vram|local)\d*)")
-"""Memory of the device itself. Not ``system``, ``gtt`` and ``cpu``, which are the host's."""
+"""Regions in device memory; ``system``, ``gtt`` and ``cpu`` are host memory."""
 _COMPUTE = {"compute", "ccs"}
 _GRAPHICS = {"gfx", "render", "rcs"}
 
 
 class EngineTime(NamedTuple):
-    """``total`` is what ``busy`` is a part of, in cycles; None where ``busy`` is in nanoseconds of real time."""
+    """Busy time of an engine: cycles out of ``total``, or nanoseconds if ``total`` is None."""
 
     busy: int
     total: int | None = None
@@ -29,7 +29,7 @@ class EngineTime(NamedTuple):
 
 
 class Client(NamedTuple):
-    """``id`` is the same for all descriptors of one client, in whichever process they are."""
+    """DRM client. ``id`` is the same for all descriptors of a client, in any process."""
 
     id: int
     driver: str
@@ -44,7 +44,7 @@ class Client(NamedTuple):
 
 
 def client(text: str) -> Client | None:
-    """None if the text is no client's, or gives no id, without which its bytes might be counted twice."""
+    """Return the client, or None without an ID: its memory could otherwise be counted twice."""
     values = dict(_pair(line) for line in text.splitlines())
     number = _number(values.get("drm-client-id", ""))
     if "drm-driver" not in values or number is None:
@@ -53,7 +53,7 @@ def client(text: str) -> Client | None:
 
 
 def utilization(before: Mapping[int, Client], now: Mapping[int, Client], seconds: float) -> float:
-    """Share of the time in which the busiest engine ran work of the clients that were there both times."""
+    """Return the busy fraction of the busiest engine, over the clients present at both times."""
     shares: defaultdict[str, float] = defaultdict(float)
     for number, client in now.items():
         for name, engine in client.engines.items():
@@ -64,13 +64,13 @@ def utilization(before: Mapping[int, Client], now: Mapping[int, Client], seconds
             if engine.total is not None:
                 whole = engine.total - (earlier.total or 0)
             if whole > 0:
-                # The counters may step back for a while.
+                # The counters may temporarily decrease.
                 shares[name] += max(0, engine.busy - earlier.busy) / whole / engine.capacity
     return min(1.0, max(shares.values(), default=0.0))
 
 
 def _used(values: Mapping[str, str]) -> int | None:
-    """Resident bytes of each region; kernels before 6.5 say ``memory``, and some only how much was asked for."""
+    """Return resident bytes. Kernels before 6.5 report ``memory``, and some only the requested size."""
     said: dict[str, dict[str, int]] = {}
     for key, value in values.items():
         match = _LOCAL.fullmatch(key)

@@ -1,8 +1,9 @@
-"""One AMD or Intel device and its files in sysfs: what they are called per driver, and what they mean.
+"""AMD or Intel device and its files in sysfs, by driver.
 
 Files: Documentation/gpu/amdgpu, Documentation/ABI/testing/sysfs-driver-intel-*-hwmon of the kernel.
-``uuid`` is ``AMD-`` and the card's unique_id where it has one, else ``DRM-pci-`` and its PCI address: that is
-the slot's name, not the card's.
+
+``uuid`` is ``AMD-`` and the device's unique_id if it has one, else ``DRM-pci-`` and its PCI address, which identifies
+the slot rather than the device.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ DRIVERS = {"amdgpu": "amd", "i915": "intel", "xe": "intel"}
 """Vendor by kernel driver."""
 
 INTEL_INTEGRATED = "0000:00:02.0"
-"""The address of every Intel GPU that is part of a processor. Its memory is the host's and has no size here; what
-an AMD one was given of the host's at boot is its own, as the host cannot use it."""
+"""PCI address of every Intel GPU that is integrated into a processor, and uses host memory.
+
+The host memory that is assigned to an integrated AMD GPU at boot counts as device memory, because the host cannot use
+it.
+"""
 
 PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
 
 _ABSENT = {errno.ENOENT, errno.EOPNOTSUPP, errno.ENODATA, errno.EINVAL}
-"""What drivers answer for a sensor that the device does not have."""
+"""Errors that drivers return for a sensor that the device does not have."""
 
 
 class _Gauge(NamedTuple):
-    """Files below the card's directory, the first one that is there counts; whole numbers up to ``limit``."""
+    """Value from the first existing file in the device's directory; integers up to ``limit``."""
 
     field: str
     files: tuple[str, ...]
@@ -71,7 +75,7 @@ _GAUGES: dict[str, tuple[_Gauge, ...]] = {
 
 
 class DrmDevice:
-    """``directory`` is /sys/class/drm/cardN, or its render node's if there is no such."""
+    """DRM device. ``directory`` is /sys/class/drm/cardN, or that of its render node if it has no card node."""
 
     def __init__(self, directory: str, nodes: frozenset[str], pci_bus_id: str, driver: str) -> None:
         self._directory = directory
@@ -90,13 +94,13 @@ class DrmDevice:
         return next((node for node in sorted(self.nodes) if node.startswith("renderD")), None)
 
     def name(self, pci_ids: tuple[str, ...] = PCI_IDS) -> str:
-        """As the driver says, else as the machine's list of PCI devices, else its numbers."""
+        """Return the name from the driver, else from the PCI ID database, else the numeric IDs."""
         vendor, device = (((self._said(f"device/{file}") or "0x?")[2:]) for file in ("vendor", "device"))
         listed = next(filter(None, (_listed(path, vendor, device) for path in pci_ids)), None)
         return clean(self._said("device/product_name") or listed or f"{self.vendor} {vendor}:{device}")
 
     def asleep(self) -> bool:
-        """Whether the kernel has powered it down, which nobody uses then; reading it would wake it up."""
+        """Return True if the kernel has powered the device down; reading it would power it up."""
         return self._said("device/power/runtime_status") == "suspended"
 
     def memory(self, tally: Tally) -> MemoryCounts:
@@ -153,7 +157,7 @@ class DrmDevice:
 
 
 def cards(root: str) -> Iterator[DrmDevice]:
-    """The devices of the drivers known here, ordered by PCI address; all nodes of a device make one card."""
+    """Yield the devices of the supported drivers by PCI address; all nodes of a device are one device."""
     nodes: dict[str, list[str]] = {}
     for entry in glob(f"{root}/class/drm/*[0-9]"):
         if re.fullmatch(r"(card|renderD)\d+", os.path.basename(entry)):
@@ -169,7 +173,7 @@ def kind_of(error: OSError) -> str:
 
 
 def _content(path: str) -> str | None:
-    """None where there is no such thing."""
+    """Return the content of a file, or None if it does not exist."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(4096)
@@ -180,7 +184,7 @@ def _content(path: str) -> str | None:
 
 
 def _listed(path: str, vendor: str, device: str) -> str | None:
-    """The device's name in a pci.ids file: a vendor's devices are indented by one tab."""
+    """Return the device's name from a pci.ids file, in which a vendor's devices are indented by one tab."""
     here = False
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:

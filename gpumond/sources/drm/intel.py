@@ -1,8 +1,8 @@
-"""Size and use of an Intel card's own memory: no file in sysfs says it, the drivers answer a query (ioctl).
+"""Size and use of an Intel device's memory, which the drivers report through an ioctl and not in sysfs.
 
-Layouts: include/uapi/drm/i915_drm.h and xe_drm.h of the kernel. Both drivers answer the size to everyone who
-may open the render node, and what is in use only with CAP_PERFMON: without it xe says that nothing is used,
-i915 that everything is free.
+Layouts: include/uapi/drm/i915_drm.h and xe_drm.h of the kernel. Both drivers report the size to every user with access
+to the render node, but the used memory only with CAP_PERFMON: without it, xe reports that nothing is used, and i915
+that everything is free.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _XE_REGION = struct.Struct("=HHIQQ64x")
 
 
 def memory(driver: str, node: str, ioctl: Ioctl = fcntl.ioctl) -> MemoryCounts:
-    """All None for a device without memory of its own; used and free are None where they may not be known.
+    """Return the memory counts. All are None without device memory; used and free are None without permission.
 
     Raises OSError.
     """
@@ -67,7 +67,7 @@ def _xe(descriptor: int, ioctl: Ioctl) -> Iterator[tuple[int, int]]:
 
 
 def _answer(ask: Callable[[int, int], int]) -> bytes:
-    """The first call says how long the answer is, the second one fetches it."""
+    """Return the response: the first call returns its length, the second its content."""
     length = ask(0, 0)
     if not 0 < length <= _MAX_ANSWER:
         return b""

@@ -1,4 +1,4 @@
-"""Memory of ROCm programs, from the sysfs files of amdgpu's compute half (KFD). Any user may read them."""
+"""Memory of ROCm programs, from amdgpu's compute driver (KFD) in sysfs, which every user can read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Usages = Mapping[str, Mapping[int, int]]
 
 
 class Kfd:
-    """``root`` is a directory with the shape of /sys."""
+    """Reader of KFD files. ``root`` replaces /sys."""
 
     def __init__(self, root: str = "/sys") -> None:
         self._root = f"{root}/class/kfd/kfd"
@@ -23,7 +23,7 @@ class Kfd:
                 self._devices = dict(self._topology())
             if gpu in self._devices:
                 by_pid = usages.setdefault(self._devices[gpu], {})
-                by_pid[pid] = by_pid.get(pid, 0) + size  # partitions of one device add up
+                by_pid[pid] = by_pid.get(pid, 0) + size  # partitions of one device are added
         return usages
 
     def _used(self) -> Iterator[tuple[int, str, int]]:
@@ -57,4 +57,4 @@ def _text(path: str) -> str:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read(65536).strip()
     except OSError:
-        return ""  # the process or its queue is gone
+        return ""  # the process or its queue no longer exists

@@ -1,8 +1,9 @@
-"""NVIDIA devices, through the driver's library NVML. Only the files nvml*.py import pynvml.
+"""NVIDIA devices, through the driver's library NVML. Only the files in this package import pynvml.
 
-Covers: memory and processes of devices and MIG instances, in one reading with their sensors and XID errors.
-Does not cover: which devices there are (roster.py), answers that cannot be true (plausible.py), what return codes
-mean (nvml_library.py), calls that never return and crashes of the library (collector.py).
+Covers memory and processes of devices and MIG instances, read together with their sensors and XID errors.
+
+Does not cover enumeration (inventory.py), impossible values (validation.py), the meaning of return codes (library.py),
+hanging calls and crashes of the library (collector).
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
 from gpumond.sources.validation import IMPOSSIBLE, Listed, MemoryCounts, Tally, Usage, memory, usages
 
 NOT_AVAILABLE = 2**64 - 1
-"""What NVML says for bytes that it does not know."""
+"""Value that NVML returns for unknown sizes."""
 
 _MEMORY = functions("nvmlDeviceGetMemoryInfo")
 _MEMORY_ARGUMENTS = {2: (pynvml.nvmlMemory_v2,), 1: ()}
 
 
 class NvmlSource:
-    """``clock`` is monotonic seconds, ``wall`` unix time, ``proc`` and ``sys`` are directories with the shapes of
-    /proc and /sys."""
+    """Source for NVIDIA devices.
+
+    ``clock`` is monotonic seconds, ``wall`` unix time; ``proc`` and ``sys`` replace /proc and /sys.
+    """
 
     name = "nvml"
 
@@ -76,7 +79,8 @@ class NvmlSource:
         self._library.close()
 
     def read(self) -> Reading:
-        """Raises SourceUnavailable when the driver itself is gone: only a new process can load it again."""
+        """Read all devices. Raises SourceUnavailable if the driver is unloaded: it can only be reloaded in a new
+        process."""
         self._roster.refresh(self._clock(), self._library.course.leave_out)
         tally = Tally()
         tally.extend(self._roster.faults)
@@ -95,7 +99,7 @@ class NvmlSource:
                     self._sensors.forget(device)
             tally.add(device.uuid, device.lost, f"device {device.index} {device.name}".rstrip())
         self._library.at(NOWHERE)
-        self._events.fetch(tally)  # last, so that a hang or a crash before loses none
+        self._events.fetch(tally)  # last, so that a hang or a crash before it loses no events
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
         self._library.course.lives = self._table.lives
         devices = tuple(
@@ -105,7 +109,7 @@ class NvmlSource:
         return Reading(devices, tally.faults(self.name), *self._versions, self._events.counts)
 
     def _observe(self, device: Device, tally: Tally) -> DeviceReading:
-        """Everything but the processes."""
+        """Return the device without its processes."""
         (size, used, free, reserved), unified = self._memory(device, tally)
         values = self._sensors.read(device, tally) if device.parent_uuid is None else {}
         if (node := values.get("numa_node")) is not None and values.get("addressing_mode") == "ats":
@@ -130,8 +134,11 @@ class NvmlSource:
         )
 
     def _memory(self, device: Device, tally: Tally) -> tuple[MemoryCounts, bool]:
-        """And whether it is the host's. A device whose memory fails for good is lost; an instance at once, as it was
-        probably taken away."""
+        """Return the memory counts, and True if they are the host's.
+
+        A device whose memory permanently cannot be read is lost; an instance at once, because it has probably been
+        destroyed.
+        """
         try:
             info = self._memory_info(device)
         except Unsupported:
@@ -151,14 +158,15 @@ class NvmlSource:
         return checked, False
 
     def _memory_info(self, device: Device) -> Any:
-        """Version 1 counts what the driver reserves as used, so a device stays with the version it began with."""
+        """Return the memory information. Version 1 counts reserved memory as used, so a device never changes its
+        version."""
         for version in (2, 1) if device.memory_version is None else (device.memory_version,):
             try:
                 info = self._library.query(_MEMORY, device.handle, *_MEMORY_ARGUMENTS[version])
             except Unsupported:
                 continue
             if info.total == 0:
-                break  # some drivers say 0 where they mean "not supported"
+                break  # some drivers return 0 for "not supported"
             device.memory_version = version
             return info
         raise Unsupported("not_supported")
@@ -192,7 +200,8 @@ def _with_processes(
     identities: Mapping[int, ProcessOwner],
     used_by: Mapping[int, float],
 ) -> DeviceReading:
-    """Where the driver does not count a device's memory, its use is the sum of its processes'."""
+    """Add the processes. If the driver does not report the device's memory, used memory is the sum over the
+    processes."""
     if by_pid is None:
         return reading
     used = reading.used_bytes
@@ -211,6 +220,6 @@ def _processes(
             used_bytes=usage.used_bytes,
             kinds=usage.kinds,
             utilization_ratio=used_by.get(pid),
-            idle_seconds=0.0 if used_by.get(pid) else None,  # the daemon counts from there
+            idle_seconds=0.0 if used_by.get(pid) else None,  # the daemon counts from here
             **identities[pid]._asdict(),
         )

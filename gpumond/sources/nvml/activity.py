@@ -1,10 +1,10 @@
-"""How much of an NVIDIA device each process used lately, as the driver samples it.
+"""Recent utilization of an NVIDIA device by process, from the driver's samples.
 
-Each of its samples (a fifth of a second on an H200) goes to one process, so that on a busy device one that runs for
-some milliseconds now and then may be missed for ten seconds and more.
+Each sample (200 ms on an H200) is attributed to one process. On a busy device, a process that occasionally runs for
+some milliseconds may be missed for ten seconds and more.
 
-Covers: compute, memory, encoder and decoder of a whole device. Does not cover: MIG instances and virtual machines'
-parts of a device, of which drivers do not tell it.
+Covers compute, memory, encoder and decoder of a whole device. Does not cover MIG instances and parts of a device in
+virtual machines, for which drivers report no samples.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from gpumond.sources.nvml.library import Library
 from gpumond.sources.validation import IMPOSSIBLE, Tally
 
 LONGEST = 1024
-"""More samples than a device has contexts."""
+"""Upper limit of samples, above the number of contexts of a device."""
 
 NO_SAMPLES = "not_found"
-"""The kind of failure by which a driver says that no process has used the device."""
+"""Kind of the failure by which a driver reports that no process has used the device."""
 
 
 def _samples(handle: Any, since: int) -> list[Any]:
-    """One sample for each process that used the device since then. The binding's own function asks twice, and takes an
-    idle device for an error."""
+    """Return one sample per process that has used the device since ``since``.
+
+    The binding's own function makes two calls, and treats an idle device as an error.
+    """
     function = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetProcessUtilization")
     count, samples = ctypes.c_uint(LONGEST), (pynvml.c_nvmlProcessUtilizationSample_t * LONGEST)()
     code = function(handle, samples, ctypes.byref(count), ctypes.c_ulonglong(since))
@@ -41,12 +43,12 @@ class ProcessActivity:
     def __init__(self, library: Library) -> None:
         self._library = library
         self._since: dict[str, int] = {}
-        """The driver's time of the last sample, in microseconds, by UUID."""
+        """Driver time of the last sample in microseconds, by UUID."""
 
     def ask(self, device: Device, tally: Tally) -> Mapping[int, float] | None:
-        """Ratios by pid since the question before, of the busiest engine; a pid that is not there ran nothing.
+        """Return the utilization of the busiest engine by pid since the previous query; absent pids were idle.
 
-        None if the driver does not say. Raises Lost.
+        Returns None if the driver does not report it. Raises DeviceLost.
         """
         try:
             samples = self._library.query((_samples,), device.handle, self._since.get(device.uuid, 0))

@@ -1,7 +1,7 @@
-"""XID errors as the driver tells of them: listened for all the time, fetched at each reading without waiting.
+"""XID errors: subscribed to continuously, and fetched at each reading without waiting.
 
-NVML queues events for a registered process. The counts are of this process's life; the parent's half of the
-collector adds up those of one child after another, so that a restart does not turn them back.
+NVML queues events for a registered process. The counts start with this process; the supervisor adds the counts of
+successive children, so that a restart does not reset them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from gpumond.sources.nvml.library import Library, functions
 from gpumond.sources.validation import Tally
 
 MOST_AT_ONCE = 256
-"""Events fetched in one reading; a storm's rest waits for the next."""
+"""Number of events fetched in one reading; the others are fetched at the next."""
 
 RETRY_SECONDS = 10.0
 
 
 class XidEvents:
-    """``wall`` is unix time, ``clock`` monotonic seconds."""
+    """Subscription to XID events. ``wall`` is unix time, ``clock`` monotonic seconds."""
 
     def __init__(self, library: Library, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._library, self._clock, self._wall = library, clock, wall
         self._set: Any = None
         self._uuids: dict[int | None, str] = {}
-        """By the address behind the handle, of the devices that were listened to: a lost one may still be heard."""
+        """UUIDs of subscribed devices by the address behind their handle; a lost device may still send events."""
         self._heard: set[str] = set()
         self._retry_at = float("-inf")
         self._trouble = Tally()
@@ -44,7 +44,7 @@ class XidEvents:
         return True if device.uuid in self._heard else None
 
     def listen(self, devices: Iterable[Device]) -> None:
-        """To those that are new or back."""
+        """Subscribe to the events of new and returned devices."""
         present = {device.uuid: device for device in devices if device.handle is not None}
         self._heard &= present.keys()
         if self._clock() < self._retry_at:
@@ -68,14 +68,14 @@ class XidEvents:
                 self._heard.add(device.uuid)
 
     def fetch(self, tally: Tally) -> None:
-        """Counts what came since the last time."""
+        """Count the events since the last call."""
         for _ in range(MOST_AT_ONCE if self._uuids else 0):
             try:
                 event = self._library.query(functions("nvmlEventSetWait_v2"), self._set, 0)
             except Refusal as refusal:
                 if refusal.kind != "timeout":
                     self._fail(None, refusal)
-                    self.close()  # one device that is lost may spoil the whole set
+                    self.close()  # one lost device may invalidate the whole set
                 break
             uuid = self._uuids.get(_address(event.device))
             if uuid is not None and event.eventType == pynvml.nvmlEventTypeXidCriticalError:
@@ -92,7 +92,7 @@ class XidEvents:
             try:
                 pynvml.nvmlEventSetFree(events)
             except pynvml.NVMLError:
-                pass  # the driver is gone already
+                pass  # the driver is already unloaded
 
     def _fail(self, uuid: str | None, refusal: Refusal) -> None:
         self._retry_at = self._clock() + RETRY_SECONDS

@@ -1,7 +1,7 @@
-"""How busy the parts of an NVIDIA device were between two slow readings: Hopper and later, through NVML's GPM.
+"""Activity of an NVIDIA device's units between two slow readings, from NVML's GPM (Hopper and later).
 
-The hardware counts, and a reading costs 2 to 9 ms; nothing is sampled, so that short kernels count for what they are.
-Does not cover: MIG instances, which want samples of their own; devices before Hopper, where only DCGM can.
+The hardware counts continuously, so that short kernels are included; a reading takes 2 to 9 ms. Does not cover MIG
+instances, which require separate samples, and devices before Hopper, for which only DCGM has such values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class _Metric(NamedTuple):
-    """A field of Sensors, NVML's number for it, its largest value, and how many of the field's unit one of it is."""
+    """Field of Sensors, NVML's number of the metric, its largest value, and its scale."""
 
     field: str
     number: int
@@ -27,7 +27,7 @@ class _Metric(NamedTuple):
 
 
 _RATES = 10_000_000
-"""MiB a second: more than any device moves."""
+"""Limit in MiB per second, above the rate of any device."""
 
 METRICS = (
     _Metric("graphics_engine_active_ratio", 1, 100, 0.01),
@@ -54,7 +54,7 @@ def _sample(handle: Any) -> Any:
 
 
 def _between(before: Any, after: Any) -> list[tuple[int, float]]:
-    """Return code and value of each of METRICS."""
+    """Return the return code and value of each of METRICS."""
     question = pynvml.c_nvmlGpmMetricsGet_t()
     question.version, question.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(METRICS)
     question.sample1, question.sample2 = before, after
@@ -65,14 +65,14 @@ def _between(before: Any, after: Any) -> list[tuple[int, float]]:
 
 
 class Profile:
-    """The sample of each device's last reading; None where the device has none to give."""
+    """Latest sample of each device, or None if the device provides none."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
         self._last: dict[str, Any] = {}
 
     def ask(self, device: Device, tally: Tally) -> dict[str, float]:
-        """Values of Sensors since this was last asked; none the first time. Raises Lost."""
+        """Return values of Sensors since the previous call; none at the first call. Raises DeviceLost."""
         try:
             if device.uuid not in self._last and not self._library.query((_is_supported,), device.handle):
                 self._last[device.uuid] = None
@@ -89,7 +89,9 @@ class Profile:
         except Unsupported:
             self._last[device.uuid] = None
         except EnumerationFailed as failure:
-            if failure.kind == "no_permission":  # profiling is for administrators only here: no fault of the device
+            if (
+                failure.kind == "no_permission"
+            ):  # profiling is limited to administrators here: not a fault of the device
                 self._last[device.uuid] = None
             else:
                 tally.add(device.uuid, failure.kind, f"GPM: {failure}")
@@ -104,7 +106,7 @@ class Profile:
         try:
             pynvml.nvmlGpmSampleFree(sample)
         except pynvml.NVMLError:
-            pass  # the driver is gone, and the sample with it
+            pass  # the driver is unloaded, and has freed the sample
 
 
 def _values(uuid: str, answers: list[tuple[int, float]], tally: Tally) -> dict[str, float]:
@@ -114,6 +116,6 @@ def _values(uuid: str, answers: list[tuple[int, float]], tally: Tally) -> dict[s
             continue
         if 0 <= value <= metric.limit:
             values[metric.field] = value * metric.factor
-        else:  # not a number, too
+        else:  # includes NaN
             tally.add(uuid, IMPOSSIBLE, f"{metric.field} {value}")
     return values

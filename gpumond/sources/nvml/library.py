@@ -1,7 +1,7 @@
-"""libnvidia-ml through pynvml, asked one question at a time.
+"""Access to libnvidia-ml through pynvml, one query at a time.
 
-Covers: what each return code means, functions that the library or its binding lack, process lists of any length.
-Does not cover: what to ask (nvml.py, nvml_sensors.py, nvml_events.py).
+Covers the meaning of return codes, functions missing from the library or its binding, and process lists of any length.
+Does not cover the choice of queries (the other files of this package).
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ KINDS: dict[int, str] = {
     for name in dir(pynvml)
     if name.startswith("NVML_ERROR_")
 }
-"""The fault kind of every return code."""
+"""Fault kind by return code."""
 
 _CAUSES = {
     "library_not_found": "libnvidia-ml.so.1 was not found",
     "driver_not_loaded": "the NVIDIA kernel module is not loaded",
     "uninitialized": "the NVIDIA driver was unloaded",
     "no_permission": "no permission to use the NVIDIA driver",
-    "device_access_lost": "the kernel refuses access to /dev/nvidiactl, as the container's device rules are gone "
-    "(systemctl daemon-reload does that)",
+    "device_access_lost": "the kernel refuses access to /dev/nvidiactl, because the container's device rules are gone "
+    "(systemctl daemon-reload removes them)",
 }
 
 LONGEST_LIST = 4096
-"""More processes than contexts fit on any device, as each takes tens of MiB: a longer list is none."""
+"""Limit of a process list. No device has that many contexts, each of which uses tens of MiB; a longer list is
+invalid."""
 
 _FATAL = {"library_not_found", "driver_not_loaded", "uninitialized", "lib_rm_version_mismatch", "device_access_lost"}
 _LOST = {"gpu_is_lost", "gpu_not_found"}
@@ -54,21 +55,21 @@ Functions = tuple[Callable[..., Any], ...]
 
 
 def functions(*names: str) -> Functions:
-    """The binding's functions for one question, best first; older bindings lack some."""
+    """Return the binding's functions for one query, best first; older bindings lack some."""
     return tuple(getattr(pynvml, name) for name in names if hasattr(pynvml, name))
 
 
 def undecoded(name: str) -> Functions:
-    """The binding's wrapper decodes text strictly; what it wraps does not decode."""
+    """Return the function inside the binding's wrapper, without its strict decoding of text."""
     function = getattr(pynvml, name)
     return (getattr(function, "__wrapped__", function),)
 
 
 def _lister(name: str) -> Callable[..., list[tuple[int, int, int, int]]]:
-    """One of the binding's process lists, asked for at once and into the same memory each time.
+    """Return a function for one of the binding's process lists that makes one call into reused memory.
 
-    The binding asks for the length first, then for the list, and makes an object of every entry: a list that
-    grew in between fails, two calls instead of one, and 2 microseconds an entry instead of 0.1.
+    The binding's own function first queries the length, then the list, and creates an object per entry: a list that
+    grows in between fails, it makes two calls, and takes 2 microseconds per entry instead of 0.1.
     """
 
     def ask(handle: Any, entries: bytearray) -> list[tuple[int, int, int, int]]:
@@ -91,7 +92,7 @@ PROCESS_LISTS: tuple[tuple[str, Functions], ...] = tuple(
 
 
 class Library:
-    """A failure is a Refusal or, where nothing works any more, SourceUnavailable."""
+    """NVML library. Failures raise Refusal, or SourceUnavailable if the driver cannot be used at all."""
 
     def __init__(self, proc: str = "/proc", open_node: Callable[[str, int], int] = os.open) -> None:
         self._proc = proc
@@ -101,7 +102,7 @@ class Library:
         self._initialized = False
 
     def at(self, index: int) -> None:
-        """Which device is asked from now on, for whoever watches."""
+        """Set the index of the device that the following queries concern, for the supervisor."""
         self.course.at(index)
 
     def open(self) -> None:
@@ -109,7 +110,7 @@ class Library:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             kind = self._kind_of(error)
-            # The binding reports each of the loader's errors as a library that was not found.
+            # The binding reports every loader error as a library that was not found.
             if kind == "library_not_found" and (reason := load_error()):
                 raise not_loadable(reason) from error
             raise self._unavailable(kind) from error
@@ -121,7 +122,7 @@ class Library:
             try:
                 pynvml.nvmlShutdown()
             except pynvml.NVMLError:
-                pass  # the driver is gone already
+                pass  # the driver is already unloaded
 
     def version(self, name: str) -> str | None:
         try:
@@ -130,7 +131,7 @@ class Library:
             return None
 
     def cuda_version(self) -> str | None:
-        """The newest CUDA version that the driver serves."""
+        """Return the newest CUDA version that the driver supports."""
         try:
             number = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
         except pynvml.NVMLError:
@@ -150,7 +151,7 @@ class Library:
         return _text(self.query(undecoded("nvmlDeviceGetName"), handle))
 
     def pci_bus_id(self, handle: Any) -> str:
-        # The binding decodes the text when the field is read, so that has to be part of the query.
+        # The binding decodes the text when the field is accessed, so that must be part of the query.
         return _text(self.query((lambda handle: pynvml.nvmlDeviceGetPciInfo_v3(handle).busId,), handle))
 
     def gpu_instance_id(self, handle: Any) -> int | None:
@@ -171,12 +172,12 @@ class Library:
                     raise
 
     def listing(self, lister: Functions, handle: Any) -> list[tuple[int, int, int, int]]:
-        """Entries of one of PROCESS_LISTS: pid, bytes, GPU instance, compute instance."""
+        """Return the entries of one of PROCESS_LISTS: pid, bytes, GPU instance, compute instance."""
         entries: list[tuple[int, int, int, int]] = self.query(lister, handle, self._entries)
         return entries
 
     def query(self, functions: Functions, *arguments: Any) -> Any:
-        """The answer of the first function that both binding and library have."""
+        """Return the answer of the first function that both binding and library have."""
         for function in functions:
             try:
                 return function(*arguments)
@@ -190,7 +191,7 @@ class Library:
                     raise DeviceLost(kind) from error
                 raise (Unsupported if kind == "not_supported" else EnumerationFailed)(kind) from error
             except Exception as error:
-                # Whatever the binding makes of a broken answer (undecodable text, say) costs this answer only.
+                # A malformed answer (such as undecodable text) affects only this query.
                 raise EnumerationFailed("unreadable", f"{type(error).__name__}: {error}") from error
         raise Unsupported("function_not_found")
 
@@ -199,7 +200,7 @@ class Library:
         return "device_access_lost" if kind in ("unknown", "no_permission") and self._access_lost() else kind
 
     def _access_lost(self) -> bool:
-        """EPERM (not EACCES) is what the kernel answers once a container's device rules are gone."""
+        """Return True if the kernel returns EPERM (not EACCES), which it does without a container's device rules."""
         try:
             os.close(self._open_node("/dev/nvidiactl", os.O_RDWR | os.O_CLOEXEC))
         except OSError as error:
@@ -218,7 +219,7 @@ class Library:
         return SourceUnavailable(
             kind,
             f"the loaded kernel module is {number.group() if number else 'unknown'}, the NVML library "
-            f"{self.version('nvmlSystemGetNVMLVersion') or 'unknown'}, as the driver was upgraded under a running "
+            f"{self.version('nvmlSystemGetNVMLVersion') or 'unknown'}, because the driver was upgraded on a running "
             f"system: {remedy(kind)}",
         )
 

@@ -1,7 +1,7 @@
-"""Why the loader does not load a driver's library.
+"""Diagnosis of why a driver's library cannot be loaded.
 
-Covers: a missing symbol or dependency, a damaged file, a file for another machine. Does not cover: what the library
-answers once it is loaded (nvml_library.py).
+Covers a missing symbol or dependency, a damaged file, and a file for another architecture. Does not cover errors of the
+loaded library (library.py).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gpumond.protocol.messages import clean
 NVML = "libnvidia-ml.so.1"
 
 LONGEST_REASON = 90
-"""Characters: the message of a failure has at most 256."""
+"""Maximum length of a reason in characters; the message of a failure has at most 256."""
 
 _DIRECTORIES = ("/usr/lib64", "/usr/lib", "/usr/lib/*-linux-gnu", "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib")
 
 
 def load_error(library: str = NVML, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The reason why the library cannot be loaded: empty if there is no such file, None if it can be loaded."""
+    """Return the loader's error; an empty string if the file does not exist, None if it can be loaded."""
     try:
         ctypes.CDLL(library)
     except OSError as error:
@@ -33,13 +33,13 @@ def load_error(library: str = NVML, environ: Mapping[str, str] = os.environ) -> 
         return None
     if not reason.startswith(f"{library}: cannot open shared object file: No such file"):
         return reason
-    # The loader skips a file for another machine without a word.
+    # The loader silently skips a file for another architecture.
     path = next(_places(library, environ), "")
-    return f"{path} is built for another machine" if path else ""
+    return f"{path} is built for another architecture" if path else ""
 
 
 def not_loadable(reason: str, library: str = NVML) -> SourceUnavailable:
-    """The failure with the loader's reason, of which the end counts: it begins with a path."""
+    """Return the failure with the end of the loader's error, whose beginning is a path."""
     said = clean(reason)
     if len(said) > LONGEST_REASON:
         said = f"…{said[1 - LONGEST_REASON :]}"

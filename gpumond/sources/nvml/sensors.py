@@ -1,7 +1,7 @@
-"""Sensors of NVIDIA devices, each asked as often as its cost and its pace allow.
+"""Sensors of NVIDIA devices, each queried at an interval that suits its cost and rate of change.
 
-Three clocks: at every reading what changes from second to second in one cheap call; every SLOW_SECONDS the rest
-(PCIe throughput alone takes the driver 20 ms a direction); and until it is answered once what never changes.
+Cheap queries of fast-changing values are made at every reading, the others every SLOW_SECONDS (PCIe throughput alone
+takes the driver 20 ms per direction). Constant values are queried until they have been read once.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from gpumond.sources.validation import IMPOSSIBLE, Tally
 
 SLOW_SECONDS = 10.0
 SLOW_BUDGET_SECONDS = 0.25
-"""A reading asks slow questions for so long, and goes on with the next device at the next reading."""
+"""Time that one reading spends on slow queries; the next reading continues with the next device."""
 
 COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 LARGEST = MAX_INTEGER - 1
 
 
 class Question(NamedTuple):
-    """One query for fields of Sensors: whole numbers up to ``limit``, what they mean, and which one means nothing."""
+    """One query for fields of Sensors: integers up to ``limit``, their conversion, and the value that means absent."""
 
     functions: Functions
     fields: tuple[str, ...]
@@ -82,7 +82,7 @@ def _remapping(handle: Any) -> tuple[int, ...]:
 
 
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Which member of a field's value holds it, by the value's type."""
+"""Member of a field's value by its value type."""
 
 
 def _field_value(handle: Any, number: int) -> int:
@@ -112,11 +112,11 @@ FAST = (
 )
 
 SLOW = (
-    # Encoder and decoder answer with their sampling period, too, which has no field.
+    # Encoder and decoder queries also return their sampling period, which has no field.
     Question(functions("nvmlDeviceGetEncoderUtilization"), ("encoder_utilization_ratio",), 100, meaning=_percent),
     Question(functions("nvmlDeviceGetDecoderUtilization"), ("decoder_utilization_ratio",), 100, meaning=_percent),
     Question(functions("nvmlDeviceGetPerformanceState"), ("performance_state",), 15, unknown=32),
-    # Devices without that sensor say 0.
+    # Devices without this sensor return 0.
     Question((_field_value,), ("memory_temperature_celsius",), _CELSIUS, (pynvml.NVML_FI_DEV_MEMORY_TEMP,), unknown=0),
     Question(functions("nvmlDeviceGetEnforcedPowerLimit"), ("power_limit_watts",), _MILLIWATTS, meaning=_milli),
     Question(functions("nvmlDeviceGetFanSpeed"), ("fan_speed_ratio",), 200, meaning=_percent),
@@ -177,7 +177,7 @@ ONCE = (
 
 @dataclass
 class _Kept:
-    """What a device said last on the slow clocks, and what of it could not be read."""
+    """Latest answers of a device to slow queries, and its failed queries."""
 
     due: float = float("-inf")
     values: dict[str, Any] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class _Kept:
 
 
 class SensorClocks:
-    """``clock`` is monotonic seconds. A device that is lost is asked everything anew once it is back."""
+    """Schedule of the queries. ``clock`` is monotonic seconds. A lost device is queried completely after its return."""
 
     def __init__(self, library: Library, clock: Callable[[], float]) -> None:
         self._library = library
@@ -198,7 +198,7 @@ class SensorClocks:
         self._kept: dict[str, _Kept] = {}
 
     def refresh(self, devices: Iterable[Device], lose: Callable[[Device, str], None]) -> None:
-        """Asks the slow questions of the devices whose turn it is; ``lose`` hears which of them are lost."""
+        """Make the slow queries of the devices that are due; ``lose`` is called for those that are lost."""
         present = [device for device in devices if device.handle is not None and device.parent_uuid is None]
         self._kept = {device.uuid: self._kept.get(device.uuid) or _Kept() for device in present}
         began = self._clock()
@@ -219,7 +219,7 @@ class SensorClocks:
         self._profile.forget(device.uuid)
 
     def read(self, device: Device, tally: Tally) -> dict[str, Any]:
-        """The values of Sensors that are known. Raises Lost."""
+        """Return the known values of Sensors. Raises DeviceLost."""
         kept = self._kept.get(device.uuid) or _Kept()
         values = {**kept.fixed, **kept.values}
         for question in FAST:
@@ -228,7 +228,7 @@ class SensorClocks:
         return values
 
     def used_by(self, device: Device, pids: Iterable[int]) -> Mapping[int, float]:
-        """How much of the device each of the processes used lately; without those that are new since it was asked."""
+        """Return the recent utilization by process, without processes that are newer than the query."""
         kept = self._kept.get(device.uuid) or _Kept()
         if kept.samples is not None:
             kept.used_by, kept.samples = {pid: kept.samples.get(pid, 0.0) for pid in pids}, None
@@ -245,7 +245,7 @@ class SensorClocks:
         )
 
     def _ask(self, question: Question, device: Device, values: dict[str, Any], tally: Tally) -> bool:
-        """Puts the answer into ``values``; False if another try may bring one."""
+        """Store the answer in ``values``. Returns False if a retry may succeed."""
         try:
             answer = self._library.query(question.functions, device.handle, *question.arguments)
         except Unsupported:

@@ -1,7 +1,7 @@
 """Memory that devices share with the host.
 
-Of devices that have none of their own and use the host's, where the driver does not say how much; and what the host
-puts into a device's own (Grace Hopper), which it has as a NUMA node.
+Applies to devices without memory of their own, whose usage the driver does not report, and to devices whose memory is a
+NUMA node of the host (Grace Hopper).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 from gpumond.sources.validation import MemoryCounts
 
 INTEGRATED = re.compile(r"\b(GB10|Orin|Thor)\b")
-"""DGX Spark and Jetson. A name that is not here is not guessed at: a discrete card with no memory
-information must not show the host's."""
+"""DGX Spark and Jetson. Other names are not matched: a discrete device without memory information must not show the
+host's."""
 
 
 def shared_memory(name: str, proc: str) -> MemoryCounts | None:
-    """The machine's memory, what of it is used by the device not included; None unless ``name`` is integrated."""
+    """Return the host's memory without the device's usage, or None unless ``name`` is an integrated device."""
     if not INTEGRATED.search(name):
         return None
     try:
@@ -29,7 +29,7 @@ def shared_memory(name: str, proc: str) -> MemoryCounts | None:
 
 
 def file_cache(node: int, sys: str) -> int | None:
-    """Bytes of files that the kernel keeps in the memory of that node; None where there is no such node."""
+    """Return the bytes of page cache in the memory of a NUMA node, or None if the node does not exist."""
     try:
         with open(f"{sys}/devices/system/node/node{node}/meminfo", "rb") as file:
             lines = (line.split() for line in file if b"FilePages:" in line)

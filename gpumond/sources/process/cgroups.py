@@ -1,11 +1,11 @@
-"""Where a process runs, from the lines of /proc/PID/cgroup. Pure.
+"""Container, pod, unit and job of a process, from /proc/PID/cgroup. Performs no I/O.
 
-Covers: cgroup v1, v2 and hybrid; Docker, Podman, containerd, CRI-O and nerdctl with the systemd and the
-cgroupfs driver; Kubernetes pods; systemd units; Slurm jobs.
-Does not cover: names of containers and pods (containers.py), container managers that give no 64-digit id.
+Covers cgroup v1, v2 and hybrid; Docker, Podman, containerd, CRI-O and nerdctl with the systemd and the cgroupfs driver;
+Kubernetes pods; systemd units; Slurm jobs. Does not cover names of containers and pods (containers.py), and container
+managers without 64-digit IDs.
 
-Whoever owns a cgroup can make others below it, with any name. So the outermost container counts, and
-what a user's own service manager starts (``delegated``) proves nothing about anyone else.
+The owner of a cgroup can create cgroups with any name below it. The outermost container therefore counts, and names
+below a user's own service manager (``delegated``) prove nothing about other users.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 _CONTAINER = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
 _MONITOR = "conmon-"
-"""The scope of the program that watches a Podman or CRI-O container carries its id too."""
+"""Prefix of the scope of a monitor process, which contains the ID of its Podman or CRI-O container."""
 _POD = re.compile(
     r"(?:kubepods[a-z-]*-)?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?::.*)?"
 )
@@ -32,7 +32,7 @@ class ProcessPlacement(NamedTuple):
 
 
 def place(text: str) -> ProcessPlacement:
-    """The place that /proc/PID/cgroup describes; hierarchies that say nothing are passed over."""
+    """Return the placement that /proc/PID/cgroup describes; hierarchies without information are ignored."""
     found = [_walk(path) for path in _paths(text)]
     inside = next((entry for entry in found if entry.container), ProcessPlacement())
     return inside._replace(
@@ -42,7 +42,7 @@ def place(text: str) -> ProcessPlacement:
 
 
 def _paths(text: str) -> list[str]:
-    """The unified hierarchy first, then systemd's own, then the controllers of version 1."""
+    """Return the paths: the unified hierarchy first, then systemd's, then the controllers of version 1."""
 
     def rank(line: str) -> int:
         return 0 if line.startswith("0::") else 1 if ":name=systemd:" in line else 2

@@ -1,8 +1,9 @@
-"""Names of containers and pods, from the files that their managers leave: no socket, no API, no privilege of theirs.
+"""Names of containers and pods, from files of their managers, without sockets, APIs or privileges.
 
-``/var/log/containers`` and ``/var/log/pods`` (kubelet) are open to every user. What Docker, Podman, CRI-O and
-containerd keep is mostly root's: without it a container has its id and no name.
-Does not cover: containers of a user's own Podman or Docker, whose files the user writes.
+``/var/log/containers`` and ``/var/log/pods`` (kubelet) are readable by every user. The files of Docker, Podman, CRI-O
+and containerd are mostly readable by root only: without them, a container has its ID and no name.
+
+Does not cover containers of rootless Podman or Docker, whose files the user can write.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gpumond.sources.process.cgroups import ProcessPlacement
 MAX_FILE_BYTES = 8 * 1024 * 1024
 
 STORES = ("var/lib/containers/storage", "run/containers/storage")
-"""Podman's and CRI-O's; the latter is for containers that vanish when they end (--rm)."""
+"""Directories of Podman and CRI-O; the second is for containers that are removed when they exit (--rm)."""
 BUNDLES = ("run/containerd", "run/k3s/containerd")
 KEYS: tuple[tuple[str, ...], ...] = (
     ("io.kubernetes.cri.container-name", "io.kubernetes.container.name", "nerdctl/name"),
@@ -36,13 +37,13 @@ class Names(NamedTuple):
 
 
 class Containers:
-    """``root`` is the host's root directory, or where a container has it mounted."""
+    """Lookup of names. ``root`` is the host's root directory, or its mount point in a container."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = root
 
     def names(self, place: ProcessPlacement) -> Names:
-        """What can be known of the container that a place names; a delegated one could name anybody's."""
+        """Return the known names of a placement; none if it is delegated, because it could name any container."""
         if place.container is None or place.delegated:
             return Names()
         names = Names()
@@ -90,7 +91,7 @@ class Containers:
 
 
 def _named(name: str) -> Names:
-    """Docker's shim and CRI-O name containers ``k8s_NAME_POD_NAMESPACE_UID_ATTEMPT``."""
+    """Parse a name of Docker's shim or CRI-O: ``k8s_NAME_POD_NAMESPACE_UID_ATTEMPT``."""
     parts = name.split("_")
     return Names(*parts[1:4]) if parts[0] == "k8s" and len(parts) >= 6 else Names(name)
 

@@ -1,8 +1,8 @@
-"""Processes that keep a device open though its driver lists no memory of theirs.
+"""Processes that keep a device open although its driver lists no memory for them.
 
-They are looked for while more of a device is used than visible processes own: what a dead program left behind
-is often kept by a child, a debugger or a service that has the device node open. A fact, not a verdict: a
-service may have good reason to.
+They are searched for while a device has more used memory than the visible processes own. Memory of a process that has
+exited is often kept by a child, a debugger or a service with an open device node. This is a fact and not a verdict: a
+service may have a reason to keep it open.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from gpumond.sources.process.procfs import ProcessTable
 
 SCAN_SECONDS = 30.0
 UNCLAIMED_RATIO = 0.05
-"""More than that part of a device has to be without an owner."""
+"""Minimum fraction of a device's memory without an owner."""
 
 MAX_HOLDERS = 32
-"""More of a device are not listed."""
+"""Maximum number of processes listed per device."""
 
 Life = tuple[int, int | None]
 
 
 class DeviceHolders:
-    """``proc`` and ``sys`` are directories with the shapes of /proc and /sys; ``own`` is the pid to leave out."""
+    """Search for holders. ``proc`` and ``sys`` replace /proc and /sys; ``own`` is a pid to exclude."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class DeviceHolders:
         self._table = ProcessTable(proc)
         self._next_scan = float("-inf")
         self._open: dict[str, list[Life]] = {}
-        """By PCI address."""
+        """Processes by PCI address."""
 
     def add(self, devices: Sequence[DeviceReading]) -> Sequence[DeviceReading]:
-        """The devices, those with unclaimed memory with their holders among the processes."""
+        """Return the devices; those with unclaimed memory include their holders as processes."""
         suspects = {device.uuid for device in devices if device.parent_uuid is None and _unclaimed(device)}
         if not suspects:
             return devices
@@ -86,7 +86,7 @@ def _unclaimed(device: DeviceReading) -> bool:
 
 
 def _nvidia(proc: str) -> Mapping[str, str]:
-    """PCI address by device node; the nodes' numbers are not NVML's indices."""
+    """Return PCI addresses by device node; the numbers of the nodes are not NVML's indices."""
     return {
         f"/dev/nvidia{minor}": _address(os.path.basename(os.path.dirname(path)))
         for path in glob(f"{proc}/driver/nvidia/gpus/*/information")
@@ -102,7 +102,7 @@ def _drm(sys: str) -> Mapping[str, str]:
 
 
 def _address(pci_bus_id: str) -> str:
-    """As sysfs writes it: NVML has a longer domain, in capitals."""
+    """Return the address in the format of sysfs; NVML has a longer domain in capitals."""
     return pci_bus_id[-12:].lower()
 
 

@@ -1,7 +1,7 @@
-"""Which processes have device nodes open, from /proc/PID/fd.
+"""Processes that have device nodes open, from /proc/PID/fd.
 
-To look at every descriptor of every process costs too much for each reading, so a process is looked at when
-it is new, when it had a node open the last time, and else at each ``turns``-th reading.
+Inspecting every descriptor of every process is too expensive for each reading. A process is inspected when it is new,
+when it had a node open the last time, and otherwise at each ``turns``-th reading.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpumond.sources.process.procfs import KERNEL_THREAD, life
 
 MAX_PROCESSES = 32768
 MAX_DESCRIPTORS = 4096
-"""More of a process are not looked at."""
+"""Maximum number of descriptors inspected per process."""
 
 
 class Node(NamedTuple):
@@ -24,9 +24,9 @@ class Node(NamedTuple):
 
 
 class OpenDeviceNodes:
-    """``prefixes`` are those of the nodes' paths; ``root`` is a directory with the shape of /proc.
+    """Search for open device nodes. ``prefixes`` are prefixes of their paths; ``root`` replaces /proc.
 
-    After ``read``, ``hidden`` is the number of processes that may not be looked into, as far as is known.
+    After ``read``, ``hidden`` is the number of processes that cannot be inspected, as far as it is known.
     """
 
     def __init__(self, prefixes: tuple[str, ...], root: str = "/proc", turns: int = 10) -> None:
@@ -41,10 +41,10 @@ class OpenDeviceNodes:
         return len(self._hidden) + (not self._all_visible)
 
     def read(self) -> Mapping[int, tuple[Node, ...]]:
-        """The open nodes of each process that has some."""
+        """Return the open nodes of each process that has any."""
         self._turn = (self._turn + 1) % self._turns
         pids = self._pids()
-        self._all_visible = 1 in pids  # else /proc is mounted with hidepid
+        self._all_visible = 1 in pids  # otherwise /proc is mounted with hidepid
         self._hidden.intersection_update(pids)
         self._known = {
             pid: self.nodes(pid) if self._due(pid) else self._known[pid] for pid in islice(pids, MAX_PROCESSES)
@@ -52,7 +52,7 @@ class OpenDeviceNodes:
         return {pid: nodes for pid, nodes in self._known.items() if nodes}
 
     def nodes(self, pid: int) -> tuple[Node, ...]:
-        """The open nodes of one process; none if it is gone or may not be looked into."""
+        """Return the open nodes of one process; none if it has exited or cannot be inspected."""
         directory = f"{self._root}/{pid}/fd"
         try:
             with os.scandir(directory) as entries:
@@ -81,6 +81,6 @@ class OpenDeviceNodes:
             try:
                 path = os.readlink(f"{directory}/{name}")
             except OSError:
-                continue  # closed meanwhile
+                continue  # closed in the meantime
             if path.startswith(self._prefixes):
                 yield Node(name, path)

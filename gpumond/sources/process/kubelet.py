@@ -1,9 +1,11 @@
-"""Which pod was allocated which device, as the kubelet tells on its pod-resources socket.
+"""Allocation of devices to pods, from the kubelet's pod-resources socket.
 
-Asked in the background and seldom: the kubelet answers ten requests a second, to everyone on the machine together.
-Whatever goes wrong, nothing is known until the next time. Without grpcio (the extra ``kubernetes``) nothing is asked.
+Queried rarely and in the background, because the kubelet answers ten requests a second for all clients together. After
+an error, nothing is known until the next query. Without grpcio (the extra ``kubernetes``), no query is made.
+
 Messages: k8s.io/kubelet/pkg/apis/podresources/v1/api.proto.
-Does not cover: devices that a resource claim (DRA) names, plugins whose ids are neither a UUID nor a PCI address.
+
+Does not cover devices of a resource claim (DRA), and plugins whose IDs are neither a UUID nor a PCI address.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class _Answer(NamedTuple):
 
 
 def since_boot() -> float:
-    """Seconds, on the clock that a process's start_ticks are of."""
+    """Return seconds since boot, on the clock of a process's start_ticks."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -53,9 +55,10 @@ class Kubelet:
         self._answer = _Answer()
 
     def pod(self, ids: Iterable[str], start_ticks: int) -> Pod | None:
-        """The only pod that has the device of these ids. Never waits: the first answer comes with a later reading.
+        """Return the only pod that has the device with these IDs. Never waits: the first answer is used by a later
+        reading.
 
-        An answer from before the process started says nothing of it: the device may have been another pod's.
+        An answer from before the start of the process is ignored, because the device may have belonged to another pod.
         """
         self._take()
         self._ask()
@@ -72,7 +75,7 @@ class Kubelet:
             try:
                 self._answer = _Answer(self._asked_at, _allocated(call.result()))
             except ValueError:
-                pass  # not what a kubelet says
+                pass  # not a response of a kubelet
 
     def _ask(self) -> None:
         now = self._clock()
@@ -90,24 +93,24 @@ class Kubelet:
         except ImportError:
             self._asked_at = float("inf")
         except (grpc.RpcError, RuntimeError):
-            pass  # RuntimeError: no new thread may be started
+            pass  # RuntimeError: no new thread can be started
 
 
 def _allocated(message: bytes) -> dict[str, set[Pod]]:
-    """Pods by device id in lower case, from a ListPodResourcesResponse; ValueError if it is none."""
+    """Return pods by lower-case device ID from a ListPodResourcesResponse. Raises ValueError if it is malformed."""
     pods: dict[str, set[Pod]] = defaultdict(set)
     for resources in _at(message, 1):
         name, namespace = (b"".join(_at(resources, number)).decode() for number in (1, 2))
         for container in _at(resources, 3):
             for devices in _at(container, 2):
                 for device in _at(devices, 2):
-                    identity = device.decode().partition("::")[0]  # a shared device's is UUID::REPLICA
+                    identity = device.decode().partition("::")[0]  # the ID of a shared device is UUID::REPLICA
                     pods[identity.lower()].add(Pod(clean(name), clean(namespace)))
     return dict(pods)
 
 
 def _at(message: bytes, number: int) -> Iterator[bytes]:
-    """The length-delimited fields of that number in a protobuf message; all others are passed over."""
+    """Yield the length-delimited fields with this number in a protobuf message; all others are skipped."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -133,4 +136,4 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * shift
         if byte < 0x80:
             return value, at + shift + 1
-    raise ValueError("a protobuf number without an end")
+    raise ValueError("an unterminated protobuf varint")

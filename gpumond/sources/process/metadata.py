@@ -1,10 +1,10 @@
-"""Completes a reading with what the host knows of the processes in it: container, pod, unit, job and state.
+"""Host-side metadata of the processes in a reading: container, pod, unit, job and state.
 
-All of it is read on the host's side, in the collector's child: what a program says of itself is no part of it.
-No command lines, no environments. Does not cover: who a pid is (processes.py).
+All of it is read by the collector's child, not reported by the program. No command lines, no environments. Does not
+cover the identity of a pid (procfs.py).
 
-In a PID namespace of its own the daemon may find another process under a pid that the driver means for the
-host's. There a process is taken for the listed one only if it has a device open.
+In its own PID namespace, the daemon may find another process under a pid of the host. There a process is accepted as
+the listed one only if it has a device open.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gpumond.sources.process.kubelet import SOCKET, Kubelet
 from gpumond.sources.process.procfs import ProcessStart, life
 
 FORGET_SECONDS = 30.0
-"""Containers are renamed, processes moved between cgroups: so often all is looked up again."""
+"""Interval after which everything is looked up again: containers are renamed, and processes moved between cgroups."""
 
 WAITING_SECONDS = 10.0
-"""Every process is in an uninterruptible call now and then; for so long it has to be found in one."""
+"""Time in an uninterruptible call after which a process counts as waiting; short waits are normal."""
 
 _LOGIN = re.compile(r"session-.+\.scope")
-"""The unit of what someone started by hand. Nobody ends it after them, unless systemd does (KillUserProcesses)."""
+"""Unit of an interactive session. Its processes outlive it, unless systemd ends them (KillUserProcesses)."""
 
 _STATES = {"Z": "zombie", "X": "zombie", "T": "stopped", "t": "stopped"}
 
@@ -45,7 +45,7 @@ class _Owner(NamedTuple):
 
 
 class ProcessMetadata:
-    """``proc``, ``sys``, ``root`` and ``dev`` are directories with the shapes of /proc, /sys, / and /dev."""
+    """Lookup of metadata. ``proc``, ``sys``, ``root`` and ``dev`` replace /proc, /sys, / and /dev."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class ProcessMetadata:
         self._same: set[tuple[int, int]] = set()
         self._waiting: dict[tuple[int, int], float] = {}
         self._orphans: dict[tuple[int, int, int], bool] = {}
-        """By pid, start time and parent."""
+        """Orphan states by pid, start time and parent."""
         self._forget_at = float("-inf")
 
     def complete(self, reading: Reading, lives: Mapping[int, ProcessStart] = MappingProxyType({})) -> Reading:
-        """``lives``: what is known of its processes already."""
+        """Return the reading with metadata. ``lives``: start data of its processes that is already known."""
         self._lives = lives
         if self._clock() >= self._forget_at:
             self._known.clear()
@@ -90,7 +90,7 @@ class ProcessMetadata:
         return replace(device, processes=self._in_pods(device, processes))
 
     def _in_pods(self, device: DeviceReading, processes: tuple[ProcessUsage, ...]) -> tuple[ProcessUsage, ...]:
-        """Names the pod that no file names, if one pod only is on the device and it was allocated to one only."""
+        """Name the pod that no file names, if the device has one unnamed pod and is allocated to exactly one."""
         places = [
             self._known[key].place if (key := _key(process)) in self._known else ProcessPlacement()
             for process in processes
@@ -115,9 +115,9 @@ class ProcessMetadata:
         if in_doubt and not self._is_same(process.pid, now.start_ticks):
             return replace(process, start_ticks=None, comm=None, uid=None, user=None)
         if now.start_ticks != process.start_ticks:
-            return process  # the pid has passed to another process since the reading
+            return process  # the pid has been reused since the reading
         owner = self._owner(process.pid, now.start_ticks)
-        return ProcessUsage(  # not replace(), which takes three times as long, for each process of each reading
+        return ProcessUsage(  # replace() takes three times as long, for each process of each reading
             process.pid,
             process.start_ticks,
             process.used_bytes,
@@ -138,18 +138,20 @@ class ProcessMetadata:
         )
 
     def _is_orphan(self, pid: int, now: ProcessStart, place: ProcessPlacement) -> bool | None:
-        """A child is born into its parent's session: one whose parent is of another was handed on to a reaper (init,
-        or a subreaper), as its own parent is gone. One that leads its session made it, and may be meant to be alone.
+        """Return True if the parent has exited.
+
+        A child is created in its parent's session. If its parent is in another session, a reaper (init or a subreaper)
+        has adopted it. A session leader created its session, and may be detached on purpose.
         """
         if place.unit is not None and not _LOGIN.fullmatch(place.unit):
-            return False  # a service manager knows it, and can end it
+            return False  # a service manager supervises it, and can stop it
         if now.session == pid:
             return False
         key = (pid, now.start_ticks, now.parent)
         if key not in self._orphans:
             parent = life(self._proc, now.parent) if now.parent else None
             if parent is None or not now.session:
-                return None  # of another PID namespace, or gone just now
+                return None  # in another PID namespace, or exited just now
             self._orphans[key] = parent.session != now.session
         return self._orphans[key]
 
@@ -169,7 +171,7 @@ class ProcessMetadata:
         owner = _Owner(where, self._containers.names(where))
         again = life(self._proc, pid)
         if again is None or again.start_ticks != start_ticks:
-            return _Owner(ProcessPlacement(), Names())  # it was another process's cgroup
+            return _Owner(ProcessPlacement(), Names())  # the cgroup was another process's
         self._known[pid, start_ticks] = owner
         return owner
 

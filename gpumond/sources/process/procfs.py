@@ -1,8 +1,7 @@
-"""Who a pid is, from /proc: start time, command name, owner, state.
+"""Identity of a pid from /proc: start time, command name, owner, state.
 
-Covers: vanished pids, pids of another PID namespace (both unknown), reused pids (never mistaken for
-the one before), command names with any bytes in them.
-Does not cover: containers, command lines, environments.
+Covers vanished pids, pids of another PID namespace (both unknown), reused pids (never mistaken for the previous
+process), and command names with any bytes. Does not cover containers, command lines and environments.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import NamedTuple
 from gpumond.protocol.messages import clean
 
 STAT_BYTES = 1024
-"""More than a stat line needs up to its 22nd field."""
+"""Size that contains a stat line up to its 22nd field."""
 
 
 class ProcessOwner(NamedTuple):
-    """Unknown (all None) where /proc does not know the pid. ``start_ticks`` counts from boot, in USER_HZ."""
+    """Owner of a process; all None if /proc does not have the pid. ``start_ticks`` counts from boot, in USER_HZ."""
 
     start_ticks: int | None = None
     comm: str | None = None
@@ -35,9 +34,9 @@ KERNEL_THREAD = 0x00200000
 
 
 class ProcessStart(NamedTuple):
-    """What changes while a process lives: ``state`` is the kernel's letter, ``flags`` are the kernel's PF_*.
+    """Variable data of a process: ``state`` is the kernel's letter, ``flags`` are the kernel's PF_*.
 
-    ``parent`` and ``session`` are pids, 0 where they are of another PID namespace.
+    ``parent`` and ``session`` are pids, or 0 if they are in another PID namespace.
     """
 
     start_ticks: int
@@ -48,7 +47,7 @@ class ProcessStart(NamedTuple):
 
 
 def life(root: str, pid: int) -> ProcessStart | None:
-    """None if there is no such process."""
+    """Return the process's data, or None if it does not exist."""
     try:
         return _life(_content(f"{root}/{pid}/stat").rpartition(b")")[2].split(maxsplit=20))
     except (OSError, ValueError, IndexError):
@@ -60,29 +59,29 @@ def _life(fields: list[bytes]) -> ProcessStart:
 
 
 class ProcessTable:
-    """Identities of the pids that devices list. ``root`` is a directory with the shape of /proc."""
+    """Identities of the pids that devices list. ``root`` replaces /proc."""
 
     def __init__(self, root: str = "/proc") -> None:
         self._root = root
         self.lives: dict[int, ProcessStart] = {}
-        """Of those asked for last: their stat is read for the identity anyway."""
+        """Data of the processes of the last ``read``, whose stat files it reads anyway."""
         self._known: dict[int, tuple[bytes, ProcessOwner]] = {}
 
     def pid_max(self) -> int:
-        """The largest pid that this kernel gives out."""
+        """Return the largest pid that this kernel assigns."""
         try:
             return int(_content(f"{self._root}/sys/kernel/pid_max"))
         except (OSError, ValueError):
             return 4194304  # the kernel's own limit, PID_MAX_LIMIT
 
     def read(self, pids: Iterable[int]) -> Mapping[int, ProcessOwner]:
-        """The identity of each pid; those not asked for are forgotten."""
+        """Return the identity of each pid; all other pids are forgotten."""
         self.lives = {}
         self._known = {pid: self._look_up(pid) for pid in set(pids)}
         return {pid: identity for pid, (_, identity) in self._known.items()}
 
     def _look_up(self, pid: int) -> tuple[bytes, ProcessOwner]:
-        """The owner is read once for a start time and a name: it changes with an exec, if at all."""
+        """Read the owner once per start time and name; it changes only with an exec."""
         key = self._key(pid)
         cached = self._known.get(pid)
         if cached is not None and cached[0] == key:
@@ -93,11 +92,11 @@ class ProcessTable:
             identity = ProcessOwner(int(ticks), clean(name.decode("utf-8", "replace")), uid, user_name(uid))
         except (OSError, ValueError, IndexError):
             return b"", UNKNOWN
-        # The pid may have passed to another process between the two files.
+        # The pid may have been reused between the two files.
         return (key, identity) if self._key(pid) == key else (b"", UNKNOWN)
 
     def _key(self, pid: int) -> bytes:
-        """``comm)start_ticks``, or nothing if the process is gone. The name may itself hold parentheses."""
+        """Return ``comm)start_ticks``, or nothing if the process has exited. The name may contain parentheses."""
         try:
             stat = _content(f"{self._root}/{pid}/stat")
         except OSError:
@@ -110,14 +109,14 @@ class ProcessTable:
         return before.partition(b"(")[2] + b")" + fields[19]
 
     def _uid(self, pid: int) -> int:
-        """The effective uid, as SO_PEERCRED has it; the directory's owner would be root for undumpable processes."""
+        """Return the effective uid, like SO_PEERCRED; the directory's owner is root for undumpable processes."""
         status = _content(f"{self._root}/{pid}/status", 4096)
         return int(status.partition(b"\nUid:")[2].split(maxsplit=2)[1])
 
 
 @cache
 def user_name(uid: int) -> str | None:
-    """The account's name, None for a uid without one."""
+    """Return the account's name, or None for a uid without one."""
     try:
         return clean(pwd.getpwuid(uid).pw_name)
     except (KeyError, OSError):

@@ -25,7 +25,7 @@ from tests.sources.trees import MIB
         (trees.xe(7, 60, busy=5, cycles=9), "xe", {"rcs": EngineTime(0, 9), "ccs": EngineTime(5, 9, 4)}),
     ],
 )
-def test_what_is_resident_on_the_device_counts(text, driver, engines):
+def test_resident_memory_counts(text, driver, engines):
     entry = client(text)
     assert entry is not None
     assert (entry.id, entry.driver, entry.used_bytes, entry.engines) == (7, driver, 60 * MIB, engines)
@@ -55,7 +55,7 @@ def test_each_spelling_of_memory_and_none_of_the_hosts(lines, used):
 @pytest.mark.parametrize(
     "text", ["", "pos:\t0\nflags:\t02\n", "drm-driver:\tamdgpu\ndrm-memory-vram:\t5 KiB\n", "\x00\xff::\n:"]
 )
-def test_what_cannot_be_told_from_others_is_no_client(text):
+def test_client_without_id_is_ignored(text):
     assert client(text) is None
 
 

@@ -1,4 +1,4 @@
-"""The drivers' answers are laid out as in include/uapi/drm/{i915,xe}_drm.h, written to where the query points."""
+"""Ioctl answers with the layouts of include/uapi/drm/{i915,xe}_drm.h, written to the queried address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpumond.sources.validation import MemoryCounts
 from tests.sources.trees import MIB
 
 Region = tuple[int, int, int]
-"""Class (1 is the device's own), size, used (xe) or free (i915)."""
+"""Regions: class (1 is device memory), size, used (xe) or free (i915)."""
 
 
 def i915(regions: list[Region]) -> Callable[[int, int, bytearray, bool], int]:
@@ -81,19 +81,19 @@ HOST, SIZE = (0, 64 * MIB, 9 * MIB), 16 * MIB
         "i915 integrated",
     ],
 )
-def test_the_devices_own_memory_and_only_that(tmp_path: Path, driver: str, ioctl, answer: MemoryCounts):
+def test_devices_own_memory_and_only_that(tmp_path: Path, driver: str, ioctl, answer: MemoryCounts):
     node = tmp_path / "renderD128"
     node.touch()
     assert memory(driver, str(node), ioctl) == answer
 
 
-def test_a_kernel_without_the_query_says_nothing(tmp_path: Path):
+def test_kernel_without_the_query_says_nothing(tmp_path: Path):
     node = tmp_path / "renderD128"
     node.touch()
     assert memory("i915", str(node), lambda *_: 0) == MemoryCounts()
 
 
-def test_a_file_that_is_no_device_is_an_error(tmp_path: Path):
+def test_file_that_is_no_device_is_an_error(tmp_path: Path):
     node = tmp_path / "renderD128"
     node.touch()
     with pytest.raises(OSError, match="ioctl"):

@@ -21,7 +21,7 @@ AMD, I915, XE = "/dev/dri/renderD128", "/dev/dri/renderD129", "/dev/dri/renderD1
 
 
 class Machine:
-    """A machine with cards; time passes when told to."""
+    """Machine with DRM devices and a manual clock."""
 
     def __init__(self, root: Path) -> None:
         self.sys, self.proc = SysTree(root / "sys"), ProcTree(root / "proc")
@@ -36,7 +36,7 @@ class Machine:
         return answer
 
     def read(self) -> DeviceReading:
-        """The only device."""
+        """Return the only device."""
         (device,) = self.source.read().devices
         return device
 
@@ -53,11 +53,11 @@ def used(device: DeviceReading) -> dict[int, int | None]:
     return {process.pid: process.used_bytes for process in device.processes or ()}
 
 
-def test_the_table_knows_it():
+def test_table_knows_it():
     assert load("drm").name == "drm"
 
 
-def test_without_a_device_it_says_what_to_do(machine: Machine):
+def test_missing_device_has_a_remedy(machine: Machine):
     with pytest.raises(SourceUnavailable, match="gpumond demo") as caught:
         machine.source.open()
     assert caught.value.reason == "no_device"
@@ -78,7 +78,7 @@ def test_amdgpu(machine: Machine):
     assert machine.faults() == []
 
 
-def test_i915_says_its_memory_only_when_asked(machine: Machine):
+def test_i915_memory_is_queried(machine: Machine):
     machine.sys.i915()
     device = machine.read()
     assert (device.uuid, device.vendor, device.unified) == ("DRM-pci-0000:04:00.0", "intel", False)
@@ -107,7 +107,7 @@ def test_power_is_energy_between_two_readings(machine: Machine):
     assert machine.read().sensors.power_watts == 50.0
 
 
-def test_an_integrated_device_never_shows_the_hosts_memory(machine: Machine):
+def test_integrated_device_never_shows_the_hosts_memory(machine: Machine):
     device = machine.sys.device("0000:00:02.0", "xe", 0, {"tile0/gt0/freq0/act_freq": 300})
     machine.proc.add(7, nodes={3: (AMD, trees.xe(1, 0, pci="0000:00:02.0").replace("vram0", "gtt"))})
     reading = machine.read()
@@ -116,7 +116,7 @@ def test_an_integrated_device_never_shows_the_hosts_memory(machine: Machine):
     assert device.name == reading.pci_bus_id
 
 
-def test_all_cards_in_the_order_of_the_bus_each_once(machine: Machine):
+def test_devices_are_listed_once_in_bus_order(machine: Machine):
     machine.sys.xe(number=0)
     machine.sys.amdgpu(number=2)
     machine.sys.i915(number=1)
@@ -126,12 +126,12 @@ def test_all_cards_in_the_order_of_the_bus_each_once(machine: Machine):
     assert [sorted(card.nodes) for card in cards(str(machine.sys.root))][1] == ["card1", "renderD129"]
 
 
-def test_a_card_without_a_number_of_its_own_is_named_after_its_slot(machine: Machine):
+def test_card_without_a_number_of_its_own_is_named_after_its_slot(machine: Machine):
     machine.sys.amdgpu(unique_id="0000000000000000")
     assert machine.read().uuid == "DRM-pci-0000:03:00.0"
 
 
-def test_a_name_comes_from_the_machines_list_of_devices(machine: Machine, tmp_path: Path):
+def test_name_comes_from_the_machines_list_of_devices(machine: Machine, tmp_path: Path):
     (tmp_path / "pci.ids").write_text(
         "# list\n1001  Other\n\t744c  Wrong\n1002  AMD\n\t744c  Navi 31\n\t\t1002 0e3b  Sub\n"
     )
@@ -151,14 +151,14 @@ def test_clients_of_a_process_add_up_and_descriptors_of_one_do_not(machine: Mach
     assert (process.comm, process.uid, process.start_ticks, process.kinds) == ("python", 1000, 500, ("graphics",))
 
 
-def test_a_shared_descriptor_is_its_oldest_holders(machine: Machine):
+def test_shared_descriptor_is_its_oldest_holders(machine: Machine):
     machine.sys.amdgpu()
     for pid, start_ticks in ((30, 700), (40, 600), (50, 800)):
         machine.proc.add(pid, start_ticks=start_ticks, nodes={3: (AMD, trees.amdgpu(4, 100))})
     assert used(machine.read()) == {40: 100 * MIB}
 
 
-def test_a_client_counts_to_its_own_device(machine: Machine):
+def test_client_counts_to_its_own_device(machine: Machine):
     machine.sys.amdgpu()
     machine.sys.xe()
     machine.proc.add(7, nodes={3: (AMD, trees.amdgpu(4, 100)), 4: (XE, trees.xe(4, 20, busy=1))})
@@ -168,7 +168,7 @@ def test_a_client_counts_to_its_own_device(machine: Machine):
     assert (intel.processes or ())[0].kinds == ("compute",)
 
 
-def test_a_node_that_a_container_has_under_another_name_is_still_the_right_device(machine: Machine):
+def test_node_that_a_container_has_under_another_name_is_still_the_right_device(machine: Machine):
     machine.sys.amdgpu()
     machine.sys.xe()
     machine.proc.add(7, nodes={3: (AMD, trees.xe(4, 20))})
@@ -201,8 +201,8 @@ def test_utilization_comes_from_busy_time_where_the_driver_does_not_say_it(machi
     assert [run(0), run(2_000_000_000), run(2_000_000_000)] == [None, 0.5, 0.0]
 
 
-def test_what_the_kernel_does_not_show_to_this_user_is_counted():
-    """The real /proc, read by a process that is not root; kernel threads have nothing to hide."""
+def test_hidden_processes_are_counted():
+    """Reads the real /proc as a user other than root; kernel threads are ignored."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -221,7 +221,7 @@ def test_what_the_kernel_does_not_show_to_this_user_is_counted():
 
 
 def test_processes_that_are_hidden_make_a_fault_and_no_wrong_number(machine: Machine):
-    """With hidepid the others are not even there; what they do is then unknown, and not nothing."""
+    """With hidepid, other processes are invisible; their usage is unknown, and not zero."""
     machine.sys.i915()
     machine.proc.add(7, nodes={3: (I915, trees.i915(4, 100))})
     machine.proc.remove(1)
@@ -233,7 +233,7 @@ def test_processes_that_are_hidden_make_a_fault_and_no_wrong_number(machine: Mac
     assert machine.faults() == [("processes_hidden", device.uuid)]
 
 
-def test_an_answer_that_needs_permission_is_a_fault(machine: Machine):
+def test_answer_that_needs_permission_is_a_fault(machine: Machine):
     machine.sys.i915()
     machine.answers[I915] = PermissionError(13, "Permission denied")
     assert machine.faults() == [("no_permission", "DRM-pci-0000:04:00.0")]
@@ -243,7 +243,7 @@ def test_an_answer_that_needs_permission_is_a_fault(machine: Machine):
 
 
 @pytest.mark.parametrize("text", ["-1", "banana", "", str(2**64), str(2000 * MIB)])
-def test_an_impossible_number_costs_that_field_only(machine: Machine, text: str):
+def test_impossible_number_costs_that_field_only(machine: Machine, text: str):
     device = machine.sys.amdgpu(mem_info_vram_used=text)
     reading = machine.read()
     assert (reading.size_bytes, reading.used_bytes) == (1000 * MIB, None)
@@ -254,7 +254,7 @@ def test_an_impossible_number_costs_that_field_only(machine: Machine, text: str)
     assert ("unreadable", reading.uuid) in machine.faults()
 
 
-def test_a_device_that_sleeps_is_not_woken_up(machine: Machine):
+def test_device_that_sleeps_is_not_woken_up(machine: Machine):
     device = machine.sys.amdgpu(**{"power/runtime_status": "suspended"})
     (device / "mem_info_vram_used").unlink()
     (device / "mem_info_vram_used").mkdir()
@@ -264,7 +264,7 @@ def test_a_device_that_sleeps_is_not_woken_up(machine: Machine):
     assert machine.faults() == []
 
 
-def test_a_device_that_goes_is_lost_and_may_come_back(machine: Machine):
+def test_device_that_goes_is_lost_and_may_come_back(machine: Machine):
     machine.sys.amdgpu()
     machine.sys.xe()
     before = machine.source.read().devices
@@ -277,7 +277,7 @@ def test_a_device_that_goes_is_lost_and_may_come_back(machine: Machine):
     assert [(d.uuid, d.index) for d in machine.source.read().devices] == [(d.uuid, d.index) for d in before]
 
 
-def test_a_process_that_opens_the_device_later_is_found(machine: Machine):
+def test_process_that_opens_the_device_later_is_found(machine: Machine):
     machine.sys.amdgpu()
     directory = machine.proc.add(7)
     assert used(machine.read()) == {}
@@ -302,8 +302,8 @@ def shares(device: DeviceReading) -> dict[int, float | None]:
     return {process.pid: process.utilization_ratio for process in device.processes or ()}
 
 
-def test_who_uses_the_device_is_told_from_who_only_holds_memory(machine: Machine):
-    """From the second reading on that a client is there: its busy time is counted from its own beginning."""
+def test_process_kinds_distinguish_use_from_holding_memory(machine: Machine):
+    """A client counts from its second reading on, because its busy time starts at its own creation."""
     machine.sys.i915()
     machine.proc.add(7, nodes={3: (I915, trees.i915(1, 100, busy=5_000_000_000))})
     machine.proc.add(8, nodes={3: (I915, trees.i915(2, 100, busy=9_000_000_000))})
@@ -316,7 +316,7 @@ def test_who_uses_the_device_is_told_from_who_only_holds_memory(machine: Machine
     assert shares(machine.read()) == {7: 0.25, 8: 0.0, 9: None}
 
 
-def test_of_who_computes_through_kfd_it_is_not_known(machine: Machine):
+def test_utilization_of_kfd_processes_is_unknown(machine: Machine):
     machine.sys.amdgpu()
     machine.sys.kfd(7, 300 * MIB)
     machine.proc.add(7, nodes={3: (AMD, trees.amdgpu(1, 300))})

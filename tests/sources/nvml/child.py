@@ -1,6 +1,6 @@
-"""NvmlSource in a process of its own, with a clock that the test moves.
+"""NvmlSource in a separate process with a clock that the test controls.
 
-Each line on stdin is a time; the answer on stdout is the reading at that time, or why there is none.
+Each line on stdin is a time; the answer on stdout is the reading at that time, or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from gpumond.sources.nvml import NvmlSource
 
 
 class NvmlChild:
-    """``proc`` stands for /proc. With ``no_device_access`` opening a device node is refused as by a device cgroup."""
+    """Create the source. ``proc`` replaces /proc; with ``no_device_access``, a device cgroup refuses the device
+    nodes."""
 
     def __init__(self, env: dict[str, str], proc: Path | str = "/proc", no_device_access: bool = False) -> None:
         command = [sys.executable, "-m", __name__, str(proc), "EPERM" if no_device_access else ""]
@@ -66,7 +67,7 @@ def used_by_pid(device: DeviceReading) -> dict[int, int | None]:
 
 
 def kinds(reading: Reading) -> set[tuple[str | None, str]]:
-    """What is said to be wrong, and with which device."""
+    """Return the kinds of the faults with their devices."""
     return {(fault.device_uuid, fault.kind) for fault in reading.faults}
 
 

@@ -27,7 +27,7 @@ def test_each_process_has_its_share_and_one_without_a_sample_ran_nothing(driver:
         assert ratios(child, 10) == {7: 0.0, 8: 0.05, 9: 0.0}
 
 
-def test_of_a_process_that_is_newer_than_the_question_nothing_is_known(driver: FakeDriver, device: Device) -> None:
+def test_process_newer_than_the_query_is_unknown(driver: FakeDriver, device: Device) -> None:
     device.processes = [Process(7)]
     driver.write()
     with NvmlChild(driver.env) as child:
@@ -38,7 +38,7 @@ def test_of_a_process_that_is_newer_than_the_question_nothing_is_known(driver: F
         assert ratios(child, 10) == {7: 0.0, 8: 0.99}
 
 
-def test_on_a_device_that_nobody_uses_nobody_runs_anything(driver: FakeDriver, device: Device) -> None:
+def test_unused_device_has_no_active_processes(driver: FakeDriver, device: Device) -> None:
     device.processes = [Process(7)]
     driver.write()
     with NvmlChild(driver.env) as child:
@@ -47,7 +47,7 @@ def test_on_a_device_that_nobody_uses_nobody_runs_anything(driver: FakeDriver, d
     assert [process.utilization_ratio for process in reading.devices[0].processes or ()] == [0.0]
 
 
-def test_what_cannot_be_is_unknown_and_a_fault(driver: FakeDriver, device: Device) -> None:
+def test_impossible_values_are_unknown_and_a_fault(driver: FakeDriver, device: Device) -> None:
     device.processes = [Process(7, utilization=255), Process(8, NOT_AVAILABLE, utilization=3)]
     driver.write()
     with NvmlChild(driver.env) as child:

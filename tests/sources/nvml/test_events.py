@@ -10,7 +10,7 @@ from tests.sources.nvml.test_return_codes import CODES, DRIVER_GONE, UNSUPPORTED
 XID, TIMEOUT = 8, 10
 
 
-def test_an_xid_that_comes_twice_counts_twice(driver: FakeDriver) -> None:
+def test_xid_that_comes_twice_counts_twice(driver: FakeDriver) -> None:
     driver.devices = machine(2)
     driver.devices[0].events = [(XID, 79), (XID, 79), (XID, 31)]
     driver.devices[1].events = [(XID, 79), (1, 5)]  # the last one is no XID
@@ -28,7 +28,7 @@ def test_an_xid_that_comes_twice_counts_twice(driver: FakeDriver) -> None:
     assert first.faults == ()
 
 
-def test_the_xid_of_a_device_that_it_takes_down_is_heard(driver: FakeDriver) -> None:
+def test_xid_of_a_lost_device_is_counted(driver: FakeDriver) -> None:
     driver.devices = machine(2)
     driver.write()
     with NvmlChild(driver.env) as child:
@@ -63,8 +63,8 @@ def test_nothing_waits_for_an_event(driver: FakeDriver) -> None:
 
 
 @pytest.mark.parametrize("function", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"])
-def test_without_events_nothing_is_claimed_and_they_are_tried_again(driver: FakeDriver, function: str) -> None:
-    """For every return code: the devices are read all the same, and what is not known is a fault."""
+def test_failed_subscription_reports_nothing_and_is_retried(driver: FakeDriver, function: str) -> None:
+    """For every return code, the devices are still read, and unknown values are faults."""
     driver.devices = machine(1)
     uuid, at, heard = driver.devices[0].uuid, 0.0, 0
     driver.write()

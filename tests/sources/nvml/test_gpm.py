@@ -27,7 +27,7 @@ def device(driver: FakeDriver) -> Device:
     return driver.devices[0]
 
 
-def test_it_is_what_the_hardware_counted_between_two_slow_readings(driver: FakeDriver, device: Device) -> None:
+def test_values_cover_the_time_between_two_slow_readings(driver: FakeDriver, device: Device) -> None:
     with NvmlChild(driver.env) as child:
         assert profile(child.read(0)) == {}
         device.gpm_permille = 700
@@ -42,7 +42,7 @@ def test_it_is_what_the_hardware_counted_between_two_slow_readings(driver: FakeD
         assert reading.faults == ()
 
 
-def test_what_cannot_be_is_unknown_and_a_fault(driver: FakeDriver, device: Device) -> None:
+def test_impossible_values_are_unknown_and_a_fault(driver: FakeDriver, device: Device) -> None:
     device.gpm_permille = 995
     driver.write()
     with NvmlChild(driver.env) as child:
@@ -57,8 +57,8 @@ FUNCTIONS = ("nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGe
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.usefixtures("device")
-def test_a_failing_function_costs_these_fields_only(driver: FakeDriver, function: str) -> None:
-    """Whatever the code; see test_nvml_codes for all other functions."""
+def test_failing_function_costs_these_fields_only(driver: FakeDriver, function: str) -> None:
+    """The code does not matter; test_return_codes covers all other functions."""
     at = 0.0
     with NvmlChild(driver.env) as child:
         for code in CODES:
@@ -85,8 +85,8 @@ def test_a_failing_function_costs_these_fields_only(driver: FakeDriver, function
 
 
 @pytest.mark.usefixtures("device")
-def test_a_device_that_was_lost_begins_anew_and_no_sample_is_left_behind(driver: FakeDriver) -> None:
-    """The fake driver refuses to hold more than 128 samples."""
+def test_device_that_was_lost_begins_anew_and_no_sample_is_left_behind(driver: FakeDriver) -> None:
+    """The fake driver holds at most 128 samples."""
     at = 0.0
     with NvmlChild(driver.env) as child:
         for _ in range(150):

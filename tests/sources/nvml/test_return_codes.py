@@ -42,7 +42,7 @@ UNKNOWN: dict[str, dict[str, Any]] = {
     ACTIVITY: {},
     **{function: dict.fromkeys(names) for function, names in (SLOW_FUNCTIONS | ONCE_FUNCTIONS).items()},
 }
-"""What is unknown of a device when the function fails."""
+"""Return the fields of a device that are unknown when the function fails."""
 
 
 def flat(device: DeviceReading) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def expected(healthy: dict[str, Any], function: str, code: int) -> dict[str, Any
 
 
 @pytest.mark.parametrize("function", [*IDENTITY, *UNKNOWN])
-def test_a_failing_function_costs_its_fields_only(driver: FakeDriver, function: str) -> None:
-    """No crash, no wrong number: what is not known is None and a fault, or just None where it is not supported."""
+def test_failing_function_costs_its_fields_only(driver: FakeDriver, function: str) -> None:
+    """There is no crash and no wrong value: unknown values are None with a fault, or None if not supported."""
     driver.devices = machine(2, [1, 2, 3, 4])
     driver.devices[0].mig_mode = 1
     driver.write()

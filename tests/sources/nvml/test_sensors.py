@@ -128,7 +128,7 @@ def test_every_sensor_of_8_devices_is_the_drivers(driver: FakeDriver) -> None:
         assert asdict(device.sensors) == expected(said)
 
 
-def test_a_device_without_a_sensor_has_none_and_no_fault(driver: FakeDriver) -> None:
+def test_device_without_a_sensor_has_none_and_no_fault(driver: FakeDriver) -> None:
     driver.devices = [Device("GPU-0", fan=None, memory_temperature=0, performance_state=32, ecc_corrected=None)]
     driver.devices[0].virtualization = driver.devices[0].addressing = driver.devices[0].numa_node = 0
     for name in SLOW_FUNCTIONS.keys() - {"nvmlDeviceGetPerformanceState", "nvmlDeviceGetFieldValues"}:
@@ -141,7 +141,7 @@ def test_a_device_without_a_sensor_has_none_and_no_fault(driver: FakeDriver) -> 
     assert reading.faults == ()
 
 
-def test_the_slow_clock_ticks_every_ten_seconds_and_the_static_one_once(driver: FakeDriver) -> None:
+def test_slow_clock_ticks_every_ten_seconds_and_the_static_one_once(driver: FakeDriver) -> None:
     driver.devices = machine(2)
     driver.write()
     driver.count_calls()
@@ -158,7 +158,7 @@ def test_the_slow_clock_ticks_every_ten_seconds_and_the_static_one_once(driver: 
         assert [static in calls for calls in rounds] == [True, False, False, False, False], static
 
 
-def test_a_slow_fault_stands_until_the_slow_clock_finds_it_gone(driver: FakeDriver) -> None:
+def test_slow_fault_stands_until_the_slow_clock_finds_it_gone(driver: FakeDriver) -> None:
     driver.devices = machine(1)
     driver.fail("nvmlDeviceGetFanSpeed", code=10)
     driver.fail("nvmlDeviceGetTemperatureThreshold", code=10)
@@ -176,7 +176,7 @@ def test_a_slow_fault_stands_until_the_slow_clock_finds_it_gone(driver: FakeDriv
     assert asdict(reading.devices[0].sensors) == expected(driver.devices[0])
 
 
-def test_a_device_that_is_back_is_asked_everything_anew(driver: FakeDriver) -> None:
+def test_device_that_is_back_is_asked_everything_anew(driver: FakeDriver) -> None:
     driver.devices = machine(2)
     driver.write()
     with NvmlChild(driver.env) as child:
@@ -200,7 +200,7 @@ def test_every_sensor_is_on_one_clock(field_: str) -> None:
 
 
 class SlowLibrary:
-    """Every question takes 10 ms of a clock that only it moves."""
+    """Every query takes 10 ms of a clock that nothing else advances."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -45,7 +45,7 @@ def test_processes_carry_their_identity_from_proc(driver: FakeDriver) -> None:
     assert (gone.start_ticks, gone.uid, gone.comm) == (None, None, None)
 
 
-def test_a_poll_costs_few_calls(driver: FakeDriver) -> None:
+def test_poll_costs_few_calls(driver: FakeDriver) -> None:
     driver.devices = machine(8, PIDS)
     driver.write()
     driver.count_calls()
@@ -60,7 +60,7 @@ def test_a_poll_costs_few_calls(driver: FakeDriver) -> None:
 
 
 def test_memory_of_version_1_where_the_library_is_old(driver: FakeDriver) -> None:
-    """Its `used` contains what the driver reserves, which then is unknown."""
+    """Its `used` includes reserved memory, which is then unknown."""
     driver.devices = machine(1)
     driver.missing("nvmlDeviceGetMemoryInfo_v2")
     driver.write()
@@ -76,7 +76,7 @@ def test_memory_of_version_1_where_the_library_is_old(driver: FakeDriver) -> Non
         assert reading.faults == ()
 
 
-def test_a_failing_version_2_is_never_replaced_by_version_1(driver: FakeDriver) -> None:
+def test_failing_version_2_is_never_replaced_by_version_1(driver: FakeDriver) -> None:
     driver.devices = machine(1)
     driver.fail("nvmlDeviceGetMemoryInfo_v2", code=10)
     driver.write()
@@ -86,7 +86,7 @@ def test_a_failing_version_2_is_never_replaced_by_version_1(driver: FakeDriver) 
     assert kinds(reading) == {(driver.devices[0].uuid, "timeout")}
 
 
-def test_a_process_in_several_lists_counts_once_and_in_several_instances_adds_up(driver: FakeDriver) -> None:
+def test_process_in_several_lists_counts_once_and_in_several_instances_adds_up(driver: FakeDriver) -> None:
     driver.devices = [
         Device(
             "GPU-0",
@@ -130,8 +130,8 @@ def test_older_process_lists_serve_where_the_newer_are_missing(driver: FakeDrive
     assert reading.faults == ()
 
 
-def test_a_list_takes_one_call_whatever_its_length(driver: FakeDriver) -> None:
-    """The binding takes two, between which it may grow."""
+def test_list_takes_one_call_whatever_its_length(driver: FakeDriver) -> None:
+    """The binding makes two calls, between which the list may grow."""
     driver.devices = machine(1, [1, 2])
     driver.write()
     driver.count_calls()
@@ -146,7 +146,7 @@ def test_a_list_takes_one_call_whatever_its_length(driver: FakeDriver) -> None:
     assert reading.faults == ()
 
 
-def test_a_list_longer_than_any_device_can_run_is_dropped_with_a_flag(driver: FakeDriver) -> None:
+def test_list_longer_than_any_device_can_run_is_dropped_with_a_flag(driver: FakeDriver) -> None:
     driver.devices = machine(2, [1, 2])
     driver.devices[0].processes = [Process(1 + i % 30_000, 4096) for i in range(100_000)]
     driver.write()
@@ -157,7 +157,7 @@ def test_a_list_longer_than_any_device_can_run_is_dropped_with_a_flag(driver: Fa
     assert kinds(reading) == {(driver.devices[0].uuid, "impossible_value")}
 
 
-def test_an_instance_says_which_one_it_is(driver: FakeDriver) -> None:
+def test_instance_says_which_one_it_is(driver: FakeDriver) -> None:
     driver.devices = machine(1)
     driver.devices[0].mig_mode = 1
     driver.devices[0].instances = [Device("MIG-a", gpu_instance=7), Device("MIG-b", gpu_instance=None)]
@@ -194,7 +194,7 @@ def test_names_that_are_no_text_are_made_text(driver: FakeDriver) -> None:
 
 
 @pytest.mark.parametrize("code", DRIVER_GONE)
-def test_a_driver_that_goes_away_ends_the_source(driver: FakeDriver, code: int) -> None:
+def test_driver_that_goes_away_ends_the_source(driver: FakeDriver, code: int) -> None:
     driver.devices = machine(1)
     driver.write()
     with NvmlChild(driver.env) as child:
@@ -208,7 +208,7 @@ def test_a_driver_that_goes_away_ends_the_source(driver: FakeDriver, code: int) 
     ("code", "reason", "remedy"),
     [(9, "driver_not_loaded", "modprobe nvidia"), (4, "no_permission", "/dev/nvidia*"), (999, "unknown", "")],
 )
-def test_a_driver_that_does_not_start_says_what_to_do(driver: FakeDriver, code: int, reason: str, remedy: str) -> None:
+def test_driver_that_does_not_start_says_what_to_do(driver: FakeDriver, code: int, reason: str, remedy: str) -> None:
     driver.fail("nvmlInitWithFlags", code=code)
     driver.write()
     with NvmlChild(driver.env) as child:
@@ -226,7 +226,7 @@ def test_no_library_says_what_to_do(tmp_path: Path) -> None:
 
 
 def unloadable(directory: Path, how: str) -> None:
-    """A libnvidia-ml.so.1 that the loader refuses."""
+    """Create a libnvidia-ml.so.1 that the loader refuses."""
     library, source = directory / "libnvidia-ml.so.1", directory / "library.c"
     options = []
     if how == "symbol":
@@ -252,11 +252,11 @@ def unloadable(directory: Path, how: str) -> None:
     [
         ("symbol", "undefined symbol: missing_symbol"),
         ("dependency", "libmissing.so: cannot open shared object file"),
-        ("machine", "libnvidia-ml.so.1 is built for another machine"),
+        ("machine", "libnvidia-ml.so.1 is built for another architecture"),
         ("damaged", "file too short"),
     ],
 )
-def test_a_library_that_cannot_be_loaded_has_the_loaders_reason(tmp_path: Path, how: str, reason: str) -> None:
+def test_library_that_cannot_be_loaded_has_the_loaders_reason(tmp_path: Path, how: str, reason: str) -> None:
     unloadable(tmp_path, how)
     with NvmlChild({"LD_LIBRARY_PATH": str(tmp_path)}) as child:
         answer = child.answer()
@@ -280,7 +280,7 @@ def test_serve_does_not_advise_to_install_a_driver_that_cannot_be_loaded(tmp_pat
 
 
 @pytest.mark.parametrize("code", [4, 999])
-def test_a_device_cgroup_that_shuts_the_driver_is_told_apart(driver: FakeDriver, code: int) -> None:
+def test_device_cgroup_that_shuts_the_driver_is_named_apart(driver: FakeDriver, code: int) -> None:
     driver.fail("nvmlInitWithFlags", code=code)
     driver.write()
     with NvmlChild(driver.env, no_device_access=True) as child:
@@ -296,7 +296,7 @@ def test_a_device_cgroup_that_shuts_the_driver_is_told_apart(driver: FakeDriver,
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\n",
     ],
 )
-def test_a_version_mismatch_names_both_versions(driver: FakeDriver, tmp_path: Path, version: str) -> None:
+def test_version_mismatch_names_both_versions(driver: FakeDriver, tmp_path: Path, version: str) -> None:
     driver.fail("nvmlInitWithFlags", code=18)
     driver.write()
     proc = tmp_path / "proc"

@@ -18,7 +18,7 @@ MEMORY = "nvmlDeviceGetMemoryInfo"
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A machine of another size than the one that runs the test."""
+    """Create a host of another size than the one that runs the test."""
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(
         f"MemTotal: {SIZE // KIB} kB\nMemFree: 1 kB\nMemAvailable: {AVAILABLE // KIB} kB\nHugePages_Total:       0\n"
@@ -34,7 +34,7 @@ def spark(**fields: object) -> Device:
 
 
 @pytest.mark.parametrize("total", [None, 0])
-def test_an_integrated_device_uses_the_machines_memory(driver: FakeDriver, proc: Path, total: int | None) -> None:
+def test_integrated_device_uses_the_machines_memory(driver: FakeDriver, proc: Path, total: int | None) -> None:
     driver.devices = [spark(total_bytes=total, reserved_bytes=0)]
     driver.write()
     with NvmlChild(driver.env, proc) as child:
@@ -46,7 +46,7 @@ def test_an_integrated_device_uses_the_machines_memory(driver: FakeDriver, proc:
     assert reading.faults == ()
 
 
-def test_its_use_is_unknown_where_a_process_is(driver: FakeDriver, proc: Path) -> None:
+def test_unified_usage_is_unknown_if_that_of_a_process_is(driver: FakeDriver, proc: Path) -> None:
     driver.devices = [spark(processes=[Process(1, 5 * KIB), Process(2, NOT_AVAILABLE)])]
     driver.write()
     with NvmlChild(driver.env, proc) as child:
@@ -56,7 +56,7 @@ def test_its_use_is_unknown_where_a_process_is(driver: FakeDriver, proc: Path) -
         assert child.read(1).devices[0].used_bytes == 0
 
 
-def test_what_the_driver_says_itself_holds(driver: FakeDriver, proc: Path) -> None:
+def test_driver_value_takes_precedence(driver: FakeDriver, proc: Path) -> None:
     driver.devices = [spark(total_bytes=SIZE - 1, used_bytes=KIB)]
     driver.write()
     with NvmlChild(driver.env, proc) as child:
@@ -65,7 +65,7 @@ def test_what_the_driver_says_itself_holds(driver: FakeDriver, proc: Path) -> No
 
 
 @pytest.mark.parametrize("code", [2, 4, 10, 999])
-def test_a_failure_is_no_unified_memory(driver: FakeDriver, proc: Path, code: int) -> None:
+def test_failure_is_no_unified_memory(driver: FakeDriver, proc: Path, code: int) -> None:
     driver.devices = [spark(total_bytes=SIZE)]
     driver.fail(MEMORY, code=code)
     driver.fail(f"{MEMORY}_v2", code=code)
@@ -89,12 +89,12 @@ def test_a_failure_is_no_unified_memory(driver: FakeDriver, proc: Path, code: in
         ("", False),
     ],
 )
-def test_only_devices_known_to_be_integrated_are(proc: Path, name: str, integrated: bool) -> None:
+def test_integrated_devices_are_matched_by_known_names_only(proc: Path, name: str, integrated: bool) -> None:
     assert (shared_memory(name, str(proc)) is not None) == integrated
 
 
 @pytest.mark.parametrize("content", [None, "", "MemTotal: 5 kB\n", "MemTotal: x\nMemAvailable: y\n", "MemTotal:\n"])
-def test_a_machine_that_does_not_say_its_memory_leaves_it_unknown(tmp_path: Path, content: str | None) -> None:
+def test_machine_that_does_not_say_its_memory_leaves_it_unknown(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "meminfo").write_text(content)
     assert shared_memory("NVIDIA GB10", str(tmp_path)) is None
@@ -104,7 +104,7 @@ NODE = "Node 8 MemTotal:       100663296 kB\nNode 8 FilePages:       2048 kB\nNo
 
 
 @pytest.mark.parametrize(("addressing", "cached"), [(2, 2048 * KIB), (1, None), (None, None)])
-def test_files_in_a_coherent_devices_memory_are_told(
+def test_file_cache_in_coherent_memory_is_reported(
     driver: FakeDriver, tmp_path: Path, addressing: int | None, cached: int | None
 ) -> None:
     driver.devices = [Device("GPU-0", addressing=addressing, numa_node=8)]
@@ -122,7 +122,7 @@ def test_files_in_a_coherent_devices_memory_are_told(
 
 
 @pytest.mark.parametrize("content", [None, "", "Node 8 FilePages:\n", "Node 8 FilePages: x kB\n"])
-def test_a_node_that_does_not_say_its_files_leaves_them_unknown(tmp_path: Path, content: str | None) -> None:
+def test_node_that_does_not_say_its_files_leaves_them_unknown(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "devices/system/node/node8").mkdir(parents=True)
         (tmp_path / "devices/system/node/node8/meminfo").write_text(content)

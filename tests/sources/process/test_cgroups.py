@@ -70,7 +70,7 @@ V1 = "12:devices:{0}\n11:memory:{0}\n2:cpu,cpuacct:{0}\n1:name=systemd:{0}\n"
         ("no colons here\n::\n0:\n", ProcessPlacement()),
     ],
 )
-def test_where_a_process_runs(text: str, expected: ProcessPlacement):
+def test_process_placement(text: str, expected: ProcessPlacement):
     assert place(text) == expected
 
 
@@ -88,14 +88,14 @@ def test_where_a_process_runs(text: str, expected: ProcessPlacement):
         (f"0::/pod{POD}/{A}\n", ProcessPlacement(A)),
     ],
 )
-def test_what_a_containers_owner_makes_below_it_is_not_believed(text: str, expected: ProcessPlacement):
+def test_cgroups_below_a_container_are_ignored(text: str, expected: ProcessPlacement):
     assert place(text) == expected
 
 
 @pytest.mark.parametrize(
     "inner", [f"user.slice/libpod-{A}.scope/container", f"docker-{A}.scope", f"kubepods/pod{POD}/{A}"]
 )
-def test_what_a_users_own_manager_starts_is_marked(inner: str):
+def test_units_of_user_managers_are_delegated(inner: str):
     found = place(f"0::/user.slice/user-1000.slice/user@1000.service/{inner}\n")
     assert (found.container, found.delegated, found.unit) == (A, True, "user@1000.service")
     assert place("0::/user.slice/user-1000.slice/user@1000.service/slurm/job_5\n").slurm_job is None

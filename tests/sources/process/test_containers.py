@@ -73,24 +73,24 @@ def test_containerd(tmp_path: Path, run: str):
     assert names(tmp_path, ProcessPlacement(ID, POD)) == Names("worker", "llama-0", "research")
 
 
-def test_the_kubelets_logs_name_everything_without_privilege(tmp_path: Path):
+def test_kubelets_logs_name_everything_without_privilege(tmp_path: Path):
     write(tmp_path, f"var/log/containers/llama-0_research_worker-{ID}.log", "")
     assert names(tmp_path, ProcessPlacement(ID, POD)) == Names("worker", "llama-0", "research")
 
 
-def test_the_pods_log_directory_names_the_pod(tmp_path: Path):
+def test_pods_log_directory_names_the_pod(tmp_path: Path):
     (tmp_path / f"var/log/pods/research_llama-0_{POD}/worker").mkdir(parents=True)
     (tmp_path / "var/log/pods/research_other_11111111-b29f-11e7-9350-020968147796").mkdir()
     assert names(tmp_path, ProcessPlacement(ID, POD)) == Names(None, "llama-0", "research")
 
 
-def test_what_one_file_does_not_say_another_may(tmp_path: Path):
+def test_missing_names_are_taken_from_other_files(tmp_path: Path):
     (tmp_path / f"var/log/pods/research_llama-0_{POD}").mkdir(parents=True)
     write(tmp_path, f"{STORE}/containers.json", [{"id": ID, "names": [f"k8s_worker_x_y_{POD}_0"]}])
     assert names(tmp_path, ProcessPlacement(ID, POD)) == Names("worker", "llama-0", "research")
 
 
-def test_a_delegated_place_gets_nobodys_name(tmp_path: Path):
+def test_delegated_place_gets_nobodys_name(tmp_path: Path):
     write(tmp_path, f"var/lib/docker/containers/{ID}/config.v2.json", {"Name": "/training"})
     assert names(tmp_path, ProcessPlacement(ID, delegated=True)) == Names()
 
@@ -98,7 +98,7 @@ def test_a_delegated_place_gets_nobodys_name(tmp_path: Path):
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "null", "[" * 20000, '{"Name": 5, "annotations": [1]}', '[{"id": 3}, 4]']
 )
-def test_broken_files_name_nobody(tmp_path: Path, content: str):
+def test_broken_files_yield_no_names(tmp_path: Path, content: str):
     for file in (
         f"var/lib/docker/containers/{ID}/config.v2.json",
         f"{STORE}/containers.json",
@@ -108,7 +108,7 @@ def test_broken_files_name_nobody(tmp_path: Path, content: str):
     assert names(tmp_path) == Names()
 
 
-def test_a_name_is_made_safe_to_show(tmp_path: Path):
+def test_name_is_made_safe_to_show(tmp_path: Path):
     write(tmp_path, f"var/lib/docker/containers/{ID}/config.v2.json", {"Name": "/a\nb\x1b" + "c" * 500})
     shown = names(tmp_path).container
     assert shown is not None
@@ -116,5 +116,5 @@ def test_a_name_is_made_safe_to_show(tmp_path: Path):
     assert len(shown) == 256
 
 
-def test_nothing_is_known_where_there_is_nothing(tmp_path: Path):
+def test_names_are_unknown_without_files(tmp_path: Path):
     assert names(tmp_path) == names(tmp_path, ProcessPlacement()) == Names()

@@ -36,14 +36,14 @@ def varint(value: int) -> bytes:
 
 
 def resources(pod: str, *ids: str, namespace: str = "research") -> bytes:
-    """A pod with one container, and the fields that gpumond does not read (topology, cpu_ids, memory)."""
+    """Return a pod with one container, including fields that gpumond does not read (topology, cpu_ids, memory)."""
     devices = field(1, "nvidia.com/gpu") + b"".join(field(2, name) for name in ids) + field(3, field(1, b"\x08\x01"))
     container = field(1, "main") + field(2, devices) + b"\x18\x96\x01" + field(4, "m" * 300)
     return field(1, field(1, pod) + field(2, namespace) + field(3, container))
 
 
 class Server:
-    """A kubelet on a Unix socket, and the clock of who asks it."""
+    """Kubelet on a Unix socket, and the clock of its client."""
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "kubelet.sock")
@@ -93,7 +93,7 @@ def found(kubelet: Kubelet, identity: str = "GPU-a") -> Pod:
     ("listed", "asked"),
     [("GPU-A", "GPU-a"), ("MIG-a/1/0", "MIG-a/1/0"), ("0000:03:00.0", "0000:03:00.0"), ("GPU-a::3", "GPU-a")],
 )
-def test_the_pod_of_a_device_is_found(server: Server, listed: str, asked: str):
+def test_pod_of_a_device_is_found(server: Server, listed: str, asked: str):
     server.said = resources("other", "GPU-x") + resources("llama-0", "GPU-y", listed)
     server.start()
     assert found(server.kubelet(), asked) == Pod("llama-0", "research")
@@ -114,7 +114,7 @@ def test_it_is_asked_once_in_ten_seconds(server: Server):
     assert len(server.asked) == 2
 
 
-def test_a_reading_does_not_wait_for_the_answer(server: Server):
+def test_reading_does_not_wait_for_the_answer(server: Server):
     server.may_answer.clear()
     server.said = resources("llama-0", "GPU-a")
     server.start()
@@ -127,7 +127,7 @@ def test_a_reading_does_not_wait_for_the_answer(server: Server):
     found(kubelet)
 
 
-def test_a_device_of_several_pods_is_nobodys(server: Server):
+def test_device_of_several_pods_has_no_owner(server: Server):
     server.said = resources("llama-0", "GPU-a::0") + resources("llama-1", "GPU-a::1") + resources("whisper", "GPU-b")
     server.start()
     kubelet = server.kubelet()
@@ -135,7 +135,7 @@ def test_a_device_of_several_pods_is_nobodys(server: Server):
     assert kubelet.pod(("GPU-a",), 100) is None
 
 
-def test_an_answer_from_before_the_process_started_does_not_count(server: Server):
+def test_answer_from_before_the_process_started_does_not_count(server: Server):
     server.said = resources("llama-0", "GPU-a")
     server.start()
     kubelet = server.kubelet()
@@ -154,8 +154,8 @@ def test_an_answer_from_before_the_process_started_does_not_count(server: Server
         resources("llama-0", "GPU-a")[:-5],
     ],
 )
-def test_what_goes_wrong_costs_one_answer(server: Server, said: Any):
-    """The last good answer stays, and the next one is taken."""
+def test_kubelet_error_costs_one_answer(server: Server, said: Any):
+    """The last valid answer remains until the next one."""
     server.said = resources("llama-0", "GPU-a")
     server.start()
     kubelet = server.kubelet()
@@ -174,7 +174,7 @@ def test_what_goes_wrong_costs_one_answer(server: Server, said: Any):
     until(renamed)
 
 
-def test_a_kubelet_that_comes_later_is_found(server: Server):
+def test_kubelet_that_comes_later_is_found(server: Server):
     kubelet = server.kubelet()
     assert kubelet.pod(("GPU-a",), 100) is None
     Path(server.path).touch()  # left by one that was killed
@@ -191,7 +191,7 @@ def test_a_kubelet_that_comes_later_is_found(server: Server):
     assert until(later) == Pod("llama-0", "research")
 
 
-def test_without_grpcio_nothing_is_asked(tmp_path: Path):
+def test_kubelet_is_not_queried_without_grpcio(tmp_path: Path):
     (tmp_path / "kubelet.sock").touch()
     program = (
         "import sys; sys.modules['grpc'] = None\n"
@@ -230,7 +230,7 @@ def host(tmp_path: Path, server: Server) -> Host:
     return Host(tmp_path, server.kubelet())
 
 
-def test_a_process_in_a_pod_that_no_file_names_gets_the_name_of_the_one_that_has_its_device(host: Host):
+def test_process_in_a_pod_that_no_file_names_gets_the_name_of_the_one_that_has_its_device(host: Host):
     host.add(7, A, UID)
     host.add(8, B, None)
     until(lambda: host.pods(7) != [NOBODY])
@@ -239,15 +239,15 @@ def test_a_process_in_a_pod_that_no_file_names_gets_the_name_of_the_one_that_has
     assert host.pods(7, uuid="GPU-b") == [NOBODY]
 
 
-def test_two_pods_on_a_device_that_one_was_allocated_are_not_told_apart(host: Host):
-    """The other was let in by privilege; the kubelet does not say which is which."""
+def test_pods_sharing_a_device_are_not_distinguished(host: Host):
+    """The other pod has access by privilege; the kubelet does not distinguish them."""
     host.add(7, A, UID)
     host.add(8, B, OTHER_UID)
     found(host.kubelet)
     assert host.pods(7, 8) == [NOBODY, NOBODY]
 
 
-def test_the_kubelet_is_not_asked_where_files_name_the_pod_or_there_is_none(tmp_path: Path):
+def test_kubelet_is_not_queried_if_files_name_the_pod_or_there_is_none(tmp_path: Path):
     def clock() -> float:
         raise AssertionError("it was asked")
 

@@ -48,7 +48,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def test_a_process_in_a_container_is_named(host: Host):
+def test_process_in_a_container_is_named(host: Host):
     file = host.root / f"var/lib/docker/containers/{A}/config.v2.json"
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"Name": "/training"}))
@@ -57,7 +57,7 @@ def test_a_process_in_a_container_is_named(host: Host):
     assert (process.container, process.container_name, process.unit, process.state) == (A, "training", None, "alive")
 
 
-def test_a_pod_a_unit_and_a_job_are_named(host: Host):
+def test_pod_a_unit_and_a_job_are_named(host: Host):
     pod = "2c48913c-b29f-11e7-9350-020968147796"
     (host.root / f"var/log/pods/research_llama-0_{pod}").mkdir(parents=True)
     host.proc.add(7, start_ticks=100, cgroup=f"0::/kubepods/burstable/pod{pod}/{A}\n")
@@ -77,7 +77,7 @@ def test_its_state_is_shown(host: Host, letter: str, state: str):
     assert host.process(make_process(7)).state == state
 
 
-def test_a_process_waits_in_the_kernel_once_it_has_done_so_for_a_while(host: Host):
+def test_process_waits_in_the_kernel_once_it_has_done_so_for_a_while(host: Host):
     directory = host.proc.add(7, start_ticks=100, state="D")
     seen = []
     for _ in range(3):
@@ -87,12 +87,12 @@ def test_a_process_waits_in_the_kernel_once_it_has_done_so_for_a_while(host: Hos
     assert [*seen, host.process(make_process(7)).state] == ["alive", "alive", "uninterruptible", "alive"]
 
 
-def test_a_pid_that_is_no_more_is_gone(host: Host):
+def test_pid_that_is_no_more_is_gone(host: Host):
     assert host.process(make_process(7, start_ticks=None)).state == "gone"
 
 
-def test_a_zombie_of_this_machine_is_one():
-    """The kernel's own files, of a child that ended and was not waited for."""
+def test_zombie_of_this_machine_is_one():
+    """Reads the kernel's own files for a child that exited and was not reaped."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     start_ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
@@ -102,7 +102,7 @@ def test_a_zombie_of_this_machine_is_one():
     child.wait()
 
 
-def test_a_stopped_process_of_this_machine_is_stopped():
+def test_stopped_process_of_this_machine_is_stopped():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         child.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
@@ -114,7 +114,7 @@ def test_a_stopped_process_of_this_machine_is_stopped():
         child.communicate(b"\n")
 
 
-def test_the_collectors_child_completes_its_readings(tmp_path: Path):
+def test_collectors_child_completes_its_readings(tmp_path: Path):
     with holder(small_card(tmp_path, "SIM-a"), 100 * MIB) as process, (tmp_path / "place").open("w+b") as place:
         done = subprocess.run(
             [sys.executable, "-m", "gpumond.collector.worker", "sim", str(place.fileno())],
@@ -129,7 +129,7 @@ def test_the_collectors_child_completes_its_readings(tmp_path: Path):
     assert [(p["pid"], p["state"]) for p in reading["devices"][0]["processes"]] == [(process.pid, "alive")]
 
 
-def test_a_pid_that_returns_gets_its_own_container(host: Host):
+def test_pid_that_returns_gets_its_own_container(host: Host):
     host.proc.add(7, start_ticks=100, cgroup=f"0::/docker/{A}\n")
     assert host.process(make_process(7)).container == A
     host.proc.add(7, start_ticks=200, cgroup=f"0::/docker/{B}\n")
@@ -139,7 +139,7 @@ def test_a_pid_that_returns_gets_its_own_container(host: Host):
 
 
 def test_pids_are_never_taken_for_one_another(host: Host):
-    """10 000 lives under five pids, each with a container of its own."""
+    """10 000 processes with five pids, each in a container of its own."""
     chance = random.Random(1)
     lives: dict[int, tuple[int, str]] = {}
     for life in range(10_000):
@@ -169,7 +169,7 @@ def test_places_are_looked_up_once_and_again_after_a_while(host: Host):
     assert host.process(make_process(7)).container == B
 
 
-def test_in_a_private_pid_namespace_only_those_with_the_device_open_are_believed(tmp_path: Path):
+def test_private_pid_namespace_accepts_only_processes_with_the_device_open(tmp_path: Path):
     host = Host(tmp_path, is_private=True)
     host.proc.add(7, start_ticks=100, cgroup=f"0::/docker/{A}\n")
     listed = make_process(7, comm="sshd", uid=0, user="root")
@@ -183,7 +183,7 @@ def test_in_a_private_pid_namespace_only_those_with_the_device_open_are_believed
 
 
 @pytest.mark.parametrize(("around", "shown"), [([], "itself"), (["unshare", "--pid", "--fork", "--mount-proc"], None)])
-def test_a_private_pid_namespace_is_noticed(tmp_path: Path, around: list[str], shown: str | None):
+def test_private_pid_namespace_is_noticed(tmp_path: Path, around: list[str], shown: str | None):
     (tmp_path / "nvidiactl").touch()
     if around and subprocess.run([*around, "true"], capture_output=True).returncode:
         pytest.skip("no new PID namespace may be made here")
@@ -217,7 +217,7 @@ SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
         ({}, SESSION, None),  # a parent of another PID namespace
     ],
 )
-def test_a_process_that_was_handed_on_to_a_reaper_is_an_orphan(
+def test_process_that_was_handed_on_to_a_reaper_is_an_orphan(
     host: Host, parents: dict[int, int], cgroup: str, orphaned: bool | None
 ):
     parent, session = next(iter(parents.items()), (0, 4))
@@ -242,7 +242,7 @@ def test_it_is_an_orphan_from_the_moment_on(host: Host):
     assert host.process(make_process(7)).orphaned is True
 
 
-def test_a_holder_of_the_device_may_be_one(host: Host):
+def test_holder_of_the_device_may_be_one(host: Host):
     nvidia(host)
     host.proc.add(1, session=1)
     host.proc.add(7, session=4, cgroup=SESSION, nodes={3: (NODE, "")})
@@ -250,8 +250,8 @@ def test_a_holder_of_the_device_may_be_one(host: Host):
     assert [(p.kinds, p.orphaned) for p in device.processes or ()] == [(("holder",), True)]
 
 
-def test_an_orphan_of_this_machine_is_one(tmp_path: Path):
-    """A shell that leads a session starts two programs and ends; one of them has made a session of its own."""
+def test_orphan_of_this_machine_is_one(tmp_path: Path):
+    """A session leader starts two programs and exits; one of them has created its own session."""
     program = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
     script = f"exec 3<&0; {sys.executable} -c '{program}' <&3 & setsid {sys.executable} -c '{program}' <&3 & exit 0"
     read, write = os.pipe()
@@ -288,7 +288,7 @@ def holders(device: DeviceReading) -> list[int]:
     return [process.pid for process in device.processes or () if process.kinds == ("holder",)]
 
 
-def test_who_keeps_a_device_open_is_named_while_memory_has_no_owner(host: Host):
+def test_holders_are_listed_while_memory_is_unclaimed(host: Host):
     nvidia(host)
     nvidia(host, 1, "0000:af:00.0")
     host.proc.add(7, "python", start_ticks=100, cgroup=f"0::/docker/{A}\n", nodes={3: (NODE, ""), 4: (NODE, "")})
@@ -301,7 +301,7 @@ def test_who_keeps_a_device_open_is_named_while_memory_has_no_owner(host: Host):
     )
 
 
-def test_the_nodes_of_amd_and_intel_count_too(host: Host):
+def test_nodes_of_amd_and_intel_count_too(host: Host):
     host.sys.amdgpu(pci="0000:03:00.0")
     host.proc.add(7, nodes={3: ("/dev/dri/renderD128", "")})
     assert holders(host.complete(orphaned(pci_bus_id="0000:03:00.0"))[0]) == [7]
@@ -318,7 +318,7 @@ def test_the_nodes_of_amd_and_intel_count_too(host: Host):
         {"processes": (make_process(8, None),)},
     ],
 )
-def test_nobody_is_looked_for_where_nothing_is_amiss(host: Host, fields: dict[str, Any]):
+def test_holders_are_not_searched_without_unclaimed_memory(host: Host, fields: dict[str, Any]):
     nvidia(host)
     host.proc.add(7, nodes={3: (NODE, "")})
     assert holders(host.complete(orphaned(**fields))[0]) == []
@@ -333,7 +333,7 @@ def test_those_that_the_driver_lists_are_no_holders(host: Host):
     assert holders(device) == []
 
 
-def test_a_holder_that_ends_is_none_at_once_and_a_new_one_is_found_at_the_next_search(host: Host):
+def test_holder_that_ends_is_none_at_once_and_a_new_one_is_found_at_the_next_search(host: Host):
     nvidia(host)
     host.proc.add(7, nodes={3: (NODE, "")})
     assert holders(host.complete(orphaned())[0]) == [7]

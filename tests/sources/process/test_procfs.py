@@ -21,7 +21,7 @@ def look_up(root: Path, pid: int) -> ProcessOwner:
     return ProcessTable(str(root)).read([pid])[pid]
 
 
-def test_a_real_process_is_identified() -> None:
+def test_real_process_is_identified() -> None:
     identity = ProcessTable().read([os.getpid()])[os.getpid()]
     assert identity.uid == os.geteuid()
     assert identity.comm == Path("/proc/self/comm").read_text().rstrip("\n")
@@ -44,7 +44,7 @@ def test_any_command_name_is_read(tmp_path: Path, comm: bytes, shown: str) -> No
     assert look_up(tmp_path, 7) == ProcessOwner(500, shown, 1000, user_name(1000))
 
 
-def test_a_process_that_is_gone_is_unknown(tmp_path: Path) -> None:
+def test_process_that_is_gone_is_unknown(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     assert look_up(Path("/proc"), ended.pid) == UNKNOWN
@@ -52,13 +52,13 @@ def test_a_process_that_is_gone_is_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stat", [b"", b"7", b"7 (x) S 1", b"\xff\x00"])
-def test_a_broken_stat_is_unknown(tmp_path: Path, stat: bytes) -> None:
+def test_broken_stat_is_unknown(tmp_path: Path, stat: bytes) -> None:
     write(tmp_path, 7)
     (tmp_path / "7/stat").write_bytes(stat)
     assert look_up(tmp_path, 7) == UNKNOWN
 
 
-def test_a_pid_that_returns_is_another_process(tmp_path: Path) -> None:
+def test_pid_that_returns_is_another_process(tmp_path: Path) -> None:
     table = ProcessTable(str(tmp_path))
     write(tmp_path, 7, start_ticks=500, uid=1000)
     first = table.read([7])[7]
@@ -69,7 +69,7 @@ def test_a_pid_that_returns_is_another_process(tmp_path: Path) -> None:
     )
 
 
-def test_an_exec_may_change_name_and_owner(tmp_path: Path) -> None:
+def test_exec_may_change_name_and_owner(tmp_path: Path) -> None:
     table = ProcessTable(str(tmp_path))
     write(tmp_path, 7, b"slurmstepd", uid=0)
     table.read([7])
@@ -77,7 +77,7 @@ def test_an_exec_may_change_name_and_owner(tmp_path: Path) -> None:
     assert table.read([7])[7] == ProcessOwner(500, "python", 1000, user_name(1000))
 
 
-def test_an_owner_is_read_once(tmp_path: Path) -> None:
+def test_owner_is_read_once(tmp_path: Path) -> None:
     table = ProcessTable(str(tmp_path))
     write(tmp_path, 7)
     before = table.read([7])[7]
@@ -94,6 +94,6 @@ def test_processes_not_asked_for_are_forgotten(tmp_path: Path) -> None:
     assert table.read([7])[7] == UNKNOWN
 
 
-def test_the_largest_pid_is_the_kernels(tmp_path: Path) -> None:
+def test_largest_pid_is_the_kernels(tmp_path: Path) -> None:
     assert ProcessTable(str(tmp_path)).pid_max() == 4194304
     assert ProcessTable().pid_max() == int(Path("/proc/sys/kernel/pid_max").read_text())
