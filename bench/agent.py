@@ -71,9 +71,9 @@ REPORT = (
     + """
 import gc, json, statistics, sys, time
 from gpumond.agent import session
-from gpumond.agent.thread import Loop
+from gpumond.agent.thread import AgentThread
 session.REPORT_SECONDS = 0.0
-agent = session.Session(Loop([]))
+agent = session.Session(AgentThread([]))
 others = bytearray(64 << 20)
 def report(changed=True, cold=False):
     if changed:
@@ -81,7 +81,7 @@ def report(changed=True, cold=False):
     if cold:
         others[:] = bytes(len(others))
     started = time.thread_time_ns()
-    agent.turn()
+    agent.run_once()
     return (time.thread_time_ns() - started) / 1000
 for _ in range(100):
     report()

@@ -157,7 +157,7 @@ def that_is_not_there(run: Path) -> str:
         (below_a_directory_of_a_user, "root alone can change"),
         (below_a_directory_that_leads_elsewhere, "root alone can change"),
         (that_leads_elsewhere, "its owner alone can change"),
-        (of_nobody_known, "nobody whom this user namespace knows"),
+        (of_nobody_known, "unknown in this user namespace"),
         (that_is_a_file, "its owner alone can change"),
         (that_is_not_there, "No such file"),
     ],

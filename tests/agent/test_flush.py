@@ -8,9 +8,9 @@ import subprocess
 import pytest
 
 from gpumond import agent
-from gpumond.agent.flush_result import judge, promises, raced
-from gpumond.model.pools import Expected, PoolUsage, Reclaimable
-from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, Report
+from gpumond.agent.allocator_flush import StrandedEstimate, expected, judge, promises, raced
+from gpumond.model.pools import Exactness, Expected, PoolUsage, Reclaimable
+from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, PoolChange, Report
 from tests.agent.daemon import STANDINS, Daemon, environment, finished, host
 
 MIB = 1 << 20
@@ -86,7 +86,7 @@ def test_policy_step_flushes_in_the_programs_own_step(daemon: Daemon) -> None:
         daemon.wait_message(Report)
         tell(process, "gpumond.agent.step()")
         daemon.wait_peer().send(order())
-        tell(process, "while not gpumond.agent._loop.waiting: pass")
+        tell(process, "while not gpumond.agent._thread.waiting: pass")
         assert not daemon.heard(FlushResult)
         tell(process, "gpumond.agent.step()")
         assert daemon.wait_message(FlushResult).outcome == "freed"
@@ -119,9 +119,9 @@ def test_a_waiting_flush_can_be_cancelled(daemon: Daemon) -> None:
     with host(program("step"), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
         daemon.wait_peer().send(order())
-        tell(process, "while not gpumond.agent._loop.waiting: pass")
+        tell(process, "while not gpumond.agent._thread.waiting: pass")
         daemon.wait_peer().send(Cancel("f1"))
-        tell(process, "while gpumond.agent._loop.waiting: pass")
+        tell(process, "while gpumond.agent._thread.waiting: pass")
         tell(process, "gpumond.agent.step()")
         assert daemon.wait_message(FlushResult).outcome == "deferred"
         assert finished(process) == "[]\n"
@@ -336,3 +336,42 @@ def test_what_hooks_free_is_shared_out_by_live_bytes() -> None:
 def test_a_wrong_estimate_is_an_error(estimate: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="on_flush: estimate"):
         agent.on_flush(lambda: 0, estimate=estimate)  # type: ignore[call-overload]
+
+
+def driver_pool(live: int, held: int, exactness: Exactness = "interval", allocator: str = "cupy") -> PoolUsage:
+    free = held - live
+    return PoolUsage(allocator, "GPU-0", live, held, Reclaimable(0, free, free, exactness), 0)
+
+
+def estimate_after(change: PoolUsage, *steps: str) -> StrandedEstimate:
+    stranded = StrandedEstimate()
+    stranded.flushed([PoolChange(driver_pool(100, 400), change, expected(change, steps))], steps)
+    return stranded
+
+
+@pytest.mark.parametrize(
+    ("live", "held", "likely"),
+    [
+        (100, 160, 0),  # no change: another flush returns nothing
+        (100, 300, 140),  # blocks freed since the flush are whole
+        (200, 300, 40),
+        (50, 250, 170),  # half of the blocks that held the free bytes are gone
+        (0, 200, 200),
+        (100, 130, 0),
+    ],
+)
+def test_free_bytes_left_by_a_flush_are_stranded_while_their_neighbours_are_live(live: int, held: int, likely: int):
+    (adjusted,) = estimate_after(driver_pool(100, 160), "cache").adjusted([driver_pool(live, held)])
+    assert adjusted.reclaimable == Reclaimable(0, likely, held - live, "interval")
+    assert adjusted.live_bytes + adjusted.reclaimable.likely + adjusted.stranded_bytes == adjusted.held_bytes == held
+
+
+@pytest.mark.parametrize("steps", [(), ("gc",), ("hooks", "spill")])
+def test_steps_that_return_nothing_change_no_estimate(steps: tuple[str, ...]):
+    pool = driver_pool(100, 160)
+    assert estimate_after(pool, *steps).adjusted([pool]) == [pool]
+
+
+@pytest.mark.parametrize("pool", [driver_pool(100, 160, "exact"), driver_pool(100, 160, allocator="rmm")])
+def test_exact_pools_and_pools_without_a_flush_are_not_adjusted(pool: PoolUsage):
+    assert estimate_after(driver_pool(100, 160), "trim").adjusted([pool]) == [pool]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.agent.registry import FLUSHES
-from gpumond.agent.transport import FRAMES, Transport
+from gpumond.agent.transport import MESSAGE_RATE, Transport
 from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, Report, encode
 from tests.agent.daemon import STANDINS, Daemon, environment, eventually, finished, host
 from tests.agent.test_flush import order, program
@@ -49,7 +49,7 @@ def test_a_storm_of_flushes_is_refused_but_for_a_few(daemon: Daemon) -> None:
         daemon.wait(lambda d: True if len(d.heard(FlushResult)) == len(orders) else None)
         refused = [result for result in daemon.heard(FlushResult) if result.outcome == "refused"]
         assert len(refused) in (2 * burst, 2 * burst - 1)
-        assert all("too many orders" in result.reason for result in refused)
+        assert all("too many commands" in result.reason for result in refused)
         daemon.wait(lambda d: True if refusals(d) == len(refused) else None)
         assert finished(process).count("empty_cache") == len(orders) - len(refused)
 
@@ -65,7 +65,7 @@ def test_an_order_with_an_unknown_step_is_counted(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("policy", ["allow", "step", "never"])
 def test_a_flood_of_frames_closes_the_link(daemon: Daemon, policy: str) -> None:
-    flood = b"".join(encode(FlushCommand(str(number), "torch", ("gc",))) for number in range(20 * FRAMES[0]))
+    flood = b"".join(encode(FlushCommand(str(number), "torch", ("gc",))) for number in range(20 * MESSAGE_RATE[0]))
     with host(working(policy), environment(daemon.path)) as process:
         daemon.wait_message(Report)
         peer = daemon.wait_peer()

@@ -10,9 +10,9 @@ from tests.agent.driver import run
 def test_a_library_is_known_as_soon_as_it_is_imported(library: Path) -> None:
     code = """
 import torch
-from gpumond.agent.registry import LEVERS
-names = lambda: [adapter.name for adapter in LEVERS.known()]
-print(names(), LEVERS.known() is LEVERS.known(), end=" ")
+from gpumond.agent.registry import REGISTRY
+names = lambda: [adapter.name for adapter in REGISTRY.known()]
+print(names(), REGISTRY.known() is REGISTRY.known(), end=" ")
 import cupy
 print(names())
 """
@@ -24,16 +24,16 @@ def test_what_begins_to_be_used_is_known_after_a_while_or_when_it_is_asked_for(l
 import ctypes, time
 driver = ctypes.CDLL("libcuda.so.1")
 import gpumond.agent.cuda
-from gpumond.agent import levers
+from gpumond.agent import registry
 from gpumond.agent.adapters import mempools
-names = lambda: [adapter.name for adapter in levers.LEVERS.known()]
+names = lambda: [adapter.name for adapter in registry.REGISTRY.known()]
 def use(reserved):
     driver.fake_pool(0, ctypes.c_uint64(reserved), ctypes.c_uint64(reserved), ctypes.c_uint64(0))
-    mempools._look_at = 0.0
+    mempools._search_at = 0.0
 print(names(), end=" ")
 use(64)
-print(names(), levers.LEVERS._search_at - time.monotonic() <= levers.SEARCH_SECONDS, end=" ")
-levers.LEVERS._search_at = time.monotonic()
+print(names(), registry.REGISTRY._search_at - time.monotonic() <= registry.SEARCH_SECONDS, end=" ")
+registry.REGISTRY._search_at = time.monotonic()
 print(names(), len(gpumond.agent.report()))
 """
     assert run(code, library, "c") == ["[] [] True ['mempool'] 1"]

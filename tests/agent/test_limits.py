@@ -57,7 +57,7 @@ def test_beyond_the_limit_the_allocator_flushes_then_fails(allocator: CachingAll
 
 def test_a_device_that_is_not_used_is_refused_with_the_reason(allocator: CachingAllocator):
     (refused,) = agent.limit(MIB, "GPU-elsewhere")
-    assert (refused.applied, refused.reason) == (False, "sim uses no such device")
+    assert (refused.applied, refused.reason) == (False, "sim does not use this device")
     assert allocator.limit_bytes is None
     assert agent.limit(MIB, 0)[0].applied
 

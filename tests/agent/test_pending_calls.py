@@ -66,16 +66,16 @@ def test_the_program_itself_may_in_its_main_thread(daemon: Daemon) -> None:
 def test_a_forked_child_does_not_do_what_its_parent_was_asked(daemon: Daemon) -> None:
     code = """
 import os, sys, threading, time
-from gpumond.agent import mainthread
+from gpumond.agent import pending_calls
 done = []
 asked = threading.Event()
 def from_a_thread():
-    mainthread._calls.append(mainthread._Task(lambda: done.append(os.getpid())).carry_out)
+    pending_calls._calls.append(pending_calls._Call(lambda: done.append(os.getpid())).carry_out)
     asked.set()
 thread = threading.Thread(target=from_a_thread)
 thread.start(); asked.wait(); thread.join()
 child = os.fork()
-mainthread._next(None)
+pending_calls._next(None)
 if child == 0:
     os._exit(len(done))
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(done))
@@ -86,7 +86,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(done))
 
 HANDLER = """
 import os, signal, sys, threading, time
-from gpumond.agent import mainthread
+from gpumond.agent import pending_calls
 
 class Alarm(Exception):
     def __init__(self, first, second):
@@ -103,8 +103,8 @@ def interrupted():
         pass
 def asks():
     try:
-        mainthread.run(interrupted, 20)
-    except mainthread.Busy as busy:
+        pending_calls.run(interrupted, 20)
+    except pending_calls.Busy as busy:
         answers.append(busy)
 thread = threading.Thread(target=asks, daemon=True)
 thread.start()

@@ -22,7 +22,7 @@ def pool(reserved, used, index=0):
     driver.fake_pool(index, *(ctypes.c_uint64(mib * MIB) for mib in (reserved, used, 0)))
 import gpumond.agent.cuda
 from gpumond.agent import cuda, flush, report
-from gpumond.agent.adapters import owners
+from gpumond.agent.adapters import python_owners
 def plan(dry_run=True):
     (receipt,) = (one for one in flush(dry_run=dry_run) if one.allocator == "mempool")
     told = receipt.expected
@@ -51,8 +51,8 @@ plan(dry_run=False)
         "kept.append(DeviceBuffer(0, 0)); del DeviceBuffer.capacity",
         "kept[2].ptr, kept[2].size = kept[0].ptr, kept[0].size",
         "gc.freeze()",
-        "owners.MAX_OWNERS = 2",
-        "owners.MAX_ALLOCATIONS = 1000",
+        "python_owners.MAX_OWNERS = 2",
+        "python_owners.MAX_ALLOCATIONS = 1000",
         "driver.fake_make_context(1)",
     ],
 )

@@ -19,12 +19,12 @@ def needs(library: str) -> pytest.MarkDecorator:
 def test_a_stack_of_rmms_own_resources_is_read() -> None:
     code = """
 import rmm
-from gpumond.agent.adapters.rmm_stack import look
+from gpumond.agent.adapters.rmm_stack import read_stack
 mr = rmm.mr
 for kind in (mr.StatisticsResourceAdaptor, mr.TrackingResourceAdaptor, lambda up: mr.LimitingResourceAdaptor(up, 9)):
-    stack = look(mr.FailureCallbackResourceAdaptor(kind(mr.CudaMemoryResource()), lambda size: False))
+    stack = read_stack(mr.FailureCallbackResourceAdaptor(kind(mr.CudaMemoryResource()), lambda size: False))
     print(stack.live, stack.direct, stack.peak_bytes, stack.count and stack.count.allocations)
-print(look(mr.CudaMemoryResource()).live, look(mr.StatisticsResourceAdaptor(mr.ManagedMemoryResource())))
+print(read_stack(mr.CudaMemoryResource()).live, read_stack(mr.StatisticsResourceAdaptor(mr.ManagedMemoryResource())))
 caching = (mr.PoolMemoryResource, mr.ArenaMemoryResource, mr.FixedSizeMemoryResource, mr.BinningMemoryResource)
 print(*(kind.__name__ for kind in caching if issubclass(kind, mr.UpstreamResourceAdaptor)))
 print(hasattr(mr.PoolMemoryResource, "pool_size"), hasattr(mr.BinningMemoryResource, "bin_mrs"))

@@ -81,14 +81,14 @@ def test_a_driver_that_is_not_there_is_not_looked_for_at_each_report(library: Pa
     """Nor is anything left for the program's garbage collector, which may have millions of objects to look at."""
     code = """
 import gc, sys, torch
-from gpumond.agent.registry import LEVERS
-LEVERS.read()
+from gpumond.agent.registry import REGISTRY
+REGISTRY.read()
 looked = []
 sys.addaudithook(lambda event, arguments: looked.append(event) if event == "ctypes.dlopen" else None)
 gc.collect()
 gc.disable()
 for _ in range(20):
-    LEVERS.read()
+    REGISTRY.read()
 print(looked, gc.collect())
 """
     assert run(code, library, "c") == ["[] 0"]

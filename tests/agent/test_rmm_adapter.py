@@ -157,7 +157,7 @@ def test_a_pool_keeps_what_it_has_and_says_so(library: Path) -> None:
 (receipt,) = flush()
 print(receipt.outcome, receipt.expected.high, receipt.steps[0].detail)
 """
-    assert run(code, library, "c") == ["nothing 0 RMM keeps what these resources hold until they are destroyed"]
+    assert run(code, library, "c") == ["nothing 0 RMM keeps the memory of these resources until they are destroyed"]
 
 
 def test_no_trim_and_no_allocation_while_a_graph_is_captured(library: Path) -> None:

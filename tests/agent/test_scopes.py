@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from gpumond import agent
-from gpumond.agent.instrument.scopes import SCOPES_SEEN, Block
+from gpumond.agent.instrument.scopes import SCOPE_TOTALS, Block
 from gpumond.agent.instrument.usage import DeviceLevel, levels
 from gpumond.model.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
@@ -68,7 +68,7 @@ def test_a_peak_below_an_older_one_is_a_lower_bound_and_says_so(allocator: Cachi
     assert (device("small").peak_bytes, device("small").peak_exact) == (20 * MIB, False)
     with agent.scope("sampled"):
         more = allocator.malloc(40 * MIB)
-        SCOPES_SEEN.see(levels(agent.report()))  # as a report does, once a second
+        SCOPE_TOTALS.sample(levels(agent.report()))  # as a report does, once a second
         allocator.free(more)
     assert (device("sampled").peak_bytes, device("sampled").peak_exact) == (60 * MIB, False)
     allocator.free(held)
@@ -100,8 +100,8 @@ def test_a_peak_below_an_older_one_is_a_lower_bound_and_says_so(allocator: Cachi
 def test_how_exact_a_peak_is(before: DeviceLevel, after: DeviceLevel, seen: int, peak: int, exact: bool):
     block = Block("x", None)
     block.before = {UUID: before}
-    block.see({UUID: before})
-    block.see({UUID: DeviceLevel(seen)})
+    block.sample({UUID: before})
+    block.sample({UUID: DeviceLevel(seen)})
     block.end({UUID: after})
     assert block.peaks is not None
     found = block.peaks[UUID]

@@ -21,7 +21,7 @@ from tests.agent.simulated import UUID
 
 TORCH = """
 import signal, sys, torch, gpumond.agent as agent
-from gpumond.agent import snapshots
+from gpumond.agent.instrument import snapshots
 from torch.world import ACTIVE, Segment
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as some programs have it
 torch.WORLD.reset(segments=[Segment([(1 << 20, ACTIVE)])])
@@ -87,7 +87,7 @@ def test_torch_without_one_says_why(world: str, reason: str, tmp_path: Path):
     ("world", "reason"),
     [
         ("records_history=True", "records its memory history"),
-        ("segments=[Segment([(512, ACTIVE)] * 50_001)]", "blocks would hold the program for long"),
+        ("segments=[Segment([(512, ACTIVE)] * 50_001)]", "blocks would stall the program"),
     ],
 )
 def test_what_would_hold_the_program_for_long_only_the_program_may_do(world: str, reason: str, tmp_path: Path):
@@ -121,7 +121,7 @@ def test_a_program_without_an_allocator_has_none(allocator: CachingAllocator, tm
 def test_those_that_are_asked_for_go_to_the_users_directory_and_are_few(tmp_path: Path):
     """Of more than four the oldest makes room; and not more than one in ten seconds."""
     code = """
-asked = snapshots.Asked()
+asked = snapshots.RequestedSnapshots()
 for number in range(6):
     snapshots.time = type("Clock", (), {"time": lambda: 1e9 + number, "monotonic": lambda: 100.0 * number})
     dump = asked.write("team/train")
@@ -140,7 +140,7 @@ print(asked.write("team/train").reason)
     assert sorted(map(os.fspath, folder.iterdir())) == sorted(paths[-4:])
     assert all(Path(path).name.startswith("team-train-") and path.endswith(".pickle") for path in paths)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert "a moment ago" in too_soon
+    assert "too many requests" in too_soon
 
 
 def test_a_directory_of_somebody_else_is_not_used(tmp_path: Path):
@@ -149,7 +149,7 @@ def test_a_directory_of_somebody_else_is_not_used(tmp_path: Path):
     environ = environment("/nowhere", STANDINS, TMPDIR=os.fspath(tmp_path))
     for name in ("HOME", "XDG_STATE_HOME"):
         environ.pop(name, None)
-    code = "print(snapshots.Asked().write('train').reason)"
+    code = "print(snapshots.RequestedSnapshots().write('train').reason)"
     done = subprocess.run([sys.executable, "-c", TORCH + code, "-"], env=environ, capture_output=True, text=True)
     assert "not a directory of this user" in done.stdout
 
@@ -160,7 +160,7 @@ def test_a_directory_that_somebody_else_owns_is_not_used_either(tmp_path: Path):
     folder = tmp_path / "gpumond" / "snapshots"
     folder.mkdir(parents=True)
     os.chown(folder, 65534, 65534)
-    code = "print(snapshots.Asked().write('train').reason)"
+    code = "print(snapshots.RequestedSnapshots().write('train').reason)"
     environ = environment("/nowhere", STANDINS, XDG_STATE_HOME=os.fspath(tmp_path))
     done = subprocess.run([sys.executable, "-c", TORCH + code, "-"], env=environ, capture_output=True, text=True)
     assert "not a directory of this user" in done.stdout
