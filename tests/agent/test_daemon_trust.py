@@ -72,7 +72,7 @@ def listening(path: str, uid: int) -> Iterator[None]:
             process.kill()
 
 
-def test_whoever_was_given_the_services_directory_is_obeyed(run: Path):
+def test_the_owner_of_the_services_directory_is_trusted(run: Path):
     directory = given(run / "gpumond", SERVICE)
     with listening(f"{directory}/agent.sock", SERVICE):
         link = Transport(trusted_uids(directory))
@@ -82,7 +82,7 @@ def test_whoever_was_given_the_services_directory_is_obeyed(run: Path):
     assert found.state == "good"
 
 
-def test_a_stranger_who_listens_at_a_path_of_his_own_is_not_and_doctor_says_why(run: Path):
+def test_another_users_daemon_is_refused_and_doctor_explains_it(run: Path):
     service, theirs = given(run / "gpumond", SERVICE), given(run / "theirs", STRANGER)
     with listening(f"{theirs}/agent.sock", STRANGER):
         link = Transport(trusted_uids(service))
@@ -163,7 +163,7 @@ def that_is_not_there(run: Path) -> str:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_directory_counts_for_nothing(run: Path, made, why: str):
+def test_an_unsafe_directory_is_not_trusted(run: Path, made, why: str):
     directory = made(run)
     assert trusted_uids(directory) == {0, os.geteuid()}
     with pytest.raises(OSError, match=why):

@@ -104,7 +104,7 @@ def test_policy_step_without_a_step_defers(daemon: Daemon) -> None:
 NEVER_BEGUN = {"f1": "deferred", "f2": "nothing"}
 
 
-def test_what_the_daemon_no_longer_waits_for_is_not_done(daemon: Daemon) -> None:
+def test_a_cancelled_flush_is_not_carried_out_after_a_stop(daemon: Daemon) -> None:
     """The program was stopped; when it goes on it finds the cancellation behind the order."""
     with host(program(), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
@@ -142,7 +142,7 @@ def test_an_expired_flush_is_not_carried_out(daemon: Daemon) -> None:
         (order(), "torch.WORLD.initialized = False", "CUDA is not initialised"),
     ],
 )
-def test_what_cannot_be_done_safely_is_refused_with_the_reason(
+def test_unsafe_flushes_are_refused_with_the_reason(
     daemon: Daemon, flush: FlushCommand, setup: str, reason: str
 ) -> None:
     with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
@@ -173,7 +173,7 @@ def drop() -> int:
         finished(process)
 
 
-def test_each_step_says_what_it_did(daemon: Daemon) -> None:
+def test_each_step_reports_its_effect(daemon: Daemon) -> None:
     setup = """
 import gc; gc.disable()
 class Kept:
@@ -194,7 +194,7 @@ garbage()
         finished(process)
 
 
-def test_a_step_that_became_unsafe_is_left_out_with_its_reason(daemon: Daemon) -> None:
+def test_a_step_that_became_unsafe_is_skipped_with_its_reason(daemon: Daemon) -> None:
     """A capture begins after the flush has begun: what was done until then counts."""
     setup = """
 graph = torch.cuda.CUDAGraph()
@@ -243,7 +243,7 @@ def test_a_flush_whose_memory_is_taken_again_at_once_is_counted(daemon: Daemon) 
         finished(process)
 
 
-def test_steps_that_the_library_has_not_are_said_to_be_missing(daemon: Daemon) -> None:
+def test_steps_that_the_library_lacks_are_reported(daemon: Daemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
         result = ask(daemon, order(("trim",)))
         assert (result.outcome, result.reason) == ("nothing", "torch has none of the steps trim")
@@ -278,7 +278,7 @@ def test_the_outcome_is_judged_by_bytes(released: int, outcome: str) -> None:
         (9, 3, ("gc", "cache"), False),
     ],
 )
-def test_a_race_is_what_the_steps_cannot_have_done(
+def test_a_race_is_a_change_that_no_step_causes(
     live: int, device_allocations: int, steps: tuple[str, ...], expected: bool
 ) -> None:
     def pool(live: int, device_allocations: int) -> PoolUsage:

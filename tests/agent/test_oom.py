@@ -99,7 +99,7 @@ def test_an_error_is_one_error_however_many_scopes_it_passes(allocator: CachingA
     assert len(agent.program().ooms) == 1
 
 
-def test_an_error_that_nobody_shows_us_is_seen_by_its_counter(allocator: CachingAllocator):
+def test_an_uncaught_error_is_recorded_by_its_counter(allocator: CachingAllocator):
     OOMS.record_counters(agent.report())
     assert agent.program().ooms == ()
     with pytest.raises(OutOfMemory):
@@ -151,7 +151,7 @@ print(observers[0]("no", "such", "call", None))
 """
 
 
-def test_pytorch_tells_of_an_error_at_its_moment_if_the_program_wants_it():
+def test_pytorch_reports_errors_before_raising_if_enabled():
     """Asked once, not before CUDA is initialised; the error is then counted once, and never replaced by another."""
     done = subprocess.run(
         [sys.executable, "-c", OBSERVE],

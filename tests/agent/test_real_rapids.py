@@ -45,7 +45,7 @@ print(hasattr(mr.CudaAsyncViewMemoryResource, "pool_handle"), mr.CudaAsyncMemory
 
 @needs("rmm")
 @needs("cupy")
-def test_which_function_a_pool_of_cupys_stands_on_can_be_seen() -> None:
+def test_the_allocation_function_of_a_cupy_pool_is_visible() -> None:
     code = """
 import cupy
 from rmm.allocators.cupy import rmm_cupy_allocator
@@ -62,7 +62,7 @@ print(adapter._inside(cupy.get_default_memory_pool(), 0), hasattr(cupy.cuda.Memo
 
 @needs("rmm")
 @needs("cupy")
-def test_beside_them_nothing_is_imported_and_without_a_context_nothing_is_said() -> None:
+def test_adapters_import_nothing_and_report_nothing_without_a_context() -> None:
     code = """
 import sys, cupy, rmm
 before = set(sys.modules)

@@ -16,7 +16,7 @@ def samples(live: list[int], every: int = 10) -> list[Sample]:
     return [Sample(number * every, float(number), bytes_, 0, 0) for number, bytes_ in enumerate(live)]
 
 
-def test_steps_are_counted_and_looked_at_once_a_second_at_most(allocator: CachingAllocator):
+def test_steps_are_counted_and_sampled_at_most_once_a_second(allocator: CachingAllocator):
     assert agent.program().step is None
     allocator.malloc(100 * MIB)
     for _ in range(1000):
@@ -28,7 +28,7 @@ def test_steps_are_counted_and_looked_at_once_a_second_at_most(allocator: Cachin
     assert len(STEPS._samples) == 1
 
 
-def test_what_each_step_keeps_is_a_trend_in_bytes_a_step(allocator: CachingAllocator):
+def test_bytes_kept_by_each_step_are_a_trend(allocator: CachingAllocator):
     steps = StepCounter()
     for _ in range(3 * WINDOW):
         allocator.malloc(2 * MIB)
@@ -51,7 +51,7 @@ def test_what_each_step_keeps_is_a_trend_in_bytes_a_step(allocator: CachingAlloc
         ([100] * (MIN_SAMPLES - 1), None),
     ],
 )
-def test_one_odd_look_is_no_trend(live: list[int], kept: float | None):
+def test_one_outlier_is_no_trend(live: list[int], kept: float | None):
     assert trend(samples(live)) == kept
 
 

@@ -34,7 +34,7 @@ def test_a_granule_stays_if_a_block_touches_it(blocks: Blocks, granules: int):
 
 
 @pytest.mark.parametrize("missed", [1, -1, MIB])
-def test_blocks_that_do_not_come_to_the_pools_own_count_are_not_believed(missed: int):
+def test_blocks_that_disagree_with_the_pools_count_are_rejected(missed: int):
     blocks = at(m0=1, m40=5)
     assert retained_free_bytes(sum(blocks.values()) + missed, [blocks]) is None
 
