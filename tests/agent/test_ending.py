@@ -83,7 +83,9 @@ def ended(daemon: RunningDaemon, directory: Path, lines: list[str]) -> dict[str,
     """The verdicts on the end of a program that held 250 MiB, by kind. Later programs use the first one's device."""
     code = program(directory / "cards")
     if (directory / "cards" / "card0").exists():
-        code = code.replace("import MIB", "import Card, MIB").replace("create(f", "(lambda path, _: Card(path))(f")
+        code = code.replace("import MIB", "import SimDevice, MIB").replace(
+            "create(f", "(lambda path, _: SimDevice(path))(f"
+        )
     with host(code, environment(daemon.socket)) as process:
         tell(process, "allocator.malloc(200 * MIB)")
         own = {"pid": str(process.pid)}

@@ -12,8 +12,8 @@ from gpumond.sim.card import MIB, SimDevice, Spec, create
 
 HOLD = """
 import sys
-from gpumond.sim.card import Card
-context = Card(sys.argv[1]).attach()
+from gpumond.sim.card import SimDevice
+context = SimDevice(sys.argv[1]).attach()
 context.allocate(int(sys.argv[2]))
 print("holding", flush=True)
 sys.stdin.read()

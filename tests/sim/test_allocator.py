@@ -174,8 +174,8 @@ def test_the_lock_excludes_other_threads(allocator: CachingAllocator) -> None:
 FORK = """
 import os, sys
 from gpumond.sim.allocator import CachingAllocator, allocators
-from gpumond.sim.card import MIB, Card
-allocator = CachingAllocator(Card(sys.argv[1]))
+from gpumond.sim.card import MIB, SimDevice
+allocator = CachingAllocator(SimDevice(sys.argv[1]))
 allocator.malloc(30 * MIB)
 if os.fork() == 0:
     assert allocators() == []
