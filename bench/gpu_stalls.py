@@ -51,7 +51,7 @@ class Observed(session.Session):
 
     def turn(self) -> None:
         due = self._report_at
-        super().turn()
+        super().run_once()
         if self._report_at != due:
             WORK.append((self._awake, time.perf_counter()))
             CPU.append(time.thread_time() - self._used)

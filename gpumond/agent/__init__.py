@@ -1,15 +1,14 @@
-"""The agent: reports this program's GPU allocators to gpumond's daemon, and flushes them when told.
+"""The agent: reports this program's GPU allocators to gpumond's daemon, and flushes them on its request.
 
-It is a guest. It imports no library that the program has not imported, initialises nothing, creates no
-CUDA context, and its calls raise only for wrong arguments. Without a daemon it is quiet, and `flush` and
-`report` work all the same.
+It imports no library that the program has not imported, initialises nothing, and creates no CUDA context. Its functions
+raise only for wrong arguments. Without a daemon, `flush` and `report` work all the same, and nothing is logged.
 """
 
 from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # typing's own costs an import, and this module must cost nothing
+TYPE_CHECKING = False  # an import of typing would add to the cost of importing this module
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, TypeVar, overload
@@ -46,12 +45,12 @@ __all__ = [
 POLICIES: tuple[FlushPolicy, ...] = ("allow", "step", "never")
 MAX_NAME = 64
 REPORT_SECONDS = 0.1
-"""So long `report` waits for a reading of the agent's own thread."""
+"""Longest wait of `report` for a reading of the agent's own thread."""
 _NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
 
-_loop: AgentThread | None = None
+_thread: AgentThread | None = None
 _hooks: list[tuple[Callable[[], int | None], Estimate]] = []
-_mark: Callable[[], None] | None = None
+_mark_step: Callable[[], None] | None = None
 
 
 def start(
@@ -62,15 +61,15 @@ def start(
     allow_limit: bool | None = None,
     observe_ooms: bool | None = None,
 ) -> None:
-    """Starts the agent, or changes what it was started with; what is None stays, or is taken from the environment.
+    """Start the agent, or change its settings. A value of None keeps the setting, or takes it from the environment.
 
-    ``workload`` is the name under which the program's memory is shown (``GPUMOND_WORKLOAD``): 1 to 64 of
-    ``[A-Za-z0-9._/-]``. ``flush_policy`` (``GPUMOND_FLUSH_POLICY``): ``allow`` flushes whenever the daemon asks,
+    ``workload`` (``GPUMOND_WORKLOAD``) is the name under which the program's memory is shown: 1 to 64 characters of
+    ``[A-Za-z0-9._/-]``. ``flush_policy`` (``GPUMOND_FLUSH_POLICY``): ``allow`` flushes whenever the daemon requests it,
     ``step`` only inside `step`, ``never`` refuses. ``socket`` (``GPUMOND_SOCKET``) is the daemon's path.
-    ``main_thread`` (``GPUMOND_MAIN_THREAD=1``) lets a flush do what is safe only in the main thread, by interrupting it
-    between two of its bytecodes. ``allow_limit`` (``GPUMOND_ALLOW_LIMIT=1``) lets an administrator call `limit` from
-    outside. ``observe_ooms`` (``GPUMOND_OBSERVE_OOMS=1``) has PyTorch tell of each out-of-memory error before it is
-    raised, for a picture of that very moment; PyTorch cannot be told to stop.
+    ``main_thread`` (``GPUMOND_MAIN_THREAD=1``) permits steps that are safe in the main thread only: a flush interrupts
+    it between two bytecodes. ``allow_limit`` (``GPUMOND_ALLOW_LIMIT=1``) permits an administrator to call `limit` from
+    outside. ``observe_ooms`` (``GPUMOND_OBSERVE_OOMS=1``) registers for out-of-memory errors with PyTorch, for a
+    snapshot of the memory before each error is raised; PyTorch has no way to unregister.
     """
     if workload is not None:
         check_workload(workload)
@@ -83,40 +82,39 @@ def start(
             raise ValueError("socket: expected the path of a Unix socket")
     if main_thread is not None and not isinstance(main_thread, bool):
         raise TypeError(f"main_thread: expected True or False, got {type(main_thread).__name__}")
-    for name, choice in (("allow_limit", allow_limit), ("observe_ooms", observe_ooms)):
-        if choice is not None and not isinstance(choice, bool):
-            raise TypeError(f"{name}: expected True or False, got {type(choice).__name__}")
+    for name, value in (("allow_limit", allow_limit), ("observe_ooms", observe_ooms)):
+        if value is not None and not isinstance(value, bool):
+            raise TypeError(f"{name}: expected True or False, got {type(value).__name__}")
     if not hasattr(os, "register_at_fork"):
-        return  # not a system with Unix sockets and fork
-    global _loop
-    if _loop is None:
+        return  # a system without Unix sockets and fork
+    global _thread
+    if _thread is None:
         from gpumond.agent.thread import AgentThread
 
-        _loop = AgentThread(_hooks)
-    _loop.start(workload, flush_policy, socket, main_thread, allow_limit, observe_ooms)
+        _thread = AgentThread(_hooks)
+    _thread.start(workload, flush_policy, socket, main_thread, allow_limit, observe_ooms)
 
 
 def stop() -> None:
-    """Ends the agent and tells the daemon so. `start` starts it again."""
-    if _loop is not None:
-        _loop.stop()
+    """Stop the agent and notify the daemon. `start` starts it again."""
+    if _thread is not None:
+        _thread.stop()
 
 
 def step() -> None:
-    """Marks a step of the program's work, and a moment at which a flush disturbs nothing; with flush_policy ``step``,
-    flushes happen here and only here.
+    """Mark the end of a step of the program's work. With flush_policy ``step``, flushes run here and nowhere else.
 
     Call it between two steps. It costs less than a microsecond, and once a second a reading of the allocators, from
-    which the reports tell the pace, and whether each step keeps memory.
+    which the reports compute the steps per second and the memory that each step keeps.
     """
-    global _mark
-    if _mark is None:
+    global _mark_step
+    if _mark_step is None:
         from gpumond.agent.instrument.steps import STEPS
 
-        _mark = STEPS.mark
-    _mark()
-    if _loop is not None and _loop.waiting:
-        _loop.step()
+        _mark_step = STEPS.mark
+    _mark_step()
+    if _thread is not None and _thread.waiting:
+        _thread.step()
 
 
 @overload
@@ -124,12 +122,12 @@ def on_flush(function: Hook, *, estimate: Estimate = None) -> Hook: ...
 @overload
 def on_flush(function: None = None, *, estimate: Estimate = None) -> Callable[[Hook], Hook]: ...  # noqa: F811
 def on_flush(function: Any = None, *, estimate: Estimate = None) -> Any:  # noqa: F811
-    """Registers a function that empties a cache of the program's own: ``on_flush(drop)``, or the decorators
-    ``@on_flush`` and ``@on_flush(estimate=cache_size)``.
+    """Register a function that empties a cache of the program: ``on_flush(drop)``, or the decorators ``@on_flush`` and
+    ``@on_flush(estimate=cache_size)``.
 
     It runs in the flush step ``hooks``, in the thread that flushes, and returns the number of bytes that it freed, or
-    None. ``estimate`` is the number of bytes that it will free, or a function that returns it: a plan shows it. Without
-    an estimate, a plan with the step ``hooks`` is an interval from 0 to all that the allocators hold.
+    None. ``estimate`` is the number of bytes that it will free, or a function that returns this number; plans contain
+    it. Without an estimate, a plan with the step ``hooks`` is an interval from 0 to all bytes that the allocators hold.
     """
     if estimate is not None and not callable(estimate):
         if not isinstance(estimate, int) or isinstance(estimate, bool):
@@ -145,28 +143,28 @@ def on_flush(function: Any = None, *, estimate: Estimate = None) -> Any:  # noqa
 
 
 def flush(steps: Sequence[str] = ("ipc", "cache", "trim"), dry_run: bool = False) -> list[Receipt]:
-    """Flushes every allocator of this process, here and now, whatever the policy; ``dry_run`` only predicts.
+    """Flush every allocator of this process in the calling thread, whatever the policy; ``dry_run`` only predicts.
 
-    One receipt per pool, without the driver's count, which only the daemon has.
+    Returns one receipt for each pool, without the driver's count, which only the daemon has.
     """
     from gpumond.agent import registry
 
     registry.check_steps(steps)
-    workload, main_thread = (_loop.workload, _loop.main_thread) if _loop else ("", False)
+    workload, main_thread = (_thread.workload, _thread.main_thread) if _thread else ("", False)
     return registry.receipts(steps, bool(dry_run), _hooks, workload, main_thread)
 
 
 def scope(name: str, flush: bool = False, gc: bool = False) -> Scope:
-    """A context manager and decorator: what does this block keep, and what is the most that it needs?
+    """Measure the bytes that a block keeps and its peak: a context manager and decorator.
 
-    Blocks in blocks have names such as ``epoch/forward``. ``with scope("epoch") as block``: `Block` tells afterwards.
-    ``flush`` flushes when the block has ended; with ``gc``, after a garbage collection, for memory that only reference
-    cycles hold. ``name``: 1 to 64 of ``[A-Za-z0-9._/-]``.
+    Nested blocks have names such as ``epoch/forward``. ``with scope("epoch") as block``: the `Block` contains the
+    result when it has ended. ``flush`` flushes at the end of the block; with ``gc``, after a garbage collection, for
+    memory that only reference cycles hold. ``name``: 1 to 64 characters of ``[A-Za-z0-9._/-]``.
     """
     _check_name("scope", name)
-    for argument, given in (("flush", flush), ("gc", gc)):
-        if not isinstance(given, bool):
-            raise TypeError(f"scope: {argument}: expected bool, got {type(given).__name__}")
+    for argument, value in (("flush", flush), ("gc", gc)):
+        if not isinstance(value, bool):
+            raise TypeError(f"scope: {argument}: expected bool, got {type(value).__name__}")
     if gc and not flush:
         raise ValueError("scope: gc=True has no effect without flush=True")
     from gpumond.agent.instrument.scopes import Scope
@@ -185,12 +183,12 @@ def retry_on_oom(  # noqa: F811
 def retry_on_oom(  # noqa: F811
     function: Any = None, *, shrink: Any = None, attempts: int = 3, gc: bool = True
 ) -> Any:
-    """A function that, when it runs out of device memory, is tried again after a flush: ``retry_on_oom(train)(batch)``,
-    or the decorators ``@retry_on_oom`` and ``@retry_on_oom(shrink=halve)``.
+    """Retry a function after a flush when it runs out of device memory: ``retry_on_oom(train)(batch)``, or the
+    decorators ``@retry_on_oom`` and ``@retry_on_oom(shrink=halve)``.
 
-    ``shrink`` is called with the arguments and returns smaller ones: a tuple of positional ones, a dict of keyword
-    ones to replace, or None when it can do no more. After ``attempts`` in all the last error is raised as it was.
-    ``gc`` collects garbage before the last attempt, for memory that only reference cycles hold.
+    ``shrink`` is called with the arguments and returns smaller ones: a tuple of positional arguments, a dict of keyword
+    arguments to replace, or None if they cannot be smaller. After ``attempts`` attempts the last error is raised
+    unchanged. ``gc`` collects garbage before the last attempt, for memory that only reference cycles hold.
     """
     if shrink is not None and not callable(shrink):
         raise TypeError(f"retry_on_oom: shrink: expected a function of the arguments, got {type(shrink).__name__}")
@@ -209,10 +207,10 @@ def retry_on_oom(  # noqa: F811
 
 
 def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLimit, ...]:
-    """A soft quota for the program's own allocators, each on each device; None removes it. What became of it.
+    """Set a soft quota for each of the program's own allocators on each device; None removes it. Returns the results.
 
-    ``device``: a UUID, the number that the program knows it by, or None for all that it uses now. PyTorch and CuPy
-    can be limited; others are not applied, with the reason.
+    ``device``: a UUID, the program's own device number, or None for all devices in use. PyTorch and CuPy can be
+    limited; the result of another allocator contains the reason.
     """
     from gpumond.agent.instrument import limits
 
@@ -221,9 +219,10 @@ def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLi
 
 
 def snapshot(path: str | os.PathLike[str]) -> Dump:
-    """Writes the framework's own memory snapshot, at most 256 MiB, readable by this user alone.
+    """Write the framework's own memory snapshot, at most 256 MiB, readable by this user alone.
 
-    PyTorch's is for https://pytorch.org/memory_viz. Without a file the answer's ``path`` is None: ``reason`` says why.
+    PyTorch's is for https://pytorch.org/memory_viz. If no file was written, ``path`` of the result is None and
+    ``reason`` explains it.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"snapshot: path: expected str or PathLike, got {type(path).__name__}")
@@ -238,15 +237,15 @@ def snapshot(path: str | os.PathLike[str]) -> Dump:
 
 
 def program() -> Program:
-    """What this program's scopes, steps and out-of-memory errors have come to."""
+    """Return the totals of this program's scopes, steps and out-of-memory errors."""
     from gpumond.agent.distributed import is_rank
-    from gpumond.agent.program_report import told
+    from gpumond.agent.program_report import program_report
 
-    return told(is_rank())
+    return program_report(is_rank())
 
 
 def report() -> tuple[PoolUsage, ...]:
-    """The allocators' pools as they are now; empty while a flush is under way."""
+    """Return the allocators' current pools; empty while a flush is in progress."""
     from gpumond.agent import registry
 
     registry.REGISTRY.adapters()
@@ -254,15 +253,15 @@ def report() -> tuple[PoolUsage, ...]:
 
 
 def check_workload(workload: str) -> str:
-    """The name, if it can be one. Raises TypeError, ValueError."""
+    """Return the name if it is valid. Raises TypeError or ValueError."""
     return _check_name("workload", workload)
 
 
-def _check_name(what: str, name: str) -> str:
+def _check_name(argument: str, name: str) -> str:
     if not isinstance(name, str):
-        raise TypeError(f"{what}: expected str, got {type(name).__name__}")
+        raise TypeError(f"{argument}: expected str, got {type(name).__name__}")
     if not 1 <= len(name) <= MAX_NAME or not _NAME.issuperset(name):
-        raise ValueError(f"{what}: expected 1 to {MAX_NAME} characters of [A-Za-z0-9._/-], got {name!r:.80}")
+        raise ValueError(f"{argument}: expected 1 to {MAX_NAME} characters of [A-Za-z0-9._/-], got {name!r:.80}")
     return name
 
 

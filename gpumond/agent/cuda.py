@@ -1,7 +1,7 @@
-"""What the CUDA driver tells without being made to do anything, through the libcuda that the program has loaded.
+"""Queries of the CUDA driver that change nothing, through the libcuda that the program has loaded.
 
-No call here loads a library, initialises CUDA or creates a context. None means: not known.
-Devices are ordinals as the program sees them (after CUDA_VISIBLE_DEVICES).
+No function here loads a library, initialises CUDA or creates a context. None means unknown. Devices are ordinals as the
+program sees them (after CUDA_VISIBLE_DEVICES).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from weakref import WeakSet
 
 CAPTURED: WeakSet[Any] = WeakSet()
-"""CUDA graphs that were captured and can still be replayed, with the addresses that they had then."""
+"""Captured CUDA graphs that can still be replayed, with the addresses that they had at the capture."""
 
 CAPTURING: WeakSet[Any] = WeakSet()
-"""CUDA graphs that are being captured somewhere in this process. A cudaFree meanwhile would spoil them."""
+"""CUDA graphs that are being captured in this process. A cudaFree during the capture would invalidate them."""
 
 POOL_RESERVED, POOL_USED = 5, 7
 """CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT and CU_MEMPOOL_ATTR_USED_MEM_CURRENT."""
@@ -30,11 +30,12 @@ RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED"""
 
 CAPTURE_SECONDS = 1.0
-"""So long a capture waits for a flush under way to end."""
+"""Longest wait of a capture for a flush in progress."""
 
 ABSENT_SECONDS = 5.0
-"""So long a program without the driver is not searched for it again by each report: that takes longer than the rest of
-the report. Whatever else asks the driver, and the first capture, end it."""
+"""Time for which reports do not search for a missing driver again: a search takes longer than the rest of the report.
+Any other query of the driver, and the first capture, end it.
+"""
 
 _driver: ctypes.CDLL | None = None
 _absent_until = 0.0
@@ -48,7 +49,7 @@ _lost = False
 
 
 def _after_fork() -> None:
-    """CUDA does not survive a fork: a child of a process with a context leaves the driver alone for ever."""
+    """Disable the driver in the child of a process with a context: CUDA does not survive a fork."""
     global _lost, _flushing
     _lost, _flushing = _had_context, threading.RLock()
 
@@ -58,7 +59,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def version() -> str | None:
-    """Of CUDA, as the driver supports it: ``13.0``."""
+    """Return the CUDA version that the driver supports, such as ``13.0``."""
     number = ctypes.c_int()
     if not _ask("cuDriverGetVersion", ctypes.byref(number)):
         return None
@@ -74,7 +75,7 @@ def device_count() -> int | None:
 
 
 def has_context(ordinal: int) -> bool | None:
-    """Whether the device's primary context lives in this process."""
+    """Return whether this process has the device's primary context."""
     flags, active = ctypes.c_uint(), ctypes.c_int()
     device = _device(ordinal)
     if device is None or not _ask("cuDevicePrimaryCtxGetState", device, ctypes.byref(flags), ctypes.byref(active)):
@@ -85,40 +86,40 @@ def has_context(ordinal: int) -> bool | None:
 
 
 def contexts() -> list[int]:
-    """The devices on which this process has a primary context."""
+    """Return the devices on which this process has a primary context."""
     return [ordinal for ordinal in range(device_count() or 0) if has_context(ordinal)]
 
 
 def device_uuid(ordinal: int) -> str | None:
-    """As NVML writes it. For a slice of a device (MIG) only the second version of the call tells the slice's own."""
+    """Return the UUID as NVML writes it. Only the second version of the call returns that of a MIG slice."""
     if ordinal in _uuids:
         return _uuids[ordinal]
     device = _device(ordinal)
     if device is None:
         return None
-    whole, own = (ctypes.c_ubyte * 16)(), (ctypes.c_ubyte * 16)()
-    known = _ask("cuDeviceGetUuid", whole, device)
+    parent, own = (ctypes.c_ubyte * 16)(), (ctypes.c_ubyte * 16)()
+    known = _ask("cuDeviceGetUuid", parent, device)
     if not _ask("cuDeviceGetUuid_v2", own, device):
-        own = whole
+        own = parent
         if not known:
             return None
     digits = bytes(own).hex()
-    kind = "MIG" if known and bytes(own) != bytes(whole) else "GPU"
+    kind = "MIG" if known and bytes(own) != bytes(parent) else "GPU"
     _uuids[ordinal] = f"{kind}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
     return _uuids[ordinal]
 
 
 def default_pool(ordinal: int) -> int | None:
-    """Handle of the device's default memory pool, which every ``cudaMallocAsync`` of the process shares.
+    """Return the handle of the device's default memory pool, which every ``cudaMallocAsync`` of the process shares.
 
-    Only for a device with a context.
+    The device must have a context.
     """
     pool, device = ctypes.c_void_p(), _device(ordinal)
     return pool.value if device is not None and _ask("cuDeviceGetDefaultMemPool", ctypes.byref(pool), device) else None
 
 
 def pool_bytes(pool: int) -> tuple[int, int] | None:
-    """What a pool has taken from the driver, and how much of it is in use."""
+    """Return the bytes that a pool has taken from the driver, and the part of them in use."""
     handle, reserved, used = ctypes.c_void_p(pool), ctypes.c_uint64(), ctypes.c_uint64()
     if not _ask("cuMemPoolGetAttribute", handle, POOL_RESERVED, ctypes.byref(reserved)):
         return None
@@ -128,29 +129,29 @@ def pool_bytes(pool: int) -> tuple[int, int] | None:
 
 
 def pool_of(pointer: int) -> int | None:
-    """The memory pool from which an allocation came, if it came from one."""
+    """Return the memory pool that an allocation came from, if any."""
     pool = ctypes.c_void_p()
-    asked = _ask("cuPointerGetAttribute", ctypes.byref(pool), POINTER_POOL, ctypes.c_uint64(pointer))
-    return pool.value if asked else None
+    found = _ask("cuPointerGetAttribute", ctypes.byref(pool), POINTER_POOL, ctypes.c_uint64(pointer))
+    return pool.value if found else None
 
 
 def trim(ordinal: int, pool: int) -> bool:
-    """Gives a pool's unused memory back, once the device is idle: what is freed but still pending would stay."""
+    """Return a pool's unused memory to the driver when the device is idle: freed but pending bytes would stay."""
     return settle(ordinal) and _ask("cuMemPoolTrimTo", ctypes.c_void_p(pool), ctypes.c_size_t(0))
 
 
 def settle(ordinal: int) -> bool:
-    """Waits until the device has done what it was given."""
+    """Wait until the device has completed its work."""
     with current(ordinal) as ready:
         return ready and _ask("cuCtxSynchronize")
 
 
 @contextmanager
 def beside_captures() -> Iterator[None]:
-    """What this thread asks of CUDA meanwhile leaves the captures of others alone.
+    """Prevent this thread's CUDA calls from ending the captures of other threads.
 
-    In the mode in which a thread begins, to look at a memory pool is enough to end every capture that is under way in
-    the process and forbids it ("global", PyTorch's default).
+    In a thread's initial mode ("global", PyTorch's default), a query of a memory pool ends every capture in progress
+    that forbids it.
     """
     mode = ctypes.c_int(RELAXED)
     exchanged = not getattr(_thread, "relaxed", False) and _exchange(mode)
@@ -162,13 +163,13 @@ def beside_captures() -> Iterator[None]:
 
 
 def stay_beside_captures() -> None:
-    """The same for all that this thread will ever ask: it must be the agent's own."""
+    """Do the same for all future calls of this thread: it must be the agent's own."""
     if not getattr(_thread, "relaxed", False):
         _thread.relaxed = _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(ctypes.c_int(RELAXED)))
 
 
 def _exchange(mode: ctypes.c_int) -> bool:
-    """This thread's capture mode for that one, if there is a driver."""
+    """Exchange this thread's capture mode with ``mode``, if there is a driver."""
     global _absent_until
     if _driver is None and time.monotonic() < _absent_until:
         return False
@@ -180,14 +181,14 @@ def _exchange(mode: ctypes.c_int) -> bool:
 
 @contextmanager
 def between_captures() -> Iterator[None]:
-    """For a flush: a capture that is watched waits until it is over."""
+    """Guard a flush: a watched capture waits until the flush is over."""
     with _flushing, beside_captures():
         yield
 
 
 @contextmanager
 def current(ordinal: int) -> Iterator[bool]:
-    """Makes the device's primary context this thread's, for as long as it takes; False if it has none."""
+    """Make the device's primary context current in this thread for the block; False if there is none."""
     context, device = ctypes.c_void_p(), _device(ordinal)
     if device is None or not has_context(ordinal):
         yield False
@@ -207,9 +208,9 @@ def current(ordinal: int) -> Iterator[bool]:
 
 
 def watch_captures(owner: Any, begin: str = "capture_begin", end: str = "capture_end") -> None:
-    """Wraps two methods of a class, so that `CAPTURING` holds what they enclose.
+    """Wrap two methods of a class, so that `CAPTURING` contains the objects between the two calls.
 
-    No thread can ask whether another one captures: the runtime answers for the caller's stream only.
+    No thread can query whether another one captures: the runtime answers for the caller's stream only.
     """
     begins, ends = getattr(owner, begin), getattr(owner, end)
     if getattr(begins, "gpumond", False):

@@ -1,4 +1,4 @@
-"""How the interpreter ends, as far as an exit handler can tell. Installs no hook."""
+"""The end of the interpreter, as an exit handler can determine it. Installs no hook."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpumond.model.program import Ending
 
 
 def ending() -> Ending | None:
-    """Return how the program ends. None if it is unknown. To be called while exit handlers run.
+    """Return how the program ends, None if unknown. Call it while exit handlers run.
 
-    Python stores an exception that nothing handles in `sys.last_value` before it prints it. The status that a program
-    passes to `sys.exit` is not visible to an exit handler: such an end is an ``exit``, whatever the status.
+    Python stores an unhandled exception in `sys.last_value` before it prints it. The status that a program passes to
+    `sys.exit` is not visible to an exit handler: such an end is an ``exit``, whatever the status.
     """
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:
@@ -25,12 +25,12 @@ def ending() -> Ending | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, those that caused it and those of a group."""
+    """Yield the error, its causes and the errors of a group."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
-        one = waiting.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            waiting += (one.__cause__, one.__context__, *getattr(one, "exceptions", ()))
-            yield one
+        cause = waiting.pop()
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            waiting += (cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ()))
+            yield cause

@@ -1,8 +1,8 @@
-"""How to start a thread again after a fork without Python's warning of a fork with threads (since 3.12).
+"""Restart of a thread after a fork, without Python's warning of a fork with threads (since 3.12).
 
-Python counts the threads when the at-fork functions have run, so that one of them is too early to start one.
-The main thread is then asked to do it between two of its bytecodes (Py_AddPendingCall), once it is back in the
-frame that forked, or out of it.
+Python counts the threads after the at-fork functions have run, so that such a function must not start one. The main
+thread starts it later, between two of its bytecodes (Py_AddPendingCall), when it has returned to or left the frame that
+forked.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ WARNS = sys.version_info >= (3, 12)
 SECONDS = 0.05
 
 
-def gone(thread: threading.Thread) -> None:
-    """Waits until the system, too, has ended a thread that has been joined: before 3.13 join() was early."""
+def wait_until_ended(thread: threading.Thread) -> None:
+    """Wait until the system has also ended a thread that was joined: before 3.13 join() returned early."""
     deadline = time.monotonic() + SECONDS
     while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < deadline:
         time.sleep(0)
 
 
 def call_soon(call: Callable[[], None], forking: FrameType | None) -> None:
-    """Calls it when the fork that the frame is at is over; at once where nothing warns, or there is no other way."""
+    """Call it when the fork in the frame is over; at once if there is no warning, or no other way."""
     if not WARNS or threading.current_thread() is not threading.main_thread():
         call()
         return
-    from gpumond.agent.pending_calls import ask
+    from gpumond.agent.pending_calls import add
 
     deadline = time.monotonic() + SECONDS
     called = False
 
     def pending() -> None:
         nonlocal called
-        if not called and not (_inside(forking) and time.monotonic() < deadline and ask(pending)):
+        if not called and not (_inside(forking) and time.monotonic() < deadline and add(pending)):
             called = True
             call()
 
-    asked = ask(pending)
-    # Twice: from 3.13 on, what the last call in the queue asks for is forgotten.
-    if not (ask(pending) or asked):
+    added = add(pending)
+    # Twice: from 3.13 on, a call that is added by the last call in the queue is lost.
+    if not (add(pending) or added):
         call()
 
 
 def _inside(frame: FrameType | None) -> bool:
-    """Whether the interrupted code was called from that frame, as at-fork functions are."""
-    caller = sys._getframe(3)  # behind this one, the pending call, and who makes it
-    above = caller.f_back
-    while above is not None and above is not frame:
-        above = above.f_back
-    return above is not None and caller is not frame
+    """Return whether the interrupted code was called from that frame, as at-fork functions are."""
+    caller = sys._getframe(3)  # skips this frame, the pending call and its caller
+    outer = caller.f_back
+    while outer is not None and outer is not frame:
+        outer = outer.f_back
+    return outer is not None and caller is not frame

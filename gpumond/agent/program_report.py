@@ -1,6 +1,6 @@
-"""What the program tells of itself in a report, beside its pools.
+"""The program's part of a report besides its pools: scopes, steps and out-of-memory errors.
 
-Scopes and steps tell nothing, and are not even loaded, in a program that marks none.
+The modules of scopes and steps are not loaded in a program that marks none.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from gpumond.agent.instrument.steps import StepCounter
 
 
-def look(pools: Sequence[PoolUsage]) -> None:
-    """What a report has read is a sample for the scopes under way, and shows errors that nobody has caught."""
+def sample(pools: Sequence[PoolUsage]) -> None:
+    """Update open scopes and the out-of-memory errors with the pools that a report has read."""
     scopes = _scopes()
-    if scopes is not None and scopes.under_way:
-        scopes.see(levels(pools))
-    OOMS.look(pools)
+    if scopes is not None and scopes.has_open_blocks:
+        scopes.sample(levels(pools))
+    OOMS.record_counters(pools)
 
 
-def told(distributed: bool, refusals: int = 0) -> Program:
-    """``distributed``: it is a rank of a job. ``refusals``: what the agent would not hear or do."""
+def program_report(distributed: bool, refusals: int = 0) -> Program:
+    """Return the report. ``distributed``: a rank of a job. ``refusals``: refused commands and messages."""
     scopes, steps = _scopes(), _steps()
     if not (scopes or steps or OOMS.happened or distributed or refusals):
         return SILENT
@@ -44,7 +44,8 @@ def told(distributed: bool, refusals: int = 0) -> Program:
 
 
 def _scopes() -> Scopes | None:
-    return getattr(sys.modules.get("gpumond.agent.instrument.scopes"), "SCOPES_SEEN", None)
+    # The program may be importing the module in another thread: it then has no such attribute yet.
+    return getattr(sys.modules.get("gpumond.agent.instrument.scopes"), "SCOPE_TOTALS", None)
 
 
 def _steps() -> StepCounter | None:

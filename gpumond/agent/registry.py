@@ -1,7 +1,7 @@
-"""The allocators of this process: read them, flush one, and say what came of it.
+"""The allocators of this process: reads them, flushes one, and builds receipts.
 
-A flush is judged by the allocator's own count of held bytes, before minus after. What the driver saw is
-the daemon's business. An order of the daemon is a stranger's: it comes seldom enough, or is refused.
+A flush is judged by the allocator's own count of held bytes, before minus after. The driver's count belongs to the
+daemon. Commands of the daemon are limited in rate.
 """
 
 from __future__ import annotations
@@ -13,27 +13,36 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from gpumond.agent.adapters import KNOWN, AllocatorAdapter, FlushRefused, present
-from gpumond.agent.flush_result import held, judge, released_bytes
-from gpumond.agent.flush_steps import Hook, Permits, carry_out, estimated
+from gpumond.agent.adapters import KNOWN, AllocatorAdapter, FlushRefused, capture_guards, present
+from gpumond.agent.allocator_flush import (
+    Hook,
+    Permissions,
+    StrandedEstimate,
+    carry_out,
+    estimated,
+    held,
+    judge,
+    released_bytes,
+)
 from gpumond.agent.instrument.thrash import Thrash
 from gpumond.agent.rate_limit import RateLimit
-from gpumond.agent.stranded import StrandedEstimate
 from gpumond.model.pools import STEPS, PoolUsage, Receipt
 from gpumond.protocol.messages import FlushCommand, FlushResult, clean
 
 FLUSHES = (16, 6.0)
 PLANS = (60, 1.0)
-"""So many of the daemon's orders at once, then one each so many seconds. A plan may look at every block."""
+"""Number of the daemon's commands at once, then seconds for each further one. A plan may visit every block."""
 
 SEARCH_SECONDS = 5.0
-"""Some allocators are imported long before they are used; to ask them all takes longer than to read those in use."""
+"""Shortest time between two searches. Some allocators are imported long before they are used, and querying all of them
+takes longer than reading those in use.
+"""
 
-PROGRAM = Permits(own=True)
+PROGRAM = Permissions(own=True)
 
 
 class AllocatorRegistry:
-    """Every allocator that the program has imported. One flush at a time."""
+    """Every allocator that the program has imported. Runs one flush at a time."""
 
     def __init__(self) -> None:
         self._found: dict[str, AllocatorAdapter | None] = {}
@@ -44,13 +53,13 @@ class AllocatorRegistry:
     def _forget(self) -> None:
         self._lock = threading.RLock()  # a hook may call flush()
         self._modules, self._search_at = 0, 0.0
-        self._thrash, self._remains = Thrash(), StrandedEstimate()
+        self._thrash, self._stranded = Thrash(), StrandedEstimate()
         self._flushes, self._plans = RateLimit(*FLUSHES), RateLimit(*PLANS)
         self.refusals = 0
-        """Orders that came too fast, or asked for a step that there is not."""
+        """Number of commands that exceeded the rate or contained an unknown step."""
 
     def adapters(self) -> list[AllocatorAdapter]:
-        """Those known by now; looks for libraries that the program has imported since."""
+        """Search for libraries that the program has imported since, and return all adapters."""
         for library in KNOWN:
             if library not in self._found and library in sys.modules:
                 try:
@@ -59,80 +68,83 @@ class AllocatorRegistry:
                         self._found[library] = adapter
                 except Exception:  # a version of the library that the adapter does not understand
                     self._found[library] = None
-        found = (self._found.get(library) for library in KNOWN)  # in its order, whichever was imported first
+        found = (
+            self._found.get(library) for library in KNOWN
+        )  # in the sequence of KNOWN, whichever was imported first
         self._known = [adapter for adapter in found if adapter is not None]
         self._modules, self._search_at = len(sys.modules), time.monotonic() + SEARCH_SECONDS
         return self._known
 
     def known(self) -> list[AllocatorAdapter]:
-        """Those of the last look, if nothing was imported since; the same list until the next look."""
+        """Return the adapters of the last search if nothing was imported since, as the same list object."""
         if len(sys.modules) == self._modules and time.monotonic() < self._search_at:
             return self._known
         return self.adapters()
 
     def read(self, wait_seconds: float = 0.0) -> tuple[PoolUsage, ...] | None:
-        """All pools now; None while a flush is under way: its library would stop us with the GIL in our hands."""
+        """Return all current pools; None while a flush is in progress: its library would block with the GIL held."""
         if not self._lock.acquire(timeout=wait_seconds):
             return None
         try:
             adapters = self.known()
-            with _cuda("beside_captures"):
+            with _beside_captures():
                 pools = [pool for adapter in adapters for pool in _read(adapter)]
-            return tuple(self._thrash.counted(self._remains.counted(pools), time.monotonic()))
+            return tuple(self._thrash.counted(self._stranded.adjusted(pools), time.monotonic()))
         finally:
             self._lock.release()
 
-    def obey(self, order: FlushCommand, hooks: Sequence[Hook], main_thread: bool = False) -> FlushResult:
-        """Carries out an order of the daemon in this thread, if it keeps to the rate.
+    def execute(self, command: FlushCommand, hooks: Sequence[Hook], main_thread: bool = False) -> FlushResult:
+        """Carry out a command of the daemon in this thread, within the rate.
 
-        ``main_thread``: the program lets us work in its main thread, between two of its bytecodes.
+        ``main_thread``: the program allows interruption of its main thread between two bytecodes.
         """
-        rate = self._plans if order.dry_run else self._flushes
+        rate = self._plans if command.dry_run else self._flushes
         if not rate.allows(time.monotonic()):
             self.refusals += 1
-            return FlushResult(order.id, "refused", f"too many orders; {self.refusals} refused so far")
-        return self.flush(order, hooks, Permits(main_thread))
+            return FlushResult(command.id, "refused", f"too many commands; {self.refusals} refused so far")
+        return self.flush(command, hooks, Permissions(main_thread))
 
-    def flush(self, order: FlushCommand, hooks: Sequence[Hook], permits: Permits = PROGRAM) -> FlushResult:
-        """Carries it out in this thread, by default for the program itself. Raises nothing but what ends the thread."""
-        adapter = next((adapter for adapter in self.adapters() if adapter.name == order.allocator), None)
-        unknown = [step for step in order.steps if step not in STEPS]
+    def flush(self, command: FlushCommand, hooks: Sequence[Hook], permissions: Permissions = PROGRAM) -> FlushResult:
+        """Flush in this thread, by default for the program itself. Library errors become results."""
+        adapter = next((adapter for adapter in self.adapters() if adapter.name == command.allocator), None)
+        unknown = [step for step in command.steps if step not in STEPS]
         if adapter is None or unknown:
             self.refusals += bool(unknown)
-            what = (
-                f"no step is called {unknown[0]!r}" if unknown else f"no allocator {order.allocator!r} in this process"
-            )
-            return FlushResult(order.id, "refused", clean(f"{what}; nothing was done"))
+            if unknown:
+                reason = f"no step is called {unknown[0]!r}"
+            else:
+                reason = f"no allocator {command.allocator!r} in this process"
+            return FlushResult(command.id, "refused", clean(f"{reason}; nothing was done"))
         with self._lock:
             try:
-                hooked = self._hooked(adapter, hooks) if "hooks" in order.steps else 0
-                with _cuda("between_captures"):
-                    result = carry_out(order, adapter, hooks, permits, self._remains, hooked)
+                hook_bytes = self._hook_bytes(adapter, hooks) if "hooks" in command.steps else 0
+                with _between_captures():
+                    result = carry_out(command, adapter, hooks, permissions, self._stranded, hook_bytes)
             except FlushRefused as refusal:
-                return FlushResult(order.id, "refused", clean(refusal))
-            except Exception as error:  # the library's own, whatever it is
-                return FlushResult(order.id, "failed", clean(f"{type(error).__name__}: {error}"))
-            if not order.dry_run:
+                return FlushResult(command.id, "refused", clean(refusal))
+            except Exception as error:  # any error of the library
+                return FlushResult(command.id, "failed", clean(f"{type(error).__name__}: {error}"))
+            if not command.dry_run:
                 self._thrash.flushed(result.pools, time.monotonic())
             return result
 
-    def _hooked(self, adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> int | None:
-        """The adapter's part, by live bytes, of what the hooks will free; None if that is unknown."""
+    def _hook_bytes(self, adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> int | None:
+        """Return the adapter's part, by live bytes, of the bytes that the hooks will free; None if unknown."""
         freed = estimated(hooks)
         if not freed or len(self._known) < 2:
             return freed
-        with _cuda("beside_captures"):
+        with _beside_captures():
             live = {each: sum(pool.live_bytes for pool in _read(each) if not pool.inside) for each in self._known}
         total = sum(live.values())
         return freed * live[adapter] // total if total else freed
 
 
 REGISTRY = AllocatorRegistry()
-"""Those of this process."""
+"""The allocators of this process."""
 
 
 def check_steps(steps: Sequence[str]) -> None:
-    """Raises TypeError, ValueError."""
+    """Raise TypeError or ValueError for wrong steps."""
     if isinstance(steps, str):
         raise TypeError(f"steps: expected a sequence such as ('ipc', 'cache'), got {steps!r}")
     for step in steps:
@@ -143,12 +155,12 @@ def check_steps(steps: Sequence[str]) -> None:
 def receipts(
     steps: Sequence[str], dry_run: bool, hooks: Sequence[Hook], workload: str, main_thread: bool = False
 ) -> list[Receipt]:
-    """Flushes every allocator here and now."""
+    """Flush every allocator in the calling thread."""
     found = []
     for adapter in REGISTRY.adapters():
         started_at, started = time.time(), time.perf_counter()
         result = REGISTRY.flush(
-            FlushCommand("local", adapter.name, tuple(steps), dry_run), hooks, Permits(main_thread, own=True)
+            FlushCommand("local", adapter.name, tuple(steps), dry_run), hooks, Permissions(main_thread, own=True)
         )
         seconds = time.perf_counter() - started
         for change in result.pools or (None,):
@@ -178,14 +190,18 @@ def receipts(
     return found
 
 
-def _cuda(guard: str) -> AbstractContextManager[None]:
-    """One of `cuda`'s guards; that module came with the first adapter that asks the driver, or never."""
-    cuda = sys.modules.get("gpumond.agent.cuda")
-    return nullcontext() if cuda is None else getattr(cuda, guard)()
+def _beside_captures() -> AbstractContextManager[None]:
+    guards = capture_guards()
+    return nullcontext() if guards is None else guards.beside_captures()
+
+
+def _between_captures() -> AbstractContextManager[None]:
+    guards = capture_guards()
+    return nullcontext() if guards is None else guards.between_captures()
 
 
 def _read(adapter: AllocatorAdapter) -> Sequence[PoolUsage]:
     try:
         return adapter.read()
-    except Exception:  # the library's own; the other allocators are still read
+    except Exception:  # an error of the library; read the other allocators all the same
         return ()

@@ -1,7 +1,7 @@
-"""What the agent does: says who it is, reports once a second, and flushes when a trusted daemon asks.
+"""The agent's communication with the daemon: introduces itself, reports once a second, and flushes on request.
 
-Everything that has arrived is read before anything is done: a program that was stopped finds the daemon's
-Cancel behind its Flush, and leaves its memory alone.
+All received messages are read before any is acted on: a program that was stopped finds the daemon's Cancel after its
+FlushCommand, and does not flush.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from gpumond import __version__
-from gpumond.agent.adapters import AllocatorAdapter, host_pools
+from gpumond.agent.adapters import AllocatorAdapter, capture_guards, host_pools
 from gpumond.agent.commands import CommandHandler, answers
 from gpumond.agent.distributed import is_rank
 from gpumond.agent.ending import ending
 from gpumond.agent.instrument.oom import OOMS
-from gpumond.agent.program_report import look, told
+from gpumond.agent.program_report import program_report, sample
 from gpumond.agent.registry import REGISTRY
 from gpumond.agent.transport import Transport
 from gpumond.protocol.messages import (
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from gpumond.agent.thread import AgentThread
 
 REPORT_SECONDS = 1.0
-MAX_ASKED = 16
+MAX_REQUESTS = 16
 
 
-class Still:
-    """What changes seldom, as it was at the last look for allocators."""
+class AllocatorFacts:
+    """Facts that change seldom, as of the last search for allocators."""
 
     def __init__(self, adapters: list[AllocatorAdapter]) -> None:
-        cuda = sys.modules.get("gpumond.agent.cuda")  # it came with the first adapter that asks the driver, or never
-        if cuda is not None:
-            cuda.stay_beside_captures()
+        guards = capture_guards()
+        if guards is not None:
+            guards.stay_beside_captures()
         self.adapters = adapters
         self.frameworks = tuple(clean(adapter.framework()) for adapter in adapters)
         self.host_pools = host_pools(adapters)
@@ -58,139 +58,141 @@ class Still:
 class Session:
     """Belongs to the agent's thread; only `step` is called from another."""
 
-    def __init__(self, loop: AgentThread) -> None:
-        self._loop = loop
-        self._link = Transport()
-        self._said: tuple[object, ...] = ()
+    def __init__(self, thread: AgentThread) -> None:
+        self._thread = thread
+        self._transport = Transport()
+        self._settings: tuple[object, ...] = ()
         self._report_at = 0.0
-        self._orders: dict[str, tuple[FlushCommand, float]] = {}
-        self._answers: deque[FlushResult] = deque()
-        self._asked: deque[AgentRequest] = deque(maxlen=MAX_ASKED)
-        self._asks = CommandHandler()
-        self._still: Still | None = None
+        self._commands: dict[str, tuple[FlushCommand, float]] = {}
+        self._step_results: deque[FlushResult] = deque()
+        self._requests: deque[AgentRequest] = deque(maxlen=MAX_REQUESTS)
+        self._handler = CommandHandler()
+        self._facts: AllocatorFacts | None = None
         self.flushing = False
 
-    def turn(self) -> None:
-        """Waits for something to do, until the next report at the latest, and does it."""
+    def run_once(self) -> None:
+        """Wait for messages, until the next report at the latest, and process them."""
         self._connect()
         arrived = self._wait()
         now = time.monotonic()
-        for message in self._link.receive(now) if arrived else ():
+        for message in self._transport.receive(now) if arrived else ():
             if isinstance(message, FlushCommand):
-                self._orders[message.id] = (message, now + message.timeout_seconds)
+                self._commands[message.id] = (message, now + message.timeout_seconds)
             elif isinstance(message, Cancel):
                 self._cancel(message.id)
             elif isinstance(message, AgentRequest):
-                self._asked.append(message)
-        if not self._link.connected:
-            self._orders.clear()
-            self._loop.waiting.clear()
-            self._asked.clear()
-        self._obey()
-        self._answer()
-        self._give_up(time.monotonic())
+                self._requests.append(message)
+        if not self._transport.connected:
+            self._commands.clear()
+            self._thread.waiting.clear()
+            self._requests.clear()
+        self._flush_next()
+        self._answer_requests()
+        self._send_results(time.monotonic())
         self._report()
-        self._link.push(time.monotonic())
+        self._transport.push(time.monotonic())
 
     def step(self) -> None:
-        """In the program's own thread: the flushes that waited for this moment."""
-        for name, (order, deadline) in list(self._loop.waiting.items()):
-            if time.monotonic() < deadline and self._loop.waiting.pop(name, None) is not None:
+        """Carry out the waiting flushes in the program's own thread."""
+        for name, (command, deadline) in list(self._thread.waiting.items()):
+            if time.monotonic() < deadline and self._thread.waiting.pop(name, None) is not None:
                 try:
-                    answer = REGISTRY.obey(order, self._loop.hooks, self._loop.main_thread)
+                    result = REGISTRY.execute(command, self._thread.hooks, self._thread.main_thread)
                 except BaseException as error:
-                    self._answers.append(FlushResult(order.id, "failed", clean(f"interrupted: {error!r}")))
+                    self._step_results.append(FlushResult(command.id, "failed", clean(f"interrupted: {error!r}")))
                     raise
-                self._answers.append(answer)
+                self._step_results.append(result)
                 self._report_at = 0.0
-                self._loop.wake.set()
+                self._thread.wake.set()
 
     def _cancel(self, name: str) -> None:
-        """Every order is answered, this one too: the daemon then knows that it is over."""
-        if self._orders.pop(name, None) or self._loop.waiting.pop(name, None):
-            self._link.send(FlushResult(name, "deferred", "the daemon waited no longer; nothing was done"))
+        """Cancel a waiting flush. Every command gets a result, also this one: the daemon then knows that it is over."""
+        if self._commands.pop(name, None) or self._thread.waiting.pop(name, None):
+            self._transport.send(FlushResult(name, "deferred", "the daemon cancelled the flush; nothing was done"))
 
     def close(self) -> None:
-        """Sends a last report and a goodbye, which says how the program ends."""
+        """Send a last report and a Bye, which states how the program ends."""
         self._report_at = 0.0
         try:
             self._report()
-        except Exception:  # the program is about to end, and its libraries with it
+        except Exception:  # the program and its libraries are about to end
             pass
-        self._link.push(0.0)
-        self._link.send(Bye(ending() if self._loop.exiting else None))
-        self._link.push(0.0)
-        self._link.renew()
+        self._transport.push(0.0)
+        self._transport.send(Bye(ending() if self._thread.exiting else None))
+        self._transport.push(0.0)
+        self._transport.renew()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the parent's socket, silently."""
-        self._link.renew()
+        """Close the parent's socket in a forked child, without a message."""
+        self._transport.renew()
 
     def _connect(self) -> None:
-        said = (self._loop.socket, self._loop.workload, self._loop.allow_limit)
-        if self._link.connected:
-            if said == self._said:
+        settings = (self._thread.socket, self._thread.workload, self._thread.allow_limit)
+        if self._transport.connected:
+            if settings == self._settings:
                 return
-            self._link.renew()
+            self._transport.renew()
         now = time.monotonic()
-        if now >= self._link.retry_at and self._link.connect(self._loop.socket or _socket_path(), now):
-            self._said = said
-            allowed = answers(self._loop.allow_limit)
-            self._link.send(Hello(self._loop.workload, __version__, sys.version.split()[0], allowed))
+        if now >= self._transport.retry_at and self._transport.connect(self._thread.socket or _socket_path(), now):
+            self._settings = settings
+            allowed = answers(self._thread.allow_limit)
+            self._transport.send(Hello(self._thread.workload, __version__, sys.version.split()[0], allowed))
             self._report_at = now
 
     def _wait(self) -> bool:
-        """Whether the daemon has sent something, or is gone."""
+        """Return whether the daemon has sent data or closed the connection."""
         now = time.monotonic()
-        until = [self._report_at, *(deadline for _, deadline in list(self._loop.waiting.values()))]
-        if not self._link.connected:
-            until.append(self._link.retry_at)
+        deadlines = [self._report_at, *(deadline for _, deadline in list(self._thread.waiting.values()))]
+        if not self._transport.connected:
+            deadlines.append(self._transport.retry_at)
         poll = select.poll()
-        wake, link = self._loop.wake.fileno(), self._link.fileno()
+        wake, connection = self._thread.wake.fileno(), self._transport.fileno()
         for descriptor, events in (
             (wake, select.POLLIN),
-            (link, select.POLLIN | select.POLLOUT if self._link.unsent else select.POLLIN),
+            (connection, select.POLLIN | select.POLLOUT if self._transport.unsent else select.POLLIN),
         ):
             if descriptor >= 0:
                 poll.register(descriptor, events)
-        seconds = 0.0 if self._orders else max(0.0, min(until) - now)
-        seen = dict(poll.poll(1000 * min(seconds, REPORT_SECONDS)))
-        if wake in seen:
-            self._loop.wake.clear()
-        return bool(seen.get(link, 0) & ~select.POLLOUT)
+        seconds = 0.0 if self._commands else max(0.0, min(deadlines) - now)
+        events_by_descriptor = dict(poll.poll(1000 * min(seconds, REPORT_SECONDS)))
+        if wake in events_by_descriptor:
+            self._thread.wake.clear()
+        return bool(events_by_descriptor.get(connection, 0) & ~select.POLLOUT)
 
-    def _obey(self) -> None:
-        """At most one flush: what arrives during it is read before the next."""
-        policy = self._loop.flush_policy
-        for name in list(self._orders):
-            order, deadline = self._orders.pop(name)
+    def _flush_next(self) -> None:
+        """Carry out at most one flush: messages that arrive during it are read before the next."""
+        policy = self._thread.flush_policy
+        for name in list(self._commands):
+            command, deadline = self._commands.pop(name)
             if policy == "never":
-                self._link.send(FlushResult(order.id, "refused", "this program's flush_policy is never"))
+                self._transport.send(FlushResult(command.id, "refused", "this program's flush_policy is never"))
             elif policy == "step":
-                self._loop.waiting[name] = (order, deadline)
+                self._thread.waiting[name] = (command, deadline)
             elif time.monotonic() >= deadline:
-                self._link.send(FlushResult(order.id, "timeout", "its time was over before it began; nothing was done"))
+                self._transport.send(
+                    FlushResult(command.id, "timeout", "its deadline passed before it started; nothing was done")
+                )
             else:
                 self.flushing = True
                 try:
-                    self._link.send(REGISTRY.obey(order, self._loop.hooks, self._loop.main_thread))
+                    self._transport.send(REGISTRY.execute(command, self._thread.hooks, self._thread.main_thread))
                 finally:
                     self.flushing = False
                 self._report_at = 0.0
                 return
 
-    def _answer(self) -> None:
-        while self._asked:
-            ask = self._asked.popleft()
-            self._link.send(self._asks.answer(ask, self._loop.workload, self._loop.allow_limit))
+    def _answer_requests(self) -> None:
+        while self._requests:
+            request = self._requests.popleft()
+            self._transport.send(self._handler.answer(request, self._thread.workload, self._thread.allow_limit))
 
-    def _give_up(self, now: float) -> None:
-        for name, (order, deadline) in list(self._loop.waiting.items()):
-            if now >= deadline and self._loop.waiting.pop(name, None) is not None:
-                reason = f"no step() was reached in {order.timeout_seconds:g} s; nothing was done"
-                self._link.send(FlushResult(order.id, "deferred", reason))
-        while self._answers:
-            self._link.send(self._answers.popleft())
+    def _send_results(self, now: float) -> None:
+        for name, (command, deadline) in list(self._thread.waiting.items()):
+            if now >= deadline and self._thread.waiting.pop(name, None) is not None:
+                reason = f"no step() was reached in {command.timeout_seconds:g} s; nothing was done"
+                self._transport.send(FlushResult(command.id, "deferred", reason))
+        while self._step_results:
+            self._transport.send(self._step_results.popleft())
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -198,17 +200,19 @@ class Session:
             return
         self._report_at = now + REPORT_SECONDS
         adapters = REGISTRY.known()
-        if self._loop.observe_ooms:
+        if self._thread.observe_ooms:
             OOMS.observe()
-        if self._link.connected:
+        if self._transport.connected:
             pools = REGISTRY.read()
             if pools is not None:
-                still = self._still
-                if still is None or still.adapters is not adapters:
-                    still = self._still = Still(adapters)
-                look(pools)
-                program = told(still.distributed, self._link.refusals + REGISTRY.refusals)
-                self._link.send(Report(self._loop.flush_policy, still.frameworks, pools, program, still.host_pools))
+                facts = self._facts
+                if facts is None or facts.adapters is not adapters:
+                    facts = self._facts = AllocatorFacts(adapters)
+                sample(pools)
+                program = program_report(facts.distributed, self._transport.refusals + REGISTRY.refusals)
+                self._transport.send(
+                    Report(self._thread.flush_policy, facts.frameworks, pools, program, facts.host_pools)
+                )
 
 
 def _socket_path() -> str:

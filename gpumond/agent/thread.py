@@ -1,7 +1,7 @@
-"""The agent's thread: when it lives, and how it keeps out of the way of fork, exec, signals and exit.
+"""The agent's thread: its lifetime, and its behaviour at fork, exec, signals and exit.
 
-What it does while it lives is in session.py, which is imported in the thread and only after `GRACE_SECONDS`:
-a program that is over by then, or a child that execs, has paid for one thread and one pipe.
+Its work is in session.py, which the thread imports after `GRACE_SECONDS`. A program that has ended by then, or a child
+that has called exec, has paid for one thread and one pipe only.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import sys
 import threading
 
 from gpumond.agent import POLICIES, check_workload
-from gpumond.agent.fork import WARNS, call_soon, gone
+from gpumond.agent.fork import WARNS, call_soon, wait_until_ended
 from gpumond.agent.wakeup import WakeupPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpumond.agent.flush_steps import Hook
+    from gpumond.agent.allocator_flush import Hook
     from gpumond.agent.session import Session
     from gpumond.model.pools import FlushPolicy
     from gpumond.protocol.messages import FlushCommand
@@ -47,8 +47,8 @@ class AgentThread:
         """Flushes that wait for `step`, each with its deadline."""
         self.wake = WakeupPipe()
         self.exiting = False
-        """The interpreter runs its exit handlers."""
-        self._wanted = False
+        """True while the interpreter runs its exit handlers."""
+        self._enabled = False
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._session: Session | None = None
@@ -72,13 +72,13 @@ class AgentThread:
         self.main_thread = self.main_thread if main_thread is None else main_thread
         self.allow_limit = self.allow_limit if allow_limit is None else allow_limit
         self.observe_ooms = self.observe_ooms if observe_ooms is None else observe_ooms
-        if not self._wanted and in_main_interpreter():
-            self._wanted = True
+        if not self._enabled and in_main_interpreter():
+            self._enabled = True
             self._launch()
         self.wake.set()
 
     def stop(self) -> None:
-        self._wanted = False
+        self._enabled = False
         self._finish(EXIT_SECONDS)
 
     def step(self) -> None:
@@ -95,12 +95,12 @@ class AgentThread:
         try:
             thread = threading.Thread(target=self._run, args=arguments, name="gpumond-agent", daemon=True)
             thread.start()
-        except RuntimeError:  # no more threads, or the interpreter is about to exit
+        except RuntimeError:  # the thread limit, or an interpreter that is about to exit
             return
         self._thread = thread
 
     def _finish(self, seconds: float) -> None:
-        """Tells the thread to end, and waits for it so long."""
+        """Stop the thread, and wait for its end at most ``seconds``."""
         thread = self._thread
         if thread is not None and thread.is_alive():
             self._end.set()
@@ -111,7 +111,7 @@ class AgentThread:
     def _run(self, end: threading.Event, previous: threading.Thread | None) -> None:
         try:
             self._report(end, previous)
-        except Exception:  # a module of the program can have the name of one that is imported here
+        except Exception:  # a module of the program may have the name of one that is imported here
             self._log()
 
     def _report(self, end: threading.Event, previous: threading.Thread | None) -> None:
@@ -125,16 +125,16 @@ class AgentThread:
             return
         while end is self._end and not end.is_set():
             try:
-                self._open().turn()
-            except Exception:  # nothing may reach the program's threading.excepthook
+                self._open().run_once()
+            except Exception:  # no error may reach the program's threading.excepthook
                 self._log()
                 end.wait(FAILED_SECONDS)
-        if self._session is not None and not self._wanted:
+        if self._session is not None and not self._enabled:
             self._session.close()
             self._session = None
 
     def _log(self) -> None:
-        """If the program logs at all: an import here could come between what logging does before a fork and after."""
+        """Log only if the program has imported logging: an import here could conflict with logging's fork handlers."""
         logging = sys.modules.get("logging")
         if logging is not None:
             logging.getLogger("gpumond.agent").debug("the agent failed", exc_info=True)
@@ -147,24 +147,24 @@ class AgentThread:
         return self._session
 
     def _before_fork(self) -> None:
-        """No thread of ours may hold a lock at the fork: the child would wait for it for ever."""
+        """Stop the thread: a lock that it holds at the fork would stay locked in the child for ever."""
         if self._session is None:
             self._finish(IMPORT_SECONDS)
         elif not self._session.flushing:
             self._finish(FORK_SECONDS)
         if WARNS and self._thread is not None and not self._thread.is_alive():
-            gone(self._thread)
+            wait_until_ended(self._thread)
 
     def _after_in_parent(self) -> None:
-        if self._wanted and self._end.is_set():
+        if self._enabled and self._end.is_set():
             call_soon(self._relaunch, sys._getframe(1))
 
     def _relaunch(self) -> None:
-        if self._wanted and self._end.is_set():
+        if self._enabled and self._end.is_set():
             self._launch()
 
     def _after_in_child(self) -> None:
-        """The parent's socket and pipe are the parent's: the child starts anew."""
+        """Start again in the child, with its own socket and pipe."""
         self._end = threading.Event()
         self._thread = None
         self.waiting.clear()
@@ -172,12 +172,14 @@ class AgentThread:
         if self._session is not None:
             self._session.abandon()
             self._session = None
-        if self._wanted:
+        if self._enabled:
             self._launch()
 
 
 def in_main_interpreter() -> bool:
-    """A subinterpreter that ends while a thread of its own is left takes the whole program with it."""
+    """Return whether this is the main interpreter. A subinterpreter that ends with a thread left would abort the
+    program.
+    """
     is_main: Callable[[], bool] | None = getattr(_thread, "_is_main_interpreter", None)  # since Python 3.13
     if is_main is not None:
         return is_main()

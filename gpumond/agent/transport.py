@@ -1,7 +1,7 @@
-"""The agent's end of the socket: connects when it can, sends what fits, and never waits.
+"""The agent's end of the socket: connects when possible, sends as much as the socket accepts, and never waits.
 
-Reports are cumulative, so that only the newest is kept while the daemon does not read. A frame that has
-been sent in part is finished first.
+Reports are cumulative, so that only the newest is kept while the daemon does not read. A message that was sent in part
+is completed first.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from gpumond.protocol.messages import MAX_MESSAGE_BYTES, FlushResult, Message, R
 
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 10.0
-MAX_ANSWERS = 64
+MAX_RESULTS = 64
 MAX_UNREAD_BYTES = 16 * MAX_MESSAGE_BYTES
-FRAMES = (128, 1 / 16)
-"""So many frames at once, then one each so many seconds: a daemon that sends more is none of ours."""
+MESSAGE_RATE = (128, 1 / 16)
+"""Number of messages at once, then seconds for each further one. A daemon that exceeds this is disconnected."""
 
 
 class Transport:
-    """One connection at a time. ``now`` is any clock that does not go back, in seconds."""
+    """One connection at a time. ``now`` is any monotonic clock, in seconds."""
 
     def __init__(self, trusted: Collection[int] | None = None) -> None:
         self._trusted = trusted
         self._retry_seconds = FIRST_RETRY_SECONDS
         self.retry_at = 0.0
-        self._rate = RateLimit(*FRAMES)
+        self._rate = RateLimit(*MESSAGE_RATE)
         self._newest: Report | None = None
-        self._frame = b""
-        """Of the newest report, which is sent again as it is while nothing changes."""
+        self._encoded = b""
+        """The encoded newest report, which is sent again while nothing changes."""
         self.refusals = 0
-        """Daemons of strangers, and connections closed for what they brought."""
+        """Number of untrusted daemons, and of connections that were closed because of invalid data."""
         self._forget()
 
     def _forget(self) -> None:
@@ -47,7 +47,7 @@ class Transport:
         self._identity: tuple[int, int] | None = None
         self._connected_at = 0.0
         self._unsent = b""
-        self._answers: deque[bytes] = deque(maxlen=MAX_ANSWERS)
+        self._results: deque[bytes] = deque(maxlen=MAX_RESULTS)
         self._report = b""
         self._unread = b""
 
@@ -57,13 +57,13 @@ class Transport:
 
     @property
     def unsent(self) -> bool:
-        return bool(self._unsent or self._answers or self._report)
+        return bool(self._unsent or self._results or self._report)
 
     def fileno(self) -> int:
         return -1 if self._socket is None else self._socket.fileno()
 
     def connect(self, path: str, now: float) -> bool:
-        """One attempt. Only a daemon of a trusted user is spoken to."""
+        """Try to connect once, to the daemon of a trusted user only."""
         connection: socket.socket | None = None
         try:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -83,21 +83,21 @@ class Transport:
         return True
 
     def send(self, message: Message) -> None:
-        """Queues it; of several reports the newest."""
+        """Queue a message; of several reports only the newest."""
         if not isinstance(message, Report):
-            self._answers.append(_fitting(message))
+            self._results.append(_encode_within_limit(message))
             return
         if message != self._newest:
-            self._newest, self._frame = message, _fitting(message)
-        self._report = self._frame
+            self._newest, self._encoded = message, _encode_within_limit(message)
+        self._report = self._encoded
 
     def push(self, now: float) -> None:
-        """Sends what the socket takes."""
-        connection = self._ours()
+        """Send as much as the socket accepts."""
+        connection = self._valid_socket()
         while connection is not None:
             if not self._unsent:
-                if self._answers:
-                    self._unsent = self._answers.popleft()
+                if self._results:
+                    self._unsent = self._results.popleft()
                 elif self._report:
                     self._unsent, self._report = self._report, b""
                 else:
@@ -112,8 +112,8 @@ class Transport:
             self._unsent = self._unsent[sent:]
 
     def receive(self, now: float) -> list[Message]:
-        """Everything that has arrived. After nonsense, or the daemon's end, nothing, and the link is closed."""
-        connection = self._ours()
+        """Return all received messages. Invalid data and the daemon's end close the connection."""
+        connection = self._valid_socket()
         try:
             while connection is not None and len(self._unread) < MAX_UNREAD_BYTES:
                 chunk = connection.recv(MAX_MESSAGE_BYTES)
@@ -125,23 +125,23 @@ class Transport:
         except OSError:
             self.close(now)
             return []
-        *frames, self._unread = self._unread.split(b"\n")
+        *lines, self._unread = self._unread.split(b"\n")
         try:
-            if max(map(len, [*frames, self._unread])) >= MAX_MESSAGE_BYTES:
-                raise ProtocolError("size", "frame too long")
-            return [self._heard(frame, now) for frame in frames]
+            if max(map(len, [*lines, self._unread])) >= MAX_MESSAGE_BYTES:
+                raise ProtocolError("size", "message too long")
+            return [self._decoded(line, now) for line in lines]
         except ProtocolError:
             self.refusals += 1
             self.close(now)
             return []
 
-    def _heard(self, frame: bytes, now: float) -> Message:
+    def _decoded(self, line: bytes, now: float) -> Message:
         if not self._rate.allows(now):
-            raise ProtocolError("rate", "too many frames")
-        return decode(frame)
+            raise ProtocolError("rate", "too many messages")
+        return decode(line)
 
     def close(self, now: float) -> None:
-        connection = self._ours()
+        connection = self._valid_socket()
         if connection is not None:
             connection.close()
         if now - self._connected_at > LAST_RETRY_SECONDS:
@@ -150,34 +150,34 @@ class Transport:
         self._retry_later(now)
 
     def renew(self) -> None:
-        """Closes, to connect again at once; in a forked child this ends nothing but the child's own copy."""
+        """Close the connection and permit the next at once; in a forked child, close the child's copy only."""
         self.close(0.0)
         self._retry_seconds = FIRST_RETRY_SECONDS
         self.retry_at = 0.0
 
     def _retry_later(self, now: float) -> None:
-        # Not from random: the host's seeded sequence is not ours to advance.
+        # Not from random: that would change the program's seeded sequence.
         jitter = 0.5 + os.urandom(1)[0] / 256
         self.retry_at = now + self._retry_seconds * jitter
         self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
 
-    def _ours(self) -> socket.socket | None:
-        """The socket; None if the program has closed its descriptor, which may be another file by now."""
+    def _valid_socket(self) -> socket.socket | None:
+        """Return the socket; None if the program has closed its descriptor, which may be another file now."""
         if self._socket is not None and identity(self._socket.fileno()) != self._identity:
             self._socket.detach()
             self._forget()
         return self._socket
 
 
-def _fitting(message: Message) -> bytes:
-    """Its frame; what has no room loses its scopes, its pictures and then its pools, the last ones first."""
-    frame = encode(message)
-    while len(frame) > MAX_MESSAGE_BYTES and isinstance(message, (Report, FlushResult)):
+def _encode_within_limit(message: Message) -> bytes:
+    """Encode a message. One that is too long loses scopes, out-of-memory snapshots and then pools."""
+    encoded = encode(message)
+    while len(encoded) > MAX_MESSAGE_BYTES and isinstance(message, (Report, FlushResult)):
         program = message.program if isinstance(message, Report) else None
         if program is not None and isinstance(message, Report) and (program.scopes or program.ooms):
             scopes, ooms = program.scopes[: len(program.scopes) // 2], program.ooms[1:]
             message = replace(message, program=replace(program, scopes=scopes, ooms=ooms))
         else:
             message = replace(message, pools=message.pools[: len(message.pools) // 2])  # type: ignore[arg-type]  # either kind of pools
-        frame = encode(message)
-    return frame
+        encoded = encode(message)
+    return encoded

@@ -1,7 +1,7 @@
-"""A pipe that ends the agent's wait, and the question whether a descriptor is still ours.
+"""A pipe that ends the agent's wait, and a test whether a descriptor still refers to the same file.
 
-A program that turns itself into a service closes every descriptor, and its own next file gets the number.
-Ours must then not write to it, nor close it: whoever uses a descriptor asks first.
+A program that becomes a daemon closes every descriptor, and its own next file gets the number. The agent must then
+neither write to it nor close it: every use of a descriptor tests it first.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 
 
 def identity(descriptor: int) -> tuple[int, int] | None:
-    """What the descriptor stands for; None if for nothing."""
+    """Return device and inode of the descriptor; None if it is closed."""
     try:
         status = os.fstat(descriptor)
     except OSError:
@@ -25,13 +25,13 @@ class WakeupPipe:
         self.renew()
 
     def renew(self) -> None:
-        """A new pipe; the old one is closed if it is still ours."""
+        """Create a new pipe; close the old one if its descriptors still refer to it."""
         for descriptor in (self._read, self._write):
-            if self._ours(descriptor):
+            if self._is_open(descriptor):
                 os.close(descriptor)
         try:
             self._read, self._write = os.pipe()
-        except OSError:  # no descriptor left: waits then end by their timeout
+        except OSError:  # the descriptor limit: waits then end by their timeout
             self._read = self._write = -1
             return
         self._identity = identity(self._read)
@@ -39,13 +39,13 @@ class WakeupPipe:
         os.set_blocking(self._write, False)
 
     def fileno(self) -> int:
-        """The end to wait on, -1 if there is none."""
-        if not self._ours(self._read):
+        """Return the descriptor to wait on, -1 if there is none."""
+        if not self._is_open(self._read):
             self.renew()
         return self._read
 
     def set(self) -> None:
-        if self._ours(self._write):
+        if self._is_open(self._write):
             try:
                 os.write(self._write, b"\0")
             except BlockingIOError:
@@ -53,10 +53,10 @@ class WakeupPipe:
 
     def clear(self) -> None:
         try:
-            while self._ours(self._read) and os.read(self._read, 4096):
+            while self._is_open(self._read) and os.read(self._read, 4096):
                 pass
         except BlockingIOError:
             pass
 
-    def _ours(self, descriptor: int) -> bool:
+    def _is_open(self, descriptor: int) -> bool:
         return descriptor >= 0 and identity(descriptor) == self._identity

@@ -1,8 +1,8 @@
-"""Frames: one JSON object a line, between agent and daemon (socket) and collector and daemon (pipe).
+"""Messages, one JSON object a line, between agent and daemon (socket) and collector and daemon (pipe).
 
-A frame is a frozen dataclass on both ends. Decoding checks every field against the class's own
-annotations, so that what comes out is well-typed or is a ProtocolError that says where it is not.
-Keys that a class does not know are ignored: an older peer can read a newer one.
+A message is a frozen dataclass on both ends. The decoder checks each field against the annotations of the class: the
+result is well-typed, or a ProtocolError states the field. Unknown keys are ignored: an older peer can read the messages
+of a newer one.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Asked = Literal["limit", "snapshot"]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The agent's first frame. ``workload`` is at most 64 characters of ``[A-Za-z0-9._/-]``.
+    """The agent's first message. ``workload`` is at most 64 characters of ``[A-Za-z0-9._/-]``.
 
-    ``answers`` are the kinds of Ask that it understands and the program allows; a daemon sends it no other.
+    ``answers`` are the kinds of AgentRequest that it understands and the program allows; a daemon sends it no other.
     """
 
     workload: str = ""
@@ -57,7 +57,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class FlushCommand:
-    """The daemon asks for one allocator of the process to be flushed, or (dry_run) for its plan."""
+    """The daemon's request to flush one allocator of the process, or (dry_run) to plan the flush."""
 
     id: str
     allocator: str
@@ -68,14 +68,14 @@ class FlushCommand:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The daemon waits no longer for this flush: if it has not begun, it must not."""
+    """The daemon no longer waits for this flush. If it has not started, it must not."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PoolChange:
-    """One pool around a flush; ``expected`` was computed from ``before``'s moment."""
+    """One pool before and after a flush; ``expected`` was computed from ``before``."""
 
     before: PoolUsage
     after: PoolUsage
@@ -85,7 +85,7 @@ class PoolChange:
 
 @dataclass(frozen=True, slots=True)
 class FlushResult:
-    """The agent's answer to a Flush."""
+    """The agent's response to a FlushCommand."""
 
     id: str
     outcome: Outcome
@@ -96,7 +96,9 @@ class FlushResult:
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """The daemon asks for a soft quota (``limit_bytes`` None: no more) or for the framework's own memory snapshot."""
+    """The daemon's request for a soft quota (``limit_bytes`` None: remove it) or for the framework's own memory
+    snapshot.
+    """
 
     id: str
     kind: Asked
@@ -106,7 +108,7 @@ class AgentRequest:
 
 @dataclass(frozen=True, slots=True)
 class AgentResponse:
-    """The agent's answer to an Ask. ``reason`` says why nothing was done."""
+    """The agent's response to an AgentRequest. ``reason`` explains why nothing was done."""
 
     id: str
     reason: str = ""
@@ -116,7 +118,7 @@ class AgentResponse:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The agent leaves on purpose. ``ending``: how the program ends; None if it goes on, or if that is unknown."""
+    """The agent disconnects on purpose. ``ending``: how the program ends; None if it continues, or if unknown."""
 
     ending: Ending | None = None
 
@@ -136,41 +138,41 @@ _NAMES = {cls: name for name, cls in MESSAGES.items()}
 
 
 def encode(message: Message) -> bytes:
-    """The frame, with its newline."""
-    frame = {"v": VERSION, "type": _NAMES[type(message)], **_fields(message)}
+    """Return the line of a message, with its newline."""
+    body = {"v": VERSION, "type": _NAMES[type(message)], **_fields(message)}
     if not isinstance(message, Report):
-        return to_json(frame) + b"\n"
-    del frame["pools"]
+        return to_json(body) + b"\n"
+    del body["pools"]
     pools = ",".join(map(_pool_json, message.pools)).encode("ascii")
-    return b'%b,"pools":[%b]}\n' % (to_json(frame)[:-1], pools)
+    return b'%b,"pools":[%b]}\n' % (to_json(body)[:-1], pools)
 
 
-def decode(frame: bytes) -> Message:
-    """The message of one frame. Raises ProtocolError."""
-    body = _object(frame)
+def decode(line: bytes) -> Message:
+    """Return the message of one line. Raises ProtocolError."""
+    body = _object(line)
     if body.get("v") != VERSION:
-        raise ProtocolError("version", f"frame version {body.get('v')!r}, expected {VERSION}")
+        raise ProtocolError("version", f"message version {body.get('v')!r}, expected {VERSION}")
     kind = body.get("type")
-    message = MESSAGES.get(kind) if isinstance(kind, str) else None
-    if message is None:
-        raise ProtocolError("type", f"unknown frame type {kind!r:.64}")
-    decoded: Message = _convert(message, body, str(kind))
+    cls = MESSAGES.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ProtocolError("type", f"unknown message type {kind!r:.64}")
+    decoded: Message = _convert(cls, body, str(kind))
     return decoded
 
 
 def to_json(value: object) -> bytes:
-    """Compact JSON; dataclasses become objects with their field names as keys."""
+    """Return compact JSON; dataclasses become objects with their field names as keys."""
     return _TO_JSON.encode(value).encode("ascii")
 
 
 def from_json(cls: type[T], line: bytes) -> T:
-    """A dataclass from its JSON object. Raises ProtocolError."""
+    """Return a dataclass from its JSON object. Raises ProtocolError."""
     decoded: T = _convert(cls, _object(line), cls.__name__)
     return decoded
 
 
 def clean(value: object) -> str:
-    """Any text, made safe to send, to log and to show: printable, at most ``MAX_TEXT`` characters."""
+    """Make any text safe to send, log and display: printable, at most ``MAX_TEXT`` characters."""
     text = str(value)[:MAX_TEXT]
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
@@ -179,12 +181,12 @@ SERVICE_SOCKET = "/run/gpumond/agent.sock"
 
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Where daemon and agents meet if nobody says otherwise; None if this user has no directory of his own."""
+    """Return the default path of the socket; None if the user has no directory of its own."""
     return SERVICE_SOCKET if os.geteuid() == 0 else own_socket(environ)
 
 
 def own_socket(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Where a daemon of this user alone would be: in the runtime directory or, without one, below the home."""
+    """Return the path of a daemon for this user alone: in the runtime directory or, without one, below the home."""
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         return os.path.join(runtime, "gpumond", "agent.sock")
     home = environ.get("HOME")
@@ -199,8 +201,10 @@ _TO_JSON = json.JSONEncoder(default=_fields, separators=(",", ":"))
 
 
 def _pool_json(pool: PoolUsage) -> str:
-    """As `to_json` says it, in a fifth of the time: a report is little else, and a program pays for it each second."""
-    flush = pool.reclaimable
+    """Encode a pool as `to_json` does, in a fifth of the time. A report contains little else, and a program pays for it
+    each second.
+    """
+    reclaimable = pool.reclaimable
     inside = "null" if pool.inside is None else _text_json(pool.inside)
     optional = (
         f'"peak_live_bytes":{pool.peak_live_bytes},"peak_held_bytes":{pool.peak_held_bytes},"ooms":{pool.ooms}'
@@ -210,15 +214,15 @@ def _pool_json(pool: PoolUsage) -> str:
     return (
         f'{{"allocator":{_text_json(pool.allocator)},"device_uuid":{_text_json(pool.device_uuid)},"inside":{inside}'
         f',"live_bytes":{pool.live_bytes},"held_bytes":{pool.held_bytes},"stranded_bytes":{pool.stranded_bytes}'
-        f',"held_known":{"true" if pool.held_known else "false"},"reclaimable":{{"low":{flush.low}'
-        f',"likely":{flush.likely},"high":{flush.high},"exactness":"{flush.exactness}"}}'
+        f',"held_known":{"true" if pool.held_known else "false"},"reclaimable":{{"low":{reclaimable.low}'
+        f',"likely":{reclaimable.likely},"high":{reclaimable.high},"exactness":"{reclaimable.exactness}"}}'
         f",{optional.replace('None', 'null')}}}"
     )
 
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        body = _JSON.decode(line.decode())  # UTF-8 alone
+        body = _JSON.decode(line.decode())  # UTF-8 only
     except (ValueError, RecursionError) as error:
         raise ProtocolError("json", f"not a JSON object: {clean(error)}") from None
     if not isinstance(body, dict):
@@ -242,20 +246,21 @@ _JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 Converter = Callable[[Any], Any]
 
 
-class _Misfit(Exception):
-    """A value of another type. It learns on its way out where it is: to build that for each value would cost more than
-    all the checks."""
+class _Mismatch(Exception):
+    """A value of a wrong type. The path is added while the exception propagates: building it for each value would cost
+    more than all checks.
+    """
 
-    def __init__(self, reason: str, says: str) -> None:
-        super().__init__(reason, says)
-        self.reason, self.says, self.path = reason, says, ""
+    def __init__(self, reason: str, explanation: str) -> None:
+        super().__init__(reason, explanation)
+        self.reason, self.explanation, self.path = reason, explanation, ""
 
 
 def _convert(cls: Any, body: dict[str, Any], name: str) -> Any:
     try:
         return _converter(cls)(body)
-    except _Misfit as misfit:
-        raise ProtocolError(misfit.reason, f"{name}{misfit.path}{misfit.says}") from None
+    except _Mismatch as mismatch:
+        raise ProtocolError(mismatch.reason, f"{name}{mismatch.path}{mismatch.explanation}") from None
 
 
 def _compile(hint: Any) -> Converter:
@@ -283,14 +288,14 @@ def _dataclass_converter(cls: Any) -> Converter:
             raise _mismatch("an object", value)
         for name in required:
             if name not in value:
-                raise _Misfit("missing", f".{name} is missing")
+                raise _Mismatch("missing", f".{name} is missing")
         found = {}
         try:
             for name, to in converters:
                 if name in value:
                     found[name] = to(value[name])
-        except _Misfit as misfit:
-            misfit.path = f".{name}{misfit.path}"
+        except _Mismatch as mismatch:
+            mismatch.path = f".{name}{mismatch.path}"
             raise
         return cls(**found)
 
@@ -332,7 +337,7 @@ def _change(value: Any) -> int:
 
 
 def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not abs(value) <= float_info.max:  # no NaN, and no integer that is no float
+    if type(value) not in (int, float) or not abs(value) <= float_info.max:  # no NaN, and no integer beyond the floats
         raise _mismatch("a finite number", value)
     return float(value)
 
@@ -351,8 +356,8 @@ def _flag(value: Any) -> bool:
 
 _SCALARS: dict[Any, Converter] = {int: _integer, ByteChange: _change, float: _number, str: _text, bool: _flag}
 _converter: Callable[[Any], Converter] = cache(_compile)
-"""Checks and converts a decoded JSON value to a type; compiled once per annotation."""
+"""Checks and converts a decoded JSON value to a type; compiled once for each annotation."""
 
 
-def _mismatch(expected: str, value: Any) -> _Misfit:
-    return _Misfit("value", f": expected {expected}, got {clean(repr(value)[:80])}")
+def _mismatch(expected: str, value: Any) -> _Mismatch:
+    return _Mismatch("value", f": expected {expected}, got {clean(repr(value)[:80])}")

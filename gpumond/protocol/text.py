@@ -1,4 +1,4 @@
-"""Text that comes from outside, over HTTP or in YAML: only what UTF-8 can encode is taken."""
+"""Tests of text from outside, over HTTP or in YAML: only text that UTF-8 can encode is accepted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pydantic import BaseModel, model_validator
 
 
 class Encodable(BaseModel):
-    """Base of each model of a request's body and of the configuration. Any text in its input, keys and unknown keys
-    included, must be encodable in UTF-8: what is kept can then be written by each endpoint."""
+    """Base of the models of request bodies and of the configuration. All text in the input, keys and unknown keys
+    included, must be encodable in UTF-8, so that each endpoint can write what is stored.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -19,8 +20,9 @@ class Encodable(BaseModel):
 
 
 def require_encodable(value: object) -> None:
-    """Look into dicts, lists and tuples. Raises ValueError. Takes each container once: YAML's aliases can make a value
-    that is exponentially large otherwise."""
+    """Search dicts, lists and tuples. Raises ValueError. Each container is visited once: otherwise aliases in YAML
+    could make a value exponentially large.
+    """
     seen: set[int] = set()
     waiting = [value]
     while waiting:
@@ -31,8 +33,8 @@ def require_encodable(value: object) -> None:
             except UnicodeEncodeError as error:
                 found = ascii(each[error.start])
                 raise ValueError(
-                    f"text holds {found}, half of a surrogate pair, which UTF-8 cannot encode; remove it or write the "
-                    "whole character"
+                    f"text contains {found}, half of a surrogate pair, which UTF-8 cannot encode; remove it or "
+                    "write the whole character"
                 ) from None
         elif isinstance(each, (dict, list, tuple)) and id(each) not in seen:
             seen.add(id(each))

@@ -1,7 +1,9 @@
-"""Frames that come in by the thousand, from agents and from the collector's child: checked and built by pydantic-core.
+"""The fast decoder for messages that arrive in large numbers, from agents and from the collector's child: pydantic-core
+checks and builds them.
 
-The types' own annotations are the schema, as in ``wire``, whose decoder agents use since they have the standard
-library alone. This one takes a quarter of its time. What it does not take, ``wire`` looks at: it says what is wrong.
+The schema is made from the types' own annotations, as in `messages`. Agents use the decoder of `messages`, since they
+have the standard library only. This one takes a quarter of its time. What it rejects is decoded by `messages`, which
+explains the error.
 """
 
 from __future__ import annotations
@@ -39,19 +41,19 @@ T = TypeVar("T")
 _BEGINNING = b'{"v":%d,"type":"' % VERSION
 
 
-def decode(frame: bytes) -> Message:
-    """As ``wire.decode``, of what an agent may send."""
-    if frame.startswith(_BEGINNING):
+def decode(line: bytes) -> Message:
+    """Decode a message of an agent, as `messages.decode` does."""
+    if line.startswith(_BEGINNING):
         try:
-            message: Message = _messages().validate_json(frame)
+            message: Message = _messages().validate_json(line)
             return message
         except ValidationError:
             pass
-    return messages.decode(frame)
+    return messages.decode(line)
 
 
 def from_json(cls: type[T], line: bytes) -> T:
-    """As ``wire.from_json``."""
+    """Decode a dataclass, as `messages.from_json` does."""
     try:
         value: T = _validator(cls).validate_json(line)
         return value
@@ -110,4 +112,4 @@ def _compile(cls: Any) -> SchemaValidator:
 
 
 _validator: Callable[[Any], SchemaValidator] = cache(_compile)
-"""Compiled once per type."""
+"""Compiled once for each type."""

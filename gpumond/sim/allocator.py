@@ -1,9 +1,9 @@
-"""A caching allocator in the image of PyTorch's, on a simulated card.
+"""A caching allocator modelled on PyTorch's, on a simulated device.
 
-Segments come from the card and are cut into blocks; a freed block merges with its free neighbours and
-stays in the cache. Whole free segments can be returned to the card; free bytes of a segment that also
-holds a live block cannot: they are stranded. The rules are those of PyTorch's native allocator without
-expandable segments, one stream (c10/cuda/CUDACachingAllocator.cpp).
+Segments come from the device and are cut into blocks; a freed block merges with its free neighbours and stays in the
+cache. Whole free segments can be returned to the device. Free bytes of a segment that also contains a live block
+cannot: they are stranded. The rules are those of PyTorch's native allocator without expandable segments, one stream
+(c10/cuda/CUDACachingAllocator.cpp).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gpumond.sim.card import MIB, Context, OutOfMemory, SimDevice
 
 ROUNDING_BYTES = 512
 SMALL_LIMIT = MIB
-"""Blocks up to this size live in the small pool; a large block is cut only if more than this remains."""
+"""Largest block of the small pool. A large block is cut only if more than this remains."""
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
 HUGE_LIMIT = 10 * MIB
-"""From this size on a request gets a segment of its own, rounded up to ``HUGE_ROUNDING``."""
+"""Smallest request that gets a segment of its own, rounded up to ``HUGE_ROUNDING``."""
 HUGE_ROUNDING = 2 * MIB
 
 
@@ -43,7 +43,7 @@ class Statistics:
     device_frees: int
 
     def pool(self, device_uuid: str) -> PoolUsage:
-        """The same, as an agent reports it; what is reclaimable is exact."""
+        """Return the statistics as an agent reports them; the reclaimable bytes are exact."""
         return PoolUsage(
             allocator="sim",
             device_uuid=device_uuid,
@@ -75,19 +75,19 @@ class _Block:
 
     @property
     def whole(self) -> bool:
-        """Whether the block is its whole segment."""
+        """True if the block is its whole segment."""
         return self.previous is None and self.next is None
 
 
 class CachingAllocator:
-    """The allocator of this process on one card. It attaches with its first allocation, not before.
+    """The allocator of this process on one device. It attaches with its first allocation, not before.
 
-    ``lock`` may be held by others, so that several calls see and change one state. Beyond ``limit_bytes`` held
-    the card is full for this allocator.
+    ``lock`` may be held by callers, so that several calls read and change one state. Above ``limit_bytes`` held bytes
+    the allocator behaves as if the device were full.
     """
 
     def __init__(self, card: SimDevice) -> None:
-        """Raises ValueError if the process has one on that card already."""
+        """Raises ValueError if the process already has an allocator on that device."""
         spec = card.spec()
         self.device_uuid, self.device_index = spec.uuid, spec.index
         self.limit_bytes: int | None = None
@@ -110,9 +110,9 @@ class CachingAllocator:
         return self._context is not None
 
     def malloc(self, size_bytes: int) -> int:
-        """The address of a block of at least that size. Raises OutOfMemory."""
+        """Return the address of a block of at least that size. Raises OutOfMemory."""
         if size_bytes < 0:
-            raise ValueError(f"a block of {size_bytes} bytes")
+            raise ValueError(f"size_bytes: expected at least 0, got {size_bytes}")
         size = _round_up(max(size_bytes, 1), ROUNDING_BYTES)
         with self.lock:
             block = self._best_fit(size) or self._new_segment(size)
@@ -124,7 +124,7 @@ class CachingAllocator:
             return block.address
 
     def free(self, address: int) -> None:
-        """Puts a block into the cache. Raises KeyError if none that is live has that address."""
+        """Put a block into the cache. Raises KeyError if no live block has that address."""
         with self.lock:
             block = self._live.pop(address)
             self._live_bytes -= block.size
@@ -139,7 +139,7 @@ class CachingAllocator:
             self._put(block)
 
     def empty_cache(self) -> int:
-        """Returns every whole free segment to the card, and says how many bytes these were."""
+        """Return every whole free segment to the device. Returns the number of bytes."""
         with self.lock:
             released = 0
             for small, blocks in self._cached.items():
@@ -153,7 +153,7 @@ class CachingAllocator:
             return released
 
     def close(self) -> None:
-        """Gives everything back, live blocks and context too, and leaves the card."""
+        """Return all memory, live blocks and context included, and detach from the device."""
         with self.lock:
             _allocators.pop(self.device_uuid, None)
             if self._context is not None:
@@ -178,7 +178,7 @@ class CachingAllocator:
             )
 
     def blocks(self) -> list[tuple[int, int, bool]]:
-        """Address, size and freedom of every block, in order of addresses."""
+        """Return address, size and whether it is free for every block, in order of addresses."""
         with self.lock:
             cached = [block for pool in self._cached.values() for _, _, block in pool]
             return sorted((block.address, block.size, block.free) for block in [*self._live.values(), *cached])
@@ -212,7 +212,7 @@ class CachingAllocator:
     def _allocate(self, context: Context, segment: int) -> None:
         if self.limit_bytes is not None and self._held_bytes + segment > self.limit_bytes:
             raise OutOfMemory(
-                f"tried to allocate {segment / MIB:.2f} MiB: {self._held_bytes / MIB:.2f} MiB are held, and the limit "
+                f"tried to allocate {segment / MIB:.2f} MiB: {self._held_bytes / MIB:.2f} MiB held, and the limit "
                 f"is {self.limit_bytes / MIB:.2f} MiB"
             )
         context.allocate(segment)
@@ -239,7 +239,7 @@ class CachingAllocator:
 
 
 def allocators() -> list[CachingAllocator]:
-    """Those of this process that are in use, one per card."""
+    """Return the attached allocators of this process, one for each device."""
     return [allocator for allocator in _allocators.copy().values() if allocator.attached]
 
 
@@ -264,7 +264,7 @@ _allocators: WeakValueDictionary[str, CachingAllocator] = WeakValueDictionary()
 
 
 def _after_fork() -> None:
-    """A forked child has no context: its allocators are empty, whatever its parent's hold."""
+    """Clear the allocators of a forked child: it has no context."""
     for allocator in _allocators.copy().values():
         allocator._clear()
 

@@ -1,12 +1,12 @@
-"""A simulated device: a directory on which processes allocate bytes that are only numbers.
+"""A simulated device: a directory in which processes allocate bytes that are only numbers.
 
-    DIRECTORY/card.json             what does not change
-    DIRECTORY/used                  its flock guards the card; a sum of bytes that is never below the truth
-    DIRECTORY/processes/PID-TICKS   what one process holds, and what it publishes about itself
-    DIRECTORY/orphans/PID-TICKS     what nobody owns any more, until somebody removes the file
+    DIRECTORY/card.json             constant properties
+    DIRECTORY/used                  its flock guards the device; a sum of bytes that is never below the true one
+    DIRECTORY/processes/PID-TICKS   bytes held by one process, and the sensor values that it publishes
+    DIRECTORY/orphans/PID-TICKS     bytes without an owner, until the file is removed
 
-A process that has died holds nothing: whoever lists the card removes its file. All who use one card
-have to be in one PID namespace, and be one user.
+A dead process holds nothing: the next reader of the device removes its file. All users of a device must be in one PID
+namespace, and be the same user.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ RECORD_BYTES = 128
 
 
 class OutOfMemory(MemoryError):
-    """The card has no room for so many bytes."""
+    """The device has too few free bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a card is. ``context_bytes`` is what every process costs before it allocates anything.
+    """The properties of a device. ``context_bytes``: the cost of every process before it allocates anything.
 
-    The idle values are those of a card that nobody uses; what processes publish is added to them.
+    The idle values are those of an unused device; the values that processes publish are added to them.
     """
 
     uuid: str
@@ -51,11 +51,11 @@ class Spec:
 
 
 class Damaged(GpumondError):
-    """The card's directory is gone, or holds what no card writes."""
+    """The device's directory is missing, or contains invalid data."""
 
 
 class SimDevice:
-    """One card. ``spec`` and ``read`` raise Damaged."""
+    """One device. ``spec`` and ``read`` raise Damaged."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
@@ -67,7 +67,7 @@ class SimDevice:
             raise Damaged(f"{self.directory / 'card.json'}: {error}") from error
 
     def attach(self) -> Context:
-        """This process's context on the card, the same one until it is closed. Raises OutOfMemory."""
+        """Return this process's context on the device, the same one until it is closed. Raises OutOfMemory."""
         key = str(self.directory.resolve())
         with _attaching:
             context = _contexts.get(key)
@@ -76,7 +76,7 @@ class SimDevice:
             return context
 
     def read(self) -> DeviceReading:
-        """What a driver would say: the living processes in order of pid, and the sums over them."""
+        """Return a driver's reading: the living processes in order of pid, and their sums."""
         spec = self.spec()
         try:
             with self._open() as lock:
@@ -99,7 +99,7 @@ class SimDevice:
 
     @contextmanager
     def _open(self) -> Iterator[int]:
-        """The card's lock file, held."""
+        """Open and lock the device's lock file."""
         lock = os.open(self.directory / "used", os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -108,7 +108,7 @@ class SimDevice:
             os.close(lock)
 
     def _recount(self, lock: int) -> list[_Record]:
-        """Every living process, files of the dead removed, and the sum put right. The lock is held."""
+        """Return every living process, remove the files of dead ones, and correct the sum. The lock must be held."""
         records = []
         directory = str(self.directory / "processes")
         for name in os.listdir(directory):
@@ -133,7 +133,7 @@ class SimDevice:
 
 
 class Context:
-    """What one process holds on a card: made by ``Card.attach``, counted until closed or the process ends."""
+    """The bytes of one process on a device: created by ``attach``, counted until closed or the process ends."""
 
     def __init__(self, card: SimDevice, key: str) -> None:
         self.card = card
@@ -154,7 +154,7 @@ class Context:
             raise
 
     def allocate(self, size_bytes: int) -> None:
-        """Raises OutOfMemory, and then has changed nothing."""
+        """Allocate bytes. Raises OutOfMemory, and then changes nothing."""
         with self._held() as lock:
             used = _read(lock)
             if used + size_bytes > self._capacity:
@@ -164,7 +164,7 @@ class Context:
                     f"tried to allocate {size_bytes / MIB:.2f} MiB on {self.spec.uuid}: "
                     f"{self._capacity / MIB:.2f} MiB in all, {max(0, self._capacity - used) / MIB:.2f} MiB free"
                 )
-            # the sum first: whoever is killed between the two leaves too high a sum, which a recount corrects
+            # the sum first: a kill between the two writes leaves too high a sum, which a recount corrects
             _write(lock, used + size_bytes)
             self.used_bytes += size_bytes
             self._save()
@@ -172,19 +172,21 @@ class Context:
     def free(self, size_bytes: int) -> None:
         with self._held() as lock:
             if size_bytes > self.used_bytes - self.spec.context_bytes:
-                raise ValueError(f"{size_bytes} bytes to free, {self.used_bytes - self.spec.context_bytes} allocated")
+                raise ValueError(
+                    f"cannot free {size_bytes} bytes: {self.used_bytes - self.spec.context_bytes} are allocated"
+                )
             self.used_bytes -= size_bytes
             self._save()
             _write(lock, _read(lock) - size_bytes)
 
     def publish(self, sensors: Sensors) -> None:
-        """This process's part of the card's utilisation, and what it adds to temperature and power."""
+        """Set this process's part of the device's utilisation, temperature and power."""
         with self._held():
             self._sensors = sensors
             self._save()
 
     def close(self) -> None:
-        """Gives everything back. The context is of no use afterwards."""
+        """Return all bytes. The context must not be used afterwards."""
         with _attaching:
             _contexts.pop(self._key, None)
         with self._held() as lock:
@@ -193,9 +195,9 @@ class Context:
             self._forget()
 
     def abandon(self) -> Path:
-        """Leaves everything on the card with no process that owns it, as a driver may when a program is killed.
+        """Leave all bytes on the device without an owner, as a driver may when a program is killed.
 
-        It is given back when the file returned is removed. The context is of no use afterwards.
+        Removal of the returned file frees them. The context must not be used afterwards.
         """
         with _attaching:
             _contexts.pop(self._key, None)
@@ -208,9 +210,11 @@ class Context:
 
     @contextmanager
     def _held(self) -> Iterator[int]:
-        with self._mutex:  # an flock does not keep apart the threads that share its descriptor
+        with self._mutex:  # an flock does not exclude threads that share its descriptor
             if self._lock < 0:
-                raise ValueError("this context was closed, or belongs to the process that forked this one")
+                raise ValueError(
+                    "this context is closed, or belongs to the parent of this process; call attach() again"
+                )
             lock = self._lock
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
@@ -235,7 +239,7 @@ class Context:
 
 
 def create(directory: str | os.PathLike[str], spec: Spec) -> SimDevice:
-    """A new, empty card in a directory that does not exist yet."""
+    """Create an empty device in a directory that does not exist yet."""
     card = SimDevice(directory)
     (card.directory / "processes").mkdir(parents=True)
     (card.directory / "used").write_bytes(b"0".ljust(RECORD_BYTES))
@@ -246,17 +250,17 @@ def create(directory: str | os.PathLike[str], spec: Spec) -> SimDevice:
 
 
 def cards(root: str | os.PathLike[str]) -> list[SimDevice]:
-    """The cards in the directories below ``root``, damaged ones among them, in order of their names."""
+    """Return the devices in the directories below ``root``, damaged ones included, in order of their names."""
     return [SimDevice(path.parent) for path in sorted(Path(root).glob("*/card.json"))]
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process began, in clock ticks after boot; None if it is dead, as a zombie is."""
+    """Return the start of a process in clock ticks after boot; None if it is dead or a zombie."""
     try:
         stat = _contents(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, *fields = stat[stat.rindex(b")") + 1 :].split()  # comm may hold spaces and brackets
+    state, *fields = stat[stat.rindex(b")") + 1 :].split()  # comm may contain spaces and brackets
     return None if state in (b"Z", b"X") else int(fields[18])
 
 
@@ -266,7 +270,7 @@ class _Record:
     start_ticks: int
     used_bytes: int
     sensors: list[float | None]
-    """utilisation ratio, degrees Celsius, watts"""
+    """Utilisation ratio, degrees Celsius, watts."""
 
 
 def _sensors(spec: Spec, published: list[list[float | None]]) -> Sensors:
@@ -301,7 +305,7 @@ _attaching = threading.Lock()
 
 
 def _after_fork() -> None:
-    """A forked child holds nothing: it attaches as itself, and must not write to its parent's file."""
+    """Discard all contexts in a forked child: it attaches by itself, and must not write to its parent's file."""
     global _attaching
     _attaching = threading.Lock()
     for context in _contexts.values():

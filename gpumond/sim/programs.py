@@ -1,10 +1,10 @@
-"""The demo's programs, as processes that carry the agent and share one simulated card.
+"""The demo's programs, as processes that run the agent and share one simulated device.
 
     python -m gpumond.sim.programs {training,serving,leak,fragmentation} --card DIR
 
-A program is a generator: it allocates and frees a little, then yields the seconds until it goes on. It
-starts over when the card is full, and may end. Sizes are shares of the card, chosen for 24 GiB; the four together hold
-50 to 78 % of it.
+A program is a generator: it allocates and frees a little, then yields the seconds until it continues. It restarts when
+the device is full, and may end. Sizes are shares of the device, chosen for 24 GiB; the four together hold 50 to 78 % of
+it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gpumond.sim.card import OutOfMemory, SimDevice
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BUSY_CELSIUS = 40.0
 BUSY_WATTS = 300.0
-"""What a program adds to the card's temperature and power when it claims all of it."""
+"""Temperature and power that a program adds to the device at full utilisation."""
 
 
 class ProgramMemory:
-    """A program's blocks on its card."""
+    """A program's blocks on its device."""
 
     def __init__(self, card: SimDevice) -> None:
         self.allocator = CachingAllocator(card)
@@ -39,7 +39,7 @@ class ProgramMemory:
         self._live: set[int] = set()
 
     def take(self, share: float) -> int:
-        """A block of that share of the card. Raises OutOfMemory."""
+        """Allocate a block of that share of the device. Raises OutOfMemory."""
         size = int(share * self._size_bytes) // HUGE_ROUNDING * HUGE_ROUNDING
         address = self.allocator.malloc(max(size, HUGE_ROUNDING))
         self._live.add(address)
@@ -51,16 +51,16 @@ class ProgramMemory:
             self.allocator.free(address)
 
     def drop(self) -> None:
-        """Nothing is live any more; the allocator keeps it all."""
+        """Free all live blocks; the allocator keeps their memory."""
         self.give(*self._live)
 
     def clear(self) -> None:
-        """As if the program had been started again."""
+        """Return to the state of a program that was just started."""
         self.drop()
         self.allocator.empty_cache()
 
     def busy(self, ratio: float) -> None:
-        """Claims that much of the card's time."""
+        """Publish the program's part of the device's utilisation."""
         self._card.attach().publish(
             Sensors(
                 gpu_utilization_ratio=ratio,
@@ -73,18 +73,18 @@ class ProgramMemory:
 Program = Callable[[ProgramMemory, Random], Iterator[float]]
 
 
-def training(memory: ProgramMemory, dice: Random) -> Iterator[float]:
-    """Steps whose activations rise and fall; after some of them an evaluation that leaves a large cache behind."""
+def training(memory: ProgramMemory, random: Random) -> Iterator[float]:
+    """Run steps whose activations rise and fall; some are followed by an evaluation that leaves a large cache."""
     for _ in ("weights", "gradients", "first moments", "second moments"):
         memory.take(0.02)
         yield 0.5
     for steps in chain([4], repeat(20)):
         for _ in range(steps):
-            memory.busy(dice.uniform(0.45, 0.6))
+            memory.busy(random.uniform(0.45, 0.6))
             activations = []
             for _ in range(6):
                 activations.append(memory.take(0.01))
-                yield dice.uniform(0.4, 0.6)
+                yield random.uniform(0.4, 0.6)
             while activations:
                 memory.give(activations.pop())
                 yield 0.3
@@ -95,27 +95,27 @@ def training(memory: ProgramMemory, dice: Random) -> Iterator[float]:
         memory.give(*batches)
 
 
-def serving(memory: ProgramMemory, dice: Random) -> Iterator[float]:
-    """Requests come and go, more of them and fewer in waves; each holds a key-value cache that grows."""
+def serving(memory: ProgramMemory, random: Random) -> Iterator[float]:
+    """Serve requests whose number rises and falls in waves; each holds a key-value cache that grows."""
     memory.take(0.06)
     requests: list[list[int]] = []
     for tick in count():
         rate = 0.22 + 0.18 * math.sin(tick / 60)
-        if dice.random() < rate and len(requests) < 16:
-            requests.append([memory.take(dice.uniform(0.001, 0.004))])
+        if random.random() < rate and len(requests) < 16:
+            requests.append([memory.take(random.uniform(0.001, 0.004))])
         if requests:
-            dice.choice(requests).append(memory.take(0.0007))
-            if dice.random() < len(requests) / 40:
-                memory.give(*requests.pop(dice.randrange(len(requests))))
+            random.choice(requests).append(memory.take(0.0007))
+            if random.random() < len(requests) / 40:
+                memory.give(*requests.pop(random.randrange(len(requests))))
         memory.busy(0.02 * len(requests))
         yield 0.5
 
 
-def leak(memory: ProgramMemory, dice: Random) -> Iterator[float]:
-    """Every step keeps a tensor that nobody needs; ends before that fills the card."""
+def leak(memory: ProgramMemory, random: Random) -> Iterator[float]:
+    """Keep an unneeded tensor in each step; end before the device is full."""
     memory.take(0.03)
     for _ in range(290):
-        memory.busy(dice.uniform(0.02, 0.08))
+        memory.busy(random.uniform(0.02, 0.08))
         batch = memory.take(0.01)
         yield 0.5
         memory.take(0.0006)
@@ -123,11 +123,11 @@ def leak(memory: ProgramMemory, dice: Random) -> Iterator[float]:
         yield 0.5
 
 
-def fragmentation(memory: ProgramMemory, dice: Random) -> Iterator[float]:
-    """As much is live as ever, but blocks die between others that stay, and the holes are too small for the next.
+def fragmentation(memory: ProgramMemory, random: Random) -> Iterator[float]:
+    """Hold constant live bytes in blocks that leave free gaps too small for the next allocations.
 
-    Every generation is of blocks twice as large as those before; of each window of that size in older
-    segments one block stays (the program of J. M. Robson, J. ACM 21(3), 1974). Ends after two rounds, as a restart is
+    Each generation's blocks are twice as large as the previous one's; of each window of that size in older segments one
+    block stays (the program of J. M. Robson, J. ACM 21(3), 1974). The program ends after two rounds, since a restart is
     what helps such a program.
     """
     unit = 1 / 3072
@@ -137,21 +137,21 @@ def fragmentation(memory: ProgramMemory, dice: Random) -> Iterator[float]:
             generations[0] += _carve(memory, unit, 16)
             yield 0.5
         for scale in (2, 4, 8):
-            young: list[int] = []
-            room: list[int] = []
+            generation: list[int] = []
+            spare: list[int] = []
             freed = 0
             for age, blocks in enumerate(generations):
                 for block in blocks[1::2]:
                     memory.give(block)
                     freed += 2**age
                     if freed == scale:
-                        room = room or _carve(memory, scale * unit, 16 // scale)
-                        young.append(room.pop(0))
+                        spare = spare or _carve(memory, scale * unit, 16 // scale)
+                        generation.append(spare.pop(0))
                         freed = 0
-                        memory.busy(dice.uniform(0.05, 0.1))
+                        memory.busy(random.uniform(0.05, 0.1))
                         yield 0.3 * scale
                 del blocks[1::2]
-            generations.append(young)
+            generations.append(generation)
         yield 20.0
         memory.drop()
         yield 20.0
@@ -159,7 +159,7 @@ def fragmentation(memory: ProgramMemory, dice: Random) -> Iterator[float]:
 
 
 def _carve(memory: ProgramMemory, share: float, number: int) -> list[int]:
-    """That many neighbours in one segment."""
+    """Allocate that many neighbours in one segment."""
     memory.give(memory.take(number * share))
     return [memory.take(share) for _ in range(number)]
 
@@ -172,11 +172,11 @@ PROGRAMS: Mapping[str, Program] = {
 }
 
 
-def run(program: Program, memory: ProgramMemory, dice: Random, pause: Callable[[float], bool]) -> None:
-    """Runs a program until it ends, or ``pause(seconds)`` says that it is over."""
+def run(program: Program, memory: ProgramMemory, random: Random, pause: Callable[[float], bool]) -> None:
+    """Run a program until it ends, or ``pause(seconds)`` returns False."""
     while True:
         try:
-            for seconds in program(memory, dice):
+            for seconds in program(memory, random):
                 if not pause(seconds):
                     return
             return
@@ -187,25 +187,25 @@ def run(program: Program, memory: ProgramMemory, dice: Random, pause: Callable[[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="gpumond.sim.programs", description="A program on a simulated card.")
+    parser = argparse.ArgumentParser(prog="gpumond.sim.programs", description="A program on a simulated device.")
     parser.add_argument("program", choices=PROGRAMS)
     parser.add_argument("--card", required=True, metavar="DIR")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--duration", type=float, default=math.inf, metavar="S", help="end after so many seconds")
-    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="run so many times as fast")
-    parser.add_argument("--parent", type=int, metavar="PID", help="end when this is no longer the parent process")
+    parser.add_argument("--duration", type=float, default=math.inf, metavar="S", help="end after this time in seconds")
+    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="multiply the speed by X")
+    parser.add_argument("--parent", type=int, metavar="PID", help="end when PID is no longer the parent process")
     options = parser.parse_args(arguments)
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before there are threads, which inherit it; see pause
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before other threads start, which inherit the mask; see pause
     end = time.monotonic() + options.duration
 
     from gpumond import agent
 
     def pause(seconds: float) -> bool:
         agent.step()
-        left = end - time.monotonic()
-        if left <= 0 or options.parent not in (None, os.getppid()):
+        remaining = end - time.monotonic()
+        if remaining <= 0 or options.parent not in (None, os.getppid()):
             return False
-        return signal.sigtimedwait(SIGNALS, max(0.0, min(seconds / options.speed, left))) is None
+        return signal.sigtimedwait(SIGNALS, max(0.0, min(seconds / options.speed, remaining))) is None
 
     agent.start(workload=options.program)
     memory = ProgramMemory(SimDevice(options.card))

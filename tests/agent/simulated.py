@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.agent.instrument.oom import OOMS
-from gpumond.agent.instrument.scopes import SCOPES_SEEN
+from gpumond.agent.instrument.scopes import SCOPE_TOTALS
 from gpumond.agent.instrument.steps import STEPS
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.card import MIB, Spec, create
@@ -19,12 +19,12 @@ UUID = "GPU-simulated"
 @pytest.fixture
 def allocator(tmp_path: Path) -> Iterator[CachingAllocator]:
     """In use: it has a context of 24 MiB, and 1000 MiB are left."""
-    for state in (SCOPES_SEEN, STEPS, OOMS):
+    for state in (SCOPE_TOTALS, STEPS, OOMS):
         state._forget()
     allocator = CachingAllocator(create(tmp_path / "card", Spec(UUID, 0, "sim", 1024 * MIB, context_bytes=24 * MIB)))
     allocator.free(allocator.malloc(20 * MIB))
     allocator.empty_cache()
     yield allocator
     allocator.close()
-    for state in (SCOPES_SEEN, STEPS, OOMS):
+    for state in (SCOPE_TOTALS, STEPS, OOMS):
         state._forget()

@@ -38,7 +38,7 @@ def left_behind() -> list[Path]:
     return list(Path(os.environ.get("TMPDIR", "/tmp")).glob("gpumond-attach-*"))
 
 
-def test_the_agent_starts_in_it_under_the_name_and_says_so(daemon: Daemon, program: subprocess.Popen[str]) -> None:
+def test_attach_starts_the_agent_under_the_name(daemon: Daemon, program: subprocess.Popen[str]) -> None:
     before = left_behind()
     started = {"workload": "late/one", "flush_policy": "step"}
     answer = attach(program.pid, started, SECONDS, lambda pid, path: hand(program, path))
@@ -49,13 +49,13 @@ def test_the_agent_starts_in_it_under_the_name_and_says_so(daemon: Daemon, progr
     assert finished(program) == ""
 
 
-def test_what_keeps_it_from_starting_is_the_answer(program: subprocess.Popen[str]) -> None:
+def test_a_failed_start_is_reported_with_its_reason(program: subprocess.Popen[str]) -> None:
     answer = attach(program.pid, {"workload": "no good"}, SECONDS, lambda pid, path: hand(program, path))
     assert answer["error"].startswith("ValueError: workload: expected")
     assert finished(program) == ""
 
 
-def test_a_program_that_does_not_come_round_is_not_waited_for_long(program: subprocess.Popen[str]) -> None:
+def test_an_unresponsive_program_is_not_waited_for(program: subprocess.Popen[str]) -> None:
     with pytest.raises(CannotAttach, match=r"did not answer in 0\.1 s") as refused:
         attach(program.pid, {}, 0.1, lambda pid, path: None)
     for path in set(left_behind()):
@@ -65,7 +65,7 @@ def test_a_program_that_does_not_come_round_is_not_waited_for_long(program: subp
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b"{", b'"' + b"x" * 100_000 + b'"', b"\xff"])
-def test_an_answer_that_is_none_is_refused(program: subprocess.Popen[str], text: bytes) -> None:
+def test_an_invalid_answer_is_refused(program: subprocess.Popen[str], text: bytes) -> None:
     def lies(pid: int, path: str) -> None:
         Path(path).with_name("answer").write_bytes(text)
 
@@ -89,9 +89,7 @@ def test_an_answer_is_read_from_the_programs_own_file_only(program: subprocess.P
         (OSError(3, "No such process"), "No such process"),
     ],
 )
-def test_a_refusal_says_why_and_what_to_do_instead(
-    program: subprocess.Popen[str], error: Exception, words: str
-) -> None:
+def test_a_refusal_states_reason_and_remedy(program: subprocess.Popen[str], error: Exception, words: str) -> None:
     def refuses(pid: int, path: str) -> None:
         raise error
 
@@ -106,7 +104,7 @@ def gpumond_attach(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
 
 
-def test_a_process_that_is_not_there_is_nothing_to_do() -> None:
+def test_a_missing_process_is_nothing_to_do() -> None:
     done = gpumond_attach("4194305")
     assert (done.returncode, done.stderr) == (3, "gpumond attach: there is no process 4194305\n")
 

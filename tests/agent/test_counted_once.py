@@ -116,12 +116,12 @@ def test_every_byte_is_counted_once(library: Path, program: str, seen: str, held
     assert run(f"{PROGRAM}{program}{SHOW}", library, "c", **ASYNC) == [seen, str(held)]
 
 
-def test_without_the_setting_a_best_fit_arena_is_in_no_pool(library: Path) -> None:
+def test_a_best_fit_arena_is_in_no_pool(library: Path) -> None:
     code = f"{PROGRAM}fake(0, 90, 50); tensorflow_holds(40); jax_holds(30, pool_bytes=60){SHOW}"
     assert run(code, library, "c") == ["tensorflow/None jax/None mempool/None", "190"]
 
 
-def test_what_allocates_from_another_library_is_flushed_before_it(library: Path) -> None:
+def test_allocators_are_flushed_before_the_libraries_they_use(library: Path) -> None:
     """Whichever the program has imported first."""
     code = f"""{PROGRAM}
 from gpumond.agent import report

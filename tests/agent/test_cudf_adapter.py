@@ -24,23 +24,23 @@ COUNTED = "rmm.mr.set_per_device_resource(0, StatisticsResourceAdaptor({}))\n"
 SHOW = "print([(p.allocator, p.live_bytes, p.held_bytes, p.spillable_bytes, p.inside) for p in report()])\n"
 
 
-def test_its_buffers_are_inside_rmm_and_some_can_be_spilled(library: Path) -> None:
+def test_cudf_buffers_are_inside_rmm_and_some_can_be_spilled(library: Path) -> None:
     code = f"{PROGRAM}{COUNTED.format('CudaMemoryResource()')}{BUFFERS}{SHOW}"
     assert run(code, library, "c") == ["[('cudf', 90, 90, 60, 'rmm'), ('rmm', 90, 90, None, None)]"]
 
 
 @pytest.mark.parametrize("gpus", ["-", "cc"])
-def test_without_one_device_in_use_nothing_is_said(library: Path, gpus: str) -> None:
+def test_cudf_reports_nothing_without_exactly_one_device(library: Path, gpus: str) -> None:
     code = f"{PROGRAM}{BUFFERS}{SHOW}(r, _) = flush(steps=['spill'])\nprint(r.allocator, r.outcome, first.is_spilled)"
     assert run(code, library, gpus) == ["[]", "cudf refused False"]
 
 
-def test_without_a_context_there_is_no_plan_either(library: Path) -> None:
+def test_cudf_plans_nothing_without_a_context(library: Path) -> None:
     code = f"{PROGRAM}{BUFFERS}(r, _) = flush(steps=['spill'], dry_run=True)\nprint(r.outcome, '-', r.reason)"
     assert run(code, library, "-") == ["refused - no device has a live CUDA context"]
 
 
-def test_without_a_spill_manager_none_is_made(library: Path) -> None:
+def test_no_spill_manager_is_created(library: Path) -> None:
     code = f"{PROGRAM}{SHOW}print([(r.allocator, r.outcome) for r in flush(steps=['spill'])][0])"
     assert run(code, library, "c") == ["[]", "('cudf', 'nothing')"]
 
@@ -68,7 +68,7 @@ print(first.is_spilled, exposed.is_spilled, first.spilled_in, driver.fake_retain
     assert run(code, library, "c") == ["cudf freed 60 60 spill", f"rmm {trimmed}", "True False MainThread 0"]
 
 
-def test_what_is_spilled_already_is_not_spilled_again(library: Path) -> None:
+def test_spilled_buffers_are_not_spilled_again(library: Path) -> None:
     code = f"""{PROGRAM}{BUFFERS}
 first.spill(), second.spill()
 (receipt, *_) = flush(steps=["spill"])
@@ -88,7 +88,7 @@ print(driver.fake_synchronized(), first.is_spilled)
     assert run(code, library, "c") == ["0 False", "1 True"]
 
 
-def test_very_many_buffers_are_looked_at_only_for_a_flush(library: Path) -> None:
+def test_many_buffers_are_visited_only_for_a_flush(library: Path) -> None:
     code = f"""{PROGRAM}{BUFFERS}
 many = [Buffer(1) for _ in range(2_000)]
 {SHOW}

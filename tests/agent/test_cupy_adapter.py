@@ -16,21 +16,21 @@ pool = cupy.get_default_memory_pool()
 """
 
 
-def test_the_driver_is_asked_only_if_the_program_has_loaded_it(library: Path) -> None:
+def test_the_driver_is_queried_only_if_the_program_has_loaded_it(library: Path) -> None:
     ask = "print(cuda.device_count(), cuda.has_context(0), cuda.device_uuid(0), cuda.contexts())"
     code = f"import ctypes; from gpumond.agent import cuda; {ask}; ctypes.CDLL('libcuda.so.1'); {ask}"
     uuid = "GPU-abababab-abab-abab-abab-ababababab00"
     assert run(code, library, "-c") == ["None None None []", f"2 False {uuid} [1]"]
 
 
-def test_without_initialisation_nothing_is_known(library: Path) -> None:
+def test_nothing_is_known_without_initialisation(library: Path) -> None:
     code = "import ctypes; from gpumond.agent import cuda; ctypes.CDLL('libcuda.so.1'); "
     assert run(code + "print(cuda.device_count(), cuda.contexts(), cuda.device_uuid(0))", library, "") == [
         "None [] None"
     ]
 
 
-def test_a_slice_has_its_own_name(library: Path) -> None:
+def test_a_mig_slice_has_its_own_uuid(library: Path) -> None:
     code = "import ctypes; from gpumond.agent import cuda; ctypes.CDLL('libcuda.so.1'); print(cuda.device_uuid(0))"
     assert run(code, library, "s") == ["MIG-00ababab-abab-abab-abab-ababababab00"]
 
@@ -74,7 +74,7 @@ print(cupy.cuda.runtime.getDevice(), cuda.contexts())
     assert run(code, library, "--c") == ["freed 30 cache", "0 [2]"]
 
 
-def test_without_a_context_there_is_nothing_to_read_and_nothing_is_made(library: Path) -> None:
+def test_no_context_means_no_pools_and_none_is_created(library: Path) -> None:
     code = f"{PROGRAM}\nprint(gpumond.agent.report(), gpumond.agent.flush()[0].reason, cuda.contexts())"
     assert run(code, library, "--") == ["() no device has a live CUDA context []"]
 
@@ -103,7 +103,7 @@ cupy.cuda.set_allocator(other.malloc)
     assert line == repr(seen)
 
 
-def test_a_strangers_allocator_is_not_cupys_to_report(library: Path) -> None:
+def test_another_librarys_allocator_is_not_reported_by_cupy(library: Path) -> None:
     code = f"""{PROGRAM}
 from gpumond.agent import report
 pool.chunks = {{0: [5, 0, 0]}}
@@ -126,7 +126,7 @@ print(receipt.outcome, receipt.released_bytes, receipt.steps[0].step)
     assert run(code, library, "c") == ["[(40, 70, 0, 30, None)]", "freed 40 cache"]
 
 
-def test_a_pool_that_another_counts_is_left_to_it_to_flush(library: Path) -> None:
+def test_a_pool_counted_by_another_adapter_is_not_flushed(library: Path) -> None:
     code = f"""{PROGRAM}
 from gpumond.agent import flush, report
 driver = ctypes.CDLL("libcuda.so.1")

@@ -72,7 +72,7 @@ def listening(path: str, uid: int) -> Iterator[None]:
             process.kill()
 
 
-def test_whoever_was_given_the_services_directory_is_obeyed(run: Path):
+def test_the_owner_of_the_services_directory_is_trusted(run: Path):
     directory = given(run / "gpumond", SERVICE)
     with listening(f"{directory}/agent.sock", SERVICE):
         link = Transport(trusted_uids(directory))
@@ -82,7 +82,7 @@ def test_whoever_was_given_the_services_directory_is_obeyed(run: Path):
     assert found.state == "good"
 
 
-def test_a_stranger_who_listens_at_a_path_of_his_own_is_not_and_doctor_says_why(run: Path):
+def test_another_users_daemon_is_refused_and_doctor_explains_it(run: Path):
     service, theirs = given(run / "gpumond", SERVICE), given(run / "theirs", STRANGER)
     with listening(f"{theirs}/agent.sock", STRANGER):
         link = Transport(trusted_uids(service))
@@ -157,13 +157,13 @@ def that_is_not_there(run: Path) -> str:
         (below_a_directory_of_a_user, "root alone can change"),
         (below_a_directory_that_leads_elsewhere, "root alone can change"),
         (that_leads_elsewhere, "its owner alone can change"),
-        (of_nobody_known, "nobody whom this user namespace knows"),
+        (of_nobody_known, "unknown in this user namespace"),
         (that_is_a_file, "its owner alone can change"),
         (that_is_not_there, "No such file"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_directory_counts_for_nothing(run: Path, made, why: str):
+def test_an_unsafe_directory_is_not_trusted(run: Path, made, why: str):
     directory = made(run)
     assert trusted_uids(directory) == {0, os.geteuid()}
     with pytest.raises(OSError, match=why):

@@ -41,7 +41,7 @@ def wrapped():
         (["agent.stop()"], 0, None),
     ],
 )
-def test_the_goodbye_says_how_the_program_ends(
+def test_bye_states_how_the_program_ends(
     daemon: Daemon, tmp_path: Path, lines: list[str], status: int, ending: Ending | None
 ) -> None:
     with host(program(tmp_path), environment(daemon.path)) as process:
@@ -51,7 +51,7 @@ def test_the_goodbye_says_how_the_program_ends(
         assert daemon.wait_message(Bye, process.pid).ending == ending
 
 
-def test_of_a_child_of_multiprocessing_the_ending_is_unknown(daemon: Daemon, tmp_path: Path) -> None:
+def test_the_ending_of_a_multiprocessing_child_is_unknown(daemon: Daemon, tmp_path: Path) -> None:
     """It handles the error of its target itself, and exits with a status of its own."""
     (tmp_path / "work.py").write_text(
         "import sys\n"
@@ -83,7 +83,9 @@ def ended(daemon: RunningDaemon, directory: Path, lines: list[str]) -> dict[str,
     """The verdicts on the end of a program that held 250 MiB, by kind. Later programs use the first one's device."""
     code = program(directory / "cards")
     if (directory / "cards" / "card0").exists():
-        code = code.replace("import MIB", "import Card, MIB").replace("create(f", "(lambda path, _: Card(path))(f")
+        code = code.replace("import MIB", "import SimDevice, MIB").replace(
+            "create(f", "(lambda path, _: SimDevice(path))(f"
+        )
     with host(code, environment(daemon.socket)) as process:
         tell(process, "allocator.malloc(200 * MIB)")
         own = {"pid": str(process.pid)}

@@ -8,9 +8,9 @@ import subprocess
 import pytest
 
 from gpumond import agent
-from gpumond.agent.flush_result import judge, promises, raced
-from gpumond.model.pools import Expected, PoolUsage, Reclaimable
-from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, Report
+from gpumond.agent.allocator_flush import StrandedEstimate, expected, judge, promises, raced
+from gpumond.model.pools import Exactness, Expected, PoolUsage, Reclaimable
+from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, PoolChange, Report
 from tests.agent.daemon import STANDINS, Daemon, environment, finished, host
 
 MIB = 1 << 20
@@ -86,7 +86,7 @@ def test_policy_step_flushes_in_the_programs_own_step(daemon: Daemon) -> None:
         daemon.wait_message(Report)
         tell(process, "gpumond.agent.step()")
         daemon.wait_peer().send(order())
-        tell(process, "while not gpumond.agent._loop.waiting: pass")
+        tell(process, "while not gpumond.agent._thread.waiting: pass")
         assert not daemon.heard(FlushResult)
         tell(process, "gpumond.agent.step()")
         assert daemon.wait_message(FlushResult).outcome == "freed"
@@ -104,7 +104,7 @@ def test_policy_step_without_a_step_defers(daemon: Daemon) -> None:
 NEVER_BEGUN = {"f1": "deferred", "f2": "nothing"}
 
 
-def test_what_the_daemon_no_longer_waits_for_is_not_done(daemon: Daemon) -> None:
+def test_a_cancelled_flush_is_not_carried_out_after_a_stop(daemon: Daemon) -> None:
     """The program was stopped; when it goes on it finds the cancellation behind the order."""
     with host(program(), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
@@ -119,9 +119,9 @@ def test_a_waiting_flush_can_be_cancelled(daemon: Daemon) -> None:
     with host(program("step"), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
         daemon.wait_peer().send(order())
-        tell(process, "while not gpumond.agent._loop.waiting: pass")
+        tell(process, "while not gpumond.agent._thread.waiting: pass")
         daemon.wait_peer().send(Cancel("f1"))
-        tell(process, "while gpumond.agent._loop.waiting: pass")
+        tell(process, "while gpumond.agent._thread.waiting: pass")
         tell(process, "gpumond.agent.step()")
         assert daemon.wait_message(FlushResult).outcome == "deferred"
         assert finished(process) == "[]\n"
@@ -142,7 +142,7 @@ def test_an_expired_flush_is_not_carried_out(daemon: Daemon) -> None:
         (order(), "torch.WORLD.initialized = False", "CUDA is not initialised"),
     ],
 )
-def test_what_cannot_be_done_safely_is_refused_with_the_reason(
+def test_unsafe_flushes_are_refused_with_the_reason(
     daemon: Daemon, flush: FlushCommand, setup: str, reason: str
 ) -> None:
     with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
@@ -173,7 +173,7 @@ def drop() -> int:
         finished(process)
 
 
-def test_each_step_says_what_it_did(daemon: Daemon) -> None:
+def test_each_step_reports_its_effect(daemon: Daemon) -> None:
     setup = """
 import gc; gc.disable()
 class Kept:
@@ -194,7 +194,7 @@ garbage()
         finished(process)
 
 
-def test_a_step_that_became_unsafe_is_left_out_with_its_reason(daemon: Daemon) -> None:
+def test_a_step_that_became_unsafe_is_skipped_with_its_reason(daemon: Daemon) -> None:
     """A capture begins after the flush has begun: what was done until then counts."""
     setup = """
 graph = torch.cuda.CUDAGraph()
@@ -243,7 +243,7 @@ def test_a_flush_whose_memory_is_taken_again_at_once_is_counted(daemon: Daemon) 
         finished(process)
 
 
-def test_steps_that_the_library_has_not_are_said_to_be_missing(daemon: Daemon) -> None:
+def test_steps_that_the_library_lacks_are_reported(daemon: Daemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
         result = ask(daemon, order(("trim",)))
         assert (result.outcome, result.reason) == ("nothing", "torch has none of the steps trim")
@@ -278,7 +278,7 @@ def test_the_outcome_is_judged_by_bytes(released: int, outcome: str) -> None:
         (9, 3, ("gc", "cache"), False),
     ],
 )
-def test_a_race_is_what_the_steps_cannot_have_done(
+def test_a_race_is_a_change_that_no_step_causes(
     live: int, device_allocations: int, steps: tuple[str, ...], expected: bool
 ) -> None:
     def pool(live: int, device_allocations: int) -> PoolUsage:
@@ -336,3 +336,42 @@ def test_what_hooks_free_is_shared_out_by_live_bytes() -> None:
 def test_a_wrong_estimate_is_an_error(estimate: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="on_flush: estimate"):
         agent.on_flush(lambda: 0, estimate=estimate)  # type: ignore[call-overload]
+
+
+def driver_pool(live: int, held: int, exactness: Exactness = "interval", allocator: str = "cupy") -> PoolUsage:
+    free = held - live
+    return PoolUsage(allocator, "GPU-0", live, held, Reclaimable(0, free, free, exactness), 0)
+
+
+def estimate_after(change: PoolUsage, *steps: str) -> StrandedEstimate:
+    stranded = StrandedEstimate()
+    stranded.flushed([PoolChange(driver_pool(100, 400), change, expected(change, steps))], steps)
+    return stranded
+
+
+@pytest.mark.parametrize(
+    ("live", "held", "likely"),
+    [
+        (100, 160, 0),  # no change: another flush returns nothing
+        (100, 300, 140),  # blocks freed since the flush are whole
+        (200, 300, 40),
+        (50, 250, 170),  # half of the blocks that held the free bytes are gone
+        (0, 200, 200),
+        (100, 130, 0),
+    ],
+)
+def test_free_bytes_left_by_a_flush_are_stranded_while_their_neighbours_are_live(live: int, held: int, likely: int):
+    (adjusted,) = estimate_after(driver_pool(100, 160), "cache").adjusted([driver_pool(live, held)])
+    assert adjusted.reclaimable == Reclaimable(0, likely, held - live, "interval")
+    assert adjusted.live_bytes + adjusted.reclaimable.likely + adjusted.stranded_bytes == adjusted.held_bytes == held
+
+
+@pytest.mark.parametrize("steps", [(), ("gc",), ("hooks", "spill")])
+def test_steps_that_return_nothing_change_no_estimate(steps: tuple[str, ...]):
+    pool = driver_pool(100, 160)
+    assert estimate_after(pool, *steps).adjusted([pool]) == [pool]
+
+
+@pytest.mark.parametrize("pool", [driver_pool(100, 160, "exact"), driver_pool(100, 160, allocator="rmm")])
+def test_exact_pools_and_pools_without_a_flush_are_not_adjusted(pool: PoolUsage):
+    assert estimate_after(driver_pool(100, 160), "trim").adjusted([pool]) == [pool]

@@ -15,14 +15,14 @@ sys.stdin.read()
 """
 
 
-def test_a_report_tells_the_pinned_host_memory(daemon: Daemon) -> None:
+def test_a_report_contains_pinned_host_memory(daemon: Daemon) -> None:
     code = PROGRAM.format(told={"allocated_bytes": 96, "active_bytes": 64})
     with host(code, environment(daemon.path, STANDINS)) as process:
         assert daemon.wait_message(Report).host_pools == (HostPool("torch", 64, 96),)
         assert finished(process) == ""
 
 
-def test_a_library_that_fails_to_tell_costs_the_report_nothing_else(daemon: Daemon) -> None:
+def test_a_failing_host_pool_leaves_the_report_complete(daemon: Daemon) -> None:
     code = PROGRAM.format(told={"allocated_bytes": "much", "active_bytes": "more"})
     with host(code, environment(daemon.path, STANDINS)) as process:
         report = daemon.wait_message(Report)

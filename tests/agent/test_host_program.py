@@ -36,7 +36,7 @@ sys.exit(7)
 RUN = "import sys, gpumond.agent; gpumond.agent.start(workload='train'); sys.stdin.read(); print('done')"
 
 
-def test_the_daemon_hears_who_reports_and_when_it_leaves(daemon: Daemon) -> None:
+def test_hello_and_bye_reach_the_daemon(daemon: Daemon) -> None:
     with host(RUN, environment(daemon.path)) as process:
         hello = daemon.wait_message(Hello, process.pid)
         assert (hello.workload, hello.python_version) == ("train", sys.version.split()[0])
@@ -72,12 +72,12 @@ print([n for n in set(sys.modules) - before if n.partition(".")[0] not in known]
         assert finished(process) == "[]\n"
 
 
-def test_without_a_daemon_nothing_is_heard_of_the_agent(tmp_path: Path) -> None:
+def test_the_agent_prints_nothing_without_a_daemon(tmp_path: Path) -> None:
     with host(COUNT, environment(tmp_path / "nobody.sock")) as process:
         assert finished(process, status=7) == "done\n"
 
 
-def test_a_daemon_that_came_late_is_found(tmp_path: Path) -> None:
+def test_a_daemon_started_later_is_found(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     with host(RUN, environment(path)) as process:
         daemon = Daemon(path)
@@ -86,7 +86,7 @@ def test_a_daemon_that_came_late_is_found(tmp_path: Path) -> None:
         daemon.close()
 
 
-def test_a_full_backlog_blocks_nobody(tmp_path: Path) -> None:
+def test_a_full_backlog_blocks_no_program(tmp_path: Path) -> None:
     path = os.fspath(tmp_path / "agent.sock")
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
         listener.bind(path)
@@ -96,7 +96,7 @@ def test_a_full_backlog_blocks_nobody(tmp_path: Path) -> None:
             assert finished(process, status=7) == "done\n"
 
 
-def test_a_daemon_that_never_reads_blocks_nobody(tmp_path: Path) -> None:
+def test_a_daemon_that_never_reads_blocks_no_program(tmp_path: Path) -> None:
     """As one that was stopped: its socket fills up with large answers."""
     path = os.fspath(tmp_path / "agent.sock")
     code = f"import torch; torch.WORLD.reset(devices=99, contexts=set(range(99))); {RUN}"
@@ -123,7 +123,7 @@ def unread_bytes(connection: socket.socket) -> int:
     return struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
 
 
-def test_a_daemon_that_dies_is_not_missed_and_its_successor_is_found(tmp_path: Path) -> None:
+def test_a_dead_daemon_is_harmless_and_its_successor_is_found(tmp_path: Path) -> None:
     """Also where the program has SIGPIPE kill it."""
     path = tmp_path / "agent.sock"
     first = Daemon(path)
@@ -139,7 +139,7 @@ def test_a_daemon_that_dies_is_not_missed_and_its_successor_is_found(tmp_path: P
 
 
 @pytest.mark.parametrize("nonsense", [b"hello?\n", b'{"v":1,"type":"exec"}\n', b"x" * 70_000])
-def test_nonsense_closes_the_link_and_a_new_one_follows(daemon: Daemon, nonsense: bytes) -> None:
+def test_invalid_data_closes_the_connection_and_a_new_one_follows(daemon: Daemon, nonsense: bytes) -> None:
     with host(RUN, environment(daemon.path)) as process:
         first = daemon.wait_peer()
         first.connection.sendall(nonsense)
@@ -147,7 +147,7 @@ def test_nonsense_closes_the_link_and_a_new_one_follows(daemon: Daemon, nonsense
         assert finished(process) == "done\n"
 
 
-def test_a_daemon_of_a_stranger_hears_nothing(tmp_path: Path) -> None:
+def test_a_daemon_of_another_user_receives_nothing(tmp_path: Path) -> None:
     """Not a byte; although its socket is where the agent was told to look."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to run a daemon as another user")
@@ -174,7 +174,7 @@ def test_a_daemon_of_a_stranger_hears_nothing(tmp_path: Path) -> None:
     os.waitpid(child, 0)
 
 
-def test_the_hosts_signals_stay_the_hosts(daemon: Daemon) -> None:
+def test_signals_reach_the_programs_threads_only(daemon: Daemon) -> None:
     with host(RUN, environment(daemon.path)) as process:
         daemon.wait_message(Report)
         masks = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.agent.registry import FLUSHES
-from gpumond.agent.transport import FRAMES, Transport
+from gpumond.agent.transport import MESSAGE_RATE, Transport
 from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, Report, encode
 from tests.agent.daemon import STANDINS, Daemon, environment, eventually, finished, host
 from tests.agent.test_flush import order, program
@@ -40,7 +40,7 @@ def refusals(daemon: Daemon) -> int:
     return reports[-1].program.refusals if reports else 0
 
 
-def test_a_storm_of_flushes_is_refused_but_for_a_few(daemon: Daemon) -> None:
+def test_flushes_above_the_rate_are_refused(daemon: Daemon) -> None:
     burst = FLUSHES[0]
     with host(program(), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
@@ -49,12 +49,12 @@ def test_a_storm_of_flushes_is_refused_but_for_a_few(daemon: Daemon) -> None:
         daemon.wait(lambda d: True if len(d.heard(FlushResult)) == len(orders) else None)
         refused = [result for result in daemon.heard(FlushResult) if result.outcome == "refused"]
         assert len(refused) in (2 * burst, 2 * burst - 1)
-        assert all("too many orders" in result.reason for result in refused)
+        assert all("too many commands" in result.reason for result in refused)
         daemon.wait(lambda d: True if refusals(d) == len(refused) else None)
         assert finished(process).count("empty_cache") == len(orders) - len(refused)
 
 
-def test_an_order_with_an_unknown_step_is_counted(daemon: Daemon) -> None:
+def test_a_command_with_an_unknown_step_is_counted(daemon: Daemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
         daemon.wait_peer().send(order(("cache", "no-such-step")))
@@ -64,8 +64,8 @@ def test_an_order_with_an_unknown_step_is_counted(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("policy", ["allow", "step", "never"])
-def test_a_flood_of_frames_closes_the_link(daemon: Daemon, policy: str) -> None:
-    flood = b"".join(encode(FlushCommand(str(number), "torch", ("gc",))) for number in range(20 * FRAMES[0]))
+def test_a_flood_of_messages_closes_the_connection(daemon: Daemon, policy: str) -> None:
+    flood = b"".join(encode(FlushCommand(str(number), "torch", ("gc",))) for number in range(20 * MESSAGE_RATE[0]))
     with host(working(policy), environment(daemon.path)) as process:
         daemon.wait_message(Report)
         peer = daemon.wait_peer()
@@ -98,7 +98,7 @@ def nonsense(random_: random.Random) -> bytes:
     return bytes(frame) + b"\n"
 
 
-def test_nonsense_never_harms_the_link(tmp_path: Path) -> None:
+def test_invalid_data_never_harms_the_transport(tmp_path: Path) -> None:
     """Ten thousand pieces of it: it is read or refused, nothing is raised, nothing grows."""
     path = os.fspath(tmp_path / "agent.sock")
     random_, now, refused = random.Random(7), 0.0, 0
@@ -176,7 +176,7 @@ def test_a_daemon_that_comes_and_goes_leaks_nothing(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_stranger_is_counted(tmp_path: Path) -> None:
+def test_an_untrusted_daemon_is_counted(tmp_path: Path) -> None:
     """Nobody is trusted here, so that this very process is one."""
     path = os.fspath(tmp_path / "agent.sock")
     with socket.socket(socket.AF_UNIX) as listener:

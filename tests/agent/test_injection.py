@@ -39,7 +39,7 @@ def test_a_program_run_so_has_an_agent_with_a_name_and_a_policy(daemon: Daemon) 
         assert finished(process) == "\n"
 
 
-def test_programs_that_it_starts_have_one_too(daemon: Daemon) -> None:
+def test_child_programs_have_an_agent(daemon: Daemon) -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import sys; sys.stdin.read()'])"
     with host(code, environment(own_environment(daemon.path), "train", None)) as process:
         daemon.wait(lambda d: True if len({p.pid for p in d.peers if p.messages}) == 2 else None)

@@ -26,7 +26,7 @@ STATS = {"bytes_in_use": 30, "peak_bytes_in_use": 50, "num_allocs": 1}
         ("STATS", "30 30 False 0 50"),
     ],
 )
-def test_what_its_arena_holds_is_not_releasable(library: Path, stats: str, seen: str) -> None:
+def test_an_arena_is_not_releasable(library: Path, stats: str, seen: str) -> None:
     code = f"""{PROGRAM}
 xla_bridge._backends["cuda"] = Client(Device(1, {stats}), Device(0, STATS))
 (pool,) = report()
@@ -45,7 +45,7 @@ print(cuda.contexts())
 
 
 @pytest.mark.parametrize("backend", ["", "cpu", "cuda"])
-def test_without_a_gpu_in_use_nothing_is_asked_and_nothing_initialised(library: Path, backend: str) -> None:
+def test_jax_is_not_initialised_or_queried_without_a_gpu(library: Path, backend: str) -> None:
     code = f"""{PROGRAM}
 class Silent(Device):
     def memory_stats(self):
@@ -62,7 +62,7 @@ def test_the_processor_is_no_gpu(library: Path) -> None:
     assert run(code, library, "c") == ["()"]
 
 
-def test_a_forked_child_asks_jax_nothing(library: Path) -> None:
+def test_a_forked_child_does_not_query_jax(library: Path) -> None:
     code = f"""{PROGRAM}
 xla_bridge._backends["cuda"] = Client(Device(0, STATS))
 print(len(report()), flush=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.agent.driver import run
 
 
-def test_a_library_is_known_as_soon_as_it_is_imported(library: Path) -> None:
+def test_an_imported_library_is_known_at_once(library: Path) -> None:
     code = """
 import torch
 from gpumond.agent.registry import REGISTRY
@@ -19,7 +19,7 @@ print(names())
     assert run(code, library, "c") == ["['torch'] True ['torch', 'cupy']"]
 
 
-def test_what_begins_to_be_used_is_known_after_a_while_or_when_it_is_asked_for(library: Path) -> None:
+def test_allocators_in_use_are_found_by_the_next_search(library: Path) -> None:
     code = """
 import ctypes, time
 driver = ctypes.CDLL("libcuda.so.1")
@@ -29,7 +29,7 @@ from gpumond.agent.adapters import mempools
 names = lambda: [adapter.name for adapter in registry.REGISTRY.known()]
 def use(reserved):
     driver.fake_pool(0, ctypes.c_uint64(reserved), ctypes.c_uint64(reserved), ctypes.c_uint64(0))
-    mempools._look_at = 0.0
+    mempools._search_at = 0.0
 print(names(), end=" ")
 use(64)
 print(names(), registry.REGISTRY._search_at - time.monotonic() <= registry.SEARCH_SECONDS, end=" ")

@@ -118,7 +118,7 @@ def test_every_rank_has_the_agent(
 
 
 @needs_accelerate
-def test_a_launcher_whose_program_fails_tells_so_as_ever(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_launcher_reports_the_failure_of_its_program(daemon: Daemon, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; print('failing'); sys.exit(3)")
     command = [installed("accelerate"), "launch", "--cpu", "--num_processes=1", *QUIET, "train.py"]
     environ = own_environment(daemon, tmp_path)

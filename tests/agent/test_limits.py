@@ -45,7 +45,7 @@ def in_torch(code: str) -> str:
     return done.stdout
 
 
-def test_beyond_the_limit_the_allocator_flushes_then_fails(allocator: CachingAllocator):
+def test_allocations_above_the_limit_flush_then_fail(allocator: CachingAllocator):
     allocator.free(allocator.malloc(300 * MIB))
     assert agent.limit(400 * MIB) == (AppliedLimit("sim", UUID, 400 * MIB, True),)
     allocator.malloc(350 * MIB)
@@ -55,9 +55,9 @@ def test_beyond_the_limit_the_allocator_flushes_then_fails(allocator: CachingAll
     allocator.malloc(100 * MIB)
 
 
-def test_a_device_that_is_not_used_is_refused_with_the_reason(allocator: CachingAllocator):
+def test_limits_of_unused_devices_are_refused_with_the_reason(allocator: CachingAllocator):
     (refused,) = agent.limit(MIB, "GPU-elsewhere")
-    assert (refused.applied, refused.reason) == (False, "sim uses no such device")
+    assert (refused.applied, refused.reason) == (False, "sim does not use this device")
     assert allocator.limit_bytes is None
     assert agent.limit(MIB, 0)[0].applied
 
@@ -69,7 +69,7 @@ def test_torch_is_limited_on_devices_with_a_context_and_keeps_its_current_device
     assert after == "{0: 0.25, 1: 1.0, 2: 0.25} 0 [0, 2]"
 
 
-def test_without_a_limit_torch_has_the_fraction_that_the_program_had_set():
+def test_torch_regains_the_programs_fraction_without_a_limit():
     out = in_torch("agent.limit(20 * GIB); agent.limit(30 * GIB, 0); agent.limit(None); print(fractions)")
     assert out == "{0: 0.9, 1: 1.0, 2: 1.0}\n"
 

@@ -18,7 +18,7 @@ from gpumond.agent import cuda, flush, report
 """
 
 
-def test_a_pool_is_seen_where_there_is_a_context_and_something_in_it(library: Path) -> None:
+def test_nonempty_pools_of_devices_with_a_context_are_reported(library: Path) -> None:
     code = f"""{PROGRAM}
 fake(0, 90, 90), fake(1, 64, 40, 8), fake(2, 0, 0)
 (pool,) = report()
@@ -33,7 +33,7 @@ print(cuda.contexts(), driver.fake_retained())
     ]
 
 
-def test_without_anything_in_it_there_is_no_such_allocator(library: Path) -> None:
+def test_an_empty_default_pool_has_no_adapter(library: Path) -> None:
     assert run(f"{PROGRAM}\nprint(report(), flush())", library, "c") == ["() []"]
 
 

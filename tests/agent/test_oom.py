@@ -95,25 +95,25 @@ def test_an_error_is_one_error_however_many_scopes_it_passes(allocator: CachingA
     with pytest.raises(OutOfMemory), agent.scope("a"), agent.scope("b"), agent.scope("c"):
         agent.retry_on_oom(allocator.malloc, attempts=1)(2000 * MIB)
     assert [(oom.number, oom.seen, oom.scope) for oom in agent.program().ooms] == [(1, "retry", "a/b/c")]
-    OOMS.look(agent.report())
+    OOMS.record_counters(agent.report())
     assert len(agent.program().ooms) == 1
 
 
-def test_an_error_that_nobody_shows_us_is_seen_by_its_counter(allocator: CachingAllocator):
-    OOMS.look(agent.report())
+def test_an_uncaught_error_is_recorded_by_its_counter(allocator: CachingAllocator):
+    OOMS.record_counters(agent.report())
     assert agent.program().ooms == ()
     with pytest.raises(OutOfMemory):
         allocator.malloc(2000 * MIB)
-    OOMS.look(agent.report())
-    OOMS.look(agent.report())
+    OOMS.record_counters(agent.report())
+    OOMS.record_counters(agent.report())
     (oom,) = agent.program().ooms
     assert (oom.seen, oom.device_uuid, oom.request_bytes) == ("counter", UUID, None)
 
 
 def test_errors_from_before_the_first_look_are_not_new(allocator: CachingAllocator):
-    OOMS.look((make_pool(ooms=3),))
+    OOMS.record_counters((make_pool(ooms=3),))
     assert agent.program().ooms == ()
-    OOMS.look((make_pool(ooms=4),))
+    OOMS.record_counters((make_pool(ooms=4),))
     assert len(agent.program().ooms) == 1
 
 
@@ -151,7 +151,7 @@ print(observers[0]("no", "such", "call", None))
 """
 
 
-def test_pytorch_tells_of_an_error_at_its_moment_if_the_program_wants_it():
+def test_pytorch_reports_errors_before_raising_if_enabled():
     """Asked once, not before CUDA is initialised; the error is then counted once, and never replaced by another."""
     done = subprocess.run(
         [sys.executable, "-c", OBSERVE],

@@ -15,7 +15,7 @@ def allowed(setup: str = "") -> str:
     return program(setup=setup).replace("gpumond.agent.start(", "gpumond.agent.start(main_thread=True, ")
 
 
-def test_without_permission_it_is_refused_and_the_rest_is_done(daemon: Daemon) -> None:
+def test_main_thread_steps_are_refused_without_permission(daemon: Daemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
         result = ask(daemon, WORKSPACES)
         assert result.outcome == "freed"
@@ -27,7 +27,7 @@ def test_without_permission_it_is_refused_and_the_rest_is_done(daemon: Daemon) -
 
 
 @pytest.mark.parametrize("how", ["argument", "environment"])
-def test_with_permission_it_is_done_in_the_main_thread(daemon: Daemon, how: str) -> None:
+def test_main_thread_steps_run_in_the_main_thread_with_permission(daemon: Daemon, how: str) -> None:
     code, variables = (allowed(), {}) if how == "argument" else (program(), {"GPUMOND_MAIN_THREAD": "1"})
     with host(code, environment(daemon.path, STANDINS, **variables)) as process:
         daemon.wait_peer()
@@ -39,7 +39,7 @@ def test_with_permission_it_is_done_in_the_main_thread(daemon: Daemon, how: str)
         assert "clear_workspaces in MainThread" in finished(process)
 
 
-def test_a_main_thread_that_waits_in_a_library_is_not_waited_for_long(daemon: Daemon) -> None:
+def test_a_blocked_main_thread_is_not_waited_for_long(daemon: Daemon) -> None:
     """Here in a read; and what was given up is not done later either."""
     with host(allowed(), environment(daemon.path, STANDINS)) as process:
         result = ask(daemon, WORKSPACES)
@@ -49,7 +49,7 @@ def test_a_main_thread_that_waits_in_a_library_is_not_waited_for_long(daemon: Da
         assert "clear_workspaces" not in finished(process)
 
 
-def test_not_while_a_captured_graph_may_use_one(daemon: Daemon) -> None:
+def test_workspaces_are_kept_while_a_captured_graph_may_use_one(daemon: Daemon) -> None:
     setup = "gpumond.agent.report(); g = torch.cuda.CUDAGraph(); g.capture_begin(); g.capture_end()"
     with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
         tell(process, "reason = gpumond.agent.flush(['workspaces'])[0].reason")
@@ -57,20 +57,20 @@ def test_not_while_a_captured_graph_may_use_one(daemon: Daemon) -> None:
         assert "clear_workspaces" not in finished(process)
 
 
-def test_the_program_itself_may_in_its_main_thread(daemon: Daemon) -> None:
+def test_the_program_itself_may_run_main_thread_steps(daemon: Daemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
         tell(process, "gpumond.agent.flush(['workspaces'])")
         assert "clear_workspaces in MainThread" in finished(process)
 
 
-def test_a_forked_child_does_not_do_what_its_parent_was_asked(daemon: Daemon) -> None:
+def test_a_forked_child_makes_no_pending_call_of_its_parent(daemon: Daemon) -> None:
     code = """
 import os, sys, threading, time
 from gpumond.agent import pending_calls
 done = []
 asked = threading.Event()
 def from_a_thread():
-    pending_calls._calls.append(pending_calls._Task(lambda: done.append(os.getpid())).carry_out)
+    pending_calls._calls.append(pending_calls._Call(lambda: done.append(os.getpid())).carry_out)
     asked.set()
 thread = threading.Thread(target=from_a_thread)
 thread.start(); asked.wait(); thread.join()
@@ -126,7 +126,7 @@ except BaseException as error:
         ("SIGINT", "pass", -2, "KeyboardInterrupt  1\n"),
     ],
 )
-def test_what_a_signal_handler_raises_meanwhile_reaches_the_program(
+def test_exceptions_of_signal_handlers_reach_the_program(
     daemon: Daemon, number: str, raising: str, status: int, line: str
 ) -> None:
     code = HANDLER.replace("RAISE", raising).replace("NUMBER", number)
@@ -135,7 +135,7 @@ def test_what_a_signal_handler_raises_meanwhile_reaches_the_program(
         assert (out, process.returncode) == (line, status)
 
 
-def test_the_librarys_own_error_is_the_answer(daemon: Daemon) -> None:
+def test_an_error_of_the_library_is_the_result(daemon: Daemon) -> None:
     setup = "torch._C._cuda_clearCublasWorkspaces = lambda: 1 / 0"
     with host(allowed(setup), environment(daemon.path, STANDINS)) as process:
         daemon.wait_peer()

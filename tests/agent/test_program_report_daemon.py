@@ -62,7 +62,7 @@ def test_scopes_and_steps_are_metrics(daemon: RunningDaemon, tmp_path: Path):
         finished(process)
 
 
-def test_an_error_is_an_event_with_its_picture_and_a_counter(daemon: RunningDaemon, tmp_path: Path):
+def test_an_error_is_an_event_with_a_snapshot_and_a_counter(daemon: RunningDaemon, tmp_path: Path):
     with running(daemon, tmp_path) as process:
         tell(process, attempt("agent.scope('epoch')(agent.retry_on_oom(allocator.malloc, attempts=2))(2000 * MIB)"))
         first, second = until(lambda: listed(daemon, "oom") if len(listed(daemon, "oom")) > 1 else [])
@@ -80,7 +80,7 @@ def test_an_error_is_an_event_with_its_picture_and_a_counter(daemon: RunningDaem
     assert gone["pid"] == process.pid
 
 
-def test_a_program_that_ends_out_of_memory_says_so_with_its_last_breath(daemon: RunningDaemon, tmp_path: Path):
+def test_a_program_that_ends_out_of_memory_reports_it_at_exit(daemon: RunningDaemon, tmp_path: Path):
     """Nothing catches the error; the exit code and the traceback are the program's own."""
     with running(daemon, tmp_path) as process:
         out, err = process.communicate("allocator.malloc(2000 * MIB)\n", timeout=30)
@@ -91,7 +91,7 @@ def test_a_program_that_ends_out_of_memory_says_so_with_its_last_breath(daemon: 
         assert [gone["pid"] for gone in until(lambda: listed(daemon, "agent-gone"))] == [process.pid]
 
 
-def test_the_stream_tells_what_happens(daemon: RunningDaemon, tmp_path: Path):
+def test_the_stream_contains_the_programs_events(daemon: RunningDaemon, tmp_path: Path):
     with running(daemon, tmp_path) as process:
         (came,) = until(lambda: listed(daemon, "agent-connected"))
         address = daemon.url.removeprefix("http://")

@@ -22,7 +22,7 @@ def pool(reserved, used, index=0):
     driver.fake_pool(index, *(ctypes.c_uint64(mib * MIB) for mib in (reserved, used, 0)))
 import gpumond.agent.cuda
 from gpumond.agent import cuda, flush, report
-from gpumond.agent.adapters import python_owners as owners
+from gpumond.agent.adapters import python_owners
 def plan(dry_run=True):
     (receipt,) = (one for one in flush(dry_run=dry_run) if one.allocator == "mempool")
     told = receipt.expected
@@ -33,7 +33,7 @@ pool(192, 20)
 """
 
 
-def test_a_plan_and_a_flush_tell_what_the_blocks_in_use_hold_and_a_report_does_not_look(library: Path) -> None:
+def test_blocks_in_use_are_located_for_plans_and_flushes_only(library: Path) -> None:
     code = f"""{PROGRAM}
 print(report()[-1].reclaimable.likely // MIB)
 print(plan().before.reclaimable_bytes // MIB)
@@ -51,16 +51,16 @@ plan(dry_run=False)
         "kept.append(DeviceBuffer(0, 0)); del DeviceBuffer.capacity",
         "kept[2].ptr, kept[2].size = kept[0].ptr, kept[0].size",
         "gc.freeze()",
-        "owners.MAX_OWNERS = 2",
-        "owners.MAX_ALLOCATIONS = 1000",
+        "python_owners.MAX_OWNERS = 2",
+        "python_owners.MAX_ALLOCATIONS = 1000",
         "driver.fake_make_context(1)",
     ],
 )
-def test_what_is_not_found_as_a_whole_is_not_believed(library: Path, change: str) -> None:
+def test_incomplete_owners_are_ignored(library: Path, change: str) -> None:
     assert run(f"{PROGRAM}{change}\nplan()", library, "c-") == ["0 172 172"]
 
 
-def test_what_the_last_flush_left_no_longer_counts_where_the_blocks_tell(library: Path) -> None:
+def test_located_blocks_replace_the_remainder_of_the_last_flush(library: Path) -> None:
     code = f"""{PROGRAM}
 flush(), pool(192, 20)
 kept[1:] = [DeviceBuffer(33, 12)]
@@ -71,7 +71,7 @@ plan()
     assert run(code, library, "c") == ["0 128 172", "0 172 172"]
 
 
-def test_objects_of_any_type_are_passed_by(library: Path) -> None:
+def test_objects_of_other_types_are_skipped(library: Path) -> None:
     code = f"""{PROGRAM}
 class Meta(type):
     def __eq__(self, other): raise RuntimeError("a type is compared")
@@ -96,7 +96,7 @@ print(gone(), cuda.contexts(), driver.fake_retained())
     assert run(code, library, "c") == ["0 96 172", "None [0] 0"]
 
 
-def test_of_tensors_the_storages_count_and_a_gradient_that_python_does_not_own_is_not_looked_at(library: Path) -> None:
+def test_tensor_storages_count_without_gradients(library: Path) -> None:
     code = f"""{PROGRAM}
 import torch
 class Storage(DeviceBuffer):

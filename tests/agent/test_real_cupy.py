@@ -66,7 +66,7 @@ print(somewhere_between > 30)
     assert run(code, library) == ["True"]
 
 
-def test_a_report_leaves_the_chunks_alone(library: Path) -> None:
+def test_a_report_does_not_visit_chunks(library: Path) -> None:
     code = """
 kept = history(random.Random(1))
 (usage,) = agent.report()
@@ -75,7 +75,7 @@ print(usage.reclaimable.exactness, usage.reclaimable.high == pool.free_bytes(), 
     assert run(code, library) == ["interval True 0"]
 
 
-def test_chunks_of_all_streams_and_of_a_second_pool_are_seen(library: Path) -> None:
+def test_chunks_of_all_streams_and_of_a_second_pool_are_counted(library: Path) -> None:
     code = """
 kept = []
 for stream in (cupy.cuda.ExternalStream(100), cupy.cuda.ExternalStream(200)):
@@ -91,7 +91,7 @@ print(plan.expected.low == plan.expected.high == receipt.released_bytes == befor
     assert run(code, library) == ["True"]
 
 
-def test_nobody_keeps_a_chunk_that_was_looked_at(library: Path) -> None:
+def test_visited_chunks_are_not_kept(library: Path) -> None:
     code = """
 kept = history(random.Random(4))
 said, before = cupy_chunks.whole_bytes(pool, 0), sum(HELD.values())
@@ -101,7 +101,7 @@ print(said == before - sum(HELD.values()) > 0, cupy_chunks.whole_bytes(pool, 0))
     assert run(code, library) == ["True 0"]
 
 
-def test_beside_threads_that_allocate_it_is_right_or_says_nothing(library: Path) -> None:
+def test_chunk_walk_is_exact_or_unknown_while_threads_allocate(library: Path) -> None:
     code = """
 import sys, threading
 sys.setswitchinterval(1e-5)
@@ -124,7 +124,7 @@ print(0 < cupy_chunks.whole_bytes(pool, 0) - whole <= most)
     assert run(code, library) == ["True", "True"]
 
 
-def test_a_walk_that_does_not_come_to_the_pools_own_count_is_not_believed(library: Path) -> None:
+def test_chunk_walk_that_disagrees_with_the_pool_is_rejected(library: Path) -> None:
     code = """
 import gc
 kept = history(random.Random(7))
@@ -142,7 +142,7 @@ print(cupy_chunks.whole_bytes(Pool(512), 0), cupy_chunks.whole_bytes(Pool(-512),
 
 
 @pytest.mark.parametrize("pool", ["", "n_free_blocks=lambda: 1, total_bytes=lambda: 9, used_bytes=lambda: 3"])
-def test_a_pool_of_another_make_says_nothing(library: Path, pool: str) -> None:
+def test_a_pool_of_unknown_layout_has_no_chunks(library: Path, pool: str) -> None:
     code = f"""
 from types import SimpleNamespace
 print(cupy_chunks.whole_bytes(SimpleNamespace({pool}), 0))
@@ -150,7 +150,7 @@ print(cupy_chunks.whole_bytes(SimpleNamespace({pool}), 0))
     assert run(code, library) == ["None"]
 
 
-def test_of_too_many_chunks_none_is_looked_at(library: Path) -> None:
+def test_chunk_walk_is_skipped_for_too_many_chunks(library: Path) -> None:
     code = """
 kept = [alloc(512 * (1 + number % 9)) for number in range(2 * cupy_chunks.MAX_CHUNKS + 2)]
 del kept[::2]

@@ -43,7 +43,7 @@ def test_the_programs_output_and_exit_code_do_not_depend_on_the_daemon(
         daemon.process.wait()
 
 
-def test_half_a_frame_from_a_daemon_that_dies_is_no_order(tmp_path: Path):
+def test_half_a_message_from_a_dying_daemon_is_no_command(tmp_path: Path):
     path = tmp_path / "agent.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.fspath(path))

@@ -19,12 +19,12 @@ def needs(library: str) -> pytest.MarkDecorator:
 def test_a_stack_of_rmms_own_resources_is_read() -> None:
     code = """
 import rmm
-from gpumond.agent.adapters.rmm_stack import look
+from gpumond.agent.adapters.rmm_stack import read_stack
 mr = rmm.mr
 for kind in (mr.StatisticsResourceAdaptor, mr.TrackingResourceAdaptor, lambda up: mr.LimitingResourceAdaptor(up, 9)):
-    stack = look(mr.FailureCallbackResourceAdaptor(kind(mr.CudaMemoryResource()), lambda size: False))
+    stack = read_stack(mr.FailureCallbackResourceAdaptor(kind(mr.CudaMemoryResource()), lambda size: False))
     print(stack.live, stack.direct, stack.peak_bytes, stack.count and stack.count.allocations)
-print(look(mr.CudaMemoryResource()).live, look(mr.StatisticsResourceAdaptor(mr.ManagedMemoryResource())))
+print(read_stack(mr.CudaMemoryResource()).live, read_stack(mr.StatisticsResourceAdaptor(mr.ManagedMemoryResource())))
 caching = (mr.PoolMemoryResource, mr.ArenaMemoryResource, mr.FixedSizeMemoryResource, mr.BinningMemoryResource)
 print(*(kind.__name__ for kind in caching if issubclass(kind, mr.UpstreamResourceAdaptor)))
 print(hasattr(mr.PoolMemoryResource, "pool_size"), hasattr(mr.BinningMemoryResource, "bin_mrs"))
@@ -45,7 +45,7 @@ print(hasattr(mr.CudaAsyncViewMemoryResource, "pool_handle"), mr.CudaAsyncMemory
 
 @needs("rmm")
 @needs("cupy")
-def test_which_function_a_pool_of_cupys_stands_on_can_be_seen() -> None:
+def test_the_allocation_function_of_a_cupy_pool_is_visible() -> None:
     code = """
 import cupy
 from rmm.allocators.cupy import rmm_cupy_allocator
@@ -62,7 +62,7 @@ print(adapter._inside(cupy.get_default_memory_pool(), 0), hasattr(cupy.cuda.Memo
 
 @needs("rmm")
 @needs("cupy")
-def test_beside_them_nothing_is_imported_and_without_a_context_nothing_is_said() -> None:
+def test_adapters_import_nothing_and_report_nothing_without_a_context() -> None:
     code = """
 import sys, cupy, rmm
 before = set(sys.modules)

@@ -40,7 +40,7 @@ print([name for name in set(sys.modules) - before if name.startswith(("tensorflo
         assert (process.returncode, out) == (0, f"['nothing'] ()\n{used} True\n[]\n")
 
 
-def test_a_device_is_asked_for_by_the_name_that_the_context_gives_it() -> None:
+def test_a_device_is_queried_by_its_name_in_the_context() -> None:
     """What the adapter relies on, of a private interface."""
     code = """
 import tensorflow as tf

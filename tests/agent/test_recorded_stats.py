@@ -26,7 +26,7 @@ def test_there_is_a_recording_of_each_backend():
 
 
 @pytest.mark.parametrize(("configuration", "moment"), list(moments()))
-def test_what_was_returned_is_what_the_statistics_promise(configuration: str, moment: Any):
+def test_recorded_flushes_agree_with_the_statistics(configuration: str, moment: Any):
     told = figures(moment["stats"])
     if moment["snapshot"] is None:
         promised = from_async_stats(told)
@@ -40,7 +40,7 @@ def test_what_was_returned_is_what_the_statistics_promise(configuration: str, mo
 @pytest.mark.parametrize(
     ("configuration", "moment"), [param for param in moments() if param.values[1]["snapshot"] is not None]
 )
-def test_what_was_returned_is_what_the_snapshot_says_to_the_byte(configuration: str, moment: Any):
+def test_recorded_flushes_equal_the_snapshot(configuration: str, moment: Any):
     promised = from_snapshot(moment["snapshot"])[0]
     assert promised.likely == moment["returned"]
     assert promised.low <= moment["returned"] <= promised.high

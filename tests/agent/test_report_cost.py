@@ -48,7 +48,7 @@ def test_a_reports_pools_are_written_as_any_dataclass_is(pools: list[PoolUsage])
     assert json.loads(frame) == {"v": 1, "type": "report", **json.loads(to_json(Report(pools=tuple(pools))))}
 
 
-def test_each_report_is_sent_and_tells_what_is_new_since_the_last(tmp_path: Path) -> None:
+def test_each_report_is_sent_with_its_changes(tmp_path: Path) -> None:
     reports = [Report(pools=(pool,)) for pool in (POOL, replace(POOL), replace(POOL, live_bytes=7), POOL)]
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "agent.sock"))
@@ -77,7 +77,7 @@ print([name for name in ("scopes", "steps") if f"gpumond.agent.{name}" in sys.mo
         assert finished(process) == "[]\n"
 
 
-def test_a_driver_that_is_not_there_is_not_looked_for_at_each_report(library: Path) -> None:
+def test_a_missing_driver_is_not_searched_for_at_each_report(library: Path) -> None:
     """Nor is anything left for the program's garbage collector, which may have millions of objects to look at."""
     code = """
 import gc, sys, torch

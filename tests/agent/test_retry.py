@@ -27,7 +27,7 @@ def halved(size: int) -> tuple[int]:
     return (size // 2,)
 
 
-def test_it_does_less_until_it_fits(allocator: CachingAllocator):
+def test_arguments_shrink_until_the_call_fits(allocator: CachingAllocator):
     sizes: list[int] = []
 
     @agent.retry_on_oom(shrink=halved, attempts=4)
@@ -43,7 +43,7 @@ def test_it_does_less_until_it_fits(allocator: CachingAllocator):
     assert (told.oom_retries, told.oom_rescues, [oom.number for oom in told.ooms]) == (2, 1, [1, 2])
 
 
-def test_what_the_failed_attempt_held_is_free_at_the_next(allocator: CachingAllocator):
+def test_memory_of_a_failed_attempt_is_free_at_the_next(allocator: CachingAllocator):
     """Tensors in the frames that the error has passed, one of them in a cycle with the error itself."""
     seen: list[int] = []
 
@@ -69,7 +69,7 @@ def test_what_the_failed_attempt_held_is_free_at_the_next(allocator: CachingAllo
     del result
 
 
-def test_a_traceback_that_somebody_keeps_holds_no_memory(allocator: CachingAllocator):
+def test_a_stored_traceback_holds_no_memory(allocator: CachingAllocator):
     """As a debugger, a notebook or a logger does."""
     kept: list[Any] = []
 
@@ -169,7 +169,7 @@ def test_the_last_error_is_raised_as_it_was(allocator: CachingAllocator):
     assert (agent.program().oom_retries, agent.program().oom_rescues) == (2, 0)
 
 
-def test_nothing_to_shrink_any_more_ends_it(allocator: CachingAllocator):
+def test_retries_end_when_arguments_cannot_shrink(allocator: CachingAllocator):
     calls: list[int] = []
 
     allocator.malloc(100 * MIB)
@@ -220,7 +220,7 @@ def test_other_errors_pass_at_once(error: BaseException):
     assert calls == [1]
 
 
-def test_what_the_caller_was_handling_stays_the_callers(allocator: CachingAllocator):
+def test_the_callers_exception_is_left_unchanged(allocator: CachingAllocator):
     def outside() -> None:
         precious = "the caller's"
         raise KeyError(precious)

@@ -45,7 +45,7 @@ mr.allocate(50), mr.deallocate(mr.allocate(30), 30)
         ("CudaAsyncMemoryResource()", "0 50 None 0 interval 0"),
     ],
 )
-def test_what_an_adaptor_counts_is_live(library: Path, by: str, below: str, seen: str) -> None:
+def test_bytes_counted_by_an_adaptor_are_live(library: Path, by: str, below: str, seen: str) -> None:
     assert run(f"{PROGRAM}{counted(by, below)}{SHOW}", library, "c-") == [seen]
 
 
@@ -58,7 +58,7 @@ def test_what_an_adaptor_counts_is_live(library: Path, by: str, below: str, seen
         "StatisticsResourceAdaptor(ManagedMemoryResource())",
     ],
 )
-def test_where_nobody_counts_or_the_memory_is_not_the_devices_nothing_is_said(library: Path, resource: str) -> None:
+def test_stacks_without_a_count_or_device_memory_are_not_reported(library: Path, resource: str) -> None:
     code = f"""{PROGRAM}
 mr = {resource}
 rmm.mr.set_per_device_resource(0, mr)
@@ -74,7 +74,7 @@ def test_an_adaptor_below_a_pool_counts_what_the_pool_holds(library: Path) -> No
     assert run(code, library, "c") == ["0 50 70 0 not_releasable 20"]
 
 
-def test_bins_from_elsewhere_leave_unknown_what_is_held(library: Path) -> None:
+def test_foreign_bins_make_held_bytes_unknown(library: Path) -> None:
     code = f"""{PROGRAM}
 bins = BinningMemoryResource(PoolMemoryResource(CudaMemoryResource(), 100))
 bins.add_bin(8)
@@ -84,7 +84,7 @@ bins.add_bin(8, PoolMemoryResource(CudaMemoryResource(), 100)){SHOW}
     assert run(code, library, "c") == ["0 50 100 0 not_releasable 50", "0 50 None 0 not_releasable 0"]
 
 
-def test_a_count_that_began_anew_is_not_believed(library: Path) -> None:
+def test_a_count_that_was_reset_is_ignored(library: Path) -> None:
     code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaMemoryResource()")}{SHOW}
 mr.push_counters()
 mr.allocate(5){SHOW}
@@ -94,7 +94,7 @@ print(rmm.mr.get_per_device_resource(0) is mr)
     assert run(code, library, "c") == ["0 50 50 0 exact 0", "0 55 55 0 exact 0", "True"]
 
 
-def test_a_driver_pool_with_a_handle_tells_all_by_itself(library: Path) -> None:
+def test_a_driver_pool_with_a_handle_needs_no_adaptor(library: Path) -> None:
     code = f"""{PROGRAM}
 rmm.mr.set_per_device_resource(0, CudaAsyncViewMemoryResource(17))
 fake(17, 64, 40, 8){SHOW}
@@ -125,7 +125,7 @@ print(mr.allocation_counts.total_count, cuda.contexts(), driver.fake_retained())
     ]
 
 
-def test_the_resource_lives_no_longer_for_our_sake(library: Path) -> None:
+def test_the_lifetime_of_a_resource_is_not_extended(library: Path) -> None:
     """Not even if the program lets go of it in the midst of a flush: its end is then in our hands, on its device."""
     other = "StatisticsResourceAdaptor(CudaMemoryResource())"
     flush = elsewhere("flush(steps=['hooks', 'trim'])")
@@ -152,12 +152,12 @@ print("over")
     assert run(code, library, "-c") == ["replaced", "gone", "flushed [1] 0", "gone", "over"]
 
 
-def test_a_pool_keeps_what_it_has_and_says_so(library: Path) -> None:
+def test_a_pool_reports_that_it_keeps_its_memory(library: Path) -> None:
     code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "PoolMemoryResource(CudaMemoryResource(), 100)")}
 (receipt,) = flush()
 print(receipt.outcome, receipt.expected.high, receipt.steps[0].detail)
 """
-    assert run(code, library, "c") == ["nothing 0 RMM keeps what these resources hold until they are destroyed"]
+    assert run(code, library, "c") == ["nothing 0 RMM keeps the memory of these resources until they are destroyed"]
 
 
 def test_no_trim_and_no_allocation_while_a_graph_is_captured(library: Path) -> None:

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from gpumond import agent
-from gpumond.agent.instrument.scopes import SCOPES_SEEN, Block
+from gpumond.agent.instrument.scopes import SCOPE_TOTALS, Block
 from gpumond.agent.instrument.usage import DeviceLevel, levels
 from gpumond.model.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
@@ -25,7 +25,7 @@ def device(name: str) -> ScopeDevice:
     return usage(name).devices[0]
 
 
-def test_a_block_tells_what_it_kept_and_the_most_that_was_live(allocator: CachingAllocator):
+def test_a_block_reports_kept_and_peak_bytes(allocator: CachingAllocator):
     with agent.scope("epoch") as block:
         kept = allocator.malloc(100 * MIB)
         allocator.free(allocator.malloc(300 * MIB))
@@ -60,7 +60,7 @@ def test_blocks_in_blocks_have_names_of_their_own(allocator: CachingAllocator):
     assert device("epoch/forward").kept_bytes == device("epoch").kept_bytes == 30 * MIB
 
 
-def test_a_peak_below_an_older_one_is_a_lower_bound_and_says_so(allocator: CachingAllocator):
+def test_a_peak_below_an_older_one_is_a_lower_bound(allocator: CachingAllocator):
     allocator.free(allocator.malloc(500 * MIB))
     with agent.scope("small"):
         held = allocator.malloc(20 * MIB)
@@ -68,7 +68,7 @@ def test_a_peak_below_an_older_one_is_a_lower_bound_and_says_so(allocator: Cachi
     assert (device("small").peak_bytes, device("small").peak_exact) == (20 * MIB, False)
     with agent.scope("sampled"):
         more = allocator.malloc(40 * MIB)
-        SCOPES_SEEN.see(levels(agent.report()))  # as a report does, once a second
+        SCOPE_TOTALS.sample(levels(agent.report()))  # as a report does, once a second
         allocator.free(more)
     assert (device("sampled").peak_bytes, device("sampled").peak_exact) == (60 * MIB, False)
     allocator.free(held)
@@ -97,11 +97,11 @@ def test_a_peak_below_an_older_one_is_a_lower_bound_and_says_so(allocator: Cachi
         (DeviceLevel(10, peak_bytes=50, alone=False), DeviceLevel(20, peak_bytes=80, alone=False), 30, 30, False),
     ],
 )
-def test_how_exact_a_peak_is(before: DeviceLevel, after: DeviceLevel, seen: int, peak: int, exact: bool):
+def test_a_peak_is_exact_or_a_lower_bound(before: DeviceLevel, after: DeviceLevel, seen: int, peak: int, exact: bool):
     block = Block("x", None)
     block.before = {UUID: before}
-    block.see({UUID: before})
-    block.see({UUID: DeviceLevel(seen)})
+    block.sample({UUID: before})
+    block.sample({UUID: DeviceLevel(seen)})
     block.end({UUID: after})
     assert block.peaks is not None
     found = block.peaks[UUID]
@@ -151,7 +151,7 @@ def test_retries_and_the_errors_that_end_a_block_are_counted(allocator: CachingA
     assert usage("epoch").ooms == 1
 
 
-def test_flush_gives_back_what_the_block_has_left_in_the_cache(allocator: CachingAllocator):
+def test_flush_releases_the_blocks_cache(allocator: CachingAllocator):
     with agent.scope("evaluation", flush=True):
         allocator.free(allocator.malloc(200 * MIB))
     assert allocator.statistics().held_bytes == 0
@@ -196,7 +196,7 @@ def test_threads_have_blocks_of_their_own(allocator: CachingAllocator):
     assert [scope.name for scope in agent.program().scopes] == ["inner", "outer"]
 
 
-def test_what_cannot_be_measured_is_counted_and_not_guessed(allocator: CachingAllocator):
+def test_unmeasured_blocks_are_counted(allocator: CachingAllocator):
     """While another thread's flush has the allocators."""
     flushing, done = threading.Event(), threading.Event()
 

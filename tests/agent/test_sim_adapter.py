@@ -29,7 +29,7 @@ def allocator(card: SimDevice) -> Iterator[CachingAllocator]:
     allocator.close()
 
 
-def test_it_is_found_in_a_program_that_uses_the_allocator() -> None:
+def test_the_simulated_allocator_is_found_in_its_program() -> None:
     found: list[AllocatorAdapter] = list(present())
     assert "sim" in [adapter.name for adapter in found]
 
@@ -42,11 +42,11 @@ print("gpumond.sim.allocator" in sys.modules)
 """
 
 
-def test_it_never_imports_the_allocator() -> None:
+def test_the_adapter_never_imports_the_simulated_allocator() -> None:
     assert run(IMPORT) == "False\n"
 
 
-def test_its_numbers_are_exact(allocator: CachingAllocator) -> None:
+def test_numbers_of_the_simulated_allocator_are_exact(allocator: CachingAllocator) -> None:
     (pool,) = adapter().read()
     assert (pool.allocator, pool.device_uuid) == ("sim", "SIM-test")
     assert (pool.live_bytes, pool.held_bytes, pool.stranded_bytes) == (60 * MIB, 150 * MIB, 40 * MIB)
@@ -61,7 +61,7 @@ def test_an_allocator_that_was_not_used_is_no_pool(card: SimDevice) -> None:
     allocator.close()
 
 
-def test_a_flush_releases_what_was_predicted_and_the_card_sees_it(allocator: CachingAllocator, card: SimDevice) -> None:
+def test_a_flush_releases_the_predicted_bytes_on_the_device(allocator: CachingAllocator, card: SimDevice) -> None:
     sim = SimAdapter()
     used = card.read().used_bytes or 0
     (before,) = sim.read(exact=True)
@@ -74,7 +74,7 @@ def test_a_flush_releases_what_was_predicted_and_the_card_sees_it(allocator: Cac
     assert (after.live_bytes, after.stranded_bytes, after.reclaimable.high) == (60 * MIB, 40 * MIB, 0)
 
 
-def test_only_what_was_asked_for_is_done(allocator: CachingAllocator) -> None:
+def test_only_requested_steps_are_carried_out(allocator: CachingAllocator) -> None:
     assert list(adapter().flush(["ipc", "trim"])) == []
     (pool,) = adapter().read()
     assert pool.held_bytes == 150 * MIB

@@ -45,7 +45,7 @@ def in_torch(code: str, path: Path) -> str:
     return done.stdout
 
 
-def test_it_is_whole_and_for_its_user_alone(allocator: CachingAllocator, tmp_path: Path):
+def test_a_snapshot_is_complete_and_private(allocator: CachingAllocator, tmp_path: Path):
     allocator.malloc(5 * MIB)
     path = tmp_path / "memory.json"
     path.write_text("an older one")
@@ -57,7 +57,7 @@ def test_it_is_whole_and_for_its_user_alone(allocator: CachingAllocator, tmp_pat
     assert sorted(os.listdir(tmp_path)) == ["card", "memory.json"]
 
 
-def test_one_that_is_too_large_leaves_nothing(tmp_path: Path):
+def test_a_snapshot_above_the_limit_leaves_no_file(tmp_path: Path):
     path = tmp_path / "memory.pickle"
     code = "print(snapshots.write(path, max_bytes=500_000)); print(agent.snapshot(path).size_bytes)"
     refused, whole = in_torch(code, path).splitlines()
@@ -76,7 +76,7 @@ def test_one_that_is_too_large_leaves_nothing(tmp_path: Path):
         ("backend='cudaMallocAsync'", "only the native allocator"),
     ],
 )
-def test_torch_without_one_says_why(world: str, reason: str, tmp_path: Path):
+def test_torch_explains_a_missing_snapshot(world: str, reason: str, tmp_path: Path):
     out = in_torch(f"torch.WORLD.reset({world}); print(agent.snapshot(path))", tmp_path / "x")
     assert "path=None" in out
     assert reason in out
@@ -87,10 +87,10 @@ def test_torch_without_one_says_why(world: str, reason: str, tmp_path: Path):
     ("world", "reason"),
     [
         ("records_history=True", "records its memory history"),
-        ("segments=[Segment([(512, ACTIVE)] * 50_001)]", "blocks would hold the program for long"),
+        ("segments=[Segment([(512, ACTIVE)] * 50_001)]", "blocks would stall the program"),
     ],
 )
-def test_what_would_hold_the_program_for_long_only_the_program_may_do(world: str, reason: str, tmp_path: Path):
+def test_snapshots_that_stall_the_program_are_refused_from_outside(world: str, reason: str, tmp_path: Path):
     code = f"torch.WORLD.reset({world}); print(snapshots.write(path, guarded=True)); print(agent.snapshot(path).path)"
     refused, own = in_torch(code, tmp_path / "x").splitlines()
     assert reason in refused
@@ -118,10 +118,10 @@ def test_a_program_without_an_allocator_has_none(allocator: CachingAllocator, tm
     assert agent.snapshot(tmp_path / "x").reason == "sim: nothing has been allocated yet"
 
 
-def test_those_that_are_asked_for_go_to_the_users_directory_and_are_few(tmp_path: Path):
+def test_requested_snapshots_are_limited_in_rate_and_number(tmp_path: Path):
     """Of more than four the oldest makes room; and not more than one in ten seconds."""
     code = """
-asked = snapshots.Asked()
+asked = snapshots.RequestedSnapshots()
 for number in range(6):
     snapshots.time = type("Clock", (), {"time": lambda: 1e9 + number, "monotonic": lambda: 100.0 * number})
     dump = asked.write("team/train")
@@ -140,27 +140,27 @@ print(asked.write("team/train").reason)
     assert sorted(map(os.fspath, folder.iterdir())) == sorted(paths[-4:])
     assert all(Path(path).name.startswith("team-train-") and path.endswith(".pickle") for path in paths)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert "a moment ago" in too_soon
+    assert "too many requests" in too_soon
 
 
-def test_a_directory_of_somebody_else_is_not_used(tmp_path: Path):
+def test_a_link_of_another_user_is_not_used(tmp_path: Path):
     """In TMPDIR anybody can be there first."""
     (tmp_path / f"gpumond-{os.geteuid()}").symlink_to(tmp_path)
     environ = environment("/nowhere", STANDINS, TMPDIR=os.fspath(tmp_path))
     for name in ("HOME", "XDG_STATE_HOME"):
         environ.pop(name, None)
-    code = "print(snapshots.Asked().write('train').reason)"
+    code = "print(snapshots.RequestedSnapshots().write('train').reason)"
     done = subprocess.run([sys.executable, "-c", TORCH + code, "-"], env=environ, capture_output=True, text=True)
     assert "not a directory of this user" in done.stdout
 
 
-def test_a_directory_that_somebody_else_owns_is_not_used_either(tmp_path: Path):
+def test_a_directory_of_another_user_is_not_used(tmp_path: Path):
     if os.geteuid() != 0:
         pytest.skip("needs root, to give a directory to another user")
     folder = tmp_path / "gpumond" / "snapshots"
     folder.mkdir(parents=True)
     os.chown(folder, 65534, 65534)
-    code = "print(snapshots.Asked().write('train').reason)"
+    code = "print(snapshots.RequestedSnapshots().write('train').reason)"
     environ = environment("/nowhere", STANDINS, XDG_STATE_HOME=os.fspath(tmp_path))
     done = subprocess.run([sys.executable, "-c", TORCH + code, "-"], env=environ, capture_output=True, text=True)
     assert "not a directory of this user" in done.stdout

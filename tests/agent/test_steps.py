@@ -7,16 +7,16 @@ import random
 import pytest
 
 from gpumond import agent
-from gpumond.agent.instrument.steps import ENOUGH, STEPS, WINDOW, Look, StepCounter, trend
+from gpumond.agent.instrument.steps import MIN_SAMPLES, STEPS, WINDOW, Sample, StepCounter, trend
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.card import MIB
 
 
-def looks(live: list[int], every: int = 10) -> list[Look]:
-    return [Look(number * every, float(number), bytes_, 0, 0) for number, bytes_ in enumerate(live)]
+def samples(live: list[int], every: int = 10) -> list[Sample]:
+    return [Sample(number * every, float(number), bytes_, 0, 0) for number, bytes_ in enumerate(live)]
 
 
-def test_steps_are_counted_and_looked_at_once_a_second_at_most(allocator: CachingAllocator):
+def test_steps_are_counted_and_sampled_at_most_once_a_second(allocator: CachingAllocator):
     assert agent.program().step is None
     allocator.malloc(100 * MIB)
     for _ in range(1000):
@@ -25,14 +25,14 @@ def test_steps_are_counted_and_looked_at_once_a_second_at_most(allocator: Cachin
     step = agent.program().step
     assert step is not None
     assert (step.steps, step.live_bytes, step.retries) == (1000, 100 * MIB, 0)
-    assert len(STEPS._looks) == 1
+    assert len(STEPS._samples) == 1
 
 
-def test_what_each_step_keeps_is_a_trend_in_bytes_a_step(allocator: CachingAllocator):
+def test_bytes_kept_by_each_step_are_a_trend(allocator: CachingAllocator):
     steps = StepCounter()
     for _ in range(3 * WINDOW):
         allocator.malloc(2 * MIB)
-        steps._look_at = 0.0  # a second has passed
+        steps._sample_at = 0.0  # a second has passed
         steps.mark()
     usage = steps.usage()
     assert usage is not None
@@ -48,19 +48,19 @@ def test_what_each_step_keeps_is_a_trend_in_bytes_a_step(allocator: CachingAlloc
         (list(range(0, 30 * WINDOW, 30)), 3.0),
         ([0, *[5000] * (WINDOW - 1)], 0.0),  # a warm-up
         ([*[100] * 9, 90_000, *[100] * 10], 0.0),  # an evaluation was under way
-        ([100] * (ENOUGH - 1), None),
+        ([100] * (MIN_SAMPLES - 1), None),
     ],
 )
-def test_one_odd_look_is_no_trend(live: list[int], kept: float | None):
-    assert trend(looks(live)) == kept
+def test_one_outlier_is_no_trend(live: list[int], kept: float | None):
+    assert trend(samples(live)) == kept
 
 
 def test_noise_is_no_trend_and_hides_none():
     dice = random.Random(5)
     noise = [dice.randrange(-1000, 1000) for _ in range(WINDOW)]
     leak = [100 * number + shift for number, shift in enumerate(noise)]
-    assert abs(trend(looks([10_000 + n for n in noise])) or 0) < 6
-    assert abs((trend(looks(leak)) or 0) - 10) < 6
+    assert abs(trend(samples([10_000 + n for n in noise])) or 0) < 6
+    assert abs((trend(samples(leak)) or 0) - 10) < 6
 
 
 def test_a_step_without_any_allocator_is_a_step(allocator: CachingAllocator):

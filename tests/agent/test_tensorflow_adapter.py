@@ -19,7 +19,7 @@ from gpumond.agent.adapters.tensorflow import adapter
 SHOW = "print([(p.device_uuid[-1], p.live_bytes, p.peak_live_bytes, p.inside) for p in adapter().read()])"
 
 
-def test_what_is_in_use_is_known_and_what_is_held_is_not(library: Path) -> None:
+def test_live_bytes_are_known_and_held_bytes_are_not(library: Path) -> None:
     code = f"""{PROGRAM}
 context.initialize(1, {{"/device:GPU:0": (30, 50)}})
 (pool,) = report()
@@ -48,13 +48,13 @@ print(receipt.outcome, receipt.steps[0].detail)
         pytest.param('2, {"/device:GPU:0": (1, 2)}', [], id="one left out by TensorFlow itself"),
     ],
 )
-def test_each_of_its_devices_is_found_on_the_machine(library: Path, layout: str, seen: list[tuple[int, ...]]) -> None:
+def test_each_tensorflow_device_is_identified(library: Path, layout: str, seen: list[tuple[int, ...]]) -> None:
     code = f"{PROGRAM}\ncontext.initialize({layout})\n{SHOW}\nprint(cuda.contexts())"
     shown = [(str(ordinal), live, peak, None) for ordinal, live, peak in seen]
     assert run(code, library, "cc") == [repr(shown), "[0, 1]"]
 
 
-def test_in_a_cluster_only_the_tasks_own_devices_count(library: Path) -> None:
+def test_only_the_tasks_own_devices_count_in_a_cluster(library: Path) -> None:
     place = "/job:worker/replica:0/task:{}/device:GPU:0"
     code = f"""{PROGRAM}
 context._collective_ops_server_def = SimpleNamespace(job_name="worker", task_index=1)
@@ -65,19 +65,19 @@ context.initialize(1, {{"{place.format(0)}": (1, 2), "{place.format(1)}": (3, 4)
 
 
 @pytest.mark.parametrize("gpus", ["", "-", "c"])
-def test_before_it_is_used_nothing_is_initialised(library: Path, gpus: str) -> None:
+def test_tensorflow_is_not_initialised_before_its_use(library: Path, gpus: str) -> None:
     code = (
         f"{PROGRAM}\nprint(adapter().read(), context._initialized, cuda.contexts() == list(range({gpus.count('c')})))"
     )
     assert run(code, library, gpus) == ["() False True"]
 
 
-def test_a_device_without_a_context_is_not_asked_for(library: Path) -> None:
+def test_a_device_without_a_context_is_not_queried(library: Path) -> None:
     code = f"{PROGRAM}\ncontext.initialize(1, {{'/device:GPU:0': (1, 2)}})\n{SHOW}\nprint(cuda.contexts())"
     assert run(code, library, "-") == ["[]", "[]"]
 
 
-def test_a_forked_child_asks_tensorflow_nothing(library: Path) -> None:
+def test_a_forked_child_does_not_query_tensorflow(library: Path) -> None:
     code = f"""{PROGRAM}
 context.initialize(1, {{"/device:GPU:0": (30, 50)}})
 print(len(report()), flush=True)

@@ -32,7 +32,7 @@ def flushed(before: int = 10, after: int = 2, device_allocations: int | None = 5
         pytest.param(101.0, pool(6, 6, "GPU-b"), 0, id="another device"),
     ],
 )
-def test_taking_again(now: float, seen: PoolUsage, thrashes: int) -> None:
+def test_memory_taken_again_soon_is_thrash(now: float, seen: PoolUsage, thrashes: int) -> None:
     (counted,) = flushed().counted([seen], now)
     assert counted.thrashes == thrashes
 

@@ -46,7 +46,7 @@ def test_a_pool_is_live_and_reclaimable_and_stranded(world: Any, adapter: TorchA
     assert pool.reclaimable == Reclaimable(42 * MIB, 42 * MIB, 42 * MIB, "exact")
 
 
-def test_a_reading_is_of_now_whatever_the_one_before_it_said(world: Any, adapter: TorchAdapter) -> None:
+def test_a_reading_is_current(world: Any, adapter: TorchAdapter) -> None:
     (before,) = adapter.read()
     assert adapter.read() == (before,)
     world.segments.append(Segment([(20 * MIB, FREE)]))
@@ -59,7 +59,7 @@ def test_a_reading_is_of_now_whatever_the_one_before_it_said(world: Any, adapter
     assert adapter.read()[0].reclaimable == Reclaimable(0, 62 * MIB, 70 * MIB, "interval")
 
 
-def test_nothing_is_asked_before_cuda_is_initialised(world: Any, adapter: TorchAdapter) -> None:
+def test_torch_is_not_queried_before_cuda_is_initialised(world: Any, adapter: TorchAdapter) -> None:
     world.reset(initialized=False)
     assert adapter.read(exact=True) == ()
     with pytest.raises(FlushRefused, match="not initialised"):
@@ -80,7 +80,7 @@ def test_a_device_that_the_program_does_not_use_is_not_reported(world: Any, adap
 
 
 @pytest.mark.parametrize("steps", [("cache",), ("ipc", "cache")])
-def test_a_flush_returns_what_was_predicted(world: Any, adapter: TorchAdapter, steps: tuple[str, ...]) -> None:
+def test_a_flush_returns_the_predicted_bytes(world: Any, adapter: TorchAdapter, steps: tuple[str, ...]) -> None:
     (before,) = adapter.read(exact=True)
     results = adapter.flush((*steps, "trim", "gc"))
     assert tuple(result.step for result in results) == steps
@@ -102,7 +102,7 @@ def test_a_flush_leaves_the_threads_device_as_it_was(world: Any, adapter: TorchA
     assert (world.current, world.calls) == (1, ["empty_cache on 1"])
 
 
-def test_without_a_live_context_nothing_is_freed(world: Any, adapter: TorchAdapter) -> None:
+def test_nothing_is_freed_without_a_live_context(world: Any, adapter: TorchAdapter) -> None:
     world.contexts.clear()
     with pytest.raises(FlushRefused, match="no device"):
         adapter.flush(("cache",))
@@ -142,7 +142,7 @@ def test_a_capture_that_fails_to_begin_is_none(world: Any, adapter: TorchAdapter
 
 
 @pytest.mark.parametrize("records_history", [False, True])
-def test_before_2_11_a_snapshot_is_taken_only_without_history(
+def test_snapshots_before_2_11_are_taken_only_without_history(
     world: Any, adapter: TorchAdapter, records_history: bool
 ) -> None:
     world.takes_include_traces, world.records_history = False, records_history
@@ -151,7 +151,7 @@ def test_before_2_11_a_snapshot_is_taken_only_without_history(
     assert ("snapshot" in world.calls) is not records_history
 
 
-def test_too_many_blocks_are_not_looked_at(world: Any, adapter: TorchAdapter) -> None:
+def test_snapshots_of_too_many_blocks_are_skipped(world: Any, adapter: TorchAdapter) -> None:
     world.segments.append(Segment([(512, ACTIVE)] * 50_001))
     adapter.read(exact=True)
     assert "snapshot" not in world.calls
@@ -174,7 +174,7 @@ def test_the_stream_ordered_backend_counts_nothing(world: Any, adapter: TorchAda
     assert (pool.ooms, pool.device_allocations) == (None, None)
 
 
-def test_anothers_allocator_is_not_pytorchs_to_report(world: Any, adapter: TorchAdapter) -> None:
+def test_another_librarys_allocator_is_not_reported_by_pytorch(world: Any, adapter: TorchAdapter) -> None:
     world.backend = "pluggable"
     assert adapter.read() == ()
     with pytest.raises(FlushRefused, match="pluggable"):

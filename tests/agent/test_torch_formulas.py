@@ -37,7 +37,7 @@ def test_statistics_bound_what_a_flush_returns(segments: list[Segment]) -> None:
 
 
 @given(SEGMENTS)
-def test_a_snapshot_tells_exactly_what_a_flush_returns(segments: list[Segment]) -> None:
+def test_a_snapshot_predicts_a_flush_exactly(segments: list[Segment]) -> None:
     world = settled(segments)
     expected = from_snapshot(world.snapshot()).get(0, Reclaimable(0, 0, 0))
     assert expected.likely == expected.low == world.empty_cache()
@@ -60,7 +60,7 @@ def test_from_statistics(segments: list[Segment], expected: Reclaimable) -> None
     assert from_stats(figures(World(segments).stats(0))) == expected
 
 
-def test_before_2_13_private_pools_cannot_be_excluded() -> None:
+def test_private_pools_cannot_be_excluded_before_2_13() -> None:
     world = World([Segment([(20, FREE)])], tells_private_pools=False)
     assert from_stats(figures(world.stats(0))) == Reclaimable(0, 20, 20, "interval")
 

@@ -50,12 +50,12 @@ def test_a_pool_is_live_and_cached_and_a_flush_returns_up_to_all_of_the_cache(ad
     assert (pool.stranded_bytes, pool.ooms, pool.retries, pool.device_allocations) == (0, None, None, None)
 
 
-def test_parts_of_one_card_are_one_device(world: Any, adapter: XpuAdapter):
+def test_tiles_of_one_device_are_one_pool(world: Any, adapter: XpuAdapter):
     world.reset(segments=[Segment([(MIB << d, ACTIVE)], device=d) for d in range(3)], devices=4)
     assert {pool.device_uuid: pool.live_bytes for pool in adapter.read()} == {CARD: 3 * MIB, OTHER: 4 * MIB}
 
 
-def test_a_flush_returns_what_was_in_its_bounds(world: Any, adapter: XpuAdapter):
+def test_a_flush_returns_bytes_within_its_bounds(world: Any, adapter: XpuAdapter):
     (pool,) = adapter.read()
     (result,) = adapter.flush(("gc", "ipc", "cache", "trim"))
     assert (result.step, result.released_bytes) == ("cache", 40 * MIB)
@@ -64,7 +64,7 @@ def test_a_flush_returns_what_was_in_its_bounds(world: Any, adapter: XpuAdapter)
     assert world.calls == ["empty_cache"]
 
 
-def test_nothing_is_asked_before_xpu_is_initialised(world: Any, adapter: XpuAdapter):
+def test_torch_is_not_queried_before_xpu_is_initialised(world: Any, adapter: XpuAdapter):
     world.reset(initialized=False)
     assert adapter.read() == ()
     with pytest.raises(FlushRefused, match="not initialised"):
@@ -89,7 +89,7 @@ def test_no_flush_during_a_capture(adapter: XpuAdapter):
     assert not cuda.CAPTURING
 
 
-def test_a_pool_on_an_unknown_card_is_not_reported(world: Any, tmp_path: Path):
+def test_a_pool_on_an_unknown_device_is_not_reported(world: Any, tmp_path: Path):
     assert XpuAdapter(torch, str(tmp_path / "elsewhere")).read() == ()
 
 
@@ -125,9 +125,7 @@ PCI = {"pci_domain_id": 0, "pci_bus_id": 3, "pci_device_id": 0}
         (amd(), {}, None),
     ],
 )
-def test_an_amd_card_has_the_name_that_the_daemon_gives_it(
-    tmp_path: Path, properties: Any, shape: dict[str, str], uuid: str | None
-):
+def test_an_amd_device_has_the_daemons_name(tmp_path: Path, properties: Any, shape: dict[str, str], uuid: str | None):
     directory = tmp_path / "bus/pci/devices/0000:03:00.0"
     directory.mkdir(parents=True)
     for name, text in shape.items():
@@ -135,7 +133,7 @@ def test_an_amd_card_has_the_name_that_the_daemon_gives_it(
     assert drm_devices.amd(properties, str(tmp_path)) == uuid
 
 
-def test_agent_and_daemon_agree_on_a_card_of_this_shape(tmp_path: Path):
+def test_agent_and_daemon_agree_on_a_device_name(tmp_path: Path):
     tree = SysTree(tmp_path)
     tree.amdgpu(pci="0000:03:00.0")
     (card,) = cards(str(tmp_path))
@@ -155,7 +153,7 @@ def test_agent_and_daemon_agree_on_a_card_of_this_shape(tmp_path: Path):
         ("8680a05600000000" + "10" + "00" * 7, [0x0BDA], "DRM-pci-0000:10:00.0"),  # a UUID of another device
     ],
 )
-def test_an_intel_card_is_known_by_its_kind_if_there_is_one_of_it(
+def test_an_intel_device_is_identified_if_its_model_is_unique(
     tmp_path: Path, uuid: str, device_ids: list[int], found: str | None
 ):
     for number, device_id in enumerate(device_ids):

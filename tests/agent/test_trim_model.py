@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.agent.adapters.trim_model import GRANULE, Blocks, left_free_bytes
+from gpumond.agent.adapters.trim_model import GRANULE, Blocks, retained_free_bytes
 
 BASE = 0x7F00_0000_0000
 MIB = 1 << 20
@@ -30,13 +30,13 @@ def at(**blocks: int) -> Blocks:
 )
 def test_a_granule_stays_if_a_block_touches_it(blocks: Blocks, granules: int):
     used = sum(blocks.values())
-    assert left_free_bytes(used, [blocks]) == granules * GRANULE - used
+    assert retained_free_bytes(used, [blocks]) == granules * GRANULE - used
 
 
 @pytest.mark.parametrize("missed", [1, -1, MIB])
-def test_blocks_that_do_not_come_to_the_pools_own_count_are_not_believed(missed: int):
+def test_blocks_that_disagree_with_the_pools_count_are_rejected(missed: int):
     blocks = at(m0=1, m40=5)
-    assert left_free_bytes(sum(blocks.values()) + missed, [blocks]) is None
+    assert retained_free_bytes(sum(blocks.values()) + missed, [blocks]) is None
 
 
 @pytest.mark.parametrize("using", [{0}, {1}, {0, 2}, {0, 1, 2}])
@@ -44,9 +44,9 @@ def test_owners_of_one_kind_or_of_several_may_use_the_pool(using: set[int]):
     kinds = [at(m0=1), at(m33=2, m70=4), at(m1=8)]
     used = sum(sum(kinds[kind].values()) for kind in using)
     together = {address: size for kind in using for address, size in kinds[kind].items()}
-    assert left_free_bytes(used, kinds) == left_free_bytes(used, [together])
+    assert retained_free_bytes(used, kinds) == retained_free_bytes(used, [together])
 
 
 def test_a_block_of_two_owners_counts_once():
-    assert left_free_bytes(MIB, [at(m0=1), at(m0=1)]) == 31 * MIB
-    assert left_free_bytes(3 * MIB, [at(m0=1), at(m0=1, m2=2)]) == 29 * MIB
+    assert retained_free_bytes(MIB, [at(m0=1), at(m0=1)]) == 31 * MIB
+    assert retained_free_bytes(3 * MIB, [at(m0=1), at(m0=1, m2=2)]) == 29 * MIB

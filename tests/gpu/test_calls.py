@@ -108,7 +108,7 @@ for _ in range(2):
             torch.empty(1 << 38, dtype=torch.uint8, device="cuda")
     except torch.cuda.OutOfMemoryError as error:
         assert "Tried to allocate 256.00 GiB" in str(error)
-OOMS.look(agent.report())
+OOMS.record_counters(agent.report())
 ooms = agent.program().ooms
 assert [(o.seen, o.request_bytes, o.scope) for o in ooms] == [("observer", 1 << 38, "s")] * 2, ooms
 assert all(o.device_uuid and o.pools[0].live_bytes == 1 << 30 for o in ooms), ooms

@@ -73,7 +73,7 @@ def test_a_reading_survives_the_pipe():
     assert messages.from_json(Reading, messages.to_json(reading)) == reading
 
 
-def test_a_newer_peer_may_say_more():
+def test_unknown_keys_of_a_newer_peer_are_ignored():
     frame = json.dumps({"v": 1, "type": "hello", "workload": "w", "mood": {"good": [True]}}).encode()
     assert messages.decode(frame) == messages.Hello("w")
 
@@ -100,7 +100,7 @@ def test_a_newer_peer_may_say_more():
         (b"\xff\xfe", "JSON"),
     ],
 )
-def test_nonsense_is_refused_and_says_where(frame: bytes, says: str):
+def test_invalid_messages_are_refused_with_the_field(frame: bytes, says: str):
     with pytest.raises(ProtocolError, match=says):
         messages.decode(frame)
 
@@ -135,7 +135,7 @@ def test_any_json_is_a_message_or_a_protocol_error(body: dict[str, object]):
     assert isinstance(message, messages.Report)
 
 
-def test_a_hundred_thousand_mutated_frames_are_messages_or_protocol_errors():
+def test_mutated_messages_decode_or_raise_protocol_errors():
     dice = random.Random(7)
     frames = [messages.encode(message) for message in MESSAGES]
     said = {verdict(mutated(dice, dice.choice(frames))) for _ in range(100_000)}

@@ -143,7 +143,7 @@ def test_a_double_free_is_an_error(allocator: CachingAllocator) -> None:
         allocator.free(address)
 
 
-def test_a_process_has_one_allocator_per_card(card: SimDevice) -> None:
+def test_a_process_has_one_allocator_per_device(card: SimDevice) -> None:
     allocator = CachingAllocator(card)
     with pytest.raises(ValueError, match="already"):
         CachingAllocator(card)
@@ -155,7 +155,7 @@ def test_a_process_has_one_allocator_per_card(card: SimDevice) -> None:
     CachingAllocator(card)
 
 
-def test_nobody_changes_what_the_holder_of_the_lock_reads_and_flushes(allocator: CachingAllocator) -> None:
+def test_the_lock_excludes_other_threads(allocator: CachingAllocator) -> None:
     stop = threading.Event()
 
     def churn() -> None:

@@ -74,19 +74,19 @@ def test_fragmentation_strands_more_and_more_while_as_much_is_live_as_ever(card:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_four_fit_on_one_card(card: SimDevice, seed: int) -> None:
+def test_the_four_programs_fit_on_one_device(card: SimDevice, seed: int) -> None:
     together = list(zip(*(minutes(name, card, 8, seed) for name in PROGRAMS), strict=False))
     used = [sum(now.held_bytes + 256 * MIB for now in moment) for moment in together[60:]]
     assert max(used) < 0.8 * SIZE
     assert 0.55 * SIZE < sum(used) / len(used) < 0.75 * SIZE
 
 
-def test_the_seed_decides_everything(card: SimDevice) -> None:
+def test_the_seed_determines_the_run(card: SimDevice) -> None:
     assert minutes("serving", card, 2, seed=7) == minutes("serving", card, 2, seed=7)
     assert minutes("serving", card, 2, seed=7) != minutes("serving", card, 2, seed=8)
 
 
-def test_a_program_starts_over_when_the_card_is_full(tmp_path: Path) -> None:
+def test_a_program_restarts_when_the_device_is_full(tmp_path: Path) -> None:
     card = small_card(tmp_path, size_mib=160)
     memory = ProgramMemory(card)
     cleared: list[float] = []
@@ -104,7 +104,7 @@ def test_a_program_starts_over_when_the_card_is_full(tmp_path: Path) -> None:
     memory.allocator.close()
 
 
-def test_a_program_waits_for_a_card_that_has_no_room_for_its_context(tmp_path: Path) -> None:
+def test_a_program_waits_until_its_context_fits(tmp_path: Path) -> None:
     card = small_card(tmp_path)
     memory = ProgramMemory(card)
     pauses: list[float] = []
@@ -141,7 +141,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_ends_cleanly_when_asked(card: SimDevice, name: str) -> None:
+def test_a_program_ends_cleanly_on_a_signal(card: SimDevice, name: str) -> None:
     with program(card, name) as process:
         wait_for(lambda: card.read().processes)
         process.send_signal(signal.SIGTERM)
@@ -149,11 +149,11 @@ def test_it_ends_cleanly_when_asked(card: SimDevice, name: str) -> None:
     assert card.read().used_bytes == 0
 
 
-def test_it_ends_after_its_duration(card: SimDevice) -> None:
+def test_a_program_ends_after_its_duration(card: SimDevice) -> None:
     with program(card, "serving", "--duration", "0.2", "--speed", "20") as process:
         assert process.wait(30) == 0
 
 
-def test_it_ends_with_its_parent(card: SimDevice) -> None:
+def test_a_program_ends_with_its_parent(card: SimDevice) -> None:
     with program(card, "serving", "--parent", "1") as process:
         assert process.wait(30) == 0

@@ -1,20 +1,26 @@
-"""Allocators of the program that carries the agent. An adapter reads; it never imports its library.
+"""Adapters for the allocators of the program that the agent runs in. An adapter never imports its library.
 
-To add one: write ``adapters/NAME.py`` with a function ``adapter()`` and the class that it returns,
-and add the library's module name to ``KNOWN``. The function may return None while there is nothing to read yet.
-An adapter whose steps are safe in the main thread only names them in ``main_thread_steps``; one that holds on to
-something from an exact read on has ``finish()``, which is called when the flush or the plan is over. ``left()``, asked
-for a plan or a flush, tells by device how many of a pool's free bytes would stay, where the blocks in use show it.
+An adapter is a class of `AllocatorAdapter`, plus one base class for each optional capability that it has: `Finishable`,
+`HostPoolReporting`, `LargestFreeReporting`, `Limitable`, `MainThreadBound`, `OomObservable`, `RetentionReporting`,
+`Snapshottable`. The agent tests for a capability with `isinstance` and looks up no other member.
+
+To add one: write ``adapters/NAME.py`` with the class and a function ``adapter()`` that returns it, or None while there
+is nothing to read, and add the library's module name to ``KNOWN``.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gpumond.model.pools import HostPool, PoolUsage, StepResult
+from gpumond.model.program import AppliedLimit
+
+if TYPE_CHECKING:
+    from gpumond.agent import cuda as cuda_module
 
 KNOWN: Mapping[str, str] = {
     "torch": "gpumond.agent.adapters.torch",
@@ -27,14 +33,14 @@ KNOWN: Mapping[str, str] = {
     "gpumond.agent.cuda": "gpumond.agent.adapters.mempools",
     "gpumond.sim.allocator": "gpumond.agent.adapters.sim",
 }
-"""Module that the host program may have imported -> our adapter for it, or ours that those adapters have.
+"""Modules that the program, or an adapter, may have imported, each with its adapter, in the order of flushes.
 
-In the order in which they are flushed: what allocates from another library comes before it.
+An allocator that allocates from another library comes before it.
 """
 
 
 class FlushRefused(Exception):
-    """A flush would be unsafe now; the message says why. Nothing was done."""
+    """A flush, limit or snapshot is unsafe or impossible now; the message says why. Nothing was done."""
 
 
 class AllocatorAdapter(Protocol):
@@ -43,20 +49,109 @@ class AllocatorAdapter(Protocol):
     name: str
 
     def framework(self) -> str:
-        """Library and version, as in ``torch 2.13.0``."""
+        """Return the library and its version, such as ``torch 2.13.0``."""
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        """The pools now, empty while the library is not initialised.
+        """Return the current pools; empty while the library is not initialised.
 
         ``exact`` may take milliseconds and narrows ``reclaimable`` as far as the library allows.
         """
 
+    def check(self) -> None:
+        """Raise FlushRefused while no step may run. Changes nothing."""
+
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        """Carries out those of ``steps`` that the library has, in order. Raises Refused."""
+        """Carry out those of ``steps`` that the library has, in order. Raises FlushRefused."""
+
+
+@runtime_checkable
+class MainThreadBound(Protocol):
+    """An adapter with steps that are safe in the main thread only."""
+
+    main_thread_steps: frozenset[str]
+
+
+@runtime_checkable
+class Finishable(Protocol):
+    """An adapter that keeps state from an exact read until the flush or plan is over."""
+
+    def finish(self) -> None:
+        """Discard that state."""
+
+
+@runtime_checkable
+class RetentionReporting(Protocol):
+    """An adapter that can locate the blocks in use, and so predict the free bytes that a flush cannot return."""
+
+    def retained_bytes(self) -> Mapping[str, int]:
+        """Return these bytes by device UUID, without the devices for which they are unknown. For plans and flushes."""
+
+
+@runtime_checkable
+class Limitable(Protocol):
+    """An adapter whose library can be limited at run time."""
+
+    def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
+        """Set the limit, or remove it if ``limit_bytes`` is None. Raises FlushRefused.
+
+        ``device``: a UUID, the program's own device number, or None for all devices.
+        """
+
+
+@runtime_checkable
+class Snapshottable(Protocol):
+    """An adapter whose library writes memory snapshots. ``suffix``: the file name extension, such as ``.json``."""
+
+    suffix: str
+
+    def dump(self, path: str, guarded: bool) -> None:
+        """Write to a path that can only be appended to. ``guarded``: refuse a snapshot that would stall the program.
+
+        Raises FlushRefused.
+        """
+
+
+@runtime_checkable
+class OomObservable(Protocol):
+    """An adapter whose library can report an out-of-memory error before it raises it."""
+
+    def observe_ooms(self, observed: Callable[[str | None, int], None]) -> bool:
+        """Register ``observed(device UUID, requested bytes)`` permanently. Return False if that is impossible now."""
+
+
+@runtime_checkable
+class LargestFreeReporting(Protocol):
+    """An adapter that knows the free blocks of its pools."""
+
+    def largest_free_bytes(self) -> Mapping[str, int]:
+        """Return the size of the largest free block by device UUID; empty if the search would take too long."""
+
+
+@runtime_checkable
+class HostPoolReporting(Protocol):
+    """An adapter whose library has pools of pinned host memory."""
+
+    def host_pools(self) -> Sequence[HostPool]:
+        """Return the current pools."""
+
+
+class CaptureGuards(Protocol):
+    """The functions of `gpumond.agent.cuda` that keep the agent from disturbing captures of CUDA graphs."""
+
+    def beside_captures(self) -> AbstractContextManager[None]: ...
+    def between_captures(self) -> AbstractContextManager[None]: ...
+    def stay_beside_captures(self) -> None: ...
+
+
+def capture_guards() -> CaptureGuards | None:
+    """Return `gpumond.agent.cuda` if an adapter has imported it, as each adapter does that queries the driver."""
+    if TYPE_CHECKING:
+        return cuda_module
+    return sys.modules.get("gpumond.agent.cuda")
 
 
 def present(known: Mapping[str, str] = KNOWN) -> Iterator[AllocatorAdapter]:
-    """Adapters for the libraries that the program has imported by itself, fully."""
+    """Yield adapters for the libraries that the program has imported by itself, completely."""
     for library, ours in known.items():
         module = sys.modules.get(library)
         if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
@@ -67,11 +162,12 @@ def present(known: Mapping[str, str] = KNOWN) -> Iterator[AllocatorAdapter]:
 
 
 def host_pools(adapters: Iterable[AllocatorAdapter]) -> tuple[HostPool, ...]:
-    """The pinned host memory of those libraries that tell it."""
+    """Return the pinned host memory of all libraries that report it."""
     found: list[HostPool] = []
     for adapter in adapters:
-        try:
-            found += getattr(adapter, "host_pools", tuple)()
-        except Exception:  # the library's own; the others are still read
-            continue
+        if isinstance(adapter, HostPoolReporting):
+            try:
+                found += adapter.host_pools()
+            except Exception:  # an error of the library; read the other libraries all the same
+                continue
     return tuple(found)

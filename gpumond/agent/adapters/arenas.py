@@ -1,4 +1,4 @@
-"""Pools that keep what they have taken from the driver until the process ends: the arenas of TensorFlow and XLA."""
+"""Pools that keep all memory until the process ends: the arenas of TensorFlow and XLA."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ NOTHING = Reclaimable(0, 0, 0, "not_releasable")
 def usage(
     allocator: str, uuid: str, live: int, held: int | None, peak: int | None = None, inside: str | None = None
 ) -> PoolUsage:
-    """``held`` is None where the library does not tell it."""
+    """Return the pool of an arena. ``held`` is None where the library does not report it."""
     known = held is not None and held >= live
     most = held if held is not None and known else live
     return PoolUsage(allocator, uuid, live, most, NOTHING, most - live, inside, peak, held_known=known)
 
 
 def kept(allocator: str, pools: Sequence[PoolUsage], steps: Sequence[str]) -> Sequence[StepResult]:
-    """What a flush of them comes to: nothing, and why."""
+    """Return the result of a flush of arenas: no bytes, and the reason."""
     step = next((step for step in ("cache", "trim") if step in steps), None)
     if step is None or not pools:
         return ()
     counter = next((pool.inside for pool in pools if pool.inside), None)
     if counter:
-        why = f"its memory is counted and released as that of {counter}"
+        why = f"{counter} counts and releases its memory"
     else:
         why = f"{allocator} keeps its memory until the program ends"
     return (StepResult(step, 0, 0.0, why),)

@@ -1,7 +1,7 @@
 """cuDF's spill manager (25.04 and later): live buffers that it can move to host memory.
 
-The buffers are RMM's allocations. Whether the driver gets the bytes back when they are spilled is RMM's business: at
-once from a plain resource, after ``trim`` from a stream-ordered one, never from a pool.
+The buffers are allocations of RMM. The resource decides when the driver gets spilled bytes back: a plain resource
+returns them at once, a stream-ordered one after ``trim``, a pool never.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import FlushRefused
+from gpumond.agent.adapters import AllocatorAdapter, Finishable, FlushRefused, MainThreadBound
 from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
 
 MAX_BUFFERS = 2_000
-"""More are not looked at once a second, only in a flush or for a plan."""
+"""Largest number of buffers that the report of each second visits; a flush or a plan visits all."""
 
 
-class CudfAdapter:
+class CudfAdapter(AllocatorAdapter, Finishable, MainThreadBound):
     name = "cudf"
     main_thread_steps = frozenset(("spill",))
     """A spill copies on the calling thread's stream."""
 
     def __init__(self, cudf: Any) -> None:
-        self._cudf, self._looks_at_all = cudf, False
+        self._cudf, self._visits_all = cudf, False
 
     def framework(self) -> str:
         return f"cudf {self._cudf.__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        """Of a program on one device: a buffer does not tell where it is without being pinned there."""
+        """Read the buffers of a program that uses one device: the device of a buffer is unknown unless it is pinned."""
         manager, ordinals = _manager(), cuda.contexts()
-        self._looks_at_all = self._looks_at_all or exact
+        self._visits_all = self._visits_all or exact
         if manager is None or len(ordinals) != 1:
             return ()
-        if len(manager._buffers) > MAX_BUFFERS and not self._looks_at_all:
+        if len(manager._buffers) > MAX_BUFFERS and not self._visits_all:
             return ()
         uuid = cuda.device_uuid(ordinals[0])
         live, spillable = _bytes(manager)
@@ -45,25 +45,28 @@ class CudfAdapter:
         nothing = Reclaimable(0, 0, 0, "not_releasable")
         return (PoolUsage("cudf", uuid, live, live, nothing, 0, inside="rmm", spillable_bytes=spillable),)
 
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        manager, ordinals = _manager(), cuda.contexts()
-        if not ordinals:
+    def check(self) -> None:
+        if not cuda.contexts():
             raise FlushRefused("no device has a live CUDA context")
         if cuda.CAPTURING:
             raise FlushRefused("a CUDA graph is being captured")
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        self.check()
+        manager, ordinals = _manager(), cuda.contexts()
         if "spill" not in steps or manager is None:
             return ()
         if len(ordinals) != 1:
-            raise FlushRefused("the process has contexts on several devices, and a buffer does not tell on which it is")
+            raise FlushRefused("the process has contexts on several devices, and the device of a buffer is unknown")
         started = time.perf_counter()
         if not cuda.settle(ordinals[0]):
-            raise FlushRefused("the device does not come to rest")
+            raise FlushRefused("the device did not become idle")
         _, spillable = _bytes(manager)
         spilled = int(manager.spill_device_memory(nbytes=spillable))
         return (StepResult("spill", spilled, time.perf_counter() - started, "moved to host memory"),)
 
     def finish(self) -> None:
-        self._looks_at_all = False
+        self._visits_all = False
 
 
 def adapter() -> CudfAdapter:
@@ -71,12 +74,12 @@ def adapter() -> CudfAdapter:
 
 
 def _manager() -> Any:
-    """The program's own; get_global_manager() would make one, and change RMM's resource."""
+    """Return the program's own manager. get_global_manager() would create one and change RMM's resource."""
     return getattr(sys.modules.get("cudf.core.buffer.spill_manager"), "_global_manager", None)
 
 
 def _bytes(manager: Any) -> tuple[int, int]:
-    """On the device, and what of it can be spilled."""
+    """Return the bytes on the device, and the part of them that can be spilled."""
     live = spillable = 0
     for buffer in manager.buffers():
         if not buffer.is_spilled:

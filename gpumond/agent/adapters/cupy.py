@@ -1,8 +1,8 @@
 """CuPy's memory pools (12 and later).
 
-A pool speaks only of the current device, and making a device current creates a context on it: only devices that
-have one are visited, and the calling thread keeps its own device. Pinned host memory is not reported: CuPy's pool of
-it counts blocks, not bytes.
+A pool reports about the current device only, and making a device current creates a context on it. So only devices with
+a context are visited, and the calling thread keeps its current device. Pinned host memory is not reported: CuPy's pool
+counts its blocks, not its bytes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import FlushRefused
+from gpumond.agent.adapters import AllocatorAdapter, FlushRefused, Limitable, RetentionReporting
 from gpumond.agent.adapters.cupy_chunks import whole_bytes
-from gpumond.agent.adapters.python_owners import left_by_trim
+from gpumond.agent.adapters.python_owners import retained_by_trim
 from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
 from gpumond.model.program import AppliedLimit
 
 T = TypeVar("T")
 
 
-class CupyAdapter:
-    """The default pool, and the one in use if it is another of CuPy's. Where CuPy allocates through another library's
-    function and has no pool of its own in between, there is nothing to report: that library has the bytes."""
+class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable):
+    """Reads the default pool, and the pool in use if it is another pool of CuPy.
+
+    If CuPy allocates through the function of another library without a pool of its own, it has nothing to report: the
+    other library counts these bytes.
+    """
 
     name = "cupy"
 
@@ -44,20 +47,23 @@ class CupyAdapter:
         usages = self._on_devices(cuda.contexts(), lambda ordinal: self._usage(ordinal, pools, exact))
         return tuple(usage for usage in usages if usage is not None)
 
-    def left(self) -> Mapping[str, int]:
+    def retained_bytes(self) -> Mapping[str, int]:
         pools = [pool for pool in self._pools() if _is_async(pool)]
         counted = ((i, pool._pools[i]) for i in cuda.contexts() for pool in pools if self._inside(pool, i) is not None)
-        return left_by_trim(
+        return retained_by_trim(
             (ordinal, amounts[1]) for ordinal, handle in counted if (amounts := cuda.pool_bytes(handle))
         )
 
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        """CuPy frees whole free chunks with cudaFree; its stream-ordered pool first needs the device to be idle."""
-        ordinals = cuda.contexts()
-        if not ordinals:
+    def check(self) -> None:
+        if not cuda.contexts():
             raise FlushRefused("no device has a live CUDA context")
         if cuda.CAPTURING:
             raise FlushRefused("a CUDA graph is being captured")
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        """Free whole chunks with cudaFree. The stream-ordered pool first waits until the device is idle."""
+        self.check()
+        ordinals = cuda.contexts()
         if "cache" not in steps:
             return ()
         pools = self._pools()
@@ -76,9 +82,9 @@ class CupyAdapter:
         return (StepResult("cache", max(0, released), time.perf_counter() - started),)
 
     def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
-        """Of each pool on each device with a live context; 0 is CuPy's word for none."""
+        """Limit each pool on each device with a live context; 0 means no limit to CuPy."""
         pools = [pool for pool in self._pools() if not _is_async(pool)]
-        chosen = [i for i in cuda.contexts() if device in (None, i, cuda.device_uuid(i))]
+        selected = [i for i in cuda.contexts() if device in (None, i, cuda.device_uuid(i))]
         if not pools:
             raise FlushRefused("CuPy's stream-ordered pool cannot be limited")
 
@@ -87,7 +93,7 @@ class CupyAdapter:
                 pool.set_limit(size=limit_bytes or 0)
             return AppliedLimit("cupy", cuda.device_uuid(ordinal), limit_bytes, True)
 
-        return self._on_devices(chosen, limit)
+        return self._on_devices(selected, limit)
 
     def _pools(self) -> list[Any]:
         default = self._cupy.get_default_memory_pool()
@@ -96,11 +102,11 @@ class CupyAdapter:
         return [default] if used is default or not isinstance(used, own) else [default, used]
 
     def _inside(self, pool: Any, ordinal: int) -> str | None:
-        """The allocator from which the pool takes its memory, "" for the driver; None if it is not to be counted.
+        """Return the allocator that the pool takes its memory from, "" for the driver; None if it must not be counted.
 
-        A stream-ordered pool is the driver's: its default one is counted as such, whoever uses it. Another pool may
-        stand on any function, which since CuPy 14 is among what the pool refers to: one that is not known may
-        allocate memory that is another library's, or not the device's.
+        A stream-ordered pool belongs to the driver: its default pool is counted as such, whichever library uses it.
+        Another pool may use any function, which since CuPy 14 is among the objects that the pool refers to. An unknown
+        function may allocate memory of another library, or memory that is not on the device.
         """
         if _is_async(pool):
             handles = getattr(pool, "_pools", None)
@@ -113,7 +119,7 @@ class CupyAdapter:
         return "rmm" if ("rmm.allocators.cupy", "rmm_cupy_allocator") in sources else None
 
     def _usage(self, ordinal: int, pools: Iterable[Any], exact: bool) -> PoolUsage | None:
-        """All pools of one device together, which is the current one."""
+        """Return all pools of one device together. It must be the current device."""
         uuid = cuda.device_uuid(ordinal)
         by_source: dict[str | None, list[Any]] = {}
         for pool in pools:
@@ -132,7 +138,7 @@ class CupyAdapter:
         return None
 
     def _on_devices(self, ordinals: Sequence[int], visit: Callable[[int], T]) -> list[T]:
-        """Visits each with that device current."""
+        """Call ``visit`` for each device while that device is current."""
         runtime = self._cupy.cuda.runtime
         if not ordinals:
             return []
@@ -142,9 +148,9 @@ class CupyAdapter:
                 return [_at(runtime, ordinal, visit) for ordinal in ordinals]
             finally:
                 runtime.setDevice(before)
-        # To return to a device without a context would create one: a thread goes that need not return.
+        # Returning to a device without a context would create one. A temporary thread need not return.
         with ThreadPoolExecutor(1, "gpumond-cupy") as thread:
-            return list(thread.map(lambda ordinal: _aside(runtime, ordinal, visit), ordinals))
+            return list(thread.map(lambda ordinal: _beside_captures(runtime, ordinal, visit), ordinals))
 
 
 def adapter() -> CupyAdapter:
@@ -156,7 +162,7 @@ def _at(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
     return visit(ordinal)
 
 
-def _aside(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
+def _beside_captures(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
     with cuda.beside_captures():
         return _at(runtime, ordinal, visit)
 
@@ -166,7 +172,7 @@ def _is_async(pool: Any) -> bool:
 
 
 def _returned(pool: Any, ordinal: int, used: int, idle: int, exact: bool) -> int | None:
-    """What a flush returns of the idle bytes: all if nothing is in use. None if only its bounds are known."""
+    """Return the idle bytes that a flush returns: all if nothing is in use. None if only bounds are known."""
     if _is_async(pool):
         return None
     if not used:

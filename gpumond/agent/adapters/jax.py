@@ -1,8 +1,8 @@
-"""JAX (0.4 and later): what its client's devices tell of their allocator.
+"""JAX (0.4 and later): allocator statistics of the devices of its client.
 
-XLA's best-fit allocator (BFC, the default) keeps what it has taken until the process ends, so that nothing of it can
-be released. With XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async the bytes are in a memory pool of the driver's: the device's
-default one, which `mempools` counts and trims, or one of XLA's own, which is out of reach.
+XLA's best-fit allocator (BFC, the default) keeps all memory until the process ends, so that nothing can be released.
+With XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async the bytes are in a memory pool of the driver: the device's default pool,
+which `mempools` counts and trims, or a pool of XLA, which cannot be reached.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.agent import cuda
+from gpumond.agent.adapters import AllocatorAdapter
 from gpumond.agent.adapters.arenas import kept, usage
 from gpumond.agent.adapters.mempools import counted_by
 from gpumond.model.pools import PoolUsage, StepResult
 
 
-class JaxAdapter:
+class JaxAdapter(AllocatorAdapter):
     name = "jax"
 
     def __init__(self, jax: Any, environ: Mapping[str, str] = os.environ) -> None:
@@ -28,8 +29,11 @@ class JaxAdapter:
         return f"jax {self._jax.__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        """Only of a backend that the program has initialised: to ask jax.devices() would do it, and take the memory."""
+        """Read only a backend that the program has initialised: jax.devices() would initialise it and allocate."""
         return tuple(self._usages())
+
+    def check(self) -> None:
+        pass
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         return kept("jax", self.read(), steps)
@@ -39,7 +43,7 @@ class JaxAdapter:
         for device in _devices():
             ordinal = device.local_hardware_id
             if not cuda.has_context(ordinal):
-                continue  # nor in a forked child, where XLA's threads and locks are not what they were
+                continue  # also in a forked child, whose copies of XLA's threads and locks are unusable
             stats = device.memory_stats()
             uuid = cuda.device_uuid(ordinal)
             if stats and uuid:
@@ -53,7 +57,7 @@ def adapter() -> JaxAdapter:
 
 
 def _devices() -> Iterator[Any]:
-    # backends_are_initialized() waits for a lock that is held throughout a long initialisation.
+    # backends_are_initialized() would wait for the lock of an initialisation, which may be long.
     bridge = sys.modules.get("jax._src.xla_bridge")
     client = getattr(bridge, "_backends", {}).get("cuda")
     return iter(() if client is None else client.local_devices())

@@ -1,8 +1,8 @@
-"""The driver's default memory pools, one a device: what every ``cudaMallocAsync`` of the process shares.
+"""The driver's default memory pools, one for each device, which every ``cudaMallocAsync`` of the process shares.
 
-PyTorch's statistics of its cudaMallocAsync backend are those of this pool, so that it counts where that backend is
-in use, and this adapter elsewhere. What other libraries take from it (CuPy's MemoryAsyncPool, TensorFlow, RMM's view
-of it) they report as ``inside`` whoever counts it.
+The statistics of PyTorch's cudaMallocAsync backend are those of this pool, so that PyTorch counts it where that backend
+is in use, and this adapter elsewhere. Other libraries report what they take from it (CuPy's MemoryAsyncPool,
+TensorFlow, RMM's view) as ``inside`` the allocator that counts it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import FlushRefused
-from gpumond.agent.adapters.python_owners import left_by_trim
+from gpumond.agent.adapters import AllocatorAdapter, FlushRefused, RetentionReporting
+from gpumond.agent.adapters.python_owners import retained_by_trim
 from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
 
-LOOK_SECONDS = 0.05
-"""So long a look that found nothing holds: one report asks for the adapters several times."""
+SEARCH_SECONDS = 0.05
+"""Lifetime of a search without result: one report requests the adapters several times."""
 
-_look_at = 0.0
+_search_at = 0.0
 
 
-class MempoolsAdapter:
+class MempoolsAdapter(AllocatorAdapter, RetentionReporting):
     name = "mempool"
 
     def framework(self) -> str:
@@ -31,15 +31,18 @@ class MempoolsAdapter:
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         return tuple(_usage(*pool) for pool in _pools())
 
-    def left(self) -> Mapping[str, int]:
-        return left_by_trim((ordinal, used) for ordinal, _, _, used in _pools())
+    def retained_bytes(self) -> Mapping[str, int]:
+        return retained_by_trim((ordinal, used) for ordinal, _, _, used in _pools())
 
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        """Waits until each device is idle, then trims its pool: what is freed but pending would stay."""
+    def check(self) -> None:
         if not cuda.contexts():
             raise FlushRefused("no device has a live CUDA context")
         if cuda.CAPTURING:
             raise FlushRefused("a CUDA graph is being captured")
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        """Wait until each device is idle, then trim its pool: freed but pending bytes would stay."""
+        self.check()
         if "trim" not in steps:
             return ()
         started, released = time.perf_counter(), 0
@@ -50,34 +53,34 @@ class MempoolsAdapter:
 
 
 def adapter() -> MempoolsAdapter | None:
-    """None as long as there is nothing in these pools that it would count."""
-    global _look_at
+    """Return None while these pools contain nothing that the adapter would count."""
+    global _search_at
     now = time.monotonic()
-    if now < _look_at:
+    if now < _search_at:
         return None
-    _look_at = now + LOOK_SECONDS
+    _search_at = now + SEARCH_SECONDS
     with cuda.beside_captures():
         return MempoolsAdapter() if next(_pools(), None) else None
 
 
 def counted_by(ordinal: int, live_bytes: int) -> str | None:
-    """The allocator that counts the device's default pool, if so many bytes can be in it.
+    """Return the allocator that counts the device's default pool, if the pool can contain ``live_bytes``.
 
-    A library may also have made a pool of its own: the default one then does not hold as much.
+    A library may have created a pool of its own: the default pool then holds less.
     """
     pool = cuda.default_pool(ordinal)
     amounts = None if pool is None else cuda.pool_bytes(pool)
     if amounts is None or amounts[0] < max(1, live_bytes):
         return None
-    return "torch" if _is_torchs(ordinal) else "mempool"
+    return "torch" if _is_counted_by_torch(ordinal) else "mempool"
 
 
 def _pools() -> Iterator[tuple[int, int, int, int]]:
-    """Ordinal, handle, reserved and used bytes of each pool that no other adapter counts."""
+    """Yield ordinal, handle, reserved and used bytes of each pool that no other adapter counts."""
     for ordinal in cuda.contexts():
         pool = cuda.default_pool(ordinal)
         amounts = None if pool is None else cuda.pool_bytes(pool)
-        if pool is not None and amounts and amounts[0] and not _is_torchs(ordinal):
+        if pool is not None and amounts and amounts[0] and not _is_counted_by_torch(ordinal):
             yield ordinal, pool, *amounts
 
 
@@ -87,6 +90,6 @@ def _usage(ordinal: int, pool: int, reserved: int, used: int) -> PoolUsage:
     return PoolUsage("mempool", uuid, used, used + free, Reclaimable(0, free, free, "interval"), 0)
 
 
-def _is_torchs(ordinal: int) -> bool:
+def _is_counted_by_torch(ordinal: int) -> bool:
     torch = sys.modules.get("gpumond.agent.adapters.torch")
     return torch is not None and torch.counts_default_pool(ordinal)

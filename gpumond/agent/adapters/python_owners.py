@@ -1,8 +1,9 @@
-"""Where the program's blocks lie in a stream-ordered pool, as their owners in Python tell: neither the driver nor a
-library lists them.
+"""Addresses of the program's blocks in a stream-ordered pool, from the Python objects that own them: neither the driver
+nor a library lists them.
 
-One pass of the garbage collector's list, only for a plan or a flush. The list itself, and what it refers to, is let go
-of before another thread runs: else the program's objects would end in this thread. Owners are held a moment longer.
+One pass over the garbage collector's list, only for a plan or a flush. The list and what it refers to are released
+before another thread runs: otherwise the program's objects would be finalised in this thread. References to owners last
+a little longer.
 """
 
 from __future__ import annotations
@@ -15,38 +16,39 @@ from itertools import compress
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters.trim_model import Blocks, left_free_bytes
+from gpumond.agent.adapters.trim_model import Blocks, retained_free_bytes
 
 MAX_ALLOCATIONS = 2_000_000
-"""Of Python. There is a tracked object for each three or four of them; with more the pass stalls Python for more than
-some 100 ms, about as long as a ``gc.collect()`` would."""
+"""Largest number of memory blocks that Python has allocated. One in three or four is a tracked object; with more, the
+pass stalls Python for more than about 100 ms, as long as a ``gc.collect()`` would.
+"""
 
 MAX_OWNERS = 20_000
 
 
-def left_by_trim(pools: Iterable[tuple[int, int]]) -> dict[str, int]:
-    """By device the free bytes that a trim leaves, of a pool with this ordinal and so many bytes in use.
+def retained_by_trim(pools: Iterable[tuple[int, int]]) -> dict[str, int]:
+    """Return by device the free bytes that a trim leaves in pools, each given by ordinal and bytes in use.
 
-    Nothing where it cannot be told, nor in a process on several devices: an owner that ends meanwhile would be freed
-    in the context of another one.
+    Leaves out the devices for which they are unknown. Empty in a process on several devices: an owner that ends in the
+    meantime would be freed in the context of another device.
     """
-    left: dict[str, int] = {}
+    retained: dict[str, int] = {}
     if cuda.CAPTURING or len(cuda.contexts()) > 1 or sys.getallocatedblocks() > MAX_ALLOCATIONS:
-        return left
+        return retained
     for ordinal, used in pools:
         with cuda.current(ordinal) as ready:
             try:
-                free = left_free_bytes(used, _kinds()) if ready else None
-            except Exception:  # another version's objects, or some that change under our hands
+                free = retained_free_bytes(used, _kinds()) if ready else None
+            except Exception:  # objects of another version, or a concurrent change
                 free = None
         uuid = cuda.device_uuid(ordinal)
         if free is not None and uuid is not None:
-            left[uuid] = free
-    return left
+            retained[uuid] = free
+    return retained
 
 
 def _kinds() -> list[Blocks]:
-    """The blocks of each library's owners."""
+    """Return the blocks of each library's owners."""
     types = [[getattr(sys.modules.get(module), name, None) for module, name in names] for names, _ in OWNERS]
     owners = _instances({id(one) for each in types for one in each if one is not None})
     if len(owners) > MAX_OWNERS:
@@ -58,7 +60,7 @@ def _kinds() -> list[Blocks]:
 
 
 def _instances(types: set[int]) -> list[Any]:
-    """All in C, as a type may have any ``__hash__``, and as each bytecode may be followed by another thread's."""
+    """Find objects in C alone: a type may have any ``__hash__``, and another thread may run after each bytecode."""
     tracked = gc.get_objects()
     found = list(compress(tracked, map(types.__contains__, map(id, map(type, tracked)))))
     del tracked
@@ -66,16 +68,16 @@ def _instances(types: set[int]) -> list[Any]:
 
 
 def _of_tensor(tensor: Any) -> Iterator[tuple[int, int]]:
-    """Not its gradient, unless that has an owner of its own: the backward pass exchanges it without the GIL."""
+    """Yield the storage, without the gradient unless that has its own owner: backward exchanges it without the GIL."""
     disabled = getattr(sys.modules["torch"]._C, "DisableTorchFunction", nullcontext)
-    with disabled():  # such as `with torch.device(…)` puts in force
+    with disabled():  # a mode such as `with torch.device(…)` may be active
         if tensor.is_cuda:
             storage = tensor.untyped_storage()
             yield storage.data_ptr(), storage.nbytes()
 
 
 def _of_pointer(pointer: Any) -> Iterator[tuple[int, int]]:
-    """Into CuPy's own stream-ordered memory; what is of another make is owned by that."""
+    """Yield blocks of CuPy's own stream-ordered memory; other memory has other owners."""
     if type(pointer.mem).__name__ == "MemoryAsync":
         yield pointer.mem.ptr, pointer.mem.size
 
@@ -89,4 +91,4 @@ OWNERS: tuple[tuple[tuple[tuple[str, str], ...], Callable[[Any], Iterator[tuple[
     ((("cupy.cuda.memory", "MemoryPointer"),), _of_pointer),
     ((("rmm", "DeviceBuffer"),), _of_buffer),
 )
-"""Types, by module and name, and what their instances tell."""
+"""Types, by module and name, and the function that yields the blocks of an instance."""

@@ -1,9 +1,9 @@
 """RMM's memory resources (25.04 and later), as the program has stacked them. They are read, never replaced.
 
-What is live only an adaptor tells that counts (Statistics, Tracking, Limiting), what is held only a pool or the
-driver: a stack that tells nothing of what is live is not reported at all. Pools and arenas of RMM give nothing back
-until they are destroyed. A stream-ordered resource (CudaAsync) has a memory pool of its own in the driver, which can
-be trimmed; RMM does not tell its handle, but an allocation does, which is made in a flush or for a plan only.
+Live bytes are known from an adaptor that counts (Statistics, Tracking, Limiting), held bytes from a pool or the driver.
+A stack without known live bytes is not reported. Pools and arenas of RMM return nothing until they are destroyed. A
+stream-ordered resource (CudaAsync) has its own memory pool in the driver, which can be trimmed. RMM does not expose its
+handle; an allocation shows it, and is made for a flush or a plan only.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import FlushRefused
+from gpumond.agent.adapters import AllocatorAdapter, Finishable, FlushRefused, RetentionReporting
 from gpumond.agent.adapters.mempools import counted_by
-from gpumond.agent.adapters.python_owners import left_by_trim
-from gpumond.agent.adapters.rmm_stack import Count, Stack, look
+from gpumond.agent.adapters.python_owners import retained_by_trim
+from gpumond.agent.adapters.rmm_stack import Count, Stack, read_stack
 from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
 
 PROBE_BYTES = 256
 
 
-class Known(NamedTuple):
-    """The handle of a pool lasts as long as the resource that owns it."""
+class KnownPool(NamedTuple):
+    """The driver's pool of a resource. The handle is valid as long as the resource exists."""
 
     resource: Any
     pool: int
 
 
-class RmmAdapter:
+class RmmAdapter(AllocatorAdapter, Finishable, RetentionReporting):
     name = "rmm"
 
     def __init__(self, rmm: Any) -> None:
         self._rmm, self._mr = rmm, rmm.mr
         self._counts: dict[int, Count] = {}
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, KnownPool] = {}
 
     def framework(self) -> str:
         return f"rmm {self._rmm.__version__}"
@@ -45,17 +45,20 @@ class RmmAdapter:
         found = (self._usage(ordinal, stack, exact) for ordinal, stack in self._stacks())
         return tuple(usage for usage in found if usage is not None)
 
-    def left(self) -> Mapping[str, int]:
+    def retained_bytes(self) -> Mapping[str, int]:
         pools = ((ordinal, self._pool(ordinal, stack, True)) for ordinal, stack in self._stacks() if not stack.caches)
         amounts = ((ordinal, cuda.pool_bytes(pool)) for ordinal, pool in pools if pool is not None)
-        return left_by_trim((ordinal, told[1]) for ordinal, told in amounts if told)
+        return retained_by_trim((ordinal, found[1]) for ordinal, found in amounts if found)
 
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        """Trims the pools of stream-ordered resources, once their device is idle."""
+    def check(self) -> None:
         if not cuda.contexts():
             raise FlushRefused("no device has a live CUDA context")
         if cuda.CAPTURING:
             raise FlushRefused("a CUDA graph is being captured")
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        """Trim the pools of stream-ordered resources when their device is idle."""
+        self.check()
         if "trim" not in steps:
             return ()
         started, released, trimmed = time.perf_counter(), 0, 0
@@ -65,18 +68,18 @@ class RmmAdapter:
             if pool and before and cuda.trim(ordinal, pool):
                 after = cuda.pool_bytes(pool)
                 released, trimmed = released + (before[0] - after[0] if after else 0), trimmed + 1
-        detail = "" if trimmed else "RMM keeps what these resources hold until they are destroyed"
+        detail = "" if trimmed else "RMM keeps the memory of these resources until they are destroyed"
         return (StepResult("trim", max(0, released), time.perf_counter() - started, detail),)
 
     def finish(self) -> None:
-        """What was learnt for one flush is forgotten: the program's resources live no longer for our sake."""
+        """Release the resources: the adapter must not extend the lifetime of the program's objects."""
         for ordinal in list(self._known):
             self._forget(ordinal)
 
     def _stacks(self) -> Iterator[tuple[int, Stack]]:
-        """Of the devices with a context: RMM puts a plain resource where the program has put none."""
+        """Yield the stacks of devices with a context. RMM would create a plain resource for any other device."""
         for ordinal in cuda.contexts():
-            stack = look(self._mr.get_per_device_resource(ordinal), self._counts.get(ordinal))
+            stack = read_stack(self._mr.get_per_device_resource(ordinal), self._counts.get(ordinal))
             self._forget(ordinal, stack and stack.ordered)
             if stack is not None:
                 if stack.count is not None:
@@ -106,22 +109,22 @@ class RmmAdapter:
         )
 
     def _pool(self, ordinal: int, stack: Stack, probe: bool) -> int | None:
-        """Handle of the driver's pool below the stack; ``probe`` may allocate to learn it."""
-        tell = getattr(stack.ordered, "pool_handle", None)
-        if tell is not None:
-            return int(tell())
+        """Return the handle of the driver's pool below the stack; ``probe`` permits an allocation to find it."""
+        pool_handle = getattr(stack.ordered, "pool_handle", None)
+        if pool_handle is not None:
+            return int(pool_handle())
         if probe and stack.ordered is not None and ordinal not in self._known:
             pool = _pool_of(ordinal, stack.ordered)
             if pool is not None:
-                self._known[ordinal] = Known(stack.ordered, pool)
+                self._known[ordinal] = KnownPool(stack.ordered, pool)
         known = self._known.get(ordinal)
         return None if known is None else known.pool
 
     def _forget(self, ordinal: int, resource: Any = None) -> None:
-        """Lets go of any other resource than this one."""
+        """Release any resource other than this one."""
         known = self._known.get(ordinal)
         if known is not None and known.resource is not resource:
-            with cuda.current(ordinal):  # ours may be the last reference, and its end frees memory
+            with cuda.current(ordinal):  # this may be the last reference, whose end frees memory
                 del self._known[ordinal], known
 
 
@@ -130,7 +133,7 @@ def adapter() -> RmmAdapter:
 
 
 def _held(stack: Stack, live: int, amounts: tuple[int, int] | None) -> tuple[int, Reclaimable, bool]:
-    """Bytes held, what a flush returns of them, and whether that is known. ``amounts``: of the driver's pool."""
+    """Return held bytes, what a flush returns, and whether both are known. ``amounts``: of the driver's pool."""
     if stack.direct:
         return live, Reclaimable(0, 0, 0, "exact"), True
     if amounts:
@@ -145,7 +148,7 @@ def _held(stack: Stack, live: int, amounts: tuple[int, int] | None) -> tuple[int
 
 
 def _pool_of(ordinal: int, resource: Any) -> int | None:
-    """The pool that an allocation of the resource comes from."""
+    """Return the pool that an allocation of the resource comes from."""
     if cuda.CAPTURING:
         return None
     with cuda.current(ordinal) as ready:

@@ -1,4 +1,4 @@
-"""What a stack of RMM's memory resources tells, from the one that the program allocates from down to the driver."""
+"""Statistics of a stack of RMM's memory resources, from the one that the program allocates from to the driver."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 CACHING = frozenset(("PoolMemoryResource", "ArenaMemoryResource", "FixedSizeMemoryResource", "BinningMemoryResource"))
 ORDERED = frozenset(("CudaAsyncMemoryResource", "CudaAsyncViewMemoryResource"))
 DIRECT = frozenset(("CudaMemoryResource",))
-"""Every other resource at the bottom is not, or not only, memory of the device: managed, pinned, the system's."""
+"""Any other resource at the bottom is not, or not only, device memory: managed, pinned or host memory."""
 
 MAX_DEPTH = 32
 
 
 class Count(NamedTuple):
-    """The most allocations that one adaptor has told of so far."""
+    """The largest number of allocations that one adaptor has reported."""
 
     adaptor: int
     allocations: int
@@ -23,9 +23,12 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """``live``: handed out by the whole stack, as the topmost adaptor counts. ``pool_bytes``: what the lowest pool
-    has taken from what is below it. ``caches``: there is a pool of RMM's in it. ``ordered``: the stream-ordered
-    resource at the bottom."""
+    """The statistics of a stack.
+
+    ``live``: bytes handed out by the whole stack, counted by the topmost adaptor. ``pool_bytes``: bytes that the lowest
+    pool has taken from the resource below it. ``caches``: the stack contains a pool of RMM. ``ordered``: the
+    stream-ordered resource at the bottom.
+    """
 
     live: int | None
     pool_bytes: int | None
@@ -36,15 +39,15 @@ class Stack:
 
     @property
     def direct(self) -> bool:
-        """What is freed goes back to the driver at once."""
+        """True if freed bytes return to the driver at once."""
         return not self.caches and self.ordered is None
 
 
-def look(top: Any, before: Count | None = None) -> Stack | None:
-    """None if the memory is not the device's. ``before``: the count of the last look.
+def read_stack(top: Any, before: Count | None = None) -> Stack | None:
+    """Return the statistics; None if the memory is not device memory. ``before``: the count of the previous call.
 
-    Statistics has a stack of counters, and tells the topmost: inside ``rmm.statistics.statistics()`` it tells only
-    what was allocated there. It then tells of fewer allocations than before, and its bytes are not believed.
+    A statistics adaptor has a stack of counters and reports the topmost: inside ``rmm.statistics.statistics()`` it
+    reports only the allocations made there. It then reports fewer allocations than before, and its bytes are not used.
     """
     live = pool_bytes = peak = count = None
     caches = foreign = False
@@ -55,15 +58,15 @@ def look(top: Any, before: Count | None = None) -> Stack | None:
             size = getattr(resource, "pool_size", None)
             pool_bytes = pool_bytes if size is None else int(size())
             continue
-        told, most, allocations = _count(resource)
+        counted, most, allocations = _count(resource)
         if allocations is not None and count is None:
             known = before.allocations if before is not None and before.adaptor == id(resource) else 0
             count = Count(id(resource), max(known, allocations))
-            told = told if allocations >= known else None
-        if told is not None and caches:
-            pool_bytes = told
-        elif told is not None and live is None:
-            live, peak = told, most
+            counted = counted if allocations >= known else None
+        if counted is not None and caches:
+            pool_bytes = counted
+        elif counted is not None and live is None:
+            live, peak = counted, most
     ordered = resource if _is(resource, ORDERED) else None
     if ordered is None and not _is(resource, DIRECT):
         return None
@@ -80,16 +83,16 @@ def _downwards(top: Any) -> Iterator[Any]:
 
 
 def _count(resource: Any) -> tuple[int | None, int | None, int | None]:
-    """Bytes now, at their peak, and allocations in all, as far as the resource counts them."""
+    """Return current bytes, peak bytes and number of allocations, as far as the resource counts them."""
     counts = getattr(resource, "allocation_counts", None)
     if counts is not None:
         return max(0, counts.current_bytes), counts.peak_bytes, counts.total_count
-    tell = getattr(resource, "get_allocated_bytes", None)
-    return (None if tell is None else int(tell())), None, None
+    allocated_bytes = getattr(resource, "get_allocated_bytes", None)
+    return (None if allocated_bytes is None else int(allocated_bytes())), None, None
 
 
 def _has_foreign_bins(resource: Any) -> bool:
-    """Whether it also allocates from a resource that is not below it."""
+    """Return whether it also allocates from a resource that is not below it."""
     below = {id(one) for one in _downwards(resource)}
     return any(not below & {id(one) for one in _downwards(bin)} for bin in getattr(resource, "bin_mrs", ()))
 

@@ -1,6 +1,6 @@
 """The simulated caching allocator. Its numbers are exact, and a flush returns what was predicted.
 
-Only the program can tell this module that there is a simulated card: by having imported the allocator.
+It is present only in a program that has imported the allocator.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpumond import __version__
-from gpumond.agent.adapters import FlushRefused
+from gpumond.agent.adapters import AllocatorAdapter, FlushRefused, LargestFreeReporting, Limitable, Snapshottable
 from gpumond.model.pools import PoolUsage, StepResult
 from gpumond.model.program import AppliedLimit
 from gpumond.protocol.messages import to_json
 
 
-class SimAdapter:
+class SimAdapter(AllocatorAdapter, Limitable, Snapshottable, LargestFreeReporting):
     name = "sim"
     suffix = ".json"
 
@@ -27,6 +27,9 @@ class SimAdapter:
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         return tuple(each.statistics().pool(each.device_uuid) for each in _allocators())
 
+    def check(self) -> None:
+        pass
+
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         if "cache" not in steps:
             return ()
@@ -35,10 +38,10 @@ class SimAdapter:
         return (StepResult("cache", released, time.perf_counter() - started),)
 
     def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
-        chosen = [each for each in _allocators() if device in (None, each.device_uuid, each.device_index)]
-        for allocator in chosen:
+        selected = [each for each in _allocators() if device in (None, each.device_uuid, each.device_index)]
+        for allocator in selected:
             allocator.limit_bytes = limit_bytes
-        return tuple(AppliedLimit("sim", each.device_uuid, limit_bytes, True) for each in chosen)
+        return tuple(AppliedLimit("sim", each.device_uuid, limit_bytes, True) for each in selected)
 
     def dump(self, path: str, guarded: bool) -> None:
         blocks = {each.device_uuid: each.blocks() for each in _allocators()}

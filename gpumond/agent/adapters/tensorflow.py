@@ -1,8 +1,8 @@
-"""TensorFlow (2.x): what its eager context tells of its GPUs.
+"""TensorFlow (2.x): GPU memory statistics of its eager context.
 
-Its best-fit allocator (BFC, the default) tells what is in use, not what it holds, and keeps that until the process
-ends. With TF_GPU_ALLOCATOR=cuda_malloc_async the bytes are in the device's default memory pool, which `mempools`
-counts and trims.
+Its best-fit allocator (BFC, the default) reports the bytes in use but not those that it holds, and keeps all memory
+until the process ends. With TF_GPU_ALLOCATOR=cuda_malloc_async the bytes are in the device's default memory pool, which
+`mempools` counts and trims.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.agent import cuda
+from gpumond.agent.adapters import AllocatorAdapter
 from gpumond.agent.adapters.arenas import kept, usage
 from gpumond.agent.adapters.mempools import counted_by
 from gpumond.model.pools import PoolUsage, StepResult
 
 
-class TensorFlowAdapter:
+class TensorFlowAdapter(AllocatorAdapter):
     name = "tensorflow"
 
     def __init__(self, tensorflow: Any, environ: Mapping[str, str] = os.environ) -> None:
@@ -29,7 +30,7 @@ class TensorFlowAdapter:
         return f"tensorflow {self._tensorflow.__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        """Only of a context that is initialised: tf.config's own function would do it, and take all memory."""
+        """Read only an initialised context: the function of tf.config would initialise it and take all memory."""
         context, library = _context(), sys.modules.get("tensorflow.python._pywrap_tfe")
         if context is None or library is None:
             return ()
@@ -37,10 +38,13 @@ class TensorFlowAdapter:
         peaks: defaultdict[int, int] = defaultdict(int)
         for name, ordinal in _gpus(context):
             if cuda.has_context(ordinal):
-                told = library.TFE_GetMemoryInfo(context._context_handle, name)
-                live[ordinal] += told["current"]
-                peaks[ordinal] += told["peak"]
+                info = library.TFE_GetMemoryInfo(context._context_handle, name)
+                live[ordinal] += info["current"]
+                peaks[ordinal] += info["peak"]
         return tuple(self._usages(live, peaks))
+
+    def check(self) -> None:
+        pass
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         return kept("tensorflow", self.read(), steps)
@@ -59,17 +63,17 @@ def adapter() -> TensorFlowAdapter:
 
 
 def _context() -> Any:
-    """The eager context with its devices; None until the program has made it use them."""
+    """Return the eager context with its devices; None until the program has initialised it."""
     module = sys.modules.get("tensorflow.python.eager.context")
     context = module.context_safe() if module is not None else None
     return context if context is not None and context._initialized else None
 
 
 def _gpus(context: Any) -> Sequence[tuple[str, int]]:
-    """Name and CUDA ordinal of each GPU as TensorFlow has divided them; empty if it has left out some.
+    """Return name and CUDA ordinal of each GPU in TensorFlow's division; empty if TensorFlow skips some.
 
-    A physical GPU's number is its CUDA ordinal. The program can hide some, or divide one into several; a GPU that
-    is too small TensorFlow leaves out without a word, and then the numbers cannot be told.
+    The number of a physical GPU is its CUDA ordinal. The program can hide GPUs, or divide one into several. TensorFlow
+    skips a GPU that is too small without notice, and the numbers are then unknown.
     """
     server = context._server_def or context._collective_ops_server_def
     place = f"/job:{server.job_name}/replica:0/task:{server.task_index}" if server else ""

@@ -1,7 +1,7 @@
-"""PyTorch's CUDA allocator (2.3 and later, and ROCm, which goes by the same names).
+"""PyTorch's CUDA allocator (2.3 and later, and ROCm, which uses the same names).
 
-Read through the nested statistics: one call a device, no flattening, no CUDA call behind it. Nothing here is
-asked of a PyTorch that has not initialised CUDA, and a device without a live context is never made current.
+It is read through the nested statistics: one call for each device, without flattening and without a CUDA call. A
+PyTorch that has not initialised CUDA is not queried, and a device without a live context is never made current.
 """
 
 from __future__ import annotations
@@ -15,8 +15,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import FlushRefused, drm_devices
-from gpumond.agent.adapters.python_owners import left_by_trim
+from gpumond.agent.adapters import (
+    AllocatorAdapter,
+    FlushRefused,
+    HostPoolReporting,
+    LargestFreeReporting,
+    Limitable,
+    MainThreadBound,
+    OomObservable,
+    RetentionReporting,
+    Snapshottable,
+    drm_devices,
+)
+from gpumond.agent.adapters.python_owners import retained_by_trim
 from gpumond.agent.adapters.torch_formulas import (
     LARGE_PAGE,
     MIB,
@@ -31,15 +42,24 @@ from gpumond.model.pools import HostPool, PoolUsage, Reclaimable, StepResult
 from gpumond.model.program import AppliedLimit
 
 SNAPSHOT_BLOCKS = 50_000
-"""A snapshot holds the allocator's lock and the GIL for some microseconds a block."""
+"""Largest snapshot: it holds the allocator's lock and the GIL for some microseconds for each block."""
 
 OOM_BLOCKS = 5_000
-"""As many as are looked at when the memory is out, in the program's own thread."""
+"""Largest snapshot at an out-of-memory error, in the thread of the program."""
 
 CONFIGURATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
-class TorchAdapter:
+class TorchAdapter(
+    AllocatorAdapter,
+    HostPoolReporting,
+    LargestFreeReporting,
+    Limitable,
+    MainThreadBound,
+    OomObservable,
+    RetentionReporting,
+    Snapshottable,
+):
     name = "torch"
     main_thread_steps = frozenset(("workspaces",))  # another thread may be about to launch a kernel with one
     suffix = ".pickle"
@@ -64,64 +84,67 @@ class TorchAdapter:
         native = backend == "native"
         snapshot = self._snapshot() if exact and native else None
         expandable = native and self._expandable()
-        has_context = self._ask_context()
+        has_context = self._context_query()
         pools = []
         for ordinal in range(self._device_count()):
             context = has_context(ordinal)
             if context is False:
                 continue
-            told = figures(self._c._cuda_memoryStats(ordinal), counted=native)
-            if not context and not told.held:
+            statistics = figures(self._c._cuda_memoryStats(ordinal), counted=native)
+            if not context and not statistics.held:
                 continue
             uuid = self._uuid(ordinal)
             if uuid is None:
                 continue
             if snapshot is not None:
-                pools.append(_usage(uuid, told, snapshot.get(ordinal, Reclaimable(0, 0, 0))))
+                pools.append(_usage(uuid, statistics, snapshot.get(ordinal, Reclaimable(0, 0, 0))))
                 continue
-            seen = (told, expandable)
-            if ordinal not in self._last or self._last[ordinal][0] != seen:
-                reclaimable = from_stats(told, expandable) if native else from_async_stats(told)
-                self._last[ordinal] = seen, _usage(uuid, told, reclaimable)
+            key = (statistics, expandable)
+            if ordinal not in self._last or self._last[ordinal][0] != key:
+                reclaimable = from_stats(statistics, expandable) if native else from_async_stats(statistics)
+                self._last[ordinal] = key, _usage(uuid, statistics, reclaimable)
             pools.append(self._last[ordinal][1])
         return tuple(pools)
 
-    def left(self) -> Mapping[str, int]:
+    def retained_bytes(self) -> Mapping[str, int]:
         if not self._cuda.is_initialized() or self._cuda.get_allocator_backend() != "cudaMallocAsync":
             return {}
         stats = self._c._cuda_memoryStats
-        return left_by_trim((ordinal, current(stats(ordinal), "allocated_bytes")) for ordinal in cuda.contexts())
+        return retained_by_trim((ordinal, current(stats(ordinal), "allocated_bytes")) for ordinal in cuda.contexts())
 
     def host_pools(self) -> Sequence[HostPool]:
-        """The cache of pinned host memory (2.7 and later); its blocks are powers of two."""
-        ask = getattr(self._c, "_cuda_hostMemoryStats", None)
-        if ask is None or not self._cuda.is_initialized():
+        """Return the cache of pinned host memory (2.7 and later); its blocks are powers of two."""
+        query = getattr(self._c, "_cuda_hostMemoryStats", None)
+        if query is None or not self._cuda.is_initialized():
             return ()
-        stats = ask()
+        stats = query()
         held, live = (int(stats.get(f"{name}_bytes", {}).get("current", 0)) for name in ("allocated", "active"))
         return (HostPool("torch", live, held),) if held else ()
+
+    def check(self) -> None:
+        self._live_devices()
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         with self._on_live_device():
             if "workspaces" in steps and cuda.CAPTURED:
                 raise FlushRefused("a captured CUDA graph may use a cuBLAS workspace")
-            levers = {
+            calls = {
                 "ipc": getattr(self._c, "_cuda_ipc_collect", None),
                 "workspaces": getattr(self._c, "_cuda_clearCublasWorkspaces", None),
                 "cache": self._cuda.empty_cache,
             }
-            return tuple(self._pull(step, lever) for step, lever in levers.items() if step in steps and lever)
+            return tuple(self._run(step, call) for step, call in calls.items() if step in steps and call)
 
-    def _pull(self, step: str, lever: Callable[[], object]) -> StepResult:
+    def _run(self, step: str, call: Callable[[], object]) -> StepResult:
         held, started = self._held_bytes(), time.perf_counter()
-        lever()
+        call()
         seconds = time.perf_counter() - started
         return StepResult(step, max(0, held - self._held_bytes()), seconds)
 
     def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
-        """The fraction of each device that the allocator may hold; without a limit what the program had set before.
+        """Set the fraction of each device that the allocator may hold; without a limit, the program's own fraction.
 
-        The call makes the device current and asks it for its size: devices without a live context are left alone.
+        The call makes the device current and queries its size: devices without a live context are skipped.
         """
         applied = []
         with self._on_live_device():
@@ -141,27 +164,43 @@ class TorchAdapter:
         return applied
 
     def _fraction(self, ordinal: int) -> float:
-        ask = getattr(self._c, "_cuda_getMemoryFraction", None)  # 2.6
-        return float(ask(ordinal)) if ask else 1.0
+        query = getattr(self._c, "_cuda_getMemoryFraction", None)  # 2.6
+        return float(query(ordinal)) if query else 1.0
 
     def dump(self, path: str, guarded: bool) -> None:
-        """The pickle for pytorch.org/memory_viz, written by PyTorch, with the history if the program records it."""
+        """Write the pickle for pytorch.org/memory_viz with PyTorch's own function. It contains the history if the
+        program records one.
+        """
         if not self._cuda.is_initialized():
             raise FlushRefused("CUDA is not initialised")
         if self._cuda.get_allocator_backend() != "native":
             raise FlushRefused("only the native allocator has a snapshot")
         if guarded and self._c._cuda_isHistoryEnabled():
             raise FlushRefused(
-                "the program records its memory history, which may take long to copy: the program itself can"
+                "the program records its memory history, which may take long to copy; call snapshot() in the program"
             )
         if guarded and (blocks := self._blocks()) > SNAPSHOT_BLOCKS:
-            raise FlushRefused(f"{blocks} blocks would hold the program for long: the program itself can")
+            raise FlushRefused(f"{blocks} blocks would stall the program; call snapshot() in the program")
         self._cuda.memory._dump_snapshot(path)
 
     @contextmanager
     def _on_live_device(self) -> Iterator[None]:
-        """Freeing needs a current device, and a thread without one would create a context on device 0
-        (pytorch#25752). Raises Refused where nothing may be freed."""
+        """Make a device with a live context current. Freeing needs a current device, and a thread without one would
+        create a context on device 0 (pytorch#25752). Raises FlushRefused while nothing may be freed.
+        """
+        live = self._live_devices()
+        before = self._c._cuda_getDevice()
+        if before in live:
+            yield
+            return
+        self._c._cuda_setDevice(live[0])
+        try:
+            yield
+        finally:
+            self._c._cuda_maybeExchangeDevice(before)  # creates no context either
+
+    def _live_devices(self) -> Sequence[int]:
+        """Return the devices with a live context. Raises FlushRefused while nothing may be freed."""
         if not self._cuda.is_initialized():
             forked = self._cuda._is_in_bad_fork()
             raise FlushRefused(
@@ -175,25 +214,17 @@ class TorchAdapter:
         live = [ordinal for ordinal in range(self._device_count()) if self._has_context(ordinal)]
         if not live:
             raise FlushRefused("no device has a live CUDA context")
-        before = self._c._cuda_getDevice()
-        if before in live:
-            yield
-            return
-        self._c._cuda_setDevice(live[0])
-        try:
-            yield
-        finally:
-            self._c._cuda_maybeExchangeDevice(before)  # makes no context either
+        return live
 
     def _device_count(self) -> int:
-        return len(self._cuda.default_generators)  # device_count() would ask the driver
+        return len(self._cuda.default_generators)  # device_count() would query the driver
 
-    def _ask_context(self) -> Callable[[int], bool | None]:
-        """Tells of a device whether it has one; None where neither PyTorch nor CUDA's driver knows."""
+    def _context_query(self) -> Callable[[int], bool | None]:
+        """Return a function that returns whether a device has a context; None if that is unknown."""
         return getattr(self._c, "_cuda_hasPrimaryContext", cuda.has_context)
 
     def _has_context(self, ordinal: int) -> bool:
-        return bool(self._ask_context()(ordinal))
+        return bool(self._context_query()(ordinal))
 
     def _held_bytes(self) -> int:
         return sum(current(self._c._cuda_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
@@ -212,14 +243,14 @@ class TorchAdapter:
         return self._uuids[ordinal]
 
     def _settings(self) -> str:
-        ask = getattr(self._c, "_accelerator_getAllocatorSettings", None)  # 2.12; knows of changes while running
-        return f"{self._configuration},{ask() if ask else ''}".lower()
+        query = getattr(self._c, "_accelerator_getAllocatorSettings", None)  # since 2.12; includes changes at run time
+        return f"{self._configuration},{query() if query else ''}".lower()
 
     def _expandable(self) -> bool:
         return "expandable_segments:true" in self._settings()
 
     def observe_ooms(self, observed: Callable[[str | None, int], None]) -> bool:
-        """Has each error told before it is raised, for good. False where that would initialise CUDA, or cannot be."""
+        """Attach the observer. Returns False where that would initialise CUDA, or is not possible."""
         attach = getattr(self._c, "_cuda_attach_out_of_memory_observer", None)
         if not self._cuda.is_initialized() or attach is None or self._cuda.get_allocator_backend() != "native":
             return False
@@ -227,7 +258,7 @@ class TorchAdapter:
         return True
 
     def largest_free_bytes(self) -> Mapping[str, int]:
-        """Of the blocks in the cache, by device; nothing where looking at them all would take too long."""
+        """Return the largest free block in the cache of each device; empty if there are too many blocks."""
         native = self._cuda.is_initialized() and self._cuda.get_allocator_backend() == "native"
         largest: dict[str, int] = {}
         for segment in (self._segments(OOM_BLOCKS) if native else None) or ():
@@ -238,13 +269,13 @@ class TorchAdapter:
         return largest
 
     def _segments(self, max_blocks: int) -> Sequence[Mapping[str, Any]] | None:
-        """All of them with their blocks; None if these are too many."""
+        """Return all segments with their blocks; None if there are too many blocks."""
         if self._blocks() > max_blocks:
             return None
         snapshot = self._cuda.memory.memory_snapshot
         try:
             return snapshot(include_traces=False)  # type: ignore[no-any-return]
-        except TypeError:  # before 2.11 the whole recorded history would come along
+        except TypeError:  # before 2.11 it would include the whole recorded history
             return None if self._c._cuda_isHistoryEnabled() else snapshot()
 
     def _blocks(self) -> int:
@@ -252,7 +283,7 @@ class TorchAdapter:
         return sum(current(one, "active") + current(one, "inactive_split") for one in stats)
 
     def _snapshot(self) -> dict[int, Reclaimable] | None:
-        """What the blocks themselves say; None if looking at them all would take too long."""
+        """Return exact values from the blocks; None if there are too many blocks."""
         segments = self._segments(SNAPSHOT_BLOCKS)
         if segments is None:
             return None
@@ -261,13 +292,13 @@ class TorchAdapter:
 
 
 def adapter() -> TorchAdapter | None:
-    """None for a build for XPU, which has no CUDA."""
+    """Return None for a build for XPU, which has no CUDA."""
     torch = sys.modules["torch"]
     return None if getattr(torch._C, "_has_xpu", False) else TorchAdapter(torch)
 
 
 def counts_default_pool(ordinal: int) -> bool:
-    """Whether PyTorch's statistics are those of the device's default memory pool."""
+    """Return whether PyTorch's statistics are those of the device's default memory pool."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() != "cudaMallocAsync":
         return False
@@ -276,15 +307,15 @@ def counts_default_pool(ordinal: int) -> bool:
     )
 
 
-def _usage(uuid: str, told: Figures, reclaimable: Reclaimable) -> PoolUsage:
-    held, live, _, _, _, _, peak_held, peak_live, ooms, retries, allocations, frees = told
+def _usage(uuid: str, statistics: Figures, reclaimable: Reclaimable) -> PoolUsage:
+    held, live, _, _, _, _, peak_held, peak_live, ooms, retries, allocations, frees = statistics
     cached = max(0, held - live)
     if reclaimable.high > cached:  # a snapshot is older than the statistics
         reclaimable = Reclaimable(
             min(reclaimable.low, cached), min(reclaimable.likely, cached), cached, reclaimable.exactness
         )
     stranded = cached - reclaimable.likely
-    # Positional, as this is done each second for each device.
+    # Positional for speed: one call each second for each device.
     return PoolUsage(
         "torch", uuid, live, held, reclaimable, stranded, None, peak_live, peak_held, ooms, retries, allocations, frees
     )

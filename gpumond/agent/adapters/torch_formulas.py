@@ -1,13 +1,13 @@
-"""What a flush of PyTorch's CUDA allocator returns, from its statistics or from its snapshot. Pure.
+"""Bytes that a flush of PyTorch's CUDA allocator returns, from its statistics or from its snapshot. Without I/O.
 
-Bytes of one device, ``.all.current`` of the nested statistics: R reserved, A allocated (handed out), V active
-(A and what still waits for a stream's event), I inactive_split (free pieces of partly used segments), P reserved
-by private pools (CUDA graphs, MemPool; told since 2.13).
+Bytes of one device, ``.all.current`` of the nested statistics: R reserved, A allocated (handed out), V active (A and
+blocks that wait for the event of a stream), I inactive_split (free pieces of partly used segments), P reserved by
+private pools (CUDA graphs, MemPool; reported since 2.13).
 
 ``empty_cache`` waits for the pending V - A, then returns whole free segments of the default pools
-(c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks). Hence R - V - I is exact as long as nothing is pending
-and there are no private pools and no expandable segments: pending blocks may join free neighbours, a live private
-pool returns nothing, and of an expandable segment only whole pages return, which the statistics do not show.
+(c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks). Hence R - V - I is exact as long as nothing is pending and
+there are no private pools and no expandable segments: pending blocks may join free neighbours, a live private pool
+returns nothing, and of an expandable segment only whole pages return, which the statistics do not show.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGE_PAGE = 20 * MIB
 
 
 class Figures(NamedTuple):
-    """What is used of one device's statistics. ``private``: bytes of private pools, None before 2.13."""
+    """The statistics of one device that are used. ``private``: bytes of private pools, None before 2.13."""
 
     held: int
     live: int
@@ -48,7 +48,7 @@ def current(stats: Stats, name: str) -> int:
 
 
 def figures(stats: Stats, counted: bool = True) -> Figures:
-    """``counted``: the backend keeps the counters; the other one leaves them at 0.
+    """Extract the statistics. ``counted``: the backend keeps the counters; the other backend leaves them at 0.
 
     Raises KeyError for the statistics of another allocator.
     """
@@ -71,12 +71,12 @@ def figures(stats: Stats, counted: bool = True) -> Figures:
     )
 
 
-def from_stats(told: Figures, expandable: bool = False) -> Reclaimable:
-    """Of the native allocator. ``expandable``: the configuration says that there may be such segments.
+def from_stats(statistics: Figures, expandable: bool = False) -> Reclaimable:
+    """Return the bytes for the native allocator. ``expandable``: the configuration permits expandable segments.
 
-    Private pools are taken to be as full as all pools together, for the likely value.
+    For the likely value, private pools are assumed to be as full as all pools together.
     """
-    held, live, active, split, segments, private = told[:6]
+    held, live, active, split, segments, private = statistics[:6]
     if expandable or (held and not segments):
         return Reclaimable(0, max(0, held - live - split), max(0, held - live), "interval")
     idle = max(0, held - active - split)
@@ -89,14 +89,14 @@ def from_stats(told: Figures, expandable: bool = False) -> Reclaimable:
     return Reclaimable(low, max(low, cached - locked), high, "interval")
 
 
-def from_async_stats(told: Figures) -> Reclaimable:
-    """Of cudaMallocAsync: the driver's pool gives back what is unused, in pieces whose size it does not tell."""
-    cached = max(0, told.held - told.live)
+def from_async_stats(statistics: Figures) -> Reclaimable:
+    """Return the bytes for cudaMallocAsync: the driver's pool returns unused memory in pieces of unknown size."""
+    cached = max(0, statistics.held - statistics.live)
     return Reclaimable(0, cached, cached, "interval")
 
 
 def from_snapshot(segments: Iterable[Mapping[str, Any]], large_page: int = LARGE_PAGE) -> dict[int, Reclaimable]:
-    """Of the native allocator, per device: exact but for private pools, which return all or nothing."""
+    """Return the bytes for the native allocator by device. Private pools return all or nothing; the rest is exact."""
     returned: defaultdict[int, int] = defaultdict(int)
     private: defaultdict[int, int] = defaultdict(int)
     for segment in segments:
@@ -118,7 +118,7 @@ def from_snapshot(segments: Iterable[Mapping[str, Any]], large_page: int = LARGE
 
 
 def _whole_pages(segment: Mapping[str, Any], page: int) -> int:
-    """Bytes of the pages that lie wholly in a free run. A mapped range starts on a page boundary."""
+    """Return the bytes of the pages that lie entirely in a free run. A mapped range starts on a page boundary."""
     total, start, offset = 0, 0, 0
     for block in [*segment["blocks"], {"state": "active_allocated", "size": 0}]:
         if block["state"] == "active_allocated":

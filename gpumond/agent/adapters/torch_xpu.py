@@ -1,9 +1,9 @@
 """PyTorch's XPU allocator (Intel; 2.6 and later). Builds with it have no CUDA.
 
-Nothing is asked of a PyTorch that has not initialised XPU, or did so before this process was forked. The allocator
-frees in one context for all devices, which its initialisation made: none is made here.
-Does not cover: how much of the cache lies in partly used segments, which the statistics do not tell, so that what a
-flush returns is an interval; expandable segments and graphs' pools are in the same interval.
+A PyTorch that has not initialised XPU, or did so before this process was forked, is not queried. The allocator frees in
+one context for all devices, which its initialisation created; the adapter creates none. The statistics do not contain
+the cached bytes in partly used segments, so that the bytes that a flush returns are an interval. It includes expandable
+segments and the pools of graphs.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import FlushRefused, drm_devices
+from gpumond.agent.adapters import AllocatorAdapter, FlushRefused, drm_devices
 from gpumond.agent.adapters.torch_formulas import current
 from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
 
 
-class XpuAdapter:
+class XpuAdapter(AllocatorAdapter):
     name = "torch"
 
     def __init__(self, torch: Any, sys: str = "/sys") -> None:
@@ -32,7 +32,7 @@ class XpuAdapter:
         return f"torch {self._torch.__version__}"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        """Parts of a card that PyTorch sees as devices of their own make one pool, as they are one device."""
+        """Read the devices. Tiles that PyTorch shows as separate devices make one pool, since they are one device."""
         if not self._xpu.is_initialized():
             return ()
         pools: dict[str, list[tuple[int, int]]] = {}
@@ -44,8 +44,7 @@ class XpuAdapter:
                 pools.setdefault(uuid, []).append((live, held))
         return tuple(_usage(uuid, *map(sum, zip(*parts, strict=True))) for uuid, parts in pools.items())
 
-    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
-        """Waits for the device's queues first, as PyTorch does itself when memory is short."""
+    def check(self) -> None:
         if not self._xpu.is_initialized():
             forked = self._xpu._is_in_bad_fork()
             raise FlushRefused(
@@ -53,6 +52,10 @@ class XpuAdapter:
             )
         if cuda.CAPTURING:
             raise FlushRefused("an XPU graph is being captured")
+
+    def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
+        """Empty the cache, after the device's queues are empty, as PyTorch itself does when memory is short."""
+        self.check()
         if "cache" not in steps:
             return ()
         held, started = self._held_bytes(), time.perf_counter()
@@ -61,7 +64,7 @@ class XpuAdapter:
         return (StepResult("cache", max(0, held - self._held_bytes()), seconds),)
 
     def _device_count(self) -> int:
-        return len(self._xpu.default_generators)  # device_count() may ask the driver
+        return len(self._xpu.default_generators)  # device_count() may query the driver
 
     def _held_bytes(self) -> int:
         return sum(current(self._c._xpu_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
@@ -73,7 +76,7 @@ class XpuAdapter:
 
 
 def adapter() -> XpuAdapter | None:
-    """None for a build without XPU, which has the module all the same."""
+    """Return None for a build without XPU, which has the module all the same."""
     torch = sys.modules["torch"]
     return XpuAdapter(torch) if getattr(torch._C, "_has_xpu", False) else None
 

@@ -1,8 +1,8 @@
-"""What a trim leaves of a stream-ordered pool: the granules in which something lives. Pure.
+"""Model of a trim of a stream-ordered pool: the granules that contain a block in use stay. Without I/O.
 
-The driver takes memory for such a pool in granules of 32 MiB and gives back the empty ones. It documents neither: it
-was seen in each of 120 random histories (``python -m bench.gpu_histories``), as was that it counts as used exactly the
-bytes that were asked for.
+The driver takes memory for such a pool in granules of 32 MiB and returns the empty ones. This is not documented; it was
+observed in each of 120 random histories (``python -m bench.gpu_histories``). They also showed that the driver counts
+exactly the requested bytes as used.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from itertools import combinations
 GRANULE = 32 << 20
 
 Blocks = Mapping[int, int]
-"""Address -> bytes."""
+"""Sizes in bytes by address."""
 
 
-def left_free_bytes(used: int, kinds: Sequence[Blocks]) -> int | None:
-    """The free bytes that stay. ``kinds`` are the blocks of each kind of owner; one or several of them use the pool.
+def retained_free_bytes(used: int, kinds: Sequence[Blocks]) -> int | None:
+    """Return the free bytes that stay. ``kinds``: the blocks of each kind of owner; any combination may use the pool.
 
-    None unless those come to the bytes that the pool counts as used: some are not among the blocks then.
+    None unless a combination adds up to the pool's used bytes: otherwise some blocks are unknown.
     """
-    for blocks in _together(kinds):
+    for blocks in _combined(kinds):
         if sum(blocks.values()) == used:
             return GRANULE * len(set(_touched(blocks))) - used
     return None
 
 
-def _together(kinds: Sequence[Blocks]) -> Iterator[Blocks]:
+def _combined(kinds: Sequence[Blocks]) -> Iterator[Blocks]:
     for count in range(len(kinds) + 1):
-        for chosen in combinations(kinds, count):
-            yield {address: size for blocks in chosen for address, size in blocks.items()}
+        for selected in combinations(kinds, count):
+            yield {address: size for blocks in selected for address, size in blocks.items()}
 
 
 def _touched(blocks: Blocks) -> Iterable[int]:

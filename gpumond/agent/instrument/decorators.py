@@ -1,4 +1,4 @@
-"""What kind of function a decorator was given, without importing `inspect`."""
+"""Kinds of functions that a decorator may receive, determined without importing `inspect`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def refuse_generators(call: str, function: object) -> None:
-    """Raises TypeError for what cannot be wrapped."""
+    """Raise TypeError for objects that cannot be wrapped."""
     if not callable(function):
         raise TypeError(f"{call}: expected a function to decorate, got {type(function).__name__}")
     if _flags(function) & (GENERATOR | ASYNC_GENERATOR):

@@ -1,5 +1,4 @@
-"""When this program ran out of memory: knows the frameworks' errors without importing them, and keeps a picture of
-the memory at that moment."""
+"""Out-of-memory errors of this program: recognised without importing the frameworks, with a snapshot of the memory."""
 
 from __future__ import annotations
 
@@ -10,32 +9,34 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from gpumond.agent.adapters import LargestFreeReporting, OomObservable
 from gpumond.agent.instrument.usage import READ_SECONDS
 from gpumond.agent.registry import REGISTRY
 from gpumond.model.pools import PoolUsage
 from gpumond.model.program import OOM_POOLS, OOMS as KEPT, Oom, OomPool, ScopeKept, Seen
 
-TOLD_SECONDS = 60.0
-"""So long each report carries a picture; the daemon counts it once, by its number."""
+REPORTED_SECONDS = 60.0
+"""Time for which reports contain a snapshot. The daemon counts it once, by its number."""
 
 TYPES = frozenset(
     (
         ("torch", "OutOfMemoryError"),
         ("cupy", "OutOfMemoryError"),
         ("tensorflow", "ResourceExhaustedError"),
-        ("gpumond", "OutOfMemory"),  # the simulated card
+        ("gpumond", "OutOfMemory"),  # the simulated device
     )
 )
-"""Package and class of errors that mean nothing else."""
+"""Package and class of errors that always mean out of memory."""
 
 TEXTS = (
-    ("MemoryError", r"(?s)std::bad_alloc.*out_of_memory"),  # RMM; the host's own has no such text
+    ("MemoryError", r"(?s)std::bad_alloc.*out_of_memory"),  # RMM; that of host memory has another text
     ("XlaRuntimeError", "RESOURCE_EXHAUSTED"),
     ("JaxRuntimeError", "RESOURCE_EXHAUSTED"),
     ("RuntimeError", "(CUDA|HIP) (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED"),
     ("CUDARuntimeError", "cudaErrorMemoryAllocation"),
 )
-"""Class of errors that mean other things too, and the text that tells. Compiled when there is an error."""
+"""Class of errors with several meanings, and a pattern of those that mean out of memory. Compiled on the first error.
+"""
 
 REQUEST = r"(?i)(?:allocat(?:e|ing)|out of memory allocating|failed to allocate):? ([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)"
 FACTORS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -43,7 +44,7 @@ MAX_TEXT = 4096
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether it says that the device's memory is out: PyTorch's, CuPy's, RMM's, JAX's, TensorFlow's error."""
+    """Return whether an error of PyTorch, CuPy, RMM, JAX or TensorFlow means that device memory is exhausted."""
     classes = type(error).__mro__
     if any((cls.__module__.partition(".")[0], cls.__name__) in TYPES for cls in classes):
         return True
@@ -52,7 +53,7 @@ def is_oom(error: BaseException) -> bool:
 
 
 def request_bytes(error: BaseException) -> int | None:
-    """How much was asked for, if the error says so."""
+    """Return the requested bytes, if the error states them."""
     found = re.search(REQUEST, _text(error))
     if found is None:
         return None
@@ -60,7 +61,7 @@ def request_bytes(error: BaseException) -> int | None:
 
 
 class Ooms:
-    """The newest pictures of this process."""
+    """The newest out-of-memory snapshots of this process."""
 
     def __init__(self) -> None:
         self.keepers: Callable[[], tuple[ScopeKept, ...]] = tuple
@@ -79,19 +80,19 @@ class Ooms:
 
     @property
     def happened(self) -> bool:
-        """Whether there is anything to tell of this process."""
+        """True if there is something to report."""
         return bool(self._count or self.retries)
 
-    def tried_again(self) -> None:
+    def add_retry(self) -> None:
         with self._lock:
             self.retries += 1
 
-    def rescued(self) -> None:
+    def add_rescue(self) -> None:
         with self._lock:
             self.rescues += 1
 
-    def saw(self, error: BaseException, seen: Seen) -> None:
-        """The error on its way through; once, however many scopes it passes. Never raises."""
+    def record_error(self, error: BaseException, seen: Seen) -> None:
+        """Record an error that passes a scope or a retry; once, however many it passes. Never raises."""
         if getattr(error, "_gpumond_saw", False):
             return
         try:
@@ -99,52 +100,60 @@ class Ooms:
             if type(error).__module__.partition(".")[0] in self._observed:
                 return
             pools = REGISTRY.read(READ_SECONDS) or ()
-            self._picture(
-                pools, self._rose(pools, first_counts=True), seen, request_bytes(error), self.scope(), _largest_free()
+            self._record(
+                pools,
+                self._increased(pools, first_counts=True),
+                seen,
+                request_bytes(error),
+                self.scope(),
+                _largest_free(),
             )
-        except Exception:  # the program has trouble enough
+        except Exception:  # the program must receive its own error
             return
 
     def observe(self) -> None:
-        """Asks the libraries that can tell of each error when it happens, before it is raised; each once, for good."""
+        """Register for errors with the libraries that can report them before they raise; once each, permanently."""
         for adapter in REGISTRY.known():
-            attach = getattr(adapter, "observe_ooms", None)
-            if attach is not None and adapter.name not in self._observed and attach(self.observed):
+            if (
+                adapter.name not in self._observed
+                and isinstance(adapter, OomObservable)
+                and adapter.observe_ooms(self.observed)
+            ):
                 self._observed.add(adapter.name)
 
     def observed(self, device: str | None, size: int) -> None:
-        """In the thread that wanted the memory. What is raised here would be raised in the error's stead."""
+        """Record an error in the thread that requested the memory. An exception here would replace the error."""
         try:
             pools = REGISTRY.read(READ_SECONDS) or ()
-            self._rose(pools, first_counts=True)
-            self._picture(pools, [device] if device else [], "observer", size, self.scope(), _largest_free())
+            self._increased(pools, first_counts=True)
+            self._record(pools, [device] if device else [], "observer", size, self.scope(), _largest_free())
         except Exception:
             return
 
-    def look(self, pools: Sequence[PoolUsage]) -> None:
-        """What a report has read: a counter that rose is an error that nobody has shown us."""
-        for device in self._rose(pools, first_counts=False):
-            self._picture(pools, [device], "counter")
+    def record_counters(self, pools: Sequence[PoolUsage]) -> None:
+        """Record errors that only a counter shows: nothing else has reported them."""
+        for device in self._increased(pools, first_counts=False):
+            self._record(pools, [device], "counter")
 
     def recent(self) -> tuple[Oom, ...]:
         with self._lock:
-            return tuple(oom for oom in self._recent if time.time() - oom.at < TOLD_SECONDS)
+            return tuple(oom for oom in self._recent if time.time() - oom.at < REPORTED_SECONDS)
 
-    def _rose(self, pools: Sequence[PoolUsage], first_counts: bool) -> list[str]:
-        """The devices of the pools whose count of errors is higher than when last looked at.
+    def _increased(self, pools: Sequence[PoolUsage], first_counts: bool) -> list[str]:
+        """Return the devices of the pools whose error count is higher than at the previous call.
 
-        Of a pool that was never looked at, they may be old: they count with ``first_counts`` only.
+        With ``first_counts``, the errors of a pool without a previous call count; otherwise they may be old.
         """
-        rose = []
+        increased = []
         with self._lock:
             for pool in pools:
                 key, count = (pool.allocator, pool.device_uuid), pool.ooms or 0
                 if count > self._counted.get(key, 0 if first_counts else count):
-                    rose.append(pool.device_uuid)
+                    increased.append(pool.device_uuid)
                 self._counted[key] = count
-        return list(dict.fromkeys(rose))
+        return list(dict.fromkeys(increased))
 
-    def _picture(
+    def _record(
         self,
         pools: Sequence[PoolUsage],
         devices: Sequence[str],
@@ -178,12 +187,11 @@ def _shown(pool: PoolUsage, largest_free: dict[tuple[str, str], int]) -> OomPool
 
 
 def _largest_free() -> dict[tuple[str, str], int]:
-    """By allocator and device, of the adapters that can tell."""
+    """Return the largest free block by allocator and device, for the adapters that know it."""
     found: dict[tuple[str, str], int] = {}
     for adapter in REGISTRY.adapters():
-        tell = getattr(adapter, "largest_free_bytes", None)
-        if tell is not None:
-            found.update(((adapter.name, uuid), size) for uuid, size in tell().items())
+        if isinstance(adapter, LargestFreeReporting):
+            found.update(((adapter.name, uuid), size) for uuid, size in adapter.largest_free_bytes().items())
     return found
 
 

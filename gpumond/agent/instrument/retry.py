@@ -1,4 +1,4 @@
-"""``retry_on_oom``: a function that runs out of device memory is tried again, after a flush, with less to do."""
+"""``retry_on_oom``: retries a function that runs out of device memory, after a flush, with smaller arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Flush = Callable[[], object]
 def wrap(function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush) -> F:
     """Return the function with its retries; for a coroutine function, a coroutine function.
 
-    ``flush`` is called before each attempt but the first, and ``last_flush`` in its place before the last one.
+    ``flush`` is called before each attempt but the first, and ``last_flush`` instead of it before the last one.
     """
     refuse_generators("retry_on_oom", function)
 
@@ -28,39 +28,39 @@ def wrap(function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_f
 
         @functools.wraps(function)
         async def awaiting(*args: Any, **kwargs: Any) -> Any:
-            calls = Calls(shrink, attempts, flush, last_flush, args, kwargs)
+            call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs)
             while True:
                 try:
-                    result = await function(*calls.args, **calls.kwargs)
+                    result = await function(*call.args, **call.kwargs)
                     break
                 except Exception as error:
-                    if not calls.try_again(error):
+                    if not call.try_again(error):
                         raise
-                calls.prepare()
-            calls.done()
+                call.prepare()
+            call.done()
             return result
 
         return awaiting  # type: ignore[return-value]
 
     @functools.wraps(function)
     def calling(*args: Any, **kwargs: Any) -> Any:
-        calls = Calls(shrink, attempts, flush, last_flush, args, kwargs)
+        call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs)
         while True:
             try:
-                result = function(*calls.args, **calls.kwargs)
+                result = function(*call.args, **call.kwargs)
                 break
             except Exception as error:
-                if not calls.try_again(error):
+                if not call.try_again(error):
                     raise
-            calls.prepare()  # only here has Python let go of the error, and with it of what its frames hold
-        calls.done()
+            call.prepare()  # here Python has released the error and the objects that its frames hold
+        call.done()
         return result
 
     return calling  # type: ignore[return-value]
 
 
-class Calls:
-    """One call and its repetitions."""
+class _Attempts:
+    """One call and its retries."""
 
     def __init__(
         self,
@@ -78,27 +78,29 @@ class Calls:
         self._again = 0
 
     def try_again(self, error: Exception) -> bool:
-        """Whether to; the arguments are then smaller, and the error no longer holds what its frames held."""
+        """Return whether to retry. The arguments are then smaller, and the error no longer refers to what its frames
+        held.
+        """
         if not is_oom(error):
             return False
-        OOMS.saw(error, "retry")
+        OOMS.record_error(error, "retry")
         if self._left <= 0 or not self._smaller():
             return False
         self._left -= 1
         self._again += 1
-        let_go(error, self._handled)
+        clear_frames(error, self._handled)
         return True
 
     def prepare(self) -> None:
-        OOMS.tried_again()
+        OOMS.add_retry()
         try:
             (self._flush if self._left else self._last_flush)()
-        except Exception:  # then the next attempt says what is wrong
+        except Exception:  # the next attempt will raise the cause
             pass
 
     def done(self) -> None:
         if self._again:
-            OOMS.rescued()
+            OOMS.add_rescue()
 
     def _smaller(self) -> bool:
         if self._shrink is None:
@@ -118,10 +120,10 @@ class Calls:
         return True
 
 
-def let_go(error: BaseException, until: BaseException | None) -> None:
-    """Empties the frames that the error, and the errors behind it, have passed: their variables hold tensors.
+def clear_frames(error: BaseException, until: BaseException | None) -> None:
+    """Clear the frames of the traceback of an error and of its causes: their variables refer to tensors.
 
-    ``until``: what was being handled before the call is the caller's own.
+    ``until``: the exception that was being handled before the call; it belongs to the caller.
     """
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
@@ -135,6 +137,6 @@ def let_go(error: BaseException, until: BaseException | None) -> None:
         while at is not None:
             try:
                 at.tb_frame.clear()
-            except RuntimeError:  # still running: ours, and the caller's
+            except RuntimeError:  # a frame that still runs
                 pass
             at = at.tb_next

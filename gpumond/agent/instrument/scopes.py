@@ -1,9 +1,9 @@
-"""``scope(name)``: what a block of the program keeps, and the most that was live within it.
+"""``scope(name)``: the bytes that a block of the program keeps, and the most bytes that were live within it.
 
-Figures are of the whole process, device by device: what other threads do meanwhile is in them. The peak is exact
-if the allocator's own mark rose within the block. Else it is the most that was seen at entry, at exit and at the
-reports between: a lower bound. The mark is never reset, that would be seen by the program; a program that resets
-it within a block makes the block's peak a lower bound.
+The values are for the whole process, by device: they include what other threads do in the meantime. The peak is exact
+if the allocator's own peak counter rose within the block. Otherwise it is the largest value read at entry, at exit and
+by the reports between them: a lower bound. The counter is never reset, since the program would notice. If the program
+resets it within a block, the block's peak is a lower bound.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_NAME = 128
 KEEPERS = 8
-"""So many scopes an out-of-memory picture names."""
+"""Number of scopes in an out-of-memory snapshot."""
 
 
 class ScopePeak:
-    """The most that was live on one device: at least ``low``, at most ``high`` (None: not known)."""
+    """The most live bytes on one device: at least ``low``, at most ``high`` (None: unknown)."""
 
     __slots__ = ("high", "low")
 
@@ -39,13 +39,13 @@ class ScopePeak:
         self.low, self.high = low, high
 
     def join(self, other: ScopePeak) -> None:
-        """The greater of two peaks."""
+        """Merge with another peak: the maximum of both."""
         self.low = max(self.low, other.low)
         self.high = None if self.high is None or other.high is None else max(self.high, other.high)
 
 
 class Block:
-    """One pass through a scope. What it tells is there once it is over, None if it could not be measured."""
+    """One pass through a scope. Its values are available when it is over, None if it could not be measured."""
 
     def __init__(self, name: str, parent: Block | None) -> None:
         self.name: str = name if parent is None else f"{parent.name}/{name}"
@@ -58,23 +58,23 @@ class Block:
 
     @property
     def kept_bytes(self) -> int | None:
-        """Live bytes after minus before, over all devices; ``kept`` has them by device."""
+        """Live bytes after minus before, over all devices; ``kept`` contains them by device."""
         return None if self.kept is None else sum(self.kept.values())
 
     @property
     def peak_bytes(self) -> dict[str, int] | None:
-        """The most live bytes by device; `ScopeDevice` says how exact that is."""
+        """The most live bytes by device; `ScopeDevice` states whether they are exact."""
         return None if self.peaks is None else {device: peak.low for device, peak in self.peaks.items()}
 
-    def see(self, now: Levels) -> None:
-        for device, level in now.items():
+    def sample(self, levels: Levels) -> None:
+        for device, level in levels.items():
             self.most[device] = max(self.most.get(device, 0), level.live_bytes)
 
     def end(self, after: Levels | None) -> None:
         before = self.before
         if before is None or after is None:
             return
-        self.see(after)
+        self.sample(after)
         devices = {*before, *after}
         self.kept = {
             device: after.get(device, NOTHING).live_bytes - before.get(device, NOTHING).live_bytes for device in devices
@@ -83,17 +83,17 @@ class Block:
         self.retries = sum(level.retries for level in after.values()) - sum(level.retries for level in before.values())
 
     def _peak(self, device: str, before: Levels, after: Levels) -> ScopePeak:
-        was, now = before.get(device, NOTHING), after.get(device, NOTHING)
+        first, last = before.get(device, NOTHING), after.get(device, NOTHING)
         low = self.most.get(device, 0)
-        if was.peak_bytes is None or now.peak_bytes is None:
+        if first.peak_bytes is None or last.peak_bytes is None:
             return ScopePeak(low, None)
-        reached = now.alone and was.alone and now.peak_bytes != was.peak_bytes  # less: it was reset within
-        bound = now.peak_bytes if now.peak_bytes >= was.peak_bytes else None
-        return ScopePeak(max(low, now.peak_bytes) if reached else low, bound)
+        reached = last.alone and first.alone and last.peak_bytes != first.peak_bytes  # lower: reset within the block
+        bound = last.peak_bytes if last.peak_bytes >= first.peak_bytes else None
+        return ScopePeak(max(low, last.peak_bytes) if reached else low, bound)
 
 
 class Scope:
-    """A context manager and a decorator; each pass through it is a `Block`."""
+    """A context manager and decorator; each pass through it is a `Block`."""
 
     def __init__(self, name: str, flush: Callable[[], object] | None) -> None:
         self._name, self._flush = name, flush
@@ -103,20 +103,20 @@ class Scope:
         block = Block(self._name, _current.get())
         _current.set(block)
         self._blocks.append(block)
-        SCOPES_SEEN.enter(block)
+        SCOPE_TOTALS.begin(block)
         return block
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         block = self._blocks.pop()
         oom = error is not None and is_oom(error)
         if oom and error is not None:
-            OOMS.saw(error, "scope")
+            OOMS.record_error(error, "scope")
         _current.set(block.parent)
-        SCOPES_SEEN.leave(block, oom)
+        SCOPE_TOTALS.finish(block, oom)
         if self._flush is not None:
             try:
                 self._flush()
-            except Exception:  # the block's own outcome is what counts
+            except Exception:  # the outcome of the block matters, not that of the flush
                 pass
 
     def __call__(self, function: F) -> F:
@@ -139,7 +139,7 @@ class Scope:
         return calling  # type: ignore[return-value]
 
 
-class _Device:
+class DeviceTotal:
     __slots__ = ("kept", "last_kept", "peak")
 
     def __init__(self, peak: ScopePeak) -> None:
@@ -147,10 +147,10 @@ class _Device:
         self.peak = ScopePeak(peak.low, peak.high)
 
 
-class _Total:
+class ScopeTotal:
     def __init__(self) -> None:
         self.entries = self.ooms = self.retries = self.unmeasured = 0
-        self.devices: dict[str, _Device] = {}
+        self.devices: dict[str, DeviceTotal] = {}
 
     def add(self, block: Block, oom: bool) -> None:
         self.entries += 1
@@ -162,7 +162,7 @@ class _Total:
         for uuid, peak in block.peaks.items():
             device = self.devices.get(uuid)
             if device is None:
-                device = self.devices[uuid] = _Device(peak)
+                device = self.devices[uuid] = DeviceTotal(peak)
             device.peak.join(peak)
             device.last_kept = block.kept[uuid]
             device.kept += device.last_kept
@@ -182,67 +182,68 @@ class _Total:
 
 
 class Scopes:
-    """Those of this process, by name."""
+    """The scopes of this process, by name."""
 
     def __init__(self) -> None:
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may enter a scope
-        self._totals: dict[str, _Total] = {}
-        self._open: WeakSet[Block] = WeakSet()  # a generator may leave a block for ever
+        self._lock = threading.RLock()  # a signal handler may begin a scope
+        self._totals: dict[str, ScopeTotal] = {}
+        self._open: WeakSet[Block] = WeakSet()  # a generator may never finish its block
 
-    def enter(self, block: Block) -> None:
+    def begin(self, block: Block) -> None:
         block.before = usage.read()
         if block.before is not None:
-            block.see(block.before)
+            block.sample(block.before)
         with self._lock:
             self._open.add(block)
 
-    def leave(self, block: Block, oom: bool) -> None:
+    def finish(self, block: Block, oom: bool) -> None:
         block.end(usage.read())
         with self._lock:
             self._open.discard(block)
-            self._total(block.name).add(block, oom)
+            self._total_of(block.name).add(block, oom)
 
     @property
-    def under_way(self) -> bool:
+    def has_open_blocks(self) -> bool:
         return bool(self._open)
 
-    def see(self, now: Levels) -> None:
-        """What a report has read, while blocks are under way."""
+    def sample(self, levels: Levels) -> None:
+        """Update the open blocks with the values of a report."""
         with self._lock:
             for block in self._open:
-                block.see(now)
+                block.sample(levels)
 
     def usage(self) -> tuple[ScopeUsage, ...]:
         with self._lock:
             return tuple(total.usage(name) for name, total in self._totals.items())
 
     def keepers(self) -> tuple[ScopeKept, ...]:
-        """Those that keep most, blocks under way left out."""
+        """Return the scopes that keep most bytes, without open blocks."""
         kept = [
             ScopeKept(scope.name, ByteChange(sum(device.kept_bytes for device in scope.devices)))
             for scope in self.usage()
         ]
-        return tuple(sorted((one for one in kept if one.kept_bytes), key=lambda one: -one.kept_bytes)[:KEEPERS])
+        keepers = sorted((scope for scope in kept if scope.kept_bytes), key=lambda scope: -scope.kept_bytes)
+        return tuple(keepers[:KEEPERS])
 
-    def _total(self, name: str) -> _Total:
+    def _total_of(self, name: str) -> ScopeTotal:
         known = self._totals.get(name)
         if known is None and (len(self._totals) - (OTHER in self._totals) >= SCOPES or len(name) > MAX_NAME):
             name = OTHER
-        return self._totals.setdefault(name, _Total())
+        return self._totals.setdefault(name, ScopeTotal())
 
 
 _current: ContextVar[Block | None] = ContextVar("gpumond_scope", default=None)
 
 
 def scope_name() -> str:
-    """Of the innermost block that the caller is in; empty outside."""
+    """Return the name of the caller's innermost block; empty outside."""
     block = _current.get()
     return "" if block is None else block.name if len(block.name) <= MAX_NAME else OTHER
 
 
-SCOPES_SEEN = Scopes()
-OOMS.keepers, OOMS.scope = SCOPES_SEEN.keepers, scope_name
+SCOPE_TOTALS = Scopes()
+OOMS.keepers, OOMS.scope = SCOPE_TOTALS.keepers, scope_name

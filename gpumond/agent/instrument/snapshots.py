@@ -1,7 +1,7 @@
-"""``snapshot(path)``: a framework's own memory snapshot, as it writes it itself, in a file of the program's user.
+"""``snapshot(path)``: a framework's own memory snapshot, written by the framework to a file of the program's user.
 
-It goes through a pipe, so that the file cannot grow beyond its bound, and appears under its name only when it is
-whole. gpumond writes it down and never reads it: PyTorch's is a pickle.
+It passes through a pipe, so that the file cannot exceed its size limit, and is renamed to its final name when it is
+complete. gpumond never reads it: PyTorch's is a pickle.
 """
 
 from __future__ import annotations
@@ -11,68 +11,53 @@ import signal
 import stat
 import threading
 import time
-from typing import Protocol
 
-from gpumond.agent.adapters import FlushRefused
+from gpumond.agent.adapters import FlushRefused, Snapshottable
 from gpumond.agent.registry import REGISTRY
 from gpumond.model.program import Dump
 from gpumond.protocol.messages import clean
 
 MAX_BYTES = 256 << 20
 CHUNK_BYTES = 1 << 20
-ASKED_SECONDS = 10.0
-"""Between two that were asked for from outside."""
+REQUEST_SECONDS = 10.0
+"""Shortest time between two requests of the daemon."""
 
 KEPT = 4
-"""Files of this process that were asked for from outside; the oldest makes room."""
-
-
-class Dumper(Protocol):
-    """An adapter whose library has a snapshot of its own."""
-
-    name: str
-    suffix: str
-
-    def dump(self, path: str, guarded: bool) -> None:
-        """Writes to a path that can only be appended to. ``guarded``: refuse what would hold the program for long.
-
-        Raises Refused.
-        """
+"""Number of files that this process keeps for requests of the daemon; the oldest are removed."""
 
 
 def write(path: str, max_bytes: int = MAX_BYTES, guarded: bool = False) -> Dump:
-    """The first allocator's that has one. Never raises: ``reason`` says why there is no file."""
+    """Write the snapshot of the first allocator that has one. Never raises: ``reason`` explains a missing file."""
     reasons = []
     for adapter in REGISTRY.adapters():
-        if not hasattr(adapter, "dump"):
+        if not isinstance(adapter, Snapshottable):
             continue
-        dumper: Dumper = adapter  # type: ignore[assignment]
         try:
-            return Dump(dumper.name, path, _write(dumper, path, max_bytes, guarded))
+            return Dump(adapter.name, path, _write(adapter, path, max_bytes, guarded))
         except FlushRefused as refusal:
-            reasons.append(f"{dumper.name}: {refusal}")
-        except Exception as error:  # of the file, or the library's own
-            return Dump(dumper.name, None, 0, clean(f"{type(error).__name__}: {error}"))
-    return Dump(None, None, 0, clean("; ".join(reasons) or "no allocator of this program has a snapshot of its own"))
+            reasons.append(f"{adapter.name}: {refusal}")
+        except Exception as error:  # of the file system or the library
+            return Dump(adapter.name, None, 0, clean(f"{type(error).__name__}: {error}"))
+    return Dump(None, None, 0, clean("; ".join(reasons) or "no allocator of this program can write a snapshot"))
 
 
-class Asked:
-    """Those that an administrator asks for: into the user's own directory, not often, and not many."""
+class RequestedSnapshots:
+    """Snapshots that an administrator requests: in the user's own directory, at a limited rate and number."""
 
     def __init__(self) -> None:
-        self._at = -ASKED_SECONDS
+        self._at = -REQUEST_SECONDS
         self._files: list[str] = []
 
     def write(self, workload: str) -> Dump:
         now = time.monotonic()
-        if now - self._at < ASKED_SECONDS:
-            return Dump(None, None, 0, f"asked for a moment ago; once in {ASKED_SECONDS:g} s is enough")
+        if now - self._at < REQUEST_SECONDS:
+            return Dump(None, None, 0, f"too many requests: at most one snapshot in {REQUEST_SECONDS:g} s")
         self._at = now
         try:
             folder = directory()
         except OSError as error:
-            return Dump(None, None, 0, clean(f"no directory for it: {error}"))
-        suffix = next((str(a.suffix) for a in REGISTRY.adapters() if hasattr(a, "suffix")), "")
+            return Dump(None, None, 0, clean(f"no directory for the snapshot: {error}"))
+        suffix = next((a.suffix for a in REGISTRY.adapters() if isinstance(a, Snapshottable)), "")
         name = f"{workload.replace('/', '-') or 'program'}-{os.getpid()}-{time.time():.0f}{suffix}"
         dump = write(os.path.join(folder, name), guarded=True)
         if dump.path is not None:
@@ -84,7 +69,7 @@ class Asked:
 
 
 def directory() -> str:
-    """Of this user alone: below XDG_STATE_HOME, the home, or TMPDIR. Raises OSError."""
+    """Return a directory of this user alone: below XDG_STATE_HOME, the home, or TMPDIR. Raises OSError."""
     state, home = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
     if state or home:
         folder = os.path.join(state or os.path.join(str(home), ".local", "state"), "gpumond", "snapshots")
@@ -97,15 +82,15 @@ def directory() -> str:
     return folder
 
 
-def _write(dumper: Dumper, path: str, max_bytes: int, guarded: bool) -> int:
-    """Its size. Raises OSError, Refused, and what the library raises; there is no file then."""
+def _write(adapter: Snapshottable, path: str, max_bytes: int, guarded: bool) -> int:
+    """Return the size. Raises OSError, FlushRefused, and errors of the library; the file does not exist then."""
     partial = f"{path}.{os.getpid()}.partial"
     file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
             copy = _Copy(file, max_bytes)
             try:
-                dumper.dump(f"/proc/self/fd/{copy.entrance}", guarded)
+                adapter.dump(f"/proc/self/fd/{copy.inlet}", guarded)
             finally:
                 copy.end()
         finally:
@@ -120,33 +105,34 @@ def _write(dumper: Dumper, path: str, max_bytes: int, guarded: bool) -> int:
 
 
 class _Copy:
-    """A thread that carries what comes through a pipe into a file. What is too much is read and dropped: a pipe that
-    is closed early sends a signal that could end the program."""
+    """A thread that copies from a pipe to a file. Bytes beyond the limit are read and dropped: closing the pipe early
+    would send a signal that could end the program.
+    """
 
     def __init__(self, file: int, max_bytes: int) -> None:
         self.size = 0
         self.failure: OSError | None = None
         self._file, self._max_bytes = file, max_bytes
-        self._exit, self.entrance = os.pipe()
+        self._outlet, self.inlet = os.pipe()
         self._thread = threading.Thread(target=self._run, name="gpumond-snapshot", daemon=True)
         try:
             self._thread.start()
         except RuntimeError:
-            os.close(self._exit)
-            os.close(self.entrance)
+            os.close(self._outlet)
+            os.close(self.inlet)
             raise
 
     def end(self) -> None:
-        os.close(self.entrance)
+        os.close(self.inlet)
         self._thread.join()
-        os.close(self._exit)
+        os.close(self._outlet)
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the host's threads
-        while chunk := os.read(self._exit, CHUNK_BYTES):
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals are for the program's threads
+        while chunk := os.read(self._outlet, CHUNK_BYTES):
             self.size += len(chunk)
             if self.failure is None and self.size > self._max_bytes:
-                self.failure = OSError(f"it is larger than {self._max_bytes} bytes; nothing was kept")
+                self.failure = OSError(f"the snapshot is larger than {self._max_bytes} bytes; no file was written")
             if self.failure is None:
                 try:
                     _write_all(self._file, chunk)

@@ -1,6 +1,6 @@
-"""``step()``: counts the program's steps, and looks at the memory at the end of one, at most once a second.
+"""``step()``: counts the program's steps, and reads the memory at the end of a step, at most once a second.
 
-Between two looks a step costs a counter and a clock. The trend is worked out where it is asked for: by a report.
+Between two samples a step costs one counter and one clock. The trend is computed when a report requests it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import NamedTuple
 from gpumond.agent.instrument import usage
 from gpumond.model.program import StepUsage
 
-LOOK_SECONDS = 1.0
+SAMPLE_SECONDS = 1.0
 WINDOW = 20
-"""Looks that a trend is made from: 190 pairs, about 30 microseconds."""
+"""Number of samples in a trend: 190 pairs, about 30 microseconds."""
 
-ENOUGH = 8
+MIN_SAMPLES = 8
 
 
-class Look(NamedTuple):
+class Sample(NamedTuple):
     step: int
     at: float
     live_bytes: int
@@ -31,7 +31,7 @@ class Look(NamedTuple):
 
 
 class StepCounter:
-    """Those of this process."""
+    """The steps of this process."""
 
     def __init__(self) -> None:
         self._forget()
@@ -40,59 +40,59 @@ class StepCounter:
     def _forget(self) -> None:
         self._numbers = count(1)
         self.done = 0
-        self._look_at = 0.0
+        self._sample_at = 0.0
         self._first_retries: int | None = None
-        self._looks: deque[Look] = deque(maxlen=WINDOW)
+        self._samples: deque[Sample] = deque(maxlen=WINDOW)
 
     def mark(self) -> None:
         self.done = next(self._numbers)
         now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_SECONDS
-            self._look(now)
+        if now >= self._sample_at:
+            self._sample_at = now + SAMPLE_SECONDS
+            self._sample(now)
 
     def usage(self) -> StepUsage | None:
-        """None before the first step."""
-        looks = tuple(self._looks)
+        """Return None before the first step."""
+        samples = tuple(self._samples)
         if not self.done:
             return None
-        if not looks:
+        if not samples:
             return StepUsage(self.done)
-        last = looks[-1]
+        last = samples[-1]
         retries = max(0, last.retries - (self._first_retries or 0))
-        return StepUsage(self.done, _pace(looks), trend(looks), last.live_bytes, last.stranded_bytes, retries)
+        return StepUsage(self.done, _pace(samples), trend(samples), last.live_bytes, last.stranded_bytes, retries)
 
-    def _look(self, now: float) -> None:
-        seen = usage.read()
-        if seen is None:
+    def _sample(self, now: float) -> None:
+        levels = usage.read()
+        if levels is None:
             return
         live, stranded, retries = (
-            sum(level.live_bytes for level in seen.values()),
-            sum(level.stranded_bytes for level in seen.values()),
-            sum(level.retries for level in seen.values()),
+            sum(level.live_bytes for level in levels.values()),
+            sum(level.stranded_bytes for level in levels.values()),
+            sum(level.retries for level in levels.values()),
         )
         if self._first_retries is None:
             self._first_retries = retries
-        self._looks.append(Look(self.done, now, live, stranded, retries))
+        self._samples.append(Sample(self.done, now, live, stranded, retries))
 
 
-def trend(looks: Sequence[Look]) -> float | None:
-    """Bytes by which live memory grows with a step: the median slope of all pairs (Theil 1950, Sen 1968)."""
-    if len(looks) < ENOUGH:
+def trend(samples: Sequence[Sample]) -> float | None:
+    """Return the growth of live memory in bytes for each step: the median slope of all pairs (Theil 1950, Sen 1968)."""
+    if len(samples) < MIN_SAMPLES:
         return None
     slopes = sorted(
         (later.live_bytes - earlier.live_bytes) / (later.step - earlier.step)
-        for earlier, later in combinations(looks, 2)
+        for earlier, later in combinations(samples, 2)
         if later.step > earlier.step
     )
     middle = len(slopes) // 2
     return slopes[middle] if len(slopes) % 2 else (slopes[middle - 1] + slopes[middle]) / 2
 
 
-def _pace(looks: Sequence[Look]) -> float | None:
-    """Steps a second over the looks."""
-    passed = looks[-1].at - looks[0].at
-    return (looks[-1].step - looks[0].step) / passed if passed > 0 else None
+def _pace(samples: Sequence[Sample]) -> float | None:
+    """Return the steps per second over the samples."""
+    passed = samples[-1].at - samples[0].at
+    return (samples[-1].step - samples[0].step) / passed if passed > 0 else None
 
 
 STEPS = StepCounter()

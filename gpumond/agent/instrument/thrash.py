@@ -1,6 +1,6 @@
-"""Whether a flush was worth it: a program that takes its memory back at once has paid for nothing.
+"""Flushes without benefit: the program takes the released memory again at once.
 
-Pure; time is an argument. The counts grow from the start of the process, as all counters of a report do.
+Without I/O; the time is an argument. The counts grow from the start of the process, as do all counters of a report.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from gpumond.protocol.messages import PoolChange
 
 SECONDS = 10.0
 RATIO = 0.5
-"""Of what a flush released, this much taken from the driver again within `SECONDS` is thrash."""
+"""Part of the released bytes that, taken from the driver again within `SECONDS`, counts as thrash."""
 
-Pool = tuple[str, str]
-"""Allocator and device."""
+PoolKey = tuple[str, str]
+"""Allocator and device UUID."""
 
 
 class Release(NamedTuple):
@@ -34,22 +34,22 @@ class Release(NamedTuple):
 
 class Thrash:
     def __init__(self) -> None:
-        self._releases: dict[Pool, Release] = {}
-        self._counts: dict[Pool, int] = {}
+        self._releases: dict[PoolKey, Release] = {}
+        self._counts: dict[PoolKey, int] = {}
 
     def flushed(self, changes: Iterable[PoolChange], now: float) -> None:
         for change in changes:
             released = change.before.held_bytes - change.after.held_bytes
             if released > 0:
-                self._releases[_pool(change.after)] = Release(change.after, released, now + SECONDS)
+                self._releases[_pool_key(change.after)] = Release(change.after, released, now + SECONDS)
 
     def counted(self, pools: Sequence[PoolUsage], now: float) -> Iterable[PoolUsage]:
-        """The pools, each with how many flushes it has made useless."""
+        """Return the pools, each with its number of thrashes."""
         return self._counted(pools, now) if self._releases or self._counts else pools
 
     def _counted(self, pools: Iterable[PoolUsage], now: float) -> Iterator[PoolUsage]:
         for pool in pools:
-            name = _pool(pool)
+            name = _pool_key(pool)
             release = self._releases.get(name)
             if release is not None and (now > release.until or release.taken_again(pool)):
                 del self._releases[name]
@@ -58,5 +58,5 @@ class Thrash:
             yield replace(pool, thrashes=self._counts[name]) if name in self._counts else pool
 
 
-def _pool(pool: PoolUsage) -> Pool:
+def _pool_key(pool: PoolUsage) -> PoolKey:
     return pool.allocator, pool.device_uuid

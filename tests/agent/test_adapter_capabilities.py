@@ -1,0 +1,43 @@
+"""Interface of adapters: every public member is declared, by `AllocatorAdapter` or by a capability."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from gpumond.agent import adapters
+from gpumond.agent.adapters import KNOWN, AllocatorAdapter
+
+CAPABILITIES = [
+    value
+    for value in vars(adapters).values()
+    if getattr(value, "_is_runtime_protocol", False) and value.__module__ == adapters.__name__
+]
+
+
+def members(protocol: type) -> set[str]:
+    return {name for name in {*vars(protocol), *protocol.__annotations__} if not name.startswith("_")}
+
+
+def adapter_class(module: str) -> type:
+    classes = vars(import_module(module)).values()
+    (own,) = (
+        value
+        for value in classes
+        if isinstance(value, type) and value.__module__ == module and AllocatorAdapter in value.__mro__
+    )
+    return own
+
+
+@pytest.mark.parametrize("module", sorted(set(KNOWN.values())))
+def test_adapters_declare_each_public_member(module: str) -> None:
+    adapter = adapter_class(module)
+    declared = set().union(
+        *map(members, [AllocatorAdapter, *(base for base in CAPABILITIES if base in adapter.__mro__)])
+    )
+    assert {name for name in vars(adapter) if not name.startswith("_")} == declared
+
+
+def test_capabilities_are_found() -> None:
+    assert len(CAPABILITIES) == 8
