@@ -22,7 +22,7 @@ from dataclasses import replace
 from gpumond.agents.connection import AgentConnection, Budget, Limits, agent_report, check_hello
 from gpumond.errors import ProtocolError
 from gpumond.host.peer_credentials import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, sender_pid
-from gpumond.model.cooperative import STRETCH, Steps, synchronous
+from gpumond.model.cooperative import SLICE, Steps, synchronous
 from gpumond.model.snapshot import AgentReport, ProgramEnd
 from gpumond.protocol.messages import (
     MAX_MESSAGE_BYTES,
@@ -111,7 +111,7 @@ class AgentServer:
         """The newest report of every process whose agent is connected and was heard lately."""
         newest: dict[Identity, tuple[float, AgentReport]] = {}
         for number, peer in enumerate(list(self._peers.values())):
-            if number % STRETCH == 0:
+            if number % SLICE == 0:
                 yield
             report, age = self._newest_of(peer), self._clock() - peer.heard_at
             if peer.hello is None or report is None or age > self._limits.stale_seconds:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Literal
 
+from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.snapshot import Reading
 
 
@@ -41,5 +43,5 @@ class ReadResponse:
     """One line from the child that runs a source: opened (empty), a reading, or why there is none."""
 
     reading: Reading | None = None
-    reason: str = ""
+    reason: FaultKind | ReturnCode | Literal[""] = ""
     message: str = ""

@@ -18,7 +18,7 @@ from gpumond.diagnosis.tracker import Fall, Tracker
 from gpumond.history import UNCLAIMED, USED, History
 from gpumond.history.series import MAX, MINUTE
 from gpumond.model.cooperative import Steps
-from gpumond.model.frame import Verdict
+from gpumond.model.frame import Verdict, VerdictKind
 from gpumond.model.snapshot import DeviceReading, ProcessUsage, Snapshot
 
 RECENT_MINUTES = 15
@@ -313,7 +313,7 @@ class Classifier:
             evidence, since = (("crashes", len(times)),), self.history.unix(times[0])
             self._loops[key] = until, Verdict(watch.uuid, None, "crash-loop", since, evidence, None, summary)
 
-    def _event(self, watch: TrackedSeries, kind: str, seconds: float, evidence: Evidence, summary: str) -> None:
+    def _event(self, watch: TrackedSeries, kind: VerdictKind, seconds: float, evidence: Evidence, summary: str) -> None:
         now = self.history.now
         verdict = Verdict(watch.uuid, watch.pid, kind, self.history.unix(now), evidence, None, summary)
         self._events.append((now + seconds, verdict))
@@ -350,7 +350,13 @@ class Classifier:
         return self.history.unix(at) if said is None else said.since
 
     def _say(
-        self, watch: TrackedSeries, kind: str, since: float, evidence: Evidence, summary: str, left: float | None = None
+        self,
+        watch: TrackedSeries,
+        kind: VerdictKind,
+        since: float,
+        evidence: Evidence,
+        summary: str,
+        left: float | None = None,
     ) -> None:
         watch.verdicts[kind] = Verdict(watch.uuid, watch.pid, kind, since, evidence, left, summary)
 

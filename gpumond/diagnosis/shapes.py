@@ -9,8 +9,9 @@ from typing import NamedTuple
 from gpumond.diagnosis.plateaus import Plateaus
 from gpumond.diagnosis.trend import mann_kendall, median
 from gpumond.history.series import MAX, MIN, MINUTE, Series
+from gpumond.model.frame import VerdictKind
 
-SHAPES = ("warm-up", "steady", "churn", "periodic", "step-change")
+SHAPES: tuple[VerdictKind, ...] = ("warm-up", "steady", "churn", "periodic", "step-change")
 WARM_UP_SECONDS = 300.0
 SLOWER = 0.85
 """Growth slows down if the last third of the minutes adds at most this share of what the first third and the middle
@@ -35,7 +36,7 @@ CYCLES = 3
 
 
 class Shape(NamedTuple):
-    kind: str
+    kind: VerdictKind
     at: float
     evidence: tuple[tuple[str, float], ...]
 

@@ -79,7 +79,7 @@ def observing(
         yield
     complete = complete_lists(devices, seen, private_pid_namespace)
     reports = yield from checking(reports, devices, complete, previous, seen)
-    if not source.up and source.reason != STARTING:
+    if not source.up and source.reason and source.reason != STARTING:
         seen.append(Fault(source.name, source.reason, None, source.detail))
     seq = previous.seq + 1 if previous else 1
     xids = reading.xids if reading else previous.xids if previous else ()

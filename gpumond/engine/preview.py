@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pydantic import TypeAdapter
 
 from gpumond.engine import EngineState, judging
-from gpumond.model.cooperative import STRETCH, Steps, synchronous
+from gpumond.model.cooperative import SLICE, Steps, synchronous
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.snapshot import AgentReport, Snapshot
 from gpumond.rules import Rule
@@ -44,9 +44,9 @@ def packing(snapshot: Snapshot, verdicts: tuple[Verdict, ...]) -> Steps[bytes]:
     packer = zlib.compressobj(1)
     parts = [SNAPSHOT.dump_json(replace(snapshot, reports=())), VERDICTS.dump_json(verdicts)]
     packed = [packer.compress(b"\n".join(parts))]
-    for start in range(0, len(snapshot.reports), STRETCH):
+    for start in range(0, len(snapshot.reports), SLICE):
         yield
-        packed.append(packer.compress(b"\n" + REPORTS.dump_json(snapshot.reports[start : start + STRETCH])))
+        packed.append(packer.compress(b"\n" + REPORTS.dump_json(snapshot.reports[start : start + SLICE])))
     return b"".join((*packed, packer.flush()))
 
 

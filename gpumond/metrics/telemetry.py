@@ -118,7 +118,7 @@ class Telemetry:
 
     def faults(self, standing: Iterable[Fault], complete: bool = True) -> None:
         """Counts those that were not there before. After a reading that did not come none is known to be over."""
-        now = {(fault.source, fault.kind, fault.device_uuid) for fault in standing}
+        now: set[tuple[str, str, str | None]] = {(fault.source, fault.kind, fault.device_uuid) for fault in standing}
         for source, kind, _ in now - self._standing:
             self._faults.labels(source, kind).inc()
         self._standing = now if complete else self._standing | now

@@ -1,4 +1,4 @@
-"""Work that takes long, in stretches: between two of them others may have their turn. Pure."""
+"""Long computations in slices, between which the event loop serves other requests. No I/O."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Steps = Generator[None, None, T]
-"""Yields after each stretch, and returns what came of it."""
+"""A computation that yields after each slice and returns its result."""
 
-STRETCH = 32
-"""So many programs make a stretch, where each of them takes tens of microseconds."""
+SLICE = 32
+"""Number of programs in a slice, at tens of microseconds for each."""
 
 
 def run_to_end(work: Steps[T]) -> T:
-    """From beginning to end."""
+    """Run all slices without a break and return the result."""
     while True:
         try:
             next(work)
@@ -27,7 +27,7 @@ def run_to_end(work: Steps[T]) -> T:
 
 
 def synchronous(work: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """The function that does the same at once."""
+    """Return a function that runs all slices without a break."""
 
     @wraps(work)
     def done(*args: P.args, **kwargs: P.kwargs) -> T:

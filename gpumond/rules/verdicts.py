@@ -6,10 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from gpumond.model.frame import Verdict
+from gpumond.model.frame import Verdict, VerdictKind
 from gpumond.model.units import duration, human
 
-TROUBLES = ("leak", "fragmentation", "pressure", "orphan", "idle-holder", "crash", "crash-loop")
+TROUBLES: tuple[VerdictKind, ...] = (
+    "leak",
+    "fragmentation",
+    "pressure",
+    "orphan",
+    "idle-holder",
+    "crash",
+    "crash-loop",
+)
 """The kinds that somebody may want to hear of; the others say that all is well."""
 
 Standing = Mapping[tuple[str, int | None], Sequence[Verdict]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumond.diagnosis.fragmentation import kept_bytes, split_share
-from gpumond.model.cooperative import STRETCH, Steps, synchronous
+from gpumond.model.cooperative import SLICE, Steps, synchronous
 from gpumond.model.pools import PoolUsage
 from gpumond.model.snapshot import MISSED_LIMIT, AgentReport, Snapshot
 
@@ -125,7 +125,7 @@ def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
     pools: dict[Pool, CounterTrack] = {}
     retried: dict[Identity, Growth] = {}
     for number, report in enumerate(snapshot.reports):
-        if number % STRETCH == 0:
+        if number % SLICE == 0:
             yield
         for usage in report.pools:
             pool = pool_of(report, usage)

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.snapshot import Fault
 from gpumond.protocol.messages import MAX_INTEGER, clean
 
-IMPOSSIBLE = "impossible_value"
+IMPOSSIBLE: FaultKind = "impossible_value"
 """The kind of their fault."""
 
 UNTRUSTED_SHARE = 0.2
@@ -25,9 +26,9 @@ class Tally:
     """The faults of one reading: one per device and kind, however many answers it concerns."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str | None, str], tuple[int, list[str]]] = {}
+        self._said: dict[tuple[str | None, FaultKind | ReturnCode], tuple[int, list[str]]] = {}
 
-    def add(self, uuid: str | None, kind: str, detail: str, count: int = 1) -> None:
+    def add(self, uuid: str | None, kind: FaultKind | ReturnCode, detail: str, count: int = 1) -> None:
         before, details = self._said.get((uuid, kind), (0, []))
         self._said[uuid, kind] = (before + count, [*details, detail])
 

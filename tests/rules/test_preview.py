@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpumond.api.examples import SNAPSHOT, VERDICT
 from gpumond.engine.preview import RESOLUTION_SECONDS, PreviewWindow, pack, preview, previewing, unpacking
-from gpumond.model.cooperative import STRETCH, run_to_end
+from gpumond.model.cooperative import SLICE, run_to_end
 from gpumond.model.frame import Frame, Ledger
 from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.rules import Rule
@@ -29,7 +29,7 @@ def a_frame(number: int, reports: int = 0, used: int = 0) -> Frame:
 
 
 def test_a_moment_is_the_same_after_it_was_packed():
-    for snapshot in (SNAPSHOT, a_frame(3, reports=2 * STRETCH + 1).snapshot):
+    for snapshot in (SNAPSHOT, a_frame(3, reports=2 * SLICE + 1).snapshot):
         assert run_to_end(unpacking(pack(snapshot, (VERDICT,)))) == (snapshot, (VERDICT,))
 
 
@@ -65,5 +65,5 @@ def test_one_moment_a_half_minute_is_kept_and_a_preview_finds_what_fired():
 
 
 def test_a_preview_gives_way_between_programs_and_moments():
-    moments = [pack(a_frame(number, reports=4 * STRETCH).snapshot, ()) for number in range(3)]
+    moments = [pack(a_frame(number, reports=4 * SLICE).snapshot, ()) for number in range(3)]
     assert sum(1 for _ in previewing(RULE, moments)) > 3 * 4
