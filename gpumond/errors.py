@@ -20,7 +20,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, NewType
+
+FaultKind = Literal[
+    "library_not_found",
+    "library_not_loadable",
+    "no_driver",
+    "no_device",
+    "driver_not_loaded",
+    "uninitialized",
+    "no_permission",
+    "device_access_lost",
+    "lib_rm_version_mismatch",
+    "timeout",
+    "crashed",
+    "starting",
+    "released",
+    "left_out",
+    "gpu_is_lost",
+    "gpu_not_found",
+    "reset_required",
+    "vanished",
+    "lost",
+    "processes_hidden",
+    "impossible_value",
+    "claim_over_driver",
+    "insufficient_size",
+    "unreadable",
+    "unknown",
+    "corrupt",
+    "row_unreadable",
+    "not_writable",
+    "damaged",
+    "unset",
+    "missing",
+]
+"""Kinds of faults, each with a remedy in ``remedies.FAULTS``."""
+
+ReturnCode = NewType("ReturnCode", str)
+"""A return code of NVML in lower case, such as ``corrupted_inforom``, or ``error_NUMBER``; NVML may add more."""
 
 
 class GpumondError(Exception):
@@ -34,10 +72,10 @@ class ConfigError(GpumondError):
 class SourceUnavailable(GpumondError):
     """A device source cannot be opened.
 
-    ``reason`` is one word for metrics; the message says what to do about it.
+    ``reason`` is the kind of the fault; the message ends with the remedy.
     """
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: FaultKind | ReturnCode, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, ProcessUsage, Snapshot, SourceState
 
@@ -54,5 +55,7 @@ def make_snapshot(*devices: DeviceReading, **fields: Any) -> Snapshot:
     return Snapshot(devices=devices, **defaults | fields)
 
 
-def make_fault(device_uuid: str | None = None, kind: str = "gpu_is_lost", source: str = "nvml") -> Fault:
+def make_fault(
+    device_uuid: str | None = None, kind: FaultKind | ReturnCode = "gpu_is_lost", source: str = "nvml"
+) -> Fault:
     return Fault(source, kind, device_uuid, "for a test")

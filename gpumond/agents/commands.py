@@ -1,4 +1,4 @@
-"""What an administrator asks of one program beside a flush: a soft quota, the framework's memory snapshot."""
+"""Commands of an administrator to one program besides a flush: a soft limit, the framework's memory snapshot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AgentConnections(Protocol):
 
 
 class AgentCommands:
-    """``audit`` keeps who asked before it is asked, and raises StoreUnavailable; ``note`` keeps what came of it."""
+    """``audit`` records the requester before the request, and raises StoreUnavailable; ``note`` records the answer."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class AgentCommands:
     async def ask(
         self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
     ) -> AgentResponse | None:
-        """None if the program did not answer in time. Raises NoSuchTarget, StoreUnavailable."""
+        """Send a command; None if the program did not answer in time. Raises NoSuchTarget, StoreUnavailable."""
         reports = await in_slices(self._agents.reporting())
         report = next((report for report in reports if report.pid == pid), None)
         if report is None:

@@ -1,10 +1,10 @@
-"""The agents' socket: who is connected, and the newest report of each.
+"""Server of the agents' socket: connections, and the newest report of each agent.
 
-Peers are strangers: every uid of the machine may connect. So identity comes from the kernel, one
-uid's flood or crowd costs another nothing, and a peer that breaks the protocol is closed and counted.
-What is kept of one peer, and what it may not say, is in ``peer``.
+Every uid of the machine may connect, so no peer is trusted. Identity comes from the kernel, one uid's messages or
+connections cost others nothing, and a peer that violates the protocol is closed and counted. ``connection`` has the
+state and the limits of one peer.
 
-This module does *not* cover: what reports mean (``attribution``) and when to flush (``flush``).
+This module does *not* cover: the meaning of reports (``engine``) and when to flush (``flush``).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ UNASKED = {
 
 
 class AgentServer:
-    """The daemon's end of every agent. Runs on the event loop that calls ``serve``."""
+    """The daemon's end of all agent connections. Runs on the event loop that calls ``serve``."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class AgentServer:
         self._per_uid: Counter[int] = Counter()
         self._budgets: dict[int, Budget] = {}
         self._pending: Counter[int] = Counter()
-        """Connections of each uid that have not said hello."""
-        self._heard = 0
+        """Connections of each uid without a hello."""
+        self._reports_received = 0
         self._accepting = False
-        self._crowded = False
+        self._paused_for_hellos = False
         self._sweeper: asyncio.TimerHandle | None = None
 
     def serve(self) -> None:
@@ -96,27 +96,27 @@ class AgentServer:
         self._listener.close()
 
     def ends(self) -> tuple[ProgramEnd, ...]:
-        """Return the programs whose agent said since the last call how they ended."""
+        """Return the programs whose agent reported their ending since the last call."""
         ends = tuple(self._ends)
         self._ends.clear()
         return ends
 
     def departed(self) -> tuple[AgentReport, ...]:
-        """The last report of each agent that left since the last call, if it tells of memory that ran out."""
+        """Return the last report of each agent that left since the last call, if it contains out-of-memory errors."""
         departed = tuple(self._departed)
         self._departed.clear()
         return departed
 
     def reporting(self) -> Steps[tuple[AgentReport, ...]]:
-        """The newest report of every process whose agent is connected and was heard lately."""
+        """Return the newest report of every process whose agent is connected and reported recently."""
         newest: dict[Identity, AgentReport] = {}
         for peer in list(self._peers.values()):
             yield
             report = self._report_of(peer)
             if report is not None:
                 newest[peer.identity] = _newer(report, newest.get(peer.identity))
-        self._reported(self._heard)
-        self._heard = 0
+        self._reported(self._reports_received)
+        self._reports_received = 0
         return tuple(newest.values())
 
     reports = synchronous(reporting)
@@ -136,7 +136,7 @@ class AgentServer:
         return agent_report(peer.identity, peer.hello, report, age)
 
     async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
-        """Ask one agent and wait for its answer: None if it did not come in time or the agent left.
+        """Send a flush to one agent and return its answer: None if it timed out or the agent disconnected.
 
         An agent that wakes up too late finds a Cancel behind the request.
         """
@@ -156,7 +156,9 @@ class AgentServer:
     async def ask(
         self, identity: Identity, request: AgentRequest, seconds: float = ASK_SECONDS
     ) -> AgentResponse | None:
-        """As `flush`. An agent that does not know the question, or whose program forbids it, is not asked."""
+        """Send a command as `flush` does. A command that the agent does not support, or its program forbids, is
+        not sent.
+        """
         peer = self._newest(identity)
         if peer is None or peer.hello is None:
             return None
@@ -173,7 +175,7 @@ class AgentServer:
             peer.asked.pop(request.id, None)
 
     def flushing(self, identity: Identity) -> bool:
-        """Whether a flush of that process may be under way still: its agent is connected and has not answered."""
+        """Return True if a flush of that process may still run: its agent is connected and has not answered."""
         return any(peer.answers or peer.unanswered for peer in self._peers.values() if peer.identity == identity)
 
     def _newest(self, identity: Identity) -> AgentConnection | None:
@@ -181,7 +183,7 @@ class AgentServer:
         return max(own, key=lambda peer: peer.heard_at, default=None)
 
     def _newest_of(self, peer: AgentConnection) -> Report | None:
-        """None, too, if it was nonsense or the agent has left."""
+        """Return its newest report; None if that is malformed or the agent has disconnected."""
         try:
             report = peer.newest()
         except ProtocolError as error:
@@ -189,10 +191,10 @@ class AgentServer:
         return report if self._peers.get(peer.socket.fileno()) is peer else None
 
     def _send(self, peer: AgentConnection, message: Message) -> bool:
-        """True if the whole frame went out; a peer that does not read its socket is dropped."""
-        frame = encode(message)
+        """Send a whole message and return True; a peer that does not read its socket is dropped."""
+        encoded = encode(message)
         try:
-            if peer.socket.send(frame) == len(frame):
+            if peer.socket.send(encoded) == len(encoded):
                 return True
         except OSError:
             pass
@@ -202,7 +204,7 @@ class AgentServer:
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             if self._pending.total() >= self._limits.pending or len(self._peers) >= self._limits.peers:
-                self._crowded = len(self._peers) < self._limits.peers
+                self._paused_for_hellos = len(self._peers) < self._limits.peers
                 self._accept_no_more()
                 return
             try:
@@ -213,19 +215,19 @@ class AgentServer:
                 log.warning("cannot accept agents for a moment: %s", error)
                 self._accept_no_more()
                 return
-            self._welcome(connection)
+            self._admit(connection)
 
-    def _welcome(self, connection: socket.socket) -> None:
+    def _admit(self, connection: socket.socket) -> None:
         uid, limits = peer_uid(connection), self._limits
         if self._per_uid[uid] >= limits.peers_per_uid or self._pending[uid] >= limits.pending_per_uid:
-            self._turn_away(connection, "crowd")
+            self._reject(connection, "crowd")
             return
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         pidfd = peer_pidfd(connection)
         identity = identify(connection, pidfd)
         if identity is None:
-            self._turn_away(connection, "identity")
+            self._reject(connection, "identity")
             if pidfd is not None:
                 os.close(pidfd)
             return
@@ -243,7 +245,7 @@ class AgentServer:
             self._loop.call_later(limits.shared_hello_seconds, self._hello_is_due, peer)
 
     def _hello_is_due(self, peer: AgentConnection) -> None:
-        """Closes a connection without a hello whose uid has others; one alone has until ``hello_seconds``."""
+        """Close a connection without a hello whose uid has others; a single one has until ``hello_seconds``."""
         if peer.hello is None and self._pending[peer.identity.uid] > 1:
             self._drop(peer, "hello_timeout")
 
@@ -251,10 +253,10 @@ class AgentServer:
         self._pending[uid] -= 1
         if not self._pending[uid]:
             del self._pending[uid]
-        if self._crowded and self._pending.total() <= self._limits.pending // 2:
+        if self._paused_for_hellos and self._pending.total() <= self._limits.pending // 2:
             self._accept_again()
 
-    def _turn_away(self, connection: socket.socket, reason: str) -> None:
+    def _reject(self, connection: socket.socket, reason: str) -> None:
         self._rejected(reason)
         connection.close()
 
@@ -279,13 +281,13 @@ class AgentServer:
             self._drop(peer, "foreign_sender")  # a forked child, or a passed descriptor
             return
         try:
-            for frame in self._frames(peer, chunk, now):
-                peer.budget.frames -= 1
-                if peer.report is not None and frame.startswith(REPORT):
-                    peer.unread, peer.heard_at = frame, now
-                    self._heard += 1
+            for message in self._messages(peer, chunk, now):
+                peer.budget.messages -= 1
+                if peer.report is not None and message.startswith(REPORT):
+                    peer.unread, peer.heard_at = message, now
+                    self._reports_received += 1
                 else:
-                    self._hear(peer, decode(frame), now)
+                    self._handle(peer, decode(message), now)
         except ProtocolError as error:
             self._refuse(peer, error)
 
@@ -293,30 +295,30 @@ class AgentServer:
         log.info("agent of pid %d, uid %d, closed: %s", peer.identity.pid, peer.identity.uid, error)
         self._drop(peer, error.reason)
 
-    def _frames(self, peer: AgentConnection, chunk: bytes, now: float) -> list[bytes]:
+    def _messages(self, peer: AgentConnection, chunk: bytes, now: float) -> list[bytes]:
         if not peer.buffer:
             peer.partial_since = now
-        *frames, rest = (peer.buffer + chunk).split(b"\n")
-        if len(rest) > MAX_MESSAGE_BYTES or any(len(frame) > MAX_MESSAGE_BYTES for frame in frames):
-            raise ProtocolError("oversize", f"a frame of more than {MAX_MESSAGE_BYTES} bytes")
-        if frames:
+        *messages, rest = (peer.buffer + chunk).split(b"\n")
+        if len(rest) > MAX_MESSAGE_BYTES or any(len(message) > MAX_MESSAGE_BYTES for message in messages):
+            raise ProtocolError("oversize", f"a message of more than {MAX_MESSAGE_BYTES} bytes")
+        if messages:
             peer.partial_since = now
         peer.buffer = rest
-        return frames
+        return messages
 
-    def _hear(self, peer: AgentConnection, message: Message, now: float) -> None:
+    def _handle(self, peer: AgentConnection, message: Message, now: float) -> None:
         if peer.hello is None:
             if not isinstance(message, Hello):
-                raise ProtocolError("hello", "the first frame is not a hello")
+                raise ProtocolError("hello", "the first message is not a hello")
             check_hello(message)
             peer.hello = message
             self._no_longer_pending(peer.identity.uid)
         elif isinstance(message, Hello):
             raise ProtocolError("hello", "a second hello")
         elif isinstance(message, Report):
-            peer.hear(message)
+            peer.set_report(message)
             peer.heard_at = now
-            self._heard += 1
+            self._reports_received += 1
         elif isinstance(message, AgentResponse):
             asked = peer.asked.get(message.id)
             if asked is not None and not asked.done():
@@ -338,13 +340,13 @@ class AgentServer:
             self._loop.add_reader(peer.socket.fileno(), self._readable, peer)
 
     def _ended(self, peer: AgentConnection) -> None:
-        """What it said last may still be there to be read."""
+        """Read the last messages of a process that has ended, and drop it."""
         self._readable(peer)
         self._drop(peer)
 
     def _drop(self, peer: AgentConnection, reason: str | None = None) -> None:
         if reason is None:
-            self._newest_of(peer)  # its last words
+            self._newest_of(peer)  # its last messages
         descriptor = peer.socket.fileno()
         if self._peers.get(descriptor) is not peer:
             return
@@ -367,7 +369,7 @@ class AgentServer:
         peer.left()
 
     def _sweep(self) -> None:
-        """Once a second: close who keeps us waiting, and open the door again."""
+        """Drop peers that have timed out, and accept again. Runs once a second."""
         now, limits = self._clock(), self._limits
         for peer in list(self._peers.values()):
             if peer.hello is None and now - peer.heard_at > limits.hello_seconds:
@@ -384,7 +386,7 @@ class AgentServer:
 
     def _accept_again(self) -> None:
         if not self._accepting:
-            self._accepting, self._crowded = True, False
+            self._accepting, self._paused_for_hellos = True, False
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _accept_no_more(self) -> None:

@@ -1,4 +1,4 @@
-"""What follows from a frame's alerts: who is told, which programs are flushed, what is kept for a restart."""
+"""Effects of a frame's alerts: notifications, flushes by rules, and the state kept for a restart."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gpumond.rules.restore import kept, resume
 from gpumond.store.audit_chain import AuditEntry
 
 ACTION = "action"
-"""The audit's word for a rule that is about to flush."""
+"""The audit's word for a rule that is about to flush"""
 
 PROGRAMS_AT_ONCE = 16
-"""Of one user, for one alert."""
+"""Maximum number of concurrent flushes of one user's programs, for one alert."""
 
 PAST_ALERTS = 1000
-"""Those shown; the store has more."""
+"""Number of past alerts in memory; the store has more."""
 
 
 class AlertStore(Protocol):
-    """What is needed of the store; raises StoreUnavailable."""
+    """Methods of the store that are used; each raises StoreUnavailable."""
 
     writable: bool
 
@@ -49,9 +49,9 @@ class AlertOutbox(Protocol):
 
 
 class AlertDispatcher:
-    """``flush`` is the one path by which anything is flushed; ``began`` the monotonic time of elapsed 0.
+    """``flush`` is the only path of all flushes; ``began`` the monotonic time of elapsed 0.
 
-    ``past`` are the alerts that fired and are over, newest last, each with what was done about it.
+    ``past`` are the alerts that fired and have ended, newest last, each with the result of its action.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class AlertDispatcher:
         self._tasks: set[asyncio.Future[None]] = set()
 
     async def resume(self) -> Mapping[str, Activities]:
-        """The alerts as the daemon before left them; what its actions did lately is not forgotten either."""
+        """Return the previous daemon's alerts, and restore the recent flushes of its actions."""
         try:
             alerts, alive = await self._store.kept()
             entries = await self._store.audit_entries(users=False)
@@ -94,20 +94,22 @@ class AlertDispatcher:
         activities: Mapping[str, Activities],
         resolved: Sequence[Alert] = (),
     ) -> tuple[Alert, ...]:
-        """Sets everything in motion and waits for none of it. The alerts, with what was done about them."""
+        """Start notifications, flushes and writes without waiting for them. Returns the alerts with their
+        actions' results.
+        """
         elapsed = snapshot.elapsed_seconds
         orders, tracks = decide(rules, alerts, snapshot.reports, self._tracks, elapsed)
         self._ended.update((alert.labels, alert) for alert in resolved)
         flushing = {alert.labels: alert for alert in self._flushing.values()}
-        told = [labels for labels in self._ended if labels not in flushing]  # the others' receipts are to come
+        told = [labels for labels in self._ended if labels not in flushing]  # the others' receipts are pending
         resolved = annotate([self._ended.pop(labels) for labels in told], tracks)
         self._end(resolved)
         self._tracks = forget(tracks, alerts, elapsed)
         for order in orders:
-            self._start(self._carry_out(order))
+            self._start(self._execute(order))
         alerts = annotate(alerts, self._tracks)
         news, self._news = {**self._news, **{alert.labels: alert for alert in resolved}}, {}
-        later = set(flushing) - {alert.labels for alert in alerts}  # is told with its receipts, in a moment
+        later = set(flushing) - {alert.labels for alert in alerts}  # notified with its receipts soon
         notices = self._outbox.put((*alerts, *(flushing[labels] for labels in later)), news)
         state = frozenset(
             (labels, each.alert.phase, each.active_elapsed, each.cleared_elapsed, each.alert.labels)
@@ -125,7 +127,7 @@ class AlertDispatcher:
         try:
             await keeping
         except StoreUnavailable:
-            self._kept = None  # once more when it is writable again
+            self._kept = None  # stored again when the store is writable
             self._unkept.extendleft(reversed(over))
 
     def _end(self, alerts: Iterable[Alert]) -> None:
@@ -133,16 +135,16 @@ class AlertDispatcher:
             self.past.append(alert)
             self._unkept.append(alert)
 
-    async def _carry_out(self, order: FlushOrder) -> None:
+    async def _execute(self, order: FlushOrder) -> None:
         actor, problem = f"rule:{order.alert.rule}", ""
         receipts: list[Receipt] = []
         self._flushing[order.key] = order.alert
-        places = asyncio.Semaphore(PROGRAMS_AT_ONCE)
+        slots = asyncio.Semaphore(PROGRAMS_AT_ONCE)
         try:
             if not order.action.dry_run:
                 detail = {"labels": order.alert.labels, "uid": order.uid, "pids": order.pids}
                 await self._store.audit(actor, ACTION, detail)
-            flushed = await asyncio.gather(*(self._flush_one(order, each, actor, places) for each in order.programs))
+            flushed = await asyncio.gather(*(self._flush_one(order, each, actor, slots) for each in order.programs))
             receipts += (receipt for each in flushed for receipt in each)
         except StoreUnavailable as error:
             problem = str(error)
@@ -153,12 +155,14 @@ class AlertDispatcher:
                 (self._news[order.alert.labels],) = annotate([order.alert], self._tracks)
 
     async def _flush_one(
-        self, order: FlushOrder, program: AgentReport, actor: str, places: asyncio.Semaphore
+        self, order: FlushOrder, program: AgentReport, actor: str, slots: asyncio.Semaphore
     ) -> Sequence[Receipt]:
-        """Its receipts; an error is one of them, so that no program keeps another from being flushed."""
+        """Flush one program and return its receipts; an error is a receipt, so that it does not prevent other
+        flushes.
+        """
         target = Target(pid=program.pid, uid=order.uid)
         request = FlushRequest(target, order.action.steps, dry_run=order.action.dry_run, by_rule=True)
-        async with places:
+        async with slots:
             try:
                 return (await self._flush(request, actor)).receipts
             except (FlushError, StoreUnavailable) as error:
@@ -171,7 +175,7 @@ class AlertDispatcher:
 
 
 def _attempt(entry: AuditEntry) -> tuple[Key, float] | None:
-    """None if the entry does not name its alert: it is damaged."""
+    """Parse an audit entry; None if it does not name its alert, since it is damaged."""
     try:
         labels = tuple((str(name), str(text)) for name, text in entry.detail["labels"])
         uid = entry.detail.get("uid")

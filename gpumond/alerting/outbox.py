@@ -1,9 +1,9 @@
-"""From what fires to who is told: one bounded queue and one worker for each receiver.
+"""Queues of notifications: one bounded queue and one worker for each receiver.
 
-``put`` compares what fires with what a receiver will know once its queue is empty, and queues the
-difference. So nothing is told twice without need, nothing is resolved that was not told to fire, and
-what a full queue cannot take is taken later. What is queued and what was told outlives the daemon in
-its journal; a crash between the sending and its note there tells a thing twice, never not at all.
+``put`` compares the firing alerts with those that a receiver will know once its queue is empty, and queues the
+difference. So no notification is repeated without need, no alert is resolved whose firing was not sent, and a
+notification that does not fit into a full queue is queued later. The journal keeps the queue and the receivers'
+knowledge over a restart; after a crash between sending and its journal entry a notification is sent twice, never lost.
 
 This does *not* cover silences, grouping and inhibition: Alertmanager does those.
 """
@@ -31,14 +31,15 @@ QUEUE_LIMIT = 10_000
 BATCH_LIMIT = 64
 BACKOFF_SECONDS = (1.0, 300.0)
 PROMPT_SECONDS = 55.0
-"""The longest pause while something that fires waits to be told: with the 5 s that a try may take, a receiver that
-answers again hears of it within a minute."""
+"""Longest pause while a firing alert waits to be sent: with the 5 s of an attempt, a receiver that answers again is
+notified within a minute.
+"""
 KEEP_RESOLVED_SECONDS = 15 * 60.0
 DRAIN_SECONDS = 0.5
 
 
 class Journal(Protocol):
-    """Where the outbox keeps what a crash must not lose; both may raise StoreUnavailable."""
+    """Persistent queue and knowledge of receivers; both methods may raise StoreUnavailable."""
 
     async def undelivered(self, receivers: Iterable[str]) -> tuple[list[Notice], list[tuple[str, Alert]]]: ...
     async def delivered(self, notices: Sequence[Notice], told: bool) -> None: ...
@@ -50,7 +51,7 @@ class Counts(Protocol):
 
 
 class Outbox:
-    """``wants(receiver, rule)``: whether a receiver is told of a rule's alerts."""
+    """``wants(receiver, rule)`` returns True if a receiver is notified of a rule's alerts."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Outbox:
         queue_limit: int = QUEUE_LIMIT,
     ) -> None:
         self._notifiers, self._journal, self._wants = tuple(notifiers), journal, wants
-        self._lane = partial(
+        self._make_queue = partial(
             ReceiverQueue,
             journal=journal,
             counts=counts,
@@ -72,38 +73,38 @@ class Outbox:
             keep_resolved_seconds=keep_resolved_seconds,
             queue_limit=queue_limit,
         )
-        self._lanes: dict[str, ReceiverQueue] = {}
+        self._queues: dict[str, ReceiverQueue] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
-        """Take up what the daemon before left, and begin to deliver."""
+        """Load the queues of the previous daemon, and start to deliver."""
         await self.configure(self._notifiers)
 
     async def configure(self, notifiers: Iterable[Notifier]) -> None:
-        """These receivers from now on. One that stays keeps its queue and what it knows; one that goes is forgotten."""
+        """Replace the receivers. One that stays keeps its queue and its knowledge; one that is removed is forgotten."""
         given = {notifier.name: notifier for notifier in notifiers}
-        for name in self._lanes.keys() - given.keys():
-            del self._lanes[name]
+        for name in self._queues.keys() - given.keys():
+            del self._queues[name]
             self._workers.pop(name).cancel()
         try:
             notices, told = await self._journal.undelivered(given)
         except StoreUnavailable:
             notices, told = [], []
-        for name in self._lanes:
-            self._lanes[name].use(given[name])
-        new = {name: self._lane(given[name]) for name in given if name not in self._lanes}
+        for name in self._queues:
+            self._queues[name].use(given[name])
+        new = {name: self._make_queue(given[name]) for name in given if name not in self._queues}
         for receiver, alert in told:
             if receiver in new:
-                new[receiver].learn(alert)
+                new[receiver].add_known(alert)
         for notice in notices:
             if notice.receiver in new:
                 new[notice.receiver].queue_up(notice)
-        self._lanes |= new
-        self._workers |= {name: asyncio.create_task(lane.deliver_forever()) for name, lane in new.items()}
+        self._queues |= new
+        self._workers |= {name: asyncio.create_task(queue.deliver_forever()) for name, queue in new.items()}
 
     async def close(self) -> None:
-        """A moment for what can still be sent; the journal keeps the rest."""
-        idle = [asyncio.create_task(lane.idle.wait()) for lane in self._lanes.values()]
+        """Wait a moment for pending notifications; the journal keeps the rest."""
+        idle = [asyncio.create_task(queue.idle.wait()) for queue in self._queues.values()]
         if idle:
             await asyncio.wait(idle, timeout=DRAIN_SECONDS)
         tasks = (*idle, *self._workers.values())
@@ -112,21 +113,21 @@ class Outbox:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def put(self, alerts: Iterable[Alert], news: Mapping[Labels, Alert] | None = None) -> list[Notice]:
-        """What became to be told now that these alerts fire; the caller keeps it with the alerts' state.
+        """Return the new notifications for these firing alerts; the caller stores them with the alerts' state.
 
-        ``news`` has alerts with new annotations: what fires is told once more, what does not is resolved with them.
+        ``news`` has alerts with new annotations: a firing one is sent again, another is resolved with them.
         """
         firing = {alert.labels: alert for alert in alerts if alert.phase == "firing"}
         now = time.time()
         return [
             notice
-            for name, lane in self._lanes.items()
-            for notice in lane.put(firing, partial(self._wants, name), news or {}, now)
+            for name, queue in self._queues.items()
+            for notice in queue.put(firing, partial(self._wants, name), news or {}, now)
         ]
 
 
 class ReceiverQueue:
-    """One receiver: its queue, what it was told, what is sent again."""
+    """Queue of one receiver, the alerts that it knows, and those that are sent again."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class ReceiverQueue:
         self._queue: deque[Notice] = deque()
         self._seq = 0
         self._full = False
-        self._told: dict[Labels, Alert] = {}
+        self._known: dict[Labels, Alert] = {}
         self._will_know: dict[Labels, Alert] = {}
         self._firing: Mapping[Labels, Alert] = {}
         self._resolved: dict[Labels, tuple[Alert, float]] = {}
@@ -153,14 +154,14 @@ class ReceiverQueue:
         self._resend_at = time.monotonic()
 
     def use(self, notifier: Notifier) -> None:
-        """Its address or secret may be another now: no pause is waited out."""
+        """Replace the notifier. Its address or secret may have changed, so the present pause ends."""
         self._notifier = notifier
         self._news.set()
         self._changed.set()
 
-    def learn(self, alert: Alert) -> None:
-        """The receiver knows that this fires, from before."""
-        self._told[alert.labels] = self._will_know[alert.labels] = alert
+    def add_known(self, alert: Alert) -> None:
+        """Add a firing alert that the receiver knows from an earlier run."""
+        self._known[alert.labels] = self._will_know[alert.labels] = alert
 
     def queue_up(self, notice: Notice) -> None:
         self._queue.append(notice)
@@ -189,7 +190,7 @@ class ReceiverQueue:
     def _offer(self, kind: str, alert: Alert) -> None:
         if len(self._queue) >= self._limit:
             if not self._full:
-                log.error("receiver %s: its queue is full; what does not fit waits", self._notifier.name)
+                log.error("receiver %s: its queue is full; further notifications wait", self._notifier.name)
                 self._counts.not_notified(self._notifier.name, "queue_full")
             self._full = True
             return
@@ -235,7 +236,7 @@ class ReceiverQueue:
         return max(0.0, self._resend_at - time.monotonic())
 
     def _batch(self) -> list[Notice]:
-        """The oldest of the queue, each alert at most once: to fire and to be resolved are two messages."""
+        """Return the oldest notifications, each alert at most once: firing and resolved are sent separately."""
         batch: dict[Labels, Notice] = {}
         for notice in self._queue:
             if notice.alert.labels in batch or len(batch) == BATCH_LIMIT:
@@ -248,11 +249,11 @@ class ReceiverQueue:
         resolved = {
             each.alert.labels: each.alert
             for each in batch
-            if each.kind == "resolved" and each.alert.labels in self._told
+            if each.kind == "resolved" and each.alert.labels in self._known
         }
         due = self._until_resend() == 0.0
         if due:
-            raised, resolved = self._again(batch) | raised, self._resolved_again(batch) | resolved
+            raised, resolved = self._firing_again(batch) | raised, self._resolved_again(batch) | resolved
         if raised or resolved:
             await self._notifier.send(tuple(raised.values()), tuple(resolved.values()))
             self._counts.notified(self._notifier.name)
@@ -263,10 +264,12 @@ class ReceiverQueue:
     def _sent_now(self) -> None:
         self._resend_at = time.monotonic() + (self._notifier.resend_seconds or 0.0)
 
-    def _again(self, batch: Sequence[Notice]) -> dict[Labels, Alert]:
-        """What was told and fires still, as it is now."""
+    def _firing_again(self, batch: Sequence[Notice]) -> dict[Labels, Alert]:
+        """Return the present state of known alerts that still fire."""
         other = {each.alert.labels for each in batch}
-        return {labels: self._firing[labels] for labels in self._told if labels in self._firing and labels not in other}
+        return {
+            labels: self._firing[labels] for labels in self._known if labels in self._firing and labels not in other
+        }
 
     def _resolved_again(self, batch: Sequence[Notice]) -> dict[Labels, Alert]:
         now, other = time.monotonic(), {each.alert.labels for each in batch}
@@ -274,15 +277,15 @@ class ReceiverQueue:
         return {labels: alert for labels, (alert, _) in self._resolved.items() if labels not in other}
 
     async def _done(self, batch: Sequence[Notice], told: bool) -> None:
-        """The batch has left the queue; ``told`` if its receiver took it."""
+        """Remove the batch from the queue; ``told`` if its receiver accepted it."""
         for notice in batch:
             self._queue.popleft()
             labels = notice.alert.labels
             if notice.kind == "raised":
                 self._resolved.pop(labels, None)
                 if told:
-                    self._told[labels] = notice.alert
-            elif self._told.pop(labels, None) and told and self._notifier.resend_seconds is not None:
+                    self._known[labels] = notice.alert
+            elif self._known.pop(labels, None) and told and self._notifier.resend_seconds is not None:
                 self._resolved[labels] = (notice.alert, time.monotonic() + self._keep_resolved)
         if len(self._queue) < self._limit // 2:
             self._full = False
@@ -290,15 +293,15 @@ class ReceiverQueue:
             try:
                 await self._journal.delivered(batch, told)
             except StoreUnavailable:
-                pass  # the store says so itself; after a crash now, this is told twice
+                pass  # the store logs it; after a crash now, the notification is sent twice
 
     def _pause(self, failures: int) -> float:
-        """Full jitter: anything from the least to twice as much with each failure."""
+        """Return a random pause between the minimum and a maximum that doubles with each failure (full jitter)."""
         least, most = self._backoff
         if any(notice.kind == "raised" for notice in self._queue):
             most = min(most, PROMPT_SECONDS)
         if (resend := self._notifier.resend_seconds) is not None:
-            most = min(most, resend, PROMPT_SECONDS)  # it forgets what it does not hear of
+            most = min(most, resend, PROMPT_SECONDS)  # the receiver drops alerts that are not sent again
         return random.uniform(least, max(least, min(most, least * 2.0 ** min(failures, 30))))
 
     def _failed(self, reason: str, text: str) -> None:
@@ -308,7 +311,7 @@ class ReceiverQueue:
 
 
 async def _within(coming: Awaitable[object], seconds: float | None) -> None:
-    """Wait for it, but not longer."""
+    """Wait for ``coming`` for at most ``seconds``."""
     try:
         await asyncio.wait_for(coming, seconds)
     except (asyncio.TimeoutError, TimeoutError):

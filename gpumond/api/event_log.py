@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from gpumond.engine.events import Event, EventState, after, follow
+from gpumond.engine.events import Event, EventState, advance_events, after
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt
 from gpumond.model.snapshot import AgentReport
@@ -38,7 +38,7 @@ class EventLog:
         departed: Sequence[AgentReport] = (),
     ) -> tuple[Event, ...]:
         """Publish the events between the previous frame and this one."""
-        self._state, events = follow(self._state, frame, raised, resolved, self._receipts, departed)
+        self._state, events = advance_events(self._state, frame, raised, resolved, self._receipts, departed)
         self._receipts.clear()
         self._events.extend(events)
         if events:

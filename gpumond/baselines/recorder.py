@@ -1,4 +1,4 @@
-"""What workloads hold while it is measured: one frame after another, folded into a Baseline. Pure."""
+"""Recorder of a baseline: folds one frame after another into a Baseline. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARES = {
     "overhead": ("overhead",),
     "opaque": (),
 }
-"""To what a line of the ledger adds, beside ``used``."""
+"""Measures to which a share of the ledger adds, besides ``used``."""
 
 MAX_WORKLOADS = 64
 
@@ -35,7 +35,7 @@ class _Workload:
 
 
 class BaselineRecorder:
-    """From its first frame on, for so many seconds; ``workload`` None measures all of them."""
+    """Recording of ``for_seconds`` from the first frame on; ``workload`` None records all of them."""
 
     def __init__(self, name: str, for_seconds: float, workload: str | None = None) -> None:
         self.name, self.for_seconds, self.workload = name, for_seconds, workload
@@ -48,7 +48,7 @@ class BaselineRecorder:
         return self._began is not None and self._now - self._began[1] >= self.for_seconds
 
     def see(self, frame: Frame) -> None:
-        """A device that did not answer says nothing, and neither does a workload on it."""
+        """Add a frame. A device that did not answer adds nothing, and neither does a workload on it."""
         elapsed = frame.snapshot.elapsed_seconds
         passed = elapsed - self._now if self._began else 0.0
         self._began = self._began or (frame.snapshot.taken_at, elapsed)
@@ -80,13 +80,13 @@ class BaselineRecorder:
             own.blocks["flush_yield"].add(float(receipt.released_bytes))
 
     def baseline(self) -> Baseline:
-        """What has been measured until now."""
+        """Return the baseline recorded so far."""
         at, since = self._began or (0.0, 0.0)
         workloads = tuple(_measures(name, self._workloads[name]) for name in sorted(self._workloads))
         return Baseline(self.name, self.workload, at, self.for_seconds, self._now - since, self.complete, workloads)
 
     def _lines(self, frame: Frame) -> dict[str, list[Line]]:
-        """By workload. A program without an agent goes by its name."""
+        """Return the lines by workload. A program without an agent is named by its command."""
         names = {
             (device.uuid, process.pid): f"[{process.comm}]"
             for device in frame.snapshot.devices
@@ -111,7 +111,7 @@ class BaselineRecorder:
 
 
 def _sums(lines: list[Line]) -> dict[str, float]:
-    """Without an agent only what is used is known."""
+    """Return the sums of the measures; without an agent only ``used`` is known."""
     sums: defaultdict[str, float] = defaultdict(float)
     for line in lines:
         sums["used"] += line.used_bytes

@@ -1,4 +1,4 @@
-"""The baselines that are kept, and those that are being measured."""
+"""Stored baselines, and recordings in progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Side = Literal["before", "after"]
 
 
 class BaselineStore(Protocol):
-    """What is needed of the store; raises StoreUnavailable."""
+    """Methods of the store that are used; each raises StoreUnavailable."""
 
     async def audit(self, actor: str, action: str, detail: object) -> None: ...
     async def baselines_have_room(self) -> bool: ...
@@ -26,7 +26,7 @@ class BaselineStore(Protocol):
 
 
 class BaselineService:
-    """One at a time for each name and side. One that is under way is lost with the daemon."""
+    """One recording at a time for each name and side. A recording in progress is lost when the daemon ends."""
 
     def __init__(self, store: BaselineStore) -> None:
         self._store = store
@@ -34,7 +34,7 @@ class BaselineService:
         self._saving: asyncio.Task[None] | None = None
 
     def see(self, frame: Frame) -> None:
-        """One tick; waits for nothing."""
+        """Add the frame of a tick; never blocks."""
         for measuring in self._under_way.values():
             if not measuring.complete:
                 measuring.see(frame)
@@ -47,7 +47,7 @@ class BaselineService:
                 measuring.flushed(receipt)
 
     async def record(self, name: str, for_seconds: float, workload: str | None, by: str) -> None:
-        """Measure; a baseline of that name is replaced at the end. Raises StoreUnavailable, TooManyBaselines."""
+        """Record a baseline; one of that name is replaced at the end. Raises StoreUnavailable, TooManyBaselines."""
         if not await self._store.baselines_have_room():
             raise TooManyBaselines("there are too many baselines; delete one that is not needed any more")
         detail = {"name": name, "for_seconds": for_seconds, "workload": workload}
@@ -55,30 +55,30 @@ class BaselineService:
         self._under_way[name, "before"] = BaselineRecorder(name, for_seconds, workload)
 
     async def measure_again(self, name: str, for_seconds: float, by: str) -> None:
-        """What ``comparison`` compares with. Raises NoSuchBaseline, StoreUnavailable."""
+        """Record the side that ``comparison`` compares with. Raises NoSuchBaseline, StoreUnavailable."""
         before = await self._kept("before", name)
         await self._store.audit(by, "baseline.compare", {"name": name, "for_seconds": for_seconds})
         self._under_way[name, "after"] = BaselineRecorder(name, for_seconds, before.workload)
 
     async def all(self) -> list[Baseline]:
-        """Those under way are not complete."""
+        """Return all baselines; those in progress are not complete."""
         kept = {each.name: each for each in await self._store.baselines("before")}
         under_way = {name: _unsaved(each) for (name, side), each in self._under_way.items() if side == "before"}
         return [baseline for _, baseline in sorted((kept | under_way).items())]
 
     async def get(self, name: str) -> Baseline:
-        """Raises NoSuchBaseline."""
+        """Return a baseline. Raises NoSuchBaseline."""
         measuring = self._under_way.get((name, "before"))
         return _unsaved(measuring) if measuring else await self._kept("before", name)
 
     async def comparison(self, name: str) -> Comparison:
-        """With what was measured again last, or is being measured. Raises NoSuchBaseline."""
+        """Compare with the last or the present second recording. Raises NoSuchBaseline."""
         before = await self._kept("before", name)
         measuring = self._under_way.get((name, "after"))
         return compare(before, _unsaved(measuring) if measuring else await self._kept("after", name))
 
     async def delete(self, name: str, by: str) -> None:
-        """Raises NoSuchBaseline."""
+        """Delete a baseline. Raises NoSuchBaseline."""
         stopped = [self._under_way.pop((name, side), None) for side in _SIDES]
         if not await self._store.delete_baseline(name, by) and not any(stopped):
             raise _none("before", name)
@@ -93,7 +93,7 @@ class BaselineService:
         try:
             await self._save()
         except StoreUnavailable:
-            pass  # it was said; tried again with the next tick
+            pass  # the store has logged it; the next tick tries again
 
     async def _save(self) -> None:
         for (name, side), measuring in list(self._under_way.items()):
@@ -110,7 +110,7 @@ _SIDES: tuple[Side, Side] = ("before", "after")
 
 
 def _unsaved(measuring: BaselineRecorder) -> Baseline:
-    """Complete once it is kept."""
+    """Return a recording in progress; it is complete once it is stored."""
     baseline = measuring.baseline()
     return replace(baseline, complete=False) if baseline.complete else baseline
 

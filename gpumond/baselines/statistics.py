@@ -1,13 +1,13 @@
-"""Measure, change something, measure again: how a workload's memory is spread over a stretch of time, and by how much
-two such stretches differ. Pure.
+"""Statistics of baselines: the distribution of a workload's memory over time, and the difference of two of them. No
+I/O.
 
-A second resembles the one before it, so single seconds would pretend to a certainty that is not there. Values are
-gathered in at most ``MAX_BLOCKS`` blocks of equal length, of each of which the median counts.
+Consecutive seconds are similar, so that single seconds would give a false certainty. Values are gathered in at most
+``MAX_BLOCKS`` blocks of equal length, and the median of each block counts.
 
 The typical difference is the Hodges-Lehmann shift: the median of all differences between a block after and a block
 before. Its interval is Moses' (Hollander and Wolfe, Nonparametric Statistical Methods, section 4.3): the differences
 whose ranks the Mann-Whitney test would not reject. Neither assumes a distribution, a quarter of outliers moves neither
-far, and nothing is drawn at random: the same measurements give the same answer.
+far, and nothing is random: the same measurements give the same result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 MAX_BLOCKS = 120
 CONFIDENCE_Z = 1.96
-"""Of 95 %, two-sided."""
+"""Quantile of the normal distribution for 95 %, two-sided."""
 
 MEASURES = ("live", "held", "reclaimable", "stranded", "overhead", "used", "utilization", "flush_yield")
 """Bytes of a workload over all its processes and devices; utilization: the ratio of its devices; flush_yield: what each
@@ -38,7 +38,9 @@ _THRESHOLD = re.compile(r"\s*([a-z_]+)_(peak|typical|rate)\s*([<>])\s*(.+?)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """``levels`` are the medians of the blocks, ``typical`` is theirs; nine tenths are from ``low`` to ``high``."""
+    """``levels`` are the medians of the blocks, ``typical`` is their median; nine tenths are from ``low`` to
+    ``high``.
+    """
 
     peak: float
     typical: float
@@ -68,7 +70,7 @@ class WorkloadMeasures:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What was measured, from ``started_at`` (unix) for ``seconds`` of the ``for_seconds`` that were asked for."""
+    """Measures recorded from ``started_at`` (unix) for ``seconds`` of the requested ``for_seconds``."""
 
     name: str
     workload: str | None
@@ -81,10 +83,10 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``difference`` is after - before; between ``low`` and ``high`` with 95 % confidence where that can be said.
+    """``difference`` is after - before; between ``low`` and ``high`` with 95 % confidence where that is known.
 
-    ``stat``: the peak, what is typical, or the rate per hour. ``ratio``: the difference as a share of what was there
-    before. None: not seen on that side.
+    ``stat``: the peak, the typical value, or the rate per hour. ``ratio``: the difference as a share of the value
+    before. None: not observed on that side.
     """
 
     workload: str
@@ -104,7 +106,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A baseline beside what was measured later; ``complete`` when that was measured to its end."""
+    """A baseline and a later recording; ``complete`` if the later one is."""
 
     name: str
     before_started_at: float
@@ -126,7 +128,7 @@ class Threshold:
     relative: bool
 
     def exceeded(self, found: Difference) -> bool:
-        """Whatever appears where there was nothing grew by more than any share."""
+        """Return True if the difference exceeds the threshold; an increase from zero exceeds any share."""
         if found.name != self.name or found.difference is None:
             return False
         change = found.difference
@@ -136,7 +138,7 @@ class Threshold:
 
 
 class Blocks:
-    """Values in the order of time, in at most ``MAX_BLOCKS`` blocks; when there are too many, two become one."""
+    """Values in order of time, in at most ``MAX_BLOCKS`` blocks; when there are too many, pairs are merged."""
 
     def __init__(self) -> None:
         self._span = 1
@@ -157,7 +159,7 @@ class Blocks:
             self._span *= 2
 
     def distribution(self) -> Distribution | None:
-        """None before the first value. A last block that is less than half full counts for the peak alone."""
+        """Return None before the first value. A last block that is less than half full counts for the peak alone."""
         levels = self._levels
         if self._current and (2 * len(self._current) >= self._span or not levels):
             levels = [*levels, median(self._current)]
@@ -170,7 +172,7 @@ class Blocks:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Between the two nearest values, in proportion."""
+    """Interpolate between the two nearest values."""
     place = share * (len(ordered) - 1)
     below = floor(place)
     above = min(below + 1, len(ordered) - 1)
@@ -178,7 +180,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def shift(before: Sequence[float], after: Sequence[float]) -> Shift:
-    """The Hodges-Lehmann shift from ``before`` to ``after`` and its 95 % interval; None if there are too few values."""
+    """Return the Hodges-Lehmann shift from ``before`` to ``after`` and its 95 % interval; None for too few values."""
     differences = sorted(b - a for a in before for b in after)
     n, m = len(before), len(after)
     rank = floor(n * m / 2 - CONFIDENCE_Z * sqrt(n * m * (n + m + 1) / 12))
@@ -188,7 +190,7 @@ def shift(before: Sequence[float], after: Sequence[float]) -> Shift:
 
 
 def compare(before: Baseline, after: Baseline) -> Comparison:
-    """Every measure of every workload that was seen on either side; workloads in the order of their names."""
+    """Compare every measure of every workload on either side; workloads in order of their names."""
     old = {each.workload: each for each in before.workloads}
     new = {each.workload: each for each in after.workloads}
     names = sorted(old.keys() | new.keys())
@@ -205,7 +207,7 @@ def compare(before: Baseline, after: Baseline) -> Comparison:
 
 
 def threshold(text: str) -> Threshold:
-    """Raises ValueError."""
+    """Parse a threshold. Raises ValueError."""
     match = _THRESHOLD.fullmatch(text)
     names = {*MEASURES, "retries"}
     if match is None or match[1] not in names or (match[2] == "rate") != (match[1] == "retries"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Literal
 
+from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.snapshot import Reading
 
 
@@ -42,5 +44,5 @@ class ReadResponse:
     """Response line from the child: opened (empty), a reading, or the reason why there is none."""
 
     reading: Reading | None = None
-    reason: str = ""
+    reason: FaultKind | ReturnCode | Literal[""] = ""
     message: str = ""

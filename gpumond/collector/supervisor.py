@@ -15,10 +15,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 from gpumond.collector.ipc import ExcludedDevice, ReadResponse
 from gpumond.collector.process import Child, Request, end
-from gpumond.errors import ProtocolError
+from gpumond.errors import FaultKind, ProtocolError, ReturnCode
 from gpumond.model.snapshot import RELEASED, STARTING, Reading, SourceState, XidErrors
 from gpumond.protocol.validator import from_json
 
@@ -291,7 +292,13 @@ class Collector:
         self._timer = asyncio.get_running_loop().call_later(delay, action)
 
     def _set_state(
-        self, *, up: bool, responsive: bool, reason: str = "", detail: str = "", reading: Reading | None = None
+        self,
+        *,
+        up: bool,
+        responsive: bool,
+        reason: FaultKind | ReturnCode | Literal[""] = "",
+        detail: str = "",
+        reading: Reading | None = None,
     ) -> None:
         """Log a change of state, once."""
         before = self.state

@@ -154,7 +154,7 @@ class Daemon:
             await asyncio.sleep(0)
             departed = self._intake.departed()
             self._telemetry.happened(self.events.follow(tick.frame, tick.raised, tick.resolved, departed))
-        await in_slices(self._hour.seeing(tick.frame))
+        await in_slices(self._hour.adding(tick.frame))
         self._keeper.turn(self.history, snapshot.elapsed_seconds)
         self._telemetry.faults(snapshot.faults, complete=reading is not None)
         self._telemetry.store_writable.set(self._store.writable)

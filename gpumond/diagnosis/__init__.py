@@ -1,10 +1,10 @@
-"""What the curves mean: verdicts on devices and process lives, from one snapshot after another. Pure.
+"""Verdicts on the memory curves of devices and process lives, from one snapshot after another. No I/O.
 
-Covers: the course of memory over time. Every device and life has at most one *shape* (warm-up, steady, churn,
+Covers the development of memory over time. Every device and life has at most one *shape* (warm-up, steady, churn,
 periodic, step-change) and the alarms that apply (leak, fragmentation, pressure, orphan, idle-holder, crash,
-crash-loop); release says that a life ended in order. A leak stands in place of a shape.
+crash-loop); release means that a life ended in order. A leak replaces the shape.
 
-Does not cover: levels and counters as such, which are for rules; who holds what, which is the ledger's.
+Does not cover levels and counters as such (rules) and the owners of memory (the ledger).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["Diagnosis", "diagnose", "diagnosing"]
 
 
 class Diagnosis:
-    """What is known so far, and the verdicts that hold now.
+    """Diagnosis so far, and the active verdicts.
 
-    ``pace``: one second of the snapshots counts as so many; slopes and times that come out are real ones again. A
-    diagnosis is handed on: ``diagnose`` changes the one that it is given, so that nobody keeps an old one.
+    ``pace``: seconds of this clock for one second of the snapshots; slopes and times in verdicts are in real
+    seconds. ``diagnose`` changes the diagnosis that it is given, so that no old one is used.
     """
 
     __slots__ = ("judge", "verdicts")
@@ -37,12 +37,12 @@ class Diagnosis:
 
 
 def diagnosing(before: Diagnosis, snapshot: Snapshot) -> Steps[Diagnosis]:
-    """The diagnosis after ``snapshot``: a function of the sequence of snapshots alone.
+    """Return the diagnosis after ``snapshot``: a function of the sequence of snapshots alone.
 
     Durations are those of ``elapsed_seconds``; a snapshot that is not newer than the last one changes nothing.
-    Between two stretches ``before`` is nobody else's, but its history may be read.
+    Between two slices ``before`` must not be changed, but its history may be read.
     """
-    if (yield from before.judge.taking(snapshot)):
+    if (yield from before.judge.adding(snapshot)):
         before.verdicts = before.judge.verdicts()
     return before
 

@@ -1,4 +1,4 @@
-"""Alarms that need no trend: pressure, orphan, idle holder, fragmentation; and what the end of a life was. Pure."""
+"""Detectors without a trend: pressure, orphan, idle holder, fragmentation, and the cause of a life's end. No I/O."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ RAMP_FROM = 0.80
 RAMP_BLOCKS = 4
 RAMP_HELD_SECONDS = 90.0
 RAMP_SECONDS = 600.0
-"""A device that is above RAMP_FROM and will be full so soon is under pressure, too."""
+"""Pressure also applies to a device above RAMP_FROM whose peaks will fill it within this time."""
 
 ORPHAN_BYTES = GIB // 2
 ORPHAN_RATIO = 0.01
-"""The larger of the two; a driver has some memory of its own."""
+"""The larger of the two is the limit; a driver has some memory of its own."""
 ORPHAN_SECONDS = 60.0
 ORPHAN_BUSY_RATIO = 0.05
 ORPHAN_BUSY_SECONDS = 300.0
-"""While somebody else works on the device, more memory and a longer look are asked for."""
+"""Limits while another program uses the device: more memory and a longer time."""
 FLAT_BYTES = 256 * MIB
 
 IDLE_SECONDS = 1800.0
@@ -40,28 +40,31 @@ IDLE_RATIO = 0.05
 FRAGMENTED = 0.25
 FRAGMENTED_CLEAR = 0.20
 FRAGMENTED_FROM = 0.05
-"""Share of the device that a pool must keep before its fragmentation is worth a word."""
+"""Share of the device that a pool must keep before its fragmentation is reported."""
 FRAGMENTED_MINUTES = 10
-LEAST_MINUTES = 5
-CREPT = 0.02
-"""What a pool keeps has risen by this share of the device."""
+MIN_MINUTES = 5
+GROWTH_RATIO = 0.02
+"""Growth of the kept bytes, as a share of the device, from which fragmentation is reported."""
 
 NEARLY_FULL = 0.97
 CRASH_SECONDS = 180.0
-"""An end so soon after the device was nearly full, an allocation failed, or an XID error came up is a crash."""
-LOOP = 3
+"""An end within this time after the device was nearly full, an allocation failed or an XID error occurred is a crash.
+"""
+LOOP_CRASHES = 3
 LOOP_SECONDS = 3600.0
 
 
 class Flat(NamedTuple):
-    """A stretch in which a value stayed within FLAT_BYTES of where it began."""
+    """Period in which a value stayed within FLAT_BYTES of its first value."""
 
     since: float
     value: float
 
 
 def ramp(series: Series, used: float, size: float) -> float | None:
-    """Seconds of the series' clock until the device is full, if its peaks rise to there within ten minutes."""
+    """Return the seconds of the series' clock until the device is full; None if its peaks do not fill it in ten
+    minutes.
+    """
     if used < RAMP_FROM * size:
         return None
     times, highs = series.times(0, RAMP_BLOCKS), series.column(0, USED, MAX, RAMP_BLOCKS)
@@ -78,47 +81,49 @@ def flat(before: Flat | None, value: float, now: float) -> Flat:
     return before
 
 
-def orphaned(stretch: Flat, now: float, busy: float | None, idle_seconds: float, size: float | None) -> bool:
-    """Memory without an owner that does not change is an orphan; nothing is said where use is unknown."""
-    if busy is None or stretch.value < max(ORPHAN_BYTES, ORPHAN_RATIO * (size or 0.0)):
+def orphaned(flat_period: Flat, now: float, busy: float | None, idle_seconds: float, size: float | None) -> bool:
+    """Return True for constant memory without an owner; False where the utilisation is unknown."""
+    if busy is None or flat_period.value < max(ORPHAN_BYTES, ORPHAN_RATIO * (size or 0.0)):
         return False
-    if min(idle_seconds, now - stretch.since) > ORPHAN_SECONDS:
+    if min(idle_seconds, now - flat_period.since) > ORPHAN_SECONDS:
         return True
-    return now - stretch.since > ORPHAN_BUSY_SECONDS and stretch.value >= ORPHAN_BUSY_RATIO * (size or inf)
+    return now - flat_period.since > ORPHAN_BUSY_SECONDS and flat_period.value >= ORPHAN_BUSY_RATIO * (size or inf)
 
 
-class Split(NamedTuple):
+class Fragmentation(NamedTuple):
     ratio: float
     live: float
     kept: float
-    crept: float
+    growth: float
     since: float
 
 
-def split(recent: Iterable[PoolPeak], size: float | None, retried: bool, held_already: bool) -> Split | None:
-    """Fragmentation of the pools of a life at their peaks, if it grows or the program had to retry."""
+def find_fragmentation(
+    recent: Iterable[PoolPeak], size: float | None, retried: bool, active: bool
+) -> Fragmentation | None:
+    """Return the fragmentation of a life's pools at their peaks, if it grows or the program had to retry."""
     peaks = list(recent)
-    if len(peaks) < LEAST_MINUTES or not size:
+    if len(peaks) < MIN_MINUTES or not size:
         return None
     window = peaks[-FRAGMENTED_MINUTES:]
     live, kept = max(peak.live for peak in window), max(peak.kept for peak in window)
     ratio = split_share(live, kept)
-    if kept < FRAGMENTED_FROM * size or ratio <= (FRAGMENTED_CLEAR if held_already else FRAGMENTED):
+    if kept < FRAGMENTED_FROM * size or ratio <= (FRAGMENTED_CLEAR if active else FRAGMENTED):
         return None
-    crept = kept - min(peak.kept for peak in peaks)
-    if not (held_already or retried or crept >= CREPT * size):
+    growth = kept - min(peak.kept for peak in peaks)
+    if not (active or retried or growth >= GROWTH_RATIO * size):
         return None
-    return Split(ratio, live, kept, crept, window[0].at)
+    return Fragmentation(ratio, live, kept, growth, window[0].at)
 
 
 UNHANDLED = "after an out-of-memory error that it did not handle"
 
 
 def cause(ending: Ending | None, oom_at: float, now: float, nearly_full_at: float, xid_at: float) -> str:
-    """Return why the end of this life is a crash; empty if it is none.
+    """Return the reason why the end of this life is a crash; empty if it is none.
 
-    ``ending`` is what the program's agent said. It decides, unless it is ``error`` or unknown: then an event shortly
-    before the end makes a crash probable.
+    ``ending`` is the ending that the program's agent reported. It decides, unless it is ``error`` or unknown: then
+    an event shortly before the end makes a crash probable.
     """
     if ending == "exit":
         return ""

@@ -1,7 +1,7 @@
-"""Programs that grow alike on many devices: one verdict for all of them. Pure.
+"""Programs with the same name that grow together on several devices: one verdict for all of them. No I/O.
 
-The ranks of one training leak together, and replicas of one service grow together under load. That is one thing to
-know, said once with how many it is; it is never left unsaid.
+The ranks of one training leak together, and replicas of one service grow together under load. One verdict reports all
+of them with their number.
 """
 
 from __future__ import annotations
@@ -14,49 +14,55 @@ from gpumond.diagnosis import messages
 from gpumond.diagnosis.tracked_series import Key, TrackedSeries
 from gpumond.model.frame import Verdict
 
-LEAST_DEVICES = 4
-LEAST_SHARE = 0.6
+MIN_DEVICES = 4
+MIN_SHARE = 0.6
 WINDOW_SECONDS = 1800.0
-"""Their onsets lie within this time of each other."""
+"""Maximum distance of their onsets."""
 
 
 class RankGroup:
-    """Who speaks for whom. The speaker stays the same while it leaks itself."""
+    """Groups of series that leak together. The series that represents a group stays the same while it leaks itself."""
 
     def __init__(self) -> None:
-        self._speakers: dict[str, Key] = {}
+        self._representatives: dict[str, Key] = {}
 
-    def verdicts(self, watches: Collection[TrackedSeries]) -> dict[Key, Verdict | None]:
-        """What to say of a leak in place of the watch's own verdict; None: another speaks for it."""
+    def verdicts(self, tracked_series: Collection[TrackedSeries]) -> dict[Key, Verdict | None]:
+        """Return the verdicts that replace the series' own leak; None if the verdict of another series includes it."""
         leaking: defaultdict[str, list[TrackedSeries]] = defaultdict(list)
-        for watch in watches:
-            if watch.leak is not None and watch.pid is not None and "leak" in watch.verdicts:
-                leaking[watch.name].append(watch)
-        instead: dict[Key, Verdict | None] = {}
-        self._speakers = {name: speaker for name, speaker in self._speakers.items() if name in leaking}
+        for tracked in tracked_series:
+            if tracked.leak is not None and tracked.pid is not None and "leak" in tracked.verdicts:
+                leaking[tracked.name].append(tracked)
+        replacements: dict[Key, Verdict | None] = {}
+        self._representatives = {
+            name: representative for name, representative in self._representatives.items() if name in leaking
+        }
         for name, alike in leaking.items():
-            group = _together(alike) if len({watch.uuid for watch in alike}) >= LEAST_DEVICES * LEAST_SHARE else []
-            peers = [watch for watch in watches if watch.name == name and watch.pid is not None] if group else []
-            if len({watch.uuid for watch in peers}) < LEAST_DEVICES or len(group) < LEAST_SHARE * len(peers):
-                self._speakers.pop(name, None)
+            group = _together(alike) if len({tracked.uuid for tracked in alike}) >= MIN_DEVICES * MIN_SHARE else []
+            peers = (
+                [tracked for tracked in tracked_series if tracked.name == name and tracked.pid is not None]
+                if group
+                else []
+            )
+            if len({tracked.uuid for tracked in peers}) < MIN_DEVICES or len(group) < MIN_SHARE * len(peers):
+                self._representatives.pop(name, None)
                 continue
-            instead.update((watch.life, None) for watch in group)
-            speaker = self._speaker(name, group)
-            instead[speaker.life] = _for_all(speaker, group)
-        return instead
+            replacements.update((tracked.life, None) for tracked in group)
+            representative = self._representative(name, group)
+            replacements[representative.life] = _for_all(representative, group)
+        return replacements
 
-    def _speaker(self, name: str, group: Collection[TrackedSeries]) -> TrackedSeries:
-        known = self._speakers.get(name)
-        speaker = next((watch for watch in group if watch.life == known), None)
-        if speaker is None:
-            speaker = max(group, key=lambda watch: watch.leak.growth if watch.leak else 0.0)
-            self._speakers[name] = speaker.life
-        return speaker
+    def _representative(self, name: str, group: Collection[TrackedSeries]) -> TrackedSeries:
+        known = self._representatives.get(name)
+        representative = next((tracked for tracked in group if tracked.life == known), None)
+        if representative is None:
+            representative = max(group, key=lambda tracked: tracked.leak.growth if tracked.leak else 0.0)
+            self._representatives[name] = representative.life
+        return representative
 
 
 def _together(alike: Collection[TrackedSeries]) -> list[TrackedSeries]:
-    """The largest group whose onsets lie within one window; the earliest of such groups."""
-    onsets = sorted((watch.leak.onset, i) for i, watch in enumerate(alike) if watch.leak is not None)
+    """Return the largest group whose onsets lie within one window; the earliest of such groups."""
+    onsets = sorted((tracked.leak.onset, i) for i, tracked in enumerate(alike) if tracked.leak is not None)
     ordered = list(alike)
     best: list[TrackedSeries] = []
     for begin, _ in onsets:
@@ -66,12 +72,12 @@ def _together(alike: Collection[TrackedSeries]) -> list[TrackedSeries]:
     return best
 
 
-def _for_all(speaker: TrackedSeries, group: Collection[TrackedSeries]) -> Verdict:
-    own = speaker.verdicts["leak"]
-    count, devices = len(group), len({watch.uuid for watch in group})
+def _for_all(representative: TrackedSeries, group: Collection[TrackedSeries]) -> Verdict:
+    own = representative.verdicts["leak"]
+    count, devices = len(group), len({tracked.uuid for tracked in group})
     evidence = dict(own.evidence) | {"processes": float(count), "devices": float(devices)}
-    said = [watch.verdicts["leak"].time_to_oom_seconds for watch in group]
-    left = min((seconds for seconds in said if seconds is not None), default=None)
+    times = [tracked.verdicts["leak"].time_to_oom_seconds for tracked in group]
+    left = min((seconds for seconds in times if seconds is not None), default=None)
     return replace(
         own,
         evidence=tuple(evidence.items()),

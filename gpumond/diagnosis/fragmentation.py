@@ -1,6 +1,6 @@
-"""How split up a pool is: judged at its peaks, never from an instant. Pure.
+"""Fragmentation of a pool, measured at its peaks and never at an instant. No I/O.
 
-At a moment of low use a healthy pool looks just as split up; at its peak it is not.
+At a moment of low use a healthy pool looks as fragmented as any; at its peak it does not.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from gpumond.model.pools import PoolUsage
 
 
 def kept_bytes(pool: PoolUsage) -> int:
-    """What no flush returns: held less reclaimable, that is live and stranded.
+    """Return the bytes that no flush returns: held less reclaimable, that is live and stranded.
 
-    An arena that never returns anything is no sign of it: it keeps what it took, split up or not.
+    An arena that never returns memory is no sign of fragmentation: it keeps its memory in any case.
     """
     if pool.reclaimable.exactness == "not_releasable":
         return pool.live_bytes
@@ -19,5 +19,5 @@ def kept_bytes(pool: PoolUsage) -> int:
 
 
 def split_share(peak_live: float, peak_kept: float) -> float:
-    """1 - peak live / peak kept over one window; 0 for a pool that keeps nothing."""
+    """Return 1 - peak live / peak kept over one window; 0 for a pool that keeps nothing."""
     return 1 - min(1.0, peak_live / peak_kept) if peak_kept else 0.0

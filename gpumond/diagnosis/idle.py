@@ -1,7 +1,7 @@
-"""For how long a device, or a process on one, has run nothing. A fold, pure.
+"""Idle times of devices and of processes on them. No I/O.
 
-A driver samples: what runs for less than its sampling period now and then may be missed, and a time is counted from
-the first look. Where nothing is said of use, nothing is said of idleness.
+A driver samples: work that is shorter than its sampling period may be missed, and the time starts with the first
+reading. Where the utilisation is unknown, the idle time is unknown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpumond.model.snapshot import DeviceReading, ProcessUsage
 
 
 def watched(device: DeviceReading, before: DeviceReading | None, seconds: float) -> DeviceReading:
-    """The device with its idle times, ``seconds`` after the reading ``before``."""
+    """Return the device with its idle times, ``seconds`` after the reading ``before``."""
     processes = device.processes
     if processes and any(process.utilization_ratio is not None for process in processes):
         known = {(process.pid, process.start_ticks): process for process in before.processes or ()} if before else {}
@@ -27,7 +27,7 @@ def watched(device: DeviceReading, before: DeviceReading | None, seconds: float)
 
 
 def idle_seconds(device: DeviceReading, process: ProcessUsage) -> float | None:
-    """Of the process; where the driver does not tell them apart, what holds for all of the device holds for each."""
+    """Return a process's idle time; where the driver does not report it by process, that of the device."""
     if process.idle_seconds is not None:
         return max(process.idle_seconds, device.idle_seconds or 0.0)
     return device.idle_seconds or None
@@ -39,11 +39,11 @@ def _process(process: ProcessUsage, before: ProcessUsage | None, seconds: float)
 
 
 _OTHERS = attrgetter(*(field.name for field in fields(ProcessUsage) if field.name != "idle_seconds"))
-"""As ``replace`` would, in half of the time: there may be hundreds of processes, at every tick. The field is last."""
+"""Faster than ``replace`` by half: there may be hundreds of processes at every tick. The field is the last one."""
 
 
 def _use(device: DeviceReading) -> float | None:
-    """Of the busiest engine; None where the driver does not say whether kernels run."""
+    """Return the utilisation of the busiest engine; None where the driver does not report whether kernels run."""
     sensors = device.sensors
     if sensors.gpu_utilization_ratio is None:
         return None

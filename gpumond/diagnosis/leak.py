@@ -1,11 +1,11 @@
-"""Is it a leak? The test on one curve of one device or life, and how a leak that was found goes on. Pure.
+"""Leak test on one curve of one device or life, and the development of a leak that was found. No I/O.
 
-Growth is a leak if it is significant (Mann-Kendall), large enough (Sen's slope), goes on to the end of the window,
-and is a *record*: the last blocks lie above all that this life ever used before, which load that comes and goes
-does not. It must be new, or have lasted for two windows without slowing down: a warm-up slows, a cache that fills, too.
+Growth is a leak if it is significant (Mann-Kendall), large enough (Sen's slope), goes on to the end of the window, and
+is a *record*: the last blocks lie above all that this life used before, which is not the case for load that comes and
+goes. It must be new, or have lasted for two windows without slowing down, as a warm-up or a cache that fills does.
 
-Blocks are never shorter than a minute. *Clean* tests ask for little growth and an almost undisturbed line, and need
-many samples in a block; *rough* ones bear the noise of serving, and ask for more growth and a nearing end.
+Blocks are never shorter than a minute. *Clean* tests require little growth and an almost undisturbed line, and many
+samples in a block; *rough* tests tolerate the noise of serving, and require more growth and a device that fills soon.
 """
 
 from __future__ import annotations
@@ -27,76 +27,130 @@ MINUTE_SECONDS = 60.0
 HOUR = 3600.0
 
 OUTSIDE = -1
-"""The curve of what a process has beside its pools: used less held."""
+"""The curve of a process's memory outside its pools: used less held."""
 
-SIGNIFICANT = 2.33
-LIKELY = 1.64
-"""Standard deviations: one in a hundred, and one in twenty, by chance."""
-BUSIER = 0.03
-"""A rise of the utilisation over the window that is one."""
+SIGNIFICANT_Z = 2.33
+LIKELY_Z = 1.64
+"""Limits of the test statistic, in standard deviations: one in a hundred, and one in twenty, by chance."""
+BUSIER_RATIO = 0.03
+"""Minimum rise of the utilisation over the window, as a ratio."""
 
 
-class LeakTest(NamedTuple):
-    """``blocks`` of a tier are looked at, and the last ``above`` of them lie above all before."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeakTest:
+    """Criteria on the newest ``blocks`` of a tier. The last ``record_blocks`` of them lie above all blocks before."""
 
     tier: int
     blocks: int
-    above: int
-    floor_bytes: float
-    floor_ratio: float
-    """The least growth over the window, also as a ratio of the device's size."""
-    within_seconds: float
-    """The device would be full within this time."""
+    record_blocks: int
+    min_growth_bytes: float
+    min_growth_ratio: float
+    """Minimum growth over the window in bytes, and as a ratio of the device's size."""
+    full_within_seconds: float
+    """Seconds within which the device would be full."""
     parts: int
-    steady: float
-    """Each of so many parts of the window has at least this share of its slope; of two parts, the last one."""
-    scatter: float
-    """The most scatter around the line, as a share of the growth."""
-    samples: float
-    """The least number of samples in a block, on average."""
-    distinct: float
-    """The growth is so many times the scatter of the time before."""
+    part_slope_ratio: float
+    """Minimum slope in each of ``parts`` equal parts of the window, as a share of its slope; of two parts, in the
+    last.
+    """
+    max_scatter_ratio: float
+    """Maximum scatter around the line, as a share of the growth."""
+    min_samples: float
+    """Minimum number of samples in a block, on average."""
+    min_scatter_multiple: float
+    """Minimum growth, as a multiple of the scatter before the window."""
 
 
 CLEAN = (
-    LeakTest(MINUTE, 12, 12, 256 * MIB, 0.0, inf, 3, 0.6, 1 / 12, 12, 4),
-    LeakTest(FIVE_MINUTES, 7, 7, 256 * MIB, 0.0, inf, 3, 0.6, 1 / 12, 15, 4),
+    LeakTest(
+        tier=MINUTE,
+        blocks=12,
+        record_blocks=12,
+        min_growth_bytes=256 * MIB,
+        min_growth_ratio=0.0,
+        full_within_seconds=inf,
+        parts=3,
+        part_slope_ratio=0.6,
+        max_scatter_ratio=1 / 12,
+        min_samples=12,
+        min_scatter_multiple=4,
+    ),
+    LeakTest(
+        tier=FIVE_MINUTES,
+        blocks=7,
+        record_blocks=7,
+        min_growth_bytes=256 * MIB,
+        min_growth_ratio=0.0,
+        full_within_seconds=inf,
+        parts=3,
+        part_slope_ratio=0.6,
+        max_scatter_ratio=1 / 12,
+        min_samples=15,
+        min_scatter_multiple=4,
+    ),
 )
 ROUGH = (
-    LeakTest(FIVE_MINUTES, 8, 5, 512 * MIB, 0.005, 6 * HOUR, 2, 0.3, 0.5, 3, 6),
-    LeakTest(QUARTER, 8, 4, 512 * MIB, 0.005, 48 * HOUR, 2, 0.3, 0.5, 3, 2),
+    LeakTest(
+        tier=FIVE_MINUTES,
+        blocks=8,
+        record_blocks=5,
+        min_growth_bytes=512 * MIB,
+        min_growth_ratio=0.005,
+        full_within_seconds=6 * HOUR,
+        parts=2,
+        part_slope_ratio=0.3,
+        max_scatter_ratio=0.5,
+        min_samples=3,
+        min_scatter_multiple=6,
+    ),
+    LeakTest(
+        tier=QUARTER,
+        blocks=8,
+        record_blocks=4,
+        min_growth_bytes=512 * MIB,
+        min_growth_ratio=0.005,
+        full_within_seconds=48 * HOUR,
+        parts=2,
+        part_slope_ratio=0.3,
+        max_scatter_ratio=0.5,
+        min_samples=3,
+        min_scatter_multiple=2,
+    ),
 )
 WARM_UP_SECONDS = 300.0
-RISES = 3
-"""A leak goes up at least so often within the window; fewer steps are a change of mind, not a trend."""
-RISE = 0.05
-"""What counts as a rise, as a share of the growth."""
-LARGEST = 0.4
-"""No single rise is more than this share of it."""
-STILL = 0.5
-"""In a clean window the last block still rises, by this share of the slope at least."""
-PAST = 24
-"""So many blocks before the window tell how the curve wanders."""
-NEW = 0.5
-LASTING = 0.8
-MEAN = 0.5
-SPARSE = 2.0
-"""A window that takes this many times as long as its blocks has too many gaps."""
+MIN_RISES = 3
+"""Minimum number of rises within the window; fewer are steps and no trend."""
+RISE_RATIO = 0.05
+"""Minimum size of a rise, as a share of the growth."""
+LARGEST_RISE_RATIO = 0.4
+"""Maximum size of a single rise, as a share of the growth: one large allocation is no leak."""
+LAST_RISE_RATIO = 0.5
+"""Minimum rise to the last block of a clean window, as a share of the slope: growth must not have ended."""
+SCATTER_BLOCKS = 24
+"""Number of blocks before the window from which the scatter is measured."""
+NEW_SLOPE_RATIO = 0.5
+"""Maximum slope in the window before, as a share of the slope, of growth that is new."""
+LASTING_SLOPE_RATIO = 0.8
+"""Minimum slope, as a share of the slope in the window before: a lasting leak does not slow down, a warm-up does."""
+MEAN_SLOPE_RATIO = 0.5
+"""Minimum slope, as a share of the mean slope since the start, of a lasting leak, for the same reason."""
+MAX_SPAN_RATIO = 2.0
+"""Maximum span of a window, as a multiple of its blocks: a longer one has too many gaps."""
 
-RETURNED = 0.3
-"""A leak is over when so little of its growth is left …"""
-STOPPED = 0.15
-"""… or when it goes on at less than this share of its pace …"""
+RETURNED_RATIO = 0.3
+"""Share of its growth at which a leak has ended, since the memory was released …"""
+STOPPED_RATIO = 0.15
+"""… or share of its first slope at which it has ended …"""
 STOPPED_SECONDS = 2700.0
-"""… over so long a time."""
+"""… if it was that slow for this time, in seconds."""
 UNKNOWN_BLOCKS = 5
-LATE = 3.0
-"""Stairs are over when the next one is late by so many pauses."""
+LATE_PAUSES = 3.0
+"""Stairs have ended when the next step is late by this number of pauses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Growth that does not end by itself. Times and slope are of the History's clock."""
+    """Growth that does not end by itself. Times and slope are those of the History's clock."""
 
     what: int
     kind: int
@@ -109,9 +163,9 @@ class Leak:
     first_slope: float
     significance: float
     window: float
-    """Seconds that were looked at."""
+    """Length of the evaluated window in seconds."""
     pause: float = 0.0
-    """Of a leak that was told by its stairs alone: the longest time between two of them."""
+    """Longest time between two steps of a leak that was found by its stairs alone, in seconds; else 0."""
 
     @property
     def growth(self) -> float:
@@ -123,11 +177,11 @@ class LeakCurve(NamedTuple):
     values: Sequence[float]
     counts: Sequence[float]
     record: float
-    """The highest value before the first."""
+    """The highest value before the first one."""
 
 
 def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int = SAMPLES) -> LeakCurve:
-    """The blocks of one tier in which the signal is known."""
+    """Return the blocks of one tier in which the signal is known."""
     times, counts = series.times(tier, count), series.counts(tier, count)
     values: Sequence[float]
     if what == OUTSIDE:
@@ -142,9 +196,10 @@ def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int =
 
 
 class LeakCase(NamedTuple):
-    """The curve to be judged: one signal of one device or life that begins at ``born``.
+    """The curve to be tested: one signal of one device or life that begins at ``born``.
 
-    ``size`` is the device's, ``room`` the bytes until it is full. ``pace``: so many seconds of the series pass in one.
+    ``size`` is the device's, ``room`` the bytes until it is full. ``pace``: seconds of the series in one real
+    second.
     """
 
     series: Series
@@ -157,7 +212,7 @@ class LeakCase(NamedTuple):
 
 
 def find(case: LeakCase, closed: int) -> Leak | None:
-    """A leak in the tiers that were closed just now."""
+    """Return the leak in the tiers of which a block has just closed, if any."""
     for test in (*CLEAN, *ROUGH):
         if test.tier < closed:
             leak = _passes(case, test, MEDIAN)
@@ -168,26 +223,26 @@ def find(case: LeakCase, closed: int) -> Leak | None:
     return None
 
 
-def of_stairs(steps: Sequence[PlateauStep], what: int) -> Leak:
-    """A leak that is told by its steps alone."""
+def from_stairs(steps: Sequence[PlateauStep], what: int) -> Leak:
+    """Return the leak that consists of these steps."""
     pause = max(after.at - before.at for before, after in pairwise(steps))
     span = steps[-1].at - steps[0].at
     base, top = steps[0].before, steps[-1].after
-    # The first step begins the first pause, so that its height is of the time before.
+    # The first step begins the first pause, so that its height belongs to the time before.
     slope = (top - steps[0].after) / span
     return Leak(what, MEDIAN, MINUTE, 0, steps[0].at, base, top, slope, slope, 0.0, span, pause)
 
 
-def follow_stairs(leak: Leak, steps: Sequence[PlateauStep], now: float) -> Leak | None:
-    """The leak as it is now; None when it fell, or has made no step for long."""
-    if len(steps) < 2 or now - steps[-1].at > LATE * leak.pause:
+def update_stairs(leak: Leak, steps: Sequence[PlateauStep], now: float) -> Leak | None:
+    """Return the leak's present state; None when it fell, or has made no step for long."""
+    if len(steps) < 2 or now - steps[-1].at > LATE_PAUSES * leak.pause:
         return None
     slope = (steps[-1].after - steps[0].after) / (steps[-1].at - steps[0].at)
     return replace(leak, top=steps[-1].after, slope=slope)
 
 
-def follow(leak: Leak, series: Series, closed: int) -> Leak | None:
-    """The leak as it is now; None when it is over, or its signal is no more."""
+def update(leak: Leak, series: Series, closed: int) -> Leak | None:
+    """Return the leak's present state; None when it has ended, or its signal is unknown."""
     if leak.tier >= closed:
         return leak
     seconds = TIERS[leak.tier].seconds
@@ -196,47 +251,47 @@ def follow(leak: Leak, series: Series, closed: int) -> Leak | None:
     if len(values) < 2 or series.times(leak.tier, 1)[-1] - times[-1] > UNKNOWN_BLOCKS * seconds:
         return None
     top = max(leak.top, values[-1])
-    if max(values[-2:]) < leak.base + RETURNED * (top - leak.base):
+    if max(values[-2:]) < leak.base + RETURNED_RATIO * (top - leak.base):
         return None
     begin = bisect_left(times, leak.onset)
     begin = min(begin, max(0, len(times) - leak.blocks))
     slope = sen(times[begin:][-2 * leak.blocks :], values[begin:][-2 * leak.blocks :])
     half = wanted // 2
-    # A neighbour that leaves is a fall in one of the halves; the leak goes on in the other.
+    # A program that ends is a fall in one of the halves; the leak goes on in the other.
     late = max(sen(times[-half:], values[-half:]), sen(times[-2 * half : -half], values[-2 * half : -half]))
-    if late < STOPPED * leak.first_slope and times[-1] - leak.onset > STOPPED_SECONDS:
+    if late < STOPPED_RATIO * leak.first_slope and times[-1] - leak.onset > STOPPED_SECONDS:
         return None
     return replace(leak, top=top, slope=slope if slope > 0 else leak.slope)
 
 
 def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
     times, values, counts, record = _since(curve(case.series, test.tier, case.what, kind), case.born)
-    count, above = test.blocks, test.above
+    count, record_blocks = test.blocks, test.record_blocks
     seconds = TIERS[test.tier].seconds
     first = bisect_left(times, case.born + max(WARM_UP_SECONDS, 2 * seconds))
     if len(values) - first < count:
         return None
-    low = min(values[-above:])
-    if low <= record or low <= max(values[:-above], default=-inf):
+    low = min(values[-record_blocks:])
+    if low <= record or low <= max(values[:-record_blocks], default=-inf):
         return None
     window, at = values[-count:], times[-count:]
-    if at[-1] - at[0] > SPARSE * count * seconds or sum(counts[-count:]) < test.samples * count / case.pace:
+    if at[-1] - at[0] > MAX_SPAN_RATIO * count * seconds or sum(counts[-count:]) < test.min_samples * count / case.pace:
         return None
     significance = mann_kendall(window)
-    if significance <= SIGNIFICANT:
+    if significance <= SIGNIFICANT_Z:
         return None
     slope = sen(at, window)
     growth = slope * (at[-1] - at[0])
-    if growth < max(test.floor_bytes, test.floor_ratio * (case.size or 0.0)):
+    if growth < max(test.min_growth_bytes, test.min_growth_ratio * (case.size or 0.0)):
         return None
-    if spread(at, window, slope) > test.scatter * growth or not _in_many_steps(window, growth):
+    if spread(at, window, slope) > test.max_scatter_ratio * growth or not _in_many_steps(window, growth):
         return None
-    if case.room is not None and case.room > slope * test.within_seconds:
+    if case.room is not None and case.room > slope * test.full_within_seconds:
         return None
     if not _goes_on(at, window, slope, test) or not _new_or_lasting(times, values, first, count, slope):
         return None
-    past = slice(max(first, len(values) - count - PAST), len(values) - count)
-    if growth < test.distinct * _scatter(times[past], values[past]):
+    past = slice(max(first, len(values) - count - SCATTER_BLOCKS), len(values) - count)
+    if growth < test.min_scatter_multiple * _scatter(times[past], values[past]):
         return None
     before = values[first:-count][-count:]
     base = median(before) if len(before) else window[0]
@@ -247,7 +302,7 @@ def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
 
 
 def _since(full: LeakCurve, born: float) -> LeakCurve:
-    """Without what was before ``born``, if that is not the beginning of the series."""
+    """Return the curve without the time before ``born``, if that is not the beginning of the series."""
     begin = bisect_left(full.times, born)
     if begin == 0:
         return full
@@ -256,16 +311,16 @@ def _since(full: LeakCurve, born: float) -> LeakCurve:
 
 def _in_many_steps(window: Sequence[float], growth: float) -> bool:
     changes = [after - before for before, after in pairwise(window)]
-    rises = sum(1 for change in changes if change > RISE * growth)
-    return rises >= RISES and max(changes) <= LARGEST * (window[-1] - window[0])
+    rises = sum(1 for change in changes if change > RISE_RATIO * growth)
+    return rises >= MIN_RISES and max(changes) <= LARGEST_RISE_RATIO * (window[-1] - window[0])
 
 
 def _load_rises(device: Series, test: LeakTest) -> bool:
-    """The device is ever busier: memory that grows with the load says nothing yet."""
+    """Return True if the device's utilisation rises: growth with the load is not yet a leak."""
     use = device.column(test.tier, UTILIZATION, MEDIAN, test.blocks)
     if len(use) < test.blocks or any(ratio != ratio for ratio in use):
         return False
-    return sen(range(len(use)), use) * len(use) >= BUSIER and mann_kendall(use) > LIKELY
+    return sen(range(len(use)), use) * len(use) >= BUSIER_RATIO and mann_kendall(use) > LIKELY_Z
 
 
 def _scatter(times: Sequence[float], values: Sequence[float]) -> float:
@@ -273,24 +328,27 @@ def _scatter(times: Sequence[float], values: Sequence[float]) -> float:
 
 
 def _goes_on(at: Sequence[float], window: Sequence[float], slope: float, test: LeakTest) -> bool:
-    if test in CLEAN and window[-1] - window[-2] < STILL * slope * (at[-1] - at[-2]):
+    if test in CLEAN and window[-1] - window[-2] < LAST_RISE_RATIO * slope * (at[-1] - at[-2]):
         return False
     length = -(-len(window) // test.parts)
     last = len(window) - length
     starts = [last] if test.parts == 2 else [round(last * part / (test.parts - 1)) for part in range(test.parts)]
     return all(
-        sen(at[start : start + length], window[start : start + length]) >= test.steady * slope for start in starts
+        sen(at[start : start + length], window[start : start + length]) >= test.part_slope_ratio * slope
+        for start in starts
     )
 
 
 def _new_or_lasting(times: Sequence[float], values: Sequence[float], first: int, count: int, slope: float) -> bool:
-    """Flat before the window; or as steep in the window before, and no slower than in all the time since the start."""
+    """Return True if the curve was flat before the window, or as steep in the window before and never steeper on
+    average.
+    """
     begin = len(values) - count
     earlier = max(first, begin - count)
     if begin - earlier < count // 2:
         return False
     before = sen(times[earlier:begin], values[earlier:begin])
-    if before <= NEW * slope:
+    if before <= NEW_SLOPE_RATIO * slope:
         return True
     mean = (values[begin] - values[first]) / (times[begin] - times[first])
-    return begin - earlier == count and slope >= LASTING * before and slope >= MEAN * mean
+    return begin - earlier == count and slope >= LASTING_SLOPE_RATIO * before and slope >= MEAN_SLOPE_RATIO * mean

@@ -1,4 +1,4 @@
-"""Verdicts in one sentence for people. Times of day are UTC. Pure."""
+"""Sentences of verdicts. Times of day are UTC. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FORMS = {"linear": "", "stairs": ", in steps", "load-proportional": " at its pre
 
 
 def leak(who: str, device: str, per_minute: float, since: float, left: float | None, form: str, outside: bool) -> str:
-    """``who`` is the device where no process is known."""
+    """Describe a leak; ``who`` is the device where no process is known."""
     owner = f"{who} on {device}" if who != device else f"{device} without a known process"
     part = " outside its allocators' pools" if outside else ""
     pace = f"grows by {human(per_minute)} each minute{FORMS.get(form, '')} since {clock(since)}"
@@ -55,7 +55,7 @@ def crash(who: str, device: str, size: float, cause: str, certain: bool) -> str:
 
 
 def release(who: str, device: str, size: float, ended: bool) -> str:
-    """``who`` is empty where the driver lists no processes."""
+    """Describe released memory; ``who`` is empty where the driver lists no processes."""
     if not who:
         return f"{human(size)} of {device} became free at once"
     return f"{who} has ended; it held {human(size)} of {device}" if ended else f"{who} freed {human(size)} of {device}"

@@ -1,4 +1,4 @@
-"""The most that the pools of one process had live, and kept, in each minute. Pure."""
+"""Peaks of live and kept memory of one process's pools, in each minute. No I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MINUTE_SECONDS = 60.0
 
 
 class PoolPeak(NamedTuple):
-    """Of the minute from ``at`` on. *Kept* is what no flush returns."""
+    """Peak of the minute from ``at`` on. *Kept* bytes are those that no flush returns."""
 
     at: float
     live: int
@@ -21,7 +21,7 @@ class PoolPeak(NamedTuple):
 
 
 class Peaks:
-    """The peaks of the last hour on one device, and when an allocation was last retried, or failed."""
+    """Peaks of the last hour on one device, and times of the last retried and the last failed allocation."""
 
     __slots__ = ("_last", "_never", "_ooms", "_reported", "_rescues", "_retries", "failed_at", "minutes", "retried_at")
 
@@ -30,7 +30,7 @@ class Peaks:
         self.failed_at = self.retried_at = self._never = never
         self._last = PoolPeak(never, 0, 0)
         self._reported = self._ooms = self._retries = self._rescues = -1
-        """The counters as they were last; what was counted before the first report is no news."""
+        """Counters of the last report; counts from before the first report are not new."""
 
     def add(self, report: AgentReport, device_uuid: str, now: float) -> None:
         live = kept = ooms = retries = highest = 0
@@ -43,7 +43,7 @@ class Peaks:
                 retries += pool.retries or 0
         if highest > self._reported:
             if self._reported >= 0:
-                # A reported peak that rose was reached just now, however short it was.
+                # A reported peak that rose was reached since the last report, however short it was.
                 live, kept = max(live, highest), max(kept, highest)
             self._reported = highest
         elif highest < self._reported:
@@ -53,7 +53,7 @@ class Peaks:
             self._ooms = ooms
         rescues = report.program.oom_rescues
         if rescues > self._rescues >= 0:
-            self.failed_at = self._never  # `retry_on_oom` succeeded: the errors before did not end the program
+            self.failed_at = self._never  # `retry_on_oom` succeeded: the errors before it did not end the program
         self._rescues = rescues
         if retries > self._retries:
             self.retried_at = now if self._retries >= 0 else self.retried_at

@@ -1,7 +1,7 @@
-"""Levels at which a curve rests, and its steps from one to the next. Pure.
+"""Levels at which a curve rests, and its steps from one to the next. No I/O.
 
-A curve rests when three minutes in a row are alike. A rest at another level is a step. A step up that came with
-a peak from which only part was given back is a *retention*, as after an evaluation that keeps some of its tensors.
+A curve rests when three consecutive minutes are alike. A rest at another level is a step. A step up after a peak of
+which only part was released is a *retention*, as after an evaluation that keeps some of its tensors.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ from itertools import pairwise
 from typing import NamedTuple
 
 REST_MINUTES = 3
-ALIKE = 0.02
-STEP = 0.05
-"""As shares of the device's size."""
+ALIKE_RATIO = 0.02
+STEP_RATIO = 0.05
+"""Tolerance of a level, and minimum height of a step, as shares of the device's size."""
 
-RETAINED = 0.08
-EXCESS = 1.5
-"""The peak rose at least so much as what was retained, times this."""
+RETAINED_RATIO = 0.08
+PEAK_MULTIPLE = 1.5
+"""Minimum rise of the peak, as a multiple of the retained bytes."""
 RETENTIONS = 2
-TWICE = 2.0
-STAIRS = 4
-REGULAR = 1.35
-"""The longest time between stairs over the shortest; the same of their heights, apart from the first, is EVEN."""
-EVEN = 1.5
-CLOCKWORK = 1.06
-"""Stairs that come so regularly may be of any height."""
-LONGEST_PAUSE = 7200.0
+RETENTION_HEIGHT_RATIO = 2.0
+MIN_STAIRS = 4
+MAX_PAUSE_RATIO = 1.35
+"""Maximum ratio of the longest time between stairs to the shortest; EVEN is that of their heights, without the first.
+"""
+MAX_HEIGHT_RATIO = 1.5
+EXACT_PAUSE_RATIO = 1.06
+"""Maximum ratio of the times between stairs of any height."""
+LONGEST_PAUSE_SECONDS = 7200.0
 LARGE_STAIRS = 3
-LARGE = 0.1
-LARGE_PAUSE = 3600.0
-"""Of so large steps, in regular time and within the hour, three will do: there is no room for many more."""
+LARGE_RATIO = 0.1
+LARGE_PAUSE_SECONDS = 3600.0
+"""Number of steps of at least LARGE, as a share of the device, within LARGE_PAUSE seconds, that are a leak."""
 
 
 class PlateauStep(NamedTuple):
@@ -45,11 +46,11 @@ class PlateauStep(NamedTuple):
 
     @property
     def retained(self) -> bool:
-        return self.peak - self.before >= EXCESS * self.height
+        return self.peak - self.before >= PEAK_MULTIPLE * self.height
 
 
 class Plateaus:
-    """The level at which a curve rests, and the steps up since it last fell."""
+    """Level at which a curve rests, and the steps up since it last fell."""
 
     __slots__ = ("_left_at", "_peak", "last", "level", "steps")
 
@@ -62,42 +63,46 @@ class Plateaus:
         self._left_at = 0.0
 
     def add(self, at: float, medians: Sequence[float], high: float, size: float) -> None:
-        """``medians``: of the last minutes, the newest of which began at ``at`` and rose to ``high``."""
+        """Add a minute. ``medians``: those of the last minutes, the newest of which began at ``at`` and peaked
+        at ``high``.
+        """
         newest = medians[-1]
-        if self.level is not None and abs(newest - self.level) <= ALIKE * size:
+        if self.level is not None and abs(newest - self.level) <= ALIKE_RATIO * size:
             self._peak, self._left_at = high, at
         else:
             self._peak = max(self._peak, high)
         rest = medians[-REST_MINUTES:]
-        if len(rest) < REST_MINUTES or max(rest) - min(rest) > ALIKE * size:
+        if len(rest) < REST_MINUTES or max(rest) - min(rest) > ALIKE_RATIO * size:
             return
         if self.level is None:
             self.level = newest
-        elif abs(newest - self.level) >= STEP * size:
+        elif abs(newest - self.level) >= STEP_RATIO * size:
             self.last = PlateauStep(self._left_at, self.level, newest, self._peak)
-            self.steps = [*self.steps[-(STAIRS - 1) :], self.last] if newest > self.level else []
-        if abs(newest - self.level) > ALIKE * size or newest == self.level:
+            self.steps = [*self.steps[-(MIN_STAIRS - 1) :], self.last] if newest > self.level else []
+        if abs(newest - self.level) > ALIKE_RATIO * size or newest == self.level:
             self._peak, self._left_at = high, at
         self.level = newest
 
     def stairs(self, size: float) -> Sequence[PlateauStep]:
-        """The steps that are a leak; empty if none are."""
-        retained = [step for step in self.steps if step.retained and step.height >= RETAINED * size]
+        """Return the steps that are a leak; empty if none are."""
+        retained = [step for step in self.steps if step.retained and step.height >= RETAINED_RATIO * size]
         pair = retained[-RETENTIONS:]
-        soon = len(pair) == RETENTIONS and pair[-1].at - pair[0].at <= LONGEST_PAUSE
-        if soon and _alike([step.height for step in pair], TWICE):
+        soon = len(pair) == RETENTIONS and pair[-1].at - pair[0].at <= LONGEST_PAUSE_SECONDS
+        if soon and _alike([step.height for step in pair], RETENTION_HEIGHT_RATIO):
             return retained
         large = self.steps[-LARGE_STAIRS:]
-        if len(large) == LARGE_STAIRS and min(step.height for step in large) >= LARGE * size:
+        if len(large) == LARGE_STAIRS and min(step.height for step in large) >= LARGE_RATIO * size:
             pauses = [after.at - before.at for before, after in pairwise(large)]
-            if _alike(pauses, CLOCKWORK) and max(pauses) <= LARGE_PAUSE:
+            if _alike(pauses, EXACT_PAUSE_RATIO) and max(pauses) <= LARGE_PAUSE_SECONDS:
                 return large
-        if len(self.steps) < STAIRS:
+        if len(self.steps) < MIN_STAIRS:
             return ()
         pauses = [after.at - before.at for before, after in pairwise(self.steps)]
         heights = [step.height for step in self.steps[1:]]
-        regular = (_alike(pauses, REGULAR) and _alike(heights, EVEN)) or _alike(pauses, CLOCKWORK)
-        return self.steps if regular and max(pauses) <= LONGEST_PAUSE else ()
+        regular = (_alike(pauses, MAX_PAUSE_RATIO) and _alike(heights, MAX_HEIGHT_RATIO)) or _alike(
+            pauses, EXACT_PAUSE_RATIO
+        )
+        return self.steps if regular and max(pauses) <= LONGEST_PAUSE_SECONDS else ()
 
 
 def _alike(values: Sequence[float], factor: float) -> bool:

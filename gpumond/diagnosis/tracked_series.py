@@ -1,4 +1,4 @@
-"""One device or one process life, as it is followed: what was seen of it last, and what is concluded. Pure."""
+"""State of one tracked device or process life: last values, leak, levels and verdicts. No I/O."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gpumond.model.frame import Verdict
 from gpumond.model.program import Ending
 
 Key = tuple[str, int | None, int | None]
-"""(device UUID, pid, start_ticks); the device itself has neither."""
+"""(device UUID, pid, start_ticks); the device itself has neither pid nor start_ticks"""
 
 
 class TrackedSeries:
-    """Times are of the History's clock."""
+    """One tracked device or process life. Times are those of the History's clock."""
 
     __slots__ = (
         "born",
         "counted",
-        "doubts",
+        "disagreements",
         "ending",
         "leak",
         "levels",
@@ -42,16 +42,16 @@ class TrackedSeries:
         self.born = series.born
         self.seen = -inf
         self.used = nan
-        """Bytes, by the signal that is trusted most."""
+        """Bytes of the most reliable signal."""
         self.counted = False
-        """An agent reports of it."""
+        """True if an agent reports its pools."""
         self.ending: Ending | None = None
-        """How the program ended, as its agent said."""
+        """Ending of the program that its agent reported."""
         self.peaks = Peaks(-inf)
         self.levels = Plateaus()
         self.leak: Leak | None = None
-        self.doubts = 0
-        """How many minutes in a row another shape was found than is said."""
+        self.disagreements = 0
+        """Number of consecutive minutes with a shape other than the active one."""
         self.verdicts: dict[str, Verdict] = {}
 
     @property
@@ -64,11 +64,11 @@ class TrackedSeries:
 
     @property
     def main(self) -> int:
-        """The signal that is trusted most."""
+        """Index of the most reliable signal."""
         return UNCLAIMED if self.pid is None else LIVE if self.counted else USED
 
-    def begin_again(self, now: float) -> None:
-        """As if it were another life: all that was known of its course says nothing of what comes."""
+    def restart(self, now: float) -> None:
+        """Discard the earlier curve, as for another life."""
         self.born = now
         self.leak = None
         self.levels = Plateaus()

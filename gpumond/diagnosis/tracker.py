@@ -1,4 +1,4 @@
-"""What of a snapshot goes into the History, and who came and went with it. Pure."""
+"""Tracking of devices and lives: snapshots to the History, beginnings and ends of lives. No I/O."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from gpumond.model.claims import borne_out, complete_lists, listed, outermost
 from gpumond.model.cooperative import Steps
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 
-FALL = 0.10
-FALL_SHARE = 0.5
-EMPTY = 0.02
-"""A device, or a process that is known by its pid alone, begins anew when it falls by so much of the device's size
-and of its own memory in one sample, or to so little."""
-RETURNED = 0.5
+FALL_RATIO = 0.10
+OWN_FALL_RATIO = 0.5
+EMPTY_RATIO = 0.02
+"""A device, or a process that is known by its pid alone, is treated as new when its memory falls by these shares (of
+the device, and of its own) in one sample, or to EMPTY of the device.
+"""
+RETURNED_RATIO = 0.5
 
 
 _Report = tuple[AgentReport, int, int]
-"""With live and held bytes, summed over its pools on one device."""
+"""Report with live and held bytes, summed over its pools on one device."""
 _Reports = dict[tuple[int, int | None], _Report]
 
 
 class Fall(NamedTuple):
-    """Memory that was held no more from one sample to the next: by the end of a life (``ended``), or as if by one.
+    """Memory that was released between two samples: by the end of a life (``ended``), or by a fall that looks like
+    one.
 
-    ``emptied``: hardly any is left. ``given_back``: the device as a whole has got most of it.
+    ``emptied``: hardly any memory is left. ``given_back``: most of it is free on the device as a whole.
     """
 
-    watch: TrackedSeries
+    tracked: TrackedSeries
     size_bytes: float
     ended: bool
     emptied: bool
@@ -39,24 +41,24 @@ class Fall(NamedTuple):
 
 
 class Tracker:
-    """Every device and life that is followed."""
+    """All tracked devices and lives."""
 
     def __init__(self, pace: float) -> None:
         self.history = History(pace)
-        self.watches: dict[Key, TrackedSeries] = {}
+        self.tracked_series: dict[Key, TrackedSeries] = {}
         self.due: list[tuple[TrackedSeries, int]] = []
-        """Those of whom blocks closed with the last snapshot, and of how many tiers."""
+        """Series of which blocks closed with the last snapshot, and the number of these tiers."""
         self.falls: list[Fall] = []
         self.unclaimed: dict[str, float] = {}
         """By device, where its processes are listed."""
         self.idle_at: dict[str, float] = {}
-        """By device: since when nothing ran on it."""
+        """By device: time since which nothing runs on it."""
         self._used: dict[str, int] = {}
         self._returned: dict[str, int] = {}
-        """By device: how much less is used than at the sample before."""
+        """By device: decrease of the used bytes since the last sample."""
 
-    def taking(self, snapshot: Snapshot) -> Steps[bool]:
-        """Device by device. False if the snapshot is not newer than the last."""
+    def adding(self, snapshot: Snapshot) -> Steps[bool]:
+        """Add a snapshot, device by device. False if it is not newer than the last."""
         if not self.history.begin(snapshot):
             return False
         self.due, self.falls = [], []
@@ -66,15 +68,15 @@ class Tracker:
         yield
         for device in snapshot.devices:
             present.add(device.uuid)
-            # What did not answer this time says nothing: not of its memory, and not of who ended.
+            # A device that did not answer says nothing about its memory and its processes.
             if not device.missed and device.used_bytes is not None:
                 self._device(device, _borne_out(device, pools.get(device.uuid, {}), device.uuid in complete))
                 seen.add(device.uuid)
                 yield
         self._end(seen)
         yield
-        for key in [key for key in self.watches if key[0] not in present]:
-            self._leave(self.watches.pop(key))
+        for key in [key for key in self.tracked_series if key[0] not in present]:
+            self._remove(self.tracked_series.pop(key))
         return True
 
     def _device(self, device: DeviceReading, reports: _Reports) -> None:
@@ -90,54 +92,56 @@ class Tracker:
             known += self._life((uuid, *identity), process, reports.pop(identity, None) if reports else None, size)
         for identity, report in reports.items():
             known += self._life((uuid, *identity), None, report, size)
-        watch = self.watches.get((uuid, None, None))
-        if watch is None:
-            watch = self.watches[uuid, None, None] = TrackedSeries((uuid, None, None), "", history.device(uuid))
-        watch.seen = now
+        tracked = self.tracked_series.get((uuid, None, None))
+        if tracked is None:
+            tracked = self.tracked_series[uuid, None, None] = TrackedSeries(
+                (uuid, None, None), "", history.device(uuid)
+            )
+        tracked.seen = now
         unclaimed = float(max(0, used - known))
         if device.processes is None:
-            self._heed_fall(watch, unclaimed, size)
+            self._record_fall(tracked, unclaimed, size)
             self.unclaimed.pop(uuid, None)
         else:
             self.unclaimed[uuid] = unclaimed
-        watch.used = unclaimed
+        tracked.used = unclaimed
         busy = device.sensors.gpu_utilization_ratio
         if busy == 0:
             self.idle_at.setdefault(uuid, now)
         else:
             self.idle_at.pop(uuid, None)
-        closed = watch.series.add((now, used, all_live, all_held, nan if busy is None else busy, unclaimed))
+        closed = tracked.series.add((now, used, all_live, all_held, nan if busy is None else busy, unclaimed))
         if closed:
-            self.due.append((watch, closed))
+            self.due.append((tracked, closed))
 
     def _life(self, life: Life, process: ProcessUsage | None, report: _Report | None, size: float) -> int:
-        """Takes in one process on one device; returns how much of the device it is known to use."""
+        """Add one process on one device. Returns the bytes of the device that it is known to use."""
         own = process.used_bytes if process is not None else None
         if own is None and report is None:
             return 0
-        watch = self.watches.get(life) or self._begin(life, process, report)
-        if watch is None:
+        tracked = self.tracked_series.get(life) or self._begin(life, process, report)
+        if tracked is None:
             return own or 0
         now = self.history.now
-        watch.seen = now
+        tracked.seen = now
         if report is None:
             used, held = float(own or 0), 0
             if life[2] is None:
-                self._heed_fall(watch, used, size)
-            watch.counted = False
-            watch.used = used
-            closed = watch.series.add((now, used, nan, nan))
+                self._record_fall(tracked, used, size)
+            tracked.counted = False
+            tracked.used = used
+            closed = tracked.series.add((now, used, nan, nan))
         else:
             full, live, held = report
-            if not watch.counted and watch.born < now:
-                watch.begin_again(now)  # another signal is trusted from now on
-            watch.counted = True
-            watch.name = full.workload or watch.name
-            watch.used = float(live)
-            watch.peaks.add(full, life[0], now)
-            closed = watch.series.add((now, nan if own is None else own, live, held))
+            if not tracked.counted and tracked.born < now:
+                tracked.restart(now)  # another signal is used from now on
+            tracked.counted = True
+            tracked.name = full.workload or tracked.name
+            tracked.used = float(live)
+            tracked.peaks.add(full, life[0], now)
+            closed = tracked.series.add((now, nan if own is None else own, live, held))
         if closed:
-            self.due.append((watch, closed))
+            self.due.append((tracked, closed))
         return own if own is not None else held
 
     def _begin(self, life: Life, process: ProcessUsage | None, report: _Report | None) -> TrackedSeries | None:
@@ -148,27 +152,27 @@ class Tracker:
         if process is not None:
             name = name or process.comm or ""
             if process.state not in ("gone", "zombie"):
-                # What a newcomer took was given back by somebody before.
+                # Memory that a new process allocated was released by an ended one.
                 self._returned[life[0]] += process.used_bytes or 0
-        watch = self.watches[life] = TrackedSeries(life, name, series)
-        return watch
+        tracked = self.tracked_series[life] = TrackedSeries(life, name, series)
+        return tracked
 
     def _end(self, devices: set[str]) -> None:
-        """Ends the lives on those devices that were not seen this time."""
+        """End the lives on those devices that the snapshot does not contain."""
         now = self.history.now
         gone = [
-            watch
-            for (uuid, pid, _), watch in self.watches.items()
-            if watch.seen != now and pid is not None and uuid in devices
+            tracked
+            for (uuid, pid, _), tracked in self.tracked_series.items()
+            if tracked.seen != now and pid is not None and uuid in devices
         ]
-        for watch in gone:
-            del self.watches[watch.life]
-            size = _last(watch)
-            self.falls.append(Fall(watch, size, True, True, self._returned[watch.uuid] >= RETURNED * size))
-            self._leave(watch)
+        for tracked in gone:
+            del self.tracked_series[tracked.life]
+            size = _last(tracked)
+            self.falls.append(Fall(tracked, size, True, True, self._returned[tracked.uuid] >= RETURNED_RATIO * size))
+            self._remove(tracked)
 
-    def _leave(self, watch: TrackedSeries) -> None:
-        uuid, pid, ticks = watch.life
+    def _remove(self, tracked: TrackedSeries) -> None:
+        uuid, pid, ticks = tracked.life
         if pid is None:
             self.history.forget(uuid)
             self.unclaimed.pop(uuid, None)
@@ -177,22 +181,28 @@ class Tracker:
         else:
             self.history.end((uuid, pid, ticks))
 
-    def _heed_fall(self, watch: TrackedSeries, used: float, size: float) -> None:
-        before = watch.used
+    def _record_fall(self, tracked: TrackedSeries, used: float, size: float) -> None:
+        before = tracked.used
         if before != before or not size:
             return
-        far = before - used > FALL * size and used < FALL_SHARE * before
-        if far or used < EMPTY * size <= before:
+        far = before - used > FALL_RATIO * size and used < OWN_FALL_RATIO * before
+        if far or used < EMPTY_RATIO * size <= before:
             fall = before - used
             self.falls.append(
-                Fall(watch, fall, False, used < EMPTY * size, self._returned[watch.uuid] >= RETURNED * fall)
+                Fall(
+                    tracked,
+                    fall,
+                    False,
+                    used < EMPTY_RATIO * size,
+                    self._returned[tracked.uuid] >= RETURNED_RATIO * fall,
+                )
             )
-            watch.begin_again(self.history.now)
+            tracked.restart(self.history.now)
 
 
-def _last(watch: TrackedSeries) -> float:
-    """What the life held at last."""
-    row = watch.series.rows.newest(1)
+def _last(tracked: TrackedSeries) -> float:
+    """Return the last known memory of the life."""
+    row = tracked.series.rows.newest(1)
     known = [value for value in row[1:] if value == value]
     return max(known, default=0.0)
 
@@ -205,7 +215,7 @@ def _borne_out(device: DeviceReading, reports: _Reports, complete: bool) -> _Rep
 
 
 def _pools(reports: Iterable[AgentReport]) -> dict[str, _Reports]:
-    """Of each device, by process."""
+    """Return the reports and their pools by device and process."""
     table: dict[str, _Reports] = {}
     for report in reports:
         identity = (report.pid, report.start_ticks)

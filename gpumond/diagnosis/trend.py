@@ -1,7 +1,7 @@
-"""Trends that no outlier and no tie can feign. Pure.
+"""Trend statistics that are robust against outliers and ties. No I/O.
 
 ``mann_kendall``: H. B. Mann 1945, M. G. Kendall 1975, with the variance corrected for ties and the correction for
-continuity. ``sen``: P. K. Sen 1968. Both look at every pair, and are meant for a dozen values.
+continuity. ``sen``: P. K. Sen 1968. Both compare every pair, and are meant for a dozen values.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from math import sqrt
 
 CONSISTENT = 1.4826
-"""Times the median absolute deviation: the standard deviation of normal noise."""
+"""Factor from the median absolute deviation to the standard deviation of normal noise."""
 
 
 def mann_kendall(values: Sequence[float]) -> float:
-    """How many standard deviations the count of rising pairs exceeds that of falling ones; 0 if all are alike."""
+    """Return the excess of rising over falling pairs in standard deviations; 0 if all values are equal."""
     count = len(values)
     balance = 0
     for i in range(1, count):
@@ -31,7 +31,7 @@ def mann_kendall(values: Sequence[float]) -> float:
 
 
 def sen(times: Sequence[float], values: Sequence[float]) -> float:
-    """The median slope of all pairs, per unit of time; 0 for less than two values."""
+    """Return the median slope of all pairs, per unit of time; 0 for fewer than two values."""
     slopes = [
         (values[i] - values[j]) / (times[i] - times[j])
         for i in range(1, len(values))
@@ -42,14 +42,14 @@ def sen(times: Sequence[float], values: Sequence[float]) -> float:
 
 
 def spread(times: Sequence[float], values: Sequence[float], slope: float) -> float:
-    """Robust standard deviation of the values around a line of that slope."""
+    """Return the robust standard deviation of the values around a line of that slope."""
     rest = [value - slope * at for at, value in zip(times, values, strict=True)]
     middle = median(rest)
     return CONSISTENT * median([abs(value - middle) for value in rest])
 
 
 def median(values: Sequence[float]) -> float:
-    """Raises ValueError if there are none."""
+    """Return the median. Raises ValueError if there are no values."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("a median needs a value")

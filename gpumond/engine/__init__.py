@@ -1,6 +1,6 @@
-"""From what was seen to what every reader gets. Pure; time is an argument.
+"""One tick without I/O: from readings and reports to the Frame. Time is an argument.
 
-``observe`` makes the Snapshot of one tick, ``advance`` folds it into the Frame: facts, ledger, alerts.
+``observe`` makes the Snapshot of one tick; ``advance`` derives the Frame from it: facts, ledger, alerts.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from gpumond.rules.window import RuleWindow, remembering
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What one tick leaves for the next."""
+    """State that one tick passes to the next."""
 
     activities: Mapping[str, Activities] = field(default_factory=dict)
-    """By the name of the rule."""
+    """Activities by the name of the rule."""
     recent: RuleWindow = field(default_factory=RuleWindow)
     awaited: Awaited = frozenset()
     diagnosis: Diagnosis = field(default_factory=Diagnosis, compare=False)
-    """Is advanced in place: whoever goes on from one Memory twice gets the same verdicts only once."""
+    """Changed in place: a second tick from the same state gets no new verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ def observing(
     private_pid_namespace: bool | None = None,
     ends: Sequence[ProgramEnd] = (),
 ) -> Steps[Snapshot]:
-    """The facts of one tick. ``reading`` is None if none came in time.
+    """Make the facts of one tick. ``reading`` is None if none arrived in time.
 
-    A device that did not answer keeps the values of its last reading for two ticks and is then
-    only known by name, until it answers again or the source no longer lists it.
+    A device that did not answer keeps the values of its last reading for two ticks. After that all its values are
+    unknown until it answers again or the source no longer lists it.
     """
     seen = [*(reading.faults if reading else ()), *faults]
     known = previous.devices if previous else ()
@@ -79,7 +79,7 @@ def observing(
         yield
     complete = complete_lists(devices, seen, private_pid_namespace)
     reports = yield from checking(reports, devices, complete, previous, seen)
-    if not source.up and source.reason != STARTING:
+    if not source.up and source.reason and source.reason != STARTING:
         seen.append(Fault(source.name, source.reason, None, source.detail))
     seq = previous.seq + 1 if previous else 1
     xids = reading.xids if reading else previous.xids if previous else ()
@@ -102,7 +102,7 @@ observe = synchronous(observing)
 
 
 def advancing(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot) -> Steps[Tick]:
-    """The next frame, and which alerts began or ceased to fire with it. ``memory`` is nobody else's meanwhile."""
+    """Make the next frame, and the alerts that began or ceased to fire. ``memory`` must not be used meanwhile."""
     diagnosis = yield from diagnosing(memory.diagnosis, snapshot)
     yield
     return (yield from judging(replace(memory, diagnosis=diagnosis), rules, snapshot, diagnosis.verdicts))
@@ -112,7 +112,7 @@ advance = synchronous(advancing)
 
 
 def judging(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Steps[Tick]:
-    """The same where the verdicts are known."""
+    """Make the next frame from known verdicts."""
     ledger = yield from attributing(snapshot)
     recent = yield from remembering(memory.recent, snapshot)
     yield
@@ -149,7 +149,7 @@ judge = synchronous(judging)
 
 
 def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) -> Iterator[Alert]:
-    """The alerts that fire in ``after`` and did not in ``before``."""
+    """Yield the alerts that fire in ``after`` and not in ``before``."""
     for rule, active in after.items():
         known = before.get(rule, {})
         for labels, activity in active.items():
@@ -160,7 +160,7 @@ def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) ->
 
 
 def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
-    """The alerts as they are resolved. Each one whose subject has ended says so."""
+    """Yield the alerts as resolved. The text of an alert whose subject has ended says so."""
     scopes = {rule.name: rule.scope for rule in rules}
     for alert in alerts:
         scope = scopes.get(alert.rule)
@@ -180,7 +180,7 @@ def _devices(known: Sequence[DeviceReading], reading: Reading | None, seconds: f
 
 
 def _at_fault(device: DeviceReading, faults: Iterable[Fault]) -> bool:
-    """A fault of no device is of all that its source reads."""
+    """Return True if a fault explains that the device is missing. A fault without a device affects its whole source."""
     return any(
         fault.device_uuid in (device.uuid, device.parent_uuid)
         if fault.device_uuid is not None

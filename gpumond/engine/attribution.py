@@ -1,8 +1,7 @@
-"""Who holds what: every used byte of every device gets a line. Pure.
+"""Attribution of every used byte of every device to a line of the ledger. No I/O.
 
-The driver says how much a device and each process use; agents say what of it is live, cached or
-stranded. Both are read moments apart and either can be wrong, so a disagreement is kept as
-overcount instead of being clamped away:
+The driver reports the memory of each device and each process; agents report its live, cached and stranded part. Both
+are read at different times and either can be wrong, so a disagreement is kept as overcount and not clamped away:
 
     sum of a device's lines = its used bytes + its overcount,    every line >= 0
 """
@@ -25,7 +24,7 @@ Identity = tuple[int, int | None]
 
 
 class _Pools(NamedTuple):
-    """What the agent of one process says about one device, summed over its allocators."""
+    """Pools of one process on one device, summed over its allocators."""
 
     live: int
     cached: int
@@ -44,11 +43,13 @@ class _Pools(NamedTuple):
 _NONE = _Pools(0, 0, 0)
 
 _line = lru_cache(16_384)(Line)
-"""Most lines but the live ones are the same from tick to tick, and to look one up takes a fraction of making it."""
+"""Most lines except the live ones are equal in consecutive ticks, and a lookup is faster than a new object."""
 
 
 def attributing(snapshot: Snapshot) -> Steps[Ledger]:
-    """The ledger of one snapshot. A device whose used bytes are unknown has no ``unclaimed`` and no overcount."""
+    """Make the ledger of a snapshot. A device whose used bytes are unknown has no ``unclaimed`` line and no
+    overcount.
+    """
     reports: dict[Identity, AgentReport] = {(report.pid, report.start_ticks): report for report in snapshot.reports}
     yield
     pools = yield from _pools_by_device(snapshot)
@@ -72,7 +73,7 @@ attribute = synchronous(attributing)
 
 
 def _pools_by_device(snapshot: Snapshot) -> Steps[Mapping[str, dict[Identity, _Pools]]]:
-    """Pools of every process on every device; a MIG instance's also count to its parent, as its bytes do."""
+    """Return the pools of every process by device; a MIG instance's also count for its parent, as its bytes do."""
     parents = {device.uuid: device.parent_uuid for device in snapshot.devices if device.parent_uuid is not None}
     table: defaultdict[str, dict[Identity, _Pools]] = defaultdict(dict)
     for report in snapshot.reports:
@@ -90,7 +91,7 @@ def _pools_by_device(snapshot: Snapshot) -> Steps[Mapping[str, dict[Identity, _P
 
 
 def _bounded(device: DeviceReading, pools: Mapping[Identity, _Pools], complete: bool) -> dict[Identity, _Pools]:
-    """The claims on one device, none beyond what the driver says of its process."""
+    """Return the claims on one device, each limited to the driver's count for its process."""
     counts, tolerated = listed(device), slack(device)
     found: dict[Identity, _Pools] = {}
     for identity, own in pools.items():
@@ -101,7 +102,7 @@ def _bounded(device: DeviceReading, pools: Mapping[Identity, _Pools], complete: 
 
 
 def _shares(pool: PoolUsage) -> _Pools:
-    """The pool's held bytes in three parts; a report that does not add up is made to."""
+    """Split the pool's held bytes into three parts; a report that does not add up is corrected."""
     held, live, cached = pool.held_bytes, pool.live_bytes, pool.reclaimable.likely
     if live + cached > held:
         live = min(live, held)
@@ -124,7 +125,7 @@ def _process_lines(
             if used is not None:
                 lines.append(_line(uuid, "overhead", max(0, used - own.held), process.pid, report.workload))
         elif used is not None:
-            # An agent that sees no pool knows nothing of the process either.
+            # An agent without a pool has no information about the process.
             lines.append(_line(uuid, "opaque", used, process.pid, report.workload if report else ""))
     for identity, own in pools.items():
         if identity not in listed:
@@ -142,7 +143,7 @@ def _agent_lines(uuid: str, report: AgentReport, pools: _Pools) -> tuple[Line, L
 
 
 def _seen_bytes(device: DeviceReading, pools: Mapping[Identity, _Pools]) -> int:
-    """Bytes of the device that some visible process owns: the driver's count, else its agent's."""
+    """Return the bytes that visible processes own: the driver's count of each, else its agent's."""
     counted = {
         (process.pid, process.start_ticks): process.used_bytes
         for process in device.processes or ()

@@ -1,8 +1,8 @@
-"""What happened between two frames, one event each. Pure.
+"""Events: the changes between two frames. No I/O.
 
-Events are for people and for programs that react; what must not be lost is in counters, alerts and the audit. Ids
-increase, also over a restart of the daemon, and so does ``at``: the time of the frame that published the event. The
-time of an earlier occurrence is in the details, the onset of a verdict in the summary.
+Events are for readers and for programs that react; counters, alerts and the audit record everything that must not be
+lost. Ids increase, also over a restart of the daemon, and so does ``at``: the time of the frame that published the
+event. The time of an earlier occurrence is in the details, the onset of a verdict in the summary.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ Kind = Literal[
     "xid",
 ]
 ORDINARY = frozenset(SHAPES)
-"""Verdicts that say that all is well: no events."""
+"""Verdicts of a healthy program: they make no events."""
 
 Details = tuple[tuple[str, int | float | str], ...]
 Process = tuple[int, int]
-"""pid and start_ticks."""
+"""pid and start_ticks"""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``at`` is when it was published. ``summary`` is one sentence for people, ``details`` are for programs; unknown is
-    None."""
+    """One change. ``at`` is the time of publication, ``summary`` one sentence, ``details`` are for programs;
+    unknown is None.
+    """
 
     id: int
     at: float
@@ -57,9 +58,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class EventState:
-    """What one frame leaves for the next. ``ooms``: the last picture told, of each process that is connected or was.
+    """State that one frame passes to the next.
 
-    Pictures from before ``since`` are the past of another daemon.
+    ``ooms``: number of the last OOM snapshot that was reported, for each process that is or was connected. OOM
+    snapshots from before ``since`` were reported by a previous daemon.
     """
 
     last_id: int = 0
@@ -73,7 +75,7 @@ class EventState:
 MAX_REMEMBERED = 4096
 
 
-def follow(
+def advance_events(
     before: EventState,
     frame: Frame,
     raised: Sequence[Alert] = (),
@@ -81,11 +83,12 @@ def follow(
     receipts: Sequence[Receipt] = (),
     departed: Sequence[AgentReport] = (),
 ) -> tuple[EventState, tuple[Event, ...]]:
-    """The events of one tick, and the state for the next one.
+    """Return the events of one tick, and the state for the next one.
 
-    ``departed``: the last reports of agents that left; they are in no frame, and some ended out of memory.
+    ``departed``: the last reports of agents that have disconnected; they are in no frame, and some ended out of
+    memory.
     """
-    told = dict(before.ooms)
+    reported = dict(before.ooms)
     lost = set(before.lost)
     now = {_process(report): report for report in frame.snapshot.reports}
     drafts: list[Event] = [
@@ -96,7 +99,7 @@ def follow(
             event
             for process, report in (*((_process(last), last) for last in departed), *now.items())
             if report.program.ooms or any(pool.ooms for pool in report.pools)
-            for event in _ooms(report, before.reports.get(process), frame, told, before.since)
+            for event in _ooms(report, before.reports.get(process), frame, reported, before.since)
         ),
         *(_flush(receipt, frame) for receipt in receipts if receipt.outcome != "planned"),
         *_verdicts(before.frame, frame),
@@ -104,19 +107,19 @@ def follow(
         *(_alert("alert-resolved", alert, frame.snapshot.taken_at) for alert in resolved),
     ]
     events = tuple(replace(event, id=before.last_id + number) for number, event in enumerate(drafts, 1))
-    ooms = dict(list(told.items())[-MAX_REMEMBERED:])
+    ooms = dict(list(reported.items())[-MAX_REMEMBERED:])
     return EventState(before.last_id + len(events), before.since, frame, now, ooms, frozenset(lost)), events
 
 
 DRAFT = 0
-"""The id of an event that has none yet."""
+"""Id of an event before it is numbered."""
 
 
 def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Event]:
     at = frame.snapshot.taken_at
-    was = {device.uuid: device for device in (before.snapshot.devices if before else ())}
+    previous = {device.uuid: device for device in (before.snapshot.devices if before else ())}
     now = {device.uuid: device for device in frame.snapshot.devices}
-    for uuid, device in was.items():
+    for uuid, device in previous.items():
         if device.up and (uuid not in now or not now[uuid].up):
             lost.add(uuid)
             faults = [fault.detail for fault in frame.snapshot.faults if fault.device_uuid in (None, uuid)]
@@ -131,9 +134,9 @@ def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Eve
 
 
 def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
-    was = {(xid.device_uuid, xid.xid): xid.count for xid in (before.snapshot.xids if before else ())}
+    previous = {(xid.device_uuid, xid.xid): xid.count for xid in (before.snapshot.xids if before else ())}
     for xid in frame.snapshot.xids:
-        more = xid.count - was.get((xid.device_uuid, xid.xid), 0)
+        more = xid.count - previous.get((xid.device_uuid, xid.xid), 0)
         if more > 0:
             summary = f"{_gpu(frame, xid.device_uuid)} reported XID error {xid.xid}"
             details: Details = (("xid", xid.xid), ("count", more), ("occurred_at", xid.last_seen_at))
@@ -147,15 +150,15 @@ ENDINGS: Mapping[Ending | None, str] = {
 
 
 def _agents(
-    was: Mapping[Process, AgentReport], now: Mapping[Process, AgentReport], snapshot: Snapshot
+    previous: Mapping[Process, AgentReport], now: Mapping[Process, AgentReport], snapshot: Snapshot
 ) -> Iterator[Event]:
     at = snapshot.taken_at
     endings = {(end.pid, end.start_ticks): end.ending for end in snapshot.ends}
     for process, report in now.items():
-        if report.uses_device and (process not in was or not was[process].uses_device):
+        if report.uses_device and (process not in previous or not previous[process].uses_device):
             summary = f"{_name(report)} is connected: {', '.join(report.frameworks) or 'no framework yet'}"
             yield Event(DRAFT, at, "agent-connected", None, report.pid, report.workload, summary)
-    for process, report in was.items():
+    for process, report in previous.items():
         if report.uses_device and process not in now:
             held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
             ending = endings.get(process)
@@ -165,24 +168,24 @@ def _agents(
 
 
 def _ooms(
-    report: AgentReport, before: AgentReport | None, frame: Frame, told: dict[Process, int], since: float
+    report: AgentReport, before: AgentReport | None, frame: Frame, reported: dict[Process, int], since: float
 ) -> Iterator[Event]:
     if not report.program.ooms:
         if before is not None:
             yield from _counted(report, before, frame)
         return
     process = _process(report)
-    last = told.pop(process, 0)  # put back at the end: the newest are remembered
-    pictures = [oom for oom in report.program.ooms if oom.number > last]
-    told[process] = max([last, *(oom.number for oom in pictures)])
-    for oom in pictures:
+    last = reported.pop(process, 0)  # moved to the end: the newest processes are kept
+    snapshots = [oom for oom in report.program.ooms if oom.number > last]
+    reported[process] = max([last, *(oom.number for oom in snapshots)])
+    for oom in snapshots:
         if oom.at >= since:
-            summary, details, at = _oom_summary(report, oom, frame), _picture(oom), frame.snapshot.taken_at
+            summary, details, at = _oom_summary(report, oom, frame), _oom_details(oom), frame.snapshot.taken_at
             yield Event(DRAFT, at, "oom", oom.device_uuid, report.pid, report.workload, summary, details)
 
 
 def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator[Event]:
-    """Of an agent that sends no pictures."""
+    """Yield the out-of-memory errors of an agent that sends no OOM snapshots."""
     counts = {(pool.allocator, pool.device_uuid): pool.ooms for pool in before.pools}
     for pool in report.pools:
         count = counts.get((pool.allocator, pool.device_uuid))
@@ -210,7 +213,7 @@ def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
     )
 
 
-def _picture(oom: Oom) -> Details:
+def _oom_details(oom: Oom) -> Details:
     live, cached, stranded = _sums(oom)
     largest = [pool.largest_free_bytes for pool in _concerned(oom) if pool.largest_free_bytes is not None]
     known: list[tuple[str, int | float | str | None]] = [
@@ -238,7 +241,7 @@ def _sums(oom: Oom) -> tuple[int, int, int]:
 
 
 def _concerned(oom: Oom) -> list[OomPool]:
-    """The pools of the device that was full; all of them if nobody knows which it was."""
+    """Return the pools of the device that was full; all of them if the device is unknown."""
     return [pool for pool in oom.pools if oom.device_uuid in (None, pool.device_uuid)]
 
 
@@ -261,11 +264,11 @@ def _flush(receipt: Receipt, frame: Frame) -> Event:
 
 
 def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
-    was = {_verdict(verdict): verdict for verdict in (before.verdicts if before else ())}
+    previous = {_verdict(verdict): verdict for verdict in (before.verdicts if before else ())}
     now = {_verdict(verdict): verdict for verdict in frame.verdicts}
     kinds: tuple[tuple[Kind, Mapping[object, Verdict], Mapping[object, Verdict]], ...] = (
-        ("verdict-began", now, was),
-        ("verdict-ended", was, now),
+        ("verdict-began", now, previous),
+        ("verdict-ended", previous, now),
     )
     at = frame.snapshot.taken_at
     for kind, some, others in kinds:
@@ -285,14 +288,16 @@ def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
 
 
 def _began(verdict: Verdict, who: str, at: float) -> str:
-    """The verdict's sentence, with its onset where that was before now."""
+    """Return the verdict's sentence, with its onset if that was before now."""
     summary = verdict.summary or f"{who}: {verdict.kind}"
-    told = at - verdict.since < 1.0 or " since " in summary
-    return summary if told else f"{summary}, since {clock(verdict.since)}"
+    states_onset = at - verdict.since < 1.0 or " since " in summary
+    return summary if states_onset else f"{summary}, since {clock(verdict.since)}"
 
 
 def _names(frame: Frame | None) -> Mapping[int | None, tuple[str, str]]:
-    """By pid, workload and name of every process in the frame: the name is the workload, or that of the command."""
+    """Return workload and name of every process in the frame, by pid: the name is the workload or the command's
+    name.
+    """
     if frame is None:
         return {}
     listed = (process for device in frame.snapshot.devices for process in device.processes or ())
@@ -340,5 +345,5 @@ def _gpu(frame: Frame, uuid: str) -> str:
 
 
 def after(events: Iterable[Event], last_id: int) -> tuple[Event, ...]:
-    """Those that somebody who has seen ``last_id`` has not seen."""
+    """Return the events after ``last_id``."""
     return tuple(event for event in events if event.id > last_id)

@@ -1,4 +1,4 @@
-"""Would this rule have fired? The last hour's snapshots, gone through again. Pure."""
+"""Preview of a rule: its alerts over the last hour's snapshots. No I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESOLUTION_SECONDS = 30.0
 REPORTS_AT_ONCE = 4
 """Reports that are written or read in one step: each may have dozens of pools."""
 KEPT_BYTES = 16 << 20
-"""Of all moments, as they are kept: 120 of some 1000 processes each take a third of it."""
+"""Maximum size of all packed moments: 120 moments of 1000 processes each take a third of it."""
 
 SNAPSHOT, VERDICTS = TypeAdapter(Snapshot), TypeAdapter(tuple[Verdict, ...])
 REPORTS = TypeAdapter(tuple[AgentReport, ...])
@@ -28,10 +28,11 @@ REPORTS = TypeAdapter(tuple[AgentReport, ...])
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What ``fired`` between the two times, oldest first; what fires still has no ``resolved_at``.
+    """Alerts that ``fired`` between the two times, oldest first; one that still fires has no ``resolved_at``.
 
-    One snapshot per ``resolution_seconds`` was looked at: what was shorter is not seen. Of the time before ``from_at``
-    (the daemon's start, if that is less than an hour ago, or the oldest snapshot that is kept) nothing can be told.
+    One snapshot per ``resolution_seconds`` was evaluated: a shorter breach is not found. The time before
+    ``from_at`` (the daemon's start, if that is less than an hour ago, or the oldest snapshot that is kept) is
+    unknown.
     """
 
     from_at: float | None
@@ -42,7 +43,7 @@ class Preview:
 
 
 def packing(snapshot: Snapshot, verdicts: tuple[Verdict, ...]) -> Steps[bytes]:
-    """A moment as compressed JSON lines: as objects an hour of 1000 processes takes 200 MiB, so 5."""
+    """Pack a moment as compressed JSON lines: an hour of 1000 processes takes 5 MiB, as objects 200 MiB."""
     packer = zlib.compressobj(1)
     parts = [SNAPSHOT.dump_json(replace(snapshot, reports=())), VERDICTS.dump_json(verdicts)]
     packed = [packer.compress(b"\n".join(parts))]
@@ -65,29 +66,29 @@ def unpacking(packed: bytes) -> Steps[tuple[Snapshot, tuple[Verdict, ...]]]:
 
 
 class PreviewWindow:
-    """The moments that are kept, packed: those of the last hour, fewer if they are large."""
+    """Packed moments of the last hour, fewer if they are large."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._moments: deque[bytes] = deque(maxlen=int(KEPT_SECONDS / RESOLUTION_SECONDS))
-        self._kept_bytes, self._seen_at = kept_bytes, -RESOLUTION_SECONDS
+        self._kept_bytes, self._added_at = kept_bytes, -RESOLUTION_SECONDS
 
-    def seeing(self, frame: Frame) -> Steps[None]:
+    def adding(self, frame: Frame) -> Steps[None]:
         now = frame.snapshot.elapsed_seconds
-        if now - self._seen_at < RESOLUTION_SECONDS:
+        if now - self._added_at < RESOLUTION_SECONDS:
             return
-        self._seen_at = now
+        self._added_at = now
         self._moments.append((yield from packing(frame.snapshot, frame.verdicts)))
         while len(self._moments) > 1 and sum(map(len, self._moments)) > self._kept_bytes:
             self._moments.popleft()
 
-    see = synchronous(seeing)
+    add = synchronous(adding)
 
     def moments(self) -> tuple[bytes, ...]:
         return tuple(self._moments)
 
 
 def previewing(rule: Rule, moments: Iterable[bytes]) -> Steps[Preview]:
-    """``moments`` are packed and come oldest first."""
+    """Evaluate the rule on packed ``moments``, oldest first."""
     memory, times = EngineState(), list[float]()
     firing: dict[tuple[tuple[str, str], ...], Alert] = {}
     over: list[Alert] = []

@@ -1,10 +1,10 @@
-"""A flush that proves itself: plan, run, verify, receipt.
+"""Verified flushes: plan, execute, verify, receipt.
 
-The driver's count for the process is read, its agent flushes one allocator and says what its pools
-held before and after, and the driver is read again until its count has settled. ``turns`` keeps flushes apart that
-must not happen at the same time. A plan changes nothing: it takes no lock, and no lock holds it up.
+The driver's count for the process is read, its agent flushes one allocator and reports its pools before and after, and
+the driver is read again until its count has settled. ``locks`` separates flushes that must not run at the same time. A
+plan changes nothing: it takes no lock and waits for none.
 
-This module does *not* cover: what an allocator can return (the agent's adapters), nor who may ask (``api``).
+This module does *not* cover: what an allocator can return (the agent's adapters), nor authorisation (``api``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SETTLE_SECONDS = 5.0
 STABLE_SECONDS = 1.0
 COOLDOWN_SECONDS = 30.0
 PERSON_COOLDOWN_SECONDS = 5.0
-"""The longest that a person waits between two flushes of a process; a rule waits the whole cooldown."""
+"""Longest wait of a person between two flushes of a process; a rule waits the whole cooldown."""
 RECEIPTS_KEPT = 1000
 
 
@@ -48,7 +48,7 @@ class AgentConnections(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom a flush concerns: exactly one of the first four; with ``uid`` only programs of that user."""
+    """Processes of a flush: exactly one of the first four; with ``uid`` only programs of that user."""
 
     pid: int | None = None
     device: str | None = None
@@ -69,14 +69,17 @@ class Target:
 
     def __str__(self) -> str:
         names = (("pid", self.pid), ("device", self.device), ("workload", self.workload))
-        whose = "" if self.uid is None else f" of uid {self.uid}"
-        return next((f"{name} {value}" for name, value in names if value is not None), "all") + whose
+        user = "" if self.uid is None else f" of uid {self.uid}"
+        return next((f"{name} {value}" for name, value in names if value is not None), "all") + user
 
 
 @dataclass(frozen=True, slots=True)
 class FlushRequest:
-    """``timeout_seconds`` is for each program. ``force`` overrides the cooldown. ``by_rule``: a rule's action asks.
-    ``plan``: the id of the plan that this flush carries out."""
+    """``timeout_seconds`` is for each program. ``force`` overrides the cooldown. ``by_rule``: requested by a rule's
+    action.
+
+    ``plan``: the id of the plan that this flush executes.
+    """
 
     target: Target
     steps: tuple[str, ...] = DEFAULT_STEPS
@@ -96,7 +99,7 @@ class FlushOutcome:
 
 
 class Flusher:
-    """Carries out flushes, one at a time for a process, and keeps their receipts."""
+    """Executor of flushes, one at a time for a process; keeps their receipts."""
 
     def __init__(
         self,
@@ -118,7 +121,8 @@ class Flusher:
         self._plans = Plans()
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
-        """Answers when all of it is over. Raises NoSuchTarget, AlreadyUnderWay or CoolingDown if nothing can start.
+        """Flush and return when all is finished. Raises NoSuchTarget, AlreadyUnderWay or CoolingDown if nothing
+        can start.
 
         Of several targets those that cannot start now are refused, each with its receipt.
         """
@@ -135,7 +139,7 @@ class Flusher:
             flushed = await asyncio.gather(*(self._process(report, request, requested_by, promises) for report in free))
         finally:
             for report in free:
-                self._over(report, request)
+                self._finish(report, request)
         refused = [
             blank(report, "refused", refusals[identity_of(report)], requested_by, time.time())
             for report in targets
@@ -151,7 +155,7 @@ class Flusher:
         return answer
 
     def _refusals(self, targets: Sequence[AgentReport], request: FlushRequest) -> dict[Identity, str]:
-        """The targets that cannot be flushed now, each with the reason; raises if none of them can."""
+        """Return the targets that cannot be flushed now, each with the reason; raises if none of them can."""
         now, rest = self._clock(), self.cooldown_seconds
         self._flushed_at = {who: at for who, at in self._flushed_at.items() if now - at < rest}
         rest = rest if request.by_rule else min(rest, PERSON_COOLDOWN_SECONDS)
@@ -172,7 +176,7 @@ class Flusher:
                 raise AlreadyUnderWay(f"a flush of {request.target} is under way; wait for its receipt")
         return refusals
 
-    def _over(self, report: AgentReport, request: FlushRequest) -> None:
+    def _finish(self, report: AgentReport, request: FlushRequest) -> None:
         if self._under_way.get(identity_of(report)) is request:
             del self._under_way[identity_of(report)]
 
@@ -184,7 +188,7 @@ class Flusher:
             if receipts and receipts[-1].outcome == "timeout":
                 break
             receipts += await self._allocator(report, allocator, request, requested_by)
-        self._over(report, request)
+        self._finish(report, request)
         receipts = receipts or [blank(report, "nothing", "its agent sees no pool", requested_by, time.time())]
         return [replace(receipt, planned=promises.get(pool_of(receipt))) for receipt in receipts]
 
@@ -208,14 +212,14 @@ class Flusher:
             silent = None if request.dry_run else self._locks.unanswering(report, self._agents.flushing)
             if silent is not None:
                 return [receipt("refused", f"pid {silent.pid} of the same workload or job may be in a flush still")]
-            told_before = self._agents.report(identity)
+            report_before = self._agents.report(identity)
             before = await self._driver_counts(identity)
             result = await self._agents.flush(identity, order)
             if result is None and not request.dry_run:
                 self._locks.unanswered(report)
         if result is None:
             return [receipt("timeout", f"the agent did not answer within {request.timeout_seconds:g} s, or left")]
-        reported_pools = (*report.pools, *(told_before.pools if told_before else ()))
+        reported_pools = (*report.pools, *(report_before.pools if report_before else ()))
         result = of_reported(result, allocator, reported_pools, request.steps)
         if had_effect(result):
             self._flushed_at[identity] = self._clock()
@@ -223,13 +227,15 @@ class Flusher:
         if not result.pools:
             return [replace(receipt(result.outcome, result.reason), steps=result.steps)]
         bare = receipt(result.outcome, result.reason)
-        told_after = self._agents.report(identity)
-        told = [pool for seen in (told_before, told_after) for pool in (seen.pools if seen else ())]
-        receipts = [verify(bare, result, change, moved(change, told), before, after) for change in result.pools]
-        return [with_thrash(one, told_before, told_after) for one in receipts]
+        report_after = self._agents.report(identity)
+        reported_by_agent = [pool for seen in (report_before, report_after) for pool in (seen.pools if seen else ())]
+        receipts = [
+            verify(bare, result, change, moved(change, reported_by_agent), before, after) for change in result.pools
+        ]
+        return [with_thrash(one, report_before, report_after) for one in receipts]
 
     async def _settled(self, identity: Identity, before: DriverCounts, changes: Iterable[PoolChange]) -> DriverCounts:
-        """The driver's counts once they show what was released, or have not moved for a second, or time is up."""
+        """Return the driver's counts once they show the release, have been stable for a second, or time is up."""
         released: dict[str, int] = {}
         for change in changes:
             device = change.before.device_uuid

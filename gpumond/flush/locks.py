@@ -20,17 +20,18 @@ NEIGHBOUR_SECONDS = 5.0
 
 
 class Locks:
-    """``neighbour_seconds``: the longest that a flush waits for those of other users on its devices, together."""
+    """``neighbour_seconds``: the longest total wait of a flush for those of other users on its devices."""
 
     def __init__(self, neighbour_seconds: float = NEIGHBOUR_SECONDS) -> None:
         self._neighbour_seconds = neighbour_seconds
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._silent: dict[str, Identity] = {}
-        """By company: the process that did not answer its last flush in time."""
+        """By group: the process that did not answer its last flush in time."""
 
     @asynccontextmanager
     async def held(self, report: AgentReport) -> AsyncIterator[None]:
-        """Those of this process: none of its user's processes on its devices or in its companies is flushed meanwhile.
+        """Hold the locks of this process: none of its user's processes on its devices or in its groups is
+        flushed meanwhile.
 
         The locks of its user come first, so that at most one process of each user waits for a device.
         """
@@ -38,7 +39,7 @@ class Locks:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._neighbour_seconds
         async with AsyncExitStack() as stack:
-            for name in sorted({*_companies(report), *(f"device {uuid} of uid {report.uid}" for uuid in devices)}):
+            for name in sorted({*_groups(report), *(f"device {uuid} of uid {report.uid}" for uuid in devices)}):
                 await stack.enter_async_context(self._lock(name))
             for uuid in devices:
                 lock = self._lock(f"device {uuid}")
@@ -50,13 +51,13 @@ class Locks:
             yield
 
     def unanswered(self, report: AgentReport) -> None:
-        """Its locks are free again, but its flush may not be over."""
-        self._silent |= dict.fromkeys(_companies(report), identity_of(report))
+        """Record that its locks are free again, while its flush may still run."""
+        self._silent |= dict.fromkeys(_groups(report), identity_of(report))
 
     def unanswering(self, report: AgentReport, flushing: Callable[[Identity], bool]) -> Identity | None:
-        """A process of its companies that has not answered the last flush and may still be in it."""
+        """Return a process of its groups that has not answered its last flush and may still execute it."""
         self._silent = {name: who for name, who in self._silent.items() if flushing(who)}
-        others = (self._silent.get(name) for name in _companies(report))
+        others = (self._silent.get(name) for name in _groups(report))
         return next((who for who in others if who not in (None, identity_of(report))), None)
 
     def _lock(self, name: str) -> asyncio.Lock:
@@ -67,7 +68,7 @@ def identity_of(report: AgentReport) -> Identity:
     return Identity(report.pid, report.start_ticks, report.uid)
 
 
-def _companies(report: AgentReport) -> list[str]:
-    """The groups that this process belongs to. One without a name may belong to any other of its user without one."""
+def _groups(report: AgentReport) -> list[str]:
+    """Return the exclusion groups of this process. Unnamed workloads of one user share a group."""
     ranks = [f"ranks of uid {report.uid}"] if report.program.distributed else []
     return [f"workload {report.workload!r} of uid {report.uid}", *ranks]

@@ -1,4 +1,4 @@
-"""The promises of recent plans, for the receipts of the flushes that carry them out. Pure."""
+"""Estimates of recent plans, for the receipts of the flushes that execute them. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PLANS_OF_ONE = 8
 REQUESTERS = 64
 
 Pool = tuple[int, str | None, str | None]
-"""Pid, allocator and device."""
+"""Pid, allocator and device"""
 
 Promises = Mapping[Pool, Expected]
 
@@ -20,7 +20,7 @@ def pool_of(receipt: Receipt) -> Pool:
 
 
 class Plans:
-    """The newest plans of each requester, so that nobody's plans displace another's."""
+    """Newest plans of each requester, so that no requester's plans displace another's."""
 
     def __init__(self) -> None:
         self._of: dict[str, dict[str, Promises]] = {}
@@ -33,5 +33,5 @@ class Plans:
             del self._of[next(iter(self._of))]
 
     def promises(self, requested_by: str, plan: str | None) -> Promises:
-        """Empty if the plan is not known, or not known any more."""
+        """Return the estimates of a plan; empty if it is unknown or expired."""
         return self._of.get(requested_by, {}).get(plan or "", {})

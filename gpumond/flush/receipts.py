@@ -1,4 +1,4 @@
-"""Receipts of flushes: the bytes that an agent says came back, and the bytes that the driver counts. Pure."""
+"""Receipts of flushes: released bytes as the agent reports them, and as the driver counts them. No I/O."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpumond.protocol.messages import FlushResult, PoolChange
 
 
 class DriverCounts(NamedTuple):
-    """By device, in bytes: what the driver counts for one process, and the device's size. Unknown is absent."""
+    """Driver's count for one process and the device's size in bytes, by device. Unknown is absent."""
 
     used: Mapping[str, int]
     sizes: Mapping[str, int]
 
 
 def blank(report: AgentReport, outcome: Outcome, reason: str, requested_by: str, started_at: float) -> Receipt:
-    """Of a flush that no pool has answered."""
+    """Make the receipt of a flush that no pool has answered."""
     return Receipt(
         pid=report.pid,
         workload=report.workload,
@@ -44,7 +44,7 @@ def blank(report: AgentReport, outcome: Outcome, reason: str, requested_by: str,
 def of_reported(
     result: FlushResult, allocator: str, reported: Iterable[PoolUsage], steps: Sequence[str]
 ) -> FlushResult:
-    """The agent's answer about the pools that it had reported and the steps that it was asked for, each once."""
+    """Return the agent's answer, limited to reported pools and requested steps, each once."""
     known = {pool.device_uuid for pool in reported if pool.allocator == allocator}
     pools: dict[str, PoolChange] = {}
     for change in result.pools:
@@ -56,22 +56,22 @@ def of_reported(
 
 
 def had_effect(result: FlushResult) -> bool:
-    """Whether a flush changed anything, so that the program rests before the next."""
+    """Return True if a flush changed anything, so that the cooldown starts."""
     return result.outcome in ("freed", "partial", "failed") or any(
         change.after.held_bytes < change.before.held_bytes or change.after.live_bytes < change.before.live_bytes
         for change in result.pools
     )
 
 
-def moved(change: PoolChange, told: Iterable[PoolUsage]) -> bool:
-    """Whether the program took or gave device memory just before or after what its agent saw of the flush.
+def moved(change: PoolChange, reports: Iterable[PoolUsage]) -> bool:
+    """Return True if the program allocated or freed device memory just before or after the flush.
 
-    The driver is read a moment earlier and a moment later than that. ``told`` are the agent's reports from
-    around both: if they differ from what it saw, the program did something in between.
+    The driver is read a moment before and a moment after the agent reads its pools. ``told`` are the agent's
+    reports around both: if they differ from its pools, the program changed its memory in between.
     """
-    seen = {_takings(change.before), _takings(change.after)}
+    seen = {_allocation_state(change.before), _allocation_state(change.after)}
     pool = (change.before.allocator, change.before.device_uuid)
-    return any(_takings(own) not in seen for own in told if (own.allocator, own.device_uuid) == pool)
+    return any(_allocation_state(own) not in seen for own in reports if (own.allocator, own.device_uuid) == pool)
 
 
 def verify(
@@ -82,10 +82,12 @@ def verify(
     before: DriverCounts,
     after: DriverCounts,
 ) -> Receipt:
-    """The receipt of one pool: the bytes that its allocator released, and those that the driver saw come back.
+    """Make the receipt of one pool: the bytes that its allocator released, and those that the driver counts as
+    released.
 
-    The driver decides: memory that an allocator says it freed, and that the driver still counts to the process, was
-    freed in part, unless the program allocated meanwhile. A release that cannot be counts as 0, and the reason says so.
+    The driver decides: memory that an allocator reports as freed and that the driver still counts for the process
+    was freed in part, unless the program allocated meanwhile. An impossible release counts as 0, and the reason
+    states it.
     """
     device = change.before.device_uuid
     stated = change.before.held_bytes - change.after.held_bytes
@@ -116,7 +118,7 @@ def verify(
 
 
 def _possible(stated: int, driver_used: int | None, size: int | None) -> tuple[int, str]:
-    """The bytes that count as released, and the reason why that is not what the agent states."""
+    """Return the bytes that count as released, and the reason if they differ from the agent's."""
     if stated < 0:
         return 0, f"the pool holds {human(-stated)} more than before"
     if driver_used is not None and stated > driver_used:
@@ -127,19 +129,19 @@ def _possible(stated: int, driver_used: int | None, size: int | None) -> tuple[i
 
 
 def with_thrash(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:
-    """The receipt, with a word on it if the program has been seen to take its memory back."""
+    """Return the receipt, with a note if the agent observed that the program allocated its memory again."""
     if before is None or after is None or _thrashes(receipt, after) <= _thrashes(receipt, before):
         return receipt
     reasons = (receipt.reason, "thrash: the program took half of it or more again at once")
     return replace(receipt, reason="; ".join(filter(None, reasons)))
 
 
-def _thrashes(receipt: Receipt, told: AgentReport) -> int:
+def _thrashes(receipt: Receipt, report: AgentReport) -> int:
     own = (receipt.allocator, receipt.device_uuid)
-    return sum(pool.thrashes for pool in told.pools if (pool.allocator, pool.device_uuid) == own)
+    return sum(pool.thrashes for pool in report.pools if (pool.allocator, pool.device_uuid) == own)
 
 
-def _takings(pool: PoolUsage) -> tuple[int | None, ...]:
+def _allocation_state(pool: PoolUsage) -> tuple[int | None, ...]:
     return pool.held_bytes, pool.device_allocations, pool.device_frees
 
 

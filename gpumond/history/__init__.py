@@ -1,17 +1,17 @@
-"""What was seen of each device and each process life, kept in bounded room. Pure.
+"""Bounded history of each device and each process life. No I/O.
 
-A *life* is one process on one device: (device UUID, pid, start_ticks). Of every device and every life there are
-the newest 900 samples, at most one a second, and blocks (minimum, median, maximum, how many samples):
+A *life* is one process on one device: (device UUID, pid, start_ticks). Each device and each life has the newest 900
+samples, at most one a second, and blocks (minimum, median, maximum, number of samples):
 
     block    15 s   1 min   5 min   15 min
     kept       1 h     4 h    12 h     24 h
 
 Medians of 15 s and 1 min are those of the samples, of 5 and 15 min those of the minutes. A block closes by time: it
-exists if it has at least one sample, a gap is a gap.
+exists if it has at least one sample; a gap has no block.
 
-Room: a row of samples is 8 bytes for its time and each signal, a row of blocks 8 bytes for its time, its count and
-three for each signal. A life (3 signals) needs 900 x 32 + 720 x 88 = 92 kB, a device (5 signals)
-900 x 48 + 720 x 136 = 141 kB: 55 MB for 64 devices and 500 lives, which is 53 MiB.
+Memory: a row of samples is 8 bytes for its time and for each signal, a row of blocks 8 bytes for its time, its count
+and three for each signal. A life (3 signals) needs 900 x 32 + 720 x 88 = 92 kB, a device (5 signals) 900 x 48 + 720 x
+136 = 141 kB: 55 MB for 64 devices and 500 lives, which is 53 MiB.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from gpumond.model.snapshot import Snapshot
 
 Signal = Literal["used", "live", "held", "utilization", "unclaimed"]
 SIGNALS: tuple[Signal, ...] = ("used", "live", "held", "utilization", "unclaimed")
-"""Bytes; the utilisation is a ratio. Live and held are what agents report, summed over their pools."""
+"""Signals in bytes; the utilisation is a ratio. Live and held are reported by agents and summed over their pools."""
 USED, LIVE, HELD, UTILIZATION, UNCLAIMED = range(5)
 LIFE_SIGNALS = 3
-"""A life has the first three."""
+"""Number of signals of a life: the first three."""
 
 MAX_LIVES = 1000
-"""More lives than this at a time are not kept: their programs are seen, their past is not."""
+"""Maximum number of lives with a history; a further program is observed without one."""
 MAX_ENDED = 32
-"""So many lives are kept after their end, the newest."""
+"""Number of ended lives that are kept, the newest."""
 AWAITED_SECONDS = 600.0
-"""So long a restored life is waited for."""
+"""Time that a restored life waits for its process."""
 
 Life = tuple[str, int, int | None]
 """(device UUID, pid, start_ticks)"""
 
 
 class Point(NamedTuple):
-    """One block, or one sample, from ``at`` (unix time)."""
+    """One block, or one sample, that begins at ``at`` (unix time)."""
 
     at: float
     low: float
@@ -54,7 +54,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Coarse:
-    """What is worth keeping of one device (``pid`` None) or life beyond the daemon's own.
+    """Series of one device (``pid`` None) or life in the form that the store keeps.
 
     ``blocks`` are rows of the 15-minute tier: unix time, count, then minimum, median, maximum of each signal;
     ``records`` the highest median of each signal in each tier so far. Unknown is None.
@@ -69,10 +69,10 @@ class Coarse:
 
 
 class History:
-    """Series of every device and of every life, fed by one snapshot after another.
+    """Series of all devices and lives, extended by each snapshot.
 
-    Time is the snapshots' monotonic clock, times ``pace``; unix times are told from it by the newest snapshot, so
-    that a step of the wall clock moves no sample against another.
+    Time is the snapshots' monotonic clock, times ``pace``. Unix times are derived from the newest snapshot, so that
+    a step of the wall clock moves no sample relative to another.
     """
 
     def __init__(self, pace: float = 1.0) -> None:
@@ -87,11 +87,11 @@ class History:
         self._born = 0
 
     def unix(self, at: float) -> float:
-        """The unix time of a moment of this clock."""
+        """Convert a time of this clock to unix time."""
         return self.taken_at - (self.now - at) / self.pace
 
     def begin(self, snapshot: Snapshot) -> bool:
-        """Sets the clock. False, and nothing is to be added, if the snapshot is not newer than the last."""
+        """Advance the clock. Returns False, and nothing may be added, if the snapshot is not newer than the last."""
         now = snapshot.elapsed_seconds * self.pace
         if now <= self.now:
             return False
@@ -103,21 +103,21 @@ class History:
         return True
 
     def device(self, uuid: str) -> Series:
-        """The series of a device, made if there is none."""
+        """Return the series of a device; create it if necessary."""
         series = self.devices.get(uuid)
         if series is None:
             series = self.devices[uuid] = self._series((uuid, None, None), len(SIGNALS))
         return series
 
     def life(self, life: Life) -> Series | None:
-        """The series of a life, made if there is none; None if there are too many."""
+        """Return the series of a life; create it if necessary. None if there are too many."""
         series = self.lives.get(life)
         if series is None and len(self.lives) < MAX_LIVES:
             series = self.lives[life] = self._series(life, LIFE_SIGNALS)
         return series
 
     def end(self, life: Life) -> None:
-        """The life is over. Its series is kept for a while."""
+        """Mark a life as ended. Its series is kept for some time."""
         series = self.lives.pop(life, None)
         if series is not None:
             self._ended.pop(life, None)
@@ -126,17 +126,18 @@ class History:
                 del self._ended[next(iter(self._ended))]
 
     def forget(self, uuid: str) -> None:
-        """The device is gone for good."""
+        """Remove a device that no longer exists."""
         self.devices.pop(uuid, None)
 
     def series(
         self, device_uuid: str, pid: int | None, signal: Signal, since: float = 0.0, resolution: float | None = None
     ) -> tuple[Point, ...]:
-        """Samples (resolution None or below 15 s) or the longest blocks that are not longer than ``resolution``.
+        """Return samples (resolution None or below 15 s) or the longest blocks that are not longer than
+        ``resolution``.
 
-        ``since`` is unix time, ``pid`` None means the device. Of several lives of a pid, the newest. Moments at which
-        the signal was unknown are left out. The last block is the one that has not closed yet. Empty if there is no
-        such device, life or signal.
+        ``since`` is unix time, ``pid`` None means the device. Of several lives of a pid the newest is used.
+        Times at which the signal was unknown are left out. The last block is the one that has not closed yet.
+        Empty if the device, life or signal is unknown.
         """
         found = self.devices.get(device_uuid) if pid is None else self._newest(device_uuid, pid)
         place = SIGNALS.index(signal)
@@ -156,12 +157,12 @@ class History:
         return tuple(point for point in points if point.at >= since)
 
     def age(self, device_uuid: str, pid: int | None) -> float:
-        """Seconds of this clock since the device or life was first seen; 0 if it is unknown."""
+        """Return the seconds of this clock since the device or life was first seen; 0 if it is unknown."""
         found = self.devices.get(device_uuid) if pid is None else self._newest(device_uuid, pid)
         return 0.0 if found is None else self.now - found.born
 
     def coarse(self) -> Iterator[Coarse]:
-        """All that is to be kept when the daemon stops, one after another: between two there may be snapshots."""
+        """Yield all series to be stored when the daemon stops. Snapshots may be added between two of them."""
         for uuid in tuple(self.devices):
             if uuid in self.devices:
                 yield self._coarse(uuid, None, None, self.devices[uuid])
@@ -171,12 +172,12 @@ class History:
         yield from tuple(self._awaited.values())
 
     def restore(self, coarse: Iterable[Coarse]) -> None:
-        """Each is taken up when its device or life is seen again, if that is within ten minutes."""
+        """Restore series: each when its device or life is seen again within ten minutes."""
         self._awaited.update(((one.device_uuid, one.pid, one.start_ticks), one) for one in coarse)
 
     def _series(self, key: tuple[str, int | None, int | None], signals: int) -> Series:
         self._born += 1
-        # Neighbours close their blocks at different moments, so that no tick has to close all.
+        # Blocks of different series close at different times, so that no tick closes all of them.
         phase = float(self._born * 7 % 60)
         kept = self._awaited.pop(key, None)
         if kept is None or [len(record) for record in kept.records] != [signals] * len(TIERS):
@@ -205,7 +206,7 @@ class History:
     def _coarse(self, uuid: str, pid: int | None, ticks: int | None, series: Series) -> Coarse:
         records = tuple(
             tuple(
-                # The blocks of the longest tier are kept themselves.
+                # Blocks of the longest tier are stored themselves.
                 _known(record if place == QUARTER else max(record, highest(series.column(place, signal))))
                 for signal, record in enumerate(series.records[place])
             )

@@ -1,4 +1,4 @@
-"""Samples and blocks of one device or one process life, in rows of numbers. Pure."""
+"""Samples and blocks of one device or one process life, in rows of numbers. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 SAMPLES = 900
 SHORTEST_SECONDS = 0.75
-"""Samples closer than this to the last one are not kept."""
+"""Minimum distance of two samples; a closer one is dropped."""
 
 
 class Tier(NamedTuple):
@@ -19,9 +19,9 @@ class Tier(NamedTuple):
 
 TIERS = (Tier(15, 240), Tier(60, 240), Tier(300, 144), Tier(900, 96))
 MINUTE, FIVE_MINUTES, QUARTER = 1, 2, 3
-"""Places in TIERS."""
+"""Indices in TIERS."""
 MIN, MEDIAN, MAX = 0, 1, 2
-"""Places in a block."""
+"""Indices in a block."""
 
 
 class Rows:
@@ -40,11 +40,11 @@ class Rows:
 
     @property
     def bytes(self) -> int:
-        """What they take, with what the array keeps in reserve."""
+        """Size in bytes, including the array's spare capacity."""
         return self._data.__sizeof__()
 
     def append(self, row: Sequence[float]) -> Sequence[float] | None:
-        """The row that had to go for it, if any."""
+        """Append a row and return the row that it replaces, if any."""
         if len(self._data) < self._capacity:
             self._data.extend(row)
             return None
@@ -55,7 +55,7 @@ class Rows:
         return gone
 
     def newest(self, count: int) -> array[float]:
-        """The last ``count`` rows, or all there are, one after another and the oldest first."""
+        """Return the last ``count`` rows, or all if there are fewer, concatenated, the oldest first."""
         data, head = self._data, self._head
         length = min(count * self.width, len(data))
         if head >= length:
@@ -64,7 +64,7 @@ class Rows:
 
 
 class Series:
-    """All that is kept of one device or life. Times are the History's own clock."""
+    """Samples and blocks of one device or life. Times are those of the History's clock."""
 
     __slots__ = (
         "_closes",
@@ -87,16 +87,18 @@ class Series:
         self.rows = Rows(1 + signals, SAMPLES)
         self.tiers = tuple(Rows(2 + 3 * signals, tier.rows) for tier in TIERS)
         self.records = [[-inf] * signals for _ in TIERS]
-        """Of each tier and signal, the highest median among the blocks that are no longer kept."""
+        """Highest median of each tier and signal among the blocks that are no longer kept."""
         self._phase = phase
         self._closes = [self._end(born, tier) for tier in TIERS]
         self._count = 0
         self._marks = [0, 0]
-        """The counts of samples when the last block of 15 s, and the last minute, closed."""
+        """Numbers of samples when the last block of 15 s, and the last minute, closed."""
         self._minutes = [0, 0]
 
     def add(self, row: Sequence[float]) -> int:
-        """Takes in (time, signals …). How many tiers had a block close before it, from the shortest on."""
+        """Add the row (time, signals …). Returns the number of tiers, from the shortest on, of which a block
+        has closed.
+        """
         at = row[0]
         if at - self.last < SHORTEST_SECONDS:
             return 0
@@ -109,7 +111,9 @@ class Series:
         return closed
 
     def column(self, tier: int, signal: int, kind: int = MEDIAN, count: int = SAMPLES) -> array[float]:
-        """One number of the newest ``count`` closed blocks, the oldest first; NaN where it is unknown."""
+        """Return one number of each of the newest ``count`` closed blocks, the oldest first; NaN where it is
+        unknown.
+        """
         rows = self.tiers[tier]
         return rows.newest(count)[2 + 3 * signal + kind :: 2 + 3 * self.signals]
 
@@ -120,7 +124,7 @@ class Series:
         return self.tiers[tier].newest(count)[1 :: 2 + 3 * self.signals]
 
     def running(self, tier: int) -> list[float] | None:
-        """The row of the block that has not closed yet, from the samples in it; None if it has no sample."""
+        """Return the row of the block that has not closed yet; None if it has no sample."""
         begin = self._closes[tier] - TIERS[tier].seconds
         width = 1 + self.signals
         flat = self.rows.newest(SAMPLES)

@@ -125,7 +125,7 @@ class Telemetry:
 
     def faults(self, active: Iterable[Fault], complete: bool = True) -> None:
         """Count the faults that have started. After an incomplete reading, no fault is considered over."""
-        now = {(fault.source, fault.kind, fault.device_uuid) for fault in active}
+        now: set[tuple[str, str, str | None]] = {(fault.source, fault.kind, fault.device_uuid) for fault in active}
         for source, kind, _ in now - self._active:
             self._faults.labels(source, kind).inc()
         self._active = now if complete else self._active | now

@@ -1,7 +1,7 @@
-"""Bounds on what agents claim: the driver's word, the size of a device, and a number of pools. Pure.
+"""Limits on the claims of agents: the driver's count, the device's size and the number of pools. No I/O.
 
-Any user may run an agent, and an agent may report anything. So a claim counts for others (the ledger, unclaimed
-memory, rules on devices) only as far as the driver bears it out.
+Any user can run an agent, and an agent can report any value. A claim therefore affects others (the ledger, unclaimed
+memory, rules on devices) only as far as the driver confirms it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, Snapshot
 
 MAX_POOLS = 32
-"""Of one agent; the rest is summed by device."""
+"""Most pools of one agent that are kept; the others are summed for each device."""
 OTHER = "other"
-"""Allocator of that sum."""
+"""Allocator name of that sum."""
 
 SLACK_RATIO = 1 / 32
-"""Share of the device by which a claim may exceed the driver's count: they are read moments apart."""
+"""Share of the device's size by which a claim may exceed the driver's count, as both are read at different times."""
 FRESH_SECONDS = 2.0
-"""A claim that is older is not compared: the program may have freed the memory since."""
+"""Maximum age of a claim that is compared: the program may have freed the memory of an older one."""
 
 Identity = tuple[int, int | None]
 """(pid, start_ticks)"""
@@ -31,10 +31,10 @@ Identity = tuple[int, int | None]
 def complete_lists(
     devices: Collection[DeviceReading], faults: Iterable[Fault], private_pid_namespace: bool | None
 ) -> frozenset[str]:
-    """The devices on which a process holds nothing unless the driver lists it.
+    """Return the devices on which a process holds no memory unless the driver lists it.
 
-    Not so where pids may mean other processes, behind an MPS server, with MIG, where processes are hidden from the
-    daemon, and where the driver lists no process on any device.
+    A device is not among them if pids may mean other processes, behind an MPS server, with MIG, if processes are
+    hidden from the daemon, or if its driver lists no process on any device.
     """
     if private_pid_namespace and any(device.vendor != "sim" for device in devices):
         return frozenset()
@@ -54,7 +54,7 @@ def complete_lists(
 
 
 def listed(device: DeviceReading) -> dict[Identity, int | None]:
-    """The driver's count for each process that it lists on a device; None where it does not say."""
+    """Return the driver's count for each process that it lists on a device; None where the count is unknown."""
     return {
         (process.pid, process.start_ticks): process.used_bytes
         for process in device.processes or ()
@@ -63,12 +63,12 @@ def listed(device: DeviceReading) -> dict[Identity, int | None]:
 
 
 def borne_out(counts: Mapping[Identity, int | None], identity: Identity, complete: bool) -> bool:
-    """False if the driver would list the process, had it memory on the device, and does not."""
+    """Return False if the driver would list the process if it had memory on the device, and does not list it."""
     return not complete or identity in counts or (identity[0], None) in counts
 
 
 def limit(device: DeviceReading, counts: Mapping[Identity, int | None], identity: Identity) -> int | None:
-    """The most that this process can hold on the device, in bytes; None if nobody can tell."""
+    """Return the most that this process can hold on the device, in bytes; None if it is unknown."""
     count = counts.get(identity)
     return device.used_bytes if count is None else count
 
@@ -84,7 +84,8 @@ def checking(
     previous: Snapshot | None,
     faults: list[Fault],
 ) -> Steps[tuple[AgentReport, ...]]:
-    """The reports without what cannot be, with at most ``MAX_POOLS`` pools and one more for each device.
+    """Return the reports without impossible values, each with at most ``MAX_POOLS`` pools and one sum for each
+    device.
 
     Adds a fault for each report that claims more than its device has, or than the driver counts for its process.
     """
@@ -127,7 +128,7 @@ def _excess(
     devices: Iterable[tuple[DeviceReading, Mapping[Identity, int | None]]],
     complete: Collection[str],
 ) -> Fault | None:
-    """A fault if the report claims more than the driver counts, and already did so before the driver was read."""
+    """Return a fault if this report and the previous one claim more than the driver counts."""
     now, then = held_by_device(report.pools), held_by_device(earlier.pools)
     for device, counts in devices:
         claimed = min(now.get(device.uuid, 0), then.get(device.uuid, 0))
@@ -152,7 +153,7 @@ def held_by_device(pools: tuple[PoolUsage, ...]) -> dict[str, int]:
 
 
 def outermost(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
-    """The pools of one process without those that allocate from another of them (CuPy on RMM, say)."""
+    """Return the pools of one process without those that allocate from another of its pools, such as CuPy on RMM."""
     pools = tuple(pools)
     if len(pools) < 2 or not any(pool.inside for pool in pools):
         return pools
@@ -163,9 +164,10 @@ def outermost(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
 
 
 def bounded(pools: tuple[PoolUsage, ...], devices: Collection[str]) -> tuple[PoolUsage, ...]:
-    """At most ``MAX_POOLS`` of the pools; the rest is summed for each of these devices, and left out on any other.
+    """Return at most ``MAX_POOLS`` pools and, for each of these devices, the sum of the others.
 
-    Pools inside others are left out first: their bytes are counted in those.
+    Pools inside others are dropped first, since their bytes are counted in the outer pool. Pools on other devices
+    are not summed.
     """
     if len(pools) <= MAX_POOLS:
         return pools
@@ -180,7 +182,7 @@ def bounded(pools: tuple[PoolUsage, ...], devices: Collection[str]) -> tuple[Poo
 
 
 def _sum(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
-    """The pools as one. A counter that one of them does not know is unknown; the sum of peaks would be no peak."""
+    """Return the sum of the pools. A counter that one pool does not know is unknown; peaks are omitted."""
     live = held = stranded = low = likely = high = thrashes = 0
     for pool in pools:
         flush = pool.reclaimable

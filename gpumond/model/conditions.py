@@ -1,4 +1,4 @@
-"""What bounds the truth about a machine or a device without being a fault: numbers then mean something else. Pure."""
+"""Permanent limits of a reading that are no faults: they change what the numbers mean. No I/O."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gpumond.model.remedies import CONDITIONS
 from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
 
 MPS_SERVER = "nvidia-cuda-mps"
-"""How the command name of its server, nvidia-cuda-mps-server, begins: the kernel keeps 15 characters."""
+"""Beginning of the command name of its server, nvidia-cuda-mps-server: the kernel keeps 15 characters."""
 
 
 OF_DEVICES = tuple(kind for kind in CONDITIONS if kind != "private_pid_namespace")
 
 
 class Condition(NamedTuple):
-    """``device_uuid`` is None for the machine."""
+    """A limit of one device; ``device_uuid`` is None for the machine."""
 
     device_uuid: str | None
     kind: str
@@ -32,7 +32,7 @@ def conditions(snapshot: Snapshot) -> Iterator[Condition]:
 
 def of_device(device: DeviceReading) -> Iterator[str]:
     if device.missed >= MISSED_LIMIT:
-        return  # nothing is known of it
+        return  # all values are unknown
     if device.unified:
         yield "unified_memory"
     if device.sensors.addressing_mode == "ats":

@@ -1,4 +1,4 @@
-"""Long work in steps, so that its caller can interrupt it between two of them. Pure."""
+"""Long computations in steps, between which the event loop serves other requests. No I/O."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Steps = Generator[None, None, T]
-"""Yields after each step, and returns the result."""
+"""A computation that yields after each step and returns its result."""
 
 
 def run_to_end(work: Steps[T]) -> T:
-    """From beginning to end."""
+    """Run all slices without a break and return the result."""
     while True:
         try:
             next(work)
@@ -24,7 +24,7 @@ def run_to_end(work: Steps[T]) -> T:
 
 
 def synchronous(work: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """The function that does the same at once."""
+    """Return a function that runs all slices without a break."""
 
     @wraps(work)
     def done(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""Names of devices as people type them: an index, a UUID, the unique beginning of a UUID, or a PCI address. Pure."""
+"""Device names that users type: an index, a UUID, the unique beginning of a UUID, or a PCI address. No I/O."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-9a-f])
 
 
 def device_uuid(name: str, devices: Sequence[DeviceReading], others: Iterable[str] = ()) -> str:
-    """The UUID of the device of that name. ``others`` are UUIDs that the driver does not list, of agents or the past.
+    """Return the UUID of the device with that name.
 
-    Raises NoSuchDevice and AmbiguousDevice, which list the devices.
+    ``others`` are UUIDs that the driver does not list, from agents or from the history. Raises NoSuchDevice and
+    AmbiguousDevice, whose messages list the devices.
     """
     uuids = dict.fromkeys((*(device.uuid for device in devices), *others))
     if name in uuids:
         return name
-    # A partition of a device has the index and the address of its parent, which is meant.
+    # A partition has the index and the address of its parent; the name then means the parent.
     whole = [device for device in devices if device.parent_uuid is None] or devices
     found = [device.uuid for device in whole if name in (str(device.index), device.pci_bus_id)]
     if not found and (address := _address(name)):

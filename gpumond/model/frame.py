@@ -13,10 +13,26 @@ SHARES: tuple[Share, ...] = ("live", "cached", "stranded", "overhead", "opaque",
 
 Phase = Literal["pending", "firing", "resolved"]
 
+VerdictKind = Literal[
+    "warm-up",
+    "steady",
+    "churn",
+    "periodic",
+    "step-change",
+    "leak",
+    "fragmentation",
+    "pressure",
+    "orphan",
+    "idle-holder",
+    "crash",
+    "release",
+    "crash-loop",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Bytes of one share on one device; pid is None for ``unclaimed``."""
+    """Bytes of one share on one device; ``pid`` is None for ``unclaimed``."""
 
     device_uuid: str
     share: Share
@@ -27,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Overcount:
-    """By how much the lines of a device exceed what its driver counts."""
+    """Bytes by which the lines of a device exceed its driver's count."""
 
     device_uuid: str
     overcount_bytes: int
@@ -35,7 +51,7 @@ class Overcount:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Who holds what. Per device: sum of lines = used + overcount, and every line is >= 0."""
+    """Owners of all memory. For each device, the sum of its lines is used + overcount; every line is >= 0."""
 
     lines: tuple[Line, ...] = ()
     overcounts: tuple[Overcount, ...] = ()
@@ -43,15 +59,14 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a curve means, in one sentence for people. ``pid`` is None for the device as a whole.
+    """Meaning of a curve, with a one-sentence summary. ``pid`` is None for the device as a whole.
 
-    ``kind``: warm-up, steady, churn, periodic, step-change, leak, fragmentation, pressure, orphan, idle-holder, crash,
-    release or crash-loop. ``since``: unix time of its onset. ``form`` of a leak: linear, stairs or load-proportional.
+    ``since`` is the unix time of the onset. ``form`` of a leak: linear, stairs or load-proportional.
     """
 
     device_uuid: str
     pid: int | None
-    kind: str
+    kind: VerdictKind
     since: float
     evidence: tuple[tuple[str, float], ...] = ()
     time_to_oom_seconds: float | None = None
@@ -61,9 +76,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A rule that is breached for one subject. ``labels`` identify it; annotations do not.
+    """A rule that is breached for one subject. ``labels`` identify the alert; annotations do not.
 
-    ``active_at``: first breached; ``fired_at`` and ``resolved_at`` are None until then.
+    ``active_at`` is the time of the first breach; ``fired_at`` and ``resolved_at`` are None before the alert fires and
+    is resolved.
     """
 
     rule: str
@@ -78,7 +94,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What every reader gets: one tick's facts and what follows from them."""
+    """The result of one tick: its facts and the conclusions from them."""
 
     snapshot: Snapshot
     ledger: Ledger

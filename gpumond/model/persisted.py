@@ -14,7 +14,7 @@ Kind = Literal["raised", "resolved"]
 
 @dataclass(frozen=True, slots=True)
 class KeptAlert:
-    """One alert and the labels of its subject. ``*_monotonic`` are of the daemon that kept it."""
+    """One alert and the labels of its subject. ``*_monotonic`` are times of the clock of the daemon that stored it."""
 
     subject: Labels
     alert: Alert
@@ -24,7 +24,7 @@ class KeptAlert:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """When the daemon before was last alive: unix seconds, and by its monotonic clock."""
+    """Last activity of the previous daemon: unix seconds, and seconds of its monotonic clock."""
 
     at: float
     monotonic: float
@@ -32,7 +32,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing to tell one receiver. ``seq`` grows within a receiver."""
+    """One notification for one receiver. ``seq`` increases within a receiver."""
 
     receiver: str
     seq: int

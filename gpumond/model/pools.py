@@ -1,6 +1,7 @@
-"""What allocators hold, and what a flush of one did: the part of the model that an agent carries into its program.
+"""Memory of allocators and results of flushes: the part of the model that an agent loads into its program.
 
-Apart from the rest, as each of its classes costs the program half a millisecond. Bytes are integers; unknown is None.
+It is a separate module since each of its classes costs the program half a millisecond. Bytes are integers; unknown is
+None.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ FlushPolicy = Literal["allow", "step", "never"]
 Outcome = Literal["freed", "partial", "nothing", "refused", "deferred", "timeout", "failed", "planned"]
 
 STEPS: tuple[str, ...] = ("gc", "hooks", "spill", "ipc", "workspaces", "cache", "trim")
-"""Every flush step, in the order in which they run."""
+"""All flush steps, in the order in which they run."""
 
 DEFAULT_STEPS: tuple[str, ...] = ("ipc", "cache", "trim")
 
 
 @dataclass(frozen=True, slots=True)
 class Reclaimable:
-    """What a flush would return to the driver: between low and high, most probably likely."""
+    """Bytes that a flush would return to the driver: between ``low`` and ``high``, most probably ``likely``."""
 
     low: int
     likely: int
@@ -32,11 +33,11 @@ class Reclaimable:
 class PoolUsage:
     """One allocator's pool on one device: ``held = live + reclaimable.likely + stranded``.
 
-    ``inside`` names the allocator of the same process from whose pool this one allocates; such
-    bytes are counted there. Counters grow from the start of the process and are never deltas.
-    ``thrashes``: flushes of whose bytes the program took half or more again within ten seconds.
-    ``held_known`` is False where the library does not tell what it holds: ``held_bytes`` is then ``live_bytes``, the
-    least that it can be. ``spillable_bytes``: of the live bytes, what the step ``spill`` moves to the host.
+    ``inside`` names the allocator of the same process from whose pool this one allocates; such bytes are counted
+    there. Counters grow from the start of the process and are never deltas. ``thrashes``: flushes after which the
+    program allocated half or more of the released bytes again within ten seconds. ``held_known`` is False where the
+    library does not report its held bytes: ``held_bytes`` is then ``live_bytes``, the lower bound.
+    ``spillable_bytes``: live bytes that the step ``spill`` can move to the host.
     """
 
     allocator: str
@@ -76,9 +77,10 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Bytes that a flush with the steps asked for returns: between low and high, most probably likely.
+    """Bytes that a flush with the requested steps returns: between ``low`` and ``high``, most probably ``likely``.
 
-    ``exactness`` is ``interval`` where a step cannot tell beforehand what it frees; None if the agent does not say it.
+    ``exactness`` is ``interval`` where the result of a step cannot be predicted; None if the agent does not report
+    it.
     """
 
     low: int
@@ -101,10 +103,10 @@ class Held:
 class Receipt:
     """Proof of one flush of one pool.
 
-    ``released_bytes`` is the allocator's held bytes before minus after; ``driver_released_bytes``
-    the driver's count for that pid on that device before minus after, once settled.
-    ``raced`` says that the program allocated meanwhile, so that the two may differ.
-    ``planned`` is what the plan that this flush carries out promised, ``expected`` what was promised when it started.
+    ``released_bytes`` is the allocator's held bytes before minus after; ``driver_released_bytes`` the driver's
+    count for that pid on that device before minus after, once it has settled. ``raced``: the program allocated
+    during the flush, so that the two may differ. ``planned`` is the estimate of the plan that this flush executes,
+    ``expected`` the estimate when it started.
     """
 
     pid: int
@@ -127,7 +129,7 @@ class Receipt:
 
 
 def ordered_steps(steps: tuple[str, ...]) -> tuple[str, ...]:
-    """The steps in the order in which they run, each once. Raises ValueError for one that there is not."""
+    """Return the steps in the order in which they run, each once. Raises ValueError for an unknown step."""
     for step in steps:
         if step not in STEPS:
             raise ValueError(f"unknown step {step!r:.40}; expected some of {', '.join(STEPS)}")

@@ -1,6 +1,6 @@
-"""What a program tells of itself beside its pools: its scopes, its steps, and when it ran out of memory.
+"""Facts that a program reports besides its pools: scopes, steps and out-of-memory errors.
 
-Everything counts from the start of the process; a report that is lost costs nothing.
+All counters start with the process, so that a lost report loses no information.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from dataclasses import dataclass
 from typing import Literal, NewType
 
 ByteChange = NewType("ByteChange", int)
-"""Bytes by which something grew; negative if it shrank."""
+"""Number of bytes by which a value grew; negative if it shrank."""
 
 Seen = Literal["counter", "scope", "retry", "observer"]
 
 Ending = Literal["exit", "error", "out-of-memory"]
-"""How a program ended: without an unhandled exception (or by Ctrl-C), with one, or with one of out-of-memory."""
+"""End of a program: without an unhandled exception (or by Ctrl-C), with one, or with an out-of-memory one."""
 
 SCOPES = 32
-"""A program's scopes by name; those beyond are together in ``OTHER``."""
+"""Maximum number of a program's scopes by name; the others are summed in ``OTHER``."""
 
 OTHER = "other"
 
 OOMS = 4
-"""So many pictures a report carries."""
+"""Maximum number of OOM snapshots in a report."""
 
 OOM_POOLS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ScopeDevice:
-    """One scope on one device. Live bytes of the whole process: what other threads do meanwhile is in them.
+    """One scope on one device. Live bytes are those of the whole process, including its other threads.
 
-    ``kept_bytes``: live after minus before, all passes together; ``last_kept_bytes`` of the newest one.
-    ``peak_bytes``: the most that was live within; a lower bound unless ``peak_exact``.
+    ``kept_bytes``: live bytes after minus before, summed over all passes; ``last_kept_bytes``: those of the newest
+    pass. ``peak_bytes``: the highest live bytes within the scope; a lower bound unless ``peak_exact``.
     """
 
     device_uuid: str
@@ -44,8 +44,11 @@ class ScopeDevice:
 
 @dataclass(frozen=True, slots=True)
 class ScopeUsage:
-    """All passes through the blocks of one name. ``ooms`` of them ended out of memory; ``retries`` are the
-    allocators' flushes within. ``unmeasured`` passes began or ended while a flush held the allocators."""
+    """All passes through the blocks of one name.
+
+    ``ooms``: passes that ended out of memory. ``retries``: the allocators' flushes within. ``unmeasured``: passes
+    that began or ended while a flush held the allocators.
+    """
 
     name: str
     entries: int
@@ -57,11 +60,12 @@ class ScopeUsage:
 
 @dataclass(frozen=True, slots=True)
 class StepUsage:
-    """The program's steps. ``live_bytes`` and ``stranded_bytes`` at the end of one, at most a second or a step ago;
-    the other two over the last steps (``WINDOW`` looks), None until there are enough.
+    """The program's steps.
 
-    ``kept_bytes``: by how much live memory grows with a step, the median of all pairs of looks (Theil-Sen), so
-    that one evaluation or one warm-up does not make a trend.
+    ``live_bytes`` and ``stranded_bytes`` are those at the end of a step, at most a second or a step ago;
+    ``steps_per_second`` and ``kept_bytes`` cover the last steps (``WINDOW`` samples) and are None until there are
+    enough. ``kept_bytes`` is the growth of live memory per step, the median over all pairs of samples (Theil-Sen),
+    so that one evaluation or warm-up makes no trend.
     """
 
     steps: int
@@ -74,7 +78,7 @@ class StepUsage:
 
 @dataclass(frozen=True, slots=True)
 class OomPool:
-    """One pool when the memory was out. ``largest_free_bytes``: its largest free block."""
+    """One pool at an out-of-memory error. ``largest_free_bytes`` is the size of its largest free block."""
 
     allocator: str
     device_uuid: str
@@ -92,12 +96,12 @@ class ScopeKept:
 
 @dataclass(frozen=True, slots=True)
 class Oom:
-    """What the memory looked like when it ran out; ``number`` counts from 1 in this process.
+    """Memory at an out-of-memory error; ``number`` counts from 1 in this process.
 
-    Seen by ``scope``, ``retry`` or ``observer`` (PyTorch itself, if the program wants it): at the error. By
-    ``counter``: at the report after it, up to a second later.
-    ``device_uuid`` and ``request_bytes`` are None where neither counters nor the error's text tell them; torch
-    writes the request with two decimals. ``scopes`` are those that keep most.
+    ``seen`` is ``scope``, ``retry`` or ``observer`` (PyTorch's own observer, if the program enables it) if the
+    snapshot was taken at the error, and ``counter`` if at the report after it, up to a second later.
+    ``device_uuid`` and ``request_bytes`` are None if neither counters nor the error's text state them; torch writes
+    the request with two decimals. ``scopes`` are those that keep most.
     """
 
     number: int
@@ -112,10 +116,11 @@ class Oom:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``oom_retries``: calls tried again by ``retry_on_oom``; ``oom_rescues``: those that it brought to an end.
+    """Facts of one program besides its pools.
 
-    ``distributed``: it is one of the ranks of a job. ``refusals``: what its agent would not hear or do: frames that are
-    none, daemons of strangers, orders that came too fast or named an unknown step.
+    ``oom_retries``: calls repeated by ``retry_on_oom``; ``oom_rescues``: those of them that succeeded.
+    ``distributed``: the program is one rank of several. ``refusals``: input that its agent rejected: malformed
+    messages, daemons that it does not trust, commands above the rate limit or with an unknown step.
     """
 
     scopes: tuple[ScopeUsage, ...] = ()
@@ -132,7 +137,10 @@ SILENT = Program()
 
 @dataclass(frozen=True, slots=True)
 class AppliedLimit:
-    """A soft quota of one allocator on one device; ``limit_bytes`` None is none. ``reason``: why it is not applied."""
+    """A soft limit of one allocator on one device; ``limit_bytes`` is None for no limit.
+
+    ``reason``: why it is not applied.
+    """
 
     allocator: str
     device_uuid: str | None

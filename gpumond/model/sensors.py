@@ -1,4 +1,4 @@
-"""What a device measures about itself, beside its memory. Base units; unknown is None."""
+"""Measurements of a device besides its memory. Base units; unknown is None."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ THROTTLE_REASONS: tuple[str, ...] = (
     "board_limit",
     "reliability",
 )
-"""Why a clock is not at its maximum; nvidia-smi's names, in the order of NVML's bits."""
+"""Reasons for which a clock is not at its maximum; nvidia-smi's names, in the order of NVML's bits."""
 
 
 VIRTUALIZATION_MODES = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 """``vgpu``: a part of a device, in a virtual machine; ``host_*``: the host of such machines. In NVML's order."""
 
 ADDRESSING_MODES = ("none", "hmm", "ats")
-"""Whether device and host share addresses: not, by software, or by hardware that keeps both coherent. NVML's order."""
+"""Shared addresses of device and host: none, by software, or by hardware that keeps both coherent. In NVML's order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sensors:
-    """What a device measures, how it is set, and what its hardware counts as errors.
+    """Measurements and settings of a device, and its hardware's error counters.
 
-    The ECC counters are since the driver was loaded (volatile) and in the life of the device (aggregate).
-    ``performance_state`` is 0 (fastest) to 15. ``throttle_reasons`` are those of ``THROTTLE_REASONS`` that hold.
-    ``xid_events`` is True while the driver tells of XID errors as they happen. ``numa_node``: where the host has the
-    device's memory as a node of its own; ``file_cache_bytes``: what the kernel keeps of files there.
+    The ECC counters start when the driver is loaded (volatile) or with the device's lifetime (aggregate).
+    ``performance_state`` is 0 (fastest) to 15. ``throttle_reasons`` are the active ones of ``THROTTLE_REASONS``.
+    ``xid_events`` is True while the driver reports XID errors when they occur. ``numa_node``: the host's NUMA node
+    that is the device's memory; ``file_cache_bytes``: the kernel's file cache there.
     """
 
     gpu_utilization_ratio: float | None = None

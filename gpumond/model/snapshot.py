@@ -1,29 +1,31 @@
-"""One moment of a machine, as observed: devices, processes, agents' reports and faults."""
+"""The observed state of a machine: devices, processes, agents' reports and faults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.pools import FlushPolicy, HostPool, PoolUsage
 from gpumond.model.program import SILENT, Ending, Program
 from gpumond.model.sensors import NO_SENSORS, Sensors
 
 MISSED_LIMIT = 3
-"""After so many readings without a device, its values are no longer shown."""
+"""Number of consecutive readings without a device after which its values are withheld."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """One process on one device, as the driver lists it; identity, comm, uid and what follows come from /proc.
+    """One process on one device, as the driver lists it; all other facts about the process come from /proc.
 
-    ``start_ticks`` is None when /proc does not know the pid (it is gone, or in another PID namespace).
-    ``used_bytes`` is None where the driver does not say. Kind ``holder`` is a process that the driver does
-    not list, but that keeps the device open while much of its memory has no owner.
-    ``state``: alive, stopped, uninterruptible (for seconds in a system call that no signal ends), zombie
-    (ended, its parent has not taken notice), gone (the driver lists a pid that no longer is).
-    ``utilization_ratio``: how busy it kept the busiest of the device's engines lately, where the driver tells that of
-    each process. ``idle_seconds``: for how long it ran nothing there, as far as it was watched.
-    ``orphaned``: whoever started it is gone, and no service manager keeps it; None where that cannot be told.
+    ``start_ticks`` is None when /proc does not know the pid (it has ended, or is in another PID namespace).
+    ``used_bytes`` is None where the driver reports none. Kind ``holder`` is a process that the driver does not
+    list, but that keeps the device open while much of its memory has no owner. ``state``: alive, stopped,
+    uninterruptible (for seconds in a system call that no signal ends), zombie (ended, not yet waited for by its
+    parent), gone (the driver lists a pid that no longer exists). ``utilization_ratio``: recent use of the device's
+    busiest engine, where the driver reports it by process. ``idle_seconds``: time without work on the device, as
+    far as it was observed. ``orphaned``: its parent has ended and no service manager supervises it; None if
+    unknown.
     """
 
     pid: int
@@ -49,16 +51,14 @@ class ProcessUsage:
 class DeviceReading:
     """One device at one moment.
 
-    ``used_bytes`` excludes what the driver reserves for itself where the driver can tell
-    (``reserved_bytes``); ``processes`` is None where the driver lists none at all.
-    ``unified`` memory is the host's: its size is that of the machine, ``free_bytes`` what the kernel could still
-    give, ``used_bytes`` the sum of the processes, so that the three do not add up.
-    ``gpu_instance_id`` is set on MIG instances.
-    ``missed`` counts the ticks in a row that brought nothing new: the values are then of the
-    last good reading, and all None from ``MISSED_LIMIT`` on. ``up`` is False at once if the device
-    was asked and is at fault; a reading that is merely late says nothing against it yet.
-    ``idle_seconds``: for how long nothing ran on it, as far as it was watched. ``source``: by which it was read, if
-    there may be several.
+    ``used_bytes`` excludes the memory that the driver reserves for itself where it reports that
+    (``reserved_bytes``); ``processes`` is None where the driver lists none at all. ``unified`` memory is the
+    host's: ``size_bytes`` is that of the machine, ``free_bytes`` the memory that the kernel could still allocate,
+    ``used_bytes`` the sum of the processes, so that the three do not add up. ``gpu_instance_id`` is set on MIG
+    instances. ``missed`` counts the consecutive ticks without new values: the values are then those of the last
+    good reading, and all None from ``MISSED_LIMIT`` on. ``up`` is False as soon as a read of the device fails; a
+    reading that is only late does not change it. ``idle_seconds``: time without work on the device, as far as it
+    was observed. ``source`` names its source, if there may be several.
     """
 
     uuid: str
@@ -83,17 +83,17 @@ class DeviceReading:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that could not be observed. ``device_uuid`` is None if it concerns the whole source."""
+    """A failure to read. ``device_uuid`` is None if it concerns the whole source."""
 
     source: str
-    kind: str
+    kind: FaultKind | ReturnCode
     device_uuid: str | None
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class XidErrors:
-    """How often a device reported one XID error, and when last, since the daemon began to listen."""
+    """Count of one XID error on one device since the daemon started, and the time of the last one."""
 
     device_uuid: str
     xid: int
@@ -103,7 +103,7 @@ class XidErrors:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one source says at one moment. ``xids`` outlive the device that reported them."""
+    """The values of one source at one moment. ``xids`` remain after the device that reported them is gone."""
 
     devices: tuple[DeviceReading, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -113,21 +113,21 @@ class Reading:
     xids: tuple[XidErrors, ...] = ()
 
 
-STARTING = "starting"
-"""The reason while a source has not answered for the first time."""
+STARTING: Literal["starting"] = "starting"
+"""Reason while a source has not yet answered for the first time."""
 
-RELEASED = "released"
-"""The reason while the driver has been let go of on purpose: nothing is known, and nothing is wrong."""
+RELEASED: Literal["released"] = "released"
+"""Reason while the driver is released on request: all values are unknown, and this is no fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """How the source itself is doing. ``reason`` is one word, empty while it is up."""
+    """State of the source itself. ``reason`` is one word, empty while it is up."""
 
     name: str
     up: bool
     responsive: bool
-    reason: str = ""
+    reason: FaultKind | ReturnCode | Literal[""] = ""
     detail: str = ""
     driver_version: str | None = None
     library_version: str | None = None
@@ -138,7 +138,7 @@ class SourceState:
 class AgentReport:
     """The newest report of one process; pid, start_ticks and uid come from the kernel.
 
-    ``uses_device``: it holds device memory or has held some. A loader's worker or a launcher never does.
+    ``uses_device``: it holds device memory or has held some. A data loader's worker or a launcher never does.
     """
 
     pid: int
@@ -156,7 +156,7 @@ class AgentReport:
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """A program whose agent said goodbye, and how it ended."""
+    """A program whose agent announced its end, and the kind of the end."""
 
     pid: int
     start_ticks: int
@@ -165,10 +165,10 @@ class ProgramEnd:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All facts of one tick. Not one instant: every report carries its age.
+    """All facts of one tick. They are not simultaneous: every report carries its age.
 
-    ``private_pid_namespace``: the daemon does not see the host's processes, whose pids the driver may list.
-    ``ends``: the programs that ended since the snapshot before.
+    ``private_pid_namespace``: the daemon cannot see the host's processes, whose pids the driver may list. ``ends``:
+    the programs that ended since the previous snapshot.
     """
 
     seq: int

@@ -1,4 +1,4 @@
-"""Durations, levels and sizes as people write and read them: ``90s``, ``80%``, ``1GiB``. Pure."""
+"""Durations, levels and sizes in readable form: ``90s``, ``80%``, ``1GiB``. No I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FACTORS: dict[str | None, float] = {
 
 
 def seconds(value: object) -> float:
-    """Seconds from a number or from text as in ``1.5s``, ``5m``, ``1h30m``. Raises ValueError."""
+    """Convert a number or a text such as ``1.5s``, ``5m``, ``1h30m`` to seconds. Raises ValueError."""
     match = _DURATION.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
         raise ValueError("expected a duration such as 30s, 5m or 1h")
@@ -26,7 +26,7 @@ def seconds(value: object) -> float:
 
 
 def level(value: object) -> float:
-    """A plain number from ``0.8``, ``80%`` (0.8), ``1GiB`` (bytes). Raises ValueError."""
+    """Convert ``0.8``, ``80%`` (0.8) or ``1GiB`` (bytes) to a number. Raises ValueError."""
     match = _LEVEL.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
         raise ValueError("expected a number, a share such as 80% or a size such as 1GiB")
@@ -41,7 +41,8 @@ def _finite(number: float) -> float:
 
 
 def duration(seconds: float) -> str:
-    """For people, to the nearest unit: ``42 s``, ``1 min 39 s``, ``23 min``, ``2 h 5 min``, ``3 d 4 h``.
+    """Format seconds, rounded to the nearest unit: ``42 s``, ``1 min 39 s``, ``23 min``, ``2 h 5 min``, ``3 d 4
+    h``.
 
     Two units below ten minutes and from an hour on; a second unit of zero is omitted.
     """
@@ -62,12 +63,12 @@ def _two(count: int, whole: str, size: int, part: str) -> str:
 
 
 def counted(count: float, noun: str) -> str:
-    """``1 time``, ``3 times``: for nouns whose plural ends with s."""
+    """Format a count with its noun, whose plural ends with s: ``1 time``, ``3 times``."""
     return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"
 
 
 def human(size: float) -> str:
-    """Bytes for people: ``31.2 GiB``."""
+    """Format bytes: ``31.2 GiB``."""
     for unit in ("B", "KiB", "MiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

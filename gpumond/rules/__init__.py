@@ -1,8 +1,8 @@
-"""Rules and their alerts: Prometheus' semantics for pending, firing, `for` and `keep_firing_for`. Pure.
+"""Rules and their alerts: Prometheus' semantics for pending, firing, `for` and `keep_firing_for`. No I/O.
 
-A rule compares one value of each subject of its scope with a level. An alert that is active stays
-active until the value passes the `clear` level. A value that is unknown changes nothing, since absence is not
-recovery. The alert of a subject that has ended resolves at once: `keep_firing_for` does not apply to it.
+A rule compares one value of each subject of its scope with a level. An active alert remains active until the value
+passes the `clear` level. An unknown value changes nothing, since absence is not recovery. The alert of a subject that
+has ended resolves at once: `keep_firing_for` does not apply to it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Texts = Callable[[], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A flush of the alert's subject when it fires: what, at most how often, and of whom (globs on workloads).
+    """A flush of the alert's subject when it fires, with its limits; ``workloads`` are globs.
 
-    ``dry_run`` plans and tells, and flushes nothing.
+    ``dry_run`` plans and notifies, and flushes nothing.
     """
 
     min_reclaimable_bytes: int = 0
@@ -46,7 +46,8 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One level (``above`` or ``below``), how long it must hold, and whom it concerns (``match``, globs on labels).
+    """One level (``above`` or ``below``), how long it must be exceeded, and its subjects (``match``, globs on
+    labels).
 
     ``receivers`` are names from the configuration; none means all.
     """
@@ -66,7 +67,7 @@ class Rule:
     action: Action | None = None
 
     def breached(self, value: float, active: bool) -> bool:
-        """Whether ``value`` is beyond the level, or, while active, not yet back past ``clear``."""
+        """Return True if ``value`` is beyond the level, or, while active, not yet back past ``clear``."""
         if self.above is not None:
             return value > (self.clear if active and self.clear is not None else self.above)
         if self.below is not None:
@@ -83,11 +84,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Subjects(Generic[Row]):
-    """What the rules of one scope look at: a row each, and what can be told of a row.
+    """Rows of one scope, and functions for the values, labels and texts of a row.
 
-    Nothing is told before a rule asks: of nearly every row of nearly every tick that is a value or two.
-    A value is None if it is unknown now; ``texts`` fill annotations; ``programs`` are the names of the programs on it,
-    what a match on ``workload`` looks at where that is no label.
+    They are evaluated on demand: nearly every row of a tick needs one or two values only. A value is None if it is
+    unknown now; ``texts`` fill annotations; ``programs`` are the names of the programs on the subject, which a
+    match on ``workload`` uses where that is no label.
     """
 
     rows: Sequence[Row]
@@ -98,16 +99,16 @@ class Subjects(Generic[Row]):
 
 
 class Hidden(NamedTuple):
-    """Subjects that cannot be read now but have not ended, by their labels: their alerts are kept as they were.
+    """Subjects that cannot be read now but have not ended, by their labels: their alerts are unchanged.
 
-    ``connected``: processes with a connected agent. They have not ended, whatever the driver lists: an alert on one
-    without a row resolves after ``keep_firing_for``.
+    ``connected``: processes with a connected agent. They have not ended, even if the driver does not list them: an
+    alert on one without a row resolves after ``keep_firing_for``.
     """
 
     devices: frozenset[str] = frozenset()
     pids: frozenset[str] = frozenset()
     workloads: frozenset[tuple[str, str]] = frozenset()
-    """uid and name."""
+    """uid and name"""
     connected: frozenset[str] = frozenset()
 
     def covers(self, labels: Mapping[str, str]) -> bool:
@@ -119,9 +120,9 @@ class Hidden(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """The memory of one alert. ``*_elapsed`` are monotonic, so that no clock jump fires or resolves.
+    """State of one alert. ``*_elapsed`` are monotonic, so that no clock change fires or resolves.
 
-    ``cleared_elapsed``: the first evaluation without a breach, while ``keep_firing_for`` holds the alert.
+    ``cleared_elapsed``: the first evaluation without a breach, while ``keep_firing_for`` delays the resolution.
     """
 
     alert: Alert
@@ -136,7 +137,7 @@ Activities = Mapping[Labels, Activity]
 def stepping(
     rule: Rule, subjects: Subjects[Row], before: Activities, hidden: Hidden, now: float, elapsed: float
 ) -> Steps[Activities]:
-    """The rule's alerts after one evaluation."""
+    """Return the rule's alerts after one evaluation."""
     after: dict[Labels, Activity] = {}
     absent = dict(before)
     value_of, above = subjects.values[rule.value], rule.above
@@ -172,7 +173,7 @@ step = synchronous(stepping)
 
 
 def located(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
-    """The rule with the device that it matches as a UUID. A name of no device, or of several, matches nothing."""
+    """Return the rule with the device that it matches as a UUID. An unknown or ambiguous name matches nothing."""
     name = dict(rule.match).get("device")
     if name is None:
         return rule
@@ -185,7 +186,7 @@ def located(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
 
 
 def ended(alert: Alert, at: float, reason: str = "") -> Alert:
-    """The alert as it is resolved. ``reason`` says that its subject has ended; empty if the subject still exists."""
+    """Return the alert as resolved. ``reason`` states that its subject has ended; empty if the subject still exists."""
     if reason:
         summary = dict(alert.annotations).get("summary", "")
         texts = {**dict(alert.annotations), "summary": f"{reason}; the alert was: {summary}" if summary else reason}
@@ -209,7 +210,9 @@ def _advance(
 
 
 def _cleared(rule: Rule, before: Activity, elapsed: float) -> Activity | None:
-    """As Prometheus does it: ``keep_firing_for`` counts from the first evaluation that is no longer a breach."""
+    """Keep the alert for ``keep_firing_for``, counted from the first evaluation without a breach, as Prometheus
+    does.
+    """
     if before.alert.phase == "pending":
         return None
     since = elapsed if before.cleared_elapsed is None else before.cleared_elapsed
@@ -236,7 +239,7 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def readable(name: str, value: float) -> str:
-    """A value for people, by the unit in which its name ends."""
+    """Format a value by the unit in which its name ends."""
     if name.endswith("_bytes"):
         return human(value)
     if name.endswith("_bytes_per_second"):

@@ -1,9 +1,9 @@
-"""The closed loop's decisions: which firing alerts flush which programs now. A fold, pure; time is an argument.
+"""Decisions of rule actions: which firing alerts flush which programs now. No I/O; time is an argument.
 
-An action waits its cooldown between two flushes and keeps to its number an hour. A flush that released
-nothing, or whose memory was taken again by the time of the next one, doubles that wait, so that an
-action that does not help soon hardly costs anything, and its alert says so. All of this is counted for each
-user by itself: one user's programs change nothing about the flushes of another's.
+An action waits its cooldown between two flushes and observes its limit per hour. A flush that released nothing, or
+whose memory was allocated again by the time of the next one, doubles the wait, so that an action without effect soon
+costs little, and its alert states this. All limits are counted for each user separately: one user's programs do not
+affect the flushes of another's.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from gpumond.rules import Action, Labels, Rule
 HOUR_SECONDS = 3600.0
 MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
 THRASHED_RATIO = 0.5
-"""Of what a flush released, this much taken again makes it one that did not help."""
+"""A flush is ineffective if the programs allocated this share of the released bytes again."""
 
 ANNOTATION = "action"
 
 Key = tuple[str, Labels, int | None]
-"""Rule and labels of an alert, and the user whose programs are flushed; None in audits of earlier versions."""
+"""Rule and labels of an alert, and the user whose programs are flushed; None in audits of earlier versions"""
 
 Pool = tuple[int, str, str]
-"""Process, device and allocator."""
+"""Process, device and allocator"""
 
 
 @dataclass(frozen=True, slots=True)
 class FlushOrder:
-    """Flush these programs of one user, for this alert."""
+    """A flush of programs of one user, for one alert."""
 
     alert: Alert
     action: Action
     uid: int
     programs: tuple[AgentReport, ...]
     thrashes: tuple[tuple[Pool, int], ...] = ()
-    """What the programs' pools had counted before it."""
+    """Thrashes that the programs' pools had counted before the flush."""
 
     @property
     def key(self) -> Key:
@@ -55,7 +55,7 @@ class FlushOrder:
 
 @dataclass(frozen=True, slots=True)
 class ReleasedBytes:
-    """What a flush left in a pool, and what it released; kept to see whether it was worth it."""
+    """Bytes that a flush released from a pool and left in it, from which its effect is judged later."""
 
     pid: int
     device_uuid: str
@@ -67,7 +67,7 @@ class ReleasedBytes:
 
 @dataclass(frozen=True, slots=True)
 class ActionTrack:
-    """What an action did for one alert and one user. ``attempts``: elapsed seconds of the last hour's."""
+    """Flushes of an action for one alert and one user. ``attempts``: elapsed seconds of those of the last hour."""
 
     attempts: tuple[float, ...] = ()
     failures: int = 0
@@ -88,7 +88,7 @@ Tracks = Mapping[Key, ActionTrack]
 def decide(
     rules: Iterable[Rule], alerts: Iterable[Alert], reports: Sequence[AgentReport], tracks: Tracks, elapsed: float
 ) -> tuple[list[FlushOrder], Tracks]:
-    """The flushes that are due now; their tracks are then ``under_way`` until ``conclude``."""
+    """Return the flushes that are due now; their tracks are ``under_way`` until ``conclude``."""
     actions = {rule.name: rule.action for rule in rules if rule.action is not None}
     if not actions:
         return [], tracks
@@ -115,7 +115,7 @@ def decide(
 
 
 def conclude(tracks: Tracks, order: FlushOrder, receipts: Sequence[Receipt], problem: str = "") -> Tracks:
-    """The tracks once the flush is over; ``problem`` says why there was none."""
+    """Return the tracks after a flush; ``problem`` is the reason if there was none."""
     track = tracks.get(order.key, ActionTrack())
     failed = not any(receipt.released_bytes > 0 for receipt in receipts) and not (order.action.dry_run and receipts)
     track = replace(
@@ -131,7 +131,7 @@ def conclude(tracks: Tracks, order: FlushOrder, receipts: Sequence[Receipt], pro
 
 
 def remembered(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
-    """The tracks of a daemon that starts: no restart makes an action forget what it did in the last hour.
+    """Return the tracks of a daemon that starts, so that a restart keeps the flushes of the last hour.
 
     ``attempts`` are unix seconds, oldest first.
     """
@@ -144,7 +144,7 @@ def remembered(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
 
 
 def annotate(alerts: Iterable[Alert], tracks: Tracks) -> tuple[Alert, ...]:
-    """The alerts, with what an action did about each as an annotation."""
+    """Return the alerts, each with the results of its action as an annotation."""
     notes: defaultdict[tuple[str, Labels], list[str]] = defaultdict(list)
     for (rule, labels, _), track in tracks.items():
         if track.note:
@@ -158,7 +158,7 @@ def annotate(alerts: Iterable[Alert], tracks: Tracks) -> tuple[Alert, ...]:
 
 
 def forget(tracks: Tracks, alerts: Iterable[Alert], elapsed: float) -> Tracks:
-    """Without those of alerts that are over for longer than any wait counts."""
+    """Return the tracks without those of alerts that ended before the longest wait."""
     active = {(alert.rule, alert.labels) for alert in alerts}
     return {
         key: track if key[:2] in active else replace(track, note="")
@@ -168,7 +168,7 @@ def forget(tracks: Tracks, alerts: Iterable[Alert], elapsed: float) -> Tracks:
 
 
 def _judged(track: ActionTrack, action: Action, reports: Sequence[AgentReport], elapsed: float) -> ActionTrack:
-    """The track once its last flush is old enough to tell whether it helped."""
+    """Return the track, judged once its last flush is old enough."""
     if not track.released or track.under_way or elapsed < track.due_at(action):
         return track
     pools = {(report.pid, pool.device_uuid, pool.allocator): pool for report in reports for pool in report.pools}
@@ -181,7 +181,9 @@ def _judged(track: ActionTrack, action: Action, reports: Sequence[AgentReport], 
 
 
 def _taken(each: ReleasedBytes, pools: Mapping[Pool, PoolUsage]) -> int:
-    """What the program holds again of it; all of it if its agent saw it taken at once, whatever it holds by now."""
+    """Return the bytes that the program allocated again; all of them if its agent observed it, even if they are
+    free now.
+    """
     pool = pools.get((each.pid, each.device_uuid, each.allocator))
     if pool is None:
         return 0
@@ -196,7 +198,7 @@ def _thrashes(reports: Iterable[AgentReport]) -> tuple[tuple[Pool, int], ...]:
 
 
 def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[AgentReport]:
-    """The programs that the alert is about, may be flushed, and have enough to give."""
+    """Yield the programs that the alert concerns, that may be flushed, and that have enough reclaimable memory."""
     labels = dict(alert.labels)
     for report in reports:
         if report.flush_policy == "never" or not any(fnmatchcase(report.workload, glob) for glob in action.workloads):

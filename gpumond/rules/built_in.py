@@ -1,6 +1,7 @@
-"""The rules in force unless the configuration replaces or disables them. Each text has subject, value and next step.
+"""Built-in rules, active unless the configuration replaces or disables them. Each text has subject, value and next
+step.
 
-deploy/prometheus/gpumond.rules.yaml has the same for fleets, and docs/operations.md a section on each.
+deploy/prometheus/gpumond.rules.yaml has the same rules for fleets, and docs/operations.md a section on each.
 """
 
 from __future__ import annotations
@@ -149,4 +150,4 @@ BUILT_IN: tuple[Rule, ...] = (
         below=1,
     ),
 )
-"""A rule of the same name in the configuration replaces one."""
+"""A rule of the same name in the configuration replaces a built-in one."""

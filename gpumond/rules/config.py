@@ -1,4 +1,4 @@
-"""A rule as people write it, in the configuration file or over the API; docs/rules.md describes the keys."""
+"""Rules in the configuration file and in the API; docs/rules.md describes the keys."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RuleConfig(Strict):
     def _names(cls, texts: dict[str, str]) -> dict[str, str]:
         for name in texts:
             if not LABEL_NAME.fullmatch(name):
-                raise ValueError(f"{name!r:.40} is no name for a label: expected letters, digits and _")
+                raise ValueError(f"{name!r:.40} is not a valid label name: expected letters, digits and _")
         return texts
 
     @field_validator("match", "labels")
@@ -121,7 +121,7 @@ def _check(used: Iterable[str], known: Mapping[str, str], what: str, place: str)
 
 
 def written(rule: Rule) -> dict[str, Any]:
-    """The rule in the words of RuleConfig, which reads it back as it was."""
+    """Return the rule with the keys of RuleConfig, which reads it back unchanged."""
     body: dict[str, Any] = {"name": rule.name, "scope": rule.scope, "value": rule.value}
     numbers = {
         "above": rule.above,

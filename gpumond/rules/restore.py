@@ -1,9 +1,9 @@
-"""Alerts over a restart, with Prometheus' tolerance. Pure.
+"""Alerts across a restart, with Prometheus' tolerance. No I/O.
 
-After an outage of at most an hour what fired fires on, and what was pending has been so for as long as
-before the outage, which itself does not count. An alert whose subject has not been seen yet since the
-start (its agent has not called, its driver is slow) is neither lost nor resolved for ten minutes; one on
-a verdict for two hours, since that has to be found again (a quiet leak took 70 minutes).
+After an outage of at most an hour a firing alert continues to fire, and a pending one continues with the time before
+the outage, which itself does not count. An alert whose subject has not been observed since the start (its agent is not
+connected, its driver is slow) is neither dropped nor resolved for ten minutes; one on a verdict for two hours, since
+the verdict has to be found again (a slow leak took 70 minutes).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gpumond.rules import Activities, Activity
 OUTAGE_TOLERANCE_SECONDS = 3600.0
 GRACE_SECONDS = 600.0
 JUDGED_SECONDS = 7200.0
-"""A verdict needs a look of some length: that it does not stand so soon after a start is no reason to resolve."""
+"""Time for which a missing verdict does not resolve an alert after a start: a verdict needs a longer observation."""
 
 Awaited = frozenset[tuple[str, Labels]]
-"""Resumed alerts whose subject has not been seen yet: rule and the subject's labels."""
+"""Restored alerts whose subject has not been observed yet: rule and the subject's labels"""
 
 
 def kept(activities: Mapping[str, Activities], began: float) -> Iterator[KeptAlert]:
-    """What to keep of the alerts; ``began`` is the monotonic time at which elapsed time was 0."""
+    """Yield the alerts to be stored; ``began`` is the monotonic time at which elapsed time was 0."""
     for active in activities.values():
         for labels, activity in active.items():
             cleared = activity.cleared_elapsed
@@ -33,7 +33,7 @@ def kept(activities: Mapping[str, Activities], began: float) -> Iterator[KeptAle
 
 
 def resume(alerts: Iterable[KeptAlert], alive: Heartbeat | None, now: float) -> dict[str, dict[Labels, Activity]]:
-    """The alerts as the daemon before had them when it was last alive, with elapsed time starting at 0 again."""
+    """Return the alerts as of the previous daemon's last activity, with elapsed time starting at 0 again."""
     if alive is None or now - alive.at > OUTAGE_TOLERANCE_SECONDS:
         return {}
     activities: dict[str, dict[Labels, Activity]] = {}
@@ -56,8 +56,11 @@ def hold(
     on_verdicts: frozenset[str],
     elapsed: float,
 ) -> tuple[Mapping[str, Activities], Awaited]:
-    """``after`` with the awaited alerts as they were before. Whoever was ``seen`` (by rule) is awaited no longer; an
-    alert of a rule ``on_verdicts`` until its verdict stands again."""
+    """Return ``after`` with the awaited alerts unchanged, and the alerts that are still awaited.
+
+    A subject that was ``seen`` (by rule) is no longer awaited; an alert of a rule ``on_verdicts`` is awaited until
+    its verdict is active again.
+    """
     if not awaited or elapsed > max(GRACE_SECONDS, JUDGED_SECONDS):
         return after, frozenset()
 

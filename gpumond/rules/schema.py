@@ -1,6 +1,6 @@
-"""What a rule can say about the subjects of each scope: values, labels to match, placeholders. The words alone.
+"""Words of rules by scope: values, labels to match, placeholders.
 
-docs/rules.md is made from these tables, and a rule that uses another word is refused.
+docs/rules.md is generated from these tables, and a rule with another word is rejected.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gpumond.rules.verdicts import TROUBLES
 from gpumond.rules.window import WINDOW_SECONDS
 
 _VERDICTS = {
-    **{kind.replace("-", "_"): f"1 while the [verdict](operations.md#verdicts) {kind} stands" for kind in TROUBLES},
+    **{kind.replace("-", "_"): f"1 while the [verdict](operations.md#verdicts) {kind} is active" for kind in TROUBLES},
     "leak_bytes_per_second": "by how much a leak grows; 0 without one",
     "time_to_oom_seconds": "until the memory is full if it goes on growing; infinite where nothing does",
 }
@@ -22,7 +22,7 @@ _SAID = {
     "time_to_oom": "until the memory is full",
 }
 _LATELY = f"in the last {WINDOW_SECONDS / 60:.0f} minutes"
-_UNTIL = "none is unknown until it was watched for so long"
+_UNTIL = "zero is unknown until a full window has been observed"
 
 VALUES: Mapping[Scope, Mapping[str, str]] = {
     "device": {
@@ -83,18 +83,18 @@ LABELS: Mapping[Scope, Mapping[str, str]] = {
     "device": {**_DEVICE, "workload": "any program on it"},
     "process": {
         **_DEVICE,
-        "pid": "of the process; empty for verdicts on what no process can be told for",
+        "pid": "of the process; empty for verdicts on memory without a known process",
         "workload": "its workload, or its command's name",
     },
     "pool": {**_DEVICE, "pid": "of the process", "workload": "its workload", "allocator": "of the pool"},
     "workload": {"uid": "of the user", "workload": "the name"},
     "daemon": {},
 }
-"""What ``match`` can look at."""
+"""Labels that ``match`` can use."""
 
 
 def matches(scope: Scope) -> Mapping[str, str]:
-    """The keys of ``match``: the labels, and the device by any of its names."""
+    """Return the keys of ``match``: the labels, and the device by any of its names."""
     named = {"device": "its index, UUID, the beginning of its UUID, or its PCI address; no glob"}
     return {**LABELS[scope], **(named if "uuid" in LABELS[scope] else {})}
 

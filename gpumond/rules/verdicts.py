@@ -1,4 +1,4 @@
-"""Verdicts as the values of rules: what stands for a process or on a device. Pure."""
+"""Verdicts as the values of rules. No I/O."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from gpumond.model.frame import Verdict
+from gpumond.model.frame import Verdict, VerdictKind
 from gpumond.model.units import duration, human
 
-TROUBLES = ("leak", "fragmentation", "pressure", "orphan", "idle-holder", "crash", "crash-loop")
-"""The kinds that somebody may want to hear of; the others say that all is well."""
+TROUBLES: tuple[VerdictKind, ...] = (
+    "leak",
+    "fragmentation",
+    "pressure",
+    "orphan",
+    "idle-holder",
+    "crash",
+    "crash-loop",
+)
+"""Kinds that indicate a problem; the others describe a healthy program."""
 
 Standing = Mapping[tuple[str, int | None], Sequence[Verdict]]
-"""The troubles by device and process; None is the device as a whole."""
+"""Active verdicts of these kinds by device and process; None is the device as a whole"""
 
 NOTHING: Mapping[str, float | None] = {
     **{kind.replace("-", "_"): 0.0 for kind in TROUBLES},
@@ -32,7 +40,7 @@ def standing(verdicts: Iterable[Verdict]) -> Standing:
 
 
 def values(verdicts: Sequence[Verdict], otherwise: Mapping[str, float | None]) -> Mapping[str, float | None]:
-    """The values of rules; ``otherwise`` is what holds where no verdict stands."""
+    """Return the values of rules; ``otherwise`` has those without an active verdict."""
     if not verdicts:
         return otherwise
     own = dict(otherwise)

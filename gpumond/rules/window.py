@@ -1,4 +1,4 @@
-"""What one snapshot cannot tell: how counters grew lately, peaks, agents that fell silent. A fold, pure."""
+"""Values that need more than one snapshot: increases of counters, peaks, agents that stopped reporting. No I/O."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gpumond.model.snapshot import MISSED_LIMIT, AgentReport, Snapshot
 
 WINDOW_SECONDS = 600.0
 BUCKET_SECONDS = 30.0
-"""The window moves in steps of this length."""
+"""Step by which the window moves, in seconds."""
 
 OBSERVED_SECONDS = 60.0
-"""A peak is one only after so long a look."""
+"""Time of observation from which a peak is known, in seconds."""
 
 Identity = tuple[int, int | None]
 """(pid, start_ticks)"""
 
 
 class Workload(NamedTuple):
-    """A name, and the user whose programs have it: another user's of the same name are another workload."""
+    """A name, and the user of its programs: the same name of another user is another workload."""
 
     uid: int
     name: str
@@ -37,7 +37,7 @@ Xid = tuple[str, int]
 
 
 class Growth(NamedTuple):
-    """A counter as it was last, and by how much it grew in the steps of the window in which it did."""
+    """Last value of a counter, and its increases within the window, by step."""
 
     last: int
     grown: tuple[tuple[float, int], ...] = ()
@@ -48,10 +48,10 @@ class Growth(NamedTuple):
 
 
 class CounterTrack(NamedTuple):
-    """Of one pool: when it was first seen, the peak it last reported, and the most live and kept bytes per step.
+    """Observations of one pool: first time, last reported peak, and the highest live and kept bytes per step.
 
-    *Kept* is what no flush returns: held less reclaimable, that is live and stranded.
-    ``live`` and ``kept`` are the most of the window.
+    *Kept* bytes are those that no flush returns: held less reclaimable, that is live and stranded. ``live`` and
+    ``kept`` are the maxima of the window.
     """
 
     since: float
@@ -64,7 +64,7 @@ class CounterTrack(NamedTuple):
 
     @property
     def short(self) -> bool:
-        """It ran out of memory, or nearly did, within the window."""
+        """True if it ran out of memory, or nearly did, within the window."""
         return bool((self.ooms and self.ooms.grown) or (self.retries and self.retries.grown))
 
 
@@ -76,18 +76,19 @@ class RuleWindow:
     agents: Mapping[Identity, Workload] = field(default_factory=dict)
     """Workload of every process that has an agent, or had one and is still on a device."""
     retried: Mapping[Identity, Growth] = field(default_factory=dict)
-    """Of every process, the out-of-memory errors after which `retry_on_oom` tried again."""
+    """Out-of-memory errors of every process after which `retry_on_oom` tried again."""
     silent: frozenset[Identity] = frozenset()
-    """Those of them whose agent reports no more."""
+    """Processes whose agent no longer reports."""
 
     def increase(self, growth: Growth | None, since: float = 0.0) -> float | None:
-        """By how much it grew within the window; that it did not is known after a whole window only."""
+        """Return the increase within the window; zero is known only after a whole window."""
         if growth is None:
             return None
         return float(growth.increase) if growth.grown or self.elapsed - since >= WINDOW_SECONDS else None
 
     def ooms(self, report: AgentReport, track: CounterTrack) -> float | None:
-        """Return by how much a pool's errors grew within the window, without those that `retry_on_oom` tried again.
+        """Return the increase of a pool's errors within the window, without those after which `retry_on_oom`
+        tried again.
 
         The agent counts the latter by process: where several pools ran out, they are subtracted from the sum.
         """
@@ -102,9 +103,9 @@ class RuleWindow:
         return min(grown, float(left))
 
     def fragmentation(self, track: CounterTrack) -> float | None:
-        """1 - peak live / peak kept over the window; None until it was seen for a minute.
+        """Return 1 - peak live / peak kept over the window; None until it was observed for a minute.
 
-        At a moment of low use a healthy pool looks just as split up; at its peak it is not.
+        At a moment of low use a healthy pool looks as fragmented as any; at its peak it does not.
         """
         if self.elapsed - track.since < OBSERVED_SECONDS:
             return None
@@ -116,7 +117,7 @@ def pool_of(report: AgentReport, pool: PoolUsage) -> Pool:
 
 
 def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
-    """What is known after ``snapshot``."""
+    """Return the window after ``snapshot``."""
     elapsed = snapshot.elapsed_seconds
     agents: dict[Identity, Workload] = {
         (report.pid, report.start_ticks): Workload(report.uid, report.workload) for report in snapshot.reports
@@ -137,7 +138,7 @@ def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
         agents.update((who, before.agents[who]) for who in silent)
         pools.update((pool, track) for pool, track in before.pools.items() if pool[:2] in silent)
         retried.update((who, growth) for who, growth in before.retried.items() if who in silent)
-    # The count of an XID begins with the daemon, so that its first report is news.
+    # The count of an XID starts with the daemon, so that its first report is an increase.
     xids = {
         (seen.device_uuid, seen.xid): _grown(before.xids.get((seen.device_uuid, seen.xid), NONE), seen.count, elapsed)
         for seen in snapshot.xids
@@ -151,9 +152,9 @@ NONE = Growth(0)
 
 
 def _present(before: RuleWindow, reporting: Mapping[Identity, Workload], snapshot: Snapshot) -> frozenset[Identity]:
-    """The processes that are on a device; all that were, while a device is not read completely."""
+    """Return the processes that are on a device; all previous ones while a device is not read completely."""
     if before.agents.keys() <= reporting.keys():
-        return frozenset()  # of no interest: nobody is silent
+        return frozenset()  # not needed: every agent reports
     if unlisted(snapshot) or any(device.missed >= MISSED_LIMIT for device in snapshot.devices):
         return frozenset(before.agents)
     return frozenset(
@@ -165,7 +166,7 @@ def _present(before: RuleWindow, reporting: Mapping[Identity, Workload], snapsho
 
 
 def unlisted(snapshot: Snapshot) -> frozenset[str]:
-    """The devices whose list of processes could not be read this time; one that never has a list is none of them."""
+    """Return the devices whose process list could not be read now, without those that never have one."""
     if not snapshot.faults:
         return frozenset()
     at_fault = {fault.device_uuid for fault in snapshot.faults}
@@ -175,7 +176,7 @@ def unlisted(snapshot: Snapshot) -> frozenset[str]:
 def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> CounterTrack:
     peak, live = pool.peak_live_bytes, pool.live_bytes
     if peak is not None and peak > live and (before is None or peak != before.reported):
-        live = peak  # one that rose was reached within this step, however short it was
+        live = peak  # a peak that rose was reached within this step, however short it was
     kept = max(live, kept_bytes(pool))
     if before is None:
         ooms, retries = (None if count is None else Growth(count) for count in (pool.ooms, pool.retries))
@@ -206,7 +207,7 @@ def _grown(growth: Growth, count: int, elapsed: float) -> Growth:
     grown = growth.grown
     if grown and grown[0][0] <= elapsed - WINDOW_SECONDS:
         grown = tuple(entry for entry in grown if entry[0] > elapsed - WINDOW_SECONDS)
-    amount = count - growth.last if count >= growth.last else count  # it began anew
+    amount = count - growth.last if count >= growth.last else count  # the counter was reset
     if amount and grown and elapsed - grown[-1][0] < BUCKET_SECONDS:
         grown = (*grown[:-1], (grown[-1][0], grown[-1][1] + amount))
     elif amount:

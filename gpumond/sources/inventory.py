@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from gpumond.errors import FaultKind, ReturnCode
 from gpumond.sources.validation import Tally
 
-LEFT_OUT = "left_out"
+LEFT_OUT: FaultKind = "left_out"
 """Kind of the fault for an excluded device, on which the driver hangs or crashes."""
 
 RESCAN_SECONDS = 10.0
@@ -23,7 +24,7 @@ RETRY_SECONDS = 1.0
 class Refusal(Exception):
     """Query without an answer. ``kind`` is the kind of the fault."""
 
-    def __init__(self, kind: str, detail: str = "") -> None:
+    def __init__(self, kind: FaultKind | ReturnCode, detail: str = "") -> None:
         super().__init__(detail or kind.replace("_", " "))
         self.kind = kind
 
@@ -65,7 +66,7 @@ class Device:
     name: str = ""
     pci_bus_id: str = ""
     handle: Any = None
-    lost: str = ""
+    lost: FaultKind | ReturnCode | Literal[""] = ""
     memory_version: int | None = None
     memory_failures: int = 0
     size_bytes: int | None = None
@@ -105,7 +106,7 @@ class Inventory:
             self._next_scan = now + (self._retry_seconds or RESCAN_SECONDS)
             self._retry_seconds = min(2 * self._retry_seconds, RESCAN_SECONDS)
 
-    def lose(self, device: Device, kind: str) -> None:
+    def lose(self, device: Device, kind: FaultKind | ReturnCode) -> None:
         for lost in (device, *self._instances(device)):
             lost.handle, lost.lost = None, kind
 

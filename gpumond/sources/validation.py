@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.snapshot import Fault
 from gpumond.protocol.messages import MAX_INTEGER, clean
 
-IMPOSSIBLE = "impossible_value"
+IMPOSSIBLE: FaultKind = "impossible_value"
 """Kind of the fault for impossible values."""
 
 UNTRUSTED_SHARE = 0.2
@@ -31,9 +32,9 @@ class Tally:
     """Faults of one reading: one per device and kind, regardless of the number of values."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str | None, str], tuple[int, list[str]]] = {}
+        self._said: dict[tuple[str | None, FaultKind | ReturnCode], tuple[int, list[str]]] = {}
 
-    def add(self, uuid: str | None, kind: str, detail: str, count: int = 1) -> None:
+    def add(self, uuid: str | None, kind: FaultKind | ReturnCode, detail: str, count: int = 1) -> None:
         before, details = self._said.get((uuid, kind), (0, []))
         self._said[uuid, kind] = (before + count, [*details, detail])
 

@@ -1,9 +1,8 @@
-"""What outlives the daemon: rules, the audit, receipts, alerts that are over, the state of those that are not, and
-what is still to be told.
+"""Persistent state: rules, audit log, receipts, past and active alerts, undelivered notifications, history, baselines.
 
-SQLite in WAL mode with synchronous=FULL: what was acknowledged is on the disk. One thread writes, so
-that the event loop waits for no disk. A store that cannot commit says so (``writable``, ``trouble``),
-refuses changes, and tries again every few seconds; the daemon goes on without it.
+SQLite in WAL mode with synchronous=FULL: an acknowledged change is on the disk. One thread writes, so that the event
+loop waits for no disk. A store that cannot commit reports it (``writable``, ``trouble``), rejects changes, and tries
+again every few seconds; the daemon continues without it.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def _now() -> Heartbeat:
 class Store:
     """One file. Every method that changes something returns after the commit, or raises StoreUnavailable.
 
-    ``bounds`` can be replaced at any time. ``clock``: unix seconds and a monotonic clock's.
+    ``bounds`` can be replaced at any time. ``clock`` returns unix seconds and a monotonic clock's.
     """
 
     def __init__(
@@ -74,17 +73,21 @@ class Store:
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Open or make the file. Never raises: a store that cannot be opened is not ``writable``, and tries again."""
+        """Open or create the file. Never raises: a store that cannot be opened is not ``writable``, and is
+        opened later.
+        """
         tried = asyncio.Event()
         self._beating = asyncio.create_task(self._beat_forever(tried))
         try:
             await asyncio.wait_for(tried.wait(), OPEN_SECONDS)
         except (asyncio.TimeoutError, TimeoutError):
             self.trouble = f"the store {self.path} takes too long to open"
-            log.error("%s; the daemon goes on without it", self.trouble)
+            log.error("%s; the daemon continues without it", self.trouble)
 
     async def close(self, patience: float = 10.0) -> None:
-        """Wait for what is being written, ``patience`` seconds at most: a disk that hangs does not keep the daemon."""
+        """Wait for pending writes, ``patience`` seconds at most, so that a disk that hangs does not block the
+        daemon's end.
+        """
         if self._beating:
             self._beating.cancel()
         closed = asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
@@ -93,9 +96,9 @@ class Store:
         self._thread.shutdown()
 
     def faults(self) -> tuple[Fault, ...]:
-        """What is wrong with the store, for the snapshot."""
+        """Return the store's problems as faults for the snapshot."""
         faults = [
-            Fault("store", "corrupt", None, f"{name} could not be read and is set aside in {self.path.parent}; look")
+            Fault("store", "corrupt", None, f"{name} could not be read and is set aside in {self.path.parent}")
             for name in self._set_aside
         ]
         faults += self._rows.faults()
@@ -104,16 +107,16 @@ class Store:
         return tuple(faults)
 
     async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """By name: etag and body."""
+        """Return etag and body of each rule, by name."""
         rows = await self._run(lambda db: db.execute("SELECT name, etag, body FROM rules ORDER BY name").fetchall())
         return dict(self._rows.read("rules", rows, _rule))
 
     def left_out(self, table: str, rows: int) -> None:
-        """State that so many rows more could not be used, though they could be read."""
+        """Report further rows that could be read but not used."""
         self._rows.left_out(table, self._rows.count(table) + rows)
 
     async def put_rule(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
-        """The new etag. Raises RuleChanged if ``if_match`` is given and is not the etag of what is there."""
+        """Store a rule and return its etag. Raises RuleChanged if ``if_match`` is given and is not the present etag."""
         text = canonical(body)
         etag = sha256(text.encode()).hexdigest()[:16]
 
@@ -129,7 +132,7 @@ class Store:
         return await self._run(put)
 
     async def delete_rule(self, name: str, actor: str, if_match: str | None = None) -> None:
-        """Raises NoSuchRule or RuleChanged."""
+        """Delete a rule. Raises NoSuchRule or RuleChanged."""
 
         def delete(db: sqlite3.Connection) -> None:
             known = _etag(db, name)
@@ -142,11 +145,11 @@ class Store:
         await self._run(delete)
 
     async def audit(self, actor: str, action: str, detail: Any) -> None:
-        """``detail`` is any JSON value."""
+        """Add an audit entry; ``detail`` is any JSON value."""
         await self._run(lambda db: self._record(db, actor, action, detail))
 
     async def audit_entries(self, limit: int = 1000, users: bool = True) -> list[AuditEntry]:
-        """The newest, oldest first; without those of ``users`` only the administrators'."""
+        """Return the newest entries, oldest first; without those of ``users`` only the administrators'."""
         return await self._run(lambda db: audit_table.newest(db, limit, users))
 
     async def add_receipts(self, receipts: Iterable[Receipt]) -> None:
@@ -159,7 +162,7 @@ class Store:
         await self._run(add)
 
     async def receipts(self, limit: int = 1000) -> list[Receipt]:
-        """The newest, oldest first."""
+        """Return the newest receipts, oldest first."""
         query = "SELECT body FROM receipts ORDER BY seq DESC LIMIT ?"
         rows = await self._run(lambda db: db.execute(query, (limit,)).fetchall())
         return self._rows.read("receipts", reversed(rows), decode.receipt)
@@ -167,10 +170,11 @@ class Store:
     def keep(
         self, alerts: Iterable[KeptAlert], notices: Sequence[Notice], over: Sequence[Alert] = ()
     ) -> Awaitable[None]:
-        """All alerts as they are now, what became to be told by it, and those that are over, in one transaction.
+        """Store all present alerts, the new notifications, and the alerts that have ended, in one transaction.
 
-        Its place before whatever is called later is certain once this returns, awaited or not. It is a heartbeat too:
-        else what fires since a moment ago would be younger than its ``for`` to the daemon that resumes it.
+        Its place before later changes is certain once this returns, awaited or not. It is also a heartbeat:
+        without it, an alert that has just fired would be younger than its ``for`` to the daemon that resumes
+        it.
         """
         current = tuple(alerts)
 
@@ -187,18 +191,18 @@ class Store:
         return self._settle(self._submit(keep))
 
     async def kept(self) -> tuple[list[KeptAlert], Heartbeat | None]:
-        """The alerts that were kept, and when the daemon that kept them was last alive."""
+        """Return the stored alerts, and the last activity of the daemon that stored them."""
         rows = await self._run(lambda db: db.execute("SELECT body FROM alerts").fetchall())
         return self._rows.read("alerts", rows, decode.kept_alert), self._database.before
 
     async def past_alerts(self, limit: int = 1000) -> list[Alert]:
-        """The newest that are over, oldest first."""
+        """Return the newest alerts that have ended, oldest first."""
         query = "SELECT body FROM past_alerts ORDER BY seq DESC LIMIT ?"
         rows = await self._run(lambda db: db.execute(query, (limit,)).fetchall())
         return self._rows.read("past_alerts", reversed(rows), decode.alert)
 
     async def keep_history(self, history: Iterable[Coarse]) -> None:
-        """In the place of what was kept before."""
+        """Store the history, replacing the previous one."""
 
         def keep(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM history")
@@ -221,7 +225,7 @@ class Store:
         return self._rows.read("baselines", rows, baseline_table.baseline)
 
     async def delete_baseline(self, name: str, actor: str) -> bool:
-        """Whether there was one."""
+        """Delete a baseline. Returns False if there was none."""
 
         def delete(db: sqlite3.Connection) -> bool:
             found = baseline_table.delete(db, name)
@@ -232,7 +236,7 @@ class Store:
         return await self._run(delete)
 
     async def delivered(self, notices: Sequence[Notice], told: bool) -> None:
-        """These are no longer to be told; if ``told``, their receiver knows of them now."""
+        """Remove notifications from the queue; if ``told``, their receiver has accepted them."""
 
         def deliver(db: sqlite3.Connection) -> None:
             for each in notices:
@@ -246,7 +250,9 @@ class Store:
         await self._run(deliver)
 
     async def undelivered(self, receivers: Iterable[str]) -> tuple[list[Notice], list[tuple[str, Alert]]]:
-        """What is to be told, in order, and what each of these receivers knows to fire; others' is forgotten."""
+        """Return queued notifications in order, and the firing alerts that each receiver knows; other
+        receivers' are deleted.
+        """
         names = tuple(receivers)
         among = f"({','.join('?' * len(names))})"
 
@@ -275,7 +281,7 @@ class Store:
             done, changed = await submitted
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:  # a damaged file can raise any of them
             raise self._failed(error) from None
-        if changed:  # what can be read says nothing about what can be written
+        if changed:  # a read says nothing about whether writes succeed
             if not self.writable:
                 log.info("the store %s is writable", self.path)
             self.writable, self.trouble = True, ""
@@ -297,7 +303,7 @@ class Store:
         try:
             self._set_aside = await self._run(beat)
         except StoreUnavailable:
-            pass  # it was said
+            pass  # the store has logged it
 
     def _live(self, db: sqlite3.Connection) -> None:
         now = self._clock()
@@ -312,7 +318,7 @@ class Store:
                 await self.trim()
 
     async def trim(self) -> None:
-        """Remove what is too old and what is too much; how old things are is not known if the clock was just set."""
+        """Remove rows that are too old or too many; the age is unknown if the clock was just set."""
         before, self._trimmed = self._trimmed, self._clock()
         steady = same_clock(before, self._trimmed)
 
@@ -324,7 +330,7 @@ class Store:
         try:
             await self._run(trim)
         except StoreUnavailable:
-            pass  # it was said
+            pass  # the store has logged it
 
     def _record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
         chain = audit_table.append(db, actor, action, detail)
@@ -346,7 +352,7 @@ def _rule(name: object, etag: object, body: object) -> tuple[str, tuple[str, dic
 
 
 def _owner(alert: Alert) -> str:
-    """Whose share of the past alerts it is: a user's where a label names one, else its rule's."""
+    """Return the owner of a past alert's share: a user where a label names one, else its rule."""
     uid = dict(alert.labels).get("uid")
     return f"uid:{uid}" if uid else alert.rule
 

@@ -1,9 +1,9 @@
-"""The audit: a chain of entries, each of which holds the hash of the one before. Pure.
+"""The audit: a chain of entries, each of which contains the hash of the previous one. No I/O.
 
-Whoever changes an entry, removes one or puts one in breaks the chain from there on. Old entries are
-removed by an entry too: the chain then begins where its newest entry of action ``trim`` says.
+An entry that is changed, removed or inserted breaks the chain from there on. The removal of old entries is recorded by
+an entry too: the chain then begins after the last entry that the newest entry of action ``trim`` names.
 
-This does *not* protect against someone who rewrites the whole file; for that, keep the newest hash elsewhere.
+This does *not* protect against an attacker who rewrites the whole file; for that, keep the newest hash elsewhere.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 GENESIS = "0" * 64
 TRIM = "trim"
 MISSING = "audit.missing"
-"""The daemon found at its start that the newest entries of a chain were not there any more."""
+"""Action of the entry that a daemon adds if the newest entries of a chain are missing at its start"""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Who did what, when (unix seconds). ``detail`` is any JSON value."""
+    """One action with its actor and time (unix seconds). ``detail`` is any JSON value."""
 
     seq: int
     at: float
@@ -39,18 +39,18 @@ def entry_hash(prev_hash: str, seq: int, at: float, actor: str, action: str, det
 
 
 def canonical(value: Any) -> str:
-    """The one JSON text of a value."""
+    """Return the canonical JSON text of a value."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 def follow(last: tuple[int, str] | None, at: float, actor: str, action: str, detail: Any) -> AuditEntry:
-    """The entry that comes after ``last`` (number and hash)."""
+    """Return the entry after ``last`` (number and hash)."""
     seq, prev_hash = (last[0] + 1, last[1]) if last else (1, GENESIS)
     return AuditEntry(seq, at, actor, action, detail, prev_hash, entry_hash(prev_hash, seq, at, actor, action, detail))
 
 
 def verify(entries: Iterable[AuditEntry]) -> list[str]:
-    """What is wrong with the chain, in sentences; empty if it holds. ``entries`` come oldest first."""
+    """Return the defects of the chain as sentences; empty if it is intact. ``entries`` come oldest first."""
     problems: list[str] = []
     first: AuditEntry | None = None
     before: AuditEntry | None = None

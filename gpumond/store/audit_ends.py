@@ -1,7 +1,7 @@
 """The newest entry of each chain of the audit, in a file next to the store.
 
-Entries that are removed from the end of the audit are missed by it. Someone who can change this file as well is not:
-for that, keep the newest hash on another machine.
+It detects entries that were removed from the end of the audit. It does not protect against an attacker who can change
+this file as well: for that, keep the newest hash on another machine.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from hashlib import sha256
 from pathlib import Path
 
 Ends = dict[str, tuple[int, str]]
-"""By chain: number and hash of its newest entry."""
+"""By chain: number and hash of its newest entry"""
 NAME = "gpumond.db-audit"
 SUFFIX = "-audit"
 MAX_BYTES = 1 << 20
 
 
 def read(store: Path) -> Ends:
-    """Empty if there is no such file, or if it was not written completely."""
+    """Read the file; empty if it does not exist or was not written completely."""
     try:
         descriptor = os.open(f"{store}{SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
@@ -33,7 +33,9 @@ def read(store: Path) -> Ends:
 
 
 def write(store: Path, ends: Ends) -> None:
-    """Not synced: after a power loss the file may be older than the store, or incomplete, and never newer."""
+    """Write the file without sync: after a power loss it may be older than the store, or incomplete, and never
+    newer.
+    """
     content = json.dumps(ends, separators=(",", ":")).encode()
     text = content + b"\n" + sha256(content).hexdigest().encode() + b"\n"
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

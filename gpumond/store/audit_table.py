@@ -22,21 +22,21 @@ from gpumond.store.audit_chain import MISSING, TRIM, AuditEntry, canonical, foll
 from gpumond.store.database import LOCK_SECONDS, lossless
 
 ADMINISTRATORS = ""
-"""The name of their chain. A user's chain has the user's name, as in ``uid:1000``."""
+"""Name of the administrators' chain. A user's chain has the user's name, as in ``uid:1000``."""
 OTHER_USERS = "uid:*"
 MAX_CHAINS = 256
-"""Users beyond so many share one chain."""
+"""Number of users with a chain of their own; the others share one."""
 MAX_DETAIL_BYTES = 3584
-"""With its other fields an entry has at most 4 KiB."""
+"""Limit of a detail, so that an entry with all its fields has at most 4 KiB."""
 MAX_READ_BYTES = 4 * 1024**2
 MAX_OLD_DETAIL_BYTES = 65536
-"""Entries of older versions were not bounded; ``newest`` leaves out a detail that is longer than this."""
+"""Entries of older versions were not limited; ``newest`` omits a detail that is longer than this."""
 
 _COLUMNS = "seq, at, actor, action, detail, prev_hash, hash"
 
 
 def is_user(actor: str) -> bool:
-    """Whether the actor is a local user who is neither root nor the daemon's own user."""
+    """Return True if the actor is a local user who is neither root nor the daemon's own user."""
     return actor.startswith("uid:") and actor not in ("uid:0", f"uid:{os.geteuid()}")
 
 
@@ -48,7 +48,7 @@ def append(db: sqlite3.Connection, actor: str, action: str, detail: Any) -> str:
 
 
 def bounded(detail: Any) -> Any:
-    """The detail; if it is too long its short top-level values, its length and its SHA-256."""
+    """Return the detail; if it is too long, its short top-level values, its length and its SHA-256."""
     text = canonical(detail)
     if len(text) <= MAX_DETAIL_BYTES:
         return json.loads(text)
@@ -176,12 +176,12 @@ def _chains(db: sqlite3.Connection) -> list[str]:
 
 
 def _place(chain: str) -> tuple[str, str, tuple[str, ...]]:
-    """Table, condition and its values."""
+    """Return table, condition and values of a chain."""
     return ("user_audit", "chain = ?", (chain,)) if chain else ("audit", "1", ())
 
 
 def _trim(db: sqlite3.Connection, chain: str, through: int) -> None:
-    """Drop the entries up to that one; an entry says so. The newest entry stays, since others follow on it."""
+    """Delete the entries up to ``through`` and record it. The newest entry is kept, since others follow it."""
     table, own, values = _place(chain)
     row = db.execute(f"SELECT hash FROM {table} WHERE {own} AND seq = ?", (*values, through)).fetchone()
     if row is None or through >= _ends(db, chain)[1]:
@@ -191,7 +191,7 @@ def _trim(db: sqlite3.Connection, chain: str, through: int) -> None:
 
 
 def _ends(db: sqlite3.Connection, chain: str) -> tuple[int, int]:
-    # Of each alone SQLite looks up the end of the index; of both at once it reads every row.
+    # SQLite looks up each end in the index; for both in one SELECT it reads every row.
     table, own, values = _place(chain)
     query = f"SELECT (SELECT min(seq) FROM {table} WHERE {own}), (SELECT max(seq) FROM {table} WHERE {own})"
     first, last = db.execute(query, values * 2).fetchone()
@@ -199,7 +199,7 @@ def _ends(db: sqlite3.Connection, chain: str) -> tuple[int, int]:
 
 
 def _readable(rows: sqlite3.Cursor) -> Iterator[tuple[AuditEntry, int]]:
-    """Entries that can be written as JSON, each with the length of its detail."""
+    """Yield the entries that can be written as JSON, each with the length of its detail."""
     for row in rows:
         try:
             entry = _entry(row)
@@ -211,7 +211,7 @@ def _readable(rows: sqlite3.Cursor) -> Iterator[tuple[AuditEntry, int]]:
 
 
 def _entry(row: tuple[Any, ...]) -> AuditEntry:
-    """Raises ValueError, TypeError or RecursionError for a row that is damaged."""
+    """Decode a row. Raises ValueError, TypeError or RecursionError if it is damaged."""
     seq, at, actor, action, detail, prev_hash, own_hash = row
     for text in (actor, action, prev_hash, own_hash):
         if not isinstance(text, str):
@@ -244,7 +244,7 @@ def _verify_chain(db: sqlite3.Connection, chain: str, end: tuple[int, str] | Non
 
 
 def _missing_at_end(db: sqlite3.Connection, chain: str, seq: int, own_hash: str) -> str | None:
-    """A sentence if the chain does not hold the entry that was once its newest, and did not trim it either."""
+    """Return a sentence if the chain neither contains nor trimmed the entry that was once its newest."""
     table, own, values = _place(chain)
     row = db.execute(f"SELECT hash FROM {table} WHERE {own} AND seq = ?", (*values, seq)).fetchone()
     first, last = _ends(db, chain)

@@ -21,7 +21,7 @@ def has_room(db: sqlite3.Connection) -> bool:
 
 
 def put(db: sqlite3.Connection, side: Side, baseline: Baseline) -> None:
-    """A new ``before`` makes what was compared with the old one void."""
+    """Store a baseline; a new ``before`` deletes the recording that was compared with the old one."""
     if side == "before":
         delete(db, baseline.name)
     row = (baseline.name, side, to_json(baseline).decode())
@@ -29,16 +29,16 @@ def put(db: sqlite3.Connection, side: Side, baseline: Baseline) -> None:
 
 
 def delete(db: sqlite3.Connection, name: str) -> bool:
-    """Whether there was one."""
+    """Delete a baseline and its comparison; False if there was none."""
     return db.execute("DELETE FROM baselines WHERE name = ?", (name,)).rowcount > 0
 
 
 def rows(db: sqlite3.Connection, side: Side, name: str | None = None) -> list[Any]:
-    """All of one side, or the one of that name; in the order of names."""
+    """Return all rows of one side, or the one of that name; in order of names."""
     query = "SELECT body FROM baselines WHERE side = ? AND (? IS NULL OR name = ?) ORDER BY name"
     return db.execute(query, (side, name, name)).fetchall()
 
 
 def baseline(body: object) -> Baseline:
-    """Raises TypeError, ValueError or ProtocolError for a row that is damaged, or that another version wrote."""
+    """Decode a row. Raises TypeError, ValueError or ProtocolError if it is damaged or of another version."""
     return from_json(Baseline, text(body).encode())

@@ -1,4 +1,4 @@
-"""What outlives the daemon, as the store keeps it: values and their JSON. Pure."""
+"""JSON of stored values. No I/O."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def to_text(value: Any) -> str:
 
 
 def coarse_text(series: Coarse) -> str:
-    """As ``to_text``, and without a copy of each of its numbers."""
+    """Encode like ``to_text``, without a copy of each number."""
     return canonical({field.name: getattr(series, field.name) for field in fields(series)})

@@ -1,4 +1,4 @@
-"""The store's file: opened, checked, locked, set aside when it is corrupt. For one thread."""
+"""SQLite file of the store: open, check, lock, set aside if it is corrupt. For one thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOCK_SECONDS = 2.0
-"""How long to wait for another program that has the file locked."""
+"""Seconds to wait for another program that has the file locked."""
 STEPS = (
     """
 CREATE TABLE rules(name TEXT PRIMARY KEY, etag TEXT NOT NULL, body TEXT NOT NULL);
@@ -53,11 +53,11 @@ CREATE TABLE user_audit(number INTEGER PRIMARY KEY AUTOINCREMENT, chain TEXT NOT
                         prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (chain, seq));
 """,
 )
-"""From an empty file to the newest schema; ``user_version`` counts those that a file has gone through."""
+"""Steps from an empty file to the newest schema; ``user_version`` counts those that were applied."""
 SIGNS = ("malformed", "not a database", "no such table", "no such column", "unsupported file format")
-"""In the messages of SQLite about a file that is damaged."""
+"""Parts of SQLite's messages about a damaged file."""
 MAX_VERSION = 1000
-"""A greater ``user_version`` is not that of a newer gpumond: it is damaged."""
+"""Highest ``user_version`` of a newer gpumond; a greater one is damage."""
 FILES = ("-wal", "-shm", audit_ends.SUFFIX, "")
 
 
@@ -108,7 +108,7 @@ class Database:
         return done, changed
 
     def set_aside(self) -> tuple[str, ...]:
-        """The names of corrupt files that nobody has taken away yet."""
+        """Return the names of corrupt files in the directory."""
         found = self.path.parent.glob(f"{self.path.name}.corrupt-*")
         return tuple(sorted(path.name for path in found if not path.name.endswith(FILES[:-1])))
 
@@ -120,7 +120,7 @@ class Database:
 
     def _connected(self) -> sqlite3.Connection:
         if self._db and _inode(self.path) != self._inode:
-            log.error("the store %s was removed or replaced under the daemon; opening what is there now", self.path)
+            log.error("the store %s was removed or replaced under the daemon; opening the present file", self.path)
             self._disconnect()
         if self._db is None:
             aside, reason = "", self._damage
@@ -198,7 +198,7 @@ class Database:
             own = self.path.with_name(self.path.name + ending)
             if own.exists():
                 own.rename(own.with_name(aside + ending))
-        log.error("the store %s is corrupt (%s): it is set aside as %s, and a new one begins", self.path, error, aside)
+        log.error("the store %s is corrupt (%s): it is set aside as %s; a new one is created", self.path, error, aside)
         return aside
 
 
@@ -214,7 +214,7 @@ def prepare(directory: Path) -> None:
 
 
 def _sync_names(directory: Path) -> None:
-    """SQLite does this for the files that it makes, and for no directory above them."""
+    """Sync a directory's names: SQLite does this for its own files, but not for the directories above them."""
     with suppress(OSError):  # not every file system can, and who may not read the directory may not either
         opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -230,7 +230,7 @@ def _prepare_tables(db: sqlite3.Connection) -> Heartbeat | None:
         raise sqlite3.DatabaseError(f"database disk image is malformed: schema version {version}")
     if version > len(STEPS):
         raise sqlite3.OperationalError(
-            f"it was written by a newer gpumond (schema {version}, this one knows {len(STEPS)})"
+            f"the file was written by a newer gpumond (schema {version}, this one knows {len(STEPS)})"
         )
     if version < len(STEPS):
         steps = "".join(STEPS[version:])

@@ -1,4 +1,4 @@
-"""The history over a restart: a few series a tick are gathered, so that no tick waits for all, and then written."""
+"""Persistence of the history: a few series are gathered at each tick, so that no tick waits for all."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpumond.history import Coarse, History
 
 EVERY_SECONDS = 300.0
 SERIES_A_TICK = 4
-"""Each takes about 0.3 ms."""
+"""Number of series gathered at a tick, at about 0.3 ms each."""
 
 
 class HistoryStore(Protocol):
-    """What is needed of the store; raises StoreUnavailable."""
+    """Methods of the store that are used; each raises StoreUnavailable."""
 
     async def keep_history(self, history: Iterable[Coarse]) -> None: ...
     async def history(self) -> list[Coarse]: ...
@@ -31,7 +31,7 @@ class HistoryPersistence:
         self._writing: asyncio.Future[None] | None = None
 
     async def restore(self, history: History) -> None:
-        """What the daemon before had seen, for what is still there."""
+        """Restore the previous daemon's series for devices and processes that still exist."""
         try:
             history.restore(await self._store.history())
         except StoreUnavailable:
@@ -43,12 +43,12 @@ class HistoryPersistence:
             if elapsed < self._due:
                 return
             self._under_way = history.coarse()
-        some = list(islice(self._under_way, SERIES_A_TICK))
-        self._gathered += some
-        if not some:
-            whole, self._gathered = tuple(self._gathered), []
+        batch = list(islice(self._under_way, SERIES_A_TICK))
+        self._gathered += batch
+        if not batch:
+            series, self._gathered = tuple(self._gathered), []
             self._under_way, self._due = None, elapsed + EVERY_SECONDS
-            self._writing = asyncio.ensure_future(self._write(whole))
+            self._writing = asyncio.ensure_future(self._write(series))
 
     async def close(self, history: History) -> None:
         if self._writing is not None:
@@ -59,4 +59,4 @@ class HistoryPersistence:
         try:
             await self._store.keep_history(series)
         except StoreUnavailable:
-            pass  # it was said; what is due next time is written then
+            pass  # the store has logged it; the next write includes it

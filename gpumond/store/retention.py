@@ -1,8 +1,8 @@
-"""Removal of what is too old, and of the oldest where there is too much.
+"""Removal of rows that are too old, and of the oldest where there are too many.
 
-Each owner (who asked for a flush, the rule of an alert) has a share: where there is too much, the oldest rows of the
-largest owner go first, and users together can only displace others' rows from more than half of a table.
-The audit is a chain: entries are removed from its beginning, and an entry says so.
+Each owner (the requester of a flush, the rule of an alert) has a share: if there are too many rows, the oldest rows of
+the largest owner are removed first, and users together can only displace others' rows from more than half of a table.
+The audit is a chain: entries are removed from its beginning, and an entry records it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ every entry that grows too old, since each trim is an entry itself."""
 
 CLOCK_SECONDS = 60.0
 ROW_BYTES = 300
-"""Of a row, without its longest column."""
+"""Bytes of a row without its longest column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """``max_bytes`` is of the whole file."""
+    """Limits of the store; ``max_bytes`` is that of the whole file."""
 
     seconds: float = 90 * DAY_SECONDS
     max_bytes: int = 64 * 1024**2
@@ -36,12 +36,12 @@ class Bounds:
 
 
 def same_clock(before: Heartbeat, now: Heartbeat) -> bool:
-    """Whether nobody set the clock in between."""
+    """Return True if the clock was not set in between."""
     return abs((now.at - before.at) - (now.monotonic - before.monotonic)) <= CLOCK_SECONDS
 
 
 def remove_old(db: sqlite3.Connection, bounds: Bounds, now: float) -> None:
-    """Remove what is older than the bounds allow, in the transaction that is open."""
+    """Remove rows that are older than the bounds allow, in the open transaction."""
     cut = now - bounds.seconds
     for table in ("receipts", "past_alerts"):
         db.execute(f"DELETE FROM {table} WHERE at < ?", (cut,))
@@ -49,7 +49,7 @@ def remove_old(db: sqlite3.Connection, bounds: Bounds, now: float) -> None:
 
 
 def remove_excess(db: sqlite3.Connection, bounds: Bounds, chain: str = audit_table.ADMINISTRATORS) -> None:
-    """Remove what is more than the bounds allow, in the transaction that is open. ``chain`` had the last entry."""
+    """Remove rows beyond the bounds, in the open transaction. ``chain`` has the newest entry."""
     most_entries = bounds.max_entries_of_a_user if chain else bounds.max_entries
     if audit_table.count(db, chain) > most_entries:
         audit_table.trim_oldest(db, chain)
@@ -80,7 +80,7 @@ def _remove_oldest(db: sqlite3.Connection, table: str, owner: object, rows: int)
 
 
 def _largest(db: sqlite3.Connection, table: str, measure: str) -> object:
-    """The user with the most, if users have more than half; else the largest of the others."""
+    """Return the user with the most, if users have more than half; else the largest of the others."""
     sizes = db.execute(f"SELECT owner, {measure} AS size FROM {table} GROUP BY owner ORDER BY size DESC").fetchall()
     users = [(owner, size) for owner, size in sizes if audit_table.is_user(str(owner))]
     others = [each for each in sizes if each not in users]

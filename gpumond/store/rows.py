@@ -1,4 +1,4 @@
-"""Rows of the store, read one by one: a damaged row is left out and counted, and the others are read."""
+"""Rows of the store, decoded one by one: a damaged row is left out and counted."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ T = TypeVar("T")
 
 
 class Rows:
-    """Reads rows and counts those that it could not read, by table."""
+    """Decoder that counts undecodable rows by table."""
 
     def __init__(self) -> None:
         self._left_out: dict[str, int] = {}
 
     def read(self, table: str, rows: Iterable[Any], decode: Callable[..., T]) -> list[T]:
-        """``decode`` takes a row's columns, and raises ValueError, TypeError or ProtocolError if they are damaged."""
+        """Decode rows. ``decode`` takes a row's columns, and raises ValueError, TypeError or ProtocolError if
+        they are damaged.
+        """
         found: list[T] = []
         left_out = 0
         for row in rows:
@@ -53,7 +55,7 @@ class Rows:
 
 
 def text(value: object) -> str:
-    """Raises TypeError or ValueError for what is no text that UTF-8 can encode."""
+    """Return the text. Raises TypeError or ValueError for a value that is no text in UTF-8."""
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} is not text")
     value.encode()

@@ -1,4 +1,4 @@
-"""One thread that does the store's work, in order. It does not keep the process from ending if the disk hangs."""
+"""Thread of the store, which runs its work in order. It does not block the process's end if the disk hangs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class Worker(Executor):
-    """ThreadPoolExecutor waits for its threads when the interpreter ends; this one does not."""
+    """Executor with one daemon thread: ThreadPoolExecutor waits for its threads when the interpreter ends, this
+    does not.
+    """
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -25,7 +27,7 @@ class Worker(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End after what was submitted before; never waits."""
+        """Stop after the submitted work; never waits."""
         self._jobs.put(None)
 
     def _run(self) -> None:

@@ -246,7 +246,7 @@ def test_while_something_fires_no_pause_is_longer_than_a_minute_allows():
         return await pauses(outbox)
 
     async def only_over(outbox: Outbox) -> float:
-        lanes(outbox)[0].learn(an_alert())
+        lanes(outbox)[0].add_known(an_alert())
         outbox.put([])
         return await pauses(outbox)
 
@@ -275,7 +275,7 @@ def test_receivers_can_be_replaced_while_others_go_on():
 
 
 def lanes(outbox: Outbox) -> list[ReceiverQueue]:
-    return list(outbox._lanes.values())
+    return list(outbox._queues.values())
 
 
 class Delivery(RuleBasedStateMachine):
@@ -369,7 +369,7 @@ class Delivery(RuleBasedStateMachine):
 
         async def settle() -> None:
             self.outbox.put([an_alert(name) for name in sorted(self.firing)])
-            (lane,) = self.outbox._lanes.values()
+            (lane,) = self.outbox._queues.values()
             await asyncio.wait_for(lane.idle.wait(), 10)
             await self.outbox.close()
             await self.store.close()

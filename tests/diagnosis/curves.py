@@ -1,4 +1,4 @@
-"""Small courses of memory as snapshots, and what is said of them."""
+"""Short memory curves as snapshots, and their verdicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOUR = 3600.0
 SIZE = 80 * GIB
 
 Curve = Callable[[float], float]
-"""Seconds from the start to bytes."""
+"""Function from seconds since the start to bytes."""
 
 
 def steps_of(minutes: float, every: float = 1.0) -> Iterator[float]:
@@ -30,7 +30,7 @@ def noisy(curve: Curve, deviation: float, seed: int = 1) -> Curve:
 
 
 def leaking(per_minute: float, onset: float = 0.0, base: float = 20 * GIB) -> Curve:
-    """Bytes a minute from ``onset`` (minutes) on."""
+    """Grow by these bytes a minute from ``onset`` (minutes) on."""
     return lambda at: base + per_minute * max(0.0, at / MINUTE - onset)
 
 
@@ -39,7 +39,7 @@ def at_moment(at: float, *devices: DeviceReading, **fields: object) -> Snapshot:
 
 
 def by_process(curve: Curve, times: Iterable[float], **fields: object) -> Iterator[Snapshot]:
-    """One process that only the driver sees."""
+    """Make snapshots of one process that only the driver lists."""
     for at in times:
         used = int(curve(at))
         yield at_moment(at, of_device(used, (make_process(10, used, comm="train"),), **fields))
@@ -54,7 +54,7 @@ def by_agent(live: Curve, held: Curve, times: Iterable[float], outside: Curve = 
 
 
 def by_device(curve: Curve, times: Iterable[float], **fields: object) -> Iterator[Snapshot]:
-    """A device whose driver lists no processes."""
+    """Make snapshots of a device whose driver lists no processes."""
     for at in times:
         yield at_moment(at, of_device(int(curve(at)), None, **fields))
 
@@ -67,7 +67,7 @@ def of_device(
 
 
 def onsets(snapshots: Iterable[Snapshot], pace: float = 1.0) -> list[tuple[float, Verdict]]:
-    """Every verdict when it begins to hold, with the elapsed seconds."""
+    """Return every verdict at its beginning, with the elapsed seconds."""
     diagnosis, standing, found = (
         Diagnosis(pace),
         frozenset[tuple[str, int | None, str]](),
@@ -86,7 +86,7 @@ def first(found: Iterable[tuple[float, Verdict]], kind: str) -> tuple[float, Ver
 
 
 def last(snapshots: Iterable[Snapshot], pace: float = 1.0) -> tuple[Verdict, ...]:
-    """The verdicts that hold at the end."""
+    """Return the verdicts that are active at the end."""
     diagnosis = Diagnosis(pace)
     for snapshot in snapshots:
         diagnosis = diagnose(diagnosis, snapshot)

@@ -1,4 +1,4 @@
-"""Claims of agents that the driver does not bear out do not change the verdicts on a device."""
+"""Verdicts on a device do not depend on agents' claims that the driver does not confirm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpumond.testing import GIB, make_device, make_pool, make_process, make_repo
 
 
 def kinds(*reports: AgentReport) -> set[tuple[str, int | None]]:
-    """The verdicts after two minutes in which 40 GiB of the device have no owner."""
+    """Return the verdicts after two minutes in which 40 GiB of the device have no owner."""
     idle = Sensors(gpu_utilization_ratio=0.0)
     device = make_device(used_bytes=41 * GIB, processes=(make_process(5, GIB),), sensors=idle)
     diagnosis = Diagnosis()
@@ -20,6 +20,6 @@ def kinds(*reports: AgentReport) -> set[tuple[str, int | None]]:
     return {(verdict.kind, verdict.pid) for verdict in diagnosis.verdicts}
 
 
-def test_a_claim_of_an_unlisted_process_does_not_hide_memory_without_an_owner():
+def test_claim_of_an_unlisted_process_does_not_hide_memory_without_an_owner():
     assert ("orphan", None) in kinds()
     assert ("orphan", None) in kinds(make_report(66, (make_pool(live=40 * GIB),)))

@@ -36,12 +36,12 @@ def at(found: list[tuple[float, Verdict]], kind: str) -> float | None:
     return None if one is None else one[0]
 
 
-def test_pressure_is_said_with_the_first_snapshot_above_95_percent():
+def test_pressure_begins_with_the_first_snapshot_above_95_percent():
     found = onsets(by_device(lambda at: (0.5 if at < 100 else 0.96) * SIZE, steps_of(3)))
     assert at(found, "pressure") == 100.0
 
 
-def test_pressure_is_said_before_a_ramp_is_full_and_clears_below_93_percent():
+def test_pressure_begins_during_a_ramp_and_clears_below_93_percent():
     ramp = onsets(by_device(lambda at: min(1.0, 0.3 + at / 1000) * SIZE, steps_of(12)))
     assert 500 < (at(ramp, "pressure") or 0) < 650
     clearing = by_device(lambda at: (0.96 if at < 200 else 0.94 if at < 300 else 0.92) * SIZE, steps_of(6))
@@ -69,7 +69,7 @@ def a_killed_program(left: tuple[ProcessUsage, ...] = (), busy: float = 0.0) -> 
         ((make_process(77, None, kinds=("holder",), comm="loader"),), None, "loader (pid 77) keeps the device open"),
     ],
 )
-def test_memory_that_outlives_its_program_is_an_orphan_after_a_minute(
+def test_orphan_begins_a_minute_after_the_program_has_ended(
     left: tuple[ProcessUsage, ...], pid: int | None, words: str
 ):
     found = onsets(a_killed_program(left))
@@ -81,13 +81,13 @@ def test_memory_that_outlives_its_program_is_an_orphan_after_a_minute(
     assert "release" not in kinds(found)
 
 
-def test_an_orphan_beside_a_busy_program_takes_a_longer_look():
+def test_orphan_next_to_a_busy_program_takes_longer():
     found = onsets(a_killed_program((make_process(11, GIB),), busy=0.9))
     assert 15 * MINUTE < (at(found, "orphan") or 0) < 16 * MINUTE
 
 
 @pytest.mark.parametrize("busy", [None, 0.3])
-def test_memory_whose_use_is_unknown_or_that_moves_is_no_orphan(busy: float | None):
+def test_orphan_requires_known_utilisation_and_constant_memory(busy: float | None):
     def snapshots() -> Iterator[Snapshot]:
         for moment in steps_of(20):
             moving = (moment % 40) * 20 * MIB if busy else 0
@@ -96,11 +96,11 @@ def test_memory_whose_use_is_unknown_or_that_moves_is_no_orphan(busy: float | No
     assert "orphan" not in kinds(onsets(snapshots()))
 
 
-def test_a_device_whose_processes_nobody_lists_has_no_orphans():
+def test_orphan_requires_a_process_list():
     assert "orphan" not in kinds(onsets(by_device(lambda at: 30 * GIB, steps_of(10), busy=0.0)))
 
 
-def test_who_holds_memory_and_runs_nothing_for_half_an_hour_is_an_idle_holder():
+def test_idle_holder_runs_nothing_for_half_an_hour():
     found = onsets(by_process(lambda at: 30 * GIB, steps_of(40), busy=0.0))
     idle = first(found, "idle-holder")
     assert idle is not None
@@ -109,7 +109,7 @@ def test_who_holds_memory_and_runs_nothing_for_half_an_hour_is_an_idle_holder():
     assert "idle-holder" not in kinds(onsets(by_process(lambda at: GIB, steps_of(40), busy=0.0)))
 
 
-def test_what_the_reading_says_of_idleness_is_believed():
+def test_idle_holder_uses_the_idle_time_of_the_reading():
     found = onsets(by_process(lambda at: 30 * GIB, steps_of(5), idle_seconds=4000.0))
     assert "idle-holder" in kinds(found)
 
@@ -126,7 +126,7 @@ def an_end(before: float, **fields: object) -> list[tuple[float, Verdict]]:
     return onsets(snapshots())
 
 
-def test_an_end_when_the_device_was_full_is_a_crash_and_another_a_release():
+def test_crash_when_the_device_was_full_and_release_otherwise():
     crash, release = an_end(0.999 * SIZE), an_end(40 * GIB)
     assert at(crash, "crash") == at(release, "release") == 600.0
     assert "crash" not in kinds(release)
@@ -136,7 +136,7 @@ def test_an_end_when_the_device_was_full_is_a_crash_and_another_a_release():
     assert found.summary == "train (pid 10) has ended; it held 40.0 GiB of GPU 0"
 
 
-def test_a_release_of_a_process_that_still_exists_does_not_say_that_it_ended():
+def test_release_by_an_existing_process_does_not_report_its_end():
     def snapshots() -> Iterator[Snapshot]:
         for moment in steps_of(12):
             size = 40 * GIB if moment < 600 else 0
@@ -147,17 +147,17 @@ def test_a_release_of_a_process_that_still_exists_does_not_say_that_it_ended():
     assert release.summary == "train (pid 10) freed 40.0 GiB of GPU 0"
 
 
-def test_a_release_of_a_device_without_a_list_of_processes_names_no_process():
+def test_release_without_a_process_list_names_no_process():
     found = onsets(by_device(lambda moment: 40 * GIB if moment < 600 else 0, steps_of(12)))
     assert next(v.summary for _, v in found if v.kind == "release") == "40.0 GiB of GPU 0 became free at once"
 
 
-def test_an_end_with_an_xid_error_is_a_crash():
+def test_crash_after_an_xid_error():
     found = an_end(40 * GIB, xids=(XidErrors("GPU-a", 31, 1, 1e9 + 600),))
     assert "after an XID error" in next(verdict.summary for _, verdict in found if verdict.kind == "crash")
 
 
-def test_an_end_after_an_allocation_that_failed_is_a_crash():
+def test_crash_after_a_failed_allocation():
     def snapshots() -> Iterator[Snapshot]:
         for moment in steps_of(12):
             if moment >= 600:
@@ -173,7 +173,7 @@ def test_an_end_after_an_allocation_that_failed_is_a_crash():
 
 
 def an_end_after_an_oom(ending: Ending | None, full: bool) -> list[tuple[float, Verdict]]:
-    """The driver frees the memory after the goodbye."""
+    """Return snapshots in which the driver frees the memory after the agent's goodbye."""
 
     def snapshots() -> Iterator[Snapshot]:
         for moment in steps_of(12):
@@ -199,7 +199,7 @@ def an_end_after_an_oom(ending: Ending | None, full: bool) -> list[tuple[float, 
         (None, False, "crash"),
     ],
 )
-def test_how_the_program_ended_counts_before_what_happened_near_the_end(ending: Ending | None, full: bool, kind: str):
+def test_crash_depends_on_the_reported_ending_first(ending: Ending | None, full: bool, kind: str):
     found = an_end_after_an_oom(ending, full)
     assert kinds(found) & {"crash", "release"} == {kind}
     said = next(verdict.summary for _, verdict in found if verdict.kind == kind)
@@ -207,7 +207,7 @@ def test_how_the_program_ended_counts_before_what_happened_near_the_end(ending: 
 
 
 @pytest.mark.parametrize("ending", [None, "error"])
-def test_an_error_that_was_rescued_did_not_end_the_program(ending: Ending | None):
+def test_crash_is_not_caused_by_a_rescued_error(ending: Ending | None):
     def snapshots() -> Iterator[Snapshot]:
         for moment in steps_of(12):
             if moment >= 600:
@@ -221,7 +221,7 @@ def test_an_error_that_was_rescued_did_not_end_the_program(ending: Ending | None
     assert kinds(onsets(snapshots())) & {"crash", "release"} == {"release"}
 
 
-def test_three_crashes_within_an_hour_are_a_loop():
+def test_crash_loop_is_three_crashes_within_an_hour():
     def snapshots(crashes: int) -> Iterator[Snapshot]:
         for moment in steps_of(50):
             turn, into = divmod(moment, 600)
@@ -238,7 +238,7 @@ def test_three_crashes_within_an_hour_are_a_loop():
     assert "crash-loop" not in kinds(onsets(snapshots(2)))
 
 
-def test_programs_that_crash_at_the_same_time_are_loops_of_their_own():
+def test_crash_loops_are_counted_by_program():
     def program(moment: float, pid: int, comm: str) -> tuple[ProcessUsage, ...]:
         turn, into = divmod(moment, 600)
         size = int(0.99 * SIZE if into > 500 else 20 * GIB)
@@ -277,7 +277,7 @@ def test_fragmentation_is_judged_at_the_peak_and_only_if_it_grows():
     assert "leak" not in kinds(onsets(splitting(GIB)))
 
 
-def test_a_cache_that_a_flush_returns_is_no_fragmentation():
+def test_fragmentation_excludes_cache_that_a_flush_returns():
     assert "fragmentation" not in kinds(onsets(by_agent(lambda at: GIB, lambda at: 40 * GIB, steps_of(40))))
 
 
@@ -291,17 +291,17 @@ def test_a_cache_that_a_flush_returns_is_no_fragmentation():
     ],
     ids=["steady", "churn", "step-change", "periodic"],
 )
-def test_the_shape_of_a_curve_is_named(curve, kind: str):
+def test_shapes_of_curves(curve, kind: str):
     verdicts = last(by_process(curve, steps_of(40)))
     assert [verdict.kind for verdict in verdicts if verdict.pid == 10] == [kind]
 
 
-def test_the_first_minutes_are_a_warm_up():
+def test_warm_up_is_the_shape_of_the_first_minutes():
     assert [v.kind for v in last(by_process(lambda at: 30 * GIB, steps_of(4))) if v.pid == 10] == ["warm-up"]
 
 
 def shapes_over(curve: Curve, minutes: float) -> list[tuple[float, str | None]]:
-    """The shape of the process after each minute."""
+    """Return the shape of the process after each minute."""
     diagnosis, found = Diagnosis(), []
     for snapshot in by_process(curve, steps_of(minutes)):
         diagnosis = diagnose(diagnosis, snapshot)
@@ -313,7 +313,7 @@ def shapes_over(curve: Curve, minutes: float) -> list[tuple[float, str | None]]:
 
 @pytest.mark.parametrize("loading", [0.0, 40.0], ids=["at once", "after loading"])
 @pytest.mark.parametrize("per_minute", [100 * MIB, 300 * MIB, 1500 * MIB])
-def test_a_curve_that_has_grown_linearly_for_minutes_is_no_warm_up_and_not_steady(loading: float, per_minute: float):
+def test_shape_of_linear_growth_is_neither_warm_up_nor_steady(loading: float, per_minute: float):
     def curve(moment: float) -> float:
         return min(1.0, moment / loading if loading else 1.0) * 2 * GIB + per_minute * moment / MINUTE
 
@@ -322,7 +322,7 @@ def test_a_curve_that_has_grown_linearly_for_minutes_is_no_warm_up_and_not_stead
 
 
 @pytest.mark.parametrize("minutes", [2, 4])
-def test_growth_that_slows_down_is_a_warm_up(minutes: float):
+def test_warm_up_is_growth_that_slows_down(minutes: float):
     def curve(moment: float) -> float:
         return 40 * GIB * (1 - exp(-moment / (minutes * MINUTE)))
 

@@ -1,4 +1,4 @@
-"""For how long nothing ran, folded over readings."""
+"""Idle times over several readings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UP = SourceState("nvml", up=True, responsive=True)
 
 
 def seen(*devices: DeviceReading | None, every: float = 2.0) -> Snapshot:
-    """The last of the snapshots of one device; None is a reading that did not come."""
+    """Return the last of the snapshots of one device; None is a reading that did not arrive."""
     snapshot = None
     for number, device in enumerate(devices):
         reading = None if device is None else Reading((device,))
@@ -37,14 +37,12 @@ def using(gpu: float | None, process: float | None = None, **fields: float) -> D
         ([using(0.5)], 0),
         ([using(None), using(None)], None),
         ([using(0), using(0), using(None), using(0)], 0),
-        ([using(0), using(0), None, using(0)], 4),  # nobody looked for two of the six seconds
+        ([using(0), using(0), None, using(0)], 4),  # there was no reading for two of the six seconds
         ([using(0), using(0, decoder_utilization_ratio=0.2)], 0),
         ([using(0), using(0), None], 2),
     ],
 )
-def test_a_device_is_idle_since_nothing_ran_as_far_as_it_was_watched(
-    readings: list[DeviceReading | None], seconds: float | None
-):
+def test_idle_time_of_a_device_counts_observed_seconds(readings: list[DeviceReading | None], seconds: float | None):
     (device,) = seen(*readings).devices
     assert device.idle_seconds == seconds
 
@@ -56,11 +54,11 @@ def test_a_device_is_idle_since_nothing_ran_as_far_as_it_was_watched(
         ([using(0.9, 0), using(0.9, 0.1), using(0.9, 0)], 2),
         ([using(0.9, 0.1)], 0),
         ([using(0.9), using(0.9)], None),
-        ([using(0.0), using(0.0)], 2),  # nothing runs on the device: this process neither
+        ([using(0.0), using(0.0)], 2),  # nothing runs on the device, so the process is idle as well
         ([using(0.0), using(0.0), using(0.0, 0.0)], 4),
     ],
 )
-def test_a_process_is_idle_by_what_is_said_of_it_and_of_its_device(
+def test_idle_time_of_a_process_uses_its_own_and_its_devices(
     readings: list[DeviceReading | None], seconds: float | None
 ):
     (device,) = seen(*readings).devices
@@ -68,7 +66,7 @@ def test_a_process_is_idle_by_what_is_said_of_it_and_of_its_device(
     assert idle_seconds(device, process) == seconds
 
 
-def test_a_pid_that_returns_begins_anew():
+def test_idle_time_of_a_reused_pid_starts_at_zero():
     first, second = (
         make_device(used_bytes=GIB, processes=(make_process(7, start_ticks=ticks, utilization_ratio=0.0),))
         for ticks in (100, 200)

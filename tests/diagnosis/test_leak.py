@@ -32,7 +32,7 @@ def flat(level: float) -> Curve:
 
 @pytest.mark.parametrize("per_minute", [32 * MIB, 60 * MIB, 500 * MIB])
 @pytest.mark.parametrize("see", [by_process, by_device])
-def test_a_quiet_linear_leak_is_found_within_15_minutes(see, per_minute: float):
+def test_leak_without_noise_is_found_within_15_minutes(see, per_minute: float):
     found = first(onsets(see(noisy(leaking(per_minute, onset=20), QUIET), steps_of(36))), "leak")
     assert found is not None
     at, leak = found
@@ -45,7 +45,7 @@ def test_a_quiet_linear_leak_is_found_within_15_minutes(see, per_minute: float):
     assert leak.form == "linear"
 
 
-def test_a_leak_in_noisy_serving_is_found_within_the_hour():
+def test_leak_in_noisy_serving_is_found_within_the_hour():
     curve = noisy(leaking(128 * MIB, onset=30), 0.3 * GIB)
     found = first(onsets(by_process(curve, steps_of(95))), "leak")
     assert found is not None
@@ -53,15 +53,15 @@ def test_a_leak_in_noisy_serving_is_found_within_the_hour():
 
 
 @pytest.mark.parametrize("every", [15.0, 57.0])
-def test_a_leak_is_found_at_the_pace_of_other_collectors(every: float):
+def test_leak_is_found_at_the_pace_of_other_collectors(every: float):
     curve = noisy(leaking(64 * MIB, onset=60), 0.3 * GIB)
     found = first(onsets(by_process(curve, steps_of(300, every))), "leak")
     assert found is not None
     assert found[0] > 60 * MINUTE
 
 
-def test_minutes_with_one_sample_each_are_not_trusted():
-    """What looks like a leak at a sample a minute for a quarter of an hour is left alone."""
+def test_leak_requires_several_samples_in_a_minute():
+    """A curve that looks like a leak at one sample a minute for a quarter of an hour is no leak."""
     curve = leaking(60 * MIB, onset=20)
     assert first(onsets(by_process(curve, steps_of(36, 57.0))), "leak") is None
     assert first(onsets(by_process(curve, steps_of(36, 1.0))), "leak") is not None
@@ -84,15 +84,15 @@ def test_minutes_with_one_sample_each_are_not_trusted():
     ],
 )
 @pytest.mark.parametrize("see", [by_process, by_device])
-def test_what_is_no_leak_is_not_called_one(see, name: str, curve: Curve, minutes: float):
-    if name == "a long wave":  # only what came before can tell: the first rise of a life is a rise
+def test_leak_is_not_reported_for_other_curves(see, name: str, curve: Curve, minutes: float):
+    if name == "a long wave":  # only the history tells: the first rise of a life is a rise
         curve_from_its_height: Curve = lambda at: curve(at + HOUR)  # noqa: E731
         assert "leak" not in kinds(onsets(see(curve_from_its_height, steps_of(minutes, 5.0))))
         return
     assert "leak" not in kinds(onsets(see(curve, steps_of(minutes, 5.0 if minutes > 100 else 1.0))))
 
 
-def test_growth_that_follows_the_load_is_no_leak():
+def test_leak_is_not_reported_for_growth_with_the_load():
     def snapshots(rising: bool):
         for at in steps_of(60):
             busy = 0.2 + 0.6 * max(0.0, at - 20 * MINUTE) / (40 * MINUTE) if rising else 0.4
@@ -102,8 +102,8 @@ def test_growth_that_follows_the_load_is_no_leak():
     assert "leak" in kinds(onsets(snapshots(rising=False)))
 
 
-def test_live_bytes_are_trusted_more_than_what_the_driver_counts():
-    """A cache that grows while as much is live as ever is no leak of the program."""
+def test_leak_uses_live_bytes_before_the_drivers_count():
+    """A cache that grows while the live bytes are constant is no leak of the program."""
     growing = leaking(100 * MIB, onset=15)
     assert "leak" not in kinds(onsets(by_agent(flat(10 * GIB), growing, steps_of(50))))
     found = first(onsets(by_agent(leaking(100 * MIB, onset=15, base=10 * GIB), flat(40 * GIB), steps_of(50))), "leak")
@@ -111,7 +111,7 @@ def test_live_bytes_are_trusted_more_than_what_the_driver_counts():
     assert found[1].pid == 10
 
 
-def test_growth_beside_the_pools_is_a_leak_that_says_so():
+def test_leak_outside_the_pools_is_reported_as_such():
     outside = leaking(100 * MIB, onset=15, base=GIB)
     found = first(onsets(by_agent(flat(10 * GIB), flat(12 * GIB), steps_of(50), outside)), "leak")
     assert found is not None
@@ -119,7 +119,7 @@ def test_growth_beside_the_pools_is_a_leak_that_says_so():
     assert "outside its allocators' pools" in found[1].summary
 
 
-def test_a_saw_tooth_whose_floor_rises_is_a_leak():
+def test_leak_of_a_sawtooth_with_a_rising_minimum():
     def live(at: float) -> float:
         epoch = at // (5 * MINUTE)
         return 20 * GIB + max(0, epoch - 5) * 254 * MIB + (at % (5 * MINUTE)) / (5 * MINUTE) * 16 * GIB
@@ -129,7 +129,7 @@ def test_a_saw_tooth_whose_floor_rises_is_a_leak():
     assert dict(found[1].evidence)["slope_bytes_per_second"] == pytest.approx(254 * MIB / 300, rel=0.2)
 
 
-def test_evaluations_that_keep_half_are_a_leak_from_the_second_on():
+def test_leak_of_evaluations_that_keep_half_begins_with_the_second():
     def live(at: float) -> float:
         done, now = divmod(at - 15 * MINUTE, 30 * MINUTE)
         kept = 12 * GIB * (max(-1.0, done) + 1)
@@ -141,7 +141,7 @@ def test_evaluations_that_keep_half_are_a_leak_from_the_second_on():
     assert found[1].form == "stairs"
 
 
-def test_a_leak_in_proportion_to_load_says_so():
+def test_leak_in_proportion_to_the_load_has_that_form():
     def snapshots():
         level = 20.0 * GIB
         for at in steps_of(120):
@@ -153,7 +153,7 @@ def test_a_leak_in_proportion_to_load_says_so():
     assert leak.form == "load-proportional"
 
 
-def test_stairs_are_called_stairs():
+def test_leak_in_stairs_has_that_form():
     curve: Curve = lambda at: 20 * GIB + at // (4 * MINUTE) * 400 * MIB  # noqa: E731
     leak = next(verdict for verdict in last(by_process(curve, steps_of(90))) if verdict.kind == "leak")
     assert leak.form == "stairs"
@@ -163,18 +163,18 @@ def test_stairs_are_called_stairs():
     ("name", "after"),
     [("returned", lambda at: 20 * GIB), ("stopped", lambda at: 20 * GIB + 40 * 100 * MIB)],
 )
-def test_a_leak_that_is_over_is_said_no_more(name: str, after: Curve):
+def test_leak_that_has_ended_is_not_active(name: str, after: Curve):
     leak = leaking(100 * MIB, onset=20)
     verdicts = last(by_process(lambda at: leak(at) if at < HOUR else after(at), steps_of(150)))
     assert "leak" not in {verdict.kind for verdict in verdicts}
 
 
-def test_a_leak_is_said_without_end_while_it_lasts():
+def test_leak_is_active_as_long_as_it_lasts():
     found = onsets(by_process(noisy(leaking(64 * MIB, onset=20), 0.1 * GIB), steps_of(300)))
     assert [verdict.kind for _, verdict in found].count("leak") == 1
 
 
-def test_ranks_that_leak_together_are_said_once_with_how_many_they_are():
+def test_leak_of_ranks_is_one_verdict_with_their_number():
     from gpumond.testing import make_process
     from tests.diagnosis.curves import at_moment, of_device
 
@@ -196,7 +196,7 @@ def test_ranks_that_leak_together_are_said_once_with_how_many_they_are():
     assert leaks[0].summary.startswith("4 programs on 4 devices grow together")
 
 
-def test_the_sentence_has_pace_onset_and_end():
+def test_leak_summary_has_pace_onset_and_end():
     found = first(onsets(by_process(leaking(64 * MIB, onset=20, base=40 * GIB), steps_of(36))), "leak")
     assert found is not None
     assert found[1].summary.startswith("memory of train (pid 10) on GPU 0 grows by 64.0 MiB each minute since 02:")

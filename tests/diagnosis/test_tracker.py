@@ -1,4 +1,4 @@
-"""Gaps, clocks, restarts: what comes between a course and its verdicts."""
+"""Gaps, clock changes and restarts between a curve and its verdicts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def a_leak(minutes: float = 60) -> Iterator[Snapshot]:
     return by_process(noisy(leaking(64 * MIB, onset=20), 16 * MIB), steps_of(minutes))
 
 
-def test_the_same_snapshots_give_the_same_verdicts():
+def test_verdicts_depend_on_the_snapshots_alone():
     def story() -> list[object]:
         diagnosis = Diagnosis()
         said: list[object] = []
@@ -46,7 +46,7 @@ def test_the_same_snapshots_give_the_same_verdicts():
     assert story() == story()
 
 
-def test_a_snapshot_that_comes_twice_or_late_changes_nothing():
+def test_repeated_and_late_snapshots_change_nothing():
     def twice() -> Iterator[Snapshot]:
         before = None
         for snapshot in a_leak():
@@ -59,7 +59,7 @@ def test_a_snapshot_that_comes_twice_or_late_changes_nothing():
 
 
 @pytest.mark.parametrize("step", [-7200.0, 86400.0])
-def test_a_step_of_the_wall_clock_changes_no_verdict(step: float):
+def test_wall_clock_step_changes_no_verdict(step: float):
     def stepped() -> Iterator[Snapshot]:
         for snapshot in a_leak():
             late = snapshot.elapsed_seconds > 30 * MINUTE
@@ -70,7 +70,7 @@ def test_a_step_of_the_wall_clock_changes_no_verdict(step: float):
     ]
 
 
-def test_what_was_said_keeps_its_onset_over_a_step_of_the_wall_clock():
+def test_verdict_keeps_its_onset_over_a_wall_clock_step():
     def stepped() -> Iterator[Snapshot]:
         for snapshot in a_leak(70):
             yield replace(snapshot, taken_at=snapshot.taken_at + (HOUR if snapshot.elapsed_seconds > 3000 else 0))
@@ -83,7 +83,7 @@ def test_what_was_said_keeps_its_onset_over_a_step_of_the_wall_clock():
 
 
 @pytest.mark.parametrize("begin", [25, 40, 60])
-def test_an_outage_of_the_collector_is_no_verdict_and_hides_none(begin: int):
+def test_collector_outage_makes_no_verdict_and_hides_none(begin: int):
     gap = [at for at in steps_of(150) if not begin * MINUTE < at < (begin + 45) * MINUTE]
     found = onsets(by_process(noisy(leaking(64 * MIB, onset=20), 16 * MIB), gap))
     assert "leak" in kinds(found)
@@ -92,7 +92,7 @@ def test_an_outage_of_the_collector_is_no_verdict_and_hides_none(begin: int):
     assert kinds(quiet) <= {"warm-up", "steady"}
 
 
-def test_a_device_that_does_not_answer_ends_no_life():
+def test_device_without_answer_ends_no_life():
     def snapshots() -> Iterator[Snapshot]:
         for snapshot in a_leak():
             at = snapshot.elapsed_seconds
@@ -110,8 +110,8 @@ def test_a_device_that_does_not_answer_ends_no_life():
     assert [verdict.kind for _, verdict in found].count("leak") == 1
 
 
-def test_a_process_that_is_started_again_is_another_life():
-    """Also if it gets its pid back: what it leaked before says nothing of it."""
+def test_restarted_process_is_another_life():
+    """A reused pid is no exception: the leak of the earlier process does not count."""
 
     def snapshots() -> Iterator[Snapshot]:
         for at in steps_of(80):
@@ -125,7 +125,7 @@ def test_a_process_that_is_started_again_is_another_life():
     assert found[2][0] < 70 * MINUTE
 
 
-def test_another_card_begins_anew():
+def test_replaced_device_starts_without_history():
     def snapshots() -> Iterator[Snapshot]:
         for snapshot in a_leak(80):
             if snapshot.elapsed_seconds > 40 * MINUTE:
@@ -140,8 +140,8 @@ def test_another_card_begins_anew():
     assert {verdict.device_uuid for verdict in diagnosis.verdicts} == {"GPU-b"}
 
 
-def test_a_life_without_start_ticks_ends_when_it_falls():
-    """In logs a pid is all there is: a fall to a third is another program."""
+def test_life_without_start_ticks_ends_when_its_memory_falls():
+    """In logs a pid is all that is known: a fall to a third is another program."""
 
     def snapshots() -> Iterator[Snapshot]:
         for at in steps_of(100):
@@ -152,7 +152,7 @@ def test_a_life_without_start_ticks_ends_when_it_falls():
     assert [verdict.kind for _, verdict in onsets(snapshots())].count("leak") == 2
 
 
-def test_an_agent_that_starts_later_or_goes_is_borne():
+def test_agent_that_starts_late_or_disconnects_makes_no_verdict():
     with_agent = list(by_agent(leaking(64 * MIB, onset=20), lambda at: 40 * GIB, steps_of(90)))
     mixed = [replace(s, reports=()) if not 600 < s.elapsed_seconds < 4800 else s for s in with_agent]
     assert "leak" in kinds(onsets(mixed))
@@ -174,7 +174,7 @@ def test_pace_shortens_the_time_and_keeps_the_slope(pace: float):
     assert leak.since == pytest.approx(1e9 + 20 * MINUTE / pace, abs=180 / pace)
 
 
-def test_what_is_unknown_is_borne():
+def test_unknown_values_make_no_verdict():
     nothing = (at_moment(at, of_device(0, None)) for at in steps_of(2))
     unknown = (
         at_moment(200.0 + at, replace(of_device(0, None), used_bytes=None, size_bytes=None)) for at in steps_of(2)
@@ -186,7 +186,7 @@ def test_what_is_unknown_is_borne():
     assert found[1].time_to_oom_seconds is None
 
 
-def test_every_life_has_at_most_one_shape():
+def test_life_has_at_most_one_shape():
     shapes = {"warm-up", "steady", "churn", "periodic", "step-change"}
     diagnosis = Diagnosis()
     for snapshot in a_leak():
@@ -195,7 +195,7 @@ def test_every_life_has_at_most_one_shape():
         assert len(said) == len(set(said))
 
 
-def test_the_instances_of_a_device_are_judged_and_not_the_device_twice():
+def test_mig_instances_are_judged_and_their_device_is_not():
     def snapshots() -> Iterator[Snapshot]:
         for at in steps_of(45):
             size = int(leaking(100 * MIB, onset=15)(at))

@@ -12,14 +12,14 @@ from gpumond.diagnosis.trend import CONSISTENT, mann_kendall, median, sen, sprea
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_mann_kendall_is_that_of_pymannkendall(seed: int, ties: bool):
+def test_mann_kendall_equals_pymannkendall(seed: int, ties: bool):
     dice = Random(seed)
     values = [float(dice.randint(0, 3 if ties else 10**6) + seed % 3 * i) for i in range(8 + seed % 9)]
     assert mann_kendall(values) == pytest.approx(pymannkendall.original_test(values).z)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_sen_is_that_of_scipy(seed: int):
+def test_sen_equals_scipy(seed: int):
     dice = Random(seed)
     times = sorted(dice.sample(range(1000), 5 + seed))
     values = [dice.gauss(0.1 * at, 5.0) for at in times]
@@ -36,17 +36,17 @@ def test_spread_is_the_scaled_median_absolute_deviation(seed: int):
 
 
 @pytest.mark.parametrize(("values", "expected"), [([1.0] * 9, 0.0), ([], 0.0), ([3.0], 0.0), ([2.0, 1.0, 2.0], 0.0)])
-def test_no_trend_is_nought(values: list[float], expected: float):
+def test_trend_of_constant_values_is_zero(values: list[float], expected: float):
     assert mann_kendall(values) == expected
 
 
-def test_one_wild_value_turns_no_slope():
+def test_sen_is_robust_against_one_outlier():
     values = [float(i) for i in range(12)]
     values[5] = 1e12
     assert sen(range(12), values) == pytest.approx(1.0, abs=0.3)
 
 
-def test_a_slope_of_one_value_is_nought_and_a_median_of_none_is_an_error():
+def test_sen_of_one_value_is_zero_and_median_of_none_is_an_error():
     assert sen([1.0], [5.0]) == 0.0
     with pytest.raises(ValueError, match="median"):
         median([])

@@ -24,7 +24,7 @@ def overcount(ledger: Ledger, device_uuid: str = "GPU-a") -> int:
     return {entry.device_uuid: entry.overcount_bytes for entry in ledger.overcounts}[device_uuid]
 
 
-def test_a_process_with_an_agent_is_split_and_the_rest_of_it_is_overhead():
+def test_process_with_an_agent_has_shares_and_overhead():
     device = make_device(used_bytes=10 * GIB, processes=(make_process(used_bytes=9 * GIB),))
     report = make_report(pools=(make_pool(live=4 * GIB, cached=3 * GIB, stranded=GIB),))
     assert shares(attribute(make_snapshot(device, reports=(report,)))) == {
@@ -36,19 +36,19 @@ def test_a_process_with_an_agent_is_split_and_the_rest_of_it_is_overhead():
     }
 
 
-def test_a_process_without_an_agent_is_opaque():
+def test_process_without_an_agent_is_opaque():
     device = make_device(used_bytes=GIB, processes=(make_process(used_bytes=GIB),))
     assert shares(attribute(make_snapshot(device))) == {"opaque": GIB}
 
 
-def test_an_agent_that_sees_no_pool_leaves_its_process_opaque():
+def test_process_whose_agent_has_no_pool_is_opaque():
     device = make_device(used_bytes=GIB, processes=(make_process(used_bytes=GIB),))
     ledger = attribute(make_snapshot(device, reports=(make_report(),)))
     assert shares(ledger) == {"opaque": GIB}
     assert {line.workload for line in ledger.lines if line.share == "opaque"} == {"train"}
 
 
-def test_a_returned_pid_is_another_process():
+def test_reused_pid_is_another_process():
     device = make_device(used_bytes=GIB, processes=(make_process(start_ticks=999, used_bytes=GIB),))
     ledger = attribute(make_snapshot(device, reports=(make_report(start_ticks=100, pools=(make_pool(live=GIB),)),)))
     assert shares(ledger) == {"opaque": GIB}
@@ -56,7 +56,7 @@ def test_a_returned_pid_is_another_process():
     assert overcount(ledger) == 0
 
 
-def test_several_allocators_of_one_process_add_up():
+def test_allocators_of_one_process_are_summed():
     device = make_device(used_bytes=6 * GIB, processes=(make_process(used_bytes=6 * GIB),))
     pools = (make_pool(live=GIB, cached=GIB), make_pool(allocator="cupy", live=2 * GIB, stranded=GIB))
     assert shares(attribute(make_snapshot(device, reports=(make_report(pools=pools),)))) == {
@@ -67,7 +67,7 @@ def test_several_allocators_of_one_process_add_up():
     }
 
 
-def test_a_pool_inside_another_is_not_counted_twice():
+def test_pool_inside_another_is_not_counted_twice():
     device = make_device(used_bytes=4 * GIB, processes=(make_process(used_bytes=4 * GIB),))
     pools = (
         make_pool(allocator="rmm", live=3 * GIB, cached=GIB),
@@ -78,33 +78,33 @@ def test_a_pool_inside_another_is_not_counted_twice():
     assert overcount(ledger) == 0
 
 
-def test_a_pool_inside_an_unreported_one_is_counted_itself():
+def test_pool_inside_an_unreported_one_is_counted():
     device = make_device(used_bytes=GIB, processes=(make_process(used_bytes=GIB),))
     pools = (make_pool(allocator="cupy", inside="rmm", live=GIB),)
     assert shares(attribute(make_snapshot(device, reports=(make_report(pools=pools),)))) == {"live": GIB}
 
 
-def test_an_agent_newer_than_the_driver_shows_as_overcount_not_in_unclaimed():
+def test_overcount_is_the_excess_of_an_agent_over_an_older_driver_count():
     device = make_device(used_bytes=5 * GIB, processes=(make_process(used_bytes=2 * GIB),))
     ledger = attribute(make_snapshot(device, reports=(make_report(pools=(make_pool(live=3 * GIB),)),)))
     assert shares(ledger) == {"live": 3 * GIB, "unclaimed": 3 * GIB}
     assert overcount(ledger) == GIB
 
 
-def test_without_a_process_list_agents_are_the_only_source():
+def test_agents_are_the_only_source_without_a_process_list():
     device = make_device(used_bytes=5 * GIB, processes=None)
     ledger = attribute(make_snapshot(device, reports=(make_report(pools=(make_pool(live=3 * GIB),)),)))
     assert shares(ledger) == {"live": 3 * GIB, "unclaimed": 2 * GIB}
 
 
-def test_unknown_used_bytes_stay_unknown():
+def test_unknown_used_bytes_make_no_unclaimed_line():
     device = make_device(used_bytes=None, processes=(make_process(used_bytes=None),))
     ledger = attribute(make_snapshot(device, reports=(make_report(pools=(make_pool(live=GIB),)),)))
     assert shares(ledger) == {"live": GIB}
     assert ledger.overcounts == ()
 
 
-def test_mig_instances_and_their_parent_add_up_each_for_itself():
+def test_mig_instances_and_their_parent_each_add_up():
     parent = make_device("GPU-a", used_bytes=4 * GIB, processes=(make_process(used_bytes=4 * GIB),))
     instance = make_device(
         "MIG-a", parent_uuid="GPU-a", used_bytes=4 * GIB, processes=(make_process(used_bytes=4 * GIB),)
@@ -115,7 +115,7 @@ def test_mig_instances_and_their_parent_add_up_each_for_itself():
     assert shares(ledger, "MIG-a") == shares(ledger, "GPU-a") == {"live": 3 * GIB, "overhead": GIB}
 
 
-def test_a_claim_on_a_device_that_does_not_list_the_process_changes_nothing():
+def test_claim_on_a_device_that_does_not_list_the_process_is_ignored():
     others = make_device("GPU-b", used_bytes=GIB, processes=(make_process(20, used_bytes=GIB),))
     for processes in ((make_process(used_bytes=GIB),), ()):
         device = make_device(used_bytes=60 * GIB, processes=processes)
@@ -131,14 +131,14 @@ def test_a_claim_on_a_device_that_does_not_list_the_process_changes_nothing():
         {"faults": (make_fault("GPU-a", "processes_hidden", "drm"),)},
     ],
 )
-def test_where_a_process_may_be_hidden_its_claim_counts_up_to_the_used_memory(fields: dict[str, Any]):
+def test_claim_of_a_hidden_process_counts_up_to_the_used_memory(fields: dict[str, Any]):
     device = make_device(used_bytes=10 * GIB, processes=(make_process(20, used_bytes=GIB),))
     for claimed, live in ((5 * GIB, 5 * GIB), (80 * GIB, 10 * GIB)):
         report = make_report(pools=(make_pool(live=claimed),))
         assert shares(attribute(make_snapshot(device, reports=(report,), **fields)))["live"] == live
 
 
-def test_a_claim_behind_an_mps_server_or_on_an_instance_counts():
+def test_claim_behind_an_mps_server_or_on_an_instance_counts():
     server = make_process(20, used_bytes=GIB, comm="nvidia-cuda-mps-server")
     behind = make_device(used_bytes=10 * GIB, processes=(server,))
     assert (
@@ -153,7 +153,7 @@ def test_a_claim_behind_an_mps_server_or_on_an_instance_counts():
     assert shares(ledger, "MIG-a")["live"] == 3 * GIB
 
 
-def test_the_sum_of_an_agents_pools_is_at_most_the_drivers_count():
+def test_pools_of_an_agent_are_limited_to_the_drivers_count():
     device = make_device(used_bytes=10 * GIB, processes=(make_process(used_bytes=9 * GIB),))
     eight = tuple(make_pool(allocator=f"a{number}", live=GIB, cached=79 * GIB) for number in range(8))
     ledger = attribute(make_snapshot(device, reports=(make_report(pools=eight),)))
@@ -180,7 +180,7 @@ reports = st.builds(make_report, pid=ids, start_ticks=ids, pools=st.lists(pools,
 
 
 @given(st.data())
-def test_the_lines_of_a_device_sum_to_used_plus_overcount_whatever_the_reports_say(data: st.DataObject):
+def test_lines_sum_to_used_plus_overcount_for_any_reports(data: st.DataObject):
     lists = st.none() | st.lists(processes, max_size=4, unique_by=lambda p: (p.pid, p.start_ticks)).map(tuple)
     devices = tuple(
         make_device(uuid, used_bytes=data.draw(maybe), processes=data.draw(lists), parent_uuid=parent)

@@ -1,8 +1,8 @@
-"""The clock on the wall is set, the machine sleeps: what is said of the devices does not change.
+"""Clock changes and suspend: the conclusions about the devices do not change.
 
-Durations are told by the monotonic clock, which no one sets. While a machine sleeps it stands still on Linux; a
-daemon that is stopped (SIGSTOP, a frozen container) finds it gone on. What the store makes of it is in
-store/test_retention.py, what rules do to single series in rules/test_prometheus_semantics.py.
+Durations use the monotonic clock, which cannot be set. It stands still on Linux while a machine is suspended; for a
+daemon that is stopped (SIGSTOP, a frozen container) it goes on. The store's part is tested in store/test_retention.py,
+the rules' part in rules/test_prometheus_semantics.py.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from gpumond.testing import GIB, make_device, make_fault, make_pool, make_proces
 DAY = 86400.0
 JUMP_AT, END = 900, 1800
 Told = list[tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]]
-"""Second; alerts that began and that ended with it; verdicts that stand."""
+"""Second; alerts that began and that ended with it; active verdicts."""
 
 
 def at(second: int, elapsed: float, taken_at: float) -> Snapshot:
-    """Full from minute 5 to 20, lost from minute 22 to 25, out of memory once before and once after the jump."""
+    """Return a device: full from minute 5 to 20, lost from minute 22 to 25, out of memory once before and after the
+    jump.
+    """
     full, lost = 300 <= second < 1200, 1320 <= second < 1500
     used = (70 if full else 20) * GIB
     device = make_device(used_bytes=used, processes=(make_process(10, used),))
@@ -36,7 +38,7 @@ def at(second: int, elapsed: float, taken_at: float) -> Snapshot:
 
 
 def story(wall: Callable[[int], float], monotonic: Callable[[int], float] = float) -> Told:
-    """What is told at the second in which it happens, whatever the clocks say."""
+    """Return the conclusions at the second in which they change, for any clock."""
     memory, told = EngineState(), Told()
     for second in range(0, END, 5):
         tick = advance(memory, BUILT_IN, at(second, monotonic(second), 1e9 + wall(second)))
@@ -49,7 +51,7 @@ def story(wall: Callable[[int], float], monotonic: Callable[[int], float] = floa
 @pytest.mark.parametrize(
     "jump", [1800.0, -1800.0, 3600.0, -3600.0, 3650 * DAY, -3650 * DAY], ids=lambda jump: f"{jump:+g} s"
 )
-def test_a_clock_that_is_set_and_a_machine_that_slept_change_nothing_that_is_told(jump: float):
+def test_clock_step_and_suspend_change_no_conclusion(jump: float):
     steady = story(float)
     assert {"device-nearly-full", "device-lost", "out-of-memory"} <= {
         rule for _, raised, _, _ in steady for rule in raised
@@ -57,12 +59,12 @@ def test_a_clock_that_is_set_and_a_machine_that_slept_change_nothing_that_is_tol
     assert story(lambda second: second + (jump if second >= JUMP_AT else 0.0)) == steady
 
 
-def test_a_clock_that_runs_backwards_all_the_time_changes_nothing_either():
+def test_clock_running_backwards_changes_no_conclusion():
     assert story(lambda second: -float(second)) == story(float)
 
 
-def test_a_daemon_that_was_stopped_for_an_hour_fires_on_and_ends_what_an_hour_ends():
-    """Both clocks are an hour further, so the ten minutes of the first want of memory are over; nothing else is."""
+def test_daemon_stopped_for_an_hour_continues_its_alerts_and_ends_expired_ones():
+    """Both clocks advance by an hour, so that the ten minutes after the first OOM are over; nothing else changes."""
 
     def hour_later(second: int) -> float:
         return second + (3600.0 if second >= JUMP_AT else 0.0)

@@ -21,7 +21,7 @@ def reading_of(*devices: DeviceReading, **fields: object) -> Reading:
     return Reading(devices, **fields)  # type: ignore[arg-type]
 
 
-def test_a_silent_device_keeps_its_values_for_two_readings_and_then_has_none():
+def test_device_without_answer_keeps_its_values_for_two_readings():
     both = reading_of(make_device("GPU-a", used_bytes=GIB), make_device("GPU-b", used_bytes=GIB))
     one = reading_of(make_device("GPU-b", used_bytes=2 * GIB), faults=(make_fault("GPU-a"),))
     snapshot = seen(None, both)
@@ -36,7 +36,7 @@ def test_a_silent_device_keeps_its_values_for_two_readings_and_then_has_none():
     assert seen(snapshot, both).devices == both.devices
 
 
-def test_without_any_reading_every_device_goes_silent():
+def test_devices_without_any_reading_become_unknown():
     snapshot = seen(None, reading_of(make_device(used_bytes=GIB)))
     ups = []
     for _ in range(3):
@@ -46,28 +46,28 @@ def test_without_any_reading_every_device_goes_silent():
     assert (snapshot.devices[0].missed, snapshot.devices[0].used_bytes, snapshot.devices[0].uuid) == (3, None, "GPU-a")
 
 
-def test_a_device_that_the_source_no_longer_lists_is_gone_at_once():
+def test_device_that_the_source_no_longer_lists_is_removed_at_once():
     snapshot = seen(None, reading_of(make_device("MIG-a")))
     assert seen(snapshot, reading_of()).devices == ()
 
 
-def test_an_instance_of_a_lost_card_is_lost_with_it():
+def test_instance_of_a_lost_device_is_lost():
     parent, instance = make_device("GPU-a"), make_device("MIG-a", parent_uuid="GPU-a")
     snapshot = seen(seen(None, reading_of(parent, instance)), reading_of(faults=(make_fault("GPU-a"),)))
     assert [device.missed for device in snapshot.devices] == [1, 1]
 
 
-def test_a_pool_larger_than_its_device_is_a_fault_and_not_a_number():
+def test_pool_larger_than_its_device_is_a_fault_and_not_counted():
     fits, lies = make_pool(live=GIB), make_pool(allocator="cupy", live=81 * GIB)
     snapshot = seen(None, reading_of(make_device(used_bytes=GIB)), (make_report(pools=(fits, lies)),))
     assert snapshot.reports[0].pools == (fits,)
     assert [fault.kind for fault in snapshot.faults] == ["impossible_value"]
 
 
-def test_a_claim_over_the_drivers_count_is_a_fault_when_it_lasts():
+def test_claim_over_the_drivers_count_for_two_ticks_is_a_fault():
     counted = make_process(10, GIB)
     reading = reading_of(make_device(used_bytes=2 * GIB, processes=(counted, make_process(20, GIB))))
-    honest = make_report(10, (make_pool(live=3 * GIB),))  # within what the times of reading explain
+    honest = make_report(10, (make_pool(live=3 * GIB),))  # within the tolerance for different times of reading
     for false in (
         make_report(10, tuple(make_pool(allocator=f"a{number}", live=79 * GIB) for number in range(8))),
         make_report(66, (make_pool(live=5 * GIB),)),
@@ -83,7 +83,7 @@ def test_a_claim_over_the_drivers_count_is_a_fault_when_it_lasts():
     assert seen(seen(None, reading, (stale,)), reading, (stale,)).faults == ()
 
 
-def test_pools_beyond_the_bound_are_summed_by_device():
+def test_pools_beyond_the_maximum_are_summed_by_device():
     pools = tuple(
         make_pool(uuid, live=1, cached=2, stranded=3, allocator=f"a{number}", ooms=number if number else None)
         for number in range(100)
@@ -108,7 +108,7 @@ def test_pools_beyond_the_bound_are_summed_by_device():
     assert report.pools[-1].ooms is None
 
 
-def test_a_program_uses_a_device_once_it_held_memory_or_the_driver_lists_it():
+def test_program_uses_a_device_once_it_held_memory_or_is_listed():
     empty, worker = make_report(pools=(make_pool(),)), make_report(20)
     nobody, lists = reading_of(make_device()), reading_of(make_device(processes=(make_process(10, GIB),)))
     first = seen(None, nobody, (empty, worker))
@@ -121,7 +121,7 @@ def test_a_program_uses_a_device_once_it_held_memory_or_the_driver_lists_it():
     assert [report.uses_device for report in held.reports] == [True]
 
 
-def test_raised_and_resolved_tell_only_of_changes():
+def test_raised_and_resolved_contain_only_changes():
     full, empty = make_snapshot(make_device(used_bytes=70 * GIB)), make_snapshot(make_device(used_bytes=GIB))
     first = advance(EngineState(), FULL, full)
     second = advance(first.memory, FULL, full)
@@ -132,7 +132,7 @@ def test_raised_and_resolved_tell_only_of_changes():
 
 
 @pytest.mark.parametrize("missed", [1, 3])
-def test_an_unseen_device_does_not_resolve(missed: int):
+def test_alert_on_an_unread_device_is_not_resolved(missed: int):
     device = make_device(used_bytes=70 * GIB)
     first = advance(EngineState(), FULL, make_snapshot(device))
     unseen = replace(device, missed=missed, used_bytes=None if missed > 2 else device.used_bytes)
@@ -141,7 +141,7 @@ def test_an_unseen_device_does_not_resolve(missed: int):
     assert second.frame.alerts == first.frame.alerts
 
 
-def test_a_process_on_an_unseen_device_does_not_resolve():
+def test_alert_on_a_process_of_an_unread_device_is_not_resolved():
     rule = (Rule("hog", "pool", "held_bytes", above=GIB),)
     report = make_report(pools=(make_pool(live=2 * GIB),))
     first = advance(EngineState(), rule, make_snapshot(make_device(), reports=(report,)))
@@ -154,7 +154,7 @@ def test_a_process_on_an_unseen_device_does_not_resolve():
     ("name", "uuids"),
     [("1", {"GPU-b1"}), ("GPU-a", {"GPU-a1"}), ("0000:1c:00.0", {"GPU-b1"}), ("GPU-", set()), ("7", set())],
 )
-def test_a_rule_names_a_device_as_people_do(name: str, uuids: set[str]):
+def test_rule_matches_a_device_by_any_of_its_names(name: str, uuids: set[str]):
     devices = [
         make_device(uuid, index=index, pci_bus_id=f"00000000:1{letter}:00.0", used_bytes=79 * GIB)
         for index, (uuid, letter) in enumerate((("GPU-a1", "B"), ("GPU-b1", "C")))

@@ -1,4 +1,4 @@
-"""What happened between two frames."""
+"""Events between two frames."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumond.api.event_log import EventLog
-from gpumond.engine.events import Event, EventState, follow
+from gpumond.engine.events import Event, EventState, advance_events
 from gpumond.model.frame import Alert, Frame, Ledger, Verdict
 from gpumond.model.pools import Expected, Receipt
 from gpumond.model.program import ByteChange, Oom, OomPool, Program, ScopeKept
@@ -49,15 +49,15 @@ def a_receipt(**fields: Any) -> Receipt:
 
 
 def between(*frames: Frame, **last: Any) -> list[Event]:
-    """The events of the last of the frames."""
+    """Return the events of the last frame."""
     watch, events = EventState(), ()
     for frame in frames[:-1]:
-        watch, _ = follow(watch, frame)
-    _, events = follow(watch, frames[-1], **last)
+        watch, _ = advance_events(watch, frame)
+    _, events = advance_events(watch, frames[-1], **last)
     return list(events)
 
 
-def test_nothing_happens_between_two_equal_frames():
+def test_events_of_two_equal_frames_are_empty():
     leak = Verdict(UUID, 10, "leak", 1.0)
     frame = a_frame(
         reports=(make_report(pools=(make_pool(ooms=1),)),), xids=(XidErrors(UUID, 79, 1, 5.0),), verdicts=(leak,)
@@ -65,7 +65,7 @@ def test_nothing_happens_between_two_equal_frames():
     assert between(frame, frame) == []
 
 
-def test_an_agent_comes_and_goes():
+def test_agent_connects_and_disconnects():
     frame = a_frame(reports=(make_report(pools=(make_pool(live=GIB),)),))
     (came,) = between(a_frame(), frame)
     assert (came.kind, came.pid, came.workload, came.at) == ("agent-connected", 10, "train", 1_000_000.0)
@@ -74,19 +74,19 @@ def test_an_agent_comes_and_goes():
     assert (gone.kind, gone.details) == ("agent-gone", (("held_bytes", GIB),))
 
 
-def test_an_agent_of_a_program_that_never_used_a_device_is_no_event():
+def test_agent_of_a_program_that_never_used_a_device_makes_no_event():
     worker = a_frame(reports=(make_report(uses_device=False),))
     assert between(a_frame(), worker) == []
     assert between(worker, a_frame()) == []
     assert [event.kind for event in between(worker, a_frame(reports=(make_report(),)))] == ["agent-connected"]
 
 
-def test_a_pid_that_returns_is_another_process():
+def test_reused_pid_is_another_agent():
     first, second = a_frame(reports=(make_report(),)), a_frame(reports=(make_report(start_ticks=200),))
     assert {event.kind for event in between(first, second)} == {"agent-connected", "agent-gone"}
 
 
-def test_an_error_shows_its_picture():
+def test_oom_event_has_the_details_of_its_snapshot():
     pools = (OomPool("torch", UUID, 5 * GIB, 2 * GIB, GIB, 512), OomPool("torch", "GPU-b", 9 * GIB, 0, 0))
     scopes = (ScopeKept("epoch", ByteChange(GIB)),)
     oom = an_oom(device_uuid=UUID, request_bytes=3 * GIB, scope="epoch/forward", pools=pools, scopes=scopes)
@@ -111,7 +111,7 @@ def test_an_error_shows_its_picture():
     }
 
 
-def test_a_picture_that_many_reports_carry_is_one_event():
+def test_oom_snapshot_in_several_reports_is_one_event():
     def at(*ooms: Oom) -> Frame:
         return a_frame(reports=(make_report(program=Program(ooms=ooms)),))
 
@@ -124,7 +124,7 @@ def test_a_picture_that_many_reports_carry_is_one_event():
     assert [event.kind for event in away] == ["agent-connected"]
 
 
-def test_a_program_that_ends_out_of_memory_has_its_picture_told():
+def test_oom_snapshot_of_an_ended_program_is_an_event():
     connected = a_frame(reports=(make_report(),))
     last = make_report(program=Program(ooms=(an_oom(1),)))
     told = between(connected, a_frame(), departed=[last])
@@ -132,20 +132,20 @@ def test_a_program_that_ends_out_of_memory_has_its_picture_told():
     assert between(a_frame(reports=(last,)), a_frame(), departed=[last]) == between(a_frame(reports=(last,)), a_frame())
 
 
-def test_the_past_of_a_daemon_before_is_not_told_again():
+def test_oom_snapshots_from_before_the_start_make_no_event():
     frame = a_frame(reports=(make_report(program=Program(ooms=(an_oom(1, at=10.0), an_oom(2, at=30.0)))),))
-    _, events = follow(EventState(since=20.0), frame)
+    _, events = advance_events(EventState(since=20.0), frame)
     assert [dict(event.details)["number"] for event in events if event.kind == "oom"] == [2]
 
 
-def test_an_agent_without_pictures_is_believed_by_its_counter():
+def test_oom_counter_makes_an_event_for_an_agent_without_snapshots():
     before, after = (a_frame(reports=(make_report(pools=(make_pool(live=GIB, cached=2, ooms=n),)),)) for n in (1, 2))
     (event,) = between(before, after)
     assert (event.kind, event.device_uuid, dict(event.details)["cached_bytes"]) == ("oom", UUID, 2)
-    assert between(a_frame(reports=(make_report(),)), after) == []  # nobody knows how old its errors are
+    assert between(a_frame(reports=(make_report(),)), after) == []  # the age of its errors is unknown
 
 
-def test_a_device_is_lost_once_and_back_once():
+def test_device_lost_and_device_back_are_one_event_each():
     fault = Fault("nvml", "gpu_is_lost", UUID, "GPU is lost")
     well, ill = a_frame(), a_frame(make_device(UUID, up=False), faults=(fault,))
     (lost,) = between(well, ill)
@@ -156,7 +156,7 @@ def test_a_device_is_lost_once_and_back_once():
     assert between(well, ill, well, well) == []
 
 
-def test_a_device_that_is_no_longer_listed_is_lost_and_may_return():
+def test_device_that_is_no_longer_listed_is_lost_and_may_return():
     both, one = a_frame(make_device(UUID), make_device("GPU-b")), a_frame(make_device(UUID))
     assert [(event.kind, event.device_uuid) for event in between(both, one)] == [("device-lost", "GPU-b")]
     assert [(event.kind, event.device_uuid) for event in between(both, one, both)] == [("device-back", "GPU-b")]
@@ -170,7 +170,7 @@ def test_xid_errors_are_counted():
     assert event.details == (("xid", 31), ("count", 2), ("occurred_at", 7.0))
 
 
-def test_flushes_are_told_plans_are_not():
+def test_flushes_make_events_and_plans_do_not():
     receipts = [a_receipt(), a_receipt(outcome="planned"), a_receipt(outcome="refused", allocator=None, reason="busy")]
     freed, refused = between(a_frame(), receipts=receipts)
     assert (freed.kind, freed.at, dict(freed.details)["released_bytes"]) == ("flush", 1_000_000.0, GIB)
@@ -193,7 +193,7 @@ def test_alerts_fire_and_resolve():
     assert dict(fired.details)["rule"] == "leak"
 
 
-def test_an_alert_without_a_summary_names_program_pid_and_device():
+def test_alert_without_a_summary_names_program_pid_and_device():
     labels = (("alertname", "hog"), ("gpu", "3"), ("pid", "10"), ("uuid", UUID), ("workload", "train"))
     (fired,) = between(a_frame(), raised=[Alert("hog", "firing", labels, (), 3.5, 999_900.0, 999_960.0)])
     assert fired.summary == "hog: train (pid 10) on GPU 3"
@@ -214,7 +214,7 @@ def test_verdicts_begin_and_end(kind: str, told: bool):
         assert ended[0].summary == f"the verdict {kind} on train (pid 10) on GPU 0 has ended"
 
 
-def test_the_end_of_a_verdict_names_program_pid_and_device_when_the_process_has_ended():
+def test_verdict_end_names_program_pid_and_device_after_the_process_has_ended():
     verdict = Verdict(UUID, 10, "fragmentation", 999_999.5)
     with_agent = a_frame(reports=(make_report(),), verdicts=(verdict,))
     listed = a_frame(make_device(UUID, processes=(make_process(10, comm="python"),)), verdicts=(verdict,))
@@ -244,7 +244,7 @@ def test_events_are_in_the_order_of_their_times():
     assert [event.at for event in told] == sorted(event.at for event in told)
 
 
-def test_ids_grow_one_by_one_and_over_a_restart():
+def test_ids_increase_by_one_also_over_a_restart():
     ring = EventLog(started_at=1000.5, kept=3)
     frames = [a_frame(reports=tuple(make_report(pid) for pid in range(10, 10 + count))) for count in (2, 3, 5)]
     told = [ring.follow(frame, (), ()) for frame in frames]
@@ -255,7 +255,7 @@ def test_ids_grow_one_by_one_and_over_a_restart():
     assert EventLog(started_at=1001.5).last_id > ring.last_id
 
 
-def test_a_receipt_is_told_with_the_next_frame_and_once():
+def test_receipt_is_an_event_of_the_next_frame_once():
     ring = EventLog(0.0)
     ring.flushed(a_receipt())
     assert [event.kind for event in ring.follow(a_frame(), (), ())] == ["flush"]

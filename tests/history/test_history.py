@@ -35,7 +35,7 @@ def a_history(values: Sequence[float], every: float = 1.0, begin: float = 0.0, t
 
 
 @pytest.mark.parametrize("tier", [0, MINUTE])
-def test_a_block_has_minimum_median_and_maximum_of_its_samples(tier: int):
+def test_block_has_minimum_median_and_maximum_of_its_samples(tier: int):
     values = [float(value * 37 % 101) for value in range(200)]
     series, seconds = a_series(values), TIERS[tier].seconds
     blocks = [values[i : i + seconds] for i in range(0, 199 // seconds * seconds, seconds)]
@@ -46,7 +46,7 @@ def test_a_block_has_minimum_median_and_maximum_of_its_samples(tier: int):
     assert set(series.counts(tier)) == {seconds}
 
 
-def test_longer_blocks_are_made_of_minutes():
+def test_blocks_longer_than_a_minute_are_made_of_minutes():
     series = a_series([float(second // 60) for second in range(3700)])
     assert list(series.column(2, 0)) == [2 + 5 * i for i in range(12)]
     assert list(series.column(QUARTER, 0)) == [7, 22, 37, 52]
@@ -54,7 +54,7 @@ def test_longer_blocks_are_made_of_minutes():
     assert set(series.counts(QUARTER)) == {900}
 
 
-def test_a_block_closes_by_time_and_a_gap_has_none():
+def test_block_closes_by_time_and_a_gap_has_no_block():
     series = Series(1, 0.0, 0.0)
     for at in (0.0, 57.0, 114.0, 2000.0, 2057.0, 2114.0):
         series.add((at, at))
@@ -62,19 +62,19 @@ def test_a_block_closes_by_time_and_a_gap_has_none():
     assert list(series.counts(MINUTE)) == [2, 1, 1, 1]
 
 
-def test_what_is_unknown_is_no_number():
+def test_unknown_samples_are_nan():
     series = a_series([NAN, 1.0, NAN, 3.0] * 10)
     assert list(series.column(0, 0)) == [1.0, 2.0]
     unknown = a_series([NAN] * 40)
     assert all(value != value for value in unknown.column(0, 0))
 
 
-def test_samples_that_come_too_fast_are_left_out():
+def test_samples_closer_than_the_minimum_distance_are_dropped():
     series = a_series([0.0] * 1000, every=0.1)
     assert len(series.rows) == pytest.approx(1000 * 0.1 / 0.8, abs=2)
 
 
-def test_only_the_newest_rows_are_kept():
+def test_rows_are_limited_to_the_newest():
     rows = Rows(2, 5)
     gone = [rows.append((float(i), -float(i))) for i in range(8)]
     assert [None if row is None else row[0] for row in gone] == [None] * 5 + [0, 1, 2]
@@ -82,14 +82,14 @@ def test_only_the_newest_rows_are_kept():
     assert list(rows.newest(99)[::2]) == [3, 4, 5, 6, 7]
 
 
-def test_the_record_of_blocks_that_are_no_longer_kept_stays():
+def test_record_includes_blocks_that_are_no_longer_kept():
     series = a_series([1000.0] * 120 + [1.0] * 60 * 260)
     assert max(series.column(MINUTE, 0)) == 1.0
     assert series.records[MINUTE] == [1000.0]
 
 
-def test_64_devices_and_500_lives_need_at_most_64_mib():
-    """Counted, with every row of every tier taken."""
+def test_history_of_64_devices_and_500_lives_needs_at_most_64_mib():
+    """Measured with every row of every tier in use."""
     life, device = Series(LIFE_SIGNALS, 0.0, 0.0), Series(len(SIGNALS), 0.0, 0.0)
     for series in (life, device):
         for rows, capacity in ((series.rows, SAMPLES), *zip(series.tiers, (tier.rows for tier in TIERS), strict=True)):
@@ -100,7 +100,7 @@ def test_64_devices_and_500_lives_need_at_most_64_mib():
     assert 500 * one_life + 64 * one_device <= 64 * 1024 * 1024
 
 
-def test_a_point_is_a_sample_or_the_longest_block_that_is_not_longer_than_asked():
+def test_points_are_samples_or_the_longest_blocks_within_the_resolution():
     history = a_history([float(i) for i in range(1000)])
     assert [point.median for point in history.series("GPU-a", 10, "used")] == list(range(100, 1000))
     for resolution, seconds in ((15, 15), (59, 15), (60, 60), (899, 300), (900, 900)):
@@ -112,20 +112,20 @@ def test_a_point_is_a_sample_or_the_longest_block_that_is_not_longer_than_asked(
     assert history.series("GPU-a", 11, "used") == history.series("GPU-b", None, "used") == ()
 
 
-def test_a_step_of_the_wall_clock_moves_no_sample_against_another():
+def test_wall_clock_step_moves_no_sample_relative_to_another():
     history = a_history([1.0] * 10)
     history.begin(make_snapshot(elapsed_seconds=10.0, taken_at=5e8))
     times = [point.at for point in history.series("GPU-a", 10, "used")]
     assert times == [5e8 - 10 + i for i in range(10)]
 
 
-def test_a_snapshot_that_is_not_newer_is_not_taken():
+def test_snapshot_that_is_not_newer_is_ignored():
     history = a_history([1.0] * 3)
     assert not history.begin(make_snapshot(elapsed_seconds=2.0))
     assert not history.begin(make_snapshot(elapsed_seconds=1.0))
 
 
-def test_an_ended_life_is_kept_for_a_while_and_the_newest_of_a_pid_is_shown():
+def test_ended_life_is_kept_and_the_newest_life_of_a_pid_is_returned():
     history = a_history([1.0] * 3)
     history.end(LIFE)
     assert len(history.series("GPU-a", 10, "used")) == 3
@@ -139,19 +139,19 @@ def test_an_ended_life_is_kept_for_a_while_and_the_newest_of_a_pid_is_shown():
     assert history.series("GPU-b", 0, "used") == ()
 
 
-def test_there_are_never_more_lives_than_the_limit():
+def test_lives_never_exceed_the_limit():
     history = a_history([1.0])
     made = [history.life(("GPU-a", pid, 1)) for pid in range(1000, 1000 + module.MAX_LIVES)]
     assert made[-2] is not None
     assert made[-1] is None
 
 
-def test_what_was_kept_is_restored_when_the_life_is_seen_again():
+def test_restored_series_continues_when_the_life_is_seen_again():
     before = a_history([float(i // 900) for i in range(4000)])
     kept = [from_json(Coarse, to_json(one)) for one in before.coarse()]
     after = History()
     after.restore(kept)
-    # Another boot: the monotonic clock began anew, an hour of wall time has passed.
+    # After a reboot the monotonic clock starts again; an hour of wall time has passed.
     after.begin(make_snapshot(elapsed_seconds=50.0, taken_at=1e9 + 4000 + 3600))
     series = after.life(LIFE)
     assert series is not None
@@ -164,7 +164,7 @@ def test_what_was_kept_is_restored_when_the_life_is_seen_again():
     assert shown == pytest.approx(closed)
 
 
-def test_a_life_that_does_not_come_back_is_not_restored():
+def test_restored_series_is_discarded_without_its_life():
     kept = a_history([1.0] * 2000).coarse()
     after = History()
     after.restore(kept)
@@ -175,7 +175,7 @@ def test_a_life_that_does_not_come_back_is_not_restored():
     assert len(series.tiers[QUARTER]) == 0
 
 
-def test_the_lives_of_one_moment_close_their_blocks_at_different_ones():
+def test_blocks_of_lives_that_begin_together_close_at_different_times():
     history = a_history([1.0])
     ends = set()
     for pid in range(60):

@@ -1,4 +1,4 @@
-"""Work in stretches: what comes of it, and that others have their turn between them."""
+"""Cooperative slices: their result, errors, and other tasks between them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def failing() -> Steps[int]:
     raise ValueError("in the second stretch")
 
 
-def others_turns(work: Steps[int]) -> int:
-    """How often somebody else had a turn before the work was done."""
+def runs_of_another_task(work: Steps[int]) -> int:
+    """Count the runs of another task until the work is done."""
 
     async def run() -> int:
         turns = 0
@@ -44,15 +44,15 @@ def others_turns(work: Steps[int]) -> int:
     return asyncio.run(run())
 
 
-def test_what_comes_of_it_is_the_same_at_once_and_in_slices():
+def test_result_is_the_same_with_and_without_slices():
     assert run_to_end(counting(5)) == asyncio.run(in_slices(counting(5))) == 5
 
 
-def test_other_tasks_run_after_each_slice():
-    assert others_turns(counting(5, 2 * SLICE_SECONDS)) == 5
+def test_other_tasks_run_between_slices():
+    assert runs_of_another_task(counting(5, 2 * SLICE_SECONDS)) == 5
 
 
-def test_what_fails_fails_for_who_asked():
+def test_an_error_is_raised_to_the_caller():
     with pytest.raises(ValueError, match="second stretch"):
         run_to_end(failing())
     with pytest.raises(ValueError, match="second stretch"):

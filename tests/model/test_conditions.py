@@ -32,7 +32,7 @@ from gpumond.testing import GIB, make_device, make_process, make_snapshot
         ({"unified": True, "processes": None, "missed": MISSED_LIMIT}, []),
     ],
 )
-def test_what_bounds_the_truth_about_a_device_is_named(fields: dict[str, Any], kinds: list[str]):
+def test_conditions_of_a_device(fields: dict[str, Any], kinds: list[str]):
     device = make_device(**{"vendor": "nvidia", "used_bytes": GIB, "reserved_bytes": 0} | fields)
     assert list(of_device(device)) == kinds
     assert set(kinds) <= CONDITIONS.keys()
@@ -42,7 +42,7 @@ def test_what_bounds_the_truth_about_a_device_is_named(fields: dict[str, Any], k
     ("vendor", "is_private", "kinds"),
     [("amd", True, ["private_pid_namespace"]), ("amd", False, []), ("amd", None, []), ("sim", True, [])],
 )
-def test_pids_of_a_namespace_of_its_own_matter_where_a_driver_lists_some(
+def test_private_pid_namespace_is_a_condition_unless_the_device_is_simulated(
     vendor: str, is_private: bool | None, kinds: list[str]
 ):
     snapshot = make_snapshot(make_device(vendor=vendor), private_pid_namespace=is_private)

@@ -1,4 +1,4 @@
-"""A device is named by index, UUID, beginning of the UUID or PCI address; every error lists the devices."""
+"""Device names: index, UUID, beginning of the UUID or PCI address; every error lists the devices."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ DEVICES = (
         ("GPU-of-an", "GPU-of-an-agent"),
     ],
 )
-def test_a_device_has_many_names(name: str, uuid: str):
+def test_device_uuid_accepts_every_form_of_name(name: str, uuid: str):
     assert device_uuid(name, DEVICES, ["GPU-of-an-agent", "GPU-5a3c9a52"]) == uuid
 
 
 @pytest.mark.parametrize("name", ["GPU-5a", "gpu", "GPU-"])
-def test_a_beginning_of_several_uuids_is_an_error_that_lists_them(name: str):
+def test_ambiguous_beginning_of_a_uuid_is_an_error_that_lists_the_matches(name: str):
     with pytest.raises(AmbiguousDevice, match="0 GPU-5a3c9a52, 1 GPU-5a77b001"):
         device_uuid(name, DEVICES)
 
 
 @pytest.mark.parametrize("name", ["2", "", "GPU-b", "1d:00.0", "5a3c"])
-def test_an_unknown_name_is_an_error_that_lists_the_devices(name: str):
+def test_unknown_name_is_an_error_that_lists_the_devices(name: str):
     with pytest.raises(NoSuchDevice, match=r"0 GPU-5a3c9a52, 1 GPU-5a77b001, .*an index, a UUID"):
         device_uuid(name, DEVICES)
 
 
-def test_without_any_device_the_error_says_so():
+def test_unknown_name_without_any_device_is_an_error():
     with pytest.raises(NoSuchDevice, match="no device is known"):
         device_uuid("0", ())

@@ -47,7 +47,7 @@ def test_an_hour_of_a_thousand_programs_takes_a_few_mebibytes():
     for number in range(20):
         pools = (replace(pool, live_bytes=pool.live_bytes + number),)
         reports = tuple(make_report(pid, pools, age_seconds=pid / 999) for pid in range(1000))
-        hour.see(Frame(make_snapshot(elapsed_seconds=30.0 * number, reports=reports), Ledger()))
+        hour.add(Frame(make_snapshot(elapsed_seconds=30.0 * number, reports=reports), Ledger()))
     assert len(hour.moments()) == 20
     assert sum(map(len, hour.moments())) < 20 * 64 * 1024
 
@@ -56,7 +56,7 @@ def test_of_large_moments_the_oldest_are_forgotten():
     size = len(pack(a_frame(1, reports=50).snapshot, ()))
     hour = PreviewWindow(kept_bytes=4 * size)
     for number in range(1, 20):
-        hour.see(a_frame(number, reports=50, used=60))
+        hour.add(a_frame(number, reports=50, used=60))
     seen = preview(RULE, hour.moments())
     assert 2 <= seen.snapshots <= 5
     assert (seen.from_at, seen.to_at) == (1000.0 + 30 * (20 - seen.snapshots), 1570.0)
@@ -65,8 +65,8 @@ def test_of_large_moments_the_oldest_are_forgotten():
 def test_one_moment_a_half_minute_is_kept_and_a_preview_finds_what_fired():
     hour = PreviewWindow()
     for number, used in enumerate((10, 90, 90, 10)):
-        hour.see(a_frame(number, used=used))
-        hour.see(replace(frame := a_frame(number, used=99), snapshot=replace(frame.snapshot, seq=9)))
+        hour.add(a_frame(number, used=used))
+        hour.add(replace(frame := a_frame(number, used=99), snapshot=replace(frame.snapshot, seq=9)))
     seen = preview(RULE, hour.moments())
     assert seen.snapshots == 4
     assert [(alert.fired_at, alert.resolved_at) for alert in seen.fired] == [(1030.0, 1090.0)]

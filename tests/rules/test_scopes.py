@@ -55,7 +55,7 @@ def test_the_advice_on_fragmentation_names_the_variable_that_the_programs_pytorc
     snapshot = make_snapshot(make_device(used_bytes=40 * GIB), reports=(report,))
     seen = subjects("pool", RuleContext(snapshot, attribute(snapshot), remember(RuleWindow(), snapshot), standing([])))
     words = {**seen.texts(seen.rows[0]), "value": "", "level": ""}
-    assert f"set {name}=expandable_segments:True" in dict(rule.annotations)["summary"].format(**words)
+    assert f"set {name}=expandable_segments:True for torch" in dict(rule.annotations)["summary"].format(**words)
 
 
 def test_a_verdict_is_a_value_of_its_process_and_of_its_device():

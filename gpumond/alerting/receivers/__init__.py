@@ -1,6 +1,6 @@
-"""Who is told of alerts: one file per kind of receiver, each of which knows how to send and nothing else.
+"""Receivers of alerts: one file for each type, which sends notifications and nothing else.
 
-Queues, retries and order are the outbox's.
+The outbox is responsible for queues, retries and order.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ NOTIFIERS: Mapping[str, str] = {
     "webhook": "gpumond.alerting.receivers.webhook",
     "alertmanager": "gpumond.alerting.receivers.alertmanager",
 }
-"""By type: the module whose ``notifier(receiver)`` makes one."""
+"""By type: the module whose ``notifier(receiver)`` makes a notifier"""
 
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """One receiver as configured. Addresses and secrets are not for logs; files are read at each send."""
+    """One receiver as configured. Addresses and secrets must not be logged; files are read at each send."""
 
     name: str
     type: str
@@ -35,20 +35,20 @@ class Receiver:
     ca_file: str | None = None
     resend_seconds: float = 60.0
     instance: str = field(default_factory=socket.gethostname)
-    """Whose alerts these are, where one receiver hears many machines."""
+    """Name of this machine, for a receiver of several machines."""
 
 
 class Notifier(Protocol):
     name: str
     resend_seconds: float | None
-    """How often what fires is sent again; None if once is enough."""
+    """Seconds after which firing alerts are sent again; None if once is enough."""
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
-        """Tell of them. Raises Retry if another try may help, Rejected if none will."""
+        """Send notifications. Raises Retry if another attempt may succeed, Rejected if none will."""
 
 
 class NotSent(GpumondError):
-    """``reason`` is one word for metrics. The message never holds an address."""
+    """A notification was not accepted. ``reason`` is one word for metrics. The message never contains an address."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class NotSent(GpumondError):
 
 
 class Retry(NotSent):
-    """Another try may help, not before ``after_seconds``."""
+    """Another attempt may succeed, not before ``after_seconds``."""
 
     def __init__(self, reason: str, message: str, after_seconds: float = 0.0) -> None:
         super().__init__(reason, message)
@@ -64,7 +64,7 @@ class Retry(NotSent):
 
 
 class Rejected(NotSent):
-    """The receiver will not take this, however often it is sent."""
+    """The receiver will not accept this notification."""
 
 
 def notifier(receiver: Receiver) -> Notifier:

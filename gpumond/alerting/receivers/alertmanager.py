@@ -1,4 +1,4 @@
-"""Alertmanager's API v2: what fires is sent again each minute, and ends by itself if the daemon falls silent.
+"""Alertmanager's API v2: firing alerts are sent again each minute, and expire if the daemon stops sending.
 
 The figures are Prometheus' own: ``--rules.alert.resend-delay`` and a validity of four times that.
 """
@@ -42,9 +42,7 @@ def _entry(alert: Alert, instance: str, ends_at: float) -> dict[str, object]:
         "labels": {"instance": instance, **dict(alert.labels)},
         "annotations": dict(alert.annotations),
         "startsAt": _time(starts_at),
-        "endsAt": _time(
-            max(starts_at, ends_at)
-        ),  # whatever the clock did: Alertmanager refuses an end before the start
+        "endsAt": _time(max(starts_at, ends_at)),  # for any clock: Alertmanager rejects an end before the start
     }
 
 

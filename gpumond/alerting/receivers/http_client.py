@@ -1,7 +1,6 @@
-"""One HTTP POST that nobody can hold up: no redirects, no proxy of the environment, one deadline for all of it.
+"""HTTP POST with one deadline for the whole exchange: no redirects, no proxy from the environment.
 
-The answer's status and Retry-After are all that is read of it. Nothing here blocks a thread that the
-daemon would have to wait for when it ends.
+Only the status and Retry-After of the answer are used. No thread delays the daemon's end.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ async def post(
 
 
 def secret(file: str) -> str:
-    """The text of a secret's file without its last line end, read at each use so that it can be replaced.
+    """Return a secret's file without its last line end, read at each use so that it can be replaced.
 
-    Raises Retry, also for a control character: a line end in a token would begin a header of its own.
+    Raises Retry, also for a control character: a line end in a token would begin another header.
     """
     try:
         text = read_text(Path(file)).removesuffix("\n").removesuffix("\r").strip(" \t")
@@ -101,16 +100,16 @@ def _answer(head: bytes) -> tuple[int, str | None]:
 def _judge(status: int, retry_after: str | None) -> None:
     if 200 <= status < 300:
         return
-    said = f"{status} {HTTPStatus(status).phrase}" if status in set(HTTPStatus) else str(status)
+    text = f"{status} {HTTPStatus(status).phrase}" if status in set(HTTPStatus) else str(status)
     if status == 429:
-        raise Retry("rate_limited", said, _seconds(retry_after))
+        raise Retry("rate_limited", text, _seconds(retry_after))
     if status == 408 or status >= 500:
-        raise Retry("server_error", said, _seconds(retry_after))
-    raise Rejected("auth" if status in (401, 403) else "redirect" if status < 400 else "rejected", said)
+        raise Retry("server_error", text, _seconds(retry_after))
+    raise Rejected("auth" if status in (401, 403) else "redirect" if status < 400 else "rejected", text)
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Retry-After as seconds or as a date; 0 if it says nothing that can be read."""
+    """Parse Retry-After, in seconds or as a date; 0 if it cannot be parsed."""
     try:
         seconds = float(retry_after or 0)
     except ValueError:
@@ -143,7 +142,7 @@ async def _connect(
 
 
 async def _resolve(host: str, port: int) -> list[Any]:
-    """The addresses of a name. A resolver may take minutes: its thread is one that nobody waits for."""
+    """Resolve a name in a daemon thread, since a resolver may block for minutes."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[list[Any]] = loop.create_future()
 

@@ -30,5 +30,5 @@ def notifier(receiver: Receiver) -> Log:
 
 def _text(alert: Alert) -> str:
     labels = " ".join(f"{name}={value}" for name, value in alert.labels if name != "alertname")
-    told = "; ".join(text for _, text in alert.annotations)
-    return f"{told} ({labels})" if told else labels
+    annotations = "; ".join(text for _, text in alert.annotations)
+    return f"{annotations} ({labels})" if annotations else labels

@@ -1,4 +1,4 @@
-"""Alerts as JSON to any address; docs/notifications.md has the schema. Signed where a secret is configured."""
+"""Webhook: alerts as JSON; docs/notifications.md has the schema. Signed if a secret is configured."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def notifier(receiver: Receiver) -> Webhook:
 
 
 def signature(key: str, timestamp: str, body: bytes) -> str:
-    """HMAC-SHA256 of ``TIMESTAMP.BODY``, in hexadecimal: the timestamp guards against a replay."""
+    """Return the HMAC-SHA256 of ``TIMESTAMP.BODY`` in hexadecimal: the timestamp prevents a replay."""
     return hmac.new(key.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
 def entry(status: str, alert: Alert) -> dict[str, Any]:
-    """``fingerprint`` is the same for all that is said of one alert."""
+    """Return the JSON of one alert; ``fingerprint`` is the same for all its notifications."""
     identity = json.dumps(sorted(alert.labels)).encode()
     return {
         "status": status,

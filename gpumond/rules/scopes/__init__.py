@@ -1,6 +1,6 @@
-"""What rules look at: the subjects of each scope in one snapshot, with the values of ``values.VALUES``. Pure.
+"""Subjects of the rules of each scope in one snapshot, with the values of ``schema.VALUES``. No I/O.
 
-A value that is unknown is None: a rule on it then neither fires nor resolves.
+An unknown value is None: a rule on it neither fires nor resolves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def subjects(scope: Scope, seen: RuleContext) -> Subjects[Any]:
 
 
 def hidden(snapshot: Snapshot, recent: RuleWindow) -> Hidden:
-    """Devices that were not read completely, processes that exist while their agent is silent, and connected ones."""
+    """Return devices that were not read completely, processes whose agent is silent, and connected processes."""
     silent, failed = recent.silent, unlisted(snapshot)
     return Hidden(
         frozenset(each.uuid for each in snapshot.devices if each.missed >= MISSED_LIMIT or each.uuid in failed),
@@ -45,7 +45,7 @@ def hidden(snapshot: Snapshot, recent: RuleWindow) -> Hidden:
 
 
 def departure(scope: Scope, labels: Mapping[str, str], snapshot: Snapshot) -> str:
-    """A sentence that says that the subject has ended; empty if it still exists."""
+    """Return a sentence that states that the subject has ended; empty if it still exists."""
     if scope == "workload":
         name, uid = labels.get("workload", ""), labels.get("uid", "")
         exists = any((report.workload, str(report.uid)) == (name, uid) for report in snapshot.reports)

@@ -1,4 +1,4 @@
-"""What a rule's values are made of, and what the scopes have in common. Pure."""
+"""Facts that all scopes use for the values of rules. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpumond.rules.window import RuleWindow
 
 
 class RuleContext(NamedTuple):
-    """All that a rule's values are made of."""
+    """Facts from which the values of rules are computed."""
 
     snapshot: Snapshot
     ledger: Ledger

@@ -1,4 +1,4 @@
-"""Rules on gpumond itself. Pure."""
+"""Rules on gpumond itself. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules on devices. Pure."""
+"""Rules on devices. No I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEARLY_FULL = 0.80
 
 
 class _Device(NamedTuple):
-    """``lines`` are its part of the ledger, ``short`` the processes on it that ran short of memory lately."""
+    """One device. ``lines`` are its part of the ledger, ``short`` its processes that recently ran short of memory."""
 
     device: DeviceReading
     lines: Sequence[Line]
@@ -52,7 +52,7 @@ def devices(seen: RuleContext) -> Subjects[_Device]:
             lines[uuid],
             sums["cached"] if known else None,
             sums["stranded"] if known else None,
-            # Whose it is cannot be told at all where the driver lists no processes.
+            # Without a process list the owner of memory is unknown.
             sums["unclaimed"] if known and device.processes is not None else None,
             ratio(device.used_bytes, device.size_bytes),
             short[uuid],
@@ -102,9 +102,9 @@ def _caches(lines: Sequence[Line]) -> dict[int, int]:
 
 
 def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[int]]:
-    """By device, the processes that ran out of memory, or needed a retry, within the window.
+    """Return by device the processes that ran out of memory, or needed a retry, within the window.
 
-    Only those that the driver lists on the device, where it lists all: they make others' caches count as waste.
+    Where the driver's list of a device is complete, only processes in it count: they make others' caches waste.
     """
     short: defaultdict[str, set[int]] = defaultdict(set)
     complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
@@ -146,7 +146,7 @@ def _device_texts(row: _Device) -> dict[str, str]:
 
 
 def _program(row: _Device, part: Line | ProcessUsage) -> str:
-    """Who it is, and how much it has."""
+    """Return name, pid and size of a program."""
     workload = next((line.workload for line in row.lines if line.pid == part.pid), "")
     comm = next((process.comm for process in row.device.processes or () if process.pid == part.pid), None)
     return f"{workload or comm or 'unknown program'} (pid {part.pid}, {size(part.used_bytes)})"

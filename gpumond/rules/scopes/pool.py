@@ -1,4 +1,4 @@
-"""Rules on pools, as agents report them. Pure."""
+"""Rules on pools, as agents report them. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALLOC_CONF_SINCE = (2, 11)
 """PyTorch 2.9 knows ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 obeys it."""
 
 FRAGMENTED_FROM = 0.05
-"""Share of the device that a pool must keep before its fragmentation is worth a word."""
+"""Share of the device that a pool must keep before its fragmentation is reported."""
 
 
 class _Pool(NamedTuple):

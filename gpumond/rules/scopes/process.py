@@ -1,4 +1,4 @@
-"""Rules on processes, one for each device that a process is on. Pure."""
+"""Rules on processes, one for each device that a process is on. No I/O."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpumond.rules.scopes.context import VERDICTS, RuleContext, named, ratio, si
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, texts, values
 
 NOBODY = ProcessUsage(0, None, None)
-"""What a device holds and no process can be told for."""
+"""Owner of memory without a known process."""
 
 
 class _Process(NamedTuple):
-    """One process on one device, or NOBODY: the device as a whole, with what no process can be told for."""
+    """One process on one device, or NOBODY: the device as a whole, for memory without a known process."""
 
     device: DeviceReading
     process: ProcessUsage
@@ -25,7 +25,7 @@ class _Process(NamedTuple):
     silent: bool
     verdicts: Sequence[Verdict]
     said: Mapping[str, float | None]
-    """The values of the verdicts."""
+    """Values of the verdicts."""
 
 
 def processes(seen: RuleContext) -> Subjects[_Process]:

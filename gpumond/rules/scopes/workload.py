@@ -1,4 +1,4 @@
-"""Rules on workloads: all programs of one user and one name. Pure."""
+"""Rules on workloads: all programs of one user and one name. No I/O."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from glob import glob
 from typing import NamedTuple
 
+from gpumond.errors import FaultKind
 from gpumond.protocol.messages import clean
 from gpumond.sources.validation import IMPOSSIBLE, MemoryCounts, Tally
 
@@ -168,7 +169,7 @@ def cards(root: str) -> Iterator[DrmDevice]:
             yield DrmDevice(min(entries), frozenset(map(os.path.basename, entries)), os.path.basename(device), driver)
 
 
-def kind_of(error: OSError) -> str:
+def kind_of(error: OSError) -> FaultKind:
     return "no_permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pynvml
 
+from gpumond.errors import ReturnCode
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, ProcessUsage, Reading
 from gpumond.protocol.messages import MAX_INTEGER
@@ -97,7 +98,7 @@ class NvmlSource:
                 except DeviceLost as lost:
                     self._roster.lose(device, lost.kind)
                     self._sensors.forget(device)
-            tally.add(device.uuid, device.lost, f"device {device.index} {device.name}".rstrip())
+            tally.add(device.uuid, device.lost or "unknown", f"device {device.index} {device.name}".rstrip())
         self._library.at(NOWHERE)
         self._events.fetch(tally)  # last, so that a hang or a crash before it loses no events
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
@@ -169,7 +170,7 @@ class NvmlSource:
                 break  # some drivers return 0 for "not supported"
             device.memory_version = version
             return info
-        raise Unsupported("not_supported")
+        raise Unsupported(ReturnCode("not_supported"))
 
     def _usages(self, device: Device, tally: Tally) -> dict[int, Usage] | None:
         listed: list[Listed] | None = None

@@ -17,15 +17,15 @@ from typing import Any
 
 import pynvml
 
-from gpumond.errors import SourceUnavailable
+from gpumond.errors import FaultKind, ReturnCode, SourceUnavailable
 from gpumond.model.remedies import remedy
 from gpumond.protocol.messages import clean
 from gpumond.sources import ReadProgress
 from gpumond.sources.inventory import DeviceLost, EnumerationFailed, Unsupported
 from gpumond.sources.nvml.loading import load_error, not_loadable
 
-KINDS: dict[int, str] = {
-    getattr(pynvml, name): name.removeprefix("NVML_ERROR_").lower()
+KINDS: dict[int, ReturnCode] = {
+    getattr(pynvml, name): ReturnCode(name.removeprefix("NVML_ERROR_").lower())
     for name in dir(pynvml)
     if name.startswith("NVML_ERROR_")
 }
@@ -193,10 +193,10 @@ class Library:
             except Exception as error:
                 # A malformed answer (such as undecodable text) affects only this query.
                 raise EnumerationFailed("unreadable", f"{type(error).__name__}: {error}") from error
-        raise Unsupported("function_not_found")
+        raise Unsupported(ReturnCode("function_not_found"))
 
-    def _kind_of(self, error: pynvml.NVMLError) -> str:
-        kind = KINDS.get(error.value, f"error_{error.value}")
+    def _kind_of(self, error: pynvml.NVMLError) -> FaultKind | ReturnCode:
+        kind = KINDS.get(error.value, ReturnCode(f"error_{error.value}"))
         return "device_access_lost" if kind in ("unknown", "no_permission") and self._access_lost() else kind
 
     def _access_lost(self) -> bool:
@@ -207,7 +207,7 @@ class Library:
             return error.errno == errno.EPERM
         return False
 
-    def _unavailable(self, kind: str) -> SourceUnavailable:
+    def _unavailable(self, kind: FaultKind | ReturnCode) -> SourceUnavailable:
         if kind != "lib_rm_version_mismatch":
             cause = _CAUSES.get(kind, f"NVML does not start ({kind.replace('_', ' ')})")
             return SourceUnavailable(kind, f"{cause}: {remedy(kind)}")

@@ -11,7 +11,7 @@ import glob
 import os
 from collections.abc import Iterator, Mapping
 
-from gpumond.errors import SourceUnavailable
+from gpumond.errors import FaultKind, SourceUnavailable
 from gpumond.model.remedies import remedy
 from gpumond.protocol.messages import clean
 
@@ -43,7 +43,7 @@ def not_loadable(reason: str, library: str = NVML) -> SourceUnavailable:
     said = clean(reason)
     if len(said) > LONGEST_REASON:
         said = f"…{said[1 - LONGEST_REASON :]}"
-    kind = "library_not_loadable"
+    kind: FaultKind = "library_not_loadable"
     return SourceUnavailable(kind, f"{library} cannot be loaded ({said}): {remedy(kind)}")
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
+from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.sensors import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES
 from gpumond.protocol.messages import MAX_INTEGER
 from gpumond.sources.inventory import Device, DeviceLost, EnumerationFailed, Unsupported
@@ -197,7 +198,7 @@ class SensorClocks:
         self._activity, self._profile = ProcessActivity(library), Profile(library)
         self._kept: dict[str, _Kept] = {}
 
-    def refresh(self, devices: Iterable[Device], lose: Callable[[Device, str], None]) -> None:
+    def refresh(self, devices: Iterable[Device], lose: Callable[[Device, FaultKind | ReturnCode], None]) -> None:
         """Make the slow queries of the devices that are due; ``lose`` is called for those that are lost."""
         present = [device for device in devices if device.handle is not None and device.parent_uuid is None]
         self._kept = {device.uuid: self._kept.get(device.uuid) or _Kept() for device in present}

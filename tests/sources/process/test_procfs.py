@@ -58,7 +58,7 @@ def test_broken_stat_is_unknown(tmp_path: Path, stat: bytes) -> None:
     assert look_up(tmp_path, 7) == UNKNOWN
 
 
-def test_pid_that_returns_is_another_process(tmp_path: Path) -> None:
+def test_reused_pid_is_another_process(tmp_path: Path) -> None:
     table = ProcessTable(str(tmp_path))
     write(tmp_path, 7, start_ticks=500, uid=1000)
     first = table.read([7])[7]
