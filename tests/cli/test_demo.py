@@ -141,7 +141,7 @@ def test_the_command_line_shows_and_flushes(demo: RunningDaemon):
     receipts = demo.run("flush", "--all")
     returned = "freed" in receipts.stdout
     assert receipts.returncode == (0 if returned else 3), receipts
-    assert "came back" in receipts.stdout
+    assert " released" in receipts.stdout
     doctor = demo.run("doctor")
     assert "training" in doctor.stdout
 

@@ -34,7 +34,7 @@ def test_a_plan_has_the_columns_of_a_plan_and_a_total():
     plan = [a_receipt(outcome="planned", released_bytes=0), a_receipt(outcome="planned", expected=promise(1, 2, 2))]
     header, *_, total = plan_table(plan).splitlines()
     assert header.split("  ")[0] == "PID"
-    assert "WOULD RETURN" in header
+    assert "WOULD RELEASE" in header
     assert "RELEASED" not in header
     assert total == "5.0 GiB would come back, between 4.0 GiB and 5.0 GiB"
     assert plan_table(plan[:1]).splitlines()[-1] == "3.0 GiB would come back"

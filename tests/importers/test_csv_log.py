@@ -68,7 +68,7 @@ def test_times_as_logs_write_them(text: str, at: float):
     "text", ["", "soon", "-5", "nan", "inf", "2024-13-01T12:00:00", "2024-05-01", "2024-05-01T12:00:99"]
 )
 def test_what_is_no_time_is_refused(text: str):
-    with pytest.raises(ValueError, match="is no time; expected"):
+    with pytest.raises(ValueError, match="is not a time; expected"):
         moment(text)
 
 
@@ -98,7 +98,7 @@ def test_an_allocator_without_a_pid_has_a_report_of_no_name():
         ("time,uuid,pid,used_bytes\n0,a,me,5\n", "line 2: pid 'me': expected a number"),
         ("time,uuid,pid,used_bytes\n0,a,0,5\n", "line 2: pid '0': expected a number"),
         ("time,uuid,pid,used_bytes\n0,a\n", "line 2: too few cells"),
-        ("time,uuid,pid,used_bytes\n", "no reading in it"),
+        ("time,uuid,pid,used_bytes\n", "contains no readings"),
         ("\x00\x01\x02", "no header|no column"),
     ],
 )

@@ -145,7 +145,7 @@ def test_a_log_of_processes_says_who_is_there():
     ]
     seen, remarks = read_with_remarks(log)
     assert used(seen, "GPU-a") == [150 * MIB, 110 * MIB, 180 * MIB]
-    assert remarks == ["what a device uses is not in the log: taken as the sum of its processes"]
+    assert remarks == ["the log has no used memory of a device: the sum of its processes is used"]
 
 
 def test_a_program_with_a_comma_in_its_name_is_whole():
@@ -162,13 +162,13 @@ def test_a_program_with_a_comma_in_its_name_is_whole():
         ("uuid, memory.used [MiB]\nGPU-a, 5 MiB\n", r"line 1: no column timestamp.*--interval N"),
         (
             "+-----------------------------------------+\n| NVIDIA-SMI 550 |\n",
-            r"line 1: .*table for people.*record with",
+            r"line 1: .*default table of nvidia-smi.*record with",
         ),
-        ("# gpu    pwr  gtemp\n# Idx      W      C\n", r"table for people"),
+        ("# gpu    pwr  gtemp\n# Idx      W      C\n", r"default table of nvidia-smi"),
         ("0, 5, 3\n0, 6, 3\n", r"line 1: no header, and which column is memory\.used cannot be told.*--query-gpu"),
         ("2024/05/01 12:00:00, 81559\n2024/05/01 12:00:01, 81559\n", r"which column is memory\.used cannot be told"),
         ("", "the log is empty"),
-        (WITH_UNITS.splitlines()[0] + "\n", "no reading in it"),
+        (WITH_UNITS.splitlines()[0] + "\n", "contains no readings"),
     ],
 )
 def test_an_unusable_log_is_refused_with_the_mend(log: str, complaint: str):

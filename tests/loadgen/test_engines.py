@@ -145,8 +145,8 @@ def test_stress_reads_back_what_it_wrote(tmp_path: Path, engine: str):
     assert 0.85 * 8192 * MIB < good.facts()["peak"] <= 0.91 * 8192 * MIB
     status, out, _ = Card(tmp_path, STANDIN_WRONG_WORDS="1").load(*options)
     assert status == 1
-    assert "0 words wrong" not in out
-    assert "words wrong" in out
+    assert "0 incorrect words" not in out
+    assert "incorrect words" in out
 
 
 @both
@@ -154,7 +154,7 @@ def test_no_orphan_is_promised_on_a_healthy_driver(tmp_path: Path, engine: str):
     card = Card(tmp_path)
     status, _, err = card.load("orphan", "--engine", engine)
     assert status == 1
-    assert "a healthy driver frees what a killed program had" in err
+    assert "a driver frees the memory of a killed program" in err
     assert err.count("gpumond: ") == 1
 
 

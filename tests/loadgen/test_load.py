@@ -183,7 +183,7 @@ def test_the_summary_says_what_was_done_and_what_is_right(card: SimDevice):
     status, out, _ = load(card, "warm-up", "--duration", "1s", "--speed", "1000")
     assert status == 0
     assert out.startswith("warm-up on sim: done after 1.")
-    assert "all freed" in out
+    assert "all memory is freed" in out
     assert "right verdict: none" in out
 
 
@@ -215,4 +215,4 @@ def test_wrong_use_is_one_line_with_the_mend(arguments: tuple[str, ...], said: s
 def test_a_directory_that_is_no_card_is_refused(tmp_path: Path):
     status, _, err = load(None, "steady", "--card", str(tmp_path))
     assert status == 1
-    assert "no simulated card" in err
+    assert "no simulated device" in err

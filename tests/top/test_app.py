@@ -64,7 +64,7 @@ def test_a_screen_of_80_by_24_shows_the_ledger_the_processes_and_the_keys(played
             assert part in seen
         assert "? opaque 10.0 GiB" in seen
         assert "#" * 20 + "+" * 12 + "x" * 6 + "=" * 2 + "?" * 10 + "." * 30 in seen
-        assert "a flush of everything would return about 12.0 GiB" in seen
+        assert "a flush of all programs would release about 12.0 GiB" in seen
         assert max(len(line.rstrip()) for line in lines(top)) <= 80
         assert len(lines(top)) <= 24
         for key in ("Sort", "Reverse", "Filter", "Flush", "Details", "Alerts", "Quit"):
@@ -144,7 +144,7 @@ def test_a_flush_shows_the_plan_asks_and_then_shows_the_receipt(played: Played):
         await until(pilot, top, "train")
         played.answers["/api/v1/flushes"] = (200, PLAN)
         await pilot.press("f")
-        await until(pilot, top, "train (pid 10) torch would return about 12.0 GiB", "Flush? y: yes")
+        await until(pilot, top, "train (pid 10) torch would release about 12.0 GiB", "Flush? y: yes")
         assert [body["dry_run"] for path, body in played.asked if path == "/api/v1/flushes"] == [True]
         played.answers["/api/v1/flushes"] = (200, PROOF)
         await pilot.press("y")
@@ -181,7 +181,7 @@ def test_where_there_is_nothing_to_give_back_nothing_is_asked(played: Played):
     async def act(top: Top, pilot: Pilot[None]) -> None:
         await until(pilot, top, "train")
         await pilot.press("g")
-        await until(pilot, top, "every program on GPU 0", "would return nothing", "There is nothing to give back.")
+        await until(pilot, top, "every program on GPU 0", "would release nothing", "Nothing to release.")
         await pilot.press("y")
         await pilot.pause()
         assert [body["target"] for path, body in played.asked if path == "/api/v1/flushes"] == [{"device": "GPU-a"}]
@@ -227,8 +227,8 @@ def test_a_daemon_that_is_gone_is_said_its_numbers_are_withdrawn_and_come_back(p
     async def act(top: Top, pilot: Pilot[None]) -> None:
         await until(pilot, top, "50.0 GiB of 80.0 GiB")
         played.answers["/api/v1/frame"] = (500, {"detail": "it broke"})
-        await until(pilot, top, "THE DAEMON DOES NOT ANSWER", "it broke", "50.0 GiB of 80.0 GiB")
-        await until(pilot, top, "THE DAEMON DOES NOT ANSWER", "withdrawn", without="50.0 GiB")
+        await until(pilot, top, "THE DAEMON DOES NOT RESPOND", "it broke", "50.0 GiB of 80.0 GiB")
+        await until(pilot, top, "THE DAEMON DOES NOT RESPOND", "withdrawn", without="50.0 GiB")
         assert "train" not in text(top)
         played.answers["/api/v1/frame"] = frame
         await until(pilot, top, "50.0 GiB of 80.0 GiB", "train", without="DOES NOT ANSWER")
@@ -240,9 +240,9 @@ def test_a_daemon_that_hangs_blocks_neither_the_keys_nor_the_end(played: Played)
     async def act(top: Top, pilot: Pilot[None]) -> None:
         await until(pilot, top, "train")
         played.answers["/api/v1/frame"] = None
-        await until(pilot, top, "THE DAEMON DOES NOT ANSWER", "nothing heard for")
+        await until(pilot, top, "THE DAEMON DOES NOT RESPOND", "no response for")
         await pilot.press("a")
-        await until(pilot, top, "It is asked again every second.")
+        await until(pilot, top, "Retrying every second.")
 
     on_screen(played, act)
     assert not played.over.is_set()
@@ -250,8 +250,8 @@ def test_a_daemon_that_hangs_blocks_neither_the_keys_nor_the_end(played: Played)
 
 def test_a_frame_that_is_not_followed_by_another_is_stale(played: Played):
     async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "train", without="NOTHING NEW")
-        await until(pilot, top, "NOTHING NEW FOR", "the daemon answers, but takes no new frame")
+        await until(pilot, top, "train", without="NO NEW FRAME")
+        await until(pilot, top, "NO NEW FRAME FOR", "the daemon responds, but produces no new frame")
 
     on_screen(played, act)
 
@@ -260,10 +260,10 @@ def test_a_frame_that_is_not_followed_by_another_is_stale(played: Played):
     ("status", "answer", "said"),
     [
         (503, {"detail": "the first reading is under way; try again in a second"}, "STARTING"),
-        (200, {"status": "ok"}, "what answers is no gpumond"),
-        (200, [1, 2], "what answers is no gpumond"),
-        (200, a_frame(), "no device is here"),
-        (200, a_busy_frame(reports=()), "no program carries an agent"),
+        (200, {"status": "ok"}, "the server is not gpumond"),
+        (200, [1, 2], "the server is not gpumond"),
+        (200, a_frame(), "no device found"),
+        (200, a_busy_frame(reports=()), "no program runs the agent"),
     ],
     ids=["starting", "another service", "a list", "no GPU", "no agent"],
 )

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from gpumond.cli.top import Daemon
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.top.app import Top
-from gpumond.top.selection import at_index, beside, processes_on
+from gpumond.top.selection import at_index, neighbour, processes_on
 from gpumond.top.view import view
 from tests.top.frames import Played, a_frame, playing
 from tests.top.screens import lines, text
@@ -164,8 +164,8 @@ def test_the_keys_name_it_where_there_is_a_choice_and_fit(count: int, offered: b
 
 def test_all_is_one_place_on_the_way_round():
     seen = view(three())
-    assert [beside(seen, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
-    assert [beside(seen, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
+    assert [neighbour(seen, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
+    assert [neighbour(seen, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
     assert [at_index(seen, index) for index in (0, 2, 3)] == ["GPU-0", "GPU-2", None]
 
 

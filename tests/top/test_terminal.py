@@ -132,9 +132,9 @@ def test_from_first_sight_to_a_receipt_and_back_to_the_shell(demo: RunningDaemon
         session.press("training\r")  # a rule of the demo may have flushed another program a moment ago
         session.shows("training (pid")
         session.press("f")
-        session.shows("training", "would return about", "Flush? y: yes")
+        session.shows("training", "would release about", "Flush? y: yes")
         session.press("y")
-        session.shows("receipts", "driver saw", "released")
+        session.shows("receipts", "driver measured", "released")
         session.press("\x1b")
         session.shows("USED↓", "training", without="receipts")  # an escape at once before another key is Alt
         assert "48;2;24;87;184" in session.written  # live, as on the page
@@ -221,7 +221,7 @@ def test_without_a_driver_the_mend_is_said_once_and_no_table_is_empty(played: Pl
     command = [sys.executable, "-m", "gpumond", *verb, "--url", played.url]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert said.count(remedy) == 1
-    assert "driver-down fires" in said
+    assert "driver-down firing" in said
     assert "GPU " not in said
 
 
@@ -273,7 +273,7 @@ def test_what_is_no_gpumond_is_one_line(played: Played, verb: tuple[str, ...]):
     command = [sys.executable, "-m", "gpumond", *verb, "--url", played.url]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "no gpumond" in refused.stderr
+    assert "not gpumond" in refused.stderr
     assert refused.stderr.count("\n") == 1
 
 

@@ -39,7 +39,7 @@ def test_shares_are_those_of_the_ledger():
         None,
         10 * GIB,
     )
-    assert promise(seen) == "a flush of everything would return about 12.0 GiB"
+    assert promise(seen) == "a flush of all programs would release about 12.0 GiB"
 
 
 def test_what_a_program_does_not_allow_is_not_promised():
@@ -47,7 +47,8 @@ def test_what_a_program_does_not_allow_is_not_promised():
     seen = view(a_busy_frame(reports=(report,)))
     assert (seen.returnable_bytes, seen.refused_bytes) == (0, 12 * GIB)
     assert (
-        promise(seen) == "a flush of everything would return nothing; 12.0 GiB more belong to programs that allow none"
+        promise(seen)
+        == "a flush of all programs would release nothing; programs that do not allow a flush cache another 12.0 GiB"
     )
 
 
@@ -61,7 +62,7 @@ def test_without_an_agent_nothing_is_promised():
     [
         ({}, ""),
         ({"missed": 1}, "of 1 reading ago"),
-        ({"up": False}, "at fault"),
+        ({"up": False}, "faulty"),
         (
             {"missed": 4, "up": False, "used_bytes": None, "processes": None},
             "no answer for 4 readings: values withdrawn",
@@ -86,8 +87,8 @@ def test_a_verdict_that_asks_for_attention_comes_before_an_ordinary_one():
 def test_alerts_that_fire_come_first_then_the_gravest():
     alerts = (an_alert("idle", "pending"), an_alert("full"), an_alert("leak", severity="critical"))
     assert view(a_busy_frame(alerts=alerts)).alerts == (
-        FrameNotice("bad", "leak fires for 1 min 40 s", "leak it is"),
-        FrameNotice("warn", "full fires for 1 min 40 s", "full it is"),
+        FrameNotice("bad", "leak firing for 1 min 40 s", "leak it is"),
+        FrameNotice("warn", "full firing for 1 min 40 s", "full it is"),
         FrameNotice("note", "idle pending for 1 min 40 s", "idle it is"),
     )
 
@@ -123,7 +124,7 @@ def test_a_mend_that_is_in_the_words_of_the_fault_is_said_once_on_every_line():
 
 
 def test_no_device_is_a_notice():
-    assert [notice.title for notice in view(a_frame()).notices] == ["no device is here"]
+    assert [notice.title for notice in view(a_frame()).notices] == ["no device found"]
 
 
 @pytest.mark.parametrize(
