@@ -170,7 +170,7 @@ def test_within_two_minutes_it_shows_a_leak_and_fragmentation_and_calls_nothing_
     assert past[-1]["median"] > past[0]["median"]
 
 
-def test_it_ends_with_its_programs(demo: RunningDaemon):
+def test_demo_ends_with_its_programs(demo: RunningDaemon):
     pids = [agent["pid"] for agent in demo.get("agents")]
     assert demo.stop() == 0
     until(lambda: not [pid for pid in pids if _alive(pid)])

@@ -132,7 +132,7 @@ def test_lines_come_as_they_are_found():
         (gzip.compress(LEAK.encode())[:-8] + bytes(8), (), "cannot be read: CRC check failed"),
     ],
 )
-def test_what_cannot_be_used_is_2_and_says_why(data: str | bytes, arguments: tuple[str, ...], complaint: str):
+def test_unusable_log_exits_with_2_and_a_reason(data: str | bytes, arguments: tuple[str, ...], complaint: str):
     refused = diagnose("-", *arguments, stdin=data)
     assert refused.returncode == 2
     assert complaint in refused.stderr.decode()

@@ -41,7 +41,7 @@ def test_every_fault_and_condition_of_the_daemon_is_said_with_its_mend():
 
 
 @pytest.mark.parametrize(("fields", "state"), [({"orphaned": True}, "note"), ({"state": "zombie"}, "bad")])
-def test_who_may_be_meant_to_hold_memory_is_no_fault(fields: dict[str, Any], state: str):
+def test_process_intended_to_hold_memory_is_not_a_fault(fields: dict[str, Any], state: str):
     assert asked(a_holding(**fields))["process"].state == state
 
 

@@ -67,7 +67,7 @@ def test_times_as_logs_write_them(text: str, at: float):
 @pytest.mark.parametrize(
     "text", ["", "soon", "-5", "nan", "inf", "2024-13-01T12:00:00", "2024-05-01", "2024-05-01T12:00:99"]
 )
-def test_what_is_no_time_is_refused(text: str):
+def test_invalid_time_is_rejected(text: str):
     with pytest.raises(ValueError, match="is not a time; expected"):
         moment(text)
 

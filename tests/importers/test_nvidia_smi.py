@@ -64,7 +64,7 @@ def test_units_other_than_mebibytes_count():
 
 
 @pytest.mark.parametrize("cell", ["[N/A]", "[Not Supported]", "[Unknown Error]", "[GPU is lost]", "N/A", "ERR!"])
-def test_what_is_not_said_is_unknown_and_not_zero(cell: str):
+def test_absent_values_are_unknown_and_not_zero(cell: str):
     seen = read(WITH_UNITS.replace("501 MiB", cell))
     assert used(seen, UUID) == [500 * MIB, None]
 

@@ -108,7 +108,7 @@ def test_series_of_one_device_that_differ_are_refused_with_the_mend():
         read(log)
 
 
-def test_what_is_no_number_is_no_reading():
+def test_non_numbers_are_not_readings():
     assert used(read(answer(series("", 5, float("nan"), float("inf"), 6, uuid="a"))), "a") == [5, 6]
 
 
@@ -137,6 +137,6 @@ def test_an_unusable_answer_is_refused(log: str, complaint: str):
         read(log, "prometheus")
 
 
-def test_what_was_left_out_is_told():
+def test_ignored_lines_are_reported():
     _, remarks = read_with_remarks(answer(series("", 5, uuid="a"), series("up", 1)))
     assert remarks == ["the series up say nothing of a device's memory; they are left out"]

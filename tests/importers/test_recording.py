@@ -60,7 +60,7 @@ def test_a_daemon_that_was_restarted_goes_on_where_the_last_ended():
     assert "line 3: another daemon's life begins" in remarks[0]
 
 
-def test_what_was_recorded_twice_counts_once():
+def test_duplicate_rows_count_once():
     seen, _ = read_with_remarks(lines(at(1, 1, 100), at(1, 1, 100), at(2, 2, 101)))
     assert elapsed(seen) == [1, 2]
 

@@ -108,7 +108,7 @@ def scene(tmp_path: Path, driver: FakeDriver) -> Iterator[Scene]:
     scene.close()
 
 
-def test_what_fires_arrives_and_what_is_over_is_resolved(scene: Scene):
+def test_alert_arrives_and_is_resolved(scene: Scene):
     scene.manager.start()
     scene.use(0.9)
     daemon = scene.start_daemon()
@@ -144,7 +144,7 @@ def test_a_daemon_that_is_killed_and_comes_back_resolves_nothing(scene: Scene):
     until(lambda: scene.told() == ["firing", "resolved"])
 
 
-def test_what_fires_while_the_alertmanager_is_down_arrives_when_it_is_back(scene: Scene):
+def test_alert_during_an_alertmanager_outage_arrives_afterwards(scene: Scene):
     scene.use(0.9)
     daemon = scene.start_daemon()
     until(lambda: daemon.value("gpumond_notifications_failed_total", notifier="am", reason="connection"))
@@ -163,7 +163,7 @@ def test_an_alertmanager_that_lost_everything_is_told_again(scene: Scene):
     until(scene.fires)
 
 
-def test_what_ended_while_the_alertmanager_was_down_is_resolved_when_it_is_back(scene: Scene):
+def test_alert_that_ends_during_an_alertmanager_outage_is_resolved_afterwards(scene: Scene):
     scene.manager.start()
     scene.use(0.9)
     daemon = scene.start_daemon()

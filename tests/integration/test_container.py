@@ -117,7 +117,7 @@ def answer(url: str) -> Any:
         return None
 
 
-def test_it_adds_little_to_its_base(engine: Engine):
+def test_image_adds_little_to_its_base(engine: Engine):
     assert engine.size(IMAGE) - engine.size(BASE) <= MAX_BYTES
 
 
@@ -129,7 +129,7 @@ def test_the_programs_of_the_demo_are_seen(engine: Engine, demo: str):
     until(lambda: workloads() == {"training", "serving", "leak", "fragmentation"})
 
 
-def test_it_is_nobody_in_particular_and_can_write_nowhere(engine: Engine, demo: str):
+def test_image_user_is_unprivileged_and_cannot_write(engine: Engine, demo: str):
     status = engine("podman", "exec", demo, "cat", "/proc/1/status")
     assert re.search(r"^Uid:\t10001\t", status, re.MULTILINE)
     assert re.findall(r"^Cap(?:Prm|Eff|Bnd|Amb):\t(\w+)$", status, re.MULTILINE) == ["0" * 16] * 4
@@ -144,7 +144,7 @@ def test_its_health_is_asked_for_by_the_program_itself(engine: Engine, demo: str
     assert engine("podman", "exec", nobody, demo, *checked[1:], check=False) == "1"
 
 
-def test_it_ends_in_order(engine: Engine, demo: str):
+def test_container_stops_in_order(engine: Engine, demo: str):
     engine("podman", "stop", "--time=10", demo)
     assert engine("podman", "inspect", demo, "--format", "{{.State.ExitCode}}") == "0"
 

@@ -55,9 +55,7 @@ def heard(listener: socket.socket, until: str) -> list[str]:
     raise AssertionError(f"no {until} among {set(lines)}")
 
 
-def test_it_tells_that_it_is_ready_how_it_goes_and_that_it_ends(
-    listener: socket.socket, serve: Callable[..., RunningDaemon]
-):
+def test_service_notifies_ready_status_and_stopping(listener: socket.socket, serve: Callable[..., RunningDaemon]):
     told = {"NOTIFY_SOCKET": str(listener.getsockname()), "WATCHDOG_USEC": "600000"}
     daemon = serve("--source", "nvml", environ=told | {"LD_LIBRARY_PATH": "/nowhere"})
     beginning = heard(listener, until="READY=1")
@@ -69,7 +67,7 @@ def test_it_tells_that_it_is_ready_how_it_goes_and_that_it_ends(
     assert not [line for line in end if line.startswith("READY=")]
 
 
-def test_nobody_hears_and_nothing_happens(tmp_path: Path):
+def test_notifications_without_a_listener_have_no_effect(tmp_path: Path):
     notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "nobody")})
     notify("READY=1", {})
 
@@ -164,7 +162,7 @@ def test_the_units_are_accepted_without_a_word(running: Machine):
 
 @nspawn
 @patient
-def test_it_is_ready_without_a_gpu_and_says_what_is_missing(running: Machine):
+def test_service_is_ready_without_a_gpu_and_reports_the_cause(running: Machine):
     until(lambda: "library_not_found" in running.show("gpumond.service", "StatusText")[0])
     assert running.show("gpumond.service", "ActiveState", "User", "NRestarts") == ["active", "gpumond", "0"]
     own = "/run/gpumond-api"
@@ -230,7 +228,7 @@ def test_agents_stay_through_an_upgrade_and_start_it_if_it_is_not_there(running:
 
 @nspawn
 @patient
-def test_it_reads_the_secrets_that_it_is_given(running: Machine):
+def test_service_reads_its_credentials(running: Machine):
     running.shell("umask 077; echo s3cret > /etc/gpumond/secrets/hook")
     configure(running, 'ExecStartPre=/bin/sh -c "cat $CREDENTIALS_DIRECTORY/secrets_hook > /run/gpumond/seen"')
     assert running.shell("cat /run/gpumond/seen; rm /run/gpumond/seen") == "s3cret"
@@ -239,7 +237,7 @@ def test_it_reads_the_secrets_that_it_is_given(running: Machine):
 
 @nspawn
 @patient
-def test_no_device_is_allowed_but_those_of_gpus(running: Machine):
+def test_service_may_access_gpu_devices_only(running: Machine):
     """Whether it is enforced cannot be seen here: the machine has no device controller of its own."""
     policy, *allowed = running.show("gpumond.service", "DevicePolicy", "DeviceAllow")
     assert policy == "closed"

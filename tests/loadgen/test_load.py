@@ -114,7 +114,7 @@ def test_a_signal_half_way_frees_everything(card: SimDevice, by: signal.Signals)
     }
 
 
-def test_what_was_injected_before_the_end_is_the_truth(card: SimDevice):
+def test_injection_before_the_end_is_the_truth(card: SimDevice):
     done = account(card, "leak-linear", "--duration", "2s", "--speed", "3000", "--rate", "100MiB")
     truth = done["truth"]
     assert (truth["kind"], truth["form"]) == ("leak", "linear")

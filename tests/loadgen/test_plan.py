@@ -92,7 +92,7 @@ def test_the_peak_is_what_the_steps_reach_and_fits_the_card(name: str, seed: int
 
 @pytest.mark.parametrize("name", NOTHING_WRONG)
 @pytest.mark.parametrize("seed", range(6))
-def test_where_nothing_is_wrong_the_card_never_fills(name: str, seed: int):
+def test_device_never_fills_in_healthy_scenarios(name: str, seed: int):
     made = plan(name, seed)
     assert made.truth == Truth()
     assert made.twin() is None
@@ -173,7 +173,7 @@ def test_three_deaths_make_a_crash_loop(times: int, kind: str):
 
 
 @pytest.mark.parametrize("name", INJECTED)
-def test_what_would_come_after_the_end_is_not_the_truth(name: str):
+def test_injection_after_the_end_is_not_in_the_truth(name: str):
     made = plan(name, 0, duration="4m", times=1) if name == "crash" else plan(name, 0, duration="4m")
     assert made.truth == Truth()
 

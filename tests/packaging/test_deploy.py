@@ -163,7 +163,7 @@ def test_containers_have_one_user(file: str, where: str):
 
 
 @pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/sidecar/docker-compose.yml"])
-def test_no_daemon_of_a_compose_file_is_root(file: str):
+def test_compose_daemons_are_not_root(file: str):
     services = yaml.safe_load((ROOT / file).read_text())["services"]
     ours = [service for service in services.values() if service["image"].startswith("gpumond:")]
     assert ours
@@ -197,7 +197,7 @@ def test_programs_get_the_agents_directory_read_only_and_nothing_else_of_the_dae
     assert documented == [("/run/gpumond", ":ro")]
 
 
-def test_what_is_the_daemons_own_is_in_no_directory_that_containers_share():
+def test_private_files_of_the_daemon_are_in_no_shared_directory():
     (image,) = re.findall(r"GPUMOND_RUNTIME_DIR=(\S+) \\$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert Path(image).parts[:2] == ("/", "tmp")
     for file in (ROOT / "docker-compose.yml", DEPLOY / "sidecar/docker-compose.yml"):

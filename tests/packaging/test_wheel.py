@@ -26,7 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_it_holds_every_file_of_the_package_and_the_line_beside_it(wheel: Path) -> None:
+def test_wheel_contains_every_file_and_the_pth_line(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         scripts = {name for name in names if ".data/scripts/" in name}

@@ -174,7 +174,7 @@ def test_nothing_is_flushed_without_a_yes(played: Played, key: str):
     on_screen(played, act)
 
 
-def test_where_there_is_nothing_to_give_back_nothing_is_asked(played: Played):
+def test_flush_without_releasable_memory_is_not_offered(played: Played):
     none = PLANNED | {"expected": {"low": 0, "likely": 0, "high": 0}}
     played.answers["/api/v1/flushes"] = (200, {"id": "1", "receipts": [none], "released_bytes": 0})
 
@@ -193,7 +193,7 @@ def test_where_there_is_nothing_to_give_back_nothing_is_asked(played: Played):
     ("status", "said"),
     [(404, "no agent matches"), (401, "GPUMOND_TOKEN"), (409, "already under way"), (429, "flushed a moment ago")],
 )
-def test_a_refusal_is_said(played: Played, status: int, said: str):
+def test_refusal_is_shown(played: Played, status: int, said: str):
     detail = "this wants a token" if status == 401 else said
     played.answers["/api/v1/flushes"] = (status, {"detail": detail})
 
@@ -205,7 +205,7 @@ def test_a_refusal_is_said(played: Played, status: int, said: str):
     on_screen(played, act)
 
 
-def test_those_that_did_not_answer_in_time_do_not_hide_the_receipts_of_the_others(played: Played):
+def test_timed_out_programs_do_not_hide_receipts_of_others(played: Played):
     late = FREED | {"pid": 11, "workload": "late", "outcome": "timeout", "released_bytes": 0, "reason": "no answer"}
     problem = PROOF | {"detail": "no answer in time from pid 11", "receipts": [FREED, late]}
 
@@ -267,7 +267,7 @@ def test_a_frame_that_is_not_followed_by_another_is_stale(played: Played):
     ],
     ids=["starting", "another service", "a list", "no GPU", "no agent"],
 )
-def test_what_is_not_as_it_should_be_is_said(played: Played, status: int, answer: Any, said: str):
+def test_problems_are_shown(played: Played, status: int, answer: Any, said: str):
     played.answers["/api/v1/frame"] = (status, answer)
 
     async def act(top: Top, pilot: Pilot[None]) -> None:

@@ -113,7 +113,7 @@ def test_the_past_is_that_of_the_device_and_in_full_that_of_the_process(played: 
     on_screen(played, act, (100, 40))
 
 
-def test_g_flushes_the_device_that_is_looked_at(played: Played):
+def test_g_flushes_the_selected_device(played: Played):
     played.answers["/api/v1/flushes"] = (404, {"detail": "no agent matches"})
 
     async def act(top: Top, pilot: Pilot[None]) -> None:
@@ -138,7 +138,7 @@ def test_the_chosen_device_is_marked_and_in_sight_among_many():
         on_screen(played, act, (80, 24))
 
 
-def test_a_device_that_is_gone_is_looked_at_no_longer(played: Played):
+def test_missing_device_is_deselected(played: Played):
     async def act(top: Top, pilot: Pilot[None]) -> None:
         await until(pilot, top, lambda seen: table(seen) == set(NAMES))
         await pilot.press("2")

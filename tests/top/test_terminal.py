@@ -155,7 +155,7 @@ def test_without_colours_the_shares_are_told_by_their_marks(played: Played, envi
         assert session.ends() == 0
 
 
-def test_it_ends_at_once_while_the_daemon_hangs(played: Played):
+def test_top_ends_immediately_while_the_daemon_hangs(played: Played):
     played.answers["/api/v1/frame"] = None
     with terminal(COMMAND, GPUMOND_URL=played.url) as session:
         session.shows("ASKING")
@@ -268,7 +268,7 @@ def test_without_a_daemon_once_is_one_line_with_the_mend():
 
 
 @pytest.mark.parametrize("verb", [("status",), ("top", "--once")])
-def test_what_is_no_gpumond_is_one_line(played: Played, verb: tuple[str, ...]):
+def test_other_server_is_reported_on_one_line(played: Played, verb: tuple[str, ...]):
     played.answers["/api/v1/frame"] = (200, {"status": "ok"})
     command = [sys.executable, "-m", "gpumond", *verb, "--url", played.url]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
