@@ -92,7 +92,7 @@ WORDS = {"rules": ["rules check", "rules test"], "baseline": [f"baseline {w}" fo
 
 @pytest.mark.parametrize("words", [words for verb in VERBS for words in (verb, *WORDS.get(verb, ()))])
 def test_options_cannot_be_abbreviated(words: str, capsys: pytest.CaptureFixture[str]):
-    """With abbreviations ``--hel`` would be ``--help``, which ends with 0."""
+    """``--hel`` would abbreviate ``--help``, which exits with 0."""
     with pytest.raises(SystemExit) as wrong:
         main([*words.split(), "--hel"])
     assert wrong.value.code == 2

@@ -16,7 +16,7 @@ DOWN = {"name": "nvml", "up": False, "reason": "driver_not_loaded"}
 
 
 def asked(*processes: dict[str, Any], **status: Any) -> dict[str, Finding]:
-    """What doctor makes of a daemon that says this, by subject; the last one of each."""
+    """Return doctor's findings for these daemon responses, the last one of each subject."""
     source = {"name": "nvml", "up": True, "reason": "", "detail": ""}
     said = {"version": "1", "source": source, "faults": [], "conditions": []} | status
     answers = {"/api/v1/status": said, "/api/v1/agents": [], "/api/v1/processes": processes}

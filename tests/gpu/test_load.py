@@ -44,7 +44,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def carried(*arguments: str) -> tuple[dict[str, Any], int]:
-    """What it says of itself, and the most that the card had in use meanwhile."""
+    """Return its report, and the peak used memory of the device during the run."""
     peak = 0
     with start(*arguments) as process:
         while process.poll() is None:

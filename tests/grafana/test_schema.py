@@ -23,7 +23,7 @@ type Curves = Plain<Omit<Panel<{}, GraphFieldConfig>, "options">> &
   { options: Plain<{ legend: VizLegendOptions; tooltip: VizTooltipOptions }> };
 """
 MARKS = ("expr", "step", "titleFormat", "textFormat", "useValueForTime")
-"""What the schema leaves to the data source."""
+"""Parts that the schema leaves to the data source."""
 
 
 def source() -> str:

@@ -60,7 +60,7 @@ class Alertmanager:
         shutil.rmtree(self.directory / "data")
 
     def alerts(self) -> list[Any] | None:
-        """Those that fire, as the Alertmanager has them; None while it cannot be asked."""
+        """Return the firing alerts of the Alertmanager; None while it does not respond."""
         try:
             with urllib.request.urlopen(f"{self.url}/api/v2/alerts?active=true", timeout=5) as answer:
                 return list(json.load(answer))
@@ -90,7 +90,7 @@ class Scene:
         return [alert for alert in self.manager.alerts() or () if alert["labels"]["alertname"] == "full"]
 
     def told(self) -> list[str]:
-        """What the Alertmanager's own receiver was told of the rule, in order."""
+        """Return the notifications about the rule that the Alertmanager's receiver got, in order."""
         groups = [request.json for request in self.hook.requests]
         return [group["status"] for group in groups if group["groupLabels"] == {"alertname": "full"}]
 

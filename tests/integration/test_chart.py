@@ -193,7 +193,7 @@ def test_the_pod_is_unprivileged():
 
 @pytest.mark.parametrize("case", GIVEN)
 def test_root_only_gives_directories_away(case: str):
-    """By what it takes to do so, and not where the daemon is root itself."""
+    """The init container has only the necessary capabilities, and is absent if the daemon is root."""
     pod = only(objects(case), "DaemonSet")["spec"]["template"]["spec"]
     user = USERS.get(case, 10001)
     if user == 0:
@@ -282,7 +282,7 @@ def test_the_configuration_is_one_of_gpumond(tmp_path: Path):
 
 @pytest.mark.parametrize(("case", "users"), [("TLS", set()), ("TLS and users", {"prometheus"})])
 def test_the_web_configuration_is_one_of_gpumond(tmp_path: Path, case: str, users: set[str]):
-    """With a certificate where its volume is mounted; the daemon then starts on an address of the network."""
+    """A certificate in the mounted volume allows the daemon to start on a network address."""
     from gpumond.config import load
 
     found = objects(case)

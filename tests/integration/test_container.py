@@ -54,7 +54,7 @@ class Engine:
             self.environ[name] = str(directory / name)
 
     def __call__(self, *command: str, check: bool = True, **options: Any) -> str:
-        """What a command says; with ``check``, it must succeed."""
+        """Return the output of a command; with ``check``, it must succeed."""
         done = subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=300, **options)
         assert done.returncode == 0 or not check, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
         return done.stdout.strip() if check else str(done.returncode)
@@ -81,7 +81,7 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """With the image in it."""
+    """A container runtime that contains the image."""
     directory = tmp_path_factory.mktemp("engine")
     engine = Engine(directory)
     (directory / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
@@ -150,7 +150,7 @@ def test_container_stops_in_order(engine: Engine, demo: str):
 
 
 def pod(path: str) -> dict[str, Any]:
-    """What a manifest says of its pods."""
+    """Return the pod specification of a manifest."""
     spec: dict[str, Any] = yaml.safe_load((ROOT / "deploy/kubernetes" / path).read_text())["spec"]["template"]["spec"]
     return spec
 
@@ -202,7 +202,7 @@ def test_the_agent_comes_into_a_program_as_in_the_example_for_kubernetes(engine:
 
 
 def test_a_sidecar_hears_a_program_of_root_over_their_volume(engine: Engine):
-    """As deploy/sidecar has them: one PID namespace, a volume that is the daemon's user's."""
+    """Containers as in deploy/sidecar: one PID namespace, a volume that belongs to the daemon's user."""
     content = yaml.safe_load((ROOT / "deploy/sidecar/docker-compose.yml").read_text())
     (options,) = [volume["driver_opts"] for volume in content["volumes"].values()]
     daemon, train = (content["services"][name] for name in ("gpumond", "train"))
@@ -232,7 +232,7 @@ def test_a_sidecar_hears_a_program_of_root_over_their_volume(engine: Engine):
 
 
 def agents_of(engine: Engine, daemon: str) -> list[str]:
-    """What a daemon without a network knows of them; nothing before it answers."""
+    """Return the agents that a daemon without a network knows; none before it responds."""
     program = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9917/api/v1/agents').read().decode())"
     command = ("podman", "exec", daemon, "python3", "-c", program)
     done = subprocess.run(command, env=engine.environ, capture_output=True, text=True, timeout=60)

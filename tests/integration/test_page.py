@@ -267,7 +267,7 @@ def test_rows_stay_where_they_are_under_a_hand(browser: Browser, demo: RunningDa
     frames = 0
 
     def turn_round(frame: Any) -> None:
-        """In every frame the order is the other way round."""
+        """The order is reversed in every frame."""
         nonlocal frames
         frames += 1
         for place, process in enumerate(sorted(frame["processes"], key=lambda process: process["pid"])):
@@ -308,7 +308,7 @@ def test_hidden_tab_sends_no_requests(sight: Sight):
 
 
 def test_page_requests_a_token_if_reading_requires_one(browser: Browser, demo: RunningDaemon):
-    """As a daemon that others can reach does; here a guard before it stands for one."""
+    """A guard in front of the daemon acts like a daemon that other machines can reach."""
 
     def guard(route: Route) -> None:
         if route.request.headers.get("authorization", "").startswith("Bearer gpm_"):

@@ -1,4 +1,4 @@
-"""As a service: what systemd is told, and the units in deploy/systemd in a systemd of their own."""
+"""Tests of the service: notifications to systemd, and the units in deploy/systemd in a separate systemd."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ os.dup2(listener.fileno(), 3)
 os.set_inheritable(3, True)
 os.execvpe(sys.argv[2], sys.argv[2:], {**os.environ, "LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())})
 """
-"""What systemd does for a service with a socket unit."""
+"""A launcher that passes a socket like systemd does for a socket unit."""
 
 AGENT = "import gpumond.agent as a, time; a.start(workload='train'); time.sleep(3600)"
 
 
 @pytest.fixture
 def listener(tmp_path: Path) -> Iterator[socket.socket]:
-    """Where systemd would listen for notifications."""
+    """A socket that receives notifications in place of systemd."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         listener.settimeout(20)
@@ -175,7 +175,7 @@ def test_service_is_ready_without_a_gpu_and_reports_the_cause(running: Machine):
 @nspawn
 @patient
 def test_commands_find_it_without_a_variable(running: Machine):
-    """As root by the token, as another user, who cannot read that, by the kernel's word."""
+    """Root uses the token. Another user, who cannot read it, is identified by the kernel."""
     until(lambda: running.get("status"))
     flush = "env -i /opt/gpumond/bin/gpumond flush --all 2>&1 || test $? = 3"
     for who, actor in (("", "token"), ("setpriv --reuid 4242 --clear-groups ", "uid:4242")):
@@ -238,7 +238,7 @@ def test_service_reads_its_credentials(running: Machine):
 @nspawn
 @patient
 def test_service_may_access_gpu_devices_only(running: Machine):
-    """Whether it is enforced cannot be seen here: the machine has no device controller of its own."""
+    """Only the setting is checked: the machine has no device controller to enforce it."""
     policy, *allowed = running.show("gpumond.service", "DevicePolicy", "DeviceAllow")
     assert policy == "closed"
     assert set(" ".join(allowed).split("\n")) - {"char-rtc r"} == {"char-nvidia* rw", "char-drm rw", "char-kfd rw"}

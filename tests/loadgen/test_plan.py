@@ -24,7 +24,7 @@ class Moment(NamedTuple):
 
 
 def curve(made: Plan, program: int = 0) -> list[Moment]:
-    """What the program has live after each of its steps."""
+    """Yield the live bytes of the program after each of its steps."""
     sizes: dict[int, int] = {}
     live, moments = 0, []
     for step in made.steps_of(program):

@@ -1,4 +1,4 @@
-"""What is in deploy/: accepted by the programs that read it, and in step with the rules of the daemon."""
+"""Files in deploy/ are accepted by the programs that read them, and agree with the rules of the daemon."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def manifest(path: str) -> dict[str, Any]:
 
 
 def mounted(volume: str | dict[str, Any]) -> tuple[str, bool]:
-    """Where a volume of a compose file is, and whether it is read-only there."""
+    """Return the target of a volume of a compose file, and whether it is read-only."""
     if isinstance(volume, dict):
         return volume["target"], bool(volume.get("read_only"))
     _, place, *options = volume.split(":")
@@ -226,7 +226,7 @@ OPERATIONS = (ROOT / "docs/operations.md").read_text()
 
 
 def section(title: str) -> str:
-    """Of docs/operations.md, with what is below it."""
+    """Return a section of docs/operations.md with its subsections."""
     level = title.partition(" ")[0]
     _, found, after = OPERATIONS.partition(f"\n{title}\n")
     assert found, title

@@ -1,4 +1,4 @@
-"""What a user installs: the package with its data, one line for Python's start, and nothing after it is removed."""
+"""Contents of the wheel: the package with its data and one .pth line. Removal leaves no files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_program_beside_a_module_named_gpumond_imports_its_own(installed: Path
 
 
 def test_installed_where_only_PYTHONPATH_finds_it_run_still_works(wheel: Path, tmp_path: Path) -> None:
-    """As `pip install --target` does, and the modules of a cluster."""
+    """The layout of `pip install --target`, and of environment modules on clusters."""
     command = [
         sys.executable,
         "-m",

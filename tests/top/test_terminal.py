@@ -1,4 +1,4 @@
-"""In a real terminal, on a real daemon; and without one, for scripts."""
+"""Tests of top in a real terminal with a real daemon, and without a terminal, for scripts."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def run(*arguments: str, url: str, **environ: str) -> subprocess.CompletedProces
 
 
 def numbers(frame: dict[str, Any]) -> Iterator[str]:
-    """As people read them, of all that both faces show."""
+    """Return the displayed values that both views show."""
     for device in frame["devices"]:
         yield from (human(device[name]) for name in ("size_bytes", "used_bytes", "free_bytes"))
     for process in frame["processes"]:
@@ -285,7 +285,7 @@ def test_a_terminal_that_cannot_show_a_character_is_no_error(played: Played):
 
 
 def test_a_device_is_named_as_people_name_it(played: Played):
-    """Of two devices with a process each, one alone is shown."""
+    """Only one of two devices with one process each is shown."""
     devices = [
         make_device(
             f"GPU-{letter}1", index=index, name=f"H{index}00", used_bytes=GIB, processes=(make_process(90_001 + index),)
