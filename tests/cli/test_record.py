@@ -69,7 +69,7 @@ def test_each_snapshot_is_written_once():
 def test_missed_snapshots_are_reported():
     with answering(to_json(at(1)), to_json(at(4))) as url:
         done = record("--url", url, "--for", "1s")
-    assert done.stderr == b"gpumond: 2 snapshots recorded, 2 came and went between two questions\n"
+    assert done.stderr == b"gpumond: 2 snapshots recorded, 2 missed between two requests\n"
 
 
 def test_a_daemon_that_is_not_ready_or_goes_away_is_waited_for():

@@ -194,7 +194,7 @@ def test_views_take_turns_and_only_where_they_can_tell():
     [
         ("leek", {}, "no scenario is called 'leek'; `gpumond load --list`"),
         ("", {}, "no scenario is called ''"),
-        ("steady", {"rate": 3}, "option --rate: steady has no such option; it has none of its own"),
+        ("steady", {"rate": 3}, "option --rate: steady has no such option; it has no options"),
         ("p2", {"rates": 3}, "it has --rate"),
         ("p2", {"rate": "fast"}, "option --rate 'fast': expected a number, a share such as 80% or a size such as 1GiB"),
         ("p2", {"rate": 0}, "option --rate 0: expected a size of at least 1, such as 32MiB"),

@@ -228,7 +228,7 @@ def test_a_daemon_that_is_gone_is_said_its_numbers_are_withdrawn_and_come_back(p
         await until(pilot, top, "50.0 GiB of 80.0 GiB")
         played.answers["/api/v1/frame"] = (500, {"detail": "it broke"})
         await until(pilot, top, "THE DAEMON DOES NOT RESPOND", "it broke", "50.0 GiB of 80.0 GiB")
-        await until(pilot, top, "THE DAEMON DOES NOT RESPOND", "withdrawn", without="50.0 GiB")
+        await until(pilot, top, "THE DAEMON DOES NOT RESPOND", "not shown", without="50.0 GiB")
         assert "train" not in text(top)
         played.answers["/api/v1/frame"] = frame
         await until(pilot, top, "50.0 GiB of 80.0 GiB", "train", without="DOES NOT ANSWER")

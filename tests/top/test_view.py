@@ -61,11 +61,11 @@ def test_without_an_agent_nothing_is_promised():
     ("fields", "state"),
     [
         ({}, ""),
-        ({"missed": 1}, "of 1 reading ago"),
+        ({"missed": 1}, "values from 1 reading ago"),
         ({"up": False}, "faulty"),
         (
             {"missed": 4, "up": False, "used_bytes": None, "processes": None},
-            "no answer for 4 readings: values withdrawn",
+            "no response for 4 readings: values not shown",
         ),
     ],
 )
