@@ -122,10 +122,10 @@ def test_also_without_its_envelope_and_pretty_printed(indent: int | None):
     ("log", "complaint"),
     [
         ('{"status":"success","data":', "line 1: not JSON, or truncated.*query_range"),
-        (json.dumps({"status": "error", "error": "bad query"}), "Prometheus answered with an error: bad query"),
-        (json.dumps({"data": {"resultType": "vector", "result": []}}), "the answer is a vector, one moment"),
+        (json.dumps({"status": "error", "error": "bad query"}), "the response of Prometheus is an error: bad query"),
+        (json.dumps({"data": {"resultType": "vector", "result": []}}), "the result is a vector for one time"),
         (json.dumps({"data": {"result": [{"metric": {}}]}}), "not a matrix of series"),
-        (json.dumps({"data": {"result": [{"metric": {}, "values": [[1]]}]}}), r"is no \[time, value\]"),
+        (json.dumps({"data": {"result": [{"metric": {}, "values": [[1]]}]}}), r"is not \[time, value\]"),
         (answer(), "no series of used memory; query one of gpumond_device_memory_used_bytes"),
         (answer(series("up", 1)), "no series of used memory"),
         ("[1, 2]", "not a matrix"),
