@@ -128,7 +128,7 @@ def test_details_say_all_that_is_known_and_follow_the_frames(played: Played):
     played.answers["/api/v1/history"] = (200, {"points": points})
 
     async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "train (pid 10) used in 4 min 59 s: 1.0 GiB to 40.0 GiB")
+        await until(pilot, top, "train (pid 10) used in the last 4 min 59 s: 1.0 GiB to 40.0 GiB")
         await pilot.press("enter")
         await until(pilot, top, "train keeps 1.0 GiB more each minute", "frameworks torch 2.13.0", "flush allowed")
         played.show(a_frame(make_device(), seq=2))
