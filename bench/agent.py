@@ -1,4 +1,4 @@
-"""What the agent costs the program that carries it: its import, its thread, its memory, one report.
+"""Cost of the agent for its program: import, thread, memory, one report.
 
 Torch is the stand-in of the tests with statistics that lie ready: what PyTorch takes to make its own, 20 to 60 µs a
 device, comes on top.
@@ -128,7 +128,7 @@ LOADED = (
     "selectors shutil signal socket ssl string struct subprocess tarfile tempfile textwrap threading timeit tokenize "
     "traceback types typing unittest urllib.request uuid warnings weakref zipfile zlib"
 )
-"""Of the standard library, what ``import torch`` (2.13) loads."""
+"""Modules of the standard library that ``import torch`` (2.13) loads."""
 
 MEMORY = """
 import os, sys, time
@@ -197,7 +197,7 @@ with socket.socket(socket.AF_UNIX) as listener:
 
 
 def run(code: str, socket: str = "/nowhere") -> str:
-    """What a fresh process prints."""
+    """Return the output of a new process."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (STANDINS, ROOT))), "GPUMOND_SOCKET": socket}
     return subprocess.run(
         [sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE, text=True, check=True
@@ -205,7 +205,7 @@ def run(code: str, socket: str = "/nowhere") -> str:
 
 
 def milliseconds(statement: str, processes: int) -> float:
-    """Of a statement in a fresh process, the bare interpreter not counted: the median."""
+    """Return the median duration of a statement in a new process, minus that of the bare interpreter."""
     return round(statistics.median(float(run(TIMED.format(statement))) for _ in range(processes)), 2)
 
 

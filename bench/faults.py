@@ -35,7 +35,7 @@ SLOW = (
 
 @contextmanager
 def slow_crowd(daemon: RunningDaemon, connections: int, agents: int) -> Iterator[None]:
-    """So many connections from hundreds of addresses, each in one of the ways of ``SLOW``, and half-open agents."""
+    """Open connections from hundreds of addresses, each slow in one way of ``SLOW``, and half-open agents."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, connections + agents + 1024), hard))
     port = int(daemon.url.rpartition(":")[2])
@@ -57,7 +57,7 @@ def slow_crowd(daemon: RunningDaemon, connections: int, agents: int) -> Iterator
 
 
 def crowded(daemon: RunningDaemon) -> int:
-    """How many descriptors it has, once there are as many connections of one user as it accepts; 0 before."""
+    """Return its number of descriptors once one user has the maximum number of connections; 0 before."""
     held = descriptors(daemon)
     return held if held > http_connections_of_user(MAX_CONNECTIONS) + Limits().pending_per_uid else 0
 

@@ -37,7 +37,7 @@ class Flooder:
             connection.close()
 
     def say(self, hello: bytes, report: bytes) -> str:
-        """What became of it."""
+        """Return the outcome."""
         try:
             if self._voice is None or self._said >= REPORTS_A_CONNECTION:
                 return self._begin(hello)

@@ -24,7 +24,7 @@ from gpumond.model.pools import Receipt
 HISTORIES = 30
 STEPS = 400
 GRANULE = 32 << 20
-"""In multiples of it the driver's stream-ordered pools were seen to grow and to shrink."""
+"""Granularity with which stream-ordered pools of the driver grow and shrink, as observed."""
 ALLOCATORS = {
     "torch-native": ("torch", {}),
     "torch-expandable": ("torch", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),

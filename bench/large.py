@@ -23,7 +23,7 @@ POLLS, SCRAPERS, SECONDS = 40, 20, 60
 
 
 def poll() -> None:
-    """In a process of its own, as the library is chosen at its start."""
+    """Run in a separate process, because the library is selected at its start."""
     from gpumond.sources.nvml import NvmlSource
 
     source, wall, processor = NvmlSource(), [], []
@@ -48,7 +48,7 @@ def polls(driver: FakeDriver) -> dict[str, object]:
 
 
 def scraped(daemon: RunningDaemon, at_once: bool) -> dict[str, float]:
-    """How long scrapes take, of so many scrapers with one scrape a second each: at moments of their own, or at once."""
+    """Measure scrapes by a number of scrapers with one scrape per second each, at different times or at once."""
     dice, seconds = random.Random(1), list[float]()
     start = time.monotonic() + 0.5
 

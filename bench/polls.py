@@ -17,7 +17,7 @@ POLLS, WARM = 100_000, 5_000
 
 
 def poll() -> None:
-    """In a process of its own, as the library is chosen at its start."""
+    """Run in a separate process, because the library is selected at its start."""
     from gpumond.sources.nvml import NvmlSource
 
     source = NvmlSource()

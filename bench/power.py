@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _checkpoints(events: Sequence[Event]) -> int:
-    """How often SQLite has written its log into the database."""
+    """Return the number of checkpoints of SQLite's write-ahead log."""
     return sum(one.path.endswith("-wal") and next_one.path.endswith(".db") for one, next_one in pairwise(events))
 
 

@@ -1,4 +1,4 @@
-"""How long a report lies in the agents' socket before the daemon takes it up. For ``bench.swarm``.
+"""Delay from the arrival of a report in the agent socket until the daemon reads it. For ``bench.swarm``.
 
     python -m bench.probe SOCKET UID SECONDS
 

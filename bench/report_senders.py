@@ -1,4 +1,4 @@
-"""What a crowd of programs says: the agent's own frames, over the agent's own links, on one event loop."""
+"""Senders of reports for many programs: messages and transport of the agent, on one event loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Chorus:
             self._loop.call_later(self._random.random() * START_SECONDS, agent.connect)
 
     def perform(self, hz: float, seconds: float) -> dict[str, object]:
-        """So many reports a second of each for so long, and what came of it since the last time."""
+        """Send reports at a rate per program for a time. Returns the results since the last call."""
         before, at_work = time.monotonic(), time.process_time()
         late = self._loop.run_until_complete(self._speak(hz, seconds))
         sums = {name: sum(getattr(agent, name) for agent in self._agents) for name in Agent.COUNTS}
@@ -112,7 +112,7 @@ class Agent:
         self._look()
 
     def _look(self) -> None:
-        """Whether the daemon is still there."""
+        """Return whether the daemon is still connected."""
         if not self.link.connected:
             self._loop.remove_reader(self._descriptor)
             self._again()

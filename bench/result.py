@@ -1,4 +1,4 @@
-"""What every bench does with its figures: print them, and keep them with the date, the machine and the versions."""
+"""Output of figures: they are printed, and stored with the date, the machine and the versions."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Crowd:
         return self.end()
 
     def end(self) -> dict[str, Any]:
-        """What came of it, when it is over."""
+        """Return the result at the end."""
         answer: dict[str, Any] = self._answer()
         return answer
 
@@ -63,14 +63,14 @@ class Crowd:
         return json.loads(line)
 
     def leave(self) -> None:
-        """In the middle of a sentence, too; each program goes when the one that speaks for it is gone."""
+        """Kill the senders, possibly within a message; each program ends when its sender has ended."""
         self.process.terminate()
         self.process.communicate()
 
 
 @contextlib.contextmanager
 def stage(directory: Path, library: Path, agents: int, listed: bool = True) -> Iterator[tuple[Crowd, FakeDriver]]:
-    """So many programs on the devices of a fake driver, and no daemon yet. ``listed``: by the driver, too."""
+    """Start programs on the devices of a fake driver, without a daemon. ``listed``: the driver lists them, too."""
     directory.mkdir()
     crowd = Crowd(directory / "daemon" / "agent.sock", agents)
     try:
@@ -103,7 +103,7 @@ class Started(RunningDaemon):
         return round(sum(map(rss, self.family)) / 2**20, 1)
 
     def counters(self) -> dict[str, float]:
-        """Those that tell how the agents fared."""
+        """Return the figures that concern agents."""
         names = ("gpumond_agent_rejects_total", "gpumond_ticks_skipped_total", "gpumond_series_dropped_total", REPORTS)
         return {
             "_".join([name, *(value for _, value in labels)]): value
@@ -160,7 +160,7 @@ def steady(directory: Path, library: Path, agents: int, rates: Sequence[float]) 
 
 
 def rate(daemon: Started, crowd: Crowd, hz: float) -> dict[str, object]:
-    """With a scrape each fifteen seconds, as Prometheus does it. The second half is probed, too."""
+    """Run with a scrape every fifteen seconds, like Prometheus. The second half is probed, too."""
     time.sleep(TICKS_SECONDS)
     reports = daemon.counters()[REPORTS]
     crowd.begin(hz, 2 * SECONDS)
@@ -185,7 +185,7 @@ def rate(daemon: Started, crowd: Crowd, hz: float) -> dict[str, object]:
 
 
 def alone(directory: Path, library: Path, agents: int) -> dict[str, object]:
-    """What the agents cost, without processes that the driver lists."""
+    """Measure the cost of agents without processes that the driver lists."""
     with stage(directory, library, agents, listed=False) as (crowd, driver):
         daemon = Started(directory, driver)
         try:
@@ -196,7 +196,7 @@ def alone(directory: Path, library: Path, agents: int) -> dict[str, object]:
 
 
 def scraped(daemon: Started, seconds: float) -> None:
-    """So long, with a scrape in the middle of each 15 seconds."""
+    """Wait, with a scrape in the middle of every 15 seconds."""
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
         time.sleep(min(7.5, seconds - passed))

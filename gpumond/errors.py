@@ -1,20 +1,20 @@
-"""What can go wrong, as types.
+"""Exceptions that gpumond raises.
 
 * GpumondError
   - ConfigError         bad configuration or command line: exit code 2
   - SourceUnavailable   no driver, no permission: the daemon retries, `/-/ready` answers 503
-  - ProtocolError       a peer sent nonsense: it is closed and counted
+  - ProtocolError       a peer sent a malformed message: its connection is closed and counted
   - FlushError          a flush cannot start; its subclasses are the HTTP answers
     · NoSuchTarget, AlreadyUnderWay, CoolingDown
-  - NoSuchDevice        a name that no device has: HTTP 404
-  - AmbiguousDevice     a name that several devices have: HTTP 422
-  - StoreUnavailable    a change cannot be kept, so it was not made: HTTP 503, or 507 on a full disk
-  - NoSuchRule          the store has no rule of that name
-  - RuleChanged         the rule is no longer the one that the caller meant: HTTP 412
-  - RuleConflict        the rule cannot be changed in that way: HTTP 409
-  - NoSuchBaseline      there is no baseline of that name, or nothing to compare it with: HTTP 404
-  - TooManyBaselines    one has to be deleted first: HTTP 409
-  - DaemonError         a command could not reach the daemon, or it answered with a problem: exit code 1
+  - NoSuchDevice        the name matches no device: HTTP 404
+  - AmbiguousDevice     the name matches several devices: HTTP 422
+  - StoreUnavailable    a change cannot be stored, so it was not made: HTTP 503, or 507 on a full disk
+  - NoSuchRule          the store has no rule with that name
+  - RuleChanged         the rule has changed since the caller read it: HTTP 412
+  - RuleConflict        the rule is read-only or exists already: HTTP 409
+  - NoSuchBaseline      no baseline has that name, or there is nothing to compare it with: HTTP 404
+  - TooManyBaselines    the limit is reached; delete one first: HTTP 409
+  - DaemonError         the daemon cannot be reached or returned an error: exit code 1
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class SourceUnavailable(GpumondError):
 
 
 class ProtocolError(GpumondError):
-    """A frame that is not what design.md section 8 allows. ``reason`` is one word for metrics."""
+    """A message violates the agent protocol (``gpumond.protocol``). ``reason`` is one word for metrics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -89,7 +89,7 @@ class ProtocolError(GpumondError):
 
 
 class FlushError(GpumondError):
-    """A flush that cannot start; nothing was done."""
+    """A flush cannot start; nothing was done."""
 
 
 class NoSuchTarget(FlushError):
@@ -97,11 +97,11 @@ class NoSuchTarget(FlushError):
 
 
 class AlreadyUnderWay(FlushError):
-    """The process is being flushed right now."""
+    """A flush of the process is in progress."""
 
 
 class CoolingDown(FlushError):
-    """The process was flushed a moment ago; the message says when it may be flushed again."""
+    """The process was flushed recently; the message states when it may be flushed again."""
 
     def __init__(self, message: str, retry_after_seconds: float) -> None:
         super().__init__(message)
@@ -109,15 +109,15 @@ class CoolingDown(FlushError):
 
 
 class NoSuchDevice(GpumondError):
-    """No device has that name; the message lists the devices."""
+    """The name matches no device; the message lists the devices."""
 
 
 class AmbiguousDevice(GpumondError):
-    """Several devices have that name; the message lists them."""
+    """The name matches several devices; the message lists them."""
 
 
 class StoreUnavailable(GpumondError):
-    """The store cannot commit; nothing was changed. ``full``: for want of space."""
+    """The store cannot commit; nothing was changed. ``full``: the disk is full."""
 
     def __init__(self, message: str, full: bool = False) -> None:
         super().__init__(message)
@@ -125,29 +125,29 @@ class StoreUnavailable(GpumondError):
 
 
 class NoSuchRule(GpumondError):
-    """The store has no rule of that name."""
+    """The store has no rule with that name."""
 
 
 class RuleChanged(GpumondError):
-    """The rule's etag is not the one that was asked for."""
+    """The rule's current etag differs from the one in the request."""
 
 
 class RuleConflict(GpumondError):
-    """The rule is read-only, or is there already; the message says what to do instead."""
+    """The rule is read-only or exists already; the message ends with the remedy."""
 
 
 class NoSuchBaseline(GpumondError):
-    """No baseline of that name, or nothing to compare it with; the message says how to get one."""
+    """No baseline has that name, or there is nothing to compare it with; the message ends with the remedy."""
 
 
 class TooManyBaselines(GpumondError):
-    """The store keeps no more."""
+    """The store already holds the maximum number of baselines."""
 
 
 class DaemonError(GpumondError):
-    """The daemon cannot be reached, or refused. ``status`` is the HTTP status, 0 if there was no answer.
+    """The daemon cannot be reached or refused. ``status`` is the HTTP status, 0 without a response.
 
-    ``problem`` is the problem document that it answered, if it did.
+    ``problem`` is the problem document in the response, empty without one.
     """
 
     def __init__(self, message: str, status: int = 0, problem: Mapping[str, Any] | None = None) -> None:

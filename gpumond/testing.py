@@ -1,4 +1,4 @@
-"""Small values for tests: everything has a default, a test names only what it is about."""
+"""Factories of model values for tests. Every field has a default, so a test states only the fields it concerns."""
 
 from __future__ import annotations
 

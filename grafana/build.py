@@ -1,4 +1,4 @@
-"""Writes the dashboards: `python -m grafana.build`. A test keeps the files current."""
+"""Write the dashboards: `python -m grafana.build`. A test checks that the files are current."""
 
 from __future__ import annotations
 

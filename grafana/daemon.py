@@ -24,7 +24,7 @@ def lately(name: str) -> str:
 GLANCE = [
     figure(
         "Daemons up",
-        "Daemons that Prometheus can scrape, of those that it should, as the job gpumond.",
+        "Daemons that Prometheus can scrape, out of all targets of the job gpumond.",
         "percentunit",
         f"avg(up{SCRAPED})",
         levels=ALL_WELL,
@@ -33,7 +33,7 @@ GLANCE = [
     ),
     figure(
         "Oldest reading",
-        "Age of the facts that the slowest daemon shows.",
+        "Age of the last reading of the slowest daemon.",
         "s",
         f"max(time() - {of('snapshot_timestamp_seconds')})",
         levels=((30, WARNING), (60, BAD)),
@@ -41,7 +41,7 @@ GLANCE = [
     ),
     figure(
         "Driver",
-        "Whether the devices of all machines can be read.",
+        "Up if the devices of all machines can be read.",
         "short",
         f"min({of('driver_up')})",
         levels=ALL_WELL,
@@ -51,7 +51,7 @@ GLANCE = [
     ),
     figure(
         "Driver's answers",
-        "Whether a call of any machine's driver is overdue.",
+        "Unresponsive if a driver call on any machine is overdue.",
         "short",
         f"min({of('driver_responsive')})",
         levels=ALL_WELL,
@@ -61,7 +61,7 @@ GLANCE = [
     ),
     figure(
         "Store",
-        "Whether changes and alerts can be kept on disk, on all machines.",
+        "Writable if changes and alerts can be stored on disk on all machines.",
         "short",
         f"min({of('store_writable')})",
         levels=ALL_WELL,
@@ -71,14 +71,14 @@ GLANCE = [
     ),
     figure(
         "Ticks skipped",
-        "Ticks left out in the time shown, since the one before took too long.",
+        "Ticks skipped in the selected time range because the previous one took too long.",
         "short",
         lately("ticks_skipped_total"),
         levels=((1, WARNING), (60, BAD)),
     ),
     figure(
         "Driver restarts",
-        "Starts of the driver's process after the first, in the time shown: its library crashed or hung.",
+        "Restarts of the collector process in the selected time range, after its driver library crashed or hung.",
         "short",
         lately("collector_restarts_total"),
         levels=ANY,
@@ -86,7 +86,7 @@ GLANCE = [
     ),
     figure(
         "Series dropped",
-        "Series left out of pages in the time shown, since these would have had too many.",
+        "Series dropped by the per-page limit in the selected time range.",
         "short",
         lately("series_dropped_total"),
         levels=ANY,
@@ -96,40 +96,40 @@ GLANCE = [
 WORK = [
     series(
         "How long a tick takes",
-        "Reading, attribution, rules: half of the ticks, and 99 of 100, take less.",
+        "Processing time of a tick: median and 99th percentile.",
         "s",
         Query(quantile(0.5, "gpumond_tick_duration_seconds", FLEET), "{{instance}} half"),
         Query(quantile(0.99, "gpumond_tick_duration_seconds", FLEET), "{{instance}} 99 %"),
     ),
     series(
         "Ticks",
-        "Ticks a second, and those left out.",
+        "Ticks per second, and skipped ticks.",
         PER_SECOND,
         Query(f"sum by (instance) (rate({of('tick_duration_seconds_count')}[$__rate_interval]))", "{{instance}} done"),
         Query(f"sum by (instance) (rate({of('ticks_skipped_total')}[$__rate_interval]))", "{{instance}} skipped"),
     ),
     series(
         "Age of readings",
-        "How old the facts are that each daemon shows.",
+        "Age of the last reading of each daemon.",
         "s",
         Query(f"time() - max by (instance) ({of('snapshot_timestamp_seconds')})", "{{instance}}"),
         runbooks=("readings-stale",),
     ),
     series(
         "Scrapes take",
-        "How long Prometheus waits for a page.",
+        "Duration of a scrape.",
         "s",
         Query(f"max by (instance) (scrape_duration_seconds{SCRAPED})", "{{instance}}"),
     ),
     series(
         "Series",
-        "Series of a page; at most 50,000.",
+        "Series per scrape; the limit is 50,000.",
         "short",
         Query(f"max by (instance) (scrape_samples_scraped{SCRAPED})", "{{instance}}"),
     ),
     series(
         "Faults",
-        "Facts that could not be read, a minute, each counted when it begins; why is in the name.",
+        "Read failures per minute by kind, counted once when they start.",
         "short",
         Query(a_minute("faults_total", "source, kind"), "{{source}} {{kind}}"),
     ),
@@ -138,21 +138,21 @@ WORK = [
 AGENTS = [
     series(
         "Agents",
-        "Programs whose agent is connected, by workload.",
+        "Programs with a connected agent, by workload.",
         "short",
         Query(f"sum by (workload) ({of('agents')})", "{{workload}}"),
         stacked=True,
     ),
     series(
         "Oldest report",
-        "Age of the oldest agent's report; after 15 s it counts no more.",
+        "Age of the oldest agent report; a report expires after 15 s.",
         "s",
         Query(f"max by (instance) ({of('agent_report_age_seconds')})", "{{instance}}"),
         runbooks=("agent-gone",),
     ),
     series(
         "Agents refused",
-        "Connections and frames of agents that were refused, a minute; why is in the name.",
+        "Rejected connections and messages of agents per minute, by reason.",
         "short",
         Query(a_minute("agent_rejects_total", "reason"), "{{reason}}"),
     ),
@@ -167,13 +167,13 @@ DONE = [
     ),
     series(
         "Flushes",
-        "Receipts by outcome, a minute.",
+        "Receipts per minute, by outcome.",
         "short",
         Query(a_minute("flushes_total", "outcome"), "{{outcome}}"),
     ),
     series(
         "What flushes returned",
-        "Bytes that flushes returned, of those that they had predicted.",
+        "Bytes that flushes released, and those that were expected.",
         "percentunit",
         Query(
             f"sum by (instance) (increase({of('flush_released_bytes_total')}[$__range])) / "
@@ -183,7 +183,7 @@ DONE = [
     ),
     series(
         "Notifications",
-        "Messages sent to receivers, and those that they did not take, a minute.",
+        "Notifications sent per minute, and those that could not be delivered.",
         "short",
         Query(a_minute("notifications_total", "notifier"), "{{notifier}}"),
         Query(a_minute("notifications_failed_total", "notifier, reason"), "{{notifier}} failed: {{reason}}"),
@@ -191,7 +191,7 @@ DONE = [
     ),
     listing(
         "Versions",
-        "Of each daemon, its Python, the driver and the newest CUDA that it serves.",
+        "Versions of each daemon, its Python, the driver and the newest CUDA that the driver supports.",
         (
             Column("instance", "Machine"),
             Column("version", "gpumond"),
@@ -211,7 +211,7 @@ DONE = [
     ),
     listing(
         "Drivers",
-        "Whether the devices can be read, and if not why; whether the daemon has pids of its own.",
+        "State of the device source with the reason of a failure, and whether the daemon has a private PID namespace.",
         (Column("instance", "Machine"), Column("reason", "Reason")),
         Query(f"max by (instance, reason) ({of('driver_up')})", "Up"),
         sort="Machine",
@@ -224,7 +224,7 @@ DONE = [
 BOARD = board(
     "daemon",
     "Daemon",
-    "Is gpumond itself well?",
+    "Health of gpumond.",
     [machine(several=True)],
     ("At a glance", GLANCE),
     ("Its work", WORK),

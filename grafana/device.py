@@ -33,7 +33,7 @@ SOON = ((600, WARNING), (3600, GOOD))
 GLANCE = [
     figure(
         "Answers",
-        "Whether the device answers its driver; if not, its values are withheld.",
+        "Up if the device responds to its driver; otherwise its values are not shown.",
         "short",
         f"max({of('up')})",
         levels=ALL_WELL,
@@ -43,7 +43,7 @@ GLANCE = [
     ),
     figure(
         "Used",
-        "Share of the device's memory that is used, by the driver's count.",
+        "Share of the device's memory that is used, as reported by the driver.",
         "percentunit",
         f"max({of('memory_used_bytes')} / {of('memory_size_bytes')})",
         levels=FULL,
@@ -51,28 +51,28 @@ GLANCE = [
     ),
     figure(
         "Reclaimable",
-        "Cache that programs hold and do not use; a flush of the device returns it.",
+        "Unused cache of programs; a flush of the device releases it.",
         "bytes",
         f"sum({share('cached', DEVICE)})",
         runbooks=("reclaimable-waste",),
     ),
     figure(
         "Stranded",
-        "Held and free, and no flush returns it: fragmentation.",
+        "Memory that is held but free, and that no flush releases: fragmentation.",
         "bytes",
         f"sum({share('stranded', DEVICE)})",
         runbooks=("fragmentation",),
     ),
     figure(
         "Unclaimed",
-        "Used, and no visible process owns it.",
+        "Used memory that is owned by no visible process.",
         "bytes",
         f"sum({share('unclaimed', DEVICE)})",
         runbooks=("orphan-memory",),
     ),
     figure(
         "Time to full",
-        "Until the device is full if its programs go on growing as they do; unknown while none is seen to grow.",
+        "Time until the device is full at the present rate of growth; unknown without a growing program.",
         "s",
         f"min(gpumond_time_to_oom_seconds{{{DEVICE}}})",
         levels=SOON,
@@ -81,14 +81,14 @@ GLANCE = [
     ),
     figure(
         "Idle for",
-        "For how long nothing ran on the device.",
+        "Time since a kernel last ran on the device.",
         "s",
         f"max({of('idle_seconds')})",
         runbooks=("idle-holder",),
     ),
     figure(
         "Faults",
-        "Things of the device that cannot be read now.",
+        "Active faults of the device: values that cannot be read.",
         "short",
         f"sum({of('fault')}) or max({of('up')}) * 0",
         levels=ANY,
@@ -98,8 +98,8 @@ GLANCE = [
 LEDGER = [
     ledger(
         "Ledger",
-        "Who holds the memory, by share: the areas sum to what the driver counts as used, and to the overcount if "
-        "agents and driver disagree. Above them the size.",
+        "Memory by share. The areas sum to used memory as reported by the driver, plus the overcount if agents and "
+        "driver disagree. The upper line is the size.",
         DEVICE,
         Query(f"max({of('memory_used_bytes')})", "used by the driver's count"),
         Query(f"max({of('memory_size_bytes')})", "size"),
@@ -107,7 +107,7 @@ LEDGER = [
     ),
     series(
         "By workload",
-        "Used memory by the workload that holds it; no agent: programs without one, and what is unclaimed.",
+        "Used memory by workload; no agent: programs without an agent, and unclaimed memory.",
         "bytes",
         Query(named(f"sum by (workload) (gpumond_memory_bytes{{{DEVICE}}})"), "{{workload}}"),
         height=11,
@@ -118,7 +118,7 @@ LEDGER = [
 POOLS = [
     series(
         "Reclaimable, by program",
-        "What a flush of the program would most probably return, by pool.",
+        "Memory that a flush of the program would most likely release, by pool.",
         "bytes",
         Query(
             f"max by (workload, pid, allocator) (gpumond_pool_reclaimable_bytes{{{DEVICE}}})",
@@ -128,14 +128,14 @@ POOLS = [
     ),
     series(
         "Reserved and disagreement",
-        "What the driver keeps for itself, and by how much agents and driver disagree, being read moments apart.",
+        "Memory that the driver reserves, and the difference between agents and driver, read at different times.",
         "bytes",
         Query(f"max({of('memory_reserved_bytes')})", "reserved"),
         Query(f"max(gpumond_memory_overcount_bytes{{{DEVICE}}})", "overcount"),
     ),
     series(
         "Out of memory",
-        "Allocations that failed, and those that succeeded only after a flush of the allocator's own, a minute.",
+        "Failed allocations per minute, and those that succeeded only after the allocator emptied its cache.",
         "short",
         Query(f"sum(rate(gpumond_pool_ooms_total{{{DEVICE}}}[$__rate_interval])) * 60", "out of memory"),
         Query(f"sum(rate(gpumond_pool_retries_total{{{DEVICE}}}[$__rate_interval])) * 60", "retries"),
@@ -154,7 +154,7 @@ PROCESS_LABELS = "max by (workload, pid, comm, user)"
 HOLDERS = [
     listing(
         "Processes",
-        "Processes with memory on the device, by the driver's count; how busy they keep it, where the driver tells.",
+        "Processes with memory on the device, as reported by the driver, and their utilization if it is available.",
         (
             Column("workload", "Workload", WORKLOAD),
             Column("pid", "PID"),
@@ -168,7 +168,7 @@ HOLDERS = [
     ),
     listing(
         "Pools",
-        "What allocators hold. A pool that allocates from another one has a row, too, and is in no sum.",
+        "Memory held by allocators. A pool that allocates from another pool has a row, but is excluded from sums.",
         (Column("workload", "Workload", WORKLOAD), Column("pid", "PID"), Column("allocator", "Allocator")),
         *(
             Query(
@@ -189,7 +189,7 @@ ECC = of("ecc_errors_total", ', scope="volatile"')
 SENSORS = [
     series(
         "Activity",
-        "How busy the device is. GPU: a kernel ran; memory controller: memory was read or written. Multiprocessors, "
+        "Utilization. GPU: a kernel ran; memory controller: memory was read or written. Multiprocessors, "
         "tensor cores and memory bandwidth are counted by the hardware (Hopper and later).",
         "percentunit",
         Query(f"max({of('gpu_utilization_ratio')})", "GPU"),
@@ -201,7 +201,7 @@ SENSORS = [
     ),
     series(
         "Temperature",
-        "By sensor; dashed: where the hardware slows down, and shuts down.",
+        "Temperature by sensor; dashed: the limits at which the hardware slows down and shuts down.",
         "celsius",
         Query(f"max by (sensor) ({of('temperature_celsius')})", "{{sensor}}"),
         Query(f"max({SLOWDOWN})", "slowdown"),
@@ -210,7 +210,7 @@ SENSORS = [
     ),
     series(
         "Power",
-        "Drawn by the device; dashed: the limit that is enforced.",
+        "Power draw of the device; dashed: the enforced limit.",
         "watt",
         Query(f"max({of('power_watts')})", "power"),
         Query(f"max({of('power_limit_watts')})", "limit"),
@@ -218,7 +218,7 @@ SENSORS = [
     ),
     series(
         "Clocks",
-        "Of multiprocessors and memory; dashed: the highest.",
+        "Clocks of multiprocessors and memory; dashed: their maximum.",
         "hertz",
         Query(f"max({of('sm_clock_hertz')})", "multiprocessors"),
         Query(f"max({of('memory_clock_hertz')})", "memory"),
@@ -228,7 +228,7 @@ SENSORS = [
     ),
     series(
         "Traffic",
-        "PCIe: over 20 ms every ten seconds. NVLink: all links, counted by the hardware (Hopper and later).",
+        "PCIe: sampled over 20 ms every ten seconds. NVLink: all links, counted by the hardware (Hopper and later).",
         "binBps",
         Query(f"max({of('pcie_receive_bytes_per_second')})", "PCIe, to the device"),
         Query(f"max({of('pcie_transmit_bytes_per_second')})", "PCIe, from the device"),
@@ -237,7 +237,7 @@ SENSORS = [
     ),
     series(
         "Fan",
-        "Its intended speed, of the maximum; passively cooled devices have none.",
+        "Intended speed as a share of the maximum; passively cooled devices have no fan.",
         "percentunit",
         Query(f"max({of('fan_speed_ratio')})", "fan"),
     ),
@@ -246,13 +246,13 @@ SENSORS = [
 HEALTH = [
     states(
         "Throttled",
-        "When the clocks were held down, and why; not for want of work.",
+        "Reasons for reduced clocks over time, except idleness.",
         Query(f"max by (reason) ({THROTTLE})", "{{reason}}"),
         {"0": "no", "1": "held down"},
     ),
     listing(
         "XID errors",
-        "Errors that the driver reported since the daemon began to listen, by number.",
+        "Errors that the driver has reported since the daemon started, by number.",
         (Column("xid", "XID"),),
         Query(f"max by (xid) ({of('xid_errors_total')})", "Count"),
         Query(f"max by (xid) ({of('xid_last_seen_timestamp_seconds')}) * 1000", "Last seen", "dateTimeFromNow"),
@@ -262,7 +262,7 @@ HEALTH = [
     ),
     listing(
         "Conditions and faults",
-        "What bounds what the numbers mean, and what cannot be read.",
+        "Permanent limits of the readings, and values that cannot be read.",
         (Column("condition", "Condition"), Column("kind", "Fault")),
         Query(f"max by (condition) ({of('condition')})", "Condition holds"),
         Query(f"max by (kind) ({of('fault')})", "Fault lasts"),
@@ -271,7 +271,7 @@ HEALTH = [
     ),
     series(
         "ECC and link errors",
-        "Errors of memory since the driver was loaded, of PCIe and of NVLink, a minute.",
+        "Memory errors since the driver was loaded, and PCIe and NVLink errors per minute.",
         "short",
         Query(
             f"sum by (kind) (rate({ECC}[$__rate_interval])) * 60",
@@ -283,7 +283,7 @@ HEALTH = [
     ),
     series(
         "Memory replaced",
-        "Rows replaced by spare ones (Ampere and later), pages taken out of use (before).",
+        "Rows replaced by spare rows (Ampere and later), retired pages (earlier devices).",
         "short",
         Query(f"max by (cause) ({of('remapped_rows')})", "rows, {{cause}}"),
         Query(f"max by (cause) ({of('retired_pages')})", "pages, {{cause}}"),
@@ -302,7 +302,7 @@ XIDS = Marks(
 BOARD = board(
     "device",
     "Device",
-    "What does one device hold, who holds it, and how is it?",
+    "Memory of one device by owner and share, and the health of the device.",
     [machine(several=False), device()],
     ("At a glance", GLANCE),
     ("Memory", LEDGER),

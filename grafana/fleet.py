@@ -36,13 +36,13 @@ GPU, PID = Column("gpu", "GPU"), Column("pid", "PID")
 GLANCE = [
     figure(
         "Devices up",
-        "Devices that answer their driver. MIG instances count, too.",
+        "Devices that respond to their driver, MIG instances included.",
         "short",
         f'sum(gpumond_devices{{{FLEET}, state="up"}})',
     ),
     figure(
         "Devices lost",
-        "Devices that were there and do not answer: off the bus, being reset, or the driver is.",
+        "Known devices that do not respond: off the bus, or they or their driver are being reset.",
         "short",
         f'sum(gpumond_devices{{{FLEET}, state="down"}})',
         levels=ANY,
@@ -50,7 +50,7 @@ GLANCE = [
     ),
     figure(
         "Daemons down",
-        "Daemons that Prometheus cannot scrape, as the job gpumond.",
+        "Daemons of the job gpumond that Prometheus cannot scrape.",
         "short",
         f'count(up{{job="gpumond", {FLEET}}} == 0) or count(up{{job="gpumond", {FLEET}}}) * 0',
         levels=ANY,
@@ -58,7 +58,7 @@ GLANCE = [
     ),
     figure(
         "Used",
-        "Share of all memory that is used, by the drivers' count.",
+        "Share of all memory that is used, as reported by the drivers.",
         "percentunit",
         f"sum({whole(USED)}) / sum({whole(SIZE)})",
         levels=FULL,
@@ -66,21 +66,21 @@ GLANCE = [
     ),
     figure(
         "Reclaimable",
-        "Cache that programs hold and do not use; a flush returns it.",
+        "Unused cache of programs; a flush releases it.",
         "bytes",
         f"sum({whole(share('cached', FLEET))})",
         runbooks=("reclaimable-waste",),
     ),
     figure(
         "Unclaimed",
-        "Used, and no visible process owns it.",
+        "Used memory that is owned by no visible process.",
         "bytes",
         f"sum({whole(share('unclaimed', FLEET))})",
         runbooks=("orphan-memory",),
     ),
     figure(
         "Leaks",
-        "Programs whose memory grows without end.",
+        "Programs with a verdict of leak.",
         "short",
         or_none(f'sum(gpumond_verdict{{{FLEET}, kind="leak"}})', FLEET),
         levels=ANY,
@@ -88,7 +88,7 @@ GLANCE = [
     ),
     figure(
         "Alerts firing",
-        "Alerts of the daemons' own rules that fire now.",
+        "Firing alerts of the daemons' rules.",
         "short",
         or_none(f'sum(gpumond_alerts{{{FLEET}, phase="firing"}})', FLEET),
         levels=((1, WARNING), (10, BAD)),
@@ -98,14 +98,14 @@ GLANCE = [
 OVER_TIME = [
     ledger(
         "Memory of the fleet",
-        "The ledgers of all devices: the shares sum to what is used. MIG instances are in their card.",
+        "The ledgers of all devices. The shares sum to used memory. MIG instances are included in their device.",
         FLEET,
         Query(f"sum({whole(SIZE)})", "size"),
         instances=False,
     ),
     series(
         "Alerts firing, by rule",
-        "Alerts of the daemons' own rules that fire.",
+        "Firing alerts of the daemons' rules over time.",
         "short",
         Query(f'sum by (rule) (gpumond_alerts{{{FLEET}, phase="firing"}})', "{{rule}}"),
         height=11,
@@ -116,7 +116,7 @@ OVER_TIME = [
 GIVEN_BACK = [
     series(
         "Given back, by machine",
-        "What flushes returned, by their receipts.",
+        "Memory that flushes released, according to receipts.",
         "bytes",
         Query(happening("gpumond_flush_released_bytes_total", "instance", FLEET), "{{instance}}"),
         bars=True,
@@ -125,7 +125,7 @@ GIVEN_BACK = [
     ),
     series(
         "Given back, by workload",
-        "What flushes of a workload returned, by their receipts.",
+        "Memory that flushes of each workload released, according to receipts.",
         "bytes",
         Query(happening("gpumond_workload_flush_released_bytes_total", "workload", FLEET), "{{workload}}"),
         bars=True,
@@ -134,7 +134,7 @@ GIVEN_BACK = [
     ),
     series(
         "Receipts by outcome",
-        "Flushes of all machines, pool by pool; outcomes that there were.",
+        "Receipts of all machines, one per pool, by outcome.",
         "short",
         Query(happening("gpumond_flushes_total", "outcome", FLEET), "{{outcome}}"),
         bars=True,
@@ -155,7 +155,7 @@ RANKED = [
     ),
     ranking(
         "Most reclaimable",
-        "The ten devices on which a flush would return most.",
+        "The ten devices on which a flush would release most.",
         "bytes",
         Query(f"topk(10, {BY_DEVICE} ({share('cached', FLEET)}))", "{{instance}} GPU {{gpu}}"),
         colour=COLOURS["cached"],
@@ -164,7 +164,7 @@ RANKED = [
     ),
     ranking(
         "Most stranded",
-        "The ten devices with most memory that is held and free, and that no flush returns: fragmentation.",
+        "The ten devices with most memory that is held but free, and that no flush releases: fragmentation.",
         "bytes",
         Query(f"topk(10, {BY_DEVICE} ({share('stranded', FLEET)}))", "{{instance}} GPU {{gpu}}"),
         colour=COLOURS["stranded"],
@@ -181,7 +181,7 @@ def _pool(name: str) -> str:
 WASTE = [
     listing(
         "What flushes would return",
-        "The 25 pools that hold most without using it. One that allocates from another pool has a row, too.",
+        "The 25 pools with most unused memory, including pools that allocate from another pool.",
         (MACHINE, GPU, DEVICE, WORKLOAD, PID, Column("allocator", "Allocator")),
         Query(f"topk(25, {_pool('reclaimable')} > 0)", "Reclaimable", "bytes"),
         sort="Reclaimable",
@@ -189,7 +189,7 @@ WASTE = [
     ),
     listing(
         "Machines",
-        "One row for each machine; MIG instances are in their card.",
+        "One row for each machine. MIG instances are included in their device.",
         (MACHINE,),
         Query(f"sum by (instance) ({whole(SIZE)})", "Size", "bytes"),
         Query(f"sum by (instance) ({whole(USED)})", "Used", "bytes"),
@@ -209,7 +209,7 @@ LEFT = f"max by (job, instance, gpu, uuid, pid) (gpumond_time_to_oom_seconds{{{F
 JUDGED = [
     listing(
         "Verdicts",
-        "What the curves say of programs and devices, ordinary shapes left out.",
+        "Verdicts on programs and devices, except ordinary ones.",
         (Column("kind", "Verdict", runbook_of("verdicts")), MACHINE, GPU, DEVICE, WORKLOAD, PID),
         Query(
             "max by (instance, gpu, uuid, workload, pid, kind) "
@@ -220,7 +220,7 @@ JUDGED = [
     ),
     listing(
         "Full soon",
-        "Until the device is full, if the program goes on growing as it does.",
+        "Time until the device is full at the present rate of growth of the program.",
         (MACHINE, GPU, DEVICE, WORKLOAD, PID),
         Query(
             "max by (instance, gpu, uuid, workload, pid) "
@@ -235,7 +235,7 @@ JUDGED = [
     ),
     listing(
         "Alerts",
-        "Active alerts of the daemons' own rules; each leads to its runbook.",
+        "Active alerts of the daemons' rules, each with a link to its runbook.",
         (MACHINE, Column("rule", "Rule", runbook_of("${__value.raw}")), Column("phase", "Phase")),
         Query(f"sum by (instance, rule, phase) (gpumond_alerts{{{FLEET}}})", "Alerts"),
         sort="Rule",
@@ -247,7 +247,7 @@ JUDGED = [
 BOARD = board(
     "fleet",
     "Fleet",
-    "Which machines waste, leak, fill?",
+    "Machines with unused, leaking or nearly full memory.",
     [machine(several=True)],
     ("At a glance", GLANCE),
     ("Over time", OVER_TIME),

@@ -1,4 +1,4 @@
-"""What surrounds the panels of every dashboard: variables, links to the others, marks of events."""
+"""Parts of every dashboard around its panels: variables, links and annotations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboards are made of: queries, panels, links. A panel has a title, a description and a unit, always."""
+"""Building blocks of dashboards: queries, panels, links. Every panel has a title, a description and a unit."""
 
 from __future__ import annotations
 

@@ -33,35 +33,35 @@ def of_programs(expression: str) -> str:
 GLANCE = [
     figure(
         "Programs",
-        "Programs of the workload whose agent is connected.",
+        "Programs of the workload with a connected agent.",
         "short",
         f"sum(gpumond_agents{{{WORKLOAD}}})",
         runbooks=("agent-gone",),
     ),
-    figure("Live", "Memory handed out to the programs.", "bytes", f"sum({share('live', WORKLOAD)})"),
+    figure("Live", "Memory allocated by the programs.", "bytes", f"sum({share('live', WORKLOAD)})"),
     figure(
         "Peak",
-        "The most live memory so far of the largest pool, as its allocator marks it; the program may reset the mark.",
+        "Peak of live memory of the largest pool, as reported by its allocator; the program may reset it.",
         "bytes",
         f"max(gpumond_pool_peak_live_bytes{{{WORKLOAD}}})",
     ),
     figure(
         "Reclaimable",
-        "Cache that a flush of the workload returns.",
+        "Cache that a flush of the workload releases.",
         "bytes",
         f"sum({share('cached', WORKLOAD)})",
         runbooks=("reclaimable-waste",),
     ),
     figure(
         "Stranded",
-        "Held and free, and no flush returns it: fragmentation.",
+        "Memory that is held but free, and that no flush releases: fragmentation.",
         "bytes",
         f"sum({share('stranded', WORKLOAD)})",
         runbooks=("fragmentation",),
     ),
     figure(
         "Time to full",
-        "Until a device is full if the programs go on growing as they do; unknown while none is seen to grow.",
+        "Time until a device is full at the present rate of growth; unknown without a growing program.",
         "s",
         f"min({of_programs(f'gpumond_time_to_oom_seconds{{{FLEET}}}')})",
         levels=((600, WARNING), (3600, GOOD)),
@@ -70,7 +70,7 @@ GLANCE = [
     ),
     figure(
         "Out of memory",
-        "Allocations that failed, in the time shown.",
+        "Failed allocations in the selected time range.",
         "short",
         f"sum(increase(gpumond_pool_ooms_total{{{WORKLOAD}}}[$__range]))",
         levels=ANY,
@@ -78,7 +78,7 @@ GLANCE = [
     ),
     figure(
         "Retries",
-        "Allocations that succeeded only after the allocator had emptied its cache, in the time shown.",
+        "Allocations in the selected time range that succeeded only after the allocator emptied its cache.",
         "short",
         f"sum(increase(gpumond_pool_retries_total{{{WORKLOAD}}}[$__range]))",
         levels=((5, WARNING),),
@@ -89,16 +89,16 @@ GLANCE = [
 LIFE = [
     ledger(
         "Memory over its life",
-        "What the workload holds, by share, on all devices. The dashed line is the allocators' own mark of the most "
-        "that was live, all pools together.",
+        "Memory of the workload by share, on all devices. The dashed line is the peak of live memory reported by the "
+        "allocators, summed over all pools.",
         WORKLOAD,
         Query(f"sum(gpumond_pool_peak_live_bytes{{{WORKLOAD}}})", "peak of live"),
-        shares=SHARES[:-1],  # what is unclaimed is nobody's
+        shares=SHARES[:-1],  # unclaimed memory belongs to no workload
         runbooks=("leak", "fragmentation", "reclaimable-waste"),
     ),
     series(
         "Live, by program",
-        "Memory handed out, by program and allocator.",
+        "Live memory by program and allocator.",
         "bytes",
         Query(
             f"max by (instance, gpu, pid, allocator) (gpumond_pool_live_bytes{{{WORKLOAD}}})",
@@ -120,7 +120,7 @@ HELD = f"gpumond_pool_held_bytes{{{WORKLOAD}}}"
 FLUSHES = [
     series(
         "Before and after",
-        "What the allocators hold, and what of it is live: a flush, marked, takes the one down towards the other.",
+        "Held and live memory of the allocators. A flush, shown as an annotation, reduces held towards live memory.",
         "bytes",
         Query(f"sum({HELD})", "held"),
         Query(f"sum(gpumond_pool_live_bytes{{{WORKLOAD}}})", "live"),
@@ -128,7 +128,7 @@ FLUSHES = [
     ),
     series(
         "Held before and after",
-        "What pools of the workload held when flushes began, and when they were over, by their receipts.",
+        "Memory held by pools of the workload at the start and the end of flushes, according to receipts.",
         "bytes",
         Query(gained("flush_before_bytes"), "before"),
         Query(gained("flush_after_bytes"), "after"),
@@ -136,7 +136,7 @@ FLUSHES = [
     ),
     series(
         "Expected and given back",
-        "What flushes of the workload were expected to return, and what they returned, by their receipts.",
+        "Expected and released memory of flushes of the workload, according to receipts.",
         "bytes",
         Query(gained("flush_expected_bytes"), "expected"),
         Query(gained("flush_released_bytes"), "given back"),
@@ -145,7 +145,7 @@ FLUSHES = [
     ),
     series(
         "Receipts by outcome",
-        "Flushes of the workload, pool by pool; outcomes that there were. What was planned only does not count.",
+        "Receipts of the workload, one per pool, by outcome. Plans are excluded.",
         "short",
         Query(happening("gpumond_workload_flushes_total", "outcome", WORKLOAD), "{{outcome}}"),
         bars=True,
@@ -153,7 +153,7 @@ FLUSHES = [
     ),
     series(
         "Pools shrank by",
-        "By how much the allocators' pools shrank from one point to the next, by program, whoever asked for it.",
+        "Decrease of the allocators' pools between two points, by program and for any cause.",
         "bytes",
         Query(
             f"sum by (instance, pid) (clamp_min({HELD} offset $__interval - {HELD}, 0))",
@@ -164,7 +164,7 @@ FLUSHES = [
     ),
     series(
         "How long flushes took",
-        "From the request to the receipt of one pool, on these machines: half of them, and 99 of 100, took less.",
+        "Time from the request to the receipt of one pool on these machines: median and 99th percentile.",
         "s",
         Query(quantile(0.5, "gpumond_flush_duration_seconds", FLEET), "{{instance}} half"),
         Query(quantile(0.99, "gpumond_flush_duration_seconds", FLEET), "{{instance}} 99 %"),
@@ -174,7 +174,7 @@ FLUSHES = [
 GROWTH = [
     series(
         "Time to full, by program",
-        "Until the device is full if the program goes on growing as it does.",
+        "Time until the device is full at the present rate of growth of the program.",
         "s",
         Query(
             f"min by (instance, gpu, pid) ({of_programs(f'gpumond_time_to_oom_seconds{{{FLEET}}}')})",
@@ -184,7 +184,7 @@ GROWTH = [
     ),
     series(
         "Kept by each step",
-        "Live memory that each step keeps: the trend over the last steps. Above zero for long: a leak.",
+        "Live memory that each step retains: the trend over the last steps. A value above zero for long is a leak.",
         "bytes",
         Query(f"max by (instance, pid) (gpumond_step_kept_bytes{{{WORKLOAD}}})", "{{instance}} {{pid}}"),
         least=None,
@@ -192,7 +192,7 @@ GROWTH = [
     ),
     series(
         "Pace",
-        "Steps a second, by program.",
+        "Steps per second, by program.",
         PER_SECOND,
         Query(
             f"sum by (instance, pid) (rate(gpumond_steps_total{{{WORKLOAD}}}[$__rate_interval]))",
@@ -201,7 +201,7 @@ GROWTH = [
     ),
     series(
         "How busy",
-        "How busy the programs kept their devices, where the driver tells.",
+        "Utilization of devices by the programs, if the driver reports it.",
         "percentunit",
         Query(
             f"max by (instance, gpu, pid) ({of_programs(f'gpumond_process_utilization_ratio{{{FLEET}}}')})",
@@ -212,7 +212,7 @@ GROWTH = [
     ),
     series(
         "Out of memory and retries",
-        "Allocations that failed, that needed the cache emptied, and calls that retry_on_oom tried again, a minute.",
+        "Per minute: failed allocations, those that required emptying the cache, and retries by retry_on_oom.",
         "short",
         Query(f"sum(rate(gpumond_pool_ooms_total{{{WORKLOAD}}}[$__rate_interval])) * 60", "out of memory"),
         Query(f"sum(rate(gpumond_pool_retries_total{{{WORKLOAD}}}[$__rate_interval])) * 60", "retries"),
@@ -221,7 +221,7 @@ GROWTH = [
     ),
     series(
         "Pinned host memory",
-        "What allocators hold of the machine's memory for transfers; no memory of a device.",
+        "Host memory that allocators hold for transfers; it is not device memory.",
         "bytes",
         Query(
             f"max by (instance, pid, allocator) (gpumond_host_pool_held_bytes{{{WORKLOAD}}})", "{{pid}} {{allocator}}"
@@ -236,7 +236,7 @@ KEPT = f"{SCOPE} (gpumond_scope_kept_bytes{{{WORKLOAD}}})"
 DETAIL = [
     listing(
         "Scopes",
-        "What the named blocks of the programs keep of live memory, all passes together and each, and their peak.",
+        "Live memory retained by named blocks of the programs, in total and per pass, and its peak.",
         (Column("scope", "Scope"), MACHINE, DEVICE, PID),
         Query(KEPT, "Kept", "bytes"),
         Query(f"{KEPT} / on (instance, pid, scope) group_left () {ENTRIES}", "Kept each pass", "bytes"),
@@ -247,7 +247,7 @@ DETAIL = [
     ),
     listing(
         "Verdicts",
-        "What the curves of the programs say.",
+        "Verdicts on the programs.",
         (Column("kind", "Verdict"), PID, MACHINE, DEVICE),
         Query(f"max by (instance, uuid, pid, kind) ({of_programs(f'gpumond_verdict{{{FLEET}}}')})", "Stands"),
         sort="Verdict",
@@ -259,7 +259,7 @@ DETAIL = [
 BOARD = board(
     "workload",
     "Workload",
-    "How does a program use memory over its life?",
+    "Memory use of the programs of one workload over time.",
     [machine(several=True), workload()],
     ("At a glance", GLANCE),
     ("Its life", LIFE),

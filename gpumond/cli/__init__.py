@@ -1,4 +1,4 @@
-"""The command line: one file per verb, imported only when it is chosen.
+"""The command line: one module per verb, imported only when that verb is used.
 
 To add a verb: write ``cli/NAME.py`` with ``add_arguments(parser)`` and ``run(arguments) -> exit code``,
 and add it to ``VERBS``. Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 nothing to do.
@@ -20,30 +20,30 @@ DONE, FAILED, WRONG_USE, NOTHING_TO_DO = 0, 1, 2, 3
 
 VERBS = {
     "serve": "run the daemon",
-    "demo": "run the daemon on a simulated device with programs on it; needs no GPU",
-    "status": "devices, processes and who holds what",
-    "top": "the same in a terminal, every second, with what they mean; flush from there",
-    "flush": "make programs give memory back, with a receipt",
-    "release": "let go of the driver for maintenance",
-    "run": "start an unmodified program with the agent inside",
-    "attach": "start the agent in a program that runs already (Python 3.14)",
-    "load": "make a shape of GPU memory use on purpose, on a device or a simulated card",
-    "doctor": "what works on this machine, what does not, and the remedy",
+    "demo": "run the daemon on a simulated device with sample programs; needs no GPU",
+    "status": "show devices, processes and the memory of each",
+    "top": "show devices, processes, alerts and verdicts live in the terminal, and flush programs",
+    "flush": "make programs release cached memory, and print receipts",
+    "release": "release the driver for maintenance",
+    "run": "start an unmodified program with the agent",
+    "attach": "start the agent in a running program (Python 3.14)",
+    "load": "generate a known pattern of memory use on a device or a simulated device",
+    "doctor": "check this machine, and print a remedy for each problem",
     "check-config": "check a configuration file",
     "rules": "check rules, and test them on series of values",
-    "diagnose": "what a recorded log shows: leaks, with the time left, fragmentation, crashes",
-    "baseline": "measure what workloads hold, and compare after a change",
+    "diagnose": "find leaks, fragmentation and crashes in a recorded log",
+    "baseline": "measure the memory use of workloads, and compare it after a change",
     "record": "write a daemon's snapshots to a file, for `gpumond diagnose`",
-    "audit": "who changed and flushed what, and whether the record is whole",
+    "audit": "show the audit log of changes and flushes, and verify its integrity",
 }
 
 
 EXTRAS = {"top": "top"}
-"""The extra that a verb's own libraries are in, where it is not ``daemon``."""
+"""The extra that installs the libraries of a verb, for verbs that need another extra than ``daemon``."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Accepts no abbreviated options, nor do its subcommands, which are of its class."""
+    """A parser that accepts no abbreviated options. Its subcommands inherit this."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False} | options)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = Parser(
         prog="gpumond",
-        description="GPU memory: every byte attributed, and given back with a receipt.",
+        description="Attribute every byte of GPU memory to a process, and release unused memory with a receipt.",
         epilog="Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 nothing to do.",
     )
     parser.add_argument("--version", action="version", version=f"gpumond {__version__}")
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gpumond: {error}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of standard output has closed it
         return FAILED
     except KeyboardInterrupt:
         return 130

@@ -1,7 +1,7 @@
-"""``gpumond attach``: the agent in a program that runs already, where its interpreter lets one in (PEP 768).
+"""``gpumond attach``: start the agent in a running program through the interpreter's debugging interface (PEP 768).
 
-The program is handed a file, which its main thread runs at its next safe moment; the answer comes back in another.
-Both are in a directory of the program's user.
+The main thread of the program runs a script file at its next safe point. The result is written to a second file.
+Both files are in a directory that belongs to the program's user.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def _gpumond_attach(package, answer, arguments):
     def attach():
         import json, os, sys
         try:
-            sys.path.append(package)  # behind the program's own
+            sys.path.append(package)  # after the program's own entries
             try:
                 import gpumond.agent
             finally:
                 sys.path.remove(package)
             gpumond.agent.start(**arguments)
-            said = {"version": gpumond.__version__, "python": sys.version.split()[0]}
+            result = {"version": gpumond.__version__, "python": sys.version.split()[0]}
         except BaseException as error:
-            said = {"error": f"{type(error).__name__}: {error}"[:200]}
+            result = {"error": f"{type(error).__name__}: {error}"[:200]}
         try:
             with open(answer + ".new", "w") as file:
-                json.dump(said, file)
+                json.dump(result, file)
             os.replace(answer + ".new", answer)
         except OSError:
             pass
@@ -59,14 +59,18 @@ RemoteExec = Callable[[int, str], None]
 
 
 class CannotAttach(GpumondError):
-    """Nothing was changed in the program. The message says why, and what to do instead."""
+    """The agent cannot be started, and the program is unchanged. The message states the cause and the remedy."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pid", type=int, help="the program: Python 3.14 or newer, the same as gpumond's own")
-    parser.add_argument("--workload", metavar="NAME", help="the name under which its memory is shown")
+    parser.add_argument(
+        "pid", type=int, help="pid of the program; it must run the same Python version as gpumond, 3.14 or newer"
+    )
+    parser.add_argument("--workload", metavar="NAME", help="name under which its memory is shown")
     parser.add_argument("--flush-policy", choices=POLICIES, help="when the daemon may flush it (default: allow)")
-    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="wait so long for it (10)")
+    parser.add_argument(
+        "--timeout", type=float, default=10.0, metavar="SECONDS", help="time to wait for the program (default: 10)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -80,27 +84,27 @@ def run(arguments: argparse.Namespace) -> int:
     started = {"workload": arguments.workload, "flush_policy": arguments.flush_policy}
     answer = attach(arguments.pid, started, arguments.timeout, getattr(sys, "remote_exec", None))
     if why := answer.get("error"):
-        return _fail(f"attach: the agent did not start in {arguments.pid}: {clean(why)}", FAILED)
-    print(f"the agent of gpumond {clean(answer['version'])} runs in {arguments.pid} (Python {clean(answer['python'])})")
+        return _fail(f"attach: the agent did not start in process {arguments.pid}: {clean(why)}", FAILED)
+    print(f"agent {clean(answer['version'])} started in process {arguments.pid} (Python {clean(answer['python'])})")
     return DONE
 
 
 def attach(pid: int, started: dict[str, str | None], seconds: float, remote_exec: RemoteExec | None) -> dict[str, str]:
-    """What the program answers. ``started``: the arguments of `gpumond.agent.start`. Raises CannotAttach."""
+    """Return the program's answer. ``started``: arguments of `gpumond.agent.start`. Raises CannotAttach."""
     if remote_exec is None:
         own = ".".join(map(str, sys.version_info[:2]))
-        raise CannotAttach(f"attach: needs Python 3.14 or newer, and this is gpumond on Python {own}; {OTHERWISE}")
+        raise CannotAttach(f"attach: gpumond runs on Python {own}, and attach requires 3.14 or newer; {OTHERWISE}")
     user = _user(pid)
     directory = Path(tempfile.mkdtemp(prefix="gpumond-attach-"))
     try:
-        _hand_over(pid, directory, user, started, remote_exec)
+        _request_script(pid, directory, user, started, remote_exec)
         answer = _answer(directory / "answer", user, time.monotonic() + seconds)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    if answer is None:  # the program may read the script yet
+    if answer is None:  # the program may still read the script
         raise CannotAttach(
-            f"attach: {pid} did not answer in {seconds:g} s: its main thread is in a long call, and will start the "
+            f"attach: process {pid} did not answer in {seconds:g} s: its main thread is in a long call and starts the "
             f"agent when it returns, or it was started with remote debugging disabled; then {OTHERWISE}. "
             f"Remove {directory} when the program has ended"
         )
@@ -109,20 +113,24 @@ def attach(pid: int, started: dict[str, str | None], seconds: float, remote_exec
 
 
 def _user(pid: int) -> int:
-    """The program's uid, if a file of ours can reach it."""
+    """Return the program's uid. Raises CannotAttach if the program cannot read our files."""
     try:
         same = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
         uid = os.stat(f"/proc/{pid}").st_uid
     except OSError as error:
         raise CannotAttach(
-            f"attach: {pid} belongs to another user ({error.strerror}): attach as that user, or as root"
+            f"attach: process {pid} belongs to another user ({error.strerror}): attach as that user or as root"
         ) from None
     if not same:
-        raise CannotAttach(f"attach: {pid} runs in a container: attach from within it, or {OTHERWISE}")
+        raise CannotAttach(
+            f"attach: process {pid} runs in a container: run gpumond attach in that container, or {OTHERWISE}"
+        )
     return uid
 
 
-def _hand_over(pid: int, directory: Path, user: int, started: dict[str, str | None], remote_exec: RemoteExec) -> None:
+def _request_script(
+    pid: int, directory: Path, user: int, started: dict[str, str | None], remote_exec: RemoteExec
+) -> None:
     package = os.fspath(Path(gpumond.__file__).resolve().parents[1])
     known = {name: value for name, value in started.items() if value is not None}
     script = directory / "attach.py"
@@ -134,14 +142,14 @@ def _hand_over(pid: int, directory: Path, user: int, started: dict[str, str | No
         remote_exec(pid, os.fspath(script))
     except PermissionError as error:
         raise CannotAttach(
-            f"attach: the system does not let us into {pid} ({error.strerror}): attach as root, or with CAP_SYS_PTRACE"
+            f"attach: access to process {pid} was denied ({error.strerror}): attach as root or with CAP_SYS_PTRACE"
         ) from None
     except (OSError, RuntimeError) as error:
-        raise CannotAttach(f"attach: {pid} cannot be entered: {clean(error)}; {OTHERWISE}") from None
+        raise CannotAttach(f"attach: cannot attach to process {pid}: {clean(error)}; {OTHERWISE}") from None
 
 
 def _answer(path: Path, user: int, until: float) -> dict[str, str] | None:
-    """The program's words, once they are there; from its own user's file only, and not more than a few."""
+    """Return the program's answer once it is written. Only a small file owned by the program's user is accepted."""
     while not path.is_symlink() and not path.exists():
         if time.monotonic() >= until:
             return None
@@ -149,12 +157,12 @@ def _answer(path: Path, user: int, until: float) -> dict[str, str] | None:
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
-            said = file.read(MAX_ANSWER_BYTES) if stat.S_ISREG(status.st_mode) and status.st_uid == user else b""
-        answer = json.loads(said)
+            result = file.read(MAX_ANSWER_BYTES) if stat.S_ISREG(status.st_mode) and status.st_uid == user else b""
+        answer = json.loads(result)
         names = ("error",) if "error" in answer else ("version", "python")
         return {name: str(answer[name]) for name in names}
     except (OSError, ValueError, TypeError, KeyError):
-        raise CannotAttach("attach: the program's answer is none of ours") from None
+        raise CannotAttach("attach: the program's answer is not valid") from None
 
 
 def _fail(message: str, status: int) -> int:

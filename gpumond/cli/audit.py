@@ -1,4 +1,4 @@
-"""``gpumond audit [verify]``: who changed and flushed what, and whether the record is whole."""
+"""``gpumond audit [verify]``: show the audit log of changes and flushes, and verify its integrity."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=("show", "verify"),
         default="show",
-        help="verify: check the chain of hashes, on this machine",
+        help="verify: check the hash chain of the audit log on this machine",
     )
-    parser.add_argument("--limit", type=int, default=100, metavar="N", help="show the newest N entries (100)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="verify: the daemon's configuration")
-    parser.add_argument("--state-dir", type=Path, metavar="PATH", help="verify: where the daemon keeps its state")
+    parser.add_argument(
+        "--limit", type=int, default=100, metavar="N", help="number of entries to show, newest first (default: 100)"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="verify: configuration file of the daemon")
+    parser.add_argument("--state-dir", type=Path, metavar="PATH", help="verify: state directory of the daemon")
     client.add_arguments(parser)
 
 
@@ -65,5 +67,5 @@ def _verify(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"file": str(file), "problems": wrong}, indent=2))
     else:
-        print("\n".join(f"{file}: {problem}" for problem in wrong) or f"{file}: the chain of the audit is whole")
+        print("\n".join(f"{file}: {problem}" for problem in wrong) or f"{file}: the audit log is intact")
     return FAILED if wrong else DONE

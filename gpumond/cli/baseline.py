@@ -1,4 +1,4 @@
-"""``gpumond baseline``: measure, change something, measure again."""
+"""``gpumond baseline``: record the memory use of workloads, and compare it after a change."""
 
 from __future__ import annotations
 
@@ -26,24 +26,30 @@ SAVING_SECONDS = 30.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="record|compare|list|delete", required=True)
-    record = what.add_parser("record", help="measure what workloads hold, and keep it")
+    record = what.add_parser("record", help="measure the memory use of workloads, and store it")
     record.add_argument("name", metavar="NAME")
-    record.add_argument("--for", dest="duration", required=True, metavar="DURATION", help="how long, such as 10m")
-    record.add_argument("--workload", metavar="W", help="this one alone")
-    compare = what.add_parser("compare", help="measure again, and show what has changed")
+    record.add_argument(
+        "--for", dest="duration", required=True, metavar="DURATION", help="length of the measurement, such as 10m"
+    )
+    record.add_argument("--workload", metavar="W", help="measure this workload only")
+    compare = what.add_parser("compare", help="measure again, and show the differences")
     compare.add_argument("name", metavar="NAME")
-    compare.add_argument("--for", dest="duration", metavar="DURATION", help="measure so long (default: show the last)")
-    compare.add_argument("--fail-above", metavar="SHARE", help="exit code 1 if peak live grew by more: 5%%")
+    compare.add_argument(
+        "--for", dest="duration", metavar="DURATION", help="length of the measurement (default: show the last one)"
+    )
+    compare.add_argument(
+        "--fail-above", metavar="SHARE", help="exit with 1 if the peak of live memory grew by more, such as 5%%"
+    )
     compare.add_argument(
         "--fail-if",
         action="append",
         default=[],
         metavar="CONDITION",
-        help="exit code 1 if so; repeatable: 'held_typical>1GiB', 'retries_rate>0', 'utilization_typical<-10%%'",
+        help="exit with 1 if it holds; repeatable: 'held_typical>1GiB', 'retries_rate>0', 'utilization_typical<-10%%'",
     )
-    compare.add_argument("--plot", type=Path, metavar="FILE", help="draw it into a .svg or .png")
-    entries = what.add_parser("list", help="the baselines that are kept")
-    delete = what.add_parser("delete", help="remove one")
+    compare.add_argument("--plot", type=Path, metavar="FILE", help="write a chart to this .svg or .png file")
+    entries = what.add_parser("list", help="list the stored baselines")
+    delete = what.add_parser("delete", help="delete a baseline")
     delete.add_argument("name", metavar="NAME")
     for each in (record, compare, entries, delete):
         client.add_arguments(each)
@@ -52,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.what != "list" and not re.fullmatch(NAME, arguments.name):
         raise ConfigError(
-            f"{arguments.name!r:.80} is not a name of a baseline: expected a letter or digit, then up to 63 letters, "
+            f"{arguments.name!r:.80} is not a valid baseline name: expected a letter or digit, then up to 63 letters, "
             "digits, '.', '_' or '-'"
         )
     return {"record": _record, "compare": _compare, "list": _list, "delete": _delete}[arguments.what](arguments)
@@ -67,7 +73,10 @@ def _record(arguments: argparse.Namespace) -> int:
         return DONE
     print(table(("WORKLOAD", "MEASURE", ">TYPICAL", ">FROM", ">TO", ">PEAK"), _measures(kept)))
     if not kept["workloads"]:
-        print("gpumond: nothing was seen that holds memory; is the workload running?", file=sys.stderr)
+        print(
+            "gpumond: no process held device memory during the measurement; check that the workload is running",
+            file=sys.stderr,
+        )
     return DONE
 
 
@@ -87,7 +96,9 @@ def _compare(arguments: argparse.Namespace) -> int:
     try:
         comparison = from_json(Comparison, to_json(found))
     except ProtocolError as error:
-        raise DaemonError(f"the daemon's answer cannot be read ({error}); is it of another version?") from None
+        raise DaemonError(
+            f"cannot decode the daemon's response ({error}); check that the daemon has the same version as this command"
+        ) from None
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(_report(comparison)))
     if arguments.plot is not None:
         comparison_plot.draw(comparison, arguments.plot)
@@ -112,12 +123,14 @@ def _delete(arguments: argparse.Namespace) -> int:
 
 
 def _wait(url: str, route: str, duration: float) -> Any:
-    """The answer once it is complete."""
+    """Return the measurement when it is complete."""
     print(f"gpumond: measuring for {duration:g} s", file=sys.stderr)
     end = time.monotonic() + duration + SAVING_SECONDS
     while not (answer := client.get(url, route))["complete"]:
         if time.monotonic() > end:
-            raise DaemonError("measured, but the daemon cannot keep it: see `gpumond status` for its store")
+            raise DaemonError(
+                "the measurement is complete, but the daemon cannot store it: check its store with `gpumond status`"
+            )
         time.sleep(POLL_SECONDS)
     return answer
 
@@ -141,18 +154,18 @@ def _thresholds(arguments: argparse.Namespace) -> list[Threshold]:
 
 
 def _failures(differences: Sequence[Difference], thresholds: Sequence[Threshold]) -> Iterator[str]:
-    """What could not be compared did not hold."""
+    """Return a message for each threshold that was exceeded or could not be evaluated."""
     for limit in thresholds:
         own = [each for each in differences if each.name == limit.name]
         if not own:
-            yield f"{limit.text}: nothing to compare was measured"
+            yield f"{limit.text}: no comparable measurement"
         for each in own:
             if each.difference is None:
                 side = "after" if each.after is None else "before"
-                yield f"{limit.text}: {each.workload} was not seen {side}"
+                yield f"{limit.text}: {each.workload} was not measured {side}"
             elif limit.exceeded(each):
                 before, after = _shown(each, each.before), _shown(each, each.after)
-                yield f"{limit.text}: {each.workload} went from {before} to {after} {_share(each)}".rstrip()
+                yield f"{limit.text}: {each.workload} changed from {before} to {after} {_share(each)}".rstrip()
 
 
 def _report(comparison: Comparison) -> Iterator[str]:
@@ -160,7 +173,10 @@ def _report(comparison: Comparison) -> Iterator[str]:
     yield table(header, _rows(comparison.differences))
     longer, shorter = sorted((comparison.before_seconds, comparison.after_seconds), reverse=True)
     if longer > 1.5 * shorter:
-        yield f"\npeaks of {comparison.before_seconds:.0f} s and {comparison.after_seconds:.0f} s do not compare well"
+        yield (
+            f"\npeaks of measurements of {comparison.before_seconds:.0f} s and {comparison.after_seconds:.0f} s "
+            "are not comparable"
+        )
 
 
 def _rows(differences: Sequence[Difference]) -> Iterator[list[str]]:

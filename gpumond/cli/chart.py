@@ -1,4 +1,4 @@
-"""A small chart of one series for a terminal, of bounded size however long the series. Not a verb."""
+"""A text chart of one series, with bounded memory for a series of any length. Not a verb."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASCII = " ...:::##"
 
 
 class ChartCurve:
-    """Largest value of each stretch of time; stretches are doubled when there are too many."""
+    """The maximum of each time interval. The interval length doubles when there are too many intervals."""
 
     def __init__(self) -> None:
         self._start: float | None = None
@@ -25,7 +25,7 @@ class ChartCurve:
         self._highest: list[float | None] = []
 
     def add(self, at: float, value: float) -> None:
-        """``at`` never goes back."""
+        """Add a point. ``at`` must not decrease."""
         if self._start is None:
             self._start = at
         while (slot := int((at - self._start) / self._stretch)) >= BINS:
@@ -35,13 +35,13 @@ class ChartCurve:
         self._highest[slot] = value if before is None else max(before, value)
 
     def column(self, at: float) -> int:
-        """Where that moment is in the chart."""
+        """Return the column of a time."""
         used = max(1, len(self._highest))
         slot = int((at - (self._start or 0.0)) / self._stretch)
         return min(COLUMNS - 1, max(0, slot * COLUMNS // used))
 
     def columns(self) -> list[float | None]:
-        """The highest value of each column; None where the series was not seen."""
+        """Return the maximum of each column, None for a column without a point."""
         used = len(self._highest)
         if not used:
             return []
@@ -59,7 +59,7 @@ class ChartCurve:
 
 
 def draw(curve: ChartCurve, top: float | None, marks: Iterable[float] = (), blocks: str | None = None) -> list[str]:
-    """Lines at most ``WIDTH`` wide: from 0 to ``top`` (or the highest value), and a ``^`` below each of ``marks``."""
+    """Return lines of at most ``WIDTH`` characters, from 0 to ``top`` (or the maximum), with ``^`` below ``marks``."""
     blocks = blocks or (BLOCKS if can_show(BLOCKS) else ASCII)
     columns = curve.columns()
     highest = max((value for value in columns if value is not None), default=0.0)
@@ -77,7 +77,7 @@ def draw(curve: ChartCurve, top: float | None, marks: Iterable[float] = (), bloc
 
 
 def can_show(text: str) -> bool:
-    """Whether standard output can."""
+    """Return whether standard output can encode block characters."""
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

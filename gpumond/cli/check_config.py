@@ -1,4 +1,4 @@
-"""``gpumond check-config FILE``."""
+"""``gpumond check-config FILE``: check a configuration file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpumond.config.tokens import read_tokens
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("--json", action="store_true", help="print the settings that would hold, as JSON")
+    parser.add_argument("--json", action="store_true", help="print the effective settings as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,7 +24,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(settings.model_dump(mode="json", by_alias=True), indent=2))
     else:
-        print(
-            f"{arguments.file}: good; {len(settings.rules)} rules of its own, {len(settings.active_rules())} in force"
-        )
+        active = settings.active_rules()
+        print(f"{arguments.file}: valid; rules in the file: {len(settings.rules)}, active rules: {len(active)}")
     return DONE

@@ -1,8 +1,8 @@
-"""The daemon's HTTP API, from the command line. Not a verb: what the verbs talk through.
+"""HTTP client that the verbs use to reach the daemon. Not a verb.
 
-A change is shown the token of $GPUMOND_TOKEN, or for a daemon on this machine the one that it left for its own user.
-Who can read neither goes over the daemon's Unix socket, where the kernel says who asks. Both lie in its runtime
-directory: the one of $GPUMOND_RUNTIME_DIR, else those where a daemon of this user or of the machine has it.
+Requests that modify state carry the token in $GPUMOND_TOKEN, or the token file of a daemon on this machine. Without a
+readable token they use the daemon's Unix socket, where the kernel identifies the user. Token file and socket are in
+$GPUMOND_RUNTIME_DIR, else in the default runtime directory of this user's or the machine's daemon.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpumond.protocol.messages import SERVICE_SOCKET, default_socket
 DEFAULT_URL = "http://127.0.0.1:9917"
 LOCAL = ("127.0.0.1", "localhost", "::1")
 SERVICE_RUNTIME_DIRECTORY = "/run/gpumond-api"
-"""The service's own directory, apart from the agents': deploy/systemd/gpumond.service says the same."""
+"""Runtime directory of the system service; deploy/systemd/gpumond.service sets the same path."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,24 +38,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--url", default=os.environ.get("GPUMOND_URL") or DEFAULT_URL, help=f"the daemon ($GPUMOND_URL, {DEFAULT_URL})"
+        "--url",
+        default=os.environ.get("GPUMOND_URL") or DEFAULT_URL,
+        help=f"address of the daemon (default: $GPUMOND_URL, then {DEFAULT_URL})",
     )
 
 
 def device(url: str, name: str) -> str:
-    """The UUID of the device that is named so. Raises DaemonError, NoSuchDevice, AmbiguousDevice."""
+    """Return the UUID of the device that a name matches. Raises DaemonError, NoSuchDevice, AmbiguousDevice."""
     known = get(url, "/api/v1/devices")
     fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
     return device_uuid(name, [DeviceReading(**{field: each[field] for field in fields}) for each in known])
 
 
 def get(url: str, path: str) -> Any:
-    """The decoded answer. Raises DaemonError."""
+    """Return the decoded response to GET. Raises DaemonError."""
     return _call(url, path, None, {}, 10.0)
 
 
 def post(url: str, path: str, body: object, timeout: float) -> Any:
-    """The same for a route that changes something: with the token of this user's daemon."""
+    """Return the decoded response to POST, which is sent with a token. Raises DaemonError."""
     return _change("POST", url, path, body, timeout)
 
 
@@ -97,7 +99,7 @@ def _call(url: str, path: str, body: bytes | None, headers: dict[str, str], time
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise DaemonError(
-            f"no daemon answers at {named} ({reason}); start one with `gpumond serve`, or name it with --url"
+            f"no daemon answers at {named} ({reason}); start one with `gpumond serve`, or pass its address with --url"
         ) from None
 
 
@@ -110,7 +112,7 @@ def _refusal(error: urllib.error.HTTPError) -> DaemonError:
 
 
 def _token(url: str) -> str | None:
-    """$GPUMOND_TOKEN, else, for this machine alone, the first that a daemon left and this user can read."""
+    """Return $GPUMOND_TOKEN, else, for a daemon on this machine, the first readable token file's content."""
     if token := os.environ.get("GPUMOND_TOKEN"):
         return token
     if urlsplit(url).hostname not in LOCAL:
@@ -124,13 +126,13 @@ def _token(url: str) -> str | None:
 
 
 def _api_socket() -> str | None:
-    """The first daemon's on this machine that this user may talk to."""
+    """Return the first API socket on this machine that this user may connect to."""
     sockets = (str(directory / "api.sock") for directory in runtime_directories())
     return next((path for path in sockets if os.access(path, os.W_OK)), None)
 
 
 def runtime_directories(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """Where the daemon that is meant may have its token and its socket, the likeliest first."""
+    """Yield the directories that may contain the daemon's token and socket, the most likely first."""
     if own := environ.get("GPUMOND_RUNTIME_DIR"):
         yield Path(own)
         return
@@ -143,7 +145,7 @@ def runtime_directories(environ: Mapping[str, str] = os.environ) -> Iterator[Pat
 
 
 def _trust() -> ssl.SSLContext:
-    """$GPUMOND_CA_FILE, else what the system trusts."""
+    """Return a TLS context with the authorities in $GPUMOND_CA_FILE, else those of the system."""
     named = os.environ.get("GPUMOND_CA_FILE") or None
     try:
         return ssl.create_default_context(cafile=named)

@@ -1,4 +1,4 @@
-"""A comparison as a picture, with matplotlib (the extra ``plot``). Not a verb."""
+"""A chart of a comparison, drawn with matplotlib (the extra ``plot``). Not a verb."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLOURS = ("#8da0cb", "#fc8d62")
 
 
 def check(path: Path) -> None:
-    """Whether it could be drawn there, before anything is measured. Raises ConfigError."""
+    """Check before a measurement that a chart can be written to ``path``. Raises ConfigError."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"--plot {path}: expected a name that ends in {' or '.join(FORMATS)}")
     try:
@@ -24,12 +24,12 @@ def check(path: Path) -> None:
 
 
 def draw(comparison: Comparison, path: Path) -> None:
-    """Before beside after for each workload: bars of what is typical, marks at the peaks. Raises ConfigError."""
+    """Draw before and after for each workload: bars for typical values, marks for peaks. Raises ConfigError."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    matplotlib.rcParams["svg.hashsalt"] = "gpumond"  # the same comparison, the same file
-    matplotlib.rcParams["text.parse_math"] = False  # a program's name may have a $
+    matplotlib.rcParams["svg.hashsalt"] = "gpumond"  # equal comparisons give equal files
+    matplotlib.rcParams["text.parse_math"] = False  # the name of a program may contain a $
     workloads = sorted({each.workload for each in comparison.differences})
     figure = Figure(figsize=(8, 1 + 3 * max(1, len(workloads))), layout="constrained")
     figure.suptitle(f"{comparison.name}: before and after")
@@ -40,7 +40,7 @@ def draw(comparison: Comparison, path: Path) -> None:
             for each in comparison.differences
             if each.workload == workload and each.measure not in ("utilization", "retries")
         }
-        measures = [measure for measure, stat in own if stat == "typical" and _any(own[measure, stat])]
+        measures = [measure for measure, stat in own if stat == "typical" and _has_values(own[measure, stat])]
         for side, label in enumerate(("before", "after")):
             at = [number + (side - 0.5) * 0.4 for number in range(len(measures))]
             typical = [(getattr(own[measure, "typical"], label) or 0.0) / GIB for measure in measures]
@@ -57,5 +57,5 @@ def draw(comparison: Comparison, path: Path) -> None:
         raise ConfigError(f"--plot {path}: {error.strerror or error}") from None
 
 
-def _any(each: Difference) -> bool:
+def _has_values(each: Difference) -> bool:
     return bool(each.before or each.after)

@@ -1,4 +1,4 @@
-"""``gpumond demo``: the daemon on a simulated device, with real agent processes on it."""
+"""``gpumond demo``: the daemon on a simulated device that real agent processes use."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ CARD = Spec(
 )
 
 RESTART_SECONDS = 5.0
-"""So often it is looked for programs that have ended."""
+"""Interval between checks for programs that have ended."""
 
 PACE = 20.0
 INTERVAL_SECONDS = 0.2
-"""A minute of the demo is judged as twenty, so that nobody has to wait for its leak to be found. A minute so short
-needs ticks as short, or there would be too little of it to see."""
+"""The demo diagnoses one minute as twenty, so that its leak is found soon. The tick interval is shorter accordingly,
+so that a diagnosed minute has enough readings."""
 
 RULES = (
     {
@@ -46,11 +46,11 @@ RULES = (
         "for": "5s",
         "match": {"workload": "fragmentation"},
         "labels": {"severity": "info"},
-        "annotations": {"summary": "{workload} keeps {reclaimable} that it does not use"},
+        "annotations": {"summary": "{workload} holds {reclaimable} of unused memory"},
         "action": {"flush": {"min_reclaimable": "1GiB", "steps": ["cache"]}, "cooldown": "1m", "max_per_hour": 60},
     },
 )
-"""The closed loop: what the fragmented program leaves in its cache is flushed by itself."""
+"""A rule with an action: it flushes the cache of the fragmented program automatically."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,9 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _programs(card: Path, settings: Settings) -> Iterator[None]:
-    """The programs, for as long as the daemon runs; their agents find its socket when it is there.
+    """Run the programs while the daemon runs. Their agents connect when the daemon's socket exists.
 
-    One that ends is started again, as whoever runs a leaking program does.
+    A program that ends is started again.
     """
     environ = os.environ | {"GPUMOND_SOCKET": str(settings.agent_socket())}
     command = (sys.executable, "-m", "gpumond.sim.programs")
@@ -86,21 +86,21 @@ def _programs(card: Path, settings: Settings) -> Iterator[None]:
         return subprocess.Popen((*command, name, *options), env=environ, stdin=subprocess.DEVNULL)
 
     running = {name: start(name) for name in PROGRAMS}
-    over = threading.Event()
+    stopping = threading.Event()
 
-    def keep() -> None:
-        while not over.wait(RESTART_SECONDS):
+    def restart_ended() -> None:
+        while not stopping.wait(RESTART_SECONDS):
             for name in PROGRAMS:
                 if running[name].poll() is not None:
                     running[name] = start(name)
 
-    keeper = threading.Thread(target=keep, name="gpumond-demo", daemon=True)
-    keeper.start()
+    restarter = threading.Thread(target=restart_ended, name="gpumond-demo", daemon=True)
+    restarter.start()
     try:
         yield
     finally:
-        over.set()
-        keeper.join()
+        stopping.set()
+        restarter.join()
         for program in running.values():
             program.terminate()
         until = time.monotonic() + 1.0
@@ -113,7 +113,7 @@ def _programs(card: Path, settings: Settings) -> Iterator[None]:
 
 
 def _welcome(address: str) -> str:
-    """The page's address alone in the first line, and below it commands to try."""
+    """Return the text printed at start: the page's address in the first line, then commands to try."""
     command = sys.argv[0] if os.path.basename(sys.argv[0]) == "gpumond" else "gpumond"
     url = address.rstrip("/")
     option = "" if url == DEFAULT_URL else f" --url {url}"

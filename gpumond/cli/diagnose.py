@@ -1,4 +1,4 @@
-"""``gpumond diagnose FILE``: verdicts on a recorded log."""
+"""``gpumond diagnose FILE``: print verdicts on a recorded log."""
 
 from __future__ import annotations
 
@@ -21,11 +21,18 @@ from gpumond.model.units import level, seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a log, gzip or not; - is standard input")
-    parser.add_argument("--format", choices=("auto", *READERS), default="auto", help="auto tells by the first line")
-    parser.add_argument("--size", metavar="BYTES", help="capacity of each device, where the log does not tell: 80GiB")
-    parser.add_argument("--interval", metavar="SECONDS", help="from reading to reading, for a log without timestamps")
-    parser.add_argument("--json", action="store_true", help="one object a line for each onset and each end")
+    parser.add_argument("file", metavar="FILE", help="log file, optionally compressed with gzip; - is standard input")
+    parser.add_argument(
+        "--format",
+        choices=("auto", *READERS),
+        default="auto",
+        help="format of the log (auto: detected from its first line)",
+    )
+    parser.add_argument("--size", metavar="BYTES", help="capacity of each device, for a log without it, such as 80GiB")
+    parser.add_argument("--interval", metavar="SECONDS", help="time between two readings, for a log without timestamps")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per line for each start and end of a verdict"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,14 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
     read = snapshots(lines, arguments.format, remarks, None if size is None else int(size), interval)
     findings = None if arguments.json else Findings()
     try:
-        sized = _follow(read, findings)
+        sized = _diagnose(read, findings)
     finally:
         for remark in remarks:
             print(f"gpumond: {lines.name}: {remark}", file=sys.stderr)
     if not sized:
         print(
-            f"gpumond: {lines.name}: the log does not tell the capacity, so there is no time to OOM and no pressure;"
-            " give it with --size BYTES",
+            f"gpumond: {lines.name}: the log has no device capacity, so time to OOM and memory pressure are unknown;"
+            " pass the capacity with --size BYTES",
             file=sys.stderr,
         )
     if findings is not None:
@@ -53,20 +60,20 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _follow(read: Iterable[Snapshot], findings: Findings | None) -> bool:
-    """Whether the capacity of every device was known."""
+def _diagnose(read: Iterable[Snapshot], findings: Findings | None) -> bool:
+    """Diagnose the snapshots and report changes. Returns whether the capacity of every device is known."""
     diagnosis, changes = Diagnosis(), Changes()
     unsized: set[str] = set()
     for snapshot in read:
         diagnosis = diagnose(diagnosis, snapshot)
         unsized.update(device.uuid for device in snapshot.devices if device.size_bytes is None and device.up)
-        for change in changes.follow(diagnosis.verdicts, snapshot.taken_at):
+        for change in changes.update(diagnosis.verdicts, snapshot.taken_at):
             if findings is None:
                 print(_line(change), flush=True)
             else:
                 findings.add(change, snapshot.elapsed_seconds)
         if findings is not None:
-            findings.see(snapshot)
+            findings.add_snapshot(snapshot)
     return not unsized
 
 
@@ -95,5 +102,5 @@ def _positive(option: str, text: str | None, read: Callable[[object], float]) ->
     except ValueError as error:
         raise ConfigError(f"{option} {text!r}: {error}") from None
     if value <= 0:
-        raise ConfigError(f"{option} {text!r}: expected more than nothing")
+        raise ConfigError(f"{option} {text!r}: expected a value above 0")
     return value

@@ -1,4 +1,4 @@
-"""The report on a log, for people: a chart for each series, its verdicts, and what they come to. Not a verb."""
+"""The text report on a log: a chart and the verdicts of each series, then a summary. Not a verb."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpumond.model.snapshot import Snapshot
 from gpumond.model.units import counted, duration, human
 
 QUIET = ("warm-up", "steady", "churn", "periodic", "step-change")
-"""Verdicts that ask for nothing."""
+"""Verdicts that require no action."""
 
 MAX_SERIES = 1000
 MAX_CHANGES = 40
@@ -39,7 +39,7 @@ class _Series:
 
 
 class Findings:
-    """Bounded: of more than a thousand series, or very many verdicts on one, the rest is counted."""
+    """The findings of one log. Memory is bounded: beyond the limits, series and verdicts are only counted."""
 
     def __init__(self) -> None:
         self._series: dict[Key, _Series] = {}
@@ -49,7 +49,7 @@ class Findings:
         self._last: Snapshot | None = None
         self._count = 0
 
-    def see(self, snapshot: Snapshot) -> None:
+    def add_snapshot(self, snapshot: Snapshot) -> None:
         self._first = self._first or snapshot
         self._last = snapshot
         self._count += 1
@@ -99,8 +99,8 @@ class Findings:
         yield from draw(series.curve, series.top, marks)
         for change, _ in series.changes:
             verdict = change.verdict
-            said = f": {verdict.summary}" if change.onset and verdict.summary else "" if change.onset else ": ended"
-            yield safe(f"  {day_and_time(change.at)}  {verdict.kind}{said}")
+            outcome = f": {verdict.summary}" if change.onset and verdict.summary else "" if change.onset else ": ended"
+            yield safe(f"  {day_and_time(change.at)}  {verdict.kind}{outcome}")
         if series.left_out:
             yield f"  and {series.left_out} more"
 
@@ -114,7 +114,7 @@ class Findings:
             f"{len(self._series) - devices + len(self._unseen)} processes"
         )
         found = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if kind not in QUIET]
-        yield f"found: {', '.join(found)}" if found else "found: nothing that asks for anything"
+        yield f"found: {', '.join(found)}" if found else "found: nothing that requires action"
 
     def _point(self, key: Key, name: str, elapsed: float, value: int, top: int | None) -> None:
         series = self._get(key, name)

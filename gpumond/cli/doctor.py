@@ -1,4 +1,4 @@
-"""``gpumond doctor``: what works on this machine, what does not, and the remedy."""
+"""``gpumond doctor``: check this machine, and print a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    logging.disable()  # what the probe would log is among the findings
+    logging.disable()  # the findings contain what the probe would log
     findings = []
     for finding in examine(partial(client.get, arguments.url)):
         findings.append(finding)

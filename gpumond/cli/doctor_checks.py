@@ -1,4 +1,4 @@
-"""What works on this machine, what does not, and the remedy. Looks; changes nothing."""
+"""Checks of this machine. They change nothing."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ ADAPTERS = {
     "tensorflow": ("tensorflow",),
     "jax": ("jax",),
 }
-"""Packages by the library for which the agent has an adapter."""
+"""Package names of each library for which the agent has an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. ``remedy`` says what to do about it, if there is something."""
+    """The result of one check. ``remedy`` is empty if no action is required."""
 
     subject: str
     state: State
@@ -51,7 +51,7 @@ class Finding:
 
 
 def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -> Iterator[Finding]:
-    """All findings; ``get`` asks the daemon's API."""
+    """Yield all findings. ``get`` requests a path of the daemon's API."""
     yield Finding("gpumond", "good", f"{__version__} on Python {platform.python_version()}, {sys.prefix}")
     yield from driver()
     yield from device_nodes(dev)
@@ -63,7 +63,7 @@ def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -
 
 
 def driver() -> Iterator[Finding]:
-    """Each source by itself; an AMD or Intel device makes a missing NVIDIA driver no fault."""
+    """Check each source separately. With an AMD or Intel device, a missing NVIDIA driver is not a fault."""
     others = any(cards("/sys"))
     if others:
         yield from _source("drm", "bad")
@@ -95,13 +95,13 @@ def _source(name: str, absent: State) -> Iterator[Finding]:
 
 
 def _stated(kind: str, detail: str) -> tuple[str, str]:
-    """What is wrong, and what to do about it; some details end with that."""
-    what_to_do = remedy(kind)
-    return f"{kind}: {detail.removesuffix(what_to_do).rstrip(': ')}", what_to_do
+    """Return the problem and its remedy. The remedy is removed from details that end with it."""
+    advice = remedy(kind)
+    return f"{kind}: {detail.removesuffix(advice).rstrip(': ')}", advice
 
 
 async def probe(source: str) -> tuple[SourceState, Reading | None]:
-    """One reading through a collector of our own: a driver that hangs does not hang us."""
+    """Take one reading through a separate collector process, so that a hanging driver does not block doctor."""
     collector = Collector(source)
     collector.start()
     reading = await collector.read(wait=6.0)
@@ -119,7 +119,7 @@ def device_nodes(dev: str) -> Iterator[Finding]:
             "bad",
             f"not accessible: {', '.join(closed)}",
             "add this user to the group that owns them; in a container after `systemctl daemon-reload`: "
-            "create it anew, or use CDI",
+            "create the container again, or use CDI",
         )
     elif nodes:
         yield Finding("device nodes", "good", f"{len(nodes)} below {dev}, all accessible")
@@ -130,11 +130,11 @@ def pid_namespace(proc: str) -> Finding:
     if is_private is None:
         return Finding("PID namespace", "note", f"unknown: {proc}/self/ns/pid cannot be read")
     if not is_private:
-        return Finding("PID namespace", "good", "the host's: the driver's pids and the agents' are the same")
+        return Finding("PID namespace", "good", "the host's: pids from the driver match those of agents")
     return Finding(
         "PID namespace",
         "note",
-        "a private one: the driver may list pids of the host that cannot be matched here",
+        "private: the driver may list host pids that cannot be matched to processes here",
         remedy("private_pid_namespace"),
     )
 
@@ -156,18 +156,20 @@ def agent_socket(environ: Mapping[str, str] = os.environ, service: str = SERVICE
             probe.connect(path)
         except OSError as error:
             remedy = (
-                "start the daemon: `gpumond serve`" if not isinstance(error, PermissionError) else "see socket_mode"
+                "start the daemon: `gpumond serve`"
+                if not isinstance(error, PermissionError)
+                else "allow this user access with socket_mode in the configuration"
             )
             return Finding("agent socket", "note", f"{path}: {error.strerror or error}", remedy)
         uid = peer_uid(probe)
     if uid not in trusted_uids(service):
-        detail = f"{path}: agents of this user do not obey uid {uid}; {_given(service)}"
+        detail = f"{path}: agents of this user do not trust uid {uid}; {_service_owner(service)}"
         return Finding("agent socket", "bad", detail, f"as root: install -d -o {uid} -m 755 {service}")
     return Finding("agent socket", "good", f"{path} answers")
 
 
-def _given(service: str) -> str:
-    """To whom the administrator has given the service, and thereby agents."""
+def _service_owner(service: str) -> str:
+    """Describe the owner of the service directory, whose daemon the agents of all users trust."""
     try:
         return f"{service} belongs to uid {service_uid(service)}"
     except OSError as error:
@@ -182,8 +184,8 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
         return
     source = status["source"]
     state: State = "good" if source["up"] else "bad"
-    detail, what_to_do = ("up", "") if source["up"] else _stated(source["reason"], source["detail"])
-    yield Finding("daemon", state, f"{status['version']}, source {source['name']} {detail}", what_to_do)
+    detail, advice = ("up", "") if source["up"] else _stated(source["reason"], source["detail"])
+    yield Finding("daemon", state, f"{status['version']}, source {source['name']} {detail}", advice)
     for fault in status["faults"]:
         if (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
             where = fault["device_uuid"] or fault["source"]
@@ -191,9 +193,9 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     for condition in status["conditions"]:
         where = condition["device_uuid"] or "this machine"
         yield Finding("condition", "note", f"{where}: {condition['kind']}", condition["remedy"])
-    seen = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
+    connected = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
     how = "" if agents else "start a program with one: gpumond run -- python YOUR_PROGRAM.py"
-    yield Finding("agents", "good" if agents else "note", seen or "none connected", how)
+    yield Finding("agents", "good" if agents else "note", connected or "none connected", how)
     for entry in stuck(processes):
         yield Finding("process", "note" if entry.kind in LIKELY_MEANT else "bad", entry.what, entry.remedy)
 
@@ -204,9 +206,13 @@ def frameworks() -> Iterator[Finding]:
         for package in packages:
             if version := _version(package):
                 found = True
-                yield Finding(adapter, "good", f"{package} {version} is installed here; the agent reads it")
+                yield Finding(adapter, "good", f"{package} {version} is installed; the agent supports it")
     if not found:
-        yield Finding("frameworks", "note", "none in this Python environment; run doctor in the programs' own one")
+        yield Finding(
+            "frameworks",
+            "note",
+            "none in this Python environment; run gpumond doctor in the environment of the programs",
+        )
 
 
 def _version(package: str) -> str | None:
@@ -222,5 +228,5 @@ def _opens(node: str) -> bool:
     except PermissionError:
         return False
     except OSError:
-        pass  # no device behind it is another matter
+        pass  # a node without a device is not a matter of permissions
     return True

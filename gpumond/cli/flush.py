@@ -1,4 +1,4 @@
-"""``gpumond flush``: make programs give memory back, and show the receipts."""
+"""``gpumond flush``: make programs release cached memory, and print receipts."""
 
 from __future__ import annotations
 
@@ -17,22 +17,30 @@ from gpumond.model.units import level
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--pid", type=int, metavar="N", help="one process")
+    target.add_argument("--pid", type=int, metavar="N", help="flush one process")
     target.add_argument(
         "--device",
         metavar="NAME",
-        help="every process with an agent on one device: an index, a UUID or its beginning, or a PCI address",
+        help="flush every process with an agent on one device: index, UUID or its prefix, or PCI address",
     )
-    target.add_argument("--workload", metavar="NAME", help="every process of that name")
-    target.add_argument("--all", action="store_true", help="every process with an agent")
+    target.add_argument("--workload", metavar="NAME", help="flush every process of one workload")
+    target.add_argument("--all", action="store_true", help="flush every process with an agent")
     parser.add_argument(
-        "--step", action="append", choices=STEPS, metavar="STEP", help=f"repeatable; of {', '.join(STEPS)}"
+        "--step",
+        action="append",
+        choices=STEPS,
+        metavar="STEP",
+        help=f"step to perform, repeatable: {', '.join(STEPS)}",
     )
-    parser.add_argument("--min-reclaimable", metavar="SIZE", default="0", help="leave alone what would return less")
-    parser.add_argument("--dry-run", action="store_true", help="show what would come back, do nothing")
-    parser.add_argument("--force", action="store_true", help="flush although it was flushed a moment ago")
-    parser.add_argument("--plan", metavar="ID", help="the plan (`id` of --dry-run --json) to compare the receipts with")
-    parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="for each program (30)")
+    parser.add_argument("--min-reclaimable", metavar="SIZE", default="0", help="skip programs that would release less")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show the memory that a flush would release; flush nothing"
+    )
+    parser.add_argument("--force", action="store_true", help="flush even during the cool-down after a flush")
+    parser.add_argument("--plan", metavar="ID", help="plan to compare the receipts with (`id` of --dry-run --json)")
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="time limit for each program (default: 30)"
+    )
     client.add_arguments(parser)
 
 
@@ -68,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _exit_code(receipts: Iterable[dict[str, Any]]) -> int:
-    """Failed if any receipt did; nothing to do if none returned, or would return, a byte."""
+    """Return FAILED if any flush failed, NOTHING_TO_DO if none released, or would release, memory."""
     receipts = list(receipts)
     if any(receipt["outcome"] in ("failed", "timeout") for receipt in receipts):
         return FAILED
@@ -82,12 +90,12 @@ def _exit_code(receipts: Iterable[dict[str, Any]]) -> int:
 
 
 def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
-    """A plan for people: the bytes that would come back from each pool, and from all of them."""
-    header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", ">WOULD RETURN", ">AT LEAST", ">AT MOST", "REASON")
+    """Return the plan as a table: the bytes that each pool would release, and their total."""
+    header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST", "REASON")
     promised = [receipt["expected"] for receipt in receipts if receipt["expected"]]
     low, likely, high = (sum(promise[name] for promise in promised) for name in ("low", "likely", "high"))
     between = "" if low == high else f", between {size(low)} and {size(high)}"
-    return f"{table(header, _plan_rows(receipts))}\n\n{size(likely)} would come back{between}"
+    return f"{table(header, _plan_rows(receipts))}\n\na flush would release {size(likely)}{between}"
 
 
 def _plan_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
@@ -97,11 +105,11 @@ def _plan_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 
 def receipt_table(receipts: Sequence[Mapping[str, Any]]) -> str:
-    """Receipts for people: what the plan promised, what was expected at the start, what came back and was seen."""
+    """Return the receipts as a table: planned, expected and released bytes, and those that the driver measured."""
     counted = (">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">SECONDS")
     header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *counted, "REASON")
     total = sum(receipt["released_bytes"] for receipt in receipts)
-    return f"{table(header, _receipt_rows(receipts))}\n\n{size(total)} came back"
+    return f"{table(header, _receipt_rows(receipts))}\n\n{size(total)} released"
 
 
 def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
@@ -113,7 +121,7 @@ def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
             size(receipt["released_bytes"]),
             size(receipt["driver_released_bytes"]),
             f"{receipt['duration_seconds']:.2f}",
-            receipt["reason"] + (" (the program allocated meanwhile)" if receipt["raced"] else ""),
+            receipt["reason"] + (" (the program allocated during the flush)" if receipt["raced"] else ""),
         ]
 
 

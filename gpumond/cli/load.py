@@ -1,4 +1,4 @@
-"""``gpumond load``: make a shape of memory use on purpose, and say what is right to say of it."""
+"""``gpumond load``: generate a known pattern of memory use, and report the expected verdict."""
 
 from __future__ import annotations
 
@@ -34,28 +34,51 @@ from gpumond.sim.card import Spec, cards, create
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OF_VIRTUAL_TIME = ("size", "view", "gaps", "neighbours", "programs")
-"""Options of what is observed, or of programs beside the first: nothing that an engine carries out."""
+"""Options about the observation or about additional programs. Engines do not use them."""
 
 OWN = ("duration", "fill")
 FILL = 0.8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="one of --list, by name or alias")
-    parser.add_argument("--list", action="store_true", help="every scenario, its shape and its options")
-    parser.add_argument("--engine", choices=ENGINES, default="sim", help="where (sim: a simulated card, no GPU)")
-    parser.add_argument("--device", type=int, default=0, metavar="N", help="index of the device (0)")
-    parser.add_argument("--card", type=Path, metavar="DIR", help="of sim: an existing card instead of one of its own")
-    parser.add_argument("--duration", metavar="S", help="end after so long, as in 90s or 10m")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="what is not given is drawn from it (0)")
-    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="carry it out so many times as fast (1)")
-    parser.add_argument("--fill", metavar="SHARE", help="of the device, at most (80%%; all of sim's own card)")
-    parser.add_argument("--max", metavar="SIZE", help="at most so much, as in 8GiB")
-    parser.add_argument("--raw", action="store_true", help="of cupy: cudaMalloc instead of the pool")
-    parser.add_argument("--streams", type=int, default=1, metavar="N", help="of cupy: compute on so many (1)")
-    parser.add_argument("--workload", metavar="NAME", help="the name for the agent (the scenario's)")
-    parser.add_argument("--no-agent", action="store_true", help="without the agent, as an unknown program")
-    parser.add_argument("--json", action="store_true", help="what was done and what is right to say of it, as JSON")
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="scenario: a name or alias from --list")
+    parser.add_argument("--list", action="store_true", help="list all scenarios with their shapes and options")
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="sim",
+        help="engine that allocates the memory (sim: a simulated device, no GPU required)",
+    )
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="index of the device (default: 0)")
+    parser.add_argument(
+        "--card", type=Path, metavar="DIR", help="engine sim: directory of an existing simulated device"
+    )
+    parser.add_argument("--duration", metavar="S", help="end after this time, such as 90s or 10m")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of the random values of options that are not given (default: 0)",
+    )
+    parser.add_argument(
+        "--speed", type=float, default=1.0, metavar="X", help="factor by which the plan is accelerated (default: 1)"
+    )
+    parser.add_argument(
+        "--fill",
+        metavar="SHARE",
+        help="maximum share of the device to use (default: 80%%; engine sim: all of a device created for the run)",
+    )
+    parser.add_argument("--max", metavar="SIZE", help="maximum amount of memory to use, such as 8GiB")
+    parser.add_argument("--raw", action="store_true", help="engine cupy: use cudaMalloc instead of the pool")
+    parser.add_argument(
+        "--streams", type=int, default=1, metavar="N", help="engine cupy: number of streams that compute (default: 1)"
+    )
+    parser.add_argument(
+        "--workload", metavar="NAME", help="workload name that the agent reports (default: the scenario's name)"
+    )
+    parser.add_argument("--no-agent", action="store_true", help="run without the agent")
+    parser.add_argument("--json", action="store_true", help="print the work done and the expected verdict as JSON")
     for option in _options():
         meaning = f"{option.meaning} ({option.drawn})".replace("%", "%%")
         parser.add_argument(f"--{option.name}", metavar=option.unit.upper(), help=meaning)
@@ -66,19 +89,19 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps([_entry(one) for one in TABLE], indent=2) if arguments.json else _list())
         return DONE
     if arguments.scenario is None:
-        raise ConfigError("load: no scenario given; `gpumond load --list` shows them")
+        raise ConfigError("load: no scenario given; `gpumond load --list` shows all scenarios")
     chosen = scenario(arguments.scenario)
-    made, terms = _plan(chosen, arguments), _terms(chosen, arguments)
+    made, terms = _plan(chosen, arguments), _limits(chosen, arguments)
     if not 1 <= arguments.streams <= 64:
         raise ConfigError(f"option --streams {arguments.streams}: expected 1 to 64")
     with ExitStack() as stack:
-        card = stack.enter_context(_card(arguments, made)) if arguments.engine == "sim" else None
+        card = stack.enter_context(_simulated_device(arguments, made)) if arguments.engine == "sim" else None
         settings = EngineSettings(arguments.device, card, arguments.raw, arguments.streams)
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before there are threads, which inherit it
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before threads start, because they inherit it
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, blocked)
         started_at = time.time()
-        guest = partial(_guest, None if arguments.no_agent else _workload(arguments, chosen))
-        done = carry_out(made, partial(engine, arguments.engine, settings), terms, guest)
+        agent = partial(_agent, None if arguments.no_agent else _workload(arguments, chosen))
+        done = carry_out(made, partial(engine, arguments.engine, settings), terms, agent)
     if sys.stderr.isatty():
         print(file=sys.stderr)
     answer = account(made, done, arguments.engine, arguments.speed, started_at)
@@ -87,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _options() -> Iterator[Option]:
-    """Those of all scenarios, each name once."""
+    """Return the options of all scenarios, each name once."""
     seen = {*OF_VIRTUAL_TIME, *OWN}
     for option in (option for one in TABLE for option in (*one.options, *COMMON)):
         if option.name not in seen:
@@ -103,14 +126,14 @@ def _plan(chosen: Scenario, arguments: argparse.Namespace) -> Plan:
         raise ConfigError(f"option --speed {arguments.speed:g}: expected a number above 0, such as 60")
     if arguments.duration is not None:
         given["duration"] = _parsed("duration", arguments.duration, seconds) * arguments.speed
-    if arguments.fill is not None and _fills(chosen):
+    if arguments.fill is not None and _fill_ratio(chosen):
         given["fill"] = arguments.fill
     return plan(chosen.name, arguments.seed, **given)
 
 
-def _terms(chosen: Scenario, arguments: argparse.Namespace) -> Terms:
-    fill = None if _fills(chosen) or _has_own_card(arguments) else FILL
-    if arguments.fill is not None and not _fills(chosen):
+def _limits(chosen: Scenario, arguments: argparse.Namespace) -> Terms:
+    fill = None if _fill_ratio(chosen) or _creates_device(arguments) else FILL
+    if arguments.fill is not None and not _fill_ratio(chosen):
         fill = _parsed("fill", arguments.fill, level)
         if not 0 < fill <= 1:
             raise ConfigError(f"option --fill {arguments.fill!r}: expected a share above 0 and up to 100%, such as 50%")
@@ -129,7 +152,7 @@ def _terms(chosen: Scenario, arguments: argparse.Namespace) -> Terms:
     )
 
 
-def _fills(chosen: Scenario) -> bool:
+def _fill_ratio(chosen: Scenario) -> bool:
     return any(option.name == "fill" for option in chosen.options)
 
 
@@ -147,32 +170,34 @@ def _workload(arguments: argparse.Namespace, chosen: Scenario) -> str:
         raise ConfigError(f"option --workload: {error}") from None
 
 
-def _has_own_card(arguments: argparse.Namespace) -> bool:
+def _creates_device(arguments: argparse.Namespace) -> bool:
     return arguments.engine == "sim" and arguments.card is None and not os.environ.get("GPUMOND_SIM_DIR")
 
 
 @contextmanager
-def _card(arguments: argparse.Namespace, made: Plan) -> Iterator[Path]:
-    """The card's directory: the one named, one of a running demo, or one of its own for this time only."""
+def _simulated_device(arguments: argparse.Namespace, made: Plan) -> Iterator[Path]:
+    """Yield the directory of a simulated device: the one given, one of a running demo, or a temporary one."""
     if arguments.card is not None:
         yield arguments.card
-    elif not _has_own_card(arguments):
+    elif not _creates_device(arguments):
         root = os.environ["GPUMOND_SIM_DIR"]
         present = cards(root)
         if arguments.device >= len(present):
-            raise ConfigError(f"GPUMOND_SIM_DIR={root} has {len(present)} cards: no --device {arguments.device}")
+            raise ConfigError(
+                f"--device {arguments.device}: GPUMOND_SIM_DIR={root} has {len(present)} devices; pass a lower index"
+            )
         yield present[arguments.device].directory
     else:
         with tempfile.TemporaryDirectory(prefix="gpumond-load-") as directory:
             spec = Spec("GPU-10ad0000-0000-4000-8000-000000000001", 0, "Simulated", made.size_bytes)
             card = Path(directory) / "card0"
             create(card, Spec(spec.uuid, 0, spec.name, spec.size_bytes, context_bytes=CONTEXT_BYTES))
-            print(f"to watch: GPUMOND_SIM_DIR={directory} gpumond serve --source sim", file=sys.stderr)
+            print(f"to monitor this load: GPUMOND_SIM_DIR={directory} gpumond serve --source sim", file=sys.stderr)
             yield card
 
 
 @contextmanager
-def _guest(workload: str | None) -> Iterator[None]:
+def _agent(workload: str | None) -> Iterator[None]:
     if workload is None:
         yield
         return
@@ -193,7 +218,7 @@ def _flush() -> int:
 
 
 def _progress(name: str, elapsed: float, carried: Executed) -> None:
-    line = f"{name}  {_clock(elapsed)}  {carried.takes} taken, {carried.gives} given"
+    line = f"{name}  {_clock(elapsed)}  allocated {carried.takes}, freed {carried.gives}"
     line += f"  peak {size(carried.peak_live_bytes)} live, {size(carried.peak_held_bytes)} held"
     print(f"\r{line[:100]:<100}", end="", file=sys.stderr, flush=True)
 
@@ -207,16 +232,16 @@ def _summary(done: dict[str, Any]) -> str:
     lines = [
         f"{done['scenario']} on {done['engine']}: {done['outcome']} after "
         f"{done['ended_at'] - done['started_at']:.1f} s",
-        f"{done['takes']} taken, {done['gives']} given; "
-        f"peak {size(done['peak_live_bytes'])} live, {size(done['peak_held_bytes'])} held; all freed",
+        f"allocated {done['takes']} blocks, freed {done['gives']}; "
+        f"peak {size(done['peak_live_bytes'])} live, {size(done['peak_held_bytes'])} held; all memory is freed",
     ]
     if done["detail"]:
         lines.append(done["detail"])
     if done["flushes"]:
-        lines.append(f"{done['flushes']} flushes, {size(done['released_bytes'])} back to the device")
+        lines.append(f"{done['flushes']} flushes released {size(done['released_bytes'])} to the device")
     if done["checked_bytes"]:
-        lines.append(f"{size(done['checked_bytes'])} checked, {done['wrong_words']} words wrong")
-    lines.append(f"right verdict: {truth['kind'] or 'none'}{' (' + truth['form'] + ')' if truth['form'] else ''}")
+        lines.append(f"{size(done['checked_bytes'])} checked, {done['wrong_words']} incorrect words")
+    lines.append(f"expected verdict: {truth['kind'] or 'none'}{' (' + truth['form'] + ')' if truth['form'] else ''}")
     return "\n".join(lines)
 
 
@@ -235,7 +260,7 @@ def _list() -> str:
     blocks = []
     for one in TABLE:
         title = f"{one.name} ({one.alias})" if one.alias else one.name
-        text = [title, one.summary, f"right verdict: {one.verdict or 'none'}"]
+        text = [title, one.summary, f"expected verdict: {one.verdict or 'none'}"]
         text += [f"--{option.name} {option.meaning} ({option.drawn})" for option in one.options]
         shape = [*one.shape, *[""] * len(text)]
         blocks.append("\n".join(f"  {line:<16}{words}".rstrip() for line, words in zip(shape, text, strict=False)))

@@ -1,4 +1,4 @@
-"""``gpumond record``: a daemon's snapshots as JSON lines, each once, for ``gpumond diagnose``."""
+"""``gpumond record``: write each snapshot of a daemon as one JSON line, for ``gpumond diagnose``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ NOT_YET = 503
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, metavar="FILE", help="append to this file (default: standard output)")
-    parser.add_argument("--for", dest="duration", metavar="DURATION", help="such as 10m (default: until Ctrl-C)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to append to (default: standard output)")
+    parser.add_argument(
+        "--for",
+        dest="duration",
+        metavar="DURATION",
+        help="length of the recording, such as 10m (default: until Ctrl-C)",
+    )
     client.add_url(parser)
 
 
@@ -46,15 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
                 last = snapshot
     except KeyboardInterrupt:
         pass
-    said = f"{count} snapshots recorded" + (f", {missed} came and went between two questions" if missed else "")
-    print(f"gpumond: {said}", file=sys.stderr)
+    summary = f"{count} snapshots recorded" + (f", {missed} missed between two requests" if missed else "")
+    print(f"gpumond: {summary}", file=sys.stderr)
     return DONE
 
 
 def taken(url: str, duration: float) -> Iterator[Snapshot]:
-    """Every snapshot that the daemon takes from now on, once. Raises DaemonError if there is no daemon at first.
+    """Yield every snapshot that the daemon takes from now on, once. If the daemon becomes unavailable later, wait.
 
-    One that goes away later is waited for: what it takes next is again worth recording.
+    Raises DaemonError if there is no daemon at first.
     """
     end = time.monotonic() + duration
     last: Snapshot | None = None
@@ -64,12 +69,14 @@ def taken(url: str, duration: float) -> Iterator[Snapshot]:
         try:
             snapshot = from_json(Snapshot, to_json(client.get(url, "/api/v1/snapshot")))
         except ProtocolError as error:
-            raise DaemonError(f"the daemon's snapshot cannot be read ({error}); is it of another version?") from None
+            raise DaemonError(
+                f"cannot decode the daemon's snapshot ({error}); check that daemon and command have one version"
+            ) from None
         except DaemonError as error:
             if last is None and error.status != NOT_YET:
                 raise
             if not away:
-                print(f"gpumond: {error}; waiting", file=sys.stderr)
+                print(f"gpumond: {error}; waiting for the daemon", file=sys.stderr)
             away = True
             time.sleep(LONGEST_SECONDS)
             continue

@@ -1,4 +1,4 @@
-"""``gpumond release --for SECONDS``: let go of the driver for maintenance."""
+"""``gpumond release --for SECONDS``: release the driver for maintenance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from gpumond.model.units import seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--for", dest="duration", required=True, metavar="SECONDS", help="how long, as in 120s or 5m")
+    parser.add_argument(
+        "--for",
+        dest="duration",
+        required=True,
+        metavar="SECONDS",
+        help="time for which the driver stays released, such as 120s or 5m",
+    )
     client.add_arguments(parser)
 
 
@@ -24,5 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         return WRONG_USE
     answer = client.post(arguments.url, "/api/v1/release", {"for_seconds": duration}, timeout=30)
     until = time.strftime("%H:%M:%S", time.localtime(answer["released_until"]))
-    print(json.dumps(answer) if arguments.json else f"the driver is free until {until}; then gpumond attaches again")
+    print(
+        json.dumps(answer) if arguments.json else f"the driver is released until {until}; gpumond then opens it again"
+    )
     return DONE

@@ -1,4 +1,4 @@
-"""Tests of rules in promtool's shape: series of values, times, and the alerts that are expected to fire then.
+"""Tests of rules in promtool's format: series of values, evaluation times, and the alerts expected at each time.
 
 A series is ``SCOPE_VALUE{label="text", …}``, as ``device_used_ratio{gpu="0", uuid="GPU-a"}``. Its values are in
 promtool's notation; ``_`` is unknown, and from ``stale`` on, or after its last value, the subject is gone.
@@ -23,7 +23,7 @@ from gpumond.rules.schema import PLACEHOLDERS, VALUES
 
 GONE = "stale"
 Sample = float | str | None
-"""A value, None if unknown, GONE."""
+"""A value, None if it is unknown, or GONE if the subject no longer exists."""
 
 MAX_SAMPLES = 100_000
 
@@ -81,7 +81,7 @@ class InputValues:
 
 
 def run(file: Path) -> tuple[int, list[Failure]]:
-    """How many expectations there are, and which were not met. Raises ConfigError."""
+    """Return the number of expectations and the failures. Raises ConfigError."""
     try:
         content = RuleTestFile.model_validate(read_yaml(file))
         rules = {rule.name: rule for rule in _rules(file.parent, content.rule_files)}
@@ -100,7 +100,7 @@ def run(file: Path) -> tuple[int, list[Failure]]:
 
 
 def _rules(directory: Path, files: Sequence[Path]) -> Iterator[Rule]:
-    """Those in force under each file; without any file, the built-in ones."""
+    """Return the active rules of each configuration file; without a file, the built-in rules."""
     for file in files or (None,):
         yield from load(directory / file if file else None, environ={}).active_rules()
 
@@ -110,7 +110,7 @@ def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float
     wanted = sorted(test.alert_rule_test, key=lambda expectation: expectation.eval_time)
     for expectation in wanted:
         if expectation.alertname not in rules:
-            raise ValueError(f"{name}: there is no rule {expectation.alertname!r}; there are {', '.join(rules)}")
+            raise ValueError(f"{name}: no rule is named {expectation.alertname!r}; the rules are {', '.join(rules)}")
     activities: dict[str, Activities] = {expectation.alertname: {} for expectation in wanted}
     if wanted[-1].eval_time / every > MAX_SAMPLES:
         raise ValueError(f"{name}: more than {MAX_SAMPLES} evaluations")
@@ -131,7 +131,7 @@ def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float
 
 
 _Row = tuple[Labels, dict[str, float | None]]
-"""The values at one moment of what has these labels."""
+"""The values at one time of the subject with these labels."""
 
 
 def _subjects(scope: Scope, series: Iterable[InputValues], index: int) -> Subjects[_Row]:
@@ -154,7 +154,7 @@ def _value(name: str, row: _Row) -> float | None:
 
 
 def _texts(scope: Scope, row: _Row) -> dict[str, str]:
-    """What the series do not tell is written as ``unknown``."""
+    """Return the template texts of a rule. Values without a series are ``unknown``."""
     labels, values = dict(row[0]), row[1]
 
     def text(name: str) -> str:
@@ -190,11 +190,13 @@ def _shown(alerts: Iterable[tuple[Mapping[str, str], Mapping[str, str] | None]])
 
 
 def parse_series(name: str, values: str) -> InputValues:
-    """Raises ValueError."""
+    """Parse the name and labels of a series. Raises ValueError."""
     match = _SERIES.fullmatch(name.strip())
     scope = next((scope for scope in VALUES if match and match[1] == scope), None)
     if match is None or scope is None or match[2] not in VALUES[scope]:
-        known = f"{scope}_ and one of {', '.join(VALUES[scope])}" if scope else 'device_used_ratio{gpu="0"}, say'
+        known = (
+            f"{scope}_ and one of {', '.join(VALUES[scope])}" if scope else 'a name such as device_used_ratio{gpu="0"}'
+        )
         raise ValueError(f"series {name!r}: expected {known}")
     labels, rest = {}, match[3] or ""
     while rest.strip():
@@ -207,7 +209,7 @@ def parse_series(name: str, values: str) -> InputValues:
 
 
 def _samples(text: str) -> Iterator[Sample]:
-    """promtool's notation: ``1``, ``1x3`` (4 times), ``1+2x3`` (1 3 5 7), ``_``, ``_x3``, ``stale``."""
+    """Parse promtool's notation: ``1``, ``1x3`` (4 times), ``1+2x3`` (1 3 5 7), ``_``, ``_x3``, ``stale``."""
     for word in text.split():
         run, blank = _RUN.fullmatch(word), _BLANK.fullmatch(word)
         times = int((run and run[4]) or (blank and blank[1]) or 0)

@@ -1,4 +1,4 @@
-"""``gpumond rules check|test FILE``."""
+"""``gpumond rules check|test FILE``: check rules, and test them on series of values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpumond.rules.config import written
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="check|test", required=True)
-    check = what.add_parser("check", help="check the rules of a configuration file, and show which are in force")
+    check = what.add_parser("check", help="check the rules of a configuration file, and list the active rules")
     check.add_argument("file", type=Path, metavar="FILE")
-    check.add_argument("--json", action="store_true", help="print the rules in force, as JSON")
-    test = what.add_parser("test", help="run a file of tests: series, times, expected alerts (docs/rules.md)")
+    check.add_argument("--json", action="store_true", help="print the active rules as JSON")
+    test = what.add_parser("test", help="run tests of rules: series, evaluation times, expected alerts (docs/rules.md)")
     test.add_argument("file", type=Path, metavar="FILE", nargs="+")
 
 
@@ -33,7 +33,7 @@ def _check(arguments: argparse.Namespace) -> int:
         print(json.dumps([written(rule) for rule in rules], indent=2))
         return DONE
     own = {rule.name for rule in settings.rules}
-    print(f"{arguments.file}: {len(own)} rules of its own, {len(rules)} in force")
+    print(f"{arguments.file}: rules in the file: {len(own)}, active rules: {len(rules)}")
     for rule in rules:
         print(f"  {rule.name}{'' if rule.name in own else ' (built in)'}: {_sentence(rule)}")
     return DONE

@@ -1,4 +1,4 @@
-"""`gpumond run`: a program that knows nothing of gpumond, with the agent inside."""
+"""``gpumond run``: start an unmodified program with the agent."""
 
 from __future__ import annotations
 
@@ -14,40 +14,42 @@ from gpumond.agent import POLICIES, check_workload
 INJECT = os.path.join(os.path.dirname(os.path.abspath(gpumond.agent.__file__)), "inject")
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
-"""Exit codes for a command that cannot be started, as those of sh and env."""
+"""Exit codes for a command that cannot be started, as in sh and env."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", metavar="NAME", help="the name under which its memory is shown")
+    parser.add_argument("--workload", metavar="NAME", help="name under which its memory is shown")
     parser.add_argument("--flush-policy", choices=POLICIES, help="when the daemon may flush it (default: allow)")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="the program, as in a shell")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="program to start, with its arguments"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replaces this process by the command. Returns an exit code only if that fails."""
+    """Replace this process with the command. Returns an exit code only if that fails."""
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
-        return _fail("run: no command given, as in: gpumond run -- python train.py", 2)
+        return _fail("run: no command given; example: gpumond run -- python train.py", 2)
     try:
         environ = environment(os.environ, arguments.workload, arguments.flush_policy)
     except ValueError as error:
         return _fail(f"run: {error}", 2)
     sys.stdout.flush()
-    # Python ignores these signals, and the command would inherit that.
+    # Python ignores these signals, and the command would inherit the setting.
     for name in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(name, signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, environ)
     except (FileNotFoundError, ValueError):  # ValueError: an empty name
         if os.path.exists(command[0]):
-            return _fail(f"run: {command[0]}: the interpreter that its first line names does not exist", NOT_FOUND)
+            return _fail(f"run: {command[0]}: the interpreter in its first line does not exist", NOT_FOUND)
         return _fail(f"run: {command[0]}: command not found", NOT_FOUND)
     except OSError as error:
         return _fail(f"run: {command[0]}: cannot be executed: {error.strerror}", NOT_EXECUTABLE)
 
 
 def environment(environ: Mapping[str, str], workload: str | None, flush_policy: str | None) -> dict[str, str]:
-    """The environment in which every Python program carries the agent. Raises ValueError for a bad name."""
+    """Return the environment that starts the agent in every Python program. Raises ValueError for a bad name."""
     path = environ.get("PYTHONPATH", "")
     if INJECT not in path.split(os.pathsep):
         path = f"{INJECT}{os.pathsep}{path}" if path else INJECT

@@ -1,4 +1,4 @@
-"""``gpumond serve``: the daemon."""
+"""``gpumond serve``: run the daemon."""
 
 from __future__ import annotations
 
@@ -18,22 +18,30 @@ SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", metavar="auto|nvml|drm|every|sim", help="where device facts come from (auto)")
+    parser.add_argument("--source", metavar="auto|nvml|drm|every|sim", help="source of device readings (default: auto)")
     add_common_arguments(parser)
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``serve`` and ``demo`` share."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration in YAML")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="address of metrics, API and page (127.0.0.1:9917)")
-    parser.add_argument("--socket", metavar="PATH", help="unix socket of the agents (in the runtime directory)")
-    parser.add_argument("--runtime-dir", metavar="PATH", help="place of api.sock and the token (the agents' directory)")
-    parser.add_argument("--state-dir", metavar="PATH", help="where state that outlives the daemon is kept")
-    parser.add_argument("--interval", metavar="SECONDS", help="time from tick to tick (1)")
-    parser.add_argument("--insecure", action="store_true", default=None, help="allow another address without TLS")
-    parser.add_argument("--web-config", type=Path, metavar="FILE", help="TLS and users, as for Prometheus' exporters")
-    parser.add_argument("--tokens-file", type=Path, metavar="FILE", help="tokens and what each may do")
-    parser.add_argument("--log-format", metavar="text|json", help="of the log on standard error (text)")
+    """Add the options that ``serve`` and ``demo`` share."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (YAML)")
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help="address of metrics, API and page (default: 127.0.0.1:9917)"
+    )
+    parser.add_argument("--socket", metavar="PATH", help="Unix socket for agents (default: in the runtime directory)")
+    parser.add_argument(
+        "--runtime-dir", metavar="PATH", help="directory of api.sock and the token (default: that of the agent socket)"
+    )
+    parser.add_argument("--state-dir", metavar="PATH", help="directory of persistent state")
+    parser.add_argument("--interval", metavar="SECONDS", help="time between ticks (default: 1)")
+    parser.add_argument(
+        "--insecure", action="store_true", default=None, help="allow addresses other than loopback without TLS"
+    )
+    parser.add_argument(
+        "--web-config", type=Path, metavar="FILE", help="TLS and user settings in the format of Prometheus exporters"
+    )
+    parser.add_argument("--tokens-file", type=Path, metavar="FILE", help="file of tokens and their permissions")
+    parser.add_argument("--log-format", metavar="text|json", help="format of the log on standard error (default: text)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,7 +63,7 @@ def serve(
     pace: float = 1.0,
     bound: Callable[[str], None] = lambda address: None,
 ) -> int:
-    """Runs the daemon in this process until a signal stops it.
+    """Run the daemon in this process until a signal stops it.
 
     ``pace`` is the factor by which diagnosis time is accelerated. ``bound`` is called with the page's address when the
     port accepts connections.
@@ -68,7 +76,7 @@ def serve(
 
 
 def choose_source(name: str, sys_root: str = "/sys") -> str:
-    """What ``auto`` means on this machine. Raises SourceUnavailable if there is nothing to read."""
+    """Resolve ``auto`` to a source for this machine. Raises SourceUnavailable if there is no driver."""
     if name != "auto":
         return name
     from gpumond.sources.drm.devices import cards
@@ -83,5 +91,5 @@ def choose_source(name: str, sys_root: str = "/sys") -> str:
     raise SourceUnavailable(
         "no_driver",
         "no GPU driver found (no libnvidia-ml.so.1, no device of amdgpu, i915 or xe); install the driver, "
-        "or try `gpumond demo`, which needs no GPU",
+        "or run `gpumond demo`, which needs no GPU",
     )

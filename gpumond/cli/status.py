@@ -1,4 +1,4 @@
-"""``gpumond status``: devices, processes and who holds what."""
+"""``gpumond status``: show devices, processes and the memory of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpumond.top.view import View, view
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--healthy", action="store_true", help="only whether the daemon answers, for health checks")
+    parser.add_argument("--healthy", action="store_true", help="only check that the daemon responds, for health checks")
     parser.add_argument("-v", "--verbose", action="store_true", help="also show the UUID and PCI address of devices")
     client.add_arguments(parser)
 
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     frame = client.get(arguments.url, "/api/v1/frame")
     if arguments.json:
-        print(json.dumps(_seen(frame, client.get(arguments.url, "/api/v1/status")), indent=2))
+        print(json.dumps(_combined(frame, client.get(arguments.url, "/api/v1/status")), indent=2))
         return DONE
     seen = view(frame)
     sections = (device_table(seen, arguments.verbose), process_table(seen), *notes(seen))
@@ -36,15 +36,15 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _seen(frame: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
-    """All of one frame, by the names of the routes; only ``status`` may be of a later one."""
+def _combined(frame: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
+    """Return one frame, keyed by the names of the routes. Only ``status`` may be from a later frame."""
     snapshot = frame["snapshot"]
     facts = {"seq": snapshot["seq"], "status": status, "devices": snapshot["devices"], "agents": snapshot["reports"]}
     return facts | {name: frame[name] for name in ("processes", "ledger", "verdicts", "alerts")}
 
 
 def device_table(seen: View, verbose: bool = False) -> str:
-    """A line for each device, with its UUID and PCI address if ``verbose``. Empty if there is no device."""
+    """Return a table of devices, with UUID and PCI address if ``verbose``; empty without a device."""
     header = ["GPU", "NAME", ">SIZE", ">USED", ">CACHED", ">STRANDED", ">UNCLAIMED", "STATE"]
     rows = [
         [
@@ -62,7 +62,7 @@ def device_table(seen: View, verbose: bool = False) -> str:
 
 
 def process_table(seen: View) -> str:
-    """Empty if there is none."""
+    """Return a table of processes; empty without a process."""
     header = ("GPU", ">PID", "PROGRAM", "USER", ">USED", *(f">{name.upper()}" for name in HOLDINGS), "VERDICT")
     rows = [
         [
@@ -80,13 +80,13 @@ def process_table(seen: View) -> str:
 
 
 def notes(seen: View) -> Iterator[str]:
-    """What to know and what to do, paragraph by paragraph; some may be empty."""
+    """Yield paragraphs of notices, alerts and verdicts with their remedies. Some may be empty."""
     yield _lines("", seen.notices)
     yield _lines("", seen.stuck)
     if seen.returnable_bytes:
         yield f"{promise(seen)}: gpumond flush --all"
     if seen.processes and not seen.agents:
-        yield "no program carries an agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
+        yield "no program runs the agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
     yield _lines("alert ", seen.alerts)
     yield "\n".join(_verdict(remark) for remark in seen.verdicts)
 

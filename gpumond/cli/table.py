@@ -1,4 +1,4 @@
-"""Plain text tables and sizes for people. Not a verb."""
+"""Text tables and readable sizes. Not a verb."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpumond.model.units import human
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; a header that starts with ``>`` aligns its column right."""
+    """Return a table. A column is as wide as its widest cell; ``>`` at the start of its header aligns it right."""
     lines = [[name.lstrip(">") for name in header], *([safe(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     right = [name.startswith(">") for name in header]
@@ -22,10 +22,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def size(value: int | None) -> str:
-    """``31.2 GiB``, ``-`` for unknown."""
+    """Return a size such as ``31.2 GiB``, ``-`` if it is unknown."""
     return "-" if value is None else human(value)
 
 
 def safe(text: str) -> str:
-    """Without control characters, escapes and marks that would change the terminal."""
+    """Replace control characters, escapes and marks that would change the terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,4 +1,4 @@
-"""``gpumond top``: devices, processes and what there is to say about them, every second; or once, as text."""
+"""``gpumond top``: show devices, processes, alerts and verdicts live, or one frame as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpumond.top.view import View, view
 
 
 class Daemon:
-    """The daemon at ``url``, as the other commands talk to it."""
+    """Requests to the daemon at ``url`` through ``gpumond.cli.client``."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -32,10 +32,8 @@ class Daemon:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--once", action="store_true", help="print one frame as text and end; for scripts")
-    parser.add_argument(
-        "--device", metavar="NAME", help="show one device: an index, a UUID or its beginning, or a PCI address"
-    )
+    parser.add_argument("--once", action="store_true", help="print one frame as text and exit, for scripts")
+    parser.add_argument("--device", metavar="NAME", help="show one device: index, UUID or its prefix, or PCI address")
     client.add_arguments(parser)
 
 
@@ -49,12 +47,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(frame, indent=2) if arguments.json else _page(of_device(view(frame), device)))
         return DONE
     if arguments.json:
-        print("gpumond: --json is for --once", file=sys.stderr)
+        print("gpumond: --json requires --once", file=sys.stderr)
         return WRONG_USE
     from gpumond.top.app import Top
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        print("gpumond: this is no terminal; for scripts: gpumond top --once", file=sys.stderr)
+        print(
+            "gpumond: standard input or output is not a terminal; for scripts, run gpumond top --once", file=sys.stderr
+        )
         return WRONG_USE
     top = Top(daemon, device=device)
     top.run()

@@ -1,6 +1,6 @@
-"""Recorded logs to snapshots, as a daemon would have taken them: the same file, the same snapshots.
+"""Conversion of recorded logs to the snapshots that a daemon would have taken. The result depends on the file only.
 
-To add a format: a function here that turns ``Lines`` into snapshots, and an entry in ``READERS``.
+To add a format: write a function here that converts ``Lines`` to snapshots, and add it to ``READERS``.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ READERS: Mapping[str, Reader] = {
 def snapshots(
     lines: Lines, format_name: str, remarks: Remarks, size: int | None = None, interval: float | None = None
 ) -> Iterator[Snapshot]:
-    """``size`` is the capacity in bytes of devices that the log has none of. Raises ConfigError."""
+    """Yield the snapshots of a log. ``size``: capacity in bytes of devices without one. Raises ConfigError."""
     name = detect(lines) if format_name == "auto" else format_name
     yield from READERS[name](lines, remarks, size, interval)
     if lines.cut_short:
-        remarks.note("cut", "the compressed file is cut short; what is there was read")
+        remarks.note("cut", "the compressed file is truncated; it was read as far as possible")
     remarks.check()
 
 
 def detect(lines: Lines) -> str:
-    """The format of a log, by its first line. Raises ConfigError."""
+    """Detect the format of a log from its first line. Raises ConfigError."""
     first = lines.first().strip()
     if not first:
         raise ConfigError(f"{lines.name}: the log is empty")

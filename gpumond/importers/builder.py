@@ -1,8 +1,8 @@
-"""Rows of a log to snapshots, as a daemon would have taken them.
+"""Conversion of the rows of a log to the snapshots that a daemon would have taken.
 
-A snapshot is complete when a series would come a second time, or when half an interval has gone by.
-What a log does not say is unknown. A process that ceases to be listed has ended, and if its pid comes
-back, that is another process.
+A snapshot is complete when a series occurs again, or when half an interval has passed. Values that the
+log does not contain are unknown. A process that is no longer listed has ended; if its pid occurs again,
+it is another process.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Sna
 
 SOURCE = SourceState("log", up=True, responsive=True)
 NAMELESS = 2**31 - 1
-"""The pid of a program whose allocator a log shows without saying which it is; no system has one so large."""
+"""The pid of a program whose pool is in the log without a pid. No system has a pid this large."""
 KEPT_INTERVALS = 2.5
-"""So long a series is taken to be there after its last row, in its own intervals."""
+"""Number of its own intervals for which a series is assumed to exist after its last row."""
 IN_STEP = 3
-"""After so many snapshots in step with its device, a process that is not in the next has ended."""
+"""Snapshots with both a process and its device, after which a process that is absent from one has ended."""
 GAP_INTERVALS = 5.0
 MAX_MISSED = 2
 
@@ -37,9 +37,9 @@ class _Series:
     every: float | None = None
     life: int = 0
     in_step: int = 0
-    """How many snapshots in a row it was in, at their very time."""
+    """Number of consecutive snapshots that contained it, at exactly their time."""
 
-    def follow(self, row: Row, seen: float) -> None:
+    def update(self, row: Row, seen: float) -> None:
         passed = seen - self.seen
         self.every = passed if self.every is None else self.every + 0.2 * (min(passed, 3 * self.every) - self.every)
         self.row, self.seen = row, seen
@@ -59,7 +59,7 @@ class _Device:
 
 
 class SnapshotBuilder:
-    """``complete``: a device's processes are all listed each time; else one may come less often than others."""
+    """Builder of snapshots. ``complete``: every reading of a device lists all of its processes."""
 
     def __init__(self, remarks: Remarks, size_bytes: int | None = None, complete: bool = False) -> None:
         self._remarks, self._size, self._complete = remarks, size_bytes, complete
@@ -95,10 +95,10 @@ class SnapshotBuilder:
         for key, row in together.items():
             series = self._series.get(key)
             if series is not None:
-                series.follow(row, now)
+                series.update(row, now)
             elif key in self._ended:
                 series = self._series[key] = self._ended.pop(key)
-                series.follow(row, now)
+                series.update(row, now)
                 series.life += 1
             else:
                 self._series[key] = _Series(row, now)
@@ -131,7 +131,7 @@ class SnapshotBuilder:
         return (series.every if series else None) or 1.0
 
     def _clock(self, elapsed: float) -> float:
-        """Seconds in which the log was written: nobody is gone because nobody looked."""
+        """Return the seconds during which the log was written. A gap in the log does not end a process."""
         passed = elapsed - self._started
         if self._seq == 1:
             self._every = passed
@@ -155,16 +155,16 @@ class SnapshotBuilder:
             device.pids = (device.pids or frozenset()) | {row.pid}
 
     def _forget(self, uuid: str, device: _Device, together: dict[Key, Row], now: float) -> None:
-        """The processes that are there no more."""
+        """Remove the processes that have ended."""
         for pid in device.pids or ():
             series = self._series[uuid, pid]
             if (uuid, pid) not in together:
                 listed = self._complete or series.in_step >= IN_STEP
                 if listed or not series.fresh(now, self._every):
-                    self._bury(uuid, pid, device)
+                    self._end_absent(uuid, pid, device)
                 series.in_step = 0
 
-    def _bury(self, uuid: str, pid: int, device: _Device) -> None:
+    def _end_absent(self, uuid: str, pid: int, device: _Device) -> None:
         self._ended[uuid, pid] = self._series.pop((uuid, pid))
         device.pids = (device.pids or frozenset()) - {pid}
 
@@ -174,7 +174,7 @@ class SnapshotBuilder:
 
     def _end(self, uuid: str, device: _Device) -> None:
         for pid in device.pids or ():
-            self._bury(uuid, pid, device)
+            self._end_absent(uuid, pid, device)
         if (uuid, None) in self._series:
             self._ended[uuid, None] = self._series.pop((uuid, None))
         device.reading = None
@@ -204,7 +204,7 @@ class SnapshotBuilder:
             return whole.row.used_bytes
         known = [used for _, series in own if (used := series.row.used_bytes or series.row.held_bytes) is not None]
         if known:
-            self._remarks.note("sum", "what a device uses is not in the log: taken as the sum of its processes")
+            self._remarks.note("sum", "the log has no used memory of a device: the sum of its processes is used")
         return sum(known) if known else None
 
     def _reports(self, uuid: str, device: _Device, reports: list[AgentReport]) -> None:
@@ -215,13 +215,13 @@ class SnapshotBuilder:
 
 
 def _process(pid: int, series: _Series) -> ProcessUsage:
-    """A log has no start_ticks: its lives are counted."""
+    """Return the usage of a process. A log has no start_ticks, so reuses of its pid are counted instead."""
     return ProcessUsage(pid, series.life, series.row.used_bytes, ("compute",), series.row.name or None)
 
 
 def _report(uuid: str, pid: int, series: _Series) -> AgentReport:
-    """What is held and not live may be cached or stranded, and a log does not say which: none of it is known to be
-    reclaimable, and whether that is fragmentation is judged at the peaks."""
+    """Return the report of a pool. Held memory that is not live may be cached or stranded. A log does not distinguish
+    them, so none is known to be reclaimable, and fragmentation is diagnosed at the peaks."""
     live = series.row.live_bytes or 0
     held = max(live, series.row.held_bytes or live)
     pool = PoolUsage("unknown", uuid, live, held, Reclaimable(0, 0, held - live, "interval"), held - live)

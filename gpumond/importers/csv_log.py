@@ -1,8 +1,8 @@
 """Plain CSV: ``time,uuid,pid,used_bytes[,live_bytes,held_bytes,size_bytes,utilization]``.
 
 Columns in any order, named in the first line; without names, in the order above. ``time`` is in seconds or
-ISO 8601 (UTC unless it says otherwise). An empty pid is the device as a whole. ``utilization`` is a ratio from 0 to 1
-or a percentage: percent if a cell says %, or if one of the log's first 1000 is above 1.
+ISO 8601 (UTC without a zone). An empty pid means the whole device. ``utilization`` is a ratio from 0 to 1, or a
+percentage if a cell contains % or one of the first 1000 values is above 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALSO = {
     "utilization_ratio": "utilization",
     "gpu_utilization_ratio": "utilization",
 }
-MEND = f"expected {','.join(COLUMNS[:4])}[,{','.join(COLUMNS[4:])}]"
+REMEDY = f"expected {','.join(COLUMNS[:4])}[,{','.join(COLUMNS[4:])}]"
 UNKNOWN = ("", "na", "n/a", "nan", "null", "none", "-")
 PEEKED = 1000
 
@@ -34,7 +34,7 @@ Cells = tuple[int, list[str]]
 
 
 def names(line: str) -> dict[str, int] | None:
-    """Where each column is; None if this line does not name columns."""
+    """Return the position of each column; None if this line does not name columns."""
     own = [cell.strip().strip('"').lower() for cell in line.split(delimiter(line))]
     found = {ALSO.get(name, name): at for at, name in reversed(list(enumerate(own)))}
     return found if found.keys() & {"time", "used_bytes", "live_bytes"} else None
@@ -45,13 +45,13 @@ def delimiter(line: str) -> str:
 
 
 def rows(lines: Lines, remarks: Remarks) -> Iterator[Row]:
-    """Raises ConfigError."""
+    """Yield the rows of a log. Raises ConfigError."""
     first = lines.first()
     named = names(first)
     columns = named or _ordered(lines.name, first)
     if "time" not in columns or not columns.keys() & {"used_bytes", "live_bytes"}:
         missing = "time" if "time" not in columns else "used_bytes"
-        raise ConfigError(f"{lines.name}, line 1: no column {missing}; {MEND}")
+        raise ConfigError(f"{lines.name}, line 1: no column {missing}; {REMEDY}")
     read = _cells(lines, delimiter(first), columns if named else None)
     peeked = list(islice(read, PEEKED))
     load = columns.get("utilization")
@@ -71,9 +71,9 @@ def _ordered(name: str, first: str) -> dict[str, int]:
     try:
         moment(cells[0].strip())
     except ValueError:
-        raise ConfigError(f"{name}, line 1: no column time, and no time in the first cell; {MEND}") from None
+        raise ConfigError(f"{name}, line 1: no column time, and no time in the first cell; {REMEDY}") from None
     if not 4 <= len(cells) <= len(COLUMNS):
-        raise ConfigError(f"{name}, line 1: {len(cells)} columns without names; {MEND}")
+        raise ConfigError(f"{name}, line 1: {len(cells)} columns without names; {REMEDY}")
     return {column: at for at, column in enumerate(COLUMNS[: len(cells)])}
 
 

@@ -1,4 +1,4 @@
-"""What the columns of an nvidia-smi log without a header are, where only one answer is possible."""
+"""Inference of the columns of an nvidia-smi log without a header, if they are unambiguous."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpumond.errors import ConfigError
 
 MIB = 1024**2
 MOST_ELSE = 110
-"""A larger integer is no percentage, no temperature and no index."""
+"""Upper limit of percentages, temperatures and indices."""
 
 _TIME = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d.*")
 _UUID = re.compile(r"(GPU|MIG)-\S{8,}")
@@ -24,7 +24,7 @@ Known = tuple[str, int, float]
 
 
 def infer(name: str, rows: Sequence[Sequence[str]]) -> list[Known]:
-    """(field, position, factor) of each column that is certain. Raises ConfigError with the remedy."""
+    """Return (field, position, factor) of each unambiguous column. Raises ConfigError with the remedy."""
     width = Counter(len(row) for row in rows).most_common(1)
     whole = [row for row in rows if width and len(row) == width[0][0]]
     columns = list(zip(*whole, strict=True))
@@ -41,16 +41,16 @@ def infer(name: str, rows: Sequence[Sequence[str]]) -> list[Known]:
     bare = not memory
     if bare:
         memory = large
-    elif len(large) == 1:  # where amounts have units, a large number without one is a pid
+    elif len(large) == 1:  # if amounts have units, a large number without a unit is a pid
         found += [("pid", large[0], 1.0), ("program", large[0] + 1, 1.0)][: len(columns) - large[0]]
     sizes = [at for at in memory if _is_size(columns, at, device, memory)]
     used = [at for at in memory if at not in sizes]
     if bare and len(used) == 1 and not sizes and len(set(columns[used[0]])) == 1:
-        used = []  # as likely the size
+        used = []  # the column may as well be the size
     if len(used) != 1 or len(sizes) > 1 or not columns:
         raise ConfigError(
-            f"{name}, line 1: no header, and which column is memory.used cannot be told; record without noheader, or"
-            " put the names that were given to --query-gpu in a first line of the log: timestamp, index, memory.used"
+            f"{name}, line 1: no header, and the column memory.used is ambiguous; record without noheader, or"
+            " insert the names passed to --query-gpu as the first line of the log: timestamp, index, memory.used"
         )
     found += [("used", used[0], float(MIB)), *(("size", at, float(MIB)) for at in sizes)]
     load = _matching(columns, _LOAD)
@@ -70,7 +70,7 @@ def _largest(cells: Sequence[str]) -> int:
 
 
 def _index(columns: Sequence[Sequence[str]], taken: set[int]) -> int | None:
-    """The column that counts 0, 1, 2, … 0, 1, 2 as devices do in each reading; a lone 0 says nothing."""
+    """Return the column that counts 0, 1, 2, … 0, 1, 2 like device indices. A column of zeros is ambiguous."""
     for at, cells in enumerate(columns):
         if at in taken or not all(cell.isdigit() for cell in cells):
             continue
@@ -82,7 +82,7 @@ def _index(columns: Sequence[Sequence[str]], taken: set[int]) -> int | None:
 
 
 def _is_size(columns: Sequence[Sequence[str]], at: int, device: int | None, memory: Sequence[int]) -> bool:
-    """The same for each device all the time, and never less than the others."""
+    """Return whether a column is constant for each device and never less than the others."""
     own: dict[str, set[str]] = {}
     for row, cell in enumerate(columns[at]):
         own.setdefault(columns[device][row] if device is not None else "", set()).add(cell)

@@ -1,6 +1,7 @@
 """Logs of ``nvidia-smi --query-gpu=… --format=csv[,noheader,nounits] -l N``, and of ``--query-compute-apps``.
 
-Any order of columns, units in the header or in the cells, headers that come again, several devices.
+Columns may be in any order, units in the header or in the cells. Headers may be repeated, and a log may contain
+several devices.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gpumond.importers.reader import Lines
 from gpumond.importers.rows import MOST_DIGITS, Remarks, Row, label, pid_of
 from gpumond.importers.timestamps import moment
 
-MEND = "record with: nvidia-smi --query-gpu=timestamp,uuid,memory.used,memory.total --format=csv -l 1"
+REMEDY = "record with: nvidia-smi --query-gpu=timestamp,uuid,memory.used,memory.total --format=csv -l 1"
 FIELDS = {
     "timestamp": "time",
     "index": "index",
@@ -58,7 +59,7 @@ Columns = dict[str, LogColumn]
 
 
 def header(line: str) -> Columns | None:
-    """The columns that this line names; None if it is no header."""
+    """Return the columns that this line names; None if it is not a header."""
     found: Columns = {}
     for at, cell in enumerate(line.split(",")):
         match = _CELL.fullmatch(cell.strip())
@@ -73,12 +74,12 @@ def header(line: str) -> Columns | None:
 
 
 def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[Row]:
-    """``interval`` is the N of ``-l N``, for logs without timestamps. Raises ConfigError."""
+    """Yield the rows of a log. ``interval``: the N of ``-l N``, without timestamps. Raises ConfigError."""
     text = iter(lines)
     log = _Log(lines, remarks, interval)
     first = lines.first().strip()
     if _TABLE.match(first):
-        raise ConfigError(f"{lines.name}, line 1: this is nvidia-smi's table for people; {MEND}")
+        raise ConfigError(f"{lines.name}, line 1: this is the default table of nvidia-smi, not CSV; {REMEDY}")
     columns = header(first)
     if columns is None:
         numbered = _numbered(lines, islice(text, TO_INFER_FROM))
@@ -99,7 +100,7 @@ def _rest(lines: Lines, text: Iterator[str]) -> Iterator[tuple[int, str]]:
 
 
 class _Log:
-    """Reads rows by the columns that the last header named."""
+    """Parser of rows with the columns of the last header."""
 
     def __init__(self, lines: Lines, remarks: Remarks, interval: float | None) -> None:
         self._lines, self._remarks, self._interval = lines, remarks, interval
@@ -114,16 +115,18 @@ class _Log:
     def use(self, columns: Columns) -> None:
         where = f"{self._lines.name}, line {max(1, self._lines.number)}"
         if "used" not in columns and not {"free", "size"} <= columns.keys():
-            raise ConfigError(f"{where}: no column memory.used (nor memory.free and memory.total); {MEND}")
+            raise ConfigError(f"{where}: no column memory.used (nor memory.free and memory.total); {REMEDY}")
         if "time" not in columns and self._interval is None:
             raise ConfigError(
-                f"{where}: no column timestamp; add it to --query-gpu, or say how many seconds are between two"
-                " readings: --interval N, as in -l N"
+                f"{where}: no column timestamp; add it to --query-gpu, or pass the seconds between two"
+                " readings with --interval N, as in -l N"
             )
         self._columns = columns
         self._identity = next((columns[name] for name in IDENTITIES if name in columns), None)
         if self._identity is None:
-            self._remarks.note("identity", "no column tells devices apart (uuid, pci.bus_id, index): taken as one")
+            self._remarks.note(
+                "identity", "no column identifies devices (uuid, pci.bus_id, index): all rows are taken as one device"
+            )
 
     def read(self, numbered: Iterator[tuple[int, str]]) -> Iterator[Row]:
         current = ""
@@ -138,7 +141,7 @@ class _Log:
                     self.use(columns)
                     current, self._width = line, line.count(",")
                 elif _MESSAGE.match(line):
-                    self._remarks.note("message", f"line {number}: nvidia-smi says: {line[:120]}")
+                    self._remarks.note("message", f"line {number}: nvidia-smi reported: {line[:120]}")
                 else:
                     self._remarks.skip(number, str(error))
                 continue
@@ -177,7 +180,7 @@ class _Log:
         return _amount(cells[column.at].strip(), column.factor) if column else None
 
     def _joined(self, cells: list[str], columns: Columns) -> list[str]:
-        """A program's name may have commas, and nvidia-smi does not quote."""
+        """Join cells that are parts of one program name. It may contain commas, and nvidia-smi does not quote."""
         extra = len(cells) - 1 - self._width
         if extra < 0 or "program" not in columns:
             raise ValueError(f"{len(cells)} cells, expected {self._width + 1}")
@@ -185,7 +188,7 @@ class _Log:
         return [*cells[:at], ",".join(cells[at : at + extra + 1]), *cells[at + extra + 1 :]]
 
     def _device(self, own: str, name: str, size: int | None) -> str:
-        """The UUID or, without one, a label that changes when there is another card in the same place."""
+        """Return the UUID or, without one, a label that changes when the device in a slot is replaced."""
         if self._identity is None or self._identity.field != "uuid":
             own = own if self._identity and self._identity.field != "index" else f"gpu{own}"
             card = (name, size)
@@ -200,7 +203,7 @@ class _Log:
         return own
 
     def _counted(self, device: str, pid: int | None) -> float:
-        """Seconds since the start, by how often a device or process has come again."""
+        """Return the seconds since the start, from the number of repetitions of a device or process."""
         if (device, pid) in self._round:
             self._rounds += 1
             self._round.clear()
@@ -211,8 +214,8 @@ class _Log:
         before, self._previous = self._previous, (at, line)
         if "time" in self._columns and before and line != before[1] and 0 <= at - before[0] < SAME_MOMENT_SECONDS:
             raise ConfigError(
-                f"{self._lines.name}, line {number}: two readings of one moment and no column that tells the devices"
-                " apart; add uuid, index or pci.bus_id to --query-gpu"
+                f"{self._lines.name}, line {number}: two readings at one time and no column that identifies the"
+                " devices; add uuid, index or pci.bus_id to --query-gpu"
             )
 
 
@@ -226,7 +229,7 @@ def _amount(cell: str, factor: float) -> int | None:
         factor = UNITS[unit.lower()] if unit.lower() in UNITS else _no_unit(cell)
     value = float(number)
     if not 0 <= value < 2**53:
-        raise ValueError(f"{cell[:40]!r} is no amount of memory")
+        raise ValueError(f"{cell[:40]!r} is not an amount of memory")
     return int(value * factor)
 
 

@@ -1,6 +1,6 @@
-"""The answer of Prometheus' ``/api/v1/query_range``: one series for each instance, device and process.
+"""Responses of Prometheus' ``/api/v1/query_range``: one series for each instance, device and process.
 
-An expression, which has no name, is taken as used bytes.
+The result of an expression has no metric name and is taken as used bytes.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ METRICS: Mapping[str, tuple[str, float]] = {
     "gpu_utilization_Percentage": ("utilization", 0.01),
     "process_gpu_memory_MiB": ("used", MIB),
 }
-"""gpumond, dcgm-exporter, nvidia_gpu_exporter, nvitop-exporter: what each series says, and its unit."""
+"""Meaning and unit of the series of gpumond, dcgm-exporter, nvidia_gpu_exporter and nvitop-exporter."""
 
-MEND = (
+REMEDY = (
     "expected the JSON of /api/v1/query_range, such as: curl -G PROMETHEUS/api/v1/query_range --data-urlencode"
     " 'query=DCGM_FI_DEV_FB_USED' -d start=… -d end=… -d step=15"
 )
@@ -50,7 +50,7 @@ INSTANCES = ("instance", "Hostname", "hostname")
 UUIDS = ("uuid", "UUID", "gpu_uuid")
 INDICES = ("gpu", "index", "minor_number", "device")
 SUMMED = ("live", "held")
-"""A process may have several allocators."""
+"""Fields that are summed, because a process may have several allocators."""
 
 Key = tuple[str, str, int | None]
 
@@ -63,19 +63,19 @@ class _Series:
 
 
 def rows(lines: Lines, remarks: Remarks) -> Iterator[Row]:
-    """Raises ConfigError."""
+    """Yield the rows of a response. Raises ConfigError."""
     table: dict[Key, _Series] = {}
     sources: dict[tuple[Key, str], str] = {}
     for entry in _matrix(lines):
         labels = entry["metric"]
         metric = str(labels.get("__name__", ""))
         if metric not in METRICS:
-            remarks.note(metric, f"the series {metric[:80]} say nothing of a device's memory; they are left out")
+            remarks.note(metric, f"the series {metric[:80]} do not describe device memory; they are ignored")
             continue
         kind, factor = METRICS[metric]
         pid = labels.get("pid", "")
         if pid and not (pid.isdecimal() and len(pid) <= 10):
-            remarks.note("other", "series of no single process (pid other) are left out")
+            remarks.note("other", "series that aggregate processes (pid other) are ignored")
             continue
         key = (_label(labels, INSTANCES), _device(labels), int(pid) if pid else None)
         index = _label(labels, INDICES)
@@ -88,7 +88,7 @@ def rows(lines: Lines, remarks: Remarks) -> Iterator[Row]:
     yield from _in_order(table, remarks)
     if not remarks.rows:
         known = ", ".join(name for name, (kind, _) in METRICS.items() if kind == "used" and name)
-        raise ConfigError(f"{lines.name}: no series of used memory in it; known are {known}, or an expression")
+        raise ConfigError(f"{lines.name}: no series of used memory; query one of {known}, or an expression")
 
 
 def _matrix(lines: Lines) -> list[dict[str, Any]]:
@@ -97,16 +97,18 @@ def _matrix(lines: Lines) -> list[dict[str, Any]]:
         answer = json.loads(text)
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
-        raise ConfigError(f"{lines.name}, line {line}: not JSON, or cut off ({error}); {MEND}") from None
+        raise ConfigError(f"{lines.name}, line {line}: not JSON, or truncated ({error}); {REMEDY}") from None
     if isinstance(answer, dict) and answer.get("status") == "error":
-        raise ConfigError(f"{lines.name}, line 1: Prometheus answered with an error: {str(answer.get('error'))[:200]}")
+        raise ConfigError(
+            f"{lines.name}, line 1: the response of Prometheus is an error: {str(answer.get('error'))[:200]}"
+        )
     data = answer.get("data", answer) if isinstance(answer, dict) else {"result": answer}
     kind = data.get("resultType", "matrix") if isinstance(data, dict) else "?"
     if kind != "matrix":
-        raise ConfigError(f"{lines.name}, line 1: the answer is a {kind!s:.20}, one moment and no range; {MEND}")
+        raise ConfigError(f"{lines.name}, line 1: the result is a {kind!s:.20} for one time, not a range; {REMEDY}")
     result = data.get("result")
     if not isinstance(result, list) or not all(map(_well_formed, result)):
-        raise ConfigError(f"{lines.name}, line 1: not a matrix of series; {MEND}")
+        raise ConfigError(f"{lines.name}, line 1: not a matrix of series; {REMEDY}")
     return result
 
 
@@ -122,7 +124,7 @@ def _add(name: str, series: _Series, kind: str, factor: float, values: list[Any]
         try:
             at, value = float(entry[0]), float(entry[1]) * factor
         except (TypeError, ValueError, IndexError, KeyError, OverflowError):
-            raise ConfigError(f"{name}: {shown}: {str(entry)[:60]} is no [time, value]; {MEND}") from None
+            raise ConfigError(f"{name}: {shown}: {str(entry)[:60]} is not [time, value]; {REMEDY}") from None
         if not (0 <= value < 2**53 and 0 <= at < 2**53):
             continue
         point = series.points.setdefault(at, {})
@@ -130,12 +132,12 @@ def _add(name: str, series: _Series, kind: str, factor: float, values: list[Any]
             point[kind] = point.get(kind, 0.0) + value
         elif point.setdefault(kind, value) != value:
             raise ConfigError(
-                f"{name}: two series of {shown} that differ; make it one with: max by (instance, uuid, pid) (…)"
+                f"{name}: two different series of {shown}; combine them with: max by (instance, uuid, pid) (…)"
             )
 
 
 def _fill_sizes(table: Mapping[Key, _Series]) -> None:
-    """Used from size and free, and size from used and free, where only two of them were asked for."""
+    """Compute used from size and free, or size from used and free, if only two of them are in the response."""
     for series in table.values():
         for point in series.points.values():
             if "free" in point:

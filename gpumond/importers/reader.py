@@ -1,4 +1,4 @@
-"""The lines of a log, numbered: from a file or standard input, gzip or not, UTF-8 or UTF-16."""
+"""Numbered lines of a log from a file or standard input, optionally gzip, in UTF-8 or UTF-16."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ GZIP = b"\x1f\x8b"
 
 
 class Lines:
-    """Reads once, from the start to the end. ``number`` is that of the line given last, from 1.
+    """The lines of a log, read once. ``number`` is the number of the current line, from 1.
 
-    A last line without its newline may be half of one: ``whole`` is False for it.
+    A last line without a newline may be incomplete: ``whole`` is False for it.
     """
 
     def __init__(self, name: str, stream: BinaryIO) -> None:
@@ -34,7 +34,7 @@ class Lines:
         self._text: io.TextIOWrapper | None = None
 
     def first(self) -> str:
-        """The first line that is not blank, without consuming it; empty if there is none."""
+        """Return the first line that is not blank without consuming it; empty without one."""
         for line in self._held:
             if line.strip():
                 return line
@@ -45,22 +45,24 @@ class Lines:
         return ""
 
     def __iter__(self) -> Iterator[str]:
-        """Every line that is not blank, without its end."""
+        """Yield every line that is not blank, without its newline."""
         while line := (self._held.pop(0) if self._held else self._read()):
             self.number += 1
             self.whole = line.endswith("\n")
             if not self.whole and len(line) >= MAX_LINE:
-                raise ConfigError(f"{self.name}, line {self.number}: longer than {MAX_LINE} characters; is it a log?")
+                raise ConfigError(
+                    f"{self.name}, line {self.number}: longer than {MAX_LINE} characters; check that the file is a log"
+                )
             if line := line.strip("\r\n\0 "):
                 yield line
 
     def rest(self, limit: int) -> str:
-        """Everything that was not read yet. Raises ConfigError if it is longer than ``limit`` characters."""
+        """Return the unread rest. Raises ConfigError if it is longer than ``limit`` characters."""
         held, self._held = "".join(self._held), []
         text = held + self._read(limit + 1)
         if len(text) > limit:
             raise ConfigError(
-                f"{self.name}: more than {limit // 1024**2} MiB in one document; ask for a longer step or fewer series"
+                f"{self.name}: more than {limit // 1024**2} MiB in one document; query a longer step or fewer series"
             )
         return text
 
@@ -81,7 +83,7 @@ class Lines:
 
 
 def open_lines(path: str) -> Lines:
-    """``-`` is standard input. Raises ConfigError."""
+    """Open a log; ``-`` is standard input. Raises ConfigError."""
     if path == "-":
         return Lines("standard input", sys.stdin.buffer)
     try:

@@ -1,4 +1,4 @@
-"""gpumond's own recordings: one Snapshot a line, as ``gpumond record`` writes them."""
+"""Recordings of ``gpumond record``: one Snapshot per line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpumond.protocol.messages import from_json
 
 
 def snapshots(lines: Lines, remarks: Remarks, size_bytes: int | None = None) -> Iterator[Snapshot]:
-    """As they were; where a daemon or a recording began anew, seconds go on from the last."""
+    """Yield the recorded snapshots. After a restart of the daemon, elapsed seconds continue from the last snapshot."""
     last: Snapshot | None = None
     offset = 0.0
     for line in lines:
@@ -29,7 +29,9 @@ def snapshots(lines: Lines, remarks: Remarks, size_bytes: int | None = None) -> 
                 remarks.duplicates += 1
                 continue
             if snapshot.elapsed_seconds + offset <= last.elapsed_seconds:
-                remarks.note("back", f"line {lines.number}: another daemon's life begins; taken as going on from there")
+                remarks.note(
+                    "back", f"line {lines.number}: the daemon was restarted; time continues from the last snapshot"
+                )
                 passed = max(1.0, snapshot.taken_at - last.taken_at)
                 offset = last.elapsed_seconds + passed - snapshot.elapsed_seconds
         if offset:

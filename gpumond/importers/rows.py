@@ -1,4 +1,4 @@
-"""What a log says of one device or one process at one moment, and what was left out of it."""
+"""Readings of one device or process at one time, and remarks about ignored lines."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gpumond.protocol.messages import clean
 
 MAX_MALFORMED_SHARE = 0.1
 MOST_DIGITS = 16
-"""Of a number that can be an amount of memory."""
+"""Maximum value that is accepted as an amount of memory."""
 
 
 label = lru_cache(maxsize=4096)(clean)
-"""A name from a log, safe to show."""
+"""A name from a log, sanitised for output."""
 
 
 class Row(NamedTuple):
-    """``pid`` is None for the device as a whole; ``at`` is unix time, or seconds since the log's start.
+    """One reading. ``pid`` is None for the whole device; ``at`` is Unix time, or seconds since the log's start.
 
-    Unknown is None. ``gpu`` is the device's index.
+    Unknown values are None. ``gpu`` is the device's index.
     """
 
     line: int
@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 class Remarks:
-    """What of a log was left out, for people."""
+    """Messages about ignored parts of a log."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,38 +50,38 @@ class Remarks:
         self._notes: dict[str, str] = {}
 
     def skip(self, line: int, why: str) -> None:
-        """A line that says nothing usable. Raises ConfigError once it is clear that this is no such log."""
+        """Count an unusable line. Raises ConfigError if the log does not have the expected format."""
         self.malformed += 1
         self._first_malformed = self._first_malformed or f"line {line}: {clean(why)}"
         if self.malformed >= 100 and self.rows < self.malformed:
             self.check()
 
     def note(self, kind: str, text: str) -> None:
-        """Once for each kind."""
+        """Add a message, each text once."""
         self._notes.setdefault(kind, text)
 
     def check(self) -> None:
-        """Raises ConfigError if too much was malformed for the rest to be trusted, or if nothing was usable."""
+        """Raise ConfigError if too many lines are malformed, or if none is usable."""
         if self.malformed > MAX_MALFORMED_SHARE * (self.rows + self.malformed):
             raise ConfigError(
                 f"{self.name}: {self.malformed} of {self.rows + self.malformed} lines are malformed, more than a tenth;"
                 f" the first is {self._first_malformed}"
             )
         if not self.rows:
-            raise ConfigError(f"{self.name}: no reading in it; a header alone is not a log yet")
+            raise ConfigError(f"{self.name}: the log contains no readings, only a header")
 
     def __iter__(self) -> Iterator[str]:
         if self.malformed:
-            yield f"{self.malformed} malformed lines are left out; the first is {self._first_malformed}"
+            yield f"{self.malformed} malformed lines are ignored; the first is {self._first_malformed}"
         if self.duplicates:
-            yield f"{self.duplicates} lines say again what was said for the same time; they are left out"
+            yield f"{self.duplicates} lines repeat a reading of the same time; they are ignored"
         if self.strays:
-            yield f"{self.strays} lines are far out of order in time; they are left out"
+            yield f"{self.strays} lines are far out of order in time; they are ignored"
         yield from self._notes.values()
 
 
 def pid_of(text: str) -> int:
-    """Raises ValueError."""
+    """Parse a pid; empty for the whole device. Raises ValueError."""
     if not text.isdecimal() or len(text) > 10 or not int(text):
-        raise ValueError(f"pid {text[:40]!r}: expected a number, or nothing for the device as a whole")
+        raise ValueError(f"pid {text[:40]!r}: expected a number, or an empty cell for the whole device")
     return int(text)

@@ -1,8 +1,8 @@
-"""The rows of a log in the order of time, on a clock that only goes forward.
+"""The rows of a log in order of time, on a monotonic clock.
 
-Logs come with lines that overtook each other, gaps, clocks that were set, and one file appended to
-another. Rows within a few seconds of each other are sorted. A jump, back or far ahead, is believed
-when a series goes on from there; a single row out of place is left out.
+Logs may contain lines out of order, gaps, clock changes, and one file appended to another. Rows within
+a few seconds of each other are sorted. A jump, backwards or far ahead, is accepted when a series
+continues from there; a single row out of order is ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_BACKWARDS = 50
 
 
 class Timeline:
-    """``in_order`` gives each row with its seconds since the start; where time went back, they go on as before."""
+    """Sorter of rows. ``in_order`` yields each row with its seconds since the start, which never decrease."""
 
     def __init__(self, remarks: Remarks) -> None:
         self._remarks = remarks
@@ -65,7 +65,7 @@ class Timeline:
             yield self._elapsed, row
 
     def _jump(self, row: Row) -> Iterator[tuple[float, Row]]:
-        """Go on from where the pending rows are, once a series has gone on there."""
+        """Continue from the time of the pending rows, once a series has continued there."""
         self._pending.append(row)
         first = self._first_pending.setdefault((row.device, row.pid), row)
         if first.at < row.at:
@@ -78,7 +78,7 @@ class Timeline:
     def _check_direction(self, limit: int) -> None:
         if self._backwards > limit:
             raise ConfigError(
-                f"{self._remarks.name}, line {self._pending[0].line}: from here on time runs backwards;"
+                f"{self._remarks.name}, line {self._pending[0].line}: time decreases from this line on;"
                 " sort the log by time first"
             )
 
@@ -89,7 +89,9 @@ class Timeline:
         self._remarks.strays += len(self._pending) - len(rows)
         first = min(row.at for row in rows)
         if self._newest is not None and first < self._newest:
-            self._remarks.note("back", f"line {rows[0].line}: the log's clock goes back; taken as going on from there")
+            self._remarks.note(
+                "back", f"line {rows[0].line}: the log's clock was set back; time continues from the last reading"
+            )
             self._elapsed, self._offset = self._elapsed + self._step, None
         self._forget_pending()
         self._newest = None

@@ -1,6 +1,6 @@
-"""Times as logs write them, to unix seconds. Pure.
+"""Conversion of timestamps in logs to Unix seconds. Pure.
 
-A time without a zone is taken as UTC, wherever it is read: the same file gives the same answer.
+A time without a zone is taken as UTC on every machine, so the result depends on the file only.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from math import isfinite
 MINUTE = 16
 _ZONED = re.compile(r"([\d.,]+)\s*(?:(Z|z|UTC)|([+-])(\d\d):?(\d\d)?)?")
 _MILLISECONDS = 1e11
-"""Larger numbers are no seconds (the year 5138) but milli-, micro- or nanoseconds."""
+"""Larger numbers are milli-, micro- or nanoseconds; as seconds this is the year 5138."""
 
 
 def moment(text: str) -> float:
-    """``2024/05/01 12:00:00.123``, ISO 8601 or a number of seconds. Raises ValueError with the remedy."""
+    """Parse ``2024/05/01 12:00:00.123``, ISO 8601 or a number of seconds. Raises ValueError with the remedy."""
     if text[4:5] not in ("/", "-") or text[:1] == "-":
         return _number(text)
     try:
@@ -33,11 +33,13 @@ def moment(text: str) -> float:
             at -= 60 * (offset if match[3] == "+" else -offset)
         return at
     except (ValueError, IndexError):
-        raise ValueError(f"{text[:40]!r} is no time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds") from None
+        raise ValueError(
+            f"{text[:40]!r} is not a time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds"
+        ) from None
 
 
 def day_and_time(at: float) -> str:
-    """For people, in the log's own time; seconds where the log has no dates."""
+    """Format a time in UTC; as seconds if the log has no dates."""
     if at < 1e8:
         return f"{at:.0f} s"
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
@@ -57,7 +59,7 @@ def _number(text: str) -> float:
     except ValueError:
         value = float("nan")
     if not isfinite(value) or value < 0:
-        raise ValueError(f"{text[:40]!r} is no time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds")
+        raise ValueError(f"{text[:40]!r} is not a time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds")
     scale = 1.0
     while value / scale > _MILLISECONDS:
         scale *= 1000

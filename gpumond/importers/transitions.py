@@ -1,4 +1,4 @@
-"""When verdicts begin to hold and when they cease to, over the snapshots of a log."""
+"""Starts and ends of verdicts over the snapshots of a log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Key = tuple[str, int | None, str]
 
 
 class Change(NamedTuple):
-    """At ``at`` (unix seconds) the verdict was found (``onset``), or found to hold no more."""
+    """The start (``onset``) or end of a verdict, at ``at`` (Unix seconds)."""
 
     at: float
     onset: bool
@@ -21,13 +21,13 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """One verdict for each device, process and kind: what an allocator without a pid does is told of its device."""
+    """Tracker of verdicts by device, process and kind. Verdicts on pools without a pid are assigned to the device."""
 
     def __init__(self) -> None:
         self._held: dict[Key, Verdict] = {}
 
-    def follow(self, verdicts: Iterable[Verdict], at: float) -> Iterator[Change]:
-        """What has changed since the snapshot before. Ends come first."""
+    def update(self, verdicts: Iterable[Verdict], at: float) -> Iterator[Change]:
+        """Return the changes since the previous snapshot, ends first."""
         now: dict[Key, Verdict] = {}
         for verdict in verdicts:
             if verdict.pid == NAMELESS:
@@ -43,5 +43,5 @@ class Changes:
 
     @property
     def held(self) -> tuple[Verdict, ...]:
-        """Those that hold now."""
+        """The active verdicts."""
         return tuple(self._held.values())

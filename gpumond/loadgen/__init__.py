@@ -1,4 +1,4 @@
-"""Makes every shape of GPU memory use on purpose: plans from scenarios, and engines that carry them out."""
+"""Generator of known patterns of GPU memory use: plans from scenarios, and engines that execute them."""
 
 from gpumond.loadgen.plan import SCENARIOS, Plan, plan
 from gpumond.loadgen.script import Truth

@@ -1,6 +1,6 @@
-"""Carries one life of a plan's program out in real time: takes, gives and works when the plan says so.
+"""Execution of one run of a plan's program in real time: allocations, frees and work at the planned times.
 
-Does not cover: processes (lives.py), and what a plan means (plan.py).
+Processes are started in runner.py; plans are made in plan.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpumond.model.units import human
 Outcome = Literal["done", "stopped", "full", "crash", "orphan"]
 
 LATE_SECONDS = 1.0
-"""So much later than the plan's end, what is left of it is left out."""
+"""Delay after the plan's end at which the remaining steps are skipped, in seconds."""
 
 CHECK_SECONDS = 30.0
 PROGRESS_SECONDS = 0.5
@@ -26,7 +26,7 @@ PROGRESS_SECONDS = 0.5
 
 @dataclass(slots=True)
 class Executed:
-    """What was done so far; bytes are the engine's own count."""
+    """Work done so far. Bytes are counted by the engine."""
 
     outcome: Outcome = "done"
     detail: str = ""
@@ -47,11 +47,11 @@ class Executed:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a plan is carried out. ``fill`` is the share of the device that the plan may take for its whole card, with
-    ``most_bytes`` as a cap; without either, the device itself stands for the plan's card.
+    """Limits and hooks of an execution. The plan's device is scaled to the share ``fill`` of the real device and to at
+    most ``most_bytes``; without either, to the whole device.
 
-    ``pause(seconds)`` waits, and is False when it is time to stop. ``flush`` is what a flush step does, if it is
-    not the engine's own. ``verify``: blocks are written, and read again.
+    ``pause(seconds)`` waits and returns False to stop. ``flush`` replaces the engine's own flush. ``verify``: blocks
+    are written and read again.
     """
 
     pause: Callable[[float], bool]
@@ -63,8 +63,8 @@ class Terms:
     progress: Callable[[float, Executed], None] | None = None
 
 
-def lives(plan: Plan) -> Iterator[tuple[float, tuple[ScriptStep, ...]]]:
-    """The plan's first program from start to end: when each begins, and its steps."""
+def runs(plan: Plan) -> Iterator[tuple[float, tuple[ScriptStep, ...]]]:
+    """Return the runs of the plan's first program: start time and steps of each."""
     steps: list[ScriptStep] = []
     for step in plan.steps:
         if step.program:
@@ -78,10 +78,10 @@ def lives(plan: Plan) -> Iterator[tuple[float, tuple[ScriptStep, ...]]]:
 
 
 def prepare(plan: Plan, engine: LoadEngine, terms: Terms) -> Executed:
-    """Opens the engine and sets its limit. Raises Refused where the room is not there; nothing is taken then."""
+    """Open the engine and set its limit. Raises AllocationRefused without enough memory; nothing is allocated then."""
     if plan.truth.kind == "orphan" and not engine.makes_orphans:
         raise AllocationRefused(
-            "a healthy driver frees what a killed program had, so it leaves no orphan: use --engine sim"
+            "a driver frees the memory of a killed program, so there is no orphan on a real device: use --engine sim"
         )
     room = engine.open()
     if terms.fill is None and terms.most_bytes is None:
@@ -93,8 +93,8 @@ def prepare(plan: Plan, engine: LoadEngine, terms: Terms) -> Executed:
     needed = int(plan.peak_bytes * scale) + engine.scratch_bytes
     if scale <= 0 or needed > room.free_bytes:
         raise AllocationRefused(
-            f"{plan.scenario} needs {human(needed)} on a device that has {human(room.free_bytes)} of "
-            f"{human(room.size_bytes)} free: ask for less with --fill 40% or --max 8GiB, or free the device"
+            f"{plan.scenario} needs {human(needed)}, and the device has {human(room.free_bytes)} of "
+            f"{human(room.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free the device"
         )
     engine.limit(min(asked, room.free_bytes))
     return Executed(
@@ -105,18 +105,18 @@ def prepare(plan: Plan, engine: LoadEngine, terms: Terms) -> Executed:
 def carry_out(
     steps: Sequence[ScriptStep], until: float, engine: LoadEngine, terms: Terms, carried: Executed
 ) -> Ending | None:
-    """Does the steps, each in its time, and updates ``carried``. How the program is to end, if the plan says so.
+    """Execute the steps at their times and update ``carried``. Returns how the program must end, if the plan states it.
 
-    ``until`` is when the plan is over. The engine is left open.
+    ``until`` is the end of the plan. The engine is left open.
     """
     life = _Life(engine, terms, carried)
-    brim = steps[-1].action == "end" and steps[-1].ending == "crash"  # at which it waits for its death
+    brim = steps[-1].action == "end" and steps[-1].ending == "crash"  # the time at which the program is killed
     try:
         for number, step in enumerate(steps):
             if not life.wait(step.at):
                 return None
             if carried.elapsed_seconds > until + LATE_SECONDS * terms.speed:
-                carried.detail = f"too fast for this device: {len(steps) - number} steps of {len(steps)} were left out"
+                carried.detail = f"too fast for this device: {len(steps) - number} steps of {len(steps)} were skipped"
                 break
             if step.action == "end":
                 return step.ending
@@ -147,7 +147,7 @@ class _Life:
         self._at = -1.0
 
     def wait(self, at: float) -> bool:
-        """Until that time of the plan. False, and the outcome set, if it is stopped before."""
+        """Wait until a time of the plan. Returns False and sets the outcome if stopped before."""
         if at == self._at:
             return True
         while True:
@@ -161,7 +161,7 @@ class _Life:
                 return True
 
     def look(self) -> None:
-        """How far it is, for whoever watches; now and then, whether the blocks are what was written."""
+        """Update the progress, and periodically verify the blocks."""
         carried, now = self._carried, time.monotonic()
         carried.elapsed_seconds = (now - self._started) * self._terms.speed
         carried.peak_live_bytes = max(carried.peak_live_bytes, self._engine.live_bytes())
@@ -183,7 +183,9 @@ class _Life:
         if step.action in ("take", "take-outside"):
             size = max(1, int(step.size_bytes * carried.scale))
             if self._live_bytes + size > carried.room_bytes:
-                raise MemoryError(f"{human(self._live_bytes)} are taken, and {human(carried.room_bytes)} is the most")
+                raise MemoryError(
+                    f"{human(self._live_bytes)} are allocated, and the limit is {human(carried.room_bytes)}"
+                )
             engine.take(step.block, size, step.action == "take-outside")
             self._live_bytes += size
             self._sizes[step.block] = size

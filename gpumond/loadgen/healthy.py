@@ -1,4 +1,4 @@
-"""Scenarios in which nothing is wrong: N1 to N7. Pure."""
+"""Scenarios of healthy programs: N1 to N7. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def warm_up(script: Script) -> None:
 
 
 def autotune(script: Script) -> None:
-    """Trials of algorithms take large workspaces; then these are given back, to the device too."""
+    """Trials of algorithms allocate large workspaces, then release them to the device, too."""
     peak = script.number("share", script.dice.uniform(0.5, 0.9)) * script.size_bytes
     kept = peak * script.dice.uniform(0.15, 0.4)
     script.last(3 * HOUR)
@@ -46,13 +46,13 @@ def preallocated(script: Script) -> None:
 
 
 def saturating_cache(script: Script) -> None:
-    """A cache grows with every request that is larger than all before; ever fewer are."""
+    """A cache grows with every request larger than all previous ones; these become rare."""
     time = script.number("time", script.dice.uniform(2.0, 6.0) * HOUR)
     rate = script.number("requests", script.dice.uniform(0.1, 1.0))
     full = script.number("share", script.dice.uniform(0.3, 0.6)) * script.size_bytes
     end = script.last(9 * HOUR)
     ready = host(script, (0.1, 0.25))
-    usual = 0.95 * full / max(1.0, math.log(rate * time))  # so that a record reaches 95 % of the cache after that time
+    usual = 0.95 * full / max(1.0, math.log(rate * time))  # so that the cache reaches 95 % of its size after that time
     requests = script.random("requests")
     arena, largest, at = LevelStep(script, 32 * MIB), 0.0, ready
     while at < end:
@@ -78,7 +78,7 @@ def periodic_evaluation(script: Script) -> None:
 
 
 def curriculum(script: Script) -> None:
-    """Larger batches, hours apart, for good."""
+    """The batch size grows permanently, in steps hours apart."""
     steps = int(script.number("times", script.dice.choice((1, 2, 3))))
     script.last(9 * HOUR)
     at = host(script, (0.1, 0.2), noise(script)) + script.dice.uniform(0.5, 2.0) * HOUR
@@ -88,7 +88,7 @@ def curriculum(script: Script) -> None:
 
 
 def fleet(script: Script) -> None:
-    """Programs on devices of their own that follow one load: the hours of the day, and jumps of 1.5 GiB a minute."""
+    """Programs, each on its own device, share one load: a daily cycle, and changes of 1.5 GiB per minute."""
     programs = int(script.number("programs", 4))
     end = script.last(24 * HOUR)
     script.number("noise", 64 * MIB)
@@ -111,5 +111,5 @@ def fleet(script: Script) -> None:
         for at, value in course:
             about += (value - about) * min(1.0, 1.5 * GIB / 2 / max(1.0, abs(value - about)))  # 1.5 GiB a minute
             level.to(at, 6 * GIB + gain * about + own.gauss(0.0, 0.1 * GIB))
-            script.flush(at + 1.0, program)  # the driver sees it fall, too
+            script.flush(at + 1.0, program)  # the driver's reading decreases, too
             script.busy(at, 0.5 + about / (16 * GIB), program)

@@ -1,4 +1,4 @@
-"""The ordinary program that carries what a scenario is about: it warms up, works, and is quiet or noisy. Pure."""
+"""Ordinary program behaviour below the pattern of a scenario: warm-up, work, and noise. Pure."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ NOISY_LIMIT = 100 * MIB
 
 WANDER_BYTES = 512 * MIB
 WANDER_SECONDS = 10 * MINUTE
-"""A noisy program's load also wanders: standard deviation, and the time in which it forgets."""
+"""Slow random changes of a noisy program's load: standard deviation, and correlation time."""
 
 
 def noise(script: Script) -> float:
-    """Quiet or noisy, half of the seeds each."""
+    """Draw quiet or noisy, with equal probability."""
     drawn = QUIET_BYTES if script.dice.random() < 0.5 else NOISY_BYTES
     return script.number("noise", drawn)
 
 
 def host(script: Script, share: tuple[float, float] = (0.15, 0.4), noise_bytes: float | None = None) -> float:
-    """Starts program 0 and lets it work to the end of the plan; returns when it has warmed up.
+    """Start program 0, which works to the end of the plan. Returns the end of its warm-up.
 
-    ``share``: its lasting memory is drawn between these parts of the card.
+    ``share``: bounds of its permanent memory, as parts of the device.
     """
     noise_bytes = noise(script) if noise_bytes is None else noise_bytes
     program = script.program("load")
@@ -41,7 +41,7 @@ def host(script: Script, share: tuple[float, float] = (0.15, 0.4), noise_bytes: 
 def work(script: Script, start: float, end: float, program: int, noise_bytes: float) -> None:
     """A working set around 2 GiB and a utilisation, both with noise.
 
-    Half of the noisy programs return what they free, so that the driver sees them fall, too.
+    Half of the noisy programs release freed memory to the device, so that the driver's reading decreases, too.
     """
     dice, pulse = (script.random(f"{what} of {program} at {start:.3f}") for what in ("memory", "utilisation"))
     noisy = noise_bytes >= NOISY_LIMIT
@@ -58,7 +58,7 @@ def work(script: Script, start: float, end: float, program: int, noise_bytes: fl
 
 
 class Wander:
-    """A value that wanders about 0 and forgets where it was (an Ornstein-Uhlenbeck process)."""
+    """An Ornstein-Uhlenbeck process with mean 0."""
 
     def __init__(self, dice: Random, deviation: float, seconds: float) -> None:
         self._dice, self._deviation, self._seconds = dice, deviation, seconds

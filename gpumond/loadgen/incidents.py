@@ -12,9 +12,9 @@ ORPHANS = ("unlisted", "gone", "holder")
 
 
 def fragmentation(script: Script) -> None:
-    """Data lie in pairs. One of each pair dies, and what comes in its place is larger than the hole.
+    """Blocks are allocated in pairs. One of each pair is freed, and its successor is larger than the hole.
 
-    As much is live at the peak of every step as ever. Without the injection the new ones fit the holes.
+    The peak of live memory in every step is constant. Without the injection the successors fit the holes.
     """
     end = script.last(6 * HOUR)
     share = script.number("share", script.dice.uniform(0.42, 0.5))
@@ -36,7 +36,7 @@ def fragmentation(script: Script) -> None:
         script.busy(at, script.dice.uniform(0.7, 0.9), program)
     onset = ready + script.dice.uniform(10 * MINUTE, 30 * MINUTE)
     during = [at + 0.5 * step for at in peaks if onset <= at < onset + spread]
-    turns = len(pairs) * 1.4  # once through the first generation, and some way into the second
+    turns = len(pairs) * 1.4  # all of the first generation, and a part of the second
     freed, done = 0, 0
     for number, at in enumerate(during, 1):
         while done < turns * number / len(during):
@@ -58,7 +58,7 @@ def _pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
 
 
 def orphan(script: Script) -> None:
-    """A program is killed and its memory stays, with nobody who owns it."""
+    """A program is killed and its memory stays allocated without an owner."""
     end = script.last(3 * HOUR)
     script.number("noise", QUIET_BYTES)
     kind = script.word("as", script.dice.choice(ORPHANS))
@@ -72,7 +72,7 @@ def orphan(script: Script) -> None:
 
 
 def crash(script: Script) -> None:
-    """Memory runs to the brim and the program dies, once or in a loop of restarts."""
+    """Memory runs out and the program dies, once or in a loop of restarts."""
     times = int(script.number("times", script.dice.choice((1, 1, 4))))
     end = script.last(3 * HOUR)
     script.number("noise", QUIET_BYTES)

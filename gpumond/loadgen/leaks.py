@@ -9,12 +9,12 @@ from gpumond.loadgen.host_program import NOISY_LIMIT, host, noise
 from gpumond.loadgen.script import GIB, HOUR, MIB, MINUTE, LevelStep, Script, Truth, every
 
 MAX_RATE = 512 * MIB / MINUTE
-"""Faster growth fills the card before anything could be said of it."""
+"""Maximum rate: faster growth fills the device before a diagnosis is possible."""
 ALIGNMENT = 2 * MIB
-"""Blocks of a multiple of it fill their segments."""
+"""Size of a segment; blocks of a multiple of it leave no hole."""
 
 PIECE = 512 * MIB
-"""An evaluation takes its memory in such blocks."""
+"""Size of the blocks that an evaluation allocates."""
 
 
 def linear(script: Script) -> None:
@@ -35,7 +35,7 @@ def per_epoch(script: Script) -> None:
     ready = host(script, (0.15, 0.3))
     ramp = LevelStep(script, 256 * MIB)
     for epoch in every(ready, end, period):
-        for part in range(32):  # the saw-tooth inside an epoch
+        for part in range(32):  # the sawtooth within an epoch
             at = epoch + 0.95 * period * part / 32
             if at < end:
                 ramp.to(at, 16 * GIB * (part + 1) / 32)
@@ -46,7 +46,7 @@ def per_epoch(script: Script) -> None:
 
 
 def under_load(script: Script) -> None:
-    """A request keeps a little. Busy and idle times take turns; when idle, nothing grows."""
+    """Every request leaks a small block. Busy and idle periods alternate; there is no growth in idle periods."""
     kept = script.number("step", script.dice.choice((5, 50, 150)) * MIB)
     fastest = min(1.0, MAX_RATE / kept)
     rate = script.number("requests", math.exp(script.dice.uniform(math.log(0.02), math.log(fastest))))
@@ -83,7 +83,7 @@ def irregular(script: Script) -> None:
 
 
 def compile_cache(script: Script) -> None:
-    """Every new shape keeps its executable, inside the framework's pool or past it."""
+    """Every new shape keeps its executable, in the framework's pool or outside it."""
     period = script.number("period", script.dice.uniform(1.0, 5.0) * MINUTE)
     outside = script.word("where", script.dice.choice(("outside", "pool"))) == "outside"
     end = script.last(8 * HOUR)
@@ -97,7 +97,7 @@ def compile_cache(script: Script) -> None:
 
 
 def at_evaluation(script: Script) -> None:
-    """An evaluation takes 20 to 28 GiB and gives back half."""
+    """An evaluation allocates 20 to 28 GiB and frees half of it."""
     period = script.number("period", script.dice.uniform(20.0, 40.0) * MINUTE)
     end = script.last(5 * HOUR)
     ready = host(script, (0.12, 0.2))
@@ -127,9 +127,9 @@ def _leak(
     outside: bool = False,
     given_back_after: float | None = None,
 ) -> None:
-    """Keeps those sizes at those times, and says so. The mean ``rate`` is taken from what was kept, if not known.
+    """Leak blocks of the sizes at the times, and set the truth. ``rate``: mean rate, computed from the blocks if None.
 
-    ``given_back_after``: without the injection the same is taken, and given back so many seconds later.
+    ``given_back_after``: seconds after which the blocks are freed without the injection.
     """
     if not script.inject and given_back_after is None:
         return

@@ -1,4 +1,4 @@
-"""What a scenario can be told, as people write it or as a number. Pure."""
+"""Options of scenarios, parsed from text or numbers. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Unit = Literal["size", "duration", "share", "number", "word"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """``drawn`` says in words what holds if it is not given; a value lies between the bounds."""
+    """An option with bounds. ``drawn`` describes the value that is used if the option is not given."""
 
     name: str
     unit: Unit
@@ -24,7 +24,7 @@ class Option:
     words: tuple[str, ...] = ()
 
     def value(self, given: float | str) -> float | str:
-        """Checked and in base units. Raises ConfigError."""
+        """Return the checked value in base units. Raises ConfigError."""
         try:
             return self._parsed(given)
         except ValueError as error:

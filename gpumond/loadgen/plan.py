@@ -1,4 +1,4 @@
-"""Scenario and seed to a plan: what is done when, and what is right to say of it. Pure.
+"""Plans from a scenario and a seed: the steps with their times, and the expected verdict. Pure.
 
 The same scenario, seed and options give the same plan, in every version of Python.
 """
@@ -12,17 +12,17 @@ from operator import itemgetter
 from gpumond.loadgen import scenarios
 from gpumond.loadgen.scenarios import SCENARIOS, Scenario
 from gpumond.loadgen.script import GIB, HOUR, MINUTE, Observation, ProgramScript, Script, ScriptStep, Truth, View
-from gpumond.loadgen.simulation import Kept, Simulated, walk
+from gpumond.loadgen.simulation import LeakedBytes, Simulated, simulate
 
 __all__ = ["SCENARIOS", "Plan", "plan"]
 
 AFTERMATH_SECONDS = 5 * MINUTE
-"""So long a plan goes on when its program has died for want of memory."""
+"""Seconds for which a plan continues after its program has died of an out-of-memory error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``options`` has every option, given or drawn; ``peak_bytes`` is the most that program 0 has live."""
+    """The steps and their truth. ``options``: all options, given or drawn; ``peak_bytes``: peak live of program 0."""
 
     scenario: str
     seed: int
@@ -43,14 +43,14 @@ class Plan:
         return dict(self.options).get(name)
 
     def twin(self) -> Plan | None:
-        """The same without what was injected; None if nothing was."""
+        """The same plan without the injected problem; None if there is none."""
         if not self.truth.kind:
             return None
         return _make(SCENARIOS[self.scenario], self.seed, dict(self.given), inject=False)
 
 
 def plan(scenario: str, seed: int = 0, **options: float | str) -> Plan:
-    """``scenario`` is a name or an alias; options as in its table, in base units or as people write them.
+    """Make a plan. ``scenario`` is a name or an alias; options are text or numbers in base units.
 
     Raises ConfigError.
     """
@@ -63,7 +63,7 @@ def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], injec
     scenario.write(script)
     observation = _observe(script, scenario, seed)
     steps = sorted((step for step in script.steps if step.at < script.duration), key=itemgetter(0))
-    walked = walk(steps, script)
+    walked = simulate(steps, script)
     end = script.duration
     if inject and walked.oom_at is not None:
         end = min(end, walked.oom_at + AFTERMATH_SECONDS)
@@ -83,7 +83,7 @@ def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], injec
 
 
 def _observe(script: Script, scenario: Scenario, seed: int) -> Observation:
-    """What is between the plan and its observer: noise, gaps, and neighbours, which are programs themselves."""
+    """Draw the conditions of the observation: noise, gaps, and other programs on the device."""
     dice = script.random("observation")
     gaps, neighbours = float(dice.random() < 0.5), float(dice.random() < 0.5 and scenario.neighbours)
     outages: tuple[tuple[float, float], ...] = ()
@@ -108,7 +108,7 @@ def _neighbours(script: Script) -> None:
 
 
 def _complete(script: Script, walked: Simulated) -> Truth:
-    """The truth, with what only the walk can tell of a leak; none of what lies beyond the plan's end."""
+    """Complete the truth about a leak from the simulation, up to the plan's end."""
     truth = script.truth
     if truth.injected_at is not None and truth.injected_at >= script.duration:
         return Truth()
@@ -117,7 +117,7 @@ def _complete(script: Script, walked: Simulated) -> Truth:
     ends_at = script.duration if walked.oom_at is None else walked.oom_at
     slope = truth.slope_bytes_per_second
     if slope is None:
-        slope = Kept(script.kept).until(ends_at) / (ends_at - truth.injected_at)
+        slope = LeakedBytes(script.kept).until(ends_at) / (ends_at - truth.injected_at)
     oom_at = walked.oom_at
     if oom_at is None and slope > 0:
         oom_at = max(ends_at, truth.injected_at + (script.size_bytes - walked.most_beside_bytes) / slope)

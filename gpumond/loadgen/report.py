@@ -1,4 +1,4 @@
-"""What a load did, and what is right to say of it: the object that ``gpumond load --json`` prints."""
+"""Report of a load with the expected verdict: the object that ``gpumond load --json`` prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpumond.loadgen.plan import Plan
 
 
 def account(made: Plan, done: list[Executed], engine: str, speed: float, started_at: float) -> dict[str, Any]:
-    """What was done, and the truth of it in real time and real bytes."""
+    """Return the work done and the truth, in real time and real bytes."""
     last, ended_at = done[-1], time.time()
     sums = ("taken_bytes", "takes", "gives", "flushes", "released_bytes", "checked_bytes", "wrong_words")
     peaks = ("peak_live_bytes", "peak_held_bytes")
@@ -36,7 +36,7 @@ def account(made: Plan, done: list[Executed], engine: str, speed: float, started
 
 
 def _truth(made: Plan, done: list[Executed], speed: float, started_at: float, ended_at: float) -> dict[str, Any]:
-    """In unix time. What was to be injected after the end was not: then silence is right."""
+    """Return the truth in Unix time. If the load ended before the injection, no verdict is expected."""
     truth = made.truth
 
     def when(at: float | None) -> float | None:
@@ -45,7 +45,7 @@ def _truth(made: Plan, done: list[Executed], speed: float, started_at: float, en
     injected_at = when(truth.injected_at)
     injected = injected_at is not None and injected_at < ended_at
     slope = truth.slope_bytes_per_second
-    died = any(one.outcome == "crash" for one in done)  # but not often enough for a loop
+    died = any(one.outcome == "crash" for one in done)  # too few restarts for a loop
     return {
         "kind": truth.kind if injected else "crash" if died else "",
         "form": truth.form if injected else "",

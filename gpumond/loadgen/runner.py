@@ -1,4 +1,4 @@
-"""Carries a plan out in processes: in this one, or where its program dies, in one child after another.
+"""Execution of a plan in processes: in this one or, if its program dies, in a sequence of children.
 
 A child is forked before any engine is open, since no framework survives a fork.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpumond.errors import ConfigError, GpumondError
 from gpumond.loadgen.engines import AllocationRefused, LoadEngine
-from gpumond.loadgen.executor import Executed, Terms, carry_out, lives, prepare
+from gpumond.loadgen.executor import Executed, Terms, carry_out, prepare, runs
 from gpumond.loadgen.plan import Plan
 from gpumond.loadgen.script import Ending, ScriptStep
 from gpumond.protocol.messages import from_json, to_json
@@ -26,24 +26,24 @@ GRACE_SECONDS = 10.0
 MESSAGE_BYTES = 1 << 16
 
 ERRORS: Mapping[int, type[GpumondError]] = {3: ConfigError, 4: GpumondError}
-"""Exit codes of a child that could not: what it has written is why."""
+"""Exit codes of a child that could not execute the plan; it has written the reason."""
 
-Guest = Callable[[], AbstractContextManager[None]]
-"""Starts the agent in the process that holds the memory, and stops it."""
+AgentContext = Callable[[], AbstractContextManager[None]]
+"""A context manager that runs the agent in the process that holds the memory."""
 
 
-def run(plan: Plan, engine: Callable[[], LoadEngine], terms: Terms, guest: Guest) -> list[Executed]:
-    """What each life of the plan's program came to. Raises what `prepare` raises."""
-    all_lives = list(lives(plan))
-    if len(all_lives) == 1 and not any(step.action == "end" for step in all_lives[0][1]):
-        return [_alone(plan, engine(), terms, guest)]
+def run(plan: Plan, engine: Callable[[], LoadEngine], terms: Terms, agent: AgentContext) -> list[Executed]:
+    """Return the outcome of each run of the plan's program. Raises the exceptions of `prepare`."""
+    planned_runs = list(runs(plan))
+    if len(planned_runs) == 1 and not any(step.action == "end" for step in planned_runs[0][1]):
+        return [_alone(plan, engine(), terms, agent)]
     done: list[Executed] = []
     started = time.monotonic()
-    for number, (start, steps) in enumerate(all_lives):
+    for number, (start, steps) in enumerate(planned_runs):
         if not _sleep(start, started, terms):
             break
-        after = all_lives[number + 1][0] if number + 1 < len(all_lives) else plan.duration_seconds
-        done.append(_child(plan, steps, after, engine, terms, guest))
+        after = planned_runs[number + 1][0] if number + 1 < len(planned_runs) else plan.duration_seconds
+        done.append(_child(plan, steps, after, engine, terms, agent))
         if done[-1].outcome in ("stopped", "full"):
             return done
     _sleep(plan.duration_seconds, started, terms)
@@ -53,10 +53,10 @@ def run(plan: Plan, engine: Callable[[], LoadEngine], terms: Terms, guest: Guest
     return done
 
 
-def _alone(plan: Plan, engine: LoadEngine, terms: Terms, guest: Guest) -> Executed:
+def _alone(plan: Plan, engine: LoadEngine, terms: Terms, agent: AgentContext) -> Executed:
     try:
         carried = prepare(plan, engine, terms)
-        with guest():
+        with agent():
             carry_out(plan.steps_of(0), plan.duration_seconds, engine, terms, carried)
             engine.close()
     finally:
@@ -65,7 +65,7 @@ def _alone(plan: Plan, engine: LoadEngine, terms: Terms, guest: Guest) -> Execut
 
 
 def _sleep(until: float, started: float, terms: Terms) -> bool:
-    """Waits for that time of the plan."""
+    """Wait for a time of the plan."""
     while (left := started + until / terms.speed - time.monotonic()) > 0:
         if not terms.pause(left):
             return False
@@ -73,7 +73,12 @@ def _sleep(until: float, started: float, terms: Terms) -> bool:
 
 
 def _child(
-    plan: Plan, steps: Sequence[ScriptStep], after: float, engine: Callable[[], LoadEngine], terms: Terms, guest: Guest
+    plan: Plan,
+    steps: Sequence[ScriptStep],
+    after: float,
+    engine: Callable[[], LoadEngine],
+    terms: Terms,
+    agent: AgentContext,
 ) -> Executed:
     sys.stdout.flush()
     reader, writer = os.pipe()
@@ -82,7 +87,7 @@ def _child(
     if pid == 0:
         os.close(reader)
         own = replace(terms, pause=lambda seconds: os.getppid() == parent and terms.pause(seconds))
-        _live(plan, steps, after, engine, own, guest, writer)
+        _live(plan, steps, after, engine, own, agent, writer)
     os.close(writer)
     status = _wait(pid, terms)
     with os.fdopen(reader, "rb") as pipe:
@@ -101,16 +106,16 @@ def _live(
     after: float,
     make: Callable[[], LoadEngine],
     terms: Terms,
-    guest: Guest,
+    agent: AgentContext,
     writer: int,
 ) -> None:
-    """In the child, which does not return."""
+    """Execute one run in the child. Does not return."""
     status = 1
     try:
         engine = make()
         carried = prepare(plan, engine, terms)
         carried.elapsed_seconds = steps[0].at
-        with guest():
+        with agent():
             ending = carry_out(steps, after, engine, terms, carried)
             if ending in (None, "exit"):
                 engine.close()
@@ -121,7 +126,7 @@ def _live(
     except GpumondError as error:
         os.write(writer, str(error).encode()[:MESSAGE_BYTES])
         status = next(code for code, kind in ERRORS.items() if isinstance(error, kind))
-    except BaseException:  # the parent's frames must not see it
+    except BaseException:  # no exception may reach the code of the parent
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -129,7 +134,7 @@ def _live(
 
 
 def _die(ending: Ending | None, engine: LoadEngine, carried: Executed, writer: int) -> None:
-    """As a program does that the kernel or an operator kills."""
+    """End the process as if killed by the kernel or an operator."""
     carried.outcome = "crash"
     if ending != "crash":
         carried.outcome, carried.detail = "orphan", str(engine.abandon())
@@ -138,7 +143,7 @@ def _die(ending: Ending | None, engine: LoadEngine, carried: Executed, writer: i
 
 
 def _wait(pid: int, terms: Terms) -> int:
-    """Until the child has ended; when it is time to stop, it is asked to."""
+    """Wait until the child has ended, and stop it on request."""
     kill_at = float("inf")
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)

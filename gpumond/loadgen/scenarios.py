@@ -1,7 +1,7 @@
-"""Every scenario: what it is, its shape, its options, and who writes it. Pure.
+"""Table of all scenarios with their shapes, options and functions. Pure.
 
-To add one: write a function that takes a `Script`, and add it to ``TABLE``. What an option does not give is
-drawn from the seed.
+To add one: write a function that takes a `Script`, and add it to ``TABLE``. The values of options that are not
+given are drawn from the seed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpumond.loadgen.script import VIEWS, Script, View
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``views``: in which it can be told what it is. ``verdict``: what is right to say, empty for silence."""
+    """One scenario. ``views``: those in which it can be diagnosed. ``verdict``: the expected one, empty for none."""
 
     name: str
     alias: str
@@ -31,21 +31,21 @@ class Scenario:
 
 
 COMMON = (
-    Option("size", "size", "80GiB", "the card that the plan is made for; engines scale it", 64 << 30),
-    Option("duration", "duration", "three times as long as it may take to be seen", "how long it lasts", 1.0, 172800),
-    Option("view", "word", "by the seed", "how much is seen in virtual time", words=VIEWS),
+    Option("size", "size", "80GiB", "size of the device that the plan is made for; engines scale it", 64 << 30),
+    Option("duration", "duration", "three times the time allowed for detection", "length of the plan", 1.0, 172800),
+    Option("view", "word", "by the seed", "what is observed in virtual time", words=VIEWS),
     Option("noise", "size", "32 MiB or 0.3 GiB", "standard deviation from sample to sample"),
-    Option("gaps", "number", "0 or 1", "whether samples are missing", 0, 1),
-    Option("neighbours", "number", "0 or 1", "whether other programs come and go on the device", 0, 1),
+    Option("gaps", "number", "0 or 1", "1: samples are missing", 0, 1),
+    Option("neighbours", "number", "0 or 1", "1: other programs start and end on the device", 0, 1),
 )
 
-_KEPT, _PERIOD = "kept each time", "time from one to the next"
+_KEPT, _PERIOD = "leaked each time", "time between two"
 
 TABLE = (
     Scenario(
         "leak-per-epoch",
         "p1",
-        "every epoch keeps a little, under a saw-tooth of 16 GiB",
+        "every epoch leaks a small block, below a sawtooth of 16 GiB",
         "leak",
         ("      /|/|/|", "  /|/|‾ ‾ ‾ ", "/|‾ ‾       "),
         leaks.per_epoch,
@@ -57,28 +57,28 @@ TABLE = (
     Scenario(
         "leak-linear",
         "p2",
-        "every iteration keeps a tensor that nobody needs",
+        "every iteration keeps a tensor that is not needed",
         "leak",
         ("         ..·'", "    ..·''    ", "..·'         "),
         leaks.linear,
-        (Option("rate", "size", "2, 8, 32, 128 or 512 MiB", "kept a minute", 1),),
+        (Option("rate", "size", "2, 8, 32, 128 or 512 MiB", "leaked per minute", 1),),
     ),
     Scenario(
         "leak-load",
         "p3",
-        "every request keeps a little; nothing grows while there are none",
+        "every request leaks a small block; there is no growth without requests",
         "leak",
         ("         _____", "    ____/     ", "___/          "),
         leaks.under_load,
         (
-            Option("step", "size", "5, 50 or 150 MiB", "kept by a request", 1),
-            Option("requests", "number", "0.02 to 1", "requests a second while busy", 1e-4, 100.0),
+            Option("step", "size", "5, 50 or 150 MiB", "leaked per request", 1),
+            Option("requests", "number", "0.02 to 1", "requests per second while busy", 1e-4, 100.0),
         ),
     ),
     Scenario(
         "leak-irregular",
         "p4",
-        "0.2 to 2 GiB are kept at times that follow no rule",
+        "0.2 to 2 GiB are leaked at random times",
         "leak",
         ("           |‾‾", "   |‾‾‾‾‾‾‾   ", "|‾‾           "),
         leaks.irregular,
@@ -92,27 +92,27 @@ TABLE = (
         ("        _-‾   ", "    _-‾       ", "_-‾           "),
         leaks.compile_cache,
         (
-            Option("period", "duration", "1 to 5 min", "from one new shape to the next", 1.0),
-            Option("where", "word", "by the seed", "where it is kept", words=("pool", "outside")),
+            Option("period", "duration", "1 to 5 min", "time between two new shapes", 1.0),
+            Option("where", "word", "by the seed", "place of the compiled code", words=("pool", "outside")),
         ),
     ),
     Scenario(
         "fragmentation",
         "p6",
-        "as much is live as ever, but the allocator holds more and more",
+        "live memory is constant, but the allocator holds more and more",
         "fragmentation",
         ("held      _.-'", "     _.-'     ", "live ---------"),
         incidents.fragmentation,
         (
-            Option("share", "share", "42 to 50 %", "of the card that is live", 0.05, 0.5),
-            Option("over", "duration", "1.5 to 2.5 h", "how long it takes", 60.0),
+            Option("share", "share", "42 to 50 %", "share of the device that is live", 0.05, 0.5),
+            Option("over", "duration", "1.5 to 2.5 h", "time until the device is full", 60.0),
         ),
         ("agent",),
     ),
     Scenario(
         "orphan",
         "p7",
-        "a program is killed and its memory stays, with nobody who owns it",
+        "a program is killed and its memory stays allocated without an owner",
         "orphan",
         ("used ---------", "             ", "pid  ----x    "),
         incidents.orphan,
@@ -122,17 +122,17 @@ TABLE = (
     Scenario(
         "crash",
         "p8",
-        "memory runs to the brim and the program dies, once or in a loop",
+        "memory runs out and the program dies, once or in a loop of restarts",
         "crash",
         ("    |‾|       ", "    / |    /‾|", "---'  |___/  |"),
         incidents.crash,
-        (Option("times", "number", "1 or 4", "how often it dies", 1, 20),),
+        (Option("times", "number", "1 or 4", "number of crashes", 1, 20),),
         neighbours=False,
     ),
     Scenario(
         "leak-at-eval",
         "p9",
-        "an evaluation takes 20 to 28 GiB and gives back half",
+        "an evaluation allocates 20 to 28 GiB and frees half of it",
         "leak",
         ("         |\\___", "   |\\____|    ", "___|          "),
         leaks.at_evaluation,
@@ -141,86 +141,86 @@ TABLE = (
     Scenario(
         "warm-up",
         "n1",
-        "grows towards a plateau, and stays there",
+        "memory grows to a plateau and stays there",
         "",
         ("     ______", "  .-'      ", " /         "),
         healthy.warm_up,
         (
             Option("time", "duration", "1 to 20 min", "time constant of the approach", 1.0),
-            Option("share", "share", "30 to 85 %", "of the card, at the plateau", 0.12, 0.9),
+            Option("share", "share", "30 to 85 %", "share of the device at the plateau", 0.12, 0.9),
         ),
     ),
     Scenario(
         "autotune",
         "n2",
-        "large workspaces in the first minutes, then they are given back",
+        "large workspaces are allocated in the first minutes, then released",
         "",
         (" |‾|       ", " | |       ", "/   ‾‾‾‾‾‾‾"),
         healthy.autotune,
-        (Option("share", "share", "50 to 90 %", "of the card, at the peak", 0.1, 0.9),),
+        (Option("share", "share", "50 to 90 %", "share of the device at the peak", 0.1, 0.9),),
     ),
     Scenario(
         "preallocated",
         "n3",
-        "one pool takes most of the card at the start and lasts",
+        "one pool takes most of the device at the start and keeps it",
         "",
         (" |‾‾‾‾‾‾‾‾‾", " |         ", "-'         "),
         healthy.preallocated,
-        (Option("share", "share", "60 to 94 %", "of the card", 0.15, 0.95),),
+        (Option("share", "share", "60 to 94 %", "share of the device", 0.15, 0.95),),
     ),
     Scenario(
         "cache-saturates",
         "n4",
-        "a cache grows with every request larger than all before; ever fewer are",
+        "a cache grows with every request larger than all previous ones; these become rare",
         "",
         ("       .--'‾", "   .-'      ", " /'         "),
         healthy.saturating_cache,
         (
-            Option("time", "duration", "2 to 6 h", "until 95 % of it is there", 60.0),
-            Option("requests", "number", "0.1 to 1", "requests a second", 1e-3, 100.0),
-            Option("share", "share", "30 to 60 %", "of the card, in the end", 0.05, 0.6),
+            Option("time", "duration", "2 to 6 h", "time until the cache has 95 % of its size", 60.0),
+            Option("requests", "number", "0.1 to 1", "requests per second", 1e-3, 100.0),
+            Option("share", "share", "30 to 60 %", "share of the device at the end", 0.05, 0.6),
         ),
     ),
     Scenario(
         "periodic-eval",
         "n5",
-        "an evaluation every so often takes more, and gives all of it back",
+        "a periodic evaluation allocates more, and frees all of it",
         "",
         ("   /|    /| ", "  / |   / | ", "-'  '--'  '-"),
         healthy.periodic_evaluation,
         (
             Option("period", "duration", "5 to 60 min", _PERIOD, 30.0),
-            Option("step", "size", "5 to 20 GiB", "taken by an evaluation", 1),
+            Option("step", "size", "5 to 20 GiB", "allocated by an evaluation", 1),
         ),
     ),
     Scenario(
         "curriculum",
         "n6",
-        "larger batches, hours apart, for good",
+        "the batch size grows permanently, in steps hours apart",
         "",
         ("         ___", "    ____|   ", "___|        "),
         healthy.curriculum,
         (
-            Option("times", "number", "1 to 3", "how often", 1, 10),
+            Option("times", "number", "1 to 3", "number of steps", 1, 10),
             Option("step", "size", "2 to 20 GiB", _KEPT, 1),
         ),
     ),
     Scenario(
         "fleet",
         "n7",
-        "programs on several devices follow one load: the hours of the day, and jumps",
+        "programs on several devices share one load: a daily cycle, and sudden changes",
         "",
         ("   _.-._|‾|_ ", " .'         '", "'            "),
         healthy.fleet,
         (
-            Option("programs", "number", "4", "how many, each on a device of its own", 1, 64),
-            Option("step", "size", "4 GiB", "the day's swing to either side", 1),
+            Option("programs", "number", "4", "number of programs, each on its own device", 1, 64),
+            Option("step", "size", "4 GiB", "amplitude of the daily cycle", 1),
         ),
     ),
     Scenario(
         "steady",
         "",
-        "works and stays as it is",
+        "steady work, constant memory",
         "",
         ("            ", " .----------", "/           "),
         stress.steady,
@@ -228,21 +228,21 @@ TABLE = (
     Scenario(
         "stress",
         "",
-        "fills the card, holds it, and checks what it wrote",
+        "fill the device, hold the memory, and verify its contents",
         "pressure",
         (" .----------", " |          ", "/           "),
         stress.stress,
-        (Option("fill", "share", "90 %", "of the card", 0.01, 0.99),),
+        (Option("fill", "share", "90 %", "share of the device", 0.01, 0.99),),
         neighbours=False,
     ),
     Scenario(
         "flush-storm",
         "",
-        "allocates and frees all the time, and is flushed again and again meanwhile",
+        "allocate and free continuously, with repeated flushes",
         "",
         (" |\\ |\\|\\  |\\", " | \\|   \\|  ", "/           "),
         stress.flush_storm,
-        (Option("period", "duration", "2 s", "from flush to flush", 0.05),),
+        (Option("period", "duration", "2 s", "time between two flushes", 0.05),),
         neighbours=False,
     ),
 )
@@ -251,17 +251,17 @@ SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in TAB
 
 
 def scenario(name: str) -> Scenario:
-    """By name or alias (p1 to p9, n1 to n7). Raises ConfigError."""
+    """Return a scenario by name or alias (p1 to p9, n1 to n7). Raises ConfigError."""
     for one in TABLE:
         if name in (one.name, one.alias) and name:
             return one
-    raise ConfigError(f"no scenario is called {name!r}; `gpumond load --list` shows those that there are")
+    raise ConfigError(f"no scenario is named {name!r}; `gpumond load --list` shows all scenarios")
 
 
 def check(scenario: Scenario, given: Mapping[str, float | str]) -> dict[str, float | str]:
-    """The options in base units. Raises ConfigError for one that the scenario does not have, or a bad value."""
+    """Return the options in base units. Raises ConfigError for an unknown option or an invalid value."""
     known = {option.name: option for option in (*scenario.options, *COMMON)}
-    own = ", ".join(f"--{option.name}" for option in scenario.options) or "none of its own"
+    own = ", ".join(f"--{option.name}" for option in scenario.options) or "no options"
     for name in given:
         if name not in known:
             raise ConfigError(f"option --{name}: {scenario.name} has no such option; it has {own}")

@@ -1,7 +1,7 @@
-"""What a plan is written in: steps, and the writer that scenarios use. Pure.
+"""Steps of plans, and the builder that scenarios use. Pure.
 
-Times are seconds from the start, sizes bytes on a card of the plan's size. Every purpose draws from a generator
-of its own, so that what is injected changes no other number.
+Times are seconds from the start, sizes bytes on a device of the plan's size. Each purpose has its own random
+generator, so that the injection changes no other number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MINUTE = 60.0
 HOUR = 3600.0
 
 CONTEXT_BYTES = 512 * MIB
-"""What a program costs before it allocates anything."""
+"""Memory that a program uses before its first allocation."""
 
 Action = Literal["start", "take", "take-outside", "give", "busy", "flush", "end"]
 Ending = Literal["exit", "crash", "orphan-unlisted", "orphan-gone", "orphan-holder"]
@@ -26,7 +26,7 @@ VIEWS: tuple[View, ...] = ("agent", "process", "device")
 
 
 class ScriptStep(NamedTuple):
-    """One thing that one program does. ``take-outside`` allocates past the program's caching allocator."""
+    """One action of one program. ``take-outside`` allocates outside the program's caching allocator."""
 
     at: float
     action: Action
@@ -39,7 +39,7 @@ class ScriptStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProgramScript:
-    """A program of the plan. Real engines carry out the first; the others are its neighbours."""
+    """A program of the plan. Real engines execute only the first."""
 
     name: str
     device: int = 0
@@ -48,10 +48,10 @@ class ProgramScript:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """How the plan is seen in virtual time.
+    """Observation of the plan in virtual time.
 
     ``view``: ``agent`` (allocators report), ``process`` (the driver counts each process), ``device`` (only the
-    device as a whole). ``noise_bytes``: standard deviation of what the driver says. ``sample_gaps``: 4 to 7 s
+    whole device). ``noise_bytes``: standard deviation of the driver's values. ``sample_gaps``: 4 to 7 s
     without a sample every 35 s or so. ``outages``: start and length of times without any.
     """
 
@@ -64,10 +64,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What is right to say of a plan. ``kind`` is empty where nothing is wrong, and silence is right.
+    """Expected verdict on a plan. ``kind`` is empty if none is expected.
 
-    ``oom_at``: when the card is full if it goes on like this, beyond the plan's end too. ``ends_at``: when what
-    was injected is over, with the plan at the latest. ``slope_bytes_per_second`` is the mean over its time.
+    ``oom_at``: projected time of a full device, possibly after the plan's end. ``ends_at``: end of the injected
+    problem, at most the plan's end. ``slope_bytes_per_second`` is the mean during the problem.
     """
 
     kind: str = ""
@@ -79,12 +79,12 @@ class Truth:
 
 
 class Script:
-    """Steps as they are written, in any order of time; those of one moment keep the order of writing."""
+    """Builder of steps, which may be added in any order of time. Steps at one time keep their order."""
 
     def __init__(self, scenario: str, seed: int, options: Mapping[str, float | str], inject: bool) -> None:
         self._scenario, self._seed = scenario, seed
         self.settled = dict(options)
-        """Every option, given or drawn."""
+        """All options, given or drawn."""
         self.inject = inject
         self.dice = self.random("parameters")
         self.size_bytes = int(self.number("size"))
@@ -93,15 +93,15 @@ class Script:
         self.steps: list[ScriptStep] = []
         self.truth = Truth()
         self.kept: Sequence[tuple[float, float]] = ()
-        """Of a leak: when so many bytes were kept."""
+        """Times and cumulative bytes of a leak."""
         self._next_block = 0
 
     def random(self, purpose: str) -> Random:
-        """A generator for one purpose; text is seeded through SHA-512, alike in every version of Python."""
+        """Return a random generator for one purpose. Text seeds go through SHA-512, the same in all Python versions."""
         return Random(f"{self._scenario}/{self._seed}/{purpose}")
 
     def number(self, option: str, drawn: float | None = None) -> float:
-        """An option's value, else what was drawn for it."""
+        """Return an option's value, else the drawn one."""
         value = self.settled.setdefault(option, drawn or 0.0)
         assert isinstance(value, float | int), option
         return float(value)
@@ -110,7 +110,7 @@ class Script:
         return str(self.settled.setdefault(option, drawn))
 
     def last(self, duration: float) -> float:
-        """Sets how long the plan lasts, unless an option does; returns it."""
+        """Set the length of the plan, unless an option does, and return it."""
         self.duration = self.number("duration", duration)
         return self.duration
 
@@ -141,7 +141,7 @@ class Script:
         self.steps.append(ScriptStep(at, "end", program, ending=ending))
 
     def fill(self, at: float, size: float, seconds: float, program: int = 0, pieces: int = 16) -> float:
-        """Takes that much in equal blocks over the seconds; returns when it is done."""
+        """Allocate the bytes in equal blocks over the seconds. Returns the end time."""
         for piece in range(pieces):
             self.take(at + seconds * piece / pieces, size / pieces, program)
         return at + seconds
@@ -163,7 +163,7 @@ class LevelStep:
 
 
 def every(start: float, end: float, period: float) -> Iterator[float]:
-    """Moments from start on, one a period, before the end."""
+    """Yield times from start, one per period, before the end."""
     for number in range(max(0, int((end - start) / period) + 1)):
         at = start + number * period
         if at < end:

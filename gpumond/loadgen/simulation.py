@@ -1,4 +1,4 @@
-"""A plan as sums of bytes, without an allocator: when its program finds the device full, and how high it gets. Pure."""
+"""Simulation of a plan as sums of bytes, without an allocator: peaks, and the time of a full device. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from gpumond.loadgen.script import CONTEXT_BYTES, Script, ScriptStep
 @dataclass(frozen=True, slots=True)
 class Simulated:
     steps: list[ScriptStep]
-    """Without those of programs that do not live."""
+    """Steps, without those of programs that are dead."""
     oom_at: float | None
     peak_bytes: int
     most_beside_bytes: float
-    """The most that program 0 had after the onset of a leak, what it had kept of that taken off."""
+    """Peak of program 0 after the onset of a leak, minus the leaked bytes at that time."""
 
 
-def walk(steps: Iterable[ScriptStep], script: Script) -> Simulated:
-    """``steps`` in order of time. A program that finds the device full has died."""
+def simulate(steps: Iterable[ScriptStep], script: Script) -> Simulated:
+    """Simulate ``steps`` in order of time. A program dies when the device is full."""
     devices = [program.device for program in script.programs]
     used = [0] * (max(devices) + 1)
     held: list[dict[int, int]] = [{} for _ in devices]
     sums, running = [0] * len(devices), [False] * len(devices)
     peak, beside, oom_at = 0, 0.0, None
     onset = script.truth.injected_at
-    rest, kept = Kept(script.kept), 0.0
+    rest, kept = LeakedBytes(script.kept), 0.0
     lived: list[ScriptStep] = []
     for step in steps:
         at, action, program, block, size, _, _ = step
@@ -60,8 +60,8 @@ def walk(steps: Iterable[ScriptStep], script: Script) -> Simulated:
     return Simulated(lived, oom_at, peak, beside)
 
 
-class Kept:
-    """How much of a leak was kept by a time; asked in order of time."""
+class LeakedBytes:
+    """Cumulative bytes of a leak at a time. Times must not decrease."""
 
     def __init__(self, kept: Sequence[tuple[float, float]]) -> None:
         self._rest, self._sum = sorted(kept, reverse=True), 0.0

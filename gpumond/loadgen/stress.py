@@ -1,4 +1,4 @@
-"""Loads to test a device and gpumond itself with: steady, stress, flush-storm. Pure."""
+"""Loads to test devices and gpumond itself: steady, stress, flush-storm. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpumond.loadgen.host_program import QUIET_BYTES, host, noise
 from gpumond.loadgen.script import CONTEXT_BYTES, GIB, HOUR, MIB, LevelStep, Script, Truth, every
 
 NEARLY_ALL = 0.95
-"""A device that is used by more than that is under pressure."""
+"""Used share above which a device is under pressure."""
 
 
 def steady(script: Script) -> None:
@@ -15,7 +15,7 @@ def steady(script: Script) -> None:
 
 
 def stress(script: Script) -> None:
-    """Fills, and holds; engines whose memory has contents write a pattern and check it."""
+    """Fill the device and hold the memory. Engines whose memory has contents write and verify a pattern."""
     fill = script.number("fill", 0.9) if script.inject else 0.5
     end = script.last(HOUR)
     script.number("noise", QUIET_BYTES)
@@ -31,7 +31,7 @@ def stress(script: Script) -> None:
 
 
 def flush_storm(script: Script) -> None:
-    """Allocates and frees all the time, and is flushed again and again meanwhile."""
+    """Allocate and free continuously, with repeated flushes."""
     period = script.number("period", 2.0)
     script.last(HOUR)
     script.number("noise", QUIET_BYTES)

@@ -1,5 +1,5 @@
-"""The terminal view: one frame of the daemon at a time, asked for over HTTP.
+"""The terminal view. It requests one frame at a time from the daemon over HTTP.
 
-``view`` (of ``rows`` and ``remarks``) and ``ledger`` (of ``bars``) turn a frame into what is shown; they are pure, and
-serve the plain command line, too. The other files put it on the screen, with textual.
+``view`` (with ``rows`` and ``notices``) and ``ledger`` (with ``bars``) convert a frame to rows and lines. They are
+pure, and the plain command line uses them, too. The other modules are textual widgets.
 """

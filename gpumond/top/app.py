@@ -1,4 +1,4 @@
-"""The screen: devices, processes, the past of the chosen one, and what there is to say about them."""
+"""The screen: devices, processes, the history of the selected one, and notices."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from gpumond.top.history import HistoryChart, drawn, remember
 from gpumond.top.panel import keys
 from gpumond.top.processes import Processes, SortOrder, fitting
 from gpumond.top.rows import Key
-from gpumond.top.selection import at_index, beside, device_of, key_of, processes_on
+from gpumond.top.selection import at_index, device_of, key_of, neighbour, processes_on
 from gpumond.top.view import View
 
 POLL_SECONDS = 1.0
 PAST_POLLS = 5
-"""The past is asked for again after so many frames, and whenever another process is chosen."""
+"""Frames between two requests for the history. It is also requested when the selection changes."""
 CURVE_ROWS = 2
 ENOUGH_COLOURS = ("256", "truecolor", "windows")
-"""Sixteen would make shares the same."""
+"""Colour systems that can distinguish the shares. Sixteen colours cannot."""
 REMARKS_SHARE = 4
-"""They have a quarter of the screen."""
+"""Notices take at most one part in this many of the screen."""
 
 
 class Top(App[None]):
-    """Asks for a frame a second, and for the next one only when the last was answered."""
+    """The application. It requests one frame per second, and never more than one at a time."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -70,15 +70,15 @@ class Top(App[None]):
         self._frames = 0
 
         self.head, self.devices, self.table = Static(id="head", markup=False), Devices(), Processes()
-        self.words = Input(placeholder="part of a name, pid, user, verdict, pod", id="filter")
+        self.filter_input = Input(placeholder="filter by part of a name, pid, user, verdict or pod", id="filter")
         self.curve, self.said = Static(id="past", markup=False), Static(id="remarks", markup=False)
 
     def compose(self) -> ComposeResult:
-        yield from (self.head, self.devices, self.table, self.words, self.curve, self.said, keys())
+        yield from (self.head, self.devices, self.table, self.filter_input, self.curve, self.said, keys())
 
     @property
     def shown(self) -> View | None:
-        """What may still be shown."""
+        """The latest view, None if it is too old to show."""
         return None if self.link.withdrawn(time.monotonic()) else self.view
 
     def on_mount(self) -> None:
@@ -89,13 +89,13 @@ class Top(App[None]):
     def _poll(self) -> None:
         if not self._asking:
             self._asking = True
-            ask(self, lambda: look(self.daemon), self._looked)
+            ask(self, lambda: look(self.daemon), self._received)
         if self.link.remark(time.monotonic()):
             self._show()
 
-    def _looked(self, answer: View | DaemonError) -> None:
+    def _received(self, answer: View | DaemonError) -> None:
         self._asking = False
-        self.link = self.link.heard(answer, time.monotonic())
+        self.link = self.link.updated(answer, time.monotonic())
         if isinstance(answer, View):
             self.view = answer
             if not device_of(answer, self.device):
@@ -115,7 +115,7 @@ class Top(App[None]):
         self._show_panel()
 
     def _subject(self) -> tuple[Key, str] | None:
-        """Whose past is shown: of the process shown in full, else the device looked at, else the process chosen."""
+        """Return the process shown in the details, else the selected device, else the selected process."""
         device, process = device_of(self.view, self.device), self.table.chosen
         if device and not isinstance(self.screen, Details):
             return key_of(device), f"GPU {device.index} {device.name} "
@@ -161,7 +161,7 @@ class Top(App[None]):
         self.action_details()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        self.table.words = event.value
+        self.table.filter_text = event.value
         self._show()
 
     def on_input_submitted(self) -> None:
@@ -178,36 +178,36 @@ class Top(App[None]):
         self._show()
 
     def action_filter(self) -> None:
-        words = self.words
-        words.styles.display = "block"
-        self.screen.set_focus(words)  # at once: the next key is for it
+        filter_input = self.filter_input
+        filter_input.styles.display = "block"
+        self.screen.set_focus(filter_input)  # immediately, because the next key belongs to the filter
 
     def action_show_all(self) -> None:
-        self.words.value = ""
+        self.filter_input.value = ""
         self._leave_filter()
-        self._look_at(None)
+        self._select_device(None)
 
     def action_device(self, step: int) -> None:
         if self.view:
-            self._look_at(beside(self.view, self.device, step))
+            self._select_device(neighbour(self.view, self.device, step))
 
     def action_device_at(self, index: int) -> None:
         if self.view and (uuid := at_index(self.view, index)):
-            self._look_at(uuid)
+            self._select_device(uuid)
 
-    def _look_at(self, uuid: str | None) -> None:
+    def _select_device(self, uuid: str | None) -> None:
         self.device = uuid
         self._show()
         self._remember_if_new()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """There is nothing to choose from among one device."""
+        """Disable the selection of a device if there is only one."""
         return len(self.view.devices) > 1 if action == "device" and self.view else True
 
     def _leave_filter(self) -> None:
-        words = self.words
-        if not words.value:
-            words.styles.display = "none"
+        filter_input = self.filter_input
+        if not filter_input.value:
+            filter_input.styles.display = "none"
         self.table.focus()
 
     def action_details(self) -> None:

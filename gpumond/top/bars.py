@@ -1,4 +1,4 @@
-"""Bars and curves of characters. Pure."""
+"""Bars and curves drawn with characters. Pure."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ FILLS: Mapping[str, str] = {
     "reserved": "-",
     "free": ".",
 }
-"""What stands for a share where there is no colour."""
+"""The character of each share on terminals without colour."""
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def bar(parts: Mapping[str, int], size: int, width: int) -> list[tuple[str, int]]:
-    """(share, cells) from the left; the cells sum to ``width``, and what is left of ``size`` is ``free``.
+    """Return (share, cells) from the left. The cells sum to ``width``; the rest of ``size`` is ``free``.
 
-    Each border is where it belongs, to half a cell; so a share of less may have no cell. Parts that exceed the size
-    (an overcount) fill the bar in proportion.
+    Borders are accurate to half a cell, so a smaller share may have no cell. If the parts exceed the size (an
+    overcount), they fill the bar in proportion.
     """
     known = {share: parts[share] for share in (*SHARES, "reserved") if parts.get(share)}
     whole = max(size, sum(known.values()), 1)
@@ -41,9 +41,9 @@ def bar(parts: Mapping[str, int], size: int, width: int) -> list[tuple[str, int]
 
 
 def curve(points: Sequence[tuple[float, float]], start: float, end: float, width: int, rows: int) -> Iterator[str]:
-    """Lines from the top, of the highest value of each stretch of time between ``start`` and ``end``; 0 is the ground
-    and the highest of all the ceiling. A stretch without a point stays blank, unless it lies between points that are
-    so far apart all along (blocks of the past, a slow interval)."""
+    """Yield the lines of a curve from the top. A column shows the maximum of its time interval between ``start`` and
+    ``end``, on a scale from 0 to the overall maximum. A column without a point is blank, unless the regular distance
+    between points is longer than a column (downsampled history, a long tick interval)."""
     highest: list[float | None] = [None] * width
     for at, value in points:
         place = int((at - start) / max(end - start, 1e-9) * width)
@@ -58,10 +58,10 @@ def curve(points: Sequence[tuple[float, float]], start: float, end: float, width
         yield "".join(" " if level is None else BLOCKS[max(0, min(8, level - 8 * row))] for level in levels)
 
 
-def _bridge(highest: list[float | None], points: Sequence[tuple[float, float]], stretch: float) -> None:
-    """Fills gaps that are only the distance at which points were taken."""
+def _bridge(highest: list[float | None], points: Sequence[tuple[float, float]], column_seconds: float) -> None:
+    """Fill gaps that result from the regular distance between points."""
     steps = sorted(after - before for (before, _), (after, _) in pairwise(points))
-    longest = 2 * steps[len(steps) // 2] / stretch if steps and stretch else 0.0
+    longest = 2 * steps[len(steps) // 2] / column_seconds if steps and column_seconds else 0.0
     last: int | None = None
     for place, value in enumerate(list(highest)):
         if value is None:

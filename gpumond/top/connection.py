@@ -1,4 +1,4 @@
-"""How the daemon answers, and all that there is to say, in lines and in full."""
+"""State of the connection to the daemon, and the notices as single lines and in full."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpumond.top.view import View
 
 SILENT_SECONDS = 3.0
 WITHDRAWN_SECONDS = 6.0
-"""After so long without an answer no number is shown any more."""
+"""Time without a response after which no number is shown."""
 STALE_SECONDS, STALE_INTERVALS = 5.0, 3.0
 STARTING = 503
 STYLES = {"bad": "bold reverse", "warn": "bold", "note": ""}
@@ -27,7 +27,7 @@ STYLES = {"bad": "bold reverse", "warn": "bold", "note": ""}
 
 @dataclass(frozen=True, slots=True)
 class ConnectionState:
-    """How the daemon answers; times are of the monotonic clock here, as its own clock may be another machine's."""
+    """State of the connection. Times are from the local monotonic clock, as the daemon may run on another machine."""
 
     answered_at: float
     fresh_at: float = 0.0
@@ -36,7 +36,7 @@ class ConnectionState:
     error: str = ""
     starting: str = ""
 
-    def heard(self, answer: View | DaemonError, now: float) -> ConnectionState:
+    def updated(self, answer: View | DaemonError, now: float) -> ConnectionState:
         if isinstance(answer, View):
             fresh = now if answer.seq != self.seq else self.fresh_at
             return ConnectionState(now, fresh, answer.seq, answer.interval_seconds)
@@ -48,16 +48,14 @@ class ConnectionState:
         return self.seq is None or now - self.answered_at > WITHDRAWN_SECONDS
 
     def remark(self, now: float) -> FrameNotice | None:
-        """What is wrong, if anything."""
+        """Return a notice about a problem with the connection, None without a problem."""
         silence = now - self.answered_at
         if self.error or silence > SILENT_SECONDS:
-            numbers = (
-                "" if self.seq is None else " Numbers are withdrawn." if self.withdrawn(now) else " Numbers may be old."
-            )
-            detail = self.error or f"nothing heard for {duration(silence)}"
-            return FrameNotice(
-                "bad", "the daemon does not answer", f"{detail}.{numbers} It is asked again every second."
-            )
+            numbers = ""
+            if self.seq is not None:
+                numbers = " Values are not shown." if self.withdrawn(now) else " Values may be out of date."
+            detail = self.error or f"no response for {duration(silence)}"
+            return FrameNotice("bad", "the daemon does not respond", f"{detail}.{numbers} Retrying every second.")
         if self.starting:
             return FrameNotice("note", "starting", self.starting)
         if self.seq is None:
@@ -65,7 +63,7 @@ class ConnectionState:
         stale = now - self.fresh_at
         if stale > max(STALE_SECONDS, STALE_INTERVALS * self.interval_seconds):
             return FrameNotice(
-                "bad", f"nothing new for {duration(stale)}", "the daemon answers, but takes no new frame"
+                "bad", f"no new frame for {duration(stale)}", "the daemon responds, but produces no new frame"
             )
         return None
 
@@ -82,7 +80,7 @@ def headline(url: str, view: View | None, link: ConnectionState, now: float, wid
 
 
 def remarks(view: View | None, link: ConnectionState, now: float, width: int, rows: int) -> Text:
-    """One line each, the gravest first, in at most so many lines."""
+    """Return the notices as one line each, the most severe first, in at most ``rows`` lines."""
     lines = [_line(*each) for each in _all(view, link, now)]
     if len(lines) > rows:
         lines[rows - 1 :] = [Text(f"{len(lines) - rows + 1} more: press a")]
@@ -90,13 +88,13 @@ def remarks(view: View | None, link: ConnectionState, now: float, width: int, ro
 
 
 class RemarksPanel(Panel):
-    """All of them in full."""
+    """All notices in full."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("a", "dismiss", show=False)]
 
     def show(self, view: View | None, link: ConnectionState, now: float) -> None:
         lines = [_line(*each) for each in _all(view, link, now)]
-        self.say(Text("\n\n").join(lines) if lines else Text("no alert, no verdict, nothing wrong"))
+        self.say(Text("\n\n").join(lines) if lines else Text("no alerts, verdicts or problems"))
 
 
 def _all(view: View | None, link: ConnectionState, now: float) -> Iterator[tuple[str, FrameNotice]]:
@@ -112,7 +110,7 @@ def _all(view: View | None, link: ConnectionState, now: float) -> Iterator[tuple
     if view.processes and not view.agents:
         yield (
             "",
-            FrameNotice("note", "no program carries an agent", "start one with gpumond run -- python YOUR_PROGRAM.py"),
+            FrameNotice("note", "no program runs the agent", "start one with gpumond run -- python YOUR_PROGRAM.py"),
         )
     elif view.up and view.devices and not view.processes:
         yield "", FrameNotice("note", "no process uses a device", "")

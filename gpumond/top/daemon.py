@@ -1,4 +1,4 @@
-"""Asking the daemon without making anybody wait: neither the screen nor the end of the program."""
+"""Requests to the daemon in threads, so that neither the screen nor the exit of the program waits for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class DaemonClient(Protocol):
-    """Its HTTP API. Both raise DaemonError."""
+    """The HTTP API of a daemon. Both methods raise DaemonError."""
 
     url: str
 
@@ -26,7 +26,7 @@ class DaemonClient(Protocol):
 
 
 def ask(asker: MessagePump, question: Callable[[], T], then: Callable[[T | DaemonError], None]) -> None:
-    """Puts the question in a thread of its own; ``then`` gets the answer, or the error, in the asker's."""
+    """Call the function in a new thread; ``then`` is called with the result or the error in the application's."""
 
     def run() -> None:
         answer: T | DaemonError
@@ -35,10 +35,10 @@ def ask(asker: MessagePump, question: Callable[[], T], then: Callable[[T | Daemo
         except DaemonError as error:
             answer = error
         except (HTTPException, OSError) as error:
-            answer = DaemonError(f"the daemon broke off: {type(error).__name__}")
+            answer = DaemonError(f"the daemon closed the connection: {type(error).__name__}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            answer = DaemonError(f"that is no answer of gpumond ({type(error).__name__}: {error})")
-        with suppress(RuntimeError):  # the asker has ended meanwhile
+            answer = DaemonError(f"the response is not from gpumond ({type(error).__name__}: {error}); check --url")
+        with suppress(RuntimeError):  # the application has ended in the meantime
             asker.call_later(then, answer)
 
     threading.Thread(target=run, name="gpumond-top", daemon=True).start()

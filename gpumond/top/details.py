@@ -1,4 +1,4 @@
-"""One process in full: its shares, its past, what else is known of it, and what its curves mean."""
+"""One process in full: its shares, its history, its attributes and its verdicts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Details(Panel):
     def show(self, view: View | None, past: HistoryChart | None) -> None:
         row = next((row for row in view.processes if row.key == self.key), None) if view else None
         if row is None:
-            self.say(Text(f"pid {self.key[1]} is not seen any more"))
+            self.say(Text(f"pid {self.key[1]} no longer uses a device"))
         else:
             self.say(described(row, past, max(20, self.width)))
 
@@ -46,6 +46,8 @@ def described(row: ProcessRow, past: HistoryChart | None, width: int) -> Text:
     for term, value in (*terms, *row.facts):
         text.append(f"{term:>11} ", "dim").append(f"{value}\n")
     if row.flush_policy is None:
-        text.append("it carries no agent: start it with gpumond run -- COMMAND to see its shares and flush it\n")
+        text.append(
+            "this program runs without the agent; start it with gpumond run -- COMMAND to see its shares and flush it\n"
+        )
     text.rstrip()
     return text

@@ -1,4 +1,4 @@
-"""The devices on the screen."""
+"""Widgets that show the devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLES = {"": "", "bold": "bold", "dim": "dim", "alarm": "bold reverse", "chosen
 
 
 class Devices(VerticalScroll):
-    """As high as what it shows, to two fifths of the screen; then it scrolls."""
+    """The list of devices. It takes at most two fifths of the screen, then it scrolls."""
 
     DEFAULT_CSS = "Devices { height: auto; max-height: 40%; } Devices Picture { height: auto; }"
     can_focus = False
@@ -30,7 +30,7 @@ class Devices(VerticalScroll):
         yield self.picture
 
     def show(self, view: View | None, monochrome: bool, chosen: str | None) -> None:
-        shown = self.picture  # which may not be mounted yet, or no longer
+        shown = self.picture  # the widget may not be mounted
         moved = shown.chosen != chosen
         shown.view, shown.monochrome, shown.chosen = view, monochrome, chosen
         shown.refresh(layout=True)
@@ -38,7 +38,7 @@ class Devices(VerticalScroll):
             self.call_after_refresh(self._reveal)
 
     def _reveal(self) -> None:
-        """Where not all devices fit, the chosen one is in sight."""
+        """Scroll to the selected device."""
         marked = (at for at, line in enumerate(self.picture.lines()) if line and line[0].look == "chosen")
         self.scroll_to(y=next(marked, 0), animate=False)
 

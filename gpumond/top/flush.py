@@ -1,4 +1,4 @@
-"""A flush in three steps: what would come back, a yes, the receipts."""
+"""A flush in three steps: plan, confirmation, receipts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpumond.top.sanitize import plain
 
 TIMEOUT_SECONDS = 30.0
 ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30
-"""Programs are flushed one after another."""
+"""Time limit of a flush request; programs are flushed one after another."""
 
 UNAUTHORIZED = 401
 
@@ -24,11 +24,11 @@ UNAUTHORIZED = 401
 class Shown(NamedTuple):
     text: Text
     ready: bool
-    """There is something to give back, and it may be asked for."""
+    """True if a flush would release memory and may be requested."""
 
 
 class FlushPanel(Panel):
-    """Nothing is flushed before the plan has been seen and ``y`` pressed."""
+    """The panel of a flush. Nothing is flushed before the plan is shown and ``y`` is pressed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "confirm", "Yes, flush"),
@@ -37,20 +37,20 @@ class FlushPanel(Panel):
 
     def __init__(self, daemon: DaemonClient, target: Mapping[str, object], name: str) -> None:
         super().__init__()
-        self.daemon, self.target, self.whom = daemon, target, name
+        self.daemon, self.target, self.target_name = daemon, target, name
         self.ready = False
         self.plan = ""
-        """The id of the plan that is shown."""
+        """Id of the plan that is shown."""
 
     def on_mount(self) -> None:
-        self._show(Shown(Text(f"{self.whom}: asking what a flush would return"), False))
+        self._show(Shown(Text(f"{self.target_name}: requesting the plan of a flush"), False))
         self._ask(dry_run=True)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return self.ready if action == "confirm" else True
 
     def action_confirm(self) -> None:
-        self._show(Shown(Text(f"{self.whom}: flushing"), False))
+        self._show(Shown(Text(f"{self.target_name}: flushing"), False))
         self._ask(dry_run=False)
 
     def _ask(self, dry_run: bool) -> None:
@@ -64,17 +64,17 @@ class FlushPanel(Panel):
             except DaemonError as error:
                 if "receipts" not in error.problem:
                     raise
-                answer = error.problem  # some did not answer in time; the others did
+                answer = error.problem  # only some of the programs answered in time
             self.plan = str(answer.get("id", ""))
-            return plan(self.whom, answer) if dry_run else proof(self.whom, answer)
+            return plan(self.target_name, answer) if dry_run else proof(self.target_name, answer)
 
         ask(self.app, question, self._show)
 
     def _show(self, answer: Shown | DaemonError) -> None:
         if isinstance(answer, DaemonError):
-            remedy = "; to show one: GPUMOND_TOKEN" if answer.status == UNAUTHORIZED else ""
-            answer = Shown(Text(plain(f"{self.whom}: not flushed: {answer}{remedy}", 600)), False)
-        if not self.is_attached:  # it was closed, which does not call back a flush
+            remedy = "; set a token with GPUMOND_TOKEN" if answer.status == UNAUTHORIZED else ""
+            answer = Shown(Text(plain(f"{self.target_name}: not flushed: {answer}{remedy}", 600)), False)
+        if not self.is_attached:  # the panel was closed, which does not cancel a flush
             self.app.notify(answer.text.plain, markup=False)
             return
         self.say(answer.text)
@@ -82,12 +82,12 @@ class FlushPanel(Panel):
         self.refresh_bindings()
 
 
-def plan(whom: str, answer: Mapping[str, Any]) -> Shown:
+def plan(target: str, answer: Mapping[str, Any]) -> Shown:
     ready = any(receipt["outcome"] == "planned" and receipt["expected"]["high"] for receipt in answer["receipts"])
-    text = Text(f"{whom}: what a flush would do\n\n")
+    text = Text(f"{target}: plan of a flush\n\n")
     for receipt in answer["receipts"]:
         text.append(f"  {_planned(receipt)}\n")
-    text.append("\nFlush? y: yes  esc: no" if ready else "\nThere is nothing to give back.", "bold")
+    text.append("\nFlush? y: yes  esc: no" if ready else "\nNothing to release.", "bold")
     return Shown(text, ready)
 
 
@@ -96,15 +96,15 @@ def _planned(receipt: Mapping[str, Any]) -> str:
     if receipt["outcome"] != "planned":
         return _ended(receipt)
     if not expected["high"]:
-        return f"{_who(receipt)} would return nothing"
+        return f"{_program(receipt)} would release nothing"
     low, likely, high = (human(expected[name]) for name in ("low", "likely", "high"))
     between = "" if expected["low"] == expected["high"] else f", between {low} and {high}"
-    return f"{_who(receipt)} would return about {likely}{between}"
+    return f"{_program(receipt)} would release about {likely}{between}"
 
 
-def proof(whom: str, answer: Mapping[str, Any]) -> Shown:
-    """What came back, as the allocator and as the driver measured it."""
-    text = Text(f"{whom}: receipts\n\n")
+def proof(target: str, answer: Mapping[str, Any]) -> Shown:
+    """Return the text of the receipts: released bytes as measured by the allocator and by the driver."""
+    text = Text(f"{target}: receipts\n\n")
     for receipt in answer["receipts"]:
         text.append(f"  {_ended(receipt)}\n")
     text.append(f"\nreleased {human(answer['released_bytes'])}", "bold")
@@ -112,7 +112,7 @@ def proof(whom: str, answer: Mapping[str, Any]) -> Shown:
 
 
 def _ended(receipt: Mapping[str, Any]) -> str:
-    said = [f"{_who(receipt)}: {plain(receipt['outcome'], 20)}"]
+    said = [f"{_program(receipt)}: {plain(receipt['outcome'], 20)}"]
     if planned := receipt.get("planned"):
         said.append(f"{human(planned['likely'])} planned")
     if receipt["released_bytes"] and receipt["expected"]:
@@ -120,14 +120,14 @@ def _ended(receipt: Mapping[str, Any]) -> str:
     elif receipt["released_bytes"]:
         said.append(human(receipt["released_bytes"]))
     if receipt["driver_released_bytes"] is not None:
-        said.append(f"the driver saw {human(receipt['driver_released_bytes'])}")
+        said.append(f"the driver measured {human(receipt['driver_released_bytes'])}")
     if receipt["raced"]:
-        said.append("the program allocated meanwhile")
+        said.append("the program allocated during the flush")
     if receipt["reason"]:
         said.append(plain(receipt["reason"]))
     return ", ".join([*said, f"{receipt['duration_seconds']:.2f} s"])
 
 
-def _who(receipt: Mapping[str, Any]) -> str:
+def _program(receipt: Mapping[str, Any]) -> str:
     allocator = f" {plain(receipt['allocator'], 20)}" if receipt["allocator"] else ""
     return f"{plain(receipt['workload'] or '?', 64)} (pid {receipt['pid']}){allocator}"

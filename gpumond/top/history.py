@@ -1,4 +1,4 @@
-"""The last ten minutes of one process, or of a device, as a small curve."""
+"""Curve of the last ten minutes of a process or a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNKNOWN = 404
 
 @dataclass(frozen=True, slots=True)
 class HistoryChart:
-    """``points``: (unix time, highest bytes), oldest first, of the ``SECONDS`` before ``until``."""
+    """History of ``SECONDS`` before ``until``. ``points``: (Unix time, maximum in bytes), oldest first."""
 
     of: Key
     until: float
@@ -41,12 +41,12 @@ def remember(daemon: DaemonClient, of: Key, until: float) -> HistoryChart:
 
 
 def drawn(past: HistoryChart, name: str, width: int, rows: int) -> Text:
-    """A line of words and ``rows`` lines of curve. It begins with the first point, so that what is young fills it."""
+    """Return a line of text and ``rows`` lines of curve. The curve begins at the first point."""
     if not past.points:
-        return clipped(Text(f"{name}no past yet"), width)
+        return clipped(Text(f"{name}no history yet"), width)
     first = past.points[0][0]
     start = max(past.until - SECONDS, min(first, past.until - 10))
     values = [value for _, value in past.points]
-    said = f"used in {duration(past.until - start)}: {human(min(values))} to {human(max(values))}"
+    said = f"used in the last {duration(past.until - start)}: {human(min(values))} to {human(max(values))}"
     text = clipped(Text(f"{name}{said}"), width)
     return text.append("\n").append("\n".join(curve(past.points, start, past.until, width, rows)))

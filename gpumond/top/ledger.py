@@ -1,4 +1,4 @@
-"""The devices as lines of pieces, whatever draws them: the screen, or plain text. Pure."""
+"""Lines that describe devices, for the screen and for plain text. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpumond.top.rows import DeviceRow
 from gpumond.top.view import View
 
 GROUNDS: Mapping[str, str] = {**COLOURS, "free": FREE_ON_DARK, "reserved": "#6B7480"}
-"""The colours of the parts of a bar, on a dark ground."""
+"""The colours of the parts of a bar on a dark background."""
 
 ROWS_EACH = 9
-"""A device is drawn on one line where the screen has fewer lines than this for each."""
+"""A device takes one line if the screen has fewer lines than this for each device."""
 
 
 class Piece(NamedTuple):
-    """``look``: bold, dim, alarm, chosen, or empty; ``ground``: the part of a bar whose colour it has behind it."""
+    """Text with one style. ``look``: bold, dim, alarm, chosen or empty; ``ground``: share for the background colour."""
 
     text: str
     look: str = ""
@@ -30,7 +30,7 @@ Line = list[Piece]
 
 
 def picture(view: View, width: int, height: int, monochrome: bool, chosen: str | None = None) -> list[Line]:
-    """``chosen``: the UUID of the device whose name is marked."""
+    """Return the lines of all devices. ``chosen``: UUID of the device whose name is highlighted."""
     known = [device for device in view.devices if device.used_bytes is not None]
     if len(view.devices) > 1 and len(view.devices) * ROWS_EACH > height:
         lines = [_on_one_line(device, width, monochrome, chosen) for device in view.devices]
@@ -41,12 +41,14 @@ def picture(view: View, width: int, height: int, monochrome: bool, chosen: str |
 
 
 def promise(view: View) -> str:
-    """What a flush of everything would return, in words; empty where nothing tells."""
+    """Describe the memory that a flush of all programs would release; empty if it is unknown."""
     if view.returnable_bytes is None:
         return ""
-    more = f"; {human(view.refused_bytes)} more belong to programs that allow none" if view.refused_bytes else ""
+    more = (
+        f"; programs that do not allow a flush cache another {human(view.refused_bytes)}" if view.refused_bytes else ""
+    )
     what = f"about {human(view.returnable_bytes)}" if view.returnable_bytes else "nothing"
-    return f"a flush of everything would return {what}{more}"
+    return f"a flush of all programs would release {what}{more}"
 
 
 def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Iterator[Line]:
@@ -102,7 +104,7 @@ def _mark(part: str, cells: int, monochrome: bool) -> Piece:
 
 
 def _parts(device: DeviceRow) -> dict[str, int]:
-    """What there is of it, in the order of the bar."""
+    """Return the parts of the device, in the order of the bar."""
     parts = {share: size for share, size in device.shares.items() if size}
     for name, size in (("reserved", device.reserved_bytes), ("free", device.free_bytes)):
         if size:
@@ -113,7 +115,7 @@ def _parts(device: DeviceRow) -> dict[str, int]:
 
 
 def _totals(devices: Sequence[DeviceRow]) -> dict[str, int]:
-    """Of whole devices: their instances (MIG) are part of them."""
+    """Sum the parts of whole devices. Their instances (MIG) are part of them."""
     uuids = {device.uuid for device in devices}
     totals: dict[str, int] = {}
     for device in devices:
@@ -124,7 +126,7 @@ def _totals(devices: Sequence[DeviceRow]) -> dict[str, int]:
 
 
 def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line]:
-    """Each part's mark, name and bytes; a part is never broken over two lines."""
+    """Return lines with the mark, name and bytes of each part. A part is never split over two lines."""
     lines: list[Line] = []
     used = width
     for part, size in parts.items():

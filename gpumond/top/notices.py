@@ -1,4 +1,4 @@
-"""What a frame says besides its numbers: what is wrong with the picture, alerts, verdicts. Pure."""
+"""Notices of a frame: faults, conditions, alerts and verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     if not source["up"]:
         own = [f["remedy"] for f in frame["faults"] if (f["source"], f["kind"]) == (source["name"], source["reason"])]
         released = source["reason"] == "released"
-        title = "the driver is let go of" if released else f"no device can be read: {plain(source['reason'], 40)}"
+        title = "the driver is released" if released else f"no device can be read: {plain(source['reason'], 40)}"
         yield FrameNotice("note" if released else "bad", title, _advised(source["detail"], *own[:1]))
     elif not index:
-        yield FrameNotice("warn", "no device is here", "the driver answers and lists none")
+        yield FrameNotice("warn", "no device found", "the driver lists no devices")
     for fault in frame["faults"]:
         if source["up"] or (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
             where = index.get(fault["device_uuid"], fault["device_uuid"] or fault["source"])
@@ -47,13 +47,13 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
 
 
 def _advised(detail: str, remedy: str = "") -> str:
-    """What is wrong, and what to do about it, which some say themselves."""
+    """Append the remedy to a detail that does not already contain it."""
     parts = (detail,) if remedy in detail else (detail, remedy)
     return plain(": ".join(part for part in parts if part), 400)
 
 
 def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
-    """Those that fire first, then the gravest, then the oldest."""
+    """Yield alerts: firing before pending, then by severity, then the oldest first."""
 
     def rank(alert: Mapping[str, Any]) -> tuple[bool, int, float]:
         return alert["phase"] != "firing", _severity(alert), alert["active_at"]
@@ -62,13 +62,13 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         firing = alert["phase"] == "firing"
         since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
         age = duration(max(0.0, frame["snapshot"]["taken_at"] - since))
-        title = f"{plain(alert['rule'], 60)} {'fires' if firing else 'pending'} for {age}"
+        title = f"{plain(alert['rule'], 60)} {'firing' if firing else 'pending'} for {age}"
         summary = plain(dict(alert["annotations"]).get("summary", ""), 400)
         yield FrameNotice(_MARKS[_severity(alert)] if firing else "note", title, summary)
 
 
 def once(remarks: Iterable[FrameNotice], said: Collection[FrameNotice]) -> Iterator[FrameNotice]:
-    """Without the texts that say again what was said."""
+    """Remove texts that repeat an earlier notice."""
     for remark in remarks:
         again = any(other.text and other.text in remark.text for other in said)
         yield replace(remark, text="") if again else remark
@@ -79,7 +79,7 @@ def _severity(alert: Mapping[str, Any]) -> int:
 
 
 def verdicts(verdicts: Iterable[Mapping[str, Any]]) -> Iterator[FrameNotice]:
-    """Those that ask for attention, the most urgent first."""
+    """Yield the verdicts that require attention, the most urgent first."""
 
     def urgency(verdict: Mapping[str, Any]) -> tuple[float, float]:
         left = verdict["time_to_oom_seconds"]

@@ -1,7 +1,7 @@
-"""The colours of the shares: the same on the page, in the terminal and in Grafana.
+"""Colours of the shares: the same on the page, in the terminal and in Grafana.
 
-Any two are apart for all eyes: at least 0.12 in OKLab as they are and as protanopes, deuteranopes and tritanopes see
-them (Machado 2009). No face relies on colour alone: a share's name and bytes stand beside it.
+Any two differ by at least 0.12 in OKLab, both unchanged and as simulated for protanopia, deuteranopia and tritanopia
+(Machado 2009). No view relies on colour alone: each share is shown with its name and bytes.
 """
 
 from __future__ import annotations
@@ -19,4 +19,4 @@ COLOURS: Mapping[str, str] = {
 }
 
 FREE_ON_DARK = "#2E343D"
-"""Of ``free`` on a dark ground, where it is the ground of the bar."""
+"""Colour of ``free`` on a dark background, where it is the background of the bar."""

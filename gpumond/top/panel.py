@@ -1,4 +1,4 @@
-"""A text before the rest of the screen, until it is closed."""
+"""A panel of text in front of the screen."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from textual.widgets import Footer, Static
 
 
 def clipped(text: Text, width: int) -> Text:
-    """One line, and no wider."""
+    """Return the text on one line, shortened to ``width``."""
     text.truncate(max(1, width), overflow="ellipsis")
     return text
 
 
 def keys() -> Footer:
-    """What can be pressed, as narrow as it can be."""
+    """Return a compact footer of the key bindings."""
     footer = Footer(show_command_palette=False)
     footer.compact = True
     return footer
 
 
 class Panel(ModalScreen[None]):
-    """What is longer than the screen scrolls with the arrows."""
+    """A panel that scrolls with the arrow keys."""
 
     DEFAULT_CSS = """
     Panel { align: center middle; }
@@ -45,10 +45,10 @@ class Panel(ModalScreen[None]):
         yield keys()
 
     def say(self, text: Text) -> None:
-        """At any time, before it is on the screen and after, too."""
+        """Set the text. May be called at any time, also before the panel is mounted."""
         self._text.update(text)
 
     @property
     def width(self) -> int:
-        """Columns of the text."""
+        """Width of the text in columns."""
         return self._text.size.width

@@ -1,4 +1,4 @@
-"""The processes: a table that is sorted, filtered, and keeps its place while its numbers change."""
+"""Table of processes: sorted, filtered, with a stable cursor while the numbers change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Sortable = tuple[bool, float, str]
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """``rank``: the higher, the sooner it goes where the screen is narrow. Numbers are right-aligned, largest first."""
+    """A column. On a narrow screen those with the highest ``rank`` are hidden first. Numbers are right-aligned."""
 
     name: str
     width: int
@@ -28,7 +28,7 @@ class TableColumn:
     number: Callable[[ProcessRow], int | None] | None = None
 
     def key(self, row: ProcessRow) -> Sortable:
-        """What is unknown comes after all that is known, when the largest are first."""
+        """Return the sort key. Unknown values come last when the largest are first."""
         if self.number is None:
             return True, 0.0, self.text(row).lower()
         value = self.number(row)
@@ -60,7 +60,7 @@ COLUMNS = (
 class SortOrder:
     column: str = "used"
     reverse: bool = False
-    """Against the column's own direction: numbers largest first, words from A."""
+    """Sort against the column's default direction, which is largest first for numbers and from A for text."""
 
     def next(self, columns: Sequence[TableColumn]) -> SortOrder:
         names = [column.name for column in columns]
@@ -69,7 +69,7 @@ class SortOrder:
 
 
 def fitting(width: int) -> list[TableColumn]:
-    """The columns for which a screen of that width has room, in their order."""
+    """Return the columns that fit on a screen of that width, in their order."""
     chosen = {column.name for column in COLUMNS}
     for column in sorted(COLUMNS, key=lambda column: -column.rank):
         if column.rank and sum(each.width + 1 for each in COLUMNS if each.name in chosen) > width:
@@ -78,7 +78,7 @@ def fitting(width: int) -> list[TableColumn]:
 
 
 def arranged(rows: Iterable[ProcessRow], order: SortOrder, words: str) -> list[ProcessRow]:
-    """Those that have every word of the filter somewhere, sorted; what is equal, by pid."""
+    """Return the sorted rows that contain every word of the filter. Equal rows are ordered by pid."""
     seen = [row for row in rows if all(word in row.words for word in words.lower().split())]
     column = next(column for column in COLUMNS if column.name == order.column)
     seen.sort(key=lambda row: (row.pid, row.key[0]))
@@ -87,18 +87,18 @@ def arranged(rows: Iterable[ProcessRow], order: SortOrder, words: str) -> list[P
 
 
 class Processes(DataTable[Text]):
-    """``chosen`` is the process under the cursor; it stays it while rows come, go and change places."""
+    """The table. ``chosen`` is the process under the cursor; the cursor follows it when rows change places."""
 
     DEFAULT_CSS = "Processes { height: 1fr; min-height: 3; overflow-x: hidden; }"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "app.device(-1)", "GPU", key_display="←→"),  # a row has nothing to scroll to
+        Binding("left", "app.device(-1)", "GPU", key_display="←→"),  # rows do not scroll horizontally
         Binding("right", "app.device(1)", show=False),
     ]
 
     def __init__(self) -> None:
         super().__init__(cursor_type="row", cell_padding=0, show_cursor=True)
         self.order = SortOrder()
-        self.words = ""
+        self.filter_text = ""
         self.rows_shown: list[ProcessRow] = []
         self._headers: list[tuple[str, int]] = []
         self._cells: list[list[tuple[str, bool]]] = []
@@ -112,11 +112,11 @@ class Processes(DataTable[Text]):
     def show(self, rows: Iterable[ProcessRow], width: int) -> None:
         chosen, first = self.chosen, self.scroll_y
         self._key = chosen.key if chosen else self._key
-        columns = fitting(width - 1)  # beside the scroll bar
+        columns = fitting(width - 1)  # without the scroll bar
         spare = width - 1 - sum(column.width + 1 for column in columns)
         widths = [column.width + (min(spare, 30) if column.name == "program" else 0) for column in columns]
         self._head(columns, widths)
-        self.rows_shown = arranged(rows, self.order, self.words)
+        self.rows_shown = arranged(rows, self.order, self.filter_text)
         self._fill(columns, widths)
         keys = [row.key for row in self.rows_shown]
         if self._key in keys:
@@ -135,7 +135,7 @@ class Processes(DataTable[Text]):
             self.add_column(_aligned(header, True, column, width), width=width + 1)
 
     def _fill(self, columns: Sequence[TableColumn], widths: Sequence[int]) -> None:
-        """Row by row from the top; only what has changed is written, as there may be many hundred."""
+        """Update the rows from the top. Only changed cells are written, as there may be hundreds of rows."""
         cells = [[(column.text(row), _bold(column, row)) for column in columns] for row in self.rows_shown]
         drawn = [*zip(columns, widths, strict=True)]
         for place in reversed(range(len(cells), len(self._cells))):

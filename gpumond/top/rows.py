@@ -1,4 +1,4 @@
-"""Devices and processes of a frame, row by row. Pure."""
+"""Rows for the devices and processes of a frame. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Key = tuple[str, int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """``shares`` and ``returnable_bytes`` are empty and None where nothing is known of the device's memory.
+    """One device. ``shares`` is empty and ``returnable_bytes`` None if its memory is unknown.
 
-    ``state`` is empty while all is well.
+    ``state`` is empty without a problem.
     """
 
     uuid: str
@@ -46,7 +46,7 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One process on one device. ``facts`` are what else is known, term by term; ``verdicts`` sentences."""
+    """One process on one device. ``facts`` are pairs of a term and a value; ``verdicts`` are sentences."""
 
     key: Key
     gpu: str
@@ -62,7 +62,7 @@ class ProcessRow:
     facts: tuple[tuple[str, str], ...]
     verdicts: tuple[str, ...]
     words: str
-    """All that a filter looks at, in lower case."""
+    """Text that the filter searches, in lower case."""
 
 
 def cached(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -70,13 +70,13 @@ def cached(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def returnable(lines: Iterable[Mapping[str, Any]], refusing: Collection[int]) -> int | None:
-    """What a flush would return: what is cached, without those that allow none. None where nothing tells."""
+    """Return the bytes that a flush would release, processes that refuse excluded. None if no cache is reported."""
     held = cached(lines)
     return sum(line["used_bytes"] for line in held if line["pid"] not in refusing) if held else None
 
 
 def _sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Bytes of each share, in the order of the shares."""
+    """Return the bytes of each share, in the order of the shares."""
     found: dict[str, int] = {}
     for line in lines:
         found[line["share"]] = found.get(line["share"], 0) + line["used_bytes"]
@@ -114,14 +114,14 @@ def _device_state(device: Mapping[str, Any]) -> str:
     missed = device["missed"]
     readings = "1 reading" if missed == 1 else f"{missed} readings"
     if missed >= MISSED_LIMIT:
-        return f"no answer for {readings}: values withdrawn"
+        return f"no response for {readings}: values not shown"
     if missed:
-        return f"of {readings} ago"
-    return "" if device["up"] else "at fault"
+        return f"values from {readings} ago"
+    return "" if device["up"] else "faulty"
 
 
 def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
-    """Those that hold most first."""
+    """Yield processes, the one that holds most memory first."""
     index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     reports = {report["pid"]: report for report in frame["snapshot"]["reports"]}
     verdicts: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
@@ -176,6 +176,6 @@ def _facts(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> Iter
         yield "frameworks", ", ".join(report["frameworks"])
         yield (
             "flush",
-            {"allow": "allowed", "step": "at its next step", "never": "not allowed"}.get(report["flush_policy"]),
+            {"allow": "allowed", "step": "at the next step", "never": "not allowed"}.get(report["flush_policy"]),
         )
         yield "reported", f"{report['age_seconds']:.1f} s before the frame"

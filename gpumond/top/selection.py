@@ -1,4 +1,4 @@
-"""Which device is looked at: its processes and its past, or those of all. Pure."""
+"""Selection of one device, whose processes and history are shown, or of all devices. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from gpumond.top.view import View
 
 
 def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:
-    """The device, as long as it is there."""
+    """Return the device, None if it no longer exists."""
     return next((device for device in view.devices if device.uuid == uuid), None) if view else None
 
 
-def beside(view: View, uuid: str | None, step: int) -> str | None:
-    """The device so many places further, all of them (None) being one place."""
+def neighbour(view: View, uuid: str | None, step: int) -> str | None:
+    """Return the device ``step`` places after the selected one. All devices (None) are one place in the order."""
     places: list[str | None] = [None, *(device.uuid for device in view.devices)]
     at = places.index(uuid) if uuid in places else 0
     return places[(at + step) % len(places)]
 
 
 def at_index(view: View, index: int) -> str | None:
-    """The first device of that index, as instances (MIG) have the index of their card."""
+    """Return the first device with that index. Instances (MIG) have the index of their device."""
     return next((device.uuid for device in view.devices if device.index == index), None)
 
 
 def processes_on(view: View, uuid: str | None) -> tuple[ProcessRow, ...]:
-    """Those on the device and its instances; without a device all."""
+    """Return the processes on a device and its instances; all processes without a device."""
     if uuid is None:
         return view.processes
     uuids = {uuid, *(device.uuid for device in view.devices if device.parent_uuid == uuid)}
@@ -34,7 +34,7 @@ def processes_on(view: View, uuid: str | None) -> tuple[ProcessRow, ...]:
 
 
 def of_device(view: View, uuid: str | None) -> View:
-    """The view of one device and its instances; without a device of all."""
+    """Return the view of one device and its instances; of all devices without a device."""
     if uuid is None:
         return view
     devices = tuple(device for device in view.devices if uuid in (device.uuid, device.parent_uuid))
@@ -42,5 +42,5 @@ def of_device(view: View, uuid: str | None) -> View:
 
 
 def key_of(device: DeviceRow) -> Key:
-    """Of its past as a whole."""
+    """Return the key of the history of a whole device."""
     return device.uuid, None, None

@@ -1,6 +1,6 @@
-"""Processes that keep device memory from others and will not give it back by themselves; and what to do. Pure.
+"""Processes that hold device memory without using it, and the remedy for each. Pure.
 
-gpumond ends no process: that is for people to decide. Those that are ``LIKELY_MEANT`` may be as somebody wants them.
+gpumond ends no process; that is the operator's decision. Kinds in ``LIKELY_MEANT`` may be intended.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from typing import Any, NamedTuple
 from gpumond.model.units import duration, human
 
 REMEDIES = {
-    "gone": "no such process is visible here: wait, the driver may still be taking it down; if it stays, "
-    "look for its children among the holders, else reset the device (nvidia-smi --gpu-reset) once nothing uses it",
-    "zombie": "it has ended, its parent does not take notice: end or restart the parent (ps -o ppid= -p {pid})",
-    "uninterruptible": "it waits in the kernel, often in the driver, and no signal ends it: if it stays so, "
-    "look at the kernel's log (dmesg), then reset the device or reboot",
-    "stopped": "it was stopped and keeps its memory: kill -CONT {pid} lets it go on, kill {pid} ends it",
-    "holder": "it keeps the device open while memory has no owner: see if it is a left-over of a dead program "
-    "(ps -fp {pid}); to end it: kill {pid}",
-    "orphaned": "whoever started it is gone, and no service manager keeps it (so it is with nohup, too): if nobody "
-    "waits for it, kill {pid} ends it",
-    "idle": "it runs nothing and keeps its memory: gpumond flush --pid {pid} returns its cache, if it has an agent; "
-    "kill {pid} ends it",
+    "gone": "this process is not visible here: wait, the driver may still be cleaning up; if the entry remains, "
+    "look for its children among the holders, or reset the unused device (nvidia-smi --gpu-reset)",
+    "zombie": "the process has ended, but its parent has not collected its status: end or restart the parent "
+    "(ps -o ppid= -p {pid})",
+    "uninterruptible": "the process waits in the kernel, often in the driver, and no signal ends it: if this lasts, "
+    "check the kernel log (dmesg), then reset the device or reboot",
+    "stopped": "the process is stopped and keeps its memory: kill -CONT {pid} resumes it, kill {pid} ends it",
+    "holder": "the process keeps the device open while memory has no owner: check if its program is dead "
+    "(ps -fp {pid}); kill {pid} ends it",
+    "orphaned": "its parent has ended, and no service manager runs it (nohup has the same effect): if it is not "
+    "needed, kill {pid} ends it",
+    "idle": "the process runs no work and keeps its memory: gpumond flush --pid {pid} releases its cache if it runs "
+    "the agent; kill {pid} ends it",
 }
 LIKELY_MEANT = ("orphaned", "idle")
 IDLE_SECONDS = 1800.0
-"""As the rule idle-holder."""
+"""The same threshold as in the rule idle-holder."""
 IDLE_BYTES = 1 << 30
-"""Less keeps nothing from others that matters: a context alone takes half of it."""
+"""Smaller amounts are ignored: a context alone takes half as much."""
 
 
 class Stuck(NamedTuple):
@@ -39,7 +40,7 @@ class Stuck(NamedTuple):
 
 
 def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
-    """Of the processes as the API has them; a process on several devices is named once."""
+    """Yield the stuck ones of the API's processes. A process on several devices is yielded once."""
     named: set[int] = set()
     for process in processes:
         kind = _kind(process)
@@ -50,7 +51,7 @@ def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
         used = process["used_bytes"]
         held = "" if used is None else f", {human(used)}"
         program = process["workload"] or process["comm"] or "unknown program"
-        more = ", left by whoever started it" if kind == "holder" and process.get("orphaned") else ""
+        more = ", orphaned" if kind == "holder" and process.get("orphaned") else ""
         lately = f" for {duration(process['idle_seconds'])}" if _is_idle(process) else ""
         word = "idle" if kind == "idle" else _WORDS.get(kind, kind)
         idle = lately if kind == "idle" or not lately else f", idle{lately}"
@@ -59,7 +60,7 @@ def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
 
 
 def _kind(process: Mapping[str, Any]) -> str | None:
-    """The gravest of what it is."""
+    """Return the most severe kind that applies to the process."""
     if "holder" in process["kinds"]:
         return "holder"
     if process["state"] in REMEDIES:

@@ -1,6 +1,6 @@
-"""A frame, as ``GET /api/v1/frame`` answers it, turned into what people look at. Pure.
+"""Conversion of a frame from ``GET /api/v1/frame`` to a view. Pure.
 
-Every number of one view is of one frame. Text from programs is made plain here, once, for every face in a terminal.
+All numbers of a view are from one frame. Text from programs is sanitised here, once, for all terminal output.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from gpumond.top.stuck_processes import stuck
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """``notices`` are about the picture itself (faults, conditions, a source that is down), ``stuck`` about processes
-    that keep memory from others. ``returnable_bytes``: what a flush of everything would return; None without agents.
+    """Rows and notices of one frame. ``notices`` concern the readings themselves (faults, conditions, a source that is
+    down), ``stuck`` processes that block memory. ``returnable_bytes`` is what a flush of all programs would release;
+    None without agents.
     """
 
     seq: int
@@ -39,12 +40,12 @@ class View:
 
 
 def view(frame: Any) -> View:
-    """Of what was answered. Raises DaemonError if that is no frame."""
+    """Convert a response to a view. Raises DaemonError if the response is not a frame."""
     try:
         return _view(frame)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DaemonError(
-            f"what answers is no gpumond, or of another version ({type(error).__name__}: {error})"
+            f"the server is not gpumond, or is an incompatible version ({type(error).__name__}: {error}); check --url"
         ) from None
 
 

@@ -69,7 +69,7 @@ def test_an_invalid_answer_is_refused(program: subprocess.Popen[str], text: byte
     def lies(pid: int, path: str) -> None:
         Path(path).with_name("answer").write_bytes(text)
 
-    with pytest.raises(CannotAttach, match="answer is none of ours"):
+    with pytest.raises(CannotAttach, match="answer is not valid"):
         attach(program.pid, {}, SECONDS, lies)
 
 
@@ -77,7 +77,7 @@ def test_an_answer_is_read_from_the_programs_own_file_only(program: subprocess.P
     def points_elsewhere(pid: int, path: str) -> None:
         Path(path).with_name("answer").symlink_to("/etc/passwd")
 
-    with pytest.raises(CannotAttach, match="answer is none of ours"):
+    with pytest.raises(CannotAttach, match="answer is not valid"):
         attach(program.pid, {}, SECONDS, points_elsewhere)
 
 
@@ -113,11 +113,11 @@ def test_a_missing_process_is_nothing_to_do() -> None:
 def test_an_older_python_is_a_clear_refusal(program: subprocess.Popen[str]) -> None:
     done = gpumond_attach(str(program.pid))
     assert done.returncode == 1
-    assert "needs Python 3.14 or newer" in done.stderr
+    assert "attach requires 3.14 or newer" in done.stderr
     assert "gpumond run --" in done.stderr
 
 
-@pytest.mark.skipif(not NEW_ENOUGH, reason="needs Python 3.14")
+@pytest.mark.skipif(not NEW_ENOUGH, reason="requires Python 3.14")
 def test_a_real_program_is_entered(daemon: Daemon) -> None:
     with host("import time\nwhile True: time.sleep(0.01)", environment(daemon.path)) as process:
         done = gpumond_attach(str(process.pid), "--workload", "entered")

@@ -90,7 +90,7 @@ def test_another_users_daemon_is_refused_and_doctor_explains_it(run: Path):
         assert link.refusals == 1
         found = agent_socket({"GPUMOND_SOCKET": f"{theirs}/agent.sock"}, service)
     assert found.state == "bad"
-    assert f"do not obey uid {STRANGER}; {service} belongs to uid {SERVICE}" in found.detail
+    assert f"do not trust uid {STRANGER}; {service} belongs to uid {SERVICE}" in found.detail
     assert found.remedy == f"as root: install -d -o {STRANGER} -m 755 {service}"
 
 

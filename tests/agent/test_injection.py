@@ -81,7 +81,7 @@ def test_a_script_whose_interpreter_is_missing_is_named(tmp_path: Path) -> None:
     script.chmod(0o755)
     done = gpumond_run("--", os.fspath(script))
     assert done.returncode == 127
-    assert done.stderr == f"gpumond run: {script}: the interpreter that its first line names does not exist\n"
+    assert done.stderr == f"gpumond run: {script}: the interpreter in its first line does not exist\n"
 
 
 def test_the_users_own_search_path_and_sitecustomize_are_kept(tmp_path: Path) -> None:

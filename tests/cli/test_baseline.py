@@ -51,7 +51,7 @@ def test_growth_fails_the_build_and_its_absence_does_not(daemon: RunningDaemon, 
     assert "+10.0 %" in failed.stdout
     assert plot.read_text().startswith("<?xml")
     again = daemon.run("baseline", "compare", "n", "--fail-above", "5%")
-    assert (again.returncode, again.stderr) == (1, "gpumond: live_peak>5%: nothing to compare was measured\n")
+    assert (again.returncode, again.stderr) == (1, "gpumond: live_peak>5%: no comparable measurement\n")
     assert [each["name"] for each in answer(daemon, "list")] == ["n"]
     assert answer(daemon, "delete", "n") == {"deleted": "n"}
     assert "there is no baseline n; record one with" in daemon.run("baseline", "compare", "n").stderr
@@ -63,9 +63,9 @@ def test_growth_fails_the_build_and_its_absence_does_not(daemon: RunningDaemon, 
         (("record", "n", "--for", "soon"), "--for 'soon': expected a duration"),
         (("compare", "n", "--fail-if", "live>5%"), "--fail-if 'live>5%': expected such as live_peak>5%"),
         (("compare", "n", "--fail-above", "x"), "--fail-above 'x': expected"),
-        (("record", "bad name", "--for", "1s"), "'bad name' is not a name of a baseline: expected a letter or digit"),
-        (("compare", "a/b"), "'a/b' is not a name of a baseline"),
-        (("delete", ".n"), "'.n' is not a name of a baseline"),
+        (("record", "bad name", "--for", "1s"), "'bad name' is not a valid baseline name: expected a letter or digit"),
+        (("compare", "a/b"), "'a/b' is not a valid baseline name"),
+        (("delete", ".n"), "'.n' is not a valid baseline name"),
         (("compare", "n", "--plot", "x.pdf"), "--plot x.pdf: expected a name that ends in .svg or .png"),
     ],
 )

@@ -17,7 +17,7 @@ def curve(*values: float | None, every: float = 1.0) -> ChartCurve:
 
 @pytest.mark.parametrize("count", [1, 5, COLUMNS, BINS, 3 * BINS + 1, 20_000])
 @pytest.mark.parametrize("every", [0.1, 1.0, 60.0])
-def test_it_is_as_wide_as_a_terminal_however_long_the_series(count: int, every: float):
+def test_chart_width_does_not_depend_on_series_length(count: int, every: float):
     lines = draw(curve(*[5.0] * count, every=every), 10.0, blocks=BLOCKS)
     assert max(map(len, lines)) <= WIDTH
     assert min(map(len, lines)) < WIDTH

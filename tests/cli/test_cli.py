@@ -72,7 +72,7 @@ def test_a_socket_path_that_cannot_be_used_is_one_line_with_the_mend(tmp_path: P
     assert "--socket" in one_line(refused)
 
 
-def test_no_driver_is_one_line_that_names_the_demo():
+def test_missing_driver_is_one_line_that_names_the_demo():
     refused = gpumond("serve")
     if "no GPU driver" not in refused.stderr:
         pytest.skip("this machine has a GPU driver")
@@ -81,7 +81,7 @@ def test_no_driver_is_one_line_that_names_the_demo():
 
 
 @pytest.mark.parametrize("verb", [("status",), ("flush", "--all")])
-def test_no_daemon_is_one_line_with_the_mend(verb: tuple[str, ...]):
+def test_missing_daemon_is_one_line_with_the_remedy(verb: tuple[str, ...]):
     refused = gpumond(*verb, GPUMOND_URL=f"http://127.0.0.1:{free_port()}")
     assert refused.returncode == 1
     assert "gpumond serve" in one_line(refused)
@@ -91,8 +91,8 @@ WORDS = {"rules": ["rules check", "rules test"], "baseline": [f"baseline {w}" fo
 
 
 @pytest.mark.parametrize("words", [words for verb in VERBS for words in (verb, *WORDS.get(verb, ()))])
-def test_no_option_can_be_abbreviated(words: str, capsys: pytest.CaptureFixture[str]):
-    """With abbreviations ``--hel`` would be ``--help``, which ends with 0."""
+def test_options_cannot_be_abbreviated(words: str, capsys: pytest.CaptureFixture[str]):
+    """``--hel`` would abbreviate ``--help``, which exits with 0."""
     with pytest.raises(SystemExit) as wrong:
         main([*words.split(), "--hel"])
     assert wrong.value.code == 2

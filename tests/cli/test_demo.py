@@ -141,7 +141,7 @@ def test_the_command_line_shows_and_flushes(demo: RunningDaemon):
     receipts = demo.run("flush", "--all")
     returned = "freed" in receipts.stdout
     assert receipts.returncode == (0 if returned else 3), receipts
-    assert "came back" in receipts.stdout
+    assert " released" in receipts.stdout
     doctor = demo.run("doctor")
     assert "training" in doctor.stdout
 
@@ -170,7 +170,7 @@ def test_within_two_minutes_it_shows_a_leak_and_fragmentation_and_calls_nothing_
     assert past[-1]["median"] > past[0]["median"]
 
 
-def test_it_ends_with_its_programs(demo: RunningDaemon):
+def test_demo_ends_with_its_programs(demo: RunningDaemon):
     pids = [agent["pid"] for agent in demo.get("agents")]
     assert demo.stop() == 0
     until(lambda: not [pid for pid in pids if _alive(pid)])

@@ -126,13 +126,13 @@ def test_lines_come_as_they_are_found():
         ("timestamp, name\n2024/05/01 12:00:00, x\n", (), "line 1: no column memory.used"),
         ("time,uuid,pid,used_bytes\n0,a,,5\n1,a,,lots\n", (), "line 3: 'lots': expected bytes"),
         (LEAK, ("--size", "lots"), "--size 'lots': expected a number"),
-        (LEAK, ("--size", "0"), "--size '0': expected more than nothing"),
+        (LEAK, ("--size", "0"), "--size '0': expected a value above 0"),
         (LEAK, ("--interval", "x"), "--interval 'x': expected a duration"),
         (LEAK, ("--format", "prometheus"), "line 1: not JSON"),
         (gzip.compress(LEAK.encode())[:-8] + bytes(8), (), "cannot be read: CRC check failed"),
     ],
 )
-def test_what_cannot_be_used_is_2_and_says_why(data: str | bytes, arguments: tuple[str, ...], complaint: str):
+def test_unusable_log_exits_with_2_and_a_reason(data: str | bytes, arguments: tuple[str, ...], complaint: str):
     refused = diagnose("-", *arguments, stdin=data)
     assert refused.returncode == 2
     assert complaint in refused.stderr.decode()
@@ -147,4 +147,4 @@ def test_a_file_that_is_not_there_is_2():
 def test_a_compressed_log_that_was_cut_is_read_as_far_as_it_goes():
     done = diagnose("-", "--json", stdin=gzip.compress(LEAK.encode())[:-1000])
     assert done.returncode == 0
-    assert b"cut short" in done.stderr
+    assert b"truncated" in done.stderr

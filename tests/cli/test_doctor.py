@@ -16,7 +16,7 @@ DOWN = {"name": "nvml", "up": False, "reason": "driver_not_loaded"}
 
 
 def asked(*processes: dict[str, Any], **status: Any) -> dict[str, Finding]:
-    """What doctor makes of a daemon that says this, by subject; the last one of each."""
+    """Return doctor's findings for these daemon responses, the last one of each subject."""
     source = {"name": "nvml", "up": True, "reason": "", "detail": ""}
     said = {"version": "1", "source": source, "faults": [], "conditions": []} | status
     answers = {"/api/v1/status": said, "/api/v1/agents": [], "/api/v1/processes": processes}
@@ -41,7 +41,7 @@ def test_every_fault_and_condition_of_the_daemon_is_said_with_its_mend():
 
 
 @pytest.mark.parametrize(("fields", "state"), [({"orphaned": True}, "note"), ({"state": "zombie"}, "bad")])
-def test_who_may_be_meant_to_hold_memory_is_no_fault(fields: dict[str, Any], state: str):
+def test_process_intended_to_hold_memory_is_not_a_fault(fields: dict[str, Any], state: str):
     assert asked(a_holding(**fields))["process"].state == state
 
 

@@ -34,17 +34,17 @@ def test_a_plan_has_the_columns_of_a_plan_and_a_total():
     plan = [a_receipt(outcome="planned", released_bytes=0), a_receipt(outcome="planned", expected=promise(1, 2, 2))]
     header, *_, total = plan_table(plan).splitlines()
     assert header.split("  ")[0] == "PID"
-    assert "WOULD RETURN" in header
+    assert "WOULD RELEASE" in header
     assert "RELEASED" not in header
-    assert total == "5.0 GiB would come back, between 4.0 GiB and 5.0 GiB"
-    assert plan_table(plan[:1]).splitlines()[-1] == "3.0 GiB would come back"
+    assert total == "a flush would release 5.0 GiB, between 4.0 GiB and 5.0 GiB"
+    assert plan_table(plan[:1]).splitlines()[-1] == "a flush would release 3.0 GiB"
 
 
 def test_receipts_show_planned_expected_released_and_the_drivers_count():
     header, row, _, total = receipt_table([a_receipt()]).splitlines()
     assert header.split()[4:9] == ["PLANNED", "EXPECTED", "RELEASED", "DRIVER", "SECONDS"]
     assert row.split()[4:12] == ["4.0", "GiB", "3.0", "GiB", "2.0", "GiB", "1.0", "GiB"]
-    assert total == "2.0 GiB came back"
+    assert total == "2.0 GiB released"
 
 
 def test_a_plan_of_unknown_size_has_something_to_do():

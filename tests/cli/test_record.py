@@ -66,10 +66,10 @@ def test_each_snapshot_is_written_once():
     assert (done.returncode, done.stderr) == (0, b"gpumond: 3 snapshots recorded\n")
 
 
-def test_what_was_missed_is_said():
+def test_missed_snapshots_are_reported():
     with answering(to_json(at(1)), to_json(at(4))) as url:
         done = record("--url", url, "--for", "1s")
-    assert done.stderr == b"gpumond: 2 snapshots recorded, 2 came and went between two questions\n"
+    assert done.stderr == b"gpumond: 2 snapshots recorded, 2 missed between two requests\n"
 
 
 def test_a_daemon_that_is_not_ready_or_goes_away_is_waited_for():
@@ -79,7 +79,7 @@ def test_a_daemon_that_is_not_ready_or_goes_away_is_waited_for():
     assert done.stderr.count(b"waiting") == 2
 
 
-def test_no_daemon_is_1_with_the_mend():
+def test_missing_daemon_exits_with_1_and_the_remedy():
     refused = record("--url", f"http://127.0.0.1:{free_port()}")
     assert refused.returncode == 1
     assert b"no daemon answers at" in refused.stderr

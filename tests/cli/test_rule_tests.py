@@ -70,7 +70,7 @@ def test_a_wrong_series_is_told_what_is_expected(name: str, values: str, says: s
         parse_series(name, values)
 
 
-def test_what_is_expected_is_met_or_shown_beside_what_came(files: Path):
+def test_expectations_are_met_or_shown_with_the_result(files: Path):
     assert run(files / "tests.yaml") == (2, [])
     (files / "tests.yaml").write_text(TESTS % 11)
     count, (failure,) = run(files / "tests.yaml")

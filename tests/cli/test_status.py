@@ -1,4 +1,4 @@
-"""What `gpumond status` says besides its tables."""
+"""Notes that `gpumond status` prints after its tables."""
 
 from __future__ import annotations
 

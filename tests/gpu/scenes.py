@@ -84,7 +84,7 @@ def program(daemon: RunningDaemon, scene: Scene, workload: str) -> Iterator[int]
 
 
 def reported(daemon: RunningDaemon, workload: str, since: float) -> bool:
-    """Whether a report that was made after that time is there: one from before may tell of half of it."""
+    """Return whether there is a report made after a time; an earlier one may be incomplete."""
     snapshot = daemon.get("snapshot")
     own = [report for report in snapshot["reports"] if report["workload"] == workload and report["pools"]]
     return any(snapshot["taken_at"] - report["age_seconds"] > since for report in own)

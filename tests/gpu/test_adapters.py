@@ -1,4 +1,4 @@
-"""What the adapters rely on of the driver, on a real card: pools, handles, contexts, forks."""
+"""Driver behaviour that adapters rely on, on a real device: pools, handles, contexts, forks."""
 
 from __future__ import annotations
 

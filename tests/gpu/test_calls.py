@@ -1,4 +1,4 @@
-"""What the agent offers the program itself, on a real card: beside what PyTorch and CuPy say of the same."""
+"""The agent's functions for its program on a real device, compared with the values of PyTorch and CuPy."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def carried(*arguments: str) -> tuple[dict[str, Any], int]:
-    """What it says of itself, and the most that the card had in use meanwhile."""
+    """Return its report, and the peak used memory of the device during the run."""
     peak = 0
     with start(*arguments) as process:
         while process.poll() is None:
@@ -57,7 +57,7 @@ def carried(*arguments: str) -> tuple[dict[str, Any], int]:
 
 @both
 @pytest.mark.parametrize("scenario", ["leak-linear", "leak-at-eval", "fragmentation", "periodic-eval", "flush-storm"])
-def test_no_more_is_taken_than_asked_and_all_of_it_is_freed(engine: str, scenario: str) -> None:
+def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(engine: str, scenario: str) -> None:
     needs(engine)
     before = used()
     options = ("--engine", engine, "--max", "8GiB", "--duration", "5s", "--speed", "2000")

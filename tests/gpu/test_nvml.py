@@ -162,7 +162,7 @@ sys.stdin.read()
 """
 
 
-def test_who_uses_the_device_is_told_from_who_only_holds_memory(source: NvmlSource) -> None:
+def test_utilisation_distinguishes_users_from_holders(source: NvmlSource) -> None:
     """One program writes its memory for four seconds, the other one only keeps its own."""
     now = [0.0]
     own = NvmlSource(clock=lambda: now[0])

@@ -36,7 +36,7 @@ PROGRAM = Path(__file__).with_name("drawing")
 ESBUILD = CACHE / "node_modules" / ".bin" / "esbuild"
 ICONS = CACHE / "node_modules" / "@grafana" / "ui" / "dist"
 ORIGIN = "http://drawing.invalid/"
-"""Where the browser believes the program to be; what it asks for there is read from files."""
+"""Address of the drawing program in the browser; requests to it are served from files."""
 OPTIONS = (
     "--bundle",
     "--jsx=automatic",
@@ -56,7 +56,7 @@ LEFT = ("state-timeline",)
 """Kinds of panels of which Grafana publishes no component."""
 
 UNKNOWN = "unknown"
-"""What a figure says without a number."""
+"""Text of a panel without a value."""
 
 SIZE = {"width": 1600, "height": 900}
 SETTLED = """() => [...document.querySelectorAll('[data-panel]')].every(panel => panel.querySelector('[data-state]'))
@@ -76,7 +76,7 @@ STATES = """() => [...document.querySelectorAll('[data-panel]')].map(panel => {
 
 @dataclass(frozen=True)
 class Drawing:
-    """What became of each panel, by title, and what the console complained of."""
+    """Results of each panel by title, and the errors in the console."""
 
     panels: Sequence[Mapping[str, Any]]
     complaints: Sequence[str]
@@ -86,7 +86,7 @@ class Drawing:
 
     @property
     def filled(self) -> set[str]:
-        """Those on which something is to be seen."""
+        """Return the panels that show data."""
         return {panel["title"] for panel in self.panels if panel["state"] == "drawn" and _is_filled(panel)}
 
 
@@ -148,7 +148,7 @@ def artist(directory: Path) -> Iterator[Artist]:
 
 
 def picture(name: str, session: Session, chosen: dict[str, Sequence[str]], mode: str = "dark") -> dict[str, Any]:
-    """What the drawing program takes. All is asked for at the same time, as Grafana does: tables are merged by it."""
+    """Return the drawing program's input. All queries have one time, because Grafana merges tables by it."""
     now = time.time()
     return {
         "board": BOARDS[name],
@@ -161,7 +161,7 @@ def picture(name: str, session: Session, chosen: dict[str, Sequence[str]], mode:
 
 
 def answers(name: str, session: Session, chosen: Any, now: float) -> dict[str, list[dict[str, Any]]]:
-    """Of each panel by its id: what its queries find, as the drawing program takes it."""
+    """Return the query results of each panel by its id, in the drawing program's format."""
     found = {}
     for panel in BOARDS[name]["panels"]:
         found[str(panel["id"])] = [

@@ -91,7 +91,7 @@ class Prometheus:
 
 
 def as_text(series: Mapping[str, Any]) -> str:
-    """As Grafana writes a series of ``query_result``."""
+    """Format a series like Grafana's ``query_result``."""
     labels = ",".join(f'{name}="{value}"' for name, value in sorted(series["metric"].items()) if name != "__name__")
     return f"{series['metric'].get('__name__', '')}{{{labels}}} {series['value'][1]} {series['value'][0]}"
 
@@ -104,7 +104,7 @@ def cut(text: str, pattern: str) -> str:
 
 
 def fill(expression: str, chosen: Mapping[str, Sequence[str]]) -> str:
-    """What Grafana sends: variables and intervals put in their places; several values as a regular expression."""
+    """Replace variables and intervals like Grafana; several values become a regular expression."""
     for name, values in chosen.items():
         text = values[0] if len(values) == 1 else "(" + "|".join(re.escape(value) for value in values) + ")"
         expression = expression.replace(f'"${name}"', f'"{text}"'.replace("\\", "\\\\"))

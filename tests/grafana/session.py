@@ -51,7 +51,7 @@ class Session(NamedTuple):
         return ask(fill(target.expression, chosen))
 
     def combinations(self, board: str) -> list[dict[str, Sequence[str]]]:
-        """What a user can choose: of a variable with All all values, else each of them."""
+        """Yield the selections of a user: all values of a variable with All, else each value."""
         found: list[dict[str, Sequence[str]]] = [{}]
         for variable in variables(board):
             query, pattern = variable["query"]["query"], variable.get("regex", "")

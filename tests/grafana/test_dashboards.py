@@ -79,7 +79,7 @@ def test_a_panel_says_what_it_shows_in_which_unit_from_the_chosen_source(panel: 
 
 
 @pytest.mark.parametrize("panel", each_panel())
-def test_what_is_no_curve_is_asked_for_now_so_that_nothing_old_is_shown(panel: dict[str, Any]):
+def test_single_values_use_instant_queries(panel: dict[str, Any]):
     curves = panel["type"] in ("timeseries", "state-timeline")
     assert {target["range"] for target in panel["targets"]} == {curves}
 
@@ -100,7 +100,7 @@ def test_a_table_formats_its_numbers_and_leaves_pids_alone(panel: dict[str, Any]
 
 
 @pytest.mark.parametrize("panel", each_panel())
-def test_where_colour_means_good_or_bad_there_are_levels(panel: dict[str, Any]):
+def test_coloured_panels_have_levels(panel: dict[str, Any]):
     if panel["type"] in ("stat", "bargauge", "state-timeline"):
         steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
         assert steps[0]["value"] is None

@@ -143,7 +143,7 @@ def test_every_panel_is_drawn_by_grafanas_own_components(session: Session, drawn
 
 
 @needs_artist
-def test_what_has_no_data_is_not_filled_and_what_cannot_be_drawn_fails(session: Session, drawn_with: Artist):
+def test_panels_without_data_are_empty_and_drawing_errors_fail(session: Session, drawn_with: Artist):
     chosen = session.combinations("daemon")[0]
     nobody = drawn_with.draw(picture("daemon", session, {name: ["nobody"] for name in chosen}))
     assert nobody.filled == set()

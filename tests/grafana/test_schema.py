@@ -23,7 +23,7 @@ type Curves = Plain<Omit<Panel<{}, GraphFieldConfig>, "options">> &
   { options: Plain<{ legend: VizLegendOptions; tooltip: VizTooltipOptions }> };
 """
 MARKS = ("expr", "step", "titleFormat", "textFormat", "useValueForTime")
-"""What the schema leaves to the data source."""
+"""Parts that the schema leaves to the data source."""
 
 
 def source() -> str:
@@ -61,7 +61,7 @@ def test_the_dashboards_are_of_grafanas_types(directory: Path):
     assert done.returncode == 0, done.stdout
 
 
-def test_what_is_not_of_these_types_is_found(directory: Path):
+def test_schema_rejects_other_types(directory: Path):
     wrong = source().replace('"displayMode": "table"', '"displayMode": "tabel"').replace('"gridPos"', '"gridPose"')
     done = compile(directory, wrong)
     assert done.returncode != 0

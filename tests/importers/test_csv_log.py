@@ -67,8 +67,8 @@ def test_times_as_logs_write_them(text: str, at: float):
 @pytest.mark.parametrize(
     "text", ["", "soon", "-5", "nan", "inf", "2024-13-01T12:00:00", "2024-05-01", "2024-05-01T12:00:99"]
 )
-def test_what_is_no_time_is_refused(text: str):
-    with pytest.raises(ValueError, match="is no time; expected"):
+def test_invalid_time_is_rejected(text: str):
+    with pytest.raises(ValueError, match="is not a time; expected"):
         moment(text)
 
 
@@ -93,12 +93,12 @@ def test_an_allocator_without_a_pid_has_a_report_of_no_name():
         ("time,uuid,pid\n0,a,1\n", "line 1: no column used_bytes; expected time,uuid,pid,used_bytes"),
         ("uuid,pid,used_bytes\na,1,5\n", "line 1: no column time; expected time,uuid"),
         ("0,a,1\n1,a,1\n", "line 1: 3 columns without names; expected time,uuid"),
-        ("time,uuid,pid,used_bytes\nx,a,1,5\n", "1 of 1 lines are malformed.*line 2: 'x' is no time"),
+        ("time,uuid,pid,used_bytes\nx,a,1,5\n", "1 of 1 lines are malformed.*line 2: 'x' is not a time"),
         ("time,uuid,pid,used_bytes\n0,a,1,-5\n", "line 2: '-5': expected bytes"),
         ("time,uuid,pid,used_bytes\n0,a,me,5\n", "line 2: pid 'me': expected a number"),
         ("time,uuid,pid,used_bytes\n0,a,0,5\n", "line 2: pid '0': expected a number"),
         ("time,uuid,pid,used_bytes\n0,a\n", "line 2: too few cells"),
-        ("time,uuid,pid,used_bytes\n", "no reading in it"),
+        ("time,uuid,pid,used_bytes\n", "contains no readings"),
         ("\x00\x01\x02", "no header|no column"),
     ],
 )
@@ -124,4 +124,4 @@ def test_a_process_that_is_seen_no_more_has_ended_and_its_pid_comes_back_as_anot
 def test_duplicates_are_left_out_and_told():
     seen, remarks = read_with_remarks("time,uuid,pid,used_bytes\n0,a,,5\n0,a,,5\n1,a,,6\n")
     assert used(seen, "a") == [5, 6]
-    assert [r for r in remarks if r.startswith("1 lines say again")]
+    assert [r for r in remarks if r.startswith("1 lines repeat")]

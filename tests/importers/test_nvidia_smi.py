@@ -64,7 +64,7 @@ def test_units_other_than_mebibytes_count():
 
 
 @pytest.mark.parametrize("cell", ["[N/A]", "[Not Supported]", "[Unknown Error]", "[GPU is lost]", "N/A", "ERR!"])
-def test_what_is_not_said_is_unknown_and_not_zero(cell: str):
+def test_absent_values_are_unknown_and_not_zero(cell: str):
     seen = read(WITH_UNITS.replace("501 MiB", cell))
     assert used(seen, UUID) == [500 * MIB, None]
 
@@ -101,7 +101,7 @@ def test_the_devices_of_one_reading_are_one_snapshot(identity: str, devices: tup
 
 def test_devices_without_a_column_that_tells_them_apart_are_refused():
     log = "\n".join(line.replace(" x,", "") for line in many("x", "x", "x").replace(", x,", ",").splitlines()) + "\n"
-    with pytest.raises(ConfigError, match=r"line 3: two readings of one moment.*add uuid, index or pci\.bus_id"):
+    with pytest.raises(ConfigError, match=r"line 3: two readings at one time.*add uuid, index or pci\.bus_id"):
         read(log)
 
 
@@ -119,7 +119,7 @@ def test_messages_between_the_readings_are_no_malformed_lines():
     message = "Unable to determine the device handle for GPU0000:1B:00.0: GPU is lost.  Reboot the system.\n"
     seen, remarks = read_with_remarks(WITH_UNITS + message * 50)
     assert len(seen) == 2
-    assert [remark for remark in remarks if "line 4: nvidia-smi says: Unable to" in remark]
+    assert [remark for remark in remarks if "line 4: nvidia-smi reported: Unable to" in remark]
 
 
 PROCESSES = """\
@@ -145,7 +145,7 @@ def test_a_log_of_processes_says_who_is_there():
     ]
     seen, remarks = read_with_remarks(log)
     assert used(seen, "GPU-a") == [150 * MIB, 110 * MIB, 180 * MIB]
-    assert remarks == ["what a device uses is not in the log: taken as the sum of its processes"]
+    assert remarks == ["the log has no used memory of a device: the sum of its processes is used"]
 
 
 def test_a_program_with_a_comma_in_its_name_is_whole():
@@ -162,13 +162,13 @@ def test_a_program_with_a_comma_in_its_name_is_whole():
         ("uuid, memory.used [MiB]\nGPU-a, 5 MiB\n", r"line 1: no column timestamp.*--interval N"),
         (
             "+-----------------------------------------+\n| NVIDIA-SMI 550 |\n",
-            r"line 1: .*table for people.*record with",
+            r"line 1: .*default table of nvidia-smi.*record with",
         ),
-        ("# gpu    pwr  gtemp\n# Idx      W      C\n", r"table for people"),
-        ("0, 5, 3\n0, 6, 3\n", r"line 1: no header, and which column is memory\.used cannot be told.*--query-gpu"),
-        ("2024/05/01 12:00:00, 81559\n2024/05/01 12:00:01, 81559\n", r"which column is memory\.used cannot be told"),
+        ("# gpu    pwr  gtemp\n# Idx      W      C\n", r"default table of nvidia-smi"),
+        ("0, 5, 3\n0, 6, 3\n", r"line 1: no header, and the column memory\.used is ambiguous.*--query-gpu"),
+        ("2024/05/01 12:00:00, 81559\n2024/05/01 12:00:01, 81559\n", r"the column memory\.used is ambiguous"),
         ("", "the log is empty"),
-        (WITH_UNITS.splitlines()[0] + "\n", "no reading in it"),
+        (WITH_UNITS.splitlines()[0] + "\n", "contains no readings"),
     ],
 )
 def test_an_unusable_log_is_refused_with_the_mend(log: str, complaint: str):

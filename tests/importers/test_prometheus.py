@@ -104,11 +104,11 @@ def test_pods_that_follow_each_other_on_a_device_are_one_series():
 
 def test_series_of_one_device_that_differ_are_refused_with_the_mend():
     log = answer(series("", 5, uuid="GPU-a", job="x"), series("", 6, uuid="GPU-a", job="y"))
-    with pytest.raises(ConfigError, match=r"two series of GPU-a that differ; make it one with: max by"):
+    with pytest.raises(ConfigError, match=r"two different series of GPU-a; combine them with: max by"):
         read(log)
 
 
-def test_what_is_no_number_is_no_reading():
+def test_non_numbers_are_not_readings():
     assert used(read(answer(series("", 5, float("nan"), float("inf"), 6, uuid="a"))), "a") == [5, 6]
 
 
@@ -121,12 +121,12 @@ def test_also_without_its_envelope_and_pretty_printed(indent: int | None):
 @pytest.mark.parametrize(
     ("log", "complaint"),
     [
-        ('{"status":"success","data":', "line 1: not JSON, or cut off.*query_range"),
-        (json.dumps({"status": "error", "error": "bad query"}), "Prometheus answered with an error: bad query"),
-        (json.dumps({"data": {"resultType": "vector", "result": []}}), "the answer is a vector, one moment"),
+        ('{"status":"success","data":', "line 1: not JSON, or truncated.*query_range"),
+        (json.dumps({"status": "error", "error": "bad query"}), "the response of Prometheus is an error: bad query"),
+        (json.dumps({"data": {"resultType": "vector", "result": []}}), "the result is a vector for one time"),
         (json.dumps({"data": {"result": [{"metric": {}}]}}), "not a matrix of series"),
-        (json.dumps({"data": {"result": [{"metric": {}, "values": [[1]]}]}}), r"is no \[time, value\]"),
-        (answer(), "no series of used memory in it; known are gpumond_device_memory_used_bytes"),
+        (json.dumps({"data": {"result": [{"metric": {}, "values": [[1]]}]}}), r"is not \[time, value\]"),
+        (answer(), "no series of used memory; query one of gpumond_device_memory_used_bytes"),
         (answer(series("up", 1)), "no series of used memory"),
         ("[1, 2]", "not a matrix"),
         ("{" * 100_000, "not JSON"),
@@ -137,6 +137,6 @@ def test_an_unusable_answer_is_refused(log: str, complaint: str):
         read(log, "prometheus")
 
 
-def test_what_was_left_out_is_told():
+def test_ignored_lines_are_reported():
     _, remarks = read_with_remarks(answer(series("", 5, uuid="a"), series("up", 1)))
-    assert remarks == ["the series up say nothing of a device's memory; they are left out"]
+    assert remarks == ["the series up do not describe device memory; they are ignored"]

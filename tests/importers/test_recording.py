@@ -57,10 +57,10 @@ def at(seq: int, elapsed_seconds: float, taken_at: float) -> Snapshot:
 def test_a_daemon_that_was_restarted_goes_on_where_the_last_ended():
     seen, remarks = read_with_remarks(lines(at(1, 1, 100), at(2, 2, 101), at(1, 0.5, 111), at(2, 1.5, 112)))
     assert elapsed(seen) == [1, 2, 12, 13]
-    assert "line 3: another daemon's life begins" in remarks[0]
+    assert "line 3: the daemon was restarted" in remarks[0]
 
 
-def test_what_was_recorded_twice_counts_once():
+def test_duplicate_rows_count_once():
     seen, _ = read_with_remarks(lines(at(1, 1, 100), at(1, 1, 100), at(2, 2, 101)))
     assert elapsed(seen) == [1, 2]
 
@@ -74,7 +74,7 @@ def test_a_line_of_nonsense_is_left_out_and_told():
     many = [at(n, n, 100 + n) for n in range(1, 21)]
     seen, remarks = read_with_remarks(lines(*many) + b'{"seq":"x"}\n' + lines(at(30, 30, 200)))
     assert len(seen) == 21
-    assert remarks[0].startswith("1 malformed lines are left out; the first is line 21: ")
+    assert remarks[0].startswith("1 malformed lines are ignored; the first is line 21: ")
 
 
 def test_a_number_beyond_all_bounds_is_nonsense_too():

@@ -23,7 +23,7 @@ def verdicts(snapshots: Iterable[Snapshot]) -> Said:
     diagnosis, changes, said = Diagnosis(), Changes(), []
     for snapshot in snapshots:
         diagnosis = diagnose(diagnosis, snapshot)
-        for change in changes.follow(diagnosis.verdicts, snapshot.taken_at):
+        for change in changes.update(diagnosis.verdicts, snapshot.taken_at):
             said.append((change.at, change.onset, change.verdict.kind, change.verdict.pid))
     return said
 

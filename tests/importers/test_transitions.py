@@ -12,7 +12,7 @@ def a_verdict(kind: str = "leak", pid: int | None = 7, summary: str = "") -> Ver
 
 
 def told(changes: Changes, at: float, *verdicts: Verdict) -> list[tuple[float, bool, str, int | None]]:
-    return [(c.at, c.onset, c.verdict.kind, c.verdict.pid) for c in changes.follow(verdicts, at)]
+    return [(c.at, c.onset, c.verdict.kind, c.verdict.pid) for c in changes.update(verdicts, at)]
 
 
 def test_a_verdict_begins_once_and_ends_once():
@@ -35,5 +35,5 @@ def test_processes_and_devices_are_apart():
 def test_an_allocator_without_a_pid_is_told_of_its_device_and_once():
     changes = Changes()
     own = a_verdict(pid=NAMELESS, summary=f"a program (pid {NAMELESS}) keeps more")
-    (change,) = changes.follow((own, a_verdict(pid=None)), 1)
+    (change,) = changes.update((own, a_verdict(pid=None)), 1)
     assert (change.verdict.pid, change.verdict.summary) == (None, "a program keeps more")

@@ -37,7 +37,7 @@ needs_chromium = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(
 WIDE = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 780}
 PROGRAMS = ("training", "serving", "leak", "fragmentation")
-"""Of the demo."""
+"""Programs of the demo."""
 
 Serve = Callable[..., RunningDaemon]
 NETWORK = ("Failed to load resource", "net::ERR_")
@@ -72,7 +72,7 @@ class Sight:
             self.complaints.append(message.text)
 
     def texts(self, *selectors: str) -> list[list[str]]:
-        """Of all at one instant: the page changes between two questions."""
+        """Return the values of all at one instant, because the page changes between two requests."""
         script = "all => all.map(one => [...document.querySelectorAll(one)].map(node => node.textContent))"
         found: list[list[str]] = self.page.evaluate(script, list(selectors))
         return found

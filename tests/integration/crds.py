@@ -1,4 +1,4 @@
-"""What the Prometheus operator would say of its resources: its own schemas, strictly."""
+"""Strict validation of resources with the schemas of the Prometheus operator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REASON = (
 
 
 def complaints(objects: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Of each object what is wrong, and what is null or unknown."""
+    """Return the errors of each object, and its null or unknown fields."""
     command = ["node", str(PROGRAM), str(PACKAGES)]
     done = subprocess.run(command, input=json.dumps(objects), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

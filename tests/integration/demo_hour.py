@@ -23,7 +23,7 @@ from tests.running import RunningDaemon
 
 PAUSE_SECONDS = 5.0
 CYCLE_SECONDS = {"leak": 300, "fragmentation": 260}
-"""How long the demo's programs take to do again what their rules are for, with time to spare."""
+"""Upper bound of the time in which the demo's programs repeat what their rules detect."""
 ROUND_SECONDS = 130
 """After so long the closed loop has something to flush again."""
 
@@ -34,7 +34,7 @@ KEPT = 20
 
 @dataclass
 class Watch:
-    """What was seen, moment by moment."""
+    """Observations in order of time."""
 
     began: float = field(default_factory=time.monotonic)
     comparisons: int = 0
@@ -87,7 +87,7 @@ class Watch:
 
 
 def wrong(summary: dict[str, Any]) -> list[str]:
-    """What contradicts itself, and what looks dead."""
+    """Return contradictions, and values that do not change."""
     found = [*summary["first_disagreements"], *summary["page"]["complaints"]]
     for rule, seconds in CYCLE_SECONDS.items():
         changes, due = summary["alerts"].get(rule, {}), summary["seconds"] // seconds - 1

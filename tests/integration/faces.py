@@ -49,14 +49,14 @@ def moment(daemon: RunningDaemon) -> Moment:
 
 @contextmanager
 def showing(daemon: RunningDaemon) -> Iterator[Played]:
-    """What the commands are given in the daemon's place: it answers one frame until it is given another."""
+    """A server in place of the daemon. It returns one frame until it receives another."""
     with playing(daemon.get("frame")) as still:
         still.answers["/api/v1/status"] = (200, daemon.get("status"))
         yield still
 
 
 def disagreements(now: Moment, sight: Sight, still: Played) -> list[str]:
-    """What any face says otherwise than the frame, face by face; empty if they agree."""
+    """Return the differences of each view from the frame; empty if they agree."""
     still.show(now.frame)
     found = [
         *_of_routes(now),
@@ -238,7 +238,7 @@ def _held(frame: Any, device: Any, share: str) -> int | None:
 
 
 def _legend(frame: Any, device: Any) -> list[tuple[str, str]]:
-    """What there is of a device, in the page's order."""
+    """Return the shares of a device, in the page's order."""
     overcounts = {each["device_uuid"]: each["overcount_bytes"] for each in frame["ledger"]["overcounts"]}
     parts = [(share, _held(frame, device, share)) for share in SHARES]
     parts += [("free", device["free_bytes"]), ("reserved", device["reserved_bytes"])]
@@ -247,6 +247,6 @@ def _legend(frame: Any, device: Any) -> list[tuple[str, str]]:
 
 
 def command(still: Played, *arguments: str) -> str:
-    """What a command prints."""
+    """Return the output of a command."""
     whole: Sequence[str] = (sys.executable, "-m", "gpumond", *arguments, "--url", still.url)
     return subprocess.run(whole, capture_output=True, text=True, timeout=60, check=True).stdout

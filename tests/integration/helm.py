@@ -43,7 +43,7 @@ def plural(kind: str) -> str:
 
 
 def discovery(path: str) -> dict[str, Any] | None:
-    """What the API says of itself."""
+    """Capabilities that the Kubernetes API reports."""
     if path == "/version":
         return {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}
     if path == "/api":
@@ -125,7 +125,7 @@ async def linted(chart: str, values: dict[str, Any]) -> int:
 
 
 def merged(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """As Helm does it: objects key by key, all else as a whole."""
+    """Merge values like Helm: objects key by key, other values as a whole."""
     both = {key: (defaults.get(key), value) for key, value in values.items()}
     return defaults | {
         key: merged(old, new) if isinstance(old, dict) and isinstance(new, dict) else new

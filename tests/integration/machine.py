@@ -63,7 +63,7 @@ def library(requirement: str) -> Path:
 
 
 def in_tree(*command: str, shown: Mapping[Path, str], given: str = "") -> str:
-    """What a command says that runs in the tree, and in no network. It must succeed."""
+    """Return the output of a command that runs in the tree without a network. It must succeed."""
     box = ["systemd-nspawn", "--quiet", f"--directory={tree()}", "--volatile=overlay", "--register=no", "--keep-unit"]
     box += ["--private-network", "--pipe", *(f"--bind-ro={ours}:{its}" for ours, its in shown.items())]
     done = subprocess.run([*box, *command], input=given, capture_output=True, text=True, timeout=300)
@@ -92,7 +92,7 @@ class Machine:
         until(lambda: self.run("systemctl", "is-system-running", check=False) in ("running", "degraded"), 60)
 
     def run(self, *command: str, check: bool = True) -> str:
-        """What the command says on its standard output; with ``check``, it must succeed."""
+        """Return the standard output of a command; with ``check``, it must succeed."""
         done = subprocess.run(
             ["nsenter", "-t", self._first(), "-a", *command], capture_output=True, text=True, env=CLEAN, timeout=120
         )

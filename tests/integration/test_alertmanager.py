@@ -60,7 +60,7 @@ class Alertmanager:
         shutil.rmtree(self.directory / "data")
 
     def alerts(self) -> list[Any] | None:
-        """Those that fire, as the Alertmanager has them; None while it cannot be asked."""
+        """Return the firing alerts of the Alertmanager; None while it does not respond."""
         try:
             with urllib.request.urlopen(f"{self.url}/api/v2/alerts?active=true", timeout=5) as answer:
                 return list(json.load(answer))
@@ -90,7 +90,7 @@ class Scene:
         return [alert for alert in self.manager.alerts() or () if alert["labels"]["alertname"] == "full"]
 
     def told(self) -> list[str]:
-        """What the Alertmanager's own receiver was told of the rule, in order."""
+        """Return the notifications about the rule that the Alertmanager's receiver got, in order."""
         groups = [request.json for request in self.hook.requests]
         return [group["status"] for group in groups if group["groupLabels"] == {"alertname": "full"}]
 
@@ -108,7 +108,7 @@ def scene(tmp_path: Path, driver: FakeDriver) -> Iterator[Scene]:
     scene.close()
 
 
-def test_what_fires_arrives_and_what_is_over_is_resolved(scene: Scene):
+def test_alert_arrives_and_is_resolved(scene: Scene):
     scene.manager.start()
     scene.use(0.9)
     daemon = scene.start_daemon()
@@ -144,7 +144,7 @@ def test_a_daemon_that_is_killed_and_comes_back_resolves_nothing(scene: Scene):
     until(lambda: scene.told() == ["firing", "resolved"])
 
 
-def test_what_fires_while_the_alertmanager_is_down_arrives_when_it_is_back(scene: Scene):
+def test_alert_during_an_alertmanager_outage_arrives_afterwards(scene: Scene):
     scene.use(0.9)
     daemon = scene.start_daemon()
     until(lambda: daemon.value("gpumond_notifications_failed_total", notifier="am", reason="connection"))
@@ -163,7 +163,7 @@ def test_an_alertmanager_that_lost_everything_is_told_again(scene: Scene):
     until(scene.fires)
 
 
-def test_what_ended_while_the_alertmanager_was_down_is_resolved_when_it_is_back(scene: Scene):
+def test_alert_that_ends_during_an_alertmanager_outage_is_resolved_afterwards(scene: Scene):
     scene.manager.start()
     scene.use(0.9)
     daemon = scene.start_daemon()

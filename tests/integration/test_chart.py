@@ -132,7 +132,7 @@ def test_helm_has_no_objection(case: str):
 
 
 @pytest.mark.parametrize("case", GIVEN)
-def test_what_is_rendered_is_valid(case: str):
+def test_rendered_chart_is_valid(case: str):
     assert "refused" not in rendered()[case]
     valid(objects(case))
 
@@ -193,7 +193,7 @@ def test_the_pod_is_unprivileged():
 
 @pytest.mark.parametrize("case", GIVEN)
 def test_root_only_gives_directories_away(case: str):
-    """By what it takes to do so, and not where the daemon is root itself."""
+    """The init container has only the necessary capabilities, and is absent if the daemon is root."""
     pod = only(objects(case), "DaemonSet")["spec"]["template"]["spec"]
     user = USERS.get(case, 10001)
     if user == 0:
@@ -206,7 +206,7 @@ def test_root_only_gives_directories_away(case: str):
 
 
 @pytest.mark.parametrize("case", GIVEN)
-def test_what_is_the_daemons_own_is_in_a_volume_of_its_own(case: str):
+def test_private_files_of_the_daemon_have_their_own_volume(case: str):
     pod = only(objects(case), "DaemonSet")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     told = {entry["name"]: entry.get("value") for entry in container["env"]}
@@ -243,7 +243,7 @@ def test_only_root_is_given_the_kubelets_socket():
         ),
     ],
 )
-def test_who_scrapes_and_who_probes_speaks_as_the_daemon_does(case: str, tls: object, login: object):
+def test_scrapes_and_probes_use_the_scheme_of_the_daemon(case: str, tls: object, login: object):
     found = objects(case)
     scheme = "https" if tls else "http"
     ends = [end for entry in found for end in entry.get("spec", {}).get("podMetricsEndpoints", ())]
@@ -257,7 +257,7 @@ def test_who_scrapes_and_who_probes_speaks_as_the_daemon_does(case: str, tls: ob
     }
 
 
-def test_no_right_is_given_to_it():
+def test_service_account_has_no_permissions():
     kinds = {entry["kind"] for case in GIVEN for entry in objects(case)}
     assert not [kind for kind in kinds if kind.endswith(("Role", "RoleBinding"))]
 
@@ -282,7 +282,7 @@ def test_the_configuration_is_one_of_gpumond(tmp_path: Path):
 
 @pytest.mark.parametrize(("case", "users"), [("TLS", set()), ("TLS and users", {"prometheus"})])
 def test_the_web_configuration_is_one_of_gpumond(tmp_path: Path, case: str, users: set[str]):
-    """With a certificate where its volume is mounted; the daemon then starts on an address of the network."""
+    """A certificate in the mounted volume allows the daemon to start on a network address."""
     from gpumond.config import load
 
     found = objects(case)
@@ -302,7 +302,7 @@ def test_the_web_configuration_is_one_of_gpumond(tmp_path: Path, case: str, user
 @pytest.mark.parametrize(
     "directory", ["deploy/kubernetes", "deploy/kubernetes/example", "deploy/kubernetes/monitoring"]
 )
-def test_what_kustomize_builds_is_valid(directory: str):
+def test_kustomize_output_is_valid(directory: str):
     valid(built(directory))
 
 

@@ -54,7 +54,7 @@ class Engine:
             self.environ[name] = str(directory / name)
 
     def __call__(self, *command: str, check: bool = True, **options: Any) -> str:
-        """What a command says; with ``check``, it must succeed."""
+        """Return the output of a command; with ``check``, it must succeed."""
         done = subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=300, **options)
         assert done.returncode == 0 or not check, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
         return done.stdout.strip() if check else str(done.returncode)
@@ -81,7 +81,7 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """With the image in it."""
+    """A container runtime that contains the image."""
     directory = tmp_path_factory.mktemp("engine")
     engine = Engine(directory)
     (directory / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
@@ -117,7 +117,7 @@ def answer(url: str) -> Any:
         return None
 
 
-def test_it_adds_little_to_its_base(engine: Engine):
+def test_image_adds_little_to_its_base(engine: Engine):
     assert engine.size(IMAGE) - engine.size(BASE) <= MAX_BYTES
 
 
@@ -129,7 +129,7 @@ def test_the_programs_of_the_demo_are_seen(engine: Engine, demo: str):
     until(lambda: workloads() == {"training", "serving", "leak", "fragmentation"})
 
 
-def test_it_is_nobody_in_particular_and_can_write_nowhere(engine: Engine, demo: str):
+def test_image_user_is_unprivileged_and_cannot_write(engine: Engine, demo: str):
     status = engine("podman", "exec", demo, "cat", "/proc/1/status")
     assert re.search(r"^Uid:\t10001\t", status, re.MULTILINE)
     assert re.findall(r"^Cap(?:Prm|Eff|Bnd|Amb):\t(\w+)$", status, re.MULTILINE) == ["0" * 16] * 4
@@ -144,13 +144,13 @@ def test_its_health_is_asked_for_by_the_program_itself(engine: Engine, demo: str
     assert engine("podman", "exec", nobody, demo, *checked[1:], check=False) == "1"
 
 
-def test_it_ends_in_order(engine: Engine, demo: str):
+def test_container_stops_in_order(engine: Engine, demo: str):
     engine("podman", "stop", "--time=10", demo)
     assert engine("podman", "inspect", demo, "--format", "{{.State.ExitCode}}") == "0"
 
 
 def pod(path: str) -> dict[str, Any]:
-    """What a manifest says of its pods."""
+    """Return the pod specification of a manifest."""
     spec: dict[str, Any] = yaml.safe_load((ROOT / "deploy/kubernetes" / path).read_text())["spec"]["template"]["spec"]
     return spec
 
@@ -202,7 +202,7 @@ def test_the_agent_comes_into_a_program_as_in_the_example_for_kubernetes(engine:
 
 
 def test_a_sidecar_hears_a_program_of_root_over_their_volume(engine: Engine):
-    """As deploy/sidecar has them: one PID namespace, a volume that is the daemon's user's."""
+    """Containers as in deploy/sidecar: one PID namespace, a volume that belongs to the daemon's user."""
     content = yaml.safe_load((ROOT / "deploy/sidecar/docker-compose.yml").read_text())
     (options,) = [volume["driver_opts"] for volume in content["volumes"].values()]
     daemon, train = (content["services"][name] for name in ("gpumond", "train"))
@@ -232,7 +232,7 @@ def test_a_sidecar_hears_a_program_of_root_over_their_volume(engine: Engine):
 
 
 def agents_of(engine: Engine, daemon: str) -> list[str]:
-    """What a daemon without a network knows of them; nothing before it answers."""
+    """Return the agents that a daemon without a network knows; none before it responds."""
     program = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9917/api/v1/agents').read().decode())"
     command = ("podman", "exec", daemon, "python3", "-c", program)
     done = subprocess.run(command, env=engine.environ, capture_output=True, text=True, timeout=60)

@@ -27,7 +27,7 @@ SERVICE_MONITOR: Manifest = {
 GOOD = {**OURS, "ServiceMonitor": SERVICE_MONITOR}
 
 
-def test_what_there_is_is_taken():
+def test_available_values_are_taken():
     assert OURS.keys() == {"PodMonitor", "PrometheusRule"}
     assert complaints(list(GOOD.values())) == [[], [], []]
 
@@ -53,7 +53,7 @@ def test_what_there_is_is_taken():
         ("ServiceMonitor", "spec/podMetricsEndpoints", [], "/spec/podMetricsEndpoints is unknown"),
     ],
 )
-def test_what_the_operator_would_refuse_or_not_see_is_found(kind: str, place: str, value: object, complaint: str):
+def test_operator_resources_are_checked_for_errors(kind: str, place: str, value: object, complaint: str):
     changed = copy.deepcopy(GOOD[kind])
     *path, last = (int(key) if key.isdigit() else key for key in place.split("/"))
     inside: Any = changed

@@ -231,7 +231,7 @@ def test_a_refusal_is_shown_in_the_daemon_s_words(browser: Browser, demo: Runnin
         assert sight.texts("#receipts")[0] == [""]
 
 
-def test_who_gives_no_token_flushes_nothing(sight: Sight, demo: RunningDaemon):
+def test_flush_without_a_token_is_refused(sight: Sight, demo: RunningDaemon):
     before = demo.get("receipts")
     sight.page.get_by_role("button", name="Flush all…").click()
     sight.page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").click()
@@ -267,7 +267,7 @@ def test_rows_stay_where_they_are_under_a_hand(browser: Browser, demo: RunningDa
     frames = 0
 
     def turn_round(frame: Any) -> None:
-        """In every frame the order is the other way round."""
+        """The order is reversed in every frame."""
         nonlocal frames
         frames += 1
         for place, process in enumerate(sorted(frame["processes"], key=lambda process: process["pid"])):
@@ -291,7 +291,7 @@ def test_rows_stay_where_they_are_under_a_hand(browser: Browser, demo: RunningDa
         assert len(orders(4)) == 2
 
 
-def test_nobody_is_asked_while_the_tab_is_hidden(sight: Sight):
+def test_hidden_tab_sends_no_requests(sight: Sight):
     turn = """hidden => {
         Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
         document.dispatchEvent(new Event('visibilitychange'));
@@ -307,8 +307,8 @@ def test_nobody_is_asked_while_the_tab_is_hidden(sight: Sight):
     assert [url for url in sight.asked if url.endswith("/events")]
 
 
-def test_where_reading_wants_a_token_it_asks_for_one_and_follows(browser: Browser, demo: RunningDaemon):
-    """As a daemon that others can reach does; here a guard before it stands for one."""
+def test_page_requests_a_token_if_reading_requires_one(browser: Browser, demo: RunningDaemon):
+    """A guard in front of the daemon acts like a daemon that other machines can reach."""
 
     def guard(route: Route) -> None:
         if route.request.headers.get("authorization", "").startswith("Bearer gpm_"):

@@ -58,7 +58,7 @@ INTERVALS = """async ([times, length, from, to, started]) => {
     ],
     ids=["blocks", "edges", "gap", "samples", "samples with a gap", "nothing"],
 )
-def test_what_a_chart_does_not_know_is_marked(
+def test_unknown_values_are_marked_in_the_chart(
     sight: Sight, times: list[float], length: float | None, known: list[Any], unknown: list[Any]
 ):
     assert sight.page.evaluate(INTERVALS, [times, length, 0, 100, -1000]) == [known, unknown]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 
 
-def test_it_fits_on_a_phone(browser: Browser, demo: RunningDaemon):
+def test_page_fits_on_a_phone(browser: Browser, demo: RunningDaemon):
     with looking(browser, demo, PHONE) as sight:
         sight.page.locator("tbody .of-program button").first.click()
         sight.page.locator("tbody svg").wait_for()

@@ -1,4 +1,4 @@
-"""As a service: what systemd is told, and the units in deploy/systemd in a systemd of their own."""
+"""Tests of the service: notifications to systemd, and the units in deploy/systemd in a separate systemd."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ os.dup2(listener.fileno(), 3)
 os.set_inheritable(3, True)
 os.execvpe(sys.argv[2], sys.argv[2:], {**os.environ, "LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())})
 """
-"""What systemd does for a service with a socket unit."""
+"""A launcher that passes a socket like systemd does for a socket unit."""
 
 AGENT = "import gpumond.agent as a, time; a.start(workload='train'); time.sleep(3600)"
 
 
 @pytest.fixture
 def listener(tmp_path: Path) -> Iterator[socket.socket]:
-    """Where systemd would listen for notifications."""
+    """A socket that receives notifications in place of systemd."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         listener.settimeout(20)
@@ -55,9 +55,7 @@ def heard(listener: socket.socket, until: str) -> list[str]:
     raise AssertionError(f"no {until} among {set(lines)}")
 
 
-def test_it_tells_that_it_is_ready_how_it_goes_and_that_it_ends(
-    listener: socket.socket, serve: Callable[..., RunningDaemon]
-):
+def test_service_notifies_ready_status_and_stopping(listener: socket.socket, serve: Callable[..., RunningDaemon]):
     told = {"NOTIFY_SOCKET": str(listener.getsockname()), "WATCHDOG_USEC": "600000"}
     daemon = serve("--source", "nvml", environ=told | {"LD_LIBRARY_PATH": "/nowhere"})
     beginning = heard(listener, until="READY=1")
@@ -69,7 +67,7 @@ def test_it_tells_that_it_is_ready_how_it_goes_and_that_it_ends(
     assert not [line for line in end if line.startswith("READY=")]
 
 
-def test_nobody_hears_and_nothing_happens(tmp_path: Path):
+def test_notifications_without_a_listener_have_no_effect(tmp_path: Path):
     notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "nobody")})
     notify("READY=1", {})
 
@@ -164,7 +162,7 @@ def test_the_units_are_accepted_without_a_word(running: Machine):
 
 @nspawn
 @patient
-def test_it_is_ready_without_a_gpu_and_says_what_is_missing(running: Machine):
+def test_service_is_ready_without_a_gpu_and_reports_the_cause(running: Machine):
     until(lambda: "library_not_found" in running.show("gpumond.service", "StatusText")[0])
     assert running.show("gpumond.service", "ActiveState", "User", "NRestarts") == ["active", "gpumond", "0"]
     own = "/run/gpumond-api"
@@ -177,7 +175,7 @@ def test_it_is_ready_without_a_gpu_and_says_what_is_missing(running: Machine):
 @nspawn
 @patient
 def test_commands_find_it_without_a_variable(running: Machine):
-    """As root by the token, as another user, who cannot read that, by the kernel's word."""
+    """Root uses the token. Another user, who cannot read it, is identified by the kernel."""
     until(lambda: running.get("status"))
     flush = "env -i /opt/gpumond/bin/gpumond flush --all 2>&1 || test $? = 3"
     for who, actor in (("", "token"), ("setpriv --reuid 4242 --clear-groups ", "uid:4242")):
@@ -230,7 +228,7 @@ def test_agents_stay_through_an_upgrade_and_start_it_if_it_is_not_there(running:
 
 @nspawn
 @patient
-def test_it_reads_the_secrets_that_it_is_given(running: Machine):
+def test_service_reads_its_credentials(running: Machine):
     running.shell("umask 077; echo s3cret > /etc/gpumond/secrets/hook")
     configure(running, 'ExecStartPre=/bin/sh -c "cat $CREDENTIALS_DIRECTORY/secrets_hook > /run/gpumond/seen"')
     assert running.shell("cat /run/gpumond/seen; rm /run/gpumond/seen") == "s3cret"
@@ -239,8 +237,8 @@ def test_it_reads_the_secrets_that_it_is_given(running: Machine):
 
 @nspawn
 @patient
-def test_no_device_is_allowed_but_those_of_gpus(running: Machine):
-    """Whether it is enforced cannot be seen here: the machine has no device controller of its own."""
+def test_service_may_access_gpu_devices_only(running: Machine):
+    """Only the setting is checked: the machine has no device controller to enforce it."""
     policy, *allowed = running.show("gpumond.service", "DevicePolicy", "DeviceAllow")
     assert policy == "closed"
     assert set(" ".join(allowed).split("\n")) - {"char-rtc r"} == {"char-nvidia* rw", "char-drm rw", "char-kfd rw"}

@@ -48,7 +48,7 @@ class Agents:
         return pid
 
     def flushes(self, dry_run: bool = False) -> int:
-        """So often it was asked for a flush, or for a plan."""
+        """Number of flush and plan requests."""
         return sum(event["event"] == "flushed" and event["dry_run"] == dry_run for event in self.events)
 
     def change(self, **options: Any) -> None:

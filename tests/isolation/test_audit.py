@@ -12,7 +12,7 @@ ENTRY_BYTES = 4096
 ENTRIES = 20
 AGENTS, ALLOCATORS = 8, 24
 FLUSHES = 12
-"""With the large one fewer than a user may ask for in a minute."""
+"""Number of requests; with the large one below the limit of a user per minute."""
 
 
 def test_a_users_flushes_make_short_entries_and_evict_none_of_the_administrators(machine: Machine):

@@ -64,7 +64,7 @@ def test_errors_out_of_memory_of_a_program_elsewhere_flush_no_other_user(machine
 
 
 def test_errors_out_of_memory_of_a_program_on_the_device_flush_the_others(machine: Machine):
-    """What the driver confirms has its effect."""
+    """Claims that the driver confirms take effect."""
     victim = machine.agents(VICTIM, listed=True, workload=WORKLOAD, cached_bytes=30 * GIB)
     until(lambda: machine.report(victim.pid))
     run_out_of_memory(machine, ATTACKER, listed=True)

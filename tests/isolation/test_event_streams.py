@@ -16,7 +16,7 @@ VIEWERS = 100
 
 @contextlib.contextmanager
 def streams(machine: Machine, number: int) -> Iterator[list[tuple[socket.socket, bytes]]]:
-    """So many streams that are open at once, each with the head of its answer."""
+    """Open a number of streams at once, and read the head of each response."""
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(connect(machine.daemon)) for _ in range(number)]
         yield [(connection, head(connection)) for connection in opened]

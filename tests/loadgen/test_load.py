@@ -91,7 +91,7 @@ def test_the_card_of_a_running_demo_is_found(card: SimDevice, tmp_path: Path):
     assert done["peak_held_bytes"] <= SIZE / 2
     status, _, err = load(None, "steady", "--device", "4", GPUMOND_SIM_DIR=str(tmp_path / "cards"))
     assert status == 2
-    assert "has 1 cards: no --device 4" in err
+    assert "has 1 devices; pass a lower index" in err
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
@@ -114,7 +114,7 @@ def test_a_signal_half_way_frees_everything(card: SimDevice, by: signal.Signals)
     }
 
 
-def test_what_was_injected_before_the_end_is_the_truth(card: SimDevice):
+def test_injection_before_the_end_is_the_truth(card: SimDevice):
     done = account(card, "leak-linear", "--duration", "2s", "--speed", "3000", "--rate", "100MiB")
     truth = done["truth"]
     assert (truth["kind"], truth["form"]) == ("leak", "linear")
@@ -183,7 +183,7 @@ def test_the_summary_says_what_was_done_and_what_is_right(card: SimDevice):
     status, out, _ = load(card, "warm-up", "--duration", "1s", "--speed", "1000")
     assert status == 0
     assert out.startswith("warm-up on sim: done after 1.")
-    assert "all freed" in out
+    assert "all memory is freed" in out
     assert "right verdict: none" in out
 
 
@@ -215,4 +215,4 @@ def test_wrong_use_is_one_line_with_the_mend(arguments: tuple[str, ...], said: s
 def test_a_directory_that_is_no_card_is_refused(tmp_path: Path):
     status, _, err = load(None, "steady", "--card", str(tmp_path))
     assert status == 1
-    assert "no simulated card" in err
+    assert "no simulated device" in err

@@ -24,7 +24,7 @@ class Moment(NamedTuple):
 
 
 def curve(made: Plan, program: int = 0) -> list[Moment]:
-    """What the program has live after each of its steps."""
+    """Yield the live bytes of the program after each of its steps."""
     sizes: dict[int, int] = {}
     live, moments = 0, []
     for step in made.steps_of(program):
@@ -92,7 +92,7 @@ def test_the_peak_is_what_the_steps_reach_and_fits_the_card(name: str, seed: int
 
 @pytest.mark.parametrize("name", NOTHING_WRONG)
 @pytest.mark.parametrize("seed", range(6))
-def test_where_nothing_is_wrong_the_card_never_fills(name: str, seed: int):
+def test_device_never_fills_in_healthy_scenarios(name: str, seed: int):
     made = plan(name, seed)
     assert made.truth == Truth()
     assert made.twin() is None
@@ -173,7 +173,7 @@ def test_three_deaths_make_a_crash_loop(times: int, kind: str):
 
 
 @pytest.mark.parametrize("name", INJECTED)
-def test_what_would_come_after_the_end_is_not_the_truth(name: str):
+def test_injection_after_the_end_is_not_in_the_truth(name: str):
     made = plan(name, 0, duration="4m", times=1) if name == "crash" else plan(name, 0, duration="4m")
     assert made.truth == Truth()
 
@@ -194,7 +194,7 @@ def test_views_take_turns_and_only_where_they_can_tell():
     [
         ("leek", {}, "no scenario is called 'leek'; `gpumond load --list`"),
         ("", {}, "no scenario is called ''"),
-        ("steady", {"rate": 3}, "option --rate: steady has no such option; it has none of its own"),
+        ("steady", {"rate": 3}, "option --rate: steady has no such option; it has no options"),
         ("p2", {"rates": 3}, "it has --rate"),
         ("p2", {"rate": "fast"}, "option --rate 'fast': expected a number, a share such as 80% or a size such as 1GiB"),
         ("p2", {"rate": 0}, "option --rate 0: expected a size of at least 1, such as 32MiB"),

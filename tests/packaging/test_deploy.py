@@ -1,4 +1,4 @@
-"""What is in deploy/: accepted by the programs that read it, and in step with the rules of the daemon."""
+"""Files in deploy/ are accepted by the programs that read them, and agree with the rules of the daemon."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_containers_have_one_user(file: str, where: str):
 
 
 @pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/sidecar/docker-compose.yml"])
-def test_no_daemon_of_a_compose_file_is_root(file: str):
+def test_compose_daemons_are_not_root(file: str):
     services = yaml.safe_load((ROOT / file).read_text())["services"]
     ours = [service for service in services.values() if service["image"].startswith("gpumond:")]
     assert ours
@@ -186,7 +186,7 @@ def manifest(path: str) -> dict[str, Any]:
 
 
 def mounted(volume: str | dict[str, Any]) -> tuple[str, bool]:
-    """Where a volume of a compose file is, and whether it is read-only there."""
+    """Return the target of a volume of a compose file, and whether it is read-only."""
     if isinstance(volume, dict):
         return volume["target"], bool(volume.get("read_only"))
     _, place, *options = volume.split(":")
@@ -205,7 +205,7 @@ def test_programs_get_the_agents_directory_read_only_and_nothing_else_of_the_dae
     assert documented == [("/run/gpumond", ":ro")]
 
 
-def test_what_is_the_daemons_own_is_in_no_directory_that_containers_share():
+def test_private_files_of_the_daemon_are_in_no_shared_directory():
     (image,) = re.findall(r"GPUMOND_RUNTIME_DIR=(\S+) \\$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert Path(image).parts[:2] == ("/", "tmp")
     for file in (ROOT / "docker-compose.yml", DEPLOY / "sidecar/docker-compose.yml"):
@@ -234,7 +234,7 @@ OPERATIONS = (ROOT / "docs/operations.md").read_text()
 
 
 def section(title: str) -> str:
-    """Of docs/operations.md, with what is below it."""
+    """Return a section of docs/operations.md with its subsections."""
     level = title.partition(" ")[0]
     _, found, after = OPERATIONS.partition(f"\n{title}\n")
     assert found, title

@@ -1,4 +1,4 @@
-"""What a user installs: the package with its data, one line for Python's start, and nothing after it is removed."""
+"""Contents of the wheel: the package with its data and one .pth line. Removal leaves no files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_it_holds_every_file_of_the_package_and_the_line_beside_it(wheel: Path) -> None:
+def test_wheel_contains_every_file_and_the_pth_line(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         scripts = {name for name in names if ".data/scripts/" in name}
@@ -94,7 +94,7 @@ def test_a_program_beside_a_module_named_gpumond_imports_its_own(installed: Path
 
 
 def test_installed_where_only_PYTHONPATH_finds_it_run_still_works(wheel: Path, tmp_path: Path) -> None:
-    """As `pip install --target` does, and the modules of a cluster."""
+    """The layout of `pip install --target`, and of environment modules on clusters."""
     command = [
         sys.executable,
         "-m",

@@ -15,7 +15,7 @@ _numbers = count()
 
 
 class Room:
-    """What of a device is in use."""
+    """Return the used bytes of a device."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes, self.used_bytes = size_bytes, 0

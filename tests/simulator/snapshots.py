@@ -144,6 +144,6 @@ class _Machine:
 
 
 def _blurred(used_bytes: int, size_bytes: int, seen: Observation, dice: Random) -> int:
-    """What a driver says instead: with noise, and in whole quanta."""
+    """Return the driver's value: with noise, and rounded to whole quanta."""
     noisy = used_bytes + (dice.gauss(0.0, seen.noise_bytes) if seen.noise_bytes else 0.0)
     return min(size_bytes, max(0, round(noisy / seen.quantum_bytes) * seen.quantum_bytes))

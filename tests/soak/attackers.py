@@ -37,7 +37,7 @@ from tests.fuzzing import fuzzed
 
 FIRST_UID = 20_001
 LINGERING = 4
-"""So many connections of each stay open, with what they said last."""
+"""Number of connections of each attacker that stay open after their last message."""
 HELLOS = (encode(Hello("train")), encode(Hello("a/b", "1.2", "3.12", ("limit", "snapshot"))))
 SEEDS = (
     *HELLOS,
@@ -55,7 +55,7 @@ SEEDS = (
 
 
 def volley(dice: random.Random) -> tuple[bytes, int, bool]:
-    """What one connection says: the bytes, how many frames they are, and whether the last of them is wrong."""
+    """Data of one connection: the bytes, the number of messages, and whether the last one is invalid."""
     first = dice.choice(HELLOS) if dice.random() < 0.8 else fuzzed(dice, dice.choice(SEEDS))
     frames = (first + b"".join(fuzzed(dice, dice.choice(SEEDS)) for _ in range(dice.randint(1, 12)))).split(b"\n")
     rest = frames.pop()

@@ -44,7 +44,7 @@ BEAT_SECONDS = 0.5
 
 
 class Stage(Protocol):
-    """What a core needs of its world."""
+    """Interface of the world that a core uses."""
 
     dice: Random
     elapsed: float
@@ -156,7 +156,7 @@ class Core:
             self.refused_edits += 1
 
     async def settled(self) -> None:
-        """What was raised has been told."""
+        """Return whether all raised alerts were delivered."""
         while self.pager.told != self.raised:
             await asyncio.sleep(0.01)
 

@@ -46,7 +46,7 @@ class Honest:
         self._connection.close()
 
     def arrived(self, daemon: RunningDaemon) -> bool:
-        """Whether what was sent last is what the daemon shows; frames of one connection are read in order."""
+        """Return whether the daemon shows the last report; messages of one connection are read in order."""
         own = [each for each in daemon.get("snapshot")["reports"] if each["pid"] == os.getpid()]
         return any(pool["live_bytes"] == self.sent for each in own for pool in each["pools"])
 
@@ -95,7 +95,7 @@ class Siege:
         self._seconds: list[float] = []
 
     def wave(self, frames: int, seed: int) -> None:
-        """So many fuzzed frames; the honest agent is looked for every two seconds, and at the end."""
+        """Send fuzzed messages. The valid agent is checked every two seconds, and at the end."""
         vandals = Vandals(self._daemon.socket, frames, USERS, seed)
         try:
             while vandals.busy():
@@ -141,7 +141,7 @@ class Siege:
 
 
 def rejects(daemon: RunningDaemon) -> dict[str, int]:
-    """What the intake has refused, by reason."""
+    """Return the number of rejected messages by reason."""
     page = daemon.request("/metrics")[1].decode()
     found = re.findall(r'^gpumond_agent_rejects_total\{reason="(\w+)"\} (\S+)$', page, re.MULTILINE)
     return dict.fromkeys(OF_FRAMES, 0) | {reason: int(float(count)) for reason, count in found}

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated week, and what has to be said of it: the oracle.
+"""The oracle: incidents of a simulated week, and the alerts expected for them.
 
 An incident is a generator that yields once a tick; what it expects it tells the oracle when it begins, and that it is
 over when it is.
@@ -35,7 +35,7 @@ class Expected:
 
 @dataclass
 class Oracle:
-    """What was expected and did not come, came and was not expected, or ended before its time.
+    """Missing alerts, unexpected alerts, and alerts that ended early.
 
     ``slack``: seconds that everything may be late.
     """
@@ -83,7 +83,7 @@ class Oracle:
         return sum(not each.raised for each in self._open)
 
     def awaits(self, *rules: str) -> bool:
-        """Whether alerts of these rules are expected and have not come, or what they tell of is not over."""
+        """Return whether alerts of these rules are still expected, or their incidents are not over."""
         return any(each.rule in rules and (not each.raised or each.end_due is None) for each in self._open)
 
     def _find(self, alert: Alert) -> Expected | None:
@@ -184,7 +184,7 @@ def disk_full(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
 
 
 def receiver_down(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
-    """What happens meanwhile has to be told afterwards."""
+    """Incidents during this one must be reported afterwards."""
     world.receiver_down = True
     yield from xid(world, oracle, uuid)
     yield from last(300)
@@ -192,7 +192,7 @@ def receiver_down(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
 
 
 def clock_jumps(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
-    """Of which nothing has to be said."""
+    """An incident without an expected alert."""
     for seconds in (10 * YEAR_SECONDS, -10 * YEAR_SECONDS, -1800.0, 3600.0):
         world.clock_error = seconds
         yield from last(300)

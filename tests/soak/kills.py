@@ -31,12 +31,12 @@ from tests.soak.week import DAY
 from tests.soak.world import TICK_SECONDS, World
 
 KILL_RATIO = 1 / 250
-"""Of ticks."""
+"""Interval of ticks."""
 KILL_WITHIN_SECONDS = 0.03
 HOSTILE_RATIO = 0.3
 LEAVING_TURNS = 10
 SLACK_SECONDS = 900.0
-"""So much later everything may come where kills and a receiver that fails are in between."""
+"""Additional delay that kills and a failing receiver may cause."""
 ONE_LIFE = ("xid-errors", "out-of-memory", "leak")
 """Nobody is killed meanwhile: of an event that no daemon saw none hears later, and a leak as slow as this one takes
 longer to be found again than its alert is held after a restart."""
@@ -98,7 +98,7 @@ class WorldOfProcesses(World):
         self._programs.end(pid)
 
     def reading(self) -> Reading | None:
-        """With the XID errors since the driver was opened."""
+        """Return a reading with the XID errors since the driver was opened."""
         reading = super().reading()
         if reading is None:
             return None
@@ -143,13 +143,13 @@ class Life:
         self._said.write(to_json(moment).decode() + "\n")
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """What the receiver was told, until the tick is over."""
+        """Return the notifications until the end of the tick."""
         while "descriptors" not in (line := self._line()):
             yield line
         self.needs = line
 
     def kill(self) -> list[dict[str, Any]]:
-        """What the receiver was told until then."""
+        """Return the notifications until a time."""
         self._process.kill()
         with self._process:
             return [json.loads(line) for line in self._heard if line.endswith("\n") and "raised" in line]
@@ -246,7 +246,7 @@ def _survive(directory: Path, path: Path, programs: Programs, days: float, seed:
 
 
 def _left_behind(world: WorldOfProcesses, life: Life) -> dict[str, object]:
-    """What is open once all programs are gone, beyond what was open in the beginning."""
+    """Return the descriptors that remain open after all programs have ended, besides the initial ones."""
     world.end_all()
     for number in range(LEAVING_TURNS):
         world.elapsed += TICK_SECONDS

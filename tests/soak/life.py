@@ -36,7 +36,7 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What there is to see at a tick. ``agents`` have said ``mark`` in their reports."""
+    """The state at a tick. ``agents`` have sent ``mark`` in their reports."""
 
     elapsed: float
     wall: float

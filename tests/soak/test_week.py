@@ -15,7 +15,7 @@ STORE_BYTES = 1 << 20
 LOG_MIB = 8.0
 """SQLite begins its log anew from 4 MiB on."""
 GROWTH_MIB = 15.0
-"""Of what is bounded and not yet full after three hours: the history's longest series, and caches of labels."""
+"""Growth of bounded data not yet full after three hours: the history's longest series, and label caches."""
 
 
 @pytest.mark.soak

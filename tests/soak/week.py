@@ -29,7 +29,7 @@ FULL_SECONDS = DAY
 
 @dataclass
 class Watch:
-    """What the process needs, at every simulated hour."""
+    """Resources of the process at every simulated hour."""
 
     days: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Watch:
     threads: list[int] = field(default_factory=list)
     store: list[int] = field(default_factory=list)
     log: list[int] = field(default_factory=list)
-    """Of SQLite, written ahead of the store's file."""
+    """SQLite's write-ahead log of the store."""
     tick_seconds: list[float] = field(default_factory=list)
 
     def after(self, seconds: float) -> int | None:

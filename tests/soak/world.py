@@ -105,7 +105,7 @@ class World:
         return self._rooms[uuid].used_bytes
 
     def reading(self) -> Reading | None:
-        """What the driver says; None if it does not answer."""
+        """Return the driver's reading; None if it does not respond."""
         if not self.state.up:
             return None
         devices = tuple(self._device(uuid) for uuid in UUIDS if uuid not in self.lost)

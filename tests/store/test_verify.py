@@ -106,4 +106,4 @@ def test_a_store_without_the_record_of_its_end_is_whole(path: Path):
         path.with_name("gpumond.db-audit").write_bytes(content)
         assert verify_audit(path) == []
     path.with_name("gpumond.db-audit").unlink()
-    assert (verify(path).returncode, verify(path).stdout) == (0, f"{path}: the chain of the audit is whole\n")
+    assert (verify(path).returncode, verify(path).stdout) == (0, f"{path}: the audit log is intact\n")

@@ -55,7 +55,7 @@ class Played:
         self.answers: dict[str, tuple[int, Any] | None] = {"/api/v1/history": (404, {"detail": "nothing is known"})}
         self.asked: list[tuple[str, Any]] = []
         self.queries: list[tuple[str, Any]] = []
-        """As asked, whole."""
+        """Return the complete request."""
         self.url = ""
         self.over = threading.Event()
         self.show(frame)

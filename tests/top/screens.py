@@ -1,4 +1,4 @@
-"""What stands on a screen: of an app that runs without a terminal, and of one in a real one."""
+"""Text of a screen, of an app without a terminal and of one in a real terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TEXT = re.compile(r'<text[^>]* x="([\d.]+)"[^>]* clip-path="url\(#[^)]*line-(\d
 
 
 def lines(app: App[Any]) -> list[str]:
-    """Without styles, from the top; the space between pieces is not exact."""
+    """Return the lines from the top without styles; the space between pieces is not exact."""
     found: dict[int, list[tuple[float, str]]] = {}
     for x, line, text in _TEXT.findall(app.export_screenshot()):
         found.setdefault(int(line), []).append((float(x), html.unescape(text).replace("\xa0", " ")))
@@ -24,7 +24,7 @@ def text(app: App[Any]) -> str:
 
 
 class Terminal:
-    """As much of a terminal as is needed to read a screen that is drawn by moving the cursor and writing."""
+    """A minimal terminal emulator: it supports cursor movement and writing."""
 
     _PARTS = re.compile(
         r"\x1b\[([0-9;?<>=]*)[ -/]*([@-~])|\x1b[P\]_^X].*?(?:\x1b\\|\x07)|\x1b[@-_a-z=>]|([^\x1b])", re.DOTALL

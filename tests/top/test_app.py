@@ -64,7 +64,7 @@ def test_a_screen_of_80_by_24_shows_the_ledger_the_processes_and_the_keys(played
             assert part in seen
         assert "? opaque 10.0 GiB" in seen
         assert "#" * 20 + "+" * 12 + "x" * 6 + "=" * 2 + "?" * 10 + "." * 30 in seen
-        assert "a flush of everything would return about 12.0 GiB" in seen
+        assert "a flush of all programs would release about 12.0 GiB" in seen
         assert max(len(line.rstrip()) for line in lines(top)) <= 80
         assert len(lines(top)) <= 24
         for key in ("Sort", "Reverse", "Filter", "Flush", "Details", "Alerts", "Quit"):
@@ -128,7 +128,7 @@ def test_details_say_all_that_is_known_and_follow_the_frames(played: Played):
     played.answers["/api/v1/history"] = (200, {"points": points})
 
     async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "train (pid 10) used in 4 min 59 s: 1.0 GiB to 40.0 GiB")
+        await until(pilot, top, "train (pid 10) used in the last 4 min 59 s: 1.0 GiB to 40.0 GiB")
         await pilot.press("enter")
         await until(pilot, top, "train keeps 1.0 GiB more each minute", "frameworks torch 2.13.0", "flush allowed")
         played.show(a_frame(make_device(), seq=2))
@@ -144,7 +144,7 @@ def test_a_flush_shows_the_plan_asks_and_then_shows_the_receipt(played: Played):
         await until(pilot, top, "train")
         played.answers["/api/v1/flushes"] = (200, PLAN)
         await pilot.press("f")
-        await until(pilot, top, "train (pid 10) torch would return about 12.0 GiB", "Flush? y: yes")
+        await until(pilot, top, "train (pid 10) torch would release about 12.0 GiB", "Flush? y: yes")
         assert [body["dry_run"] for path, body in played.asked if path == "/api/v1/flushes"] == [True]
         played.answers["/api/v1/flushes"] = (200, PROOF)
         await pilot.press("y")
@@ -174,14 +174,14 @@ def test_nothing_is_flushed_without_a_yes(played: Played, key: str):
     on_screen(played, act)
 
 
-def test_where_there_is_nothing_to_give_back_nothing_is_asked(played: Played):
+def test_flush_without_releasable_memory_is_not_offered(played: Played):
     none = PLANNED | {"expected": {"low": 0, "likely": 0, "high": 0}}
     played.answers["/api/v1/flushes"] = (200, {"id": "1", "receipts": [none], "released_bytes": 0})
 
     async def act(top: Top, pilot: Pilot[None]) -> None:
         await until(pilot, top, "train")
         await pilot.press("g")
-        await until(pilot, top, "every program on GPU 0", "would return nothing", "There is nothing to give back.")
+        await until(pilot, top, "every program on GPU 0", "would release nothing", "Nothing to release.")
         await pilot.press("y")
         await pilot.pause()
         assert [body["target"] for path, body in played.asked if path == "/api/v1/flushes"] == [{"device": "GPU-a"}]
@@ -193,7 +193,7 @@ def test_where_there_is_nothing_to_give_back_nothing_is_asked(played: Played):
     ("status", "said"),
     [(404, "no agent matches"), (401, "GPUMOND_TOKEN"), (409, "already under way"), (429, "flushed a moment ago")],
 )
-def test_a_refusal_is_said(played: Played, status: int, said: str):
+def test_refusal_is_shown(played: Played, status: int, said: str):
     detail = "this wants a token" if status == 401 else said
     played.answers["/api/v1/flushes"] = (status, {"detail": detail})
 
@@ -205,7 +205,7 @@ def test_a_refusal_is_said(played: Played, status: int, said: str):
     on_screen(played, act)
 
 
-def test_those_that_did_not_answer_in_time_do_not_hide_the_receipts_of_the_others(played: Played):
+def test_timed_out_programs_do_not_hide_receipts_of_others(played: Played):
     late = FREED | {"pid": 11, "workload": "late", "outcome": "timeout", "released_bytes": 0, "reason": "no answer"}
     problem = PROOF | {"detail": "no answer in time from pid 11", "receipts": [FREED, late]}
 
@@ -227,8 +227,8 @@ def test_a_daemon_that_is_gone_is_said_its_numbers_are_withdrawn_and_come_back(p
     async def act(top: Top, pilot: Pilot[None]) -> None:
         await until(pilot, top, "50.0 GiB of 80.0 GiB")
         played.answers["/api/v1/frame"] = (500, {"detail": "it broke"})
-        await until(pilot, top, "THE DAEMON DOES NOT ANSWER", "it broke", "50.0 GiB of 80.0 GiB")
-        await until(pilot, top, "THE DAEMON DOES NOT ANSWER", "withdrawn", without="50.0 GiB")
+        await until(pilot, top, "THE DAEMON DOES NOT RESPOND", "it broke", "50.0 GiB of 80.0 GiB")
+        await until(pilot, top, "THE DAEMON DOES NOT RESPOND", "not shown", without="50.0 GiB")
         assert "train" not in text(top)
         played.answers["/api/v1/frame"] = frame
         await until(pilot, top, "50.0 GiB of 80.0 GiB", "train", without="DOES NOT ANSWER")
@@ -240,9 +240,9 @@ def test_a_daemon_that_hangs_blocks_neither_the_keys_nor_the_end(played: Played)
     async def act(top: Top, pilot: Pilot[None]) -> None:
         await until(pilot, top, "train")
         played.answers["/api/v1/frame"] = None
-        await until(pilot, top, "THE DAEMON DOES NOT ANSWER", "nothing heard for")
+        await until(pilot, top, "THE DAEMON DOES NOT RESPOND", "no response for")
         await pilot.press("a")
-        await until(pilot, top, "It is asked again every second.")
+        await until(pilot, top, "Retrying every second.")
 
     on_screen(played, act)
     assert not played.over.is_set()
@@ -250,8 +250,8 @@ def test_a_daemon_that_hangs_blocks_neither_the_keys_nor_the_end(played: Played)
 
 def test_a_frame_that_is_not_followed_by_another_is_stale(played: Played):
     async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, "train", without="NOTHING NEW")
-        await until(pilot, top, "NOTHING NEW FOR", "the daemon answers, but takes no new frame")
+        await until(pilot, top, "train", without="NO NEW FRAME")
+        await until(pilot, top, "NO NEW FRAME FOR", "the daemon responds, but produces no new frame")
 
     on_screen(played, act)
 
@@ -260,14 +260,14 @@ def test_a_frame_that_is_not_followed_by_another_is_stale(played: Played):
     ("status", "answer", "said"),
     [
         (503, {"detail": "the first reading is under way; try again in a second"}, "STARTING"),
-        (200, {"status": "ok"}, "what answers is no gpumond"),
-        (200, [1, 2], "what answers is no gpumond"),
-        (200, a_frame(), "no device is here"),
-        (200, a_busy_frame(reports=()), "no program carries an agent"),
+        (200, {"status": "ok"}, "the server is not gpumond"),
+        (200, [1, 2], "the server is not gpumond"),
+        (200, a_frame(), "no device found"),
+        (200, a_busy_frame(reports=()), "no program runs the agent"),
     ],
     ids=["starting", "another service", "a list", "no GPU", "no agent"],
 )
-def test_what_is_not_as_it_should_be_is_said(played: Played, status: int, answer: Any, said: str):
+def test_problems_are_shown(played: Played, status: int, answer: Any, said: str):
     played.answers["/api/v1/frame"] = (status, answer)
 
     async def act(top: Top, pilot: Pilot[None]) -> None:

@@ -42,7 +42,7 @@ def linear(part: float) -> float:
 
 
 def seen(colour: str, eye: Matrix) -> list[float]:
-    """In OKLab."""
+    """Convert a colour to OKLab."""
     rgb = times(eye, [linear(int(colour[at : at + 2], 16) / 255) for at in (1, 3, 5)])
     cones = times(TO_CONES, [min(1.0, max(0.0, part)) for part in rgb])
     return times(TO_LAB, [part ** (1 / 3) for part in cones])

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from gpumond.cli.top import Daemon
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.top.app import Top
-from gpumond.top.selection import at_index, beside, processes_on
+from gpumond.top.selection import at_index, neighbour, processes_on
 from gpumond.top.view import view
 from tests.top.frames import Played, a_frame, playing
 from tests.top.screens import lines, text
@@ -113,7 +113,7 @@ def test_the_past_is_that_of_the_device_and_in_full_that_of_the_process(played: 
     on_screen(played, act, (100, 40))
 
 
-def test_g_flushes_the_device_that_is_looked_at(played: Played):
+def test_g_flushes_the_selected_device(played: Played):
     played.answers["/api/v1/flushes"] = (404, {"detail": "no agent matches"})
 
     async def act(top: Top, pilot: Pilot[None]) -> None:
@@ -138,7 +138,7 @@ def test_the_chosen_device_is_marked_and_in_sight_among_many():
         on_screen(played, act, (80, 24))
 
 
-def test_a_device_that_is_gone_is_looked_at_no_longer(played: Played):
+def test_missing_device_is_deselected(played: Played):
     async def act(top: Top, pilot: Pilot[None]) -> None:
         await until(pilot, top, lambda seen: table(seen) == set(NAMES))
         await pilot.press("2")
@@ -164,8 +164,8 @@ def test_the_keys_name_it_where_there_is_a_choice_and_fit(count: int, offered: b
 
 def test_all_is_one_place_on_the_way_round():
     seen = view(three())
-    assert [beside(seen, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
-    assert [beside(seen, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
+    assert [neighbour(seen, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
+    assert [neighbour(seen, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
     assert [at_index(seen, index) for index in (0, 2, 3)] == ["GPU-0", "GPU-2", None]
 
 

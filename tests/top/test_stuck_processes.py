@@ -49,13 +49,13 @@ def test_each_is_named_with_what_to_do(fields: dict[str, Any], what: str, remedy
     assert remedy in entry.remedy
 
 
-def test_those_that_are_well_are_not():
+def test_healthy_processes_are_not_stuck():
     well = [{}, {"state": None}, {"idle_seconds": 1799.0}, {"idle_seconds": 9999.0, "used_bytes": GIB - 1}]
     well += [{"orphaned": False}, {"idle_seconds": 9999.0, "used_bytes": None}]
     assert list(stuck([a_holding(pid, **fields) for pid, fields in enumerate(well)])) == []
 
 
-def test_what_may_be_meant_is_told_from_what_is_not():
+def test_intended_kinds_are_distinguished():
     kinds = [entry.kind for entry in stuck([a_holding(1, orphaned=True), a_holding(2, state="zombie")])]
     assert [kind in LIKELY_MEANT for kind in kinds] == [True, False]
 

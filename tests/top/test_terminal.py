@@ -1,4 +1,4 @@
-"""In a real terminal, on a real daemon; and without one, for scripts."""
+"""Tests of top in a real terminal with a real daemon, and without a terminal, for scripts."""
 
 from __future__ import annotations
 
@@ -132,9 +132,9 @@ def test_from_first_sight_to_a_receipt_and_back_to_the_shell(demo: RunningDaemon
         session.press("training\r")  # a rule of the demo may have flushed another program a moment ago
         session.shows("training (pid")
         session.press("f")
-        session.shows("training", "would return about", "Flush? y: yes")
+        session.shows("training", "would release about", "Flush? y: yes")
         session.press("y")
-        session.shows("receipts", "driver saw", "released")
+        session.shows("receipts", "driver measured", "released")
         session.press("\x1b")
         session.shows("USED↓", "training", without="receipts")  # an escape at once before another key is Alt
         assert "48;2;24;87;184" in session.written  # live, as on the page
@@ -155,7 +155,7 @@ def test_without_colours_the_shares_are_told_by_their_marks(played: Played, envi
         assert session.ends() == 0
 
 
-def test_it_ends_at_once_while_the_daemon_hangs(played: Played):
+def test_top_ends_immediately_while_the_daemon_hangs(played: Played):
     played.answers["/api/v1/frame"] = None
     with terminal(COMMAND, GPUMOND_URL=played.url) as session:
         session.shows("ASKING")
@@ -176,7 +176,7 @@ def run(*arguments: str, url: str, **environ: str) -> subprocess.CompletedProces
 
 
 def numbers(frame: dict[str, Any]) -> Iterator[str]:
-    """As people read them, of all that both faces show."""
+    """Return the displayed values that both views show."""
     for device in frame["devices"]:
         yield from (human(device[name]) for name in ("size_bytes", "used_bytes", "free_bytes"))
     for process in frame["processes"]:
@@ -221,7 +221,7 @@ def test_without_a_driver_the_mend_is_said_once_and_no_table_is_empty(played: Pl
     command = [sys.executable, "-m", "gpumond", *verb, "--url", played.url]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert said.count(remedy) == 1
-    assert "driver-down fires" in said
+    assert "driver-down firing" in said
     assert "GPU " not in said
 
 
@@ -268,12 +268,12 @@ def test_without_a_daemon_once_is_one_line_with_the_mend():
 
 
 @pytest.mark.parametrize("verb", [("status",), ("top", "--once")])
-def test_what_is_no_gpumond_is_one_line(played: Played, verb: tuple[str, ...]):
+def test_other_server_is_reported_on_one_line(played: Played, verb: tuple[str, ...]):
     played.answers["/api/v1/frame"] = (200, {"status": "ok"})
     command = [sys.executable, "-m", "gpumond", *verb, "--url", played.url]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "no gpumond" in refused.stderr
+    assert "not gpumond" in refused.stderr
     assert refused.stderr.count("\n") == 1
 
 
@@ -285,7 +285,7 @@ def test_a_terminal_that_cannot_show_a_character_is_no_error(played: Played):
 
 
 def test_a_device_is_named_as_people_name_it(played: Played):
-    """Of two devices with a process each, one alone is shown."""
+    """Only one of two devices with one process each is shown."""
     devices = [
         make_device(
             f"GPU-{letter}1", index=index, name=f"H{index}00", used_bytes=GIB, processes=(make_process(90_001 + index),)

@@ -39,15 +39,16 @@ def test_shares_are_those_of_the_ledger():
         None,
         10 * GIB,
     )
-    assert promise(seen) == "a flush of everything would return about 12.0 GiB"
+    assert promise(seen) == "a flush of all programs would release about 12.0 GiB"
 
 
-def test_what_a_program_does_not_allow_is_not_promised():
+def test_refused_flush_is_not_promised():
     report = make_report(10, (make_pool(live=20 * GIB, cached=12 * GIB, stranded=6 * GIB),), flush_policy="never")
     seen = view(a_busy_frame(reports=(report,)))
     assert (seen.returnable_bytes, seen.refused_bytes) == (0, 12 * GIB)
     assert (
-        promise(seen) == "a flush of everything would return nothing; 12.0 GiB more belong to programs that allow none"
+        promise(seen)
+        == "a flush of all programs would release nothing; programs that do not allow a flush cache another 12.0 GiB"
     )
 
 
@@ -60,11 +61,11 @@ def test_without_an_agent_nothing_is_promised():
     ("fields", "state"),
     [
         ({}, ""),
-        ({"missed": 1}, "of 1 reading ago"),
-        ({"up": False}, "at fault"),
+        ({"missed": 1}, "values from 1 reading ago"),
+        ({"up": False}, "faulty"),
         (
             {"missed": 4, "up": False, "used_bytes": None, "processes": None},
-            "no answer for 4 readings: values withdrawn",
+            "no response for 4 readings: values not shown",
         ),
     ],
 )
@@ -86,8 +87,8 @@ def test_a_verdict_that_asks_for_attention_comes_before_an_ordinary_one():
 def test_alerts_that_fire_come_first_then_the_gravest():
     alerts = (an_alert("idle", "pending"), an_alert("full"), an_alert("leak", severity="critical"))
     assert view(a_busy_frame(alerts=alerts)).alerts == (
-        FrameNotice("bad", "leak fires for 1 min 40 s", "leak it is"),
-        FrameNotice("warn", "full fires for 1 min 40 s", "full it is"),
+        FrameNotice("bad", "leak firing for 1 min 40 s", "leak it is"),
+        FrameNotice("warn", "full firing for 1 min 40 s", "full it is"),
         FrameNotice("note", "idle pending for 1 min 40 s", "idle it is"),
     )
 
@@ -108,7 +109,7 @@ def test_a_source_that_is_down_is_said_once():
     assert seen.notices == (FrameNotice("bad", "no device can be read: timeout", "no answer in 5 s: see dmesg"),)
 
 
-def test_a_mend_that_is_in_the_words_of_the_fault_is_said_once_on_every_line():
+def test_remedy_in_the_detail_of_a_fault_is_shown_once():
     words = "the library was not found: install the driver"
     source = SourceState("nvml", up=False, responsive=False, reason="library_not_found", detail=words)
     faults = (
@@ -122,8 +123,8 @@ def test_a_mend_that_is_in_the_words_of_the_fault_is_said_once_on_every_line():
     assert [alert.text for alert in seen.alerts] == ["", "full it is"]
 
 
-def test_no_device_is_a_notice():
-    assert [notice.title for notice in view(a_frame()).notices] == ["no device is here"]
+def test_missing_device_is_a_notice():
+    assert [notice.title for notice in view(a_frame()).notices] == ["no device found"]
 
 
 @pytest.mark.parametrize(
@@ -174,14 +175,14 @@ ROWS = view(
         (SortOrder("pid"), [3, 2, 1]),
     ],
 )
-def test_numbers_are_largest_first_words_from_a_and_the_unknown_last(order: SortOrder, pids: list[int]):
+def test_sorting_puts_largest_numbers_first_and_unknown_last(order: SortOrder, pids: list[int]):
     assert [row.pid for row in arranged(ROWS, order, "")] == pids
 
 
 @pytest.mark.parametrize(
     ("words", "pids"), [("ADA", [3]), ("ml/train zeta", [1]), ("zeta ada", []), ("gpu", [3, 1, 2])]
 )
-def test_a_filter_looks_at_all_that_names_a_process(words: str, pids: list[int]):
+def test_filter_searches_all_names_of_a_process(words: str, pids: list[int]):
     assert [row.pid for row in arranged(ROWS, SortOrder(), words)] == pids
 
 

@@ -1,4 +1,4 @@
-"""Where plans are carried out in real time. To add an engine: write ``engines/NAME.py`` with ``engine(settings)``
+"""Engines that execute plans in real time. To add one: write ``engines/NAME.py`` with ``engine(settings)``
 and add it to ``ENGINES``. A library is imported when its engine is opened, not before.
 """
 
@@ -13,19 +13,19 @@ from typing import Protocol, cast
 from gpumond.errors import GpumondError
 
 ENGINES: Mapping[str, str] = {
-    "sim": "a simulated card; needs no GPU",
+    "sim": "a simulated device; no GPU required",
     "cupy": "CuPy's memory pool, or cudaMalloc with --raw",
     "torch": "PyTorch's caching allocator",
 }
 
 
 class AllocationRefused(GpumondError):
-    """The engine cannot do it here; nothing was taken. The message says why, and what to do."""
+    """The engine cannot execute the plan; nothing was allocated. The message states the cause and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """``card``: of the sim engine, the directory of its card. ``raw``: past CuPy's pool."""
+    """Settings of engines. ``card``: directory of the simulated device. ``raw``: allocate outside CuPy's pool."""
 
     device: int = 0
     card: Path | None = None
@@ -35,7 +35,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A device as its framework sees it, this program's context already there."""
+    """Size and free memory of a device in its framework, with this program's context."""
 
     device_uuid: str | None
     size_bytes: int
@@ -43,29 +43,31 @@ class Room:
 
 
 class LoadEngine(Protocol):
-    """Blocks are numbers that the plan gives. Only the device's program calls it, from one thread.
+    """An engine. Blocks are identified by the plan's numbers. All calls are from one thread.
 
-    ``take`` raises MemoryError when the device, or the limit, is full; it has then changed nothing.
+    ``take`` raises MemoryError when the device is full or the limit is reached; it then changes nothing.
     """
 
     name: str
     has_contents: bool
     makes_orphans: bool
     scratch_bytes: int
-    """What it needs for itself, of what it may take."""
+    """Part of the limit that the engine needs itself."""
 
-    def open(self) -> Room: ...  # raises Refused, ConfigError
-    def limit(self, size_bytes: int) -> None: ...  # never allocates more than that, caches included
+    def open(self) -> Room: ...  # raises AllocationRefused, ConfigError
+    def limit(self, size_bytes: int) -> None: ...  # upper limit of allocations, caches included
     def take(self, block: int, size_bytes: int, outside: bool) -> None: ...
     def give(self, block: int) -> None: ...
     def busy(self, ratio: float) -> None: ...
-    def flush(self) -> int: ...  # bytes that went back to the device
+    def flush(self) -> int: ...  # returns bytes released to the device
     def live_bytes(self) -> int: ...
     def held_bytes(self) -> int: ...
-    def write(self, block: int) -> None: ...  # fills a block with a pattern of its own; only if it has_contents
-    def wrong_words(self, block: int) -> int: ...  # how many 8-byte words of it are not what was written
-    def abandon(self) -> Path: ...  # leaves all to nobody until that file is removed; only if it makes_orphans
-    def close(self) -> None: ...  # frees all
+    def write(self, block: int) -> None: ...  # fills a block with its own pattern; only if has_contents
+    def wrong_words(self, block: int) -> int: ...  # number of 8-byte words that differ from the pattern
+    def abandon(
+        self,
+    ) -> Path: ...  # leaves all blocks without an owner until that file is removed; only if makes_orphans
+    def close(self) -> None: ...  # frees all blocks
 
 
 def engine(name: str, settings: EngineSettings) -> LoadEngine:

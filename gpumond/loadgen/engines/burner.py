@@ -1,4 +1,4 @@
-"""Keeps a device busy for a part of the time: a thread that alternates work and rest."""
+"""Thread that keeps a device busy for a share of the time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 
 SLICE_SECONDS = 0.02
-"""So long a device works in one go; utilisation counters look at a sixth of a second or more."""
+"""Length of one period of work; utilisation counters sample a sixth of a second or more."""
 
 
 class Burner:
-    """``work(amount)`` keeps the device busy, longer the greater the amount, and returns when it is done."""
+    """The thread. ``work(amount)`` keeps the device busy for a time that grows with the amount, and blocks."""
 
     def __init__(self, work: Callable[[int], None]) -> None:
         self._work = work

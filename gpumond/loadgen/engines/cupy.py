@@ -1,4 +1,4 @@
-"""Carries a plan out through CuPy: its memory pool, or cudaMalloc itself; kernels keep the device busy."""
+"""Engine that allocates through CuPy's memory pool or cudaMalloc. Kernels keep the device busy."""
 
 from __future__ import annotations
 
@@ -58,11 +58,13 @@ class CupyEngine:
         device = self._settings.device
         try:
             if device >= runtime.getDeviceCount():
-                raise AllocationRefused(f"there is no device {device}: --device 0 to {runtime.getDeviceCount() - 1}")
+                raise AllocationRefused(
+                    f"there is no device {device}: use --device 0 to {runtime.getDeviceCount() - 1}"
+                )
             cupy.cuda.Device(device).use()
             free, size = runtime.memGetInfo()
         except runtime.CUDARuntimeError as error:
-            raise AllocationRefused(f"CUDA cannot be used here: {error}; `gpumond doctor` says more") from error
+            raise AllocationRefused(f"CUDA cannot be used: {error}; run `gpumond doctor` for details") from error
         self._cupy = cupy
         return Room(cuda.device_uuid(device), int(size), int(free))
 
@@ -124,7 +126,7 @@ class CupyEngine:
             self._cupy.get_default_memory_pool().free_all_blocks()
 
     def _share_limit(self) -> None:
-        """What is outside the pool is no longer the pool's to take."""
+        """Reduce the limit of the pool by the memory allocated outside it."""
         if self._limit_bytes is not None:
             left = max(1, self._limit_bytes - self._outside_bytes())
             self._cupy.get_default_memory_pool().set_limit(size=left)
@@ -146,7 +148,7 @@ class CupyEngine:
         return self._kernels.get_function(name)
 
     def _spin(self, amount: int) -> None:
-        """In the burner's thread: one block on each stream, so that memory is all that the program needs."""
+        """Run one block on each stream, in the burner's thread. It needs no memory of its own."""
         with self._cupy.cuda.Device(self._settings.device):
             if not self._streams:
                 self._streams = [self._cupy.cuda.Stream(non_blocking=True) for _ in range(self._settings.streams)]

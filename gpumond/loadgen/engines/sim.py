@@ -1,4 +1,4 @@
-"""Carries a plan out on a simulated card (gpumond.sim), whose memory has no contents."""
+"""Engine that allocates on a simulated device (gpumond.sim), whose memory has no contents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SimEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         if settings.card is None:
-            raise ConfigError("the sim engine needs a card: --card DIRECTORY")
+            raise ConfigError("the sim engine requires a simulated device: pass --card DIRECTORY")
         self._card = SimDevice(settings.card)
         self._allocator: CachingAllocator | None = None
         self._context: Context | None = None
@@ -34,10 +34,10 @@ class SimEngine:
             reading = self._card.read()
         except Damaged as error:
             raise AllocationRefused(
-                f"no simulated card: {error}; name one with --card, or start `gpumond demo`"
+                f"no simulated device: {error}; pass one with --card, or start `gpumond demo`"
             ) from error
         except OutOfMemory as error:
-            raise AllocationRefused(f"{error}; that is not enough for a context") from error
+            raise AllocationRefused(f"{error}; a context requires more memory") from error
         self._allocator = CachingAllocator(self._card)
         return Room(reading.uuid, reading.size_bytes or 0, reading.free_bytes or 0)
 
@@ -97,7 +97,7 @@ class SimEngine:
         self._context = self._allocator = None
 
     def _share_limit(self) -> None:
-        """What is outside the pool is no longer the pool's to take."""
+        """Reduce the limit of the pool by the memory allocated outside it."""
         if self._limit_bytes is not None:
             self._pool().limit_bytes = self._limit_bytes - sum(self._outside.values())
 

@@ -1,4 +1,4 @@
-"""Carries a plan out through PyTorch's caching allocator. It has no way past it: ``outside`` is inside, too."""
+"""Engine that allocates through PyTorch's caching allocator, including blocks that a plan places outside it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpumond.loadgen.engines import AllocationRefused, EngineSettings, Room
 from gpumond.loadgen.engines.burner import Burner
 
 CHECKED_WORDS = 1 << 20
-"""A block is compared in pieces of so many words, as a comparison takes memory itself."""
+"""Words compared at once, because a comparison allocates memory."""
 
 WORKING_NUMBERS = 1 << 22
-"""16 MiB: one operation on them takes a card longer than its launch takes the host."""
+"""Words for 16 MiB: one operation on them takes longer than its launch."""
 
 
 class TorchEngine:
@@ -40,10 +40,10 @@ class TorchEngine:
         device = self._settings.device
         if not torch.cuda.is_available():
             raise AllocationRefused(
-                "PyTorch finds no CUDA device here; `gpumond doctor` says more, --engine sim needs none"
+                "PyTorch finds no CUDA device; run `gpumond doctor` for details, or use --engine sim, which needs none"
             )
         if device >= torch.cuda.device_count():
-            raise AllocationRefused(f"there is no device {device}: --device 0 to {torch.cuda.device_count() - 1}")
+            raise AllocationRefused(f"there is no device {device}: use --device 0 to {torch.cuda.device_count() - 1}")
         torch.cuda.set_device(device)
         free, self._size_bytes = torch.cuda.mem_get_info(device)
         self._torch, self._device = torch, torch.device("cuda", device)
@@ -67,7 +67,7 @@ class TorchEngine:
             try:
                 self._working = self._torch.ones(WORKING_NUMBERS, device=self._device)
             except self._torch.cuda.OutOfMemoryError:
-                return  # the plan's memory comes first
+                return  # the plan's memory has priority
         if self._working is not None:
             self._burner.set(ratio)
 
@@ -104,7 +104,7 @@ class TorchEngine:
         return memory[: memory.numel() // 8 * 8].view(self._torch.int64)
 
     def _compute(self, amount: int) -> None:
-        """In the burner's thread."""
+        """Run one computation, in the burner's thread."""
         for _ in range(max(1, amount // 100)):
             self._working.sin_()
         self._torch.cuda.synchronize(self._device)

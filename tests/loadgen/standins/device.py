@@ -9,7 +9,7 @@ import os
 MIB = 1 << 20
 SIZE = int(os.environ.get("STANDIN_SIZE_MIB", "8192")) * MIB
 OTHERS = int(os.environ.get("STANDIN_OTHERS_MIB", "0")) * MIB
-"""What another program has."""
+"""Bytes used by another program."""
 
 
 class Full(Exception):

@@ -12,7 +12,7 @@ from device import DEVICE, OTHERS, SIZE, Full, Pool
 __version__ = "14.2.0"
 _pointers = itertools.count(1)
 _contents: dict[int, tuple[int, int]] = {}
-"""Of pointers: count and seed of what was written."""
+"""Count and seed of the written pattern, by pointer."""
 
 uint64 = int64 = int
 
