@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = what.add_parser("check", help="check the rules of a configuration file, and show which are in force")
     check.add_argument("file", type=Path, metavar="FILE")
     check.add_argument("--json", action="store_true", help="print the rules in force, as JSON")
-    test = what.add_parser("test", help="run a file of tests: series, times, expected alerts (docs/rules.md)")
+    test = what.add_parser("test", help="run a file of tests: series, times, expected alerts (docs/reference/rules.md)")
     test.add_argument("file", type=Path, metavar="FILE", nargs="+")
 
 

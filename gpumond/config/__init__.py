@@ -69,7 +69,7 @@ class ReceiverConfig(Strict):
 
 
 class Settings(Strict):
-    """Everything that can be set. ``check-config --help`` and docs/operations.md describe the keys."""
+    """Everything that can be set. ``check-config --help`` and docs/reference/configuration.md describe the keys."""
 
     source: Literal["auto", "nvml", "drm", "every", "sim"] = "auto"
     listen: str = "127.0.0.1:9917"

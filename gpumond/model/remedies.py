@@ -1,6 +1,6 @@
 """What to do about every fault, condition and verdict that gpumond states, in one line each. Pure.
 
-``gpumond doctor``, ``gpumond status`` and ``/api/v1/status`` show these lines; docs/operations.md has a row for each.
+``gpumond doctor``, ``gpumond status`` and ``/api/v1/status`` show these lines; docs/how-to/troubleshoot.md has a row for each.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FAULTS: Mapping[str, str] = {
     "unknown": "look for Xid in dmesg; in a container, see that its device rules are whole (CDI)",
     "corrupt": "look into the file that was set aside (sqlite3 FILE .recover), then take it away",
     "row_unreadable": "nothing: the other rows are in use; to keep such rows, copy the file before they are replaced "
-    "(docs/operations.md, The store)",
+    "(docs/reference/store.md)",
     "not_writable": "make room in the state directory, and see that it is the daemon's; it is tried again by itself",
     "damaged": "remove the simulated card's directory, or write its card.json anew",
     "unset": "let GPUMOND_SIM_DIR name a directory of simulated cards, or run `gpumond demo`",

@@ -1,4 +1,4 @@
-"""A rule as people write it, in the configuration file or over the API; docs/rules.md describes the keys."""
+"""A rule as people write it, in the configuration file or over the API; docs/reference/rules.md describes the keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every fault and condition that the code can state has one line of remedy, and a row in docs/operations.md."""
+"""Every fault and condition that the code can state has one line of remedy, and a row in docs/how-to/troubleshoot.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.model.test_conditions import test_what_bounds_the_truth_about_a_devic
 PACKAGE = Path(gpumond.__file__).parent
 ROWS = [
     line
-    for line in (PACKAGE.parent / "docs/operations.md").read_text().splitlines()
+    for line in (PACKAGE.parent / "docs/how-to/troubleshoot.md").read_text().splitlines()
     if line.startswith("| ") and line.count("|") >= 4
 ]
 STATES_KIND = {"Fault": 1, "SourceUnavailable": 0, "Failed": 0, "Lost": 0, "add": 1, "lose": 1}

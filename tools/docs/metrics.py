@@ -1,4 +1,4 @@
-"""docs/metrics.md, from the catalogue: ``make docs``."""
+"""docs/reference/metrics.md, from the catalogue: ``make docs``."""
 
 from __future__ import annotations
 

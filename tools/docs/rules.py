@@ -1,4 +1,4 @@
-"""docs/rules.md, from the tables of values and the built-in rules: ``make docs``."""
+"""docs/reference/rules.md, from the tables of values and the built-in rules: ``make docs``."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def built_in() -> Iterator[str]:
     yield "## Built-in rules\n\n| rule | fires when | for | severity |\n|---|---|---|---|"
     for rule in BUILT_IN:
         held = f"{rule.for_seconds:g} s" if rule.for_seconds else "at once"
-        link = f"[{rule.name}](operations.md#{rule.name})"
+        link = f"[{rule.name}](../how-to/runbooks.md#{rule.name})"
         yield f"| {link} | {condition(rule)} | {held} | {dict(rule.labels)['severity']} |"
 
 

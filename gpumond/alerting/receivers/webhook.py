@@ -1,4 +1,4 @@
-"""Alerts as JSON to any address; docs/notifications.md has the schema. Signed where a secret is configured."""
+"""Alerts as JSON to any address; docs/how-to/notifications.md has the schema. Signed where a secret is configured."""
 
 from __future__ import annotations
 
