@@ -189,7 +189,7 @@ def test_programs_get_the_agents_directory_read_only_and_nothing_else_of_the_dae
     train = manifest("sidecar/docker-compose.yml")["services"]["train"]
     (program,) = manifest("kubernetes/example/deployment.yaml")["spec"]["template"]["spec"]["containers"]
     mounts = [(entry["mountPath"], entry.get("readOnly", False)) for entry in program["volumeMounts"]]
-    documented = re.findall(r"`-v (/run/gpumond):/run/gpumond(:ro)?`", OPERATIONS)
+    documented = re.findall(r"`-v (/run/gpumond):/run/gpumond(:ro)?`", document_text("how-to/install.md"))
     assert [mounted(volume) for volume in train["volumes"]] == [("/run/gpumond", True)]
     assert [(place, only) for place, only in mounts if place.startswith(("/run", "/tmp", "/var"))] == [
         ("/run/gpumond", True)
