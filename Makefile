@@ -29,7 +29,7 @@ docs: $(VENV)/.installed  ## docs/reference/metrics.md from the catalogue, docs/
 	$(BIN)/python -m tools.docs.rules > docs/reference/rules.md
 
 site: $(VENV)/.installed  ## the documentation as a site, in build/site
-	$(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
