@@ -1,10 +1,10 @@
-"""Verdicts, scored on the planned loads of gpumond.loadgen, by the protocol that docs/explanation/diagnosis.md describes.
+"""Verdicts, scored on the planned loads of gpumond.loadgen; docs/explanation/diagnosis.md describes the protocol.
 
     python -m bench.diagnosis [--seeds N] [--first SEED] [--scenario NAME …] [--save]
 
 Every scenario is carried out in virtual time with N seeds (20), and its twin too: the same load without what was
-injected. ``--save`` keeps the figures, and writes the confusion matrix into docs/explanation/diagnosis.md. The method was tuned on
-the seeds from 0 on; figures of later ones (``--first 20``) are kept apart: what it is worth on what it never saw.
+injected. ``--save`` keeps the figures, and writes the confusion matrix into docs/explanation/diagnosis.md.
+The method was tuned on the seeds from 0 on; figures of later ones (``--first 20``) are kept apart: what it is worth on what it never saw.
 """
 
 from __future__ import annotations

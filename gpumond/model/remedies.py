@@ -1,6 +1,7 @@
 """What to do about every fault, condition and verdict that gpumond states, in one line each. Pure.
 
-``gpumond doctor``, ``gpumond status`` and ``/api/v1/status`` show these lines; docs/how-to/troubleshoot.md has a row for each.
+``gpumond doctor``, ``gpumond status`` and ``/api/v1/status`` show these lines;
+docs/how-to/troubleshoot.md has a row for each.
 """
 
 from __future__ import annotations

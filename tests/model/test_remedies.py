@@ -1,4 +1,4 @@
-"""Every fault and condition that the code can state has one line of remedy, and a row in docs/how-to/troubleshoot.md."""
+"""Every fault and condition in the code has one line of remedy, and a row in docs/how-to/troubleshoot.md."""
 
 from __future__ import annotations
 

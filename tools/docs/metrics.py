@@ -15,8 +15,8 @@ Generated from the catalogue by `make docs`; a test keeps it current. All metric
 absent series, never 0. Series of a device disappear after three readings without it; `gpumond_device_up` and
 `gpumond_device_info` stay. `uuid` identifies a device; `gpu` is its index.
 
-Start with `gpumond_memory_bytes` (memory by share; the sum is used memory), `gpumond_pool_reclaimable_bytes` (the result
-of a flush), `gpumond_verdict`, `gpumond_alerts` and `gpumond_driver_up`. `grafana/` contains four dashboards,
+Start with `gpumond_memory_bytes` (memory by share; the sum is used memory), `gpumond_pool_reclaimable_bytes` (the
+result of a flush), `gpumond_verdict`, `gpumond_alerts` and `gpumond_driver_up`. `grafana/` contains four dashboards,
 `deploy/prometheus/` the alerting rules.
 
 Sums over devices count a MIG device and its instances twice; exclude the instances with
@@ -40,9 +40,9 @@ DCGM = """
 ## DCGM's names
 
 `/metrics?compat=dcgm` exports NVIDIA devices with the names, labels and units of dcgm-exporter; `compat: dcgm` in the
-configuration adds them to `/metrics`. A device that only one container uses also has `pod`, `namespace` and `container`.
-Ratios of `PROF_*` are hardware counts over ten seconds (Hopper and later); PCIe values are a sample of 20 ms. XID errors
-are also a counter, `gpumond_device_xid_errors_total`.
+configuration adds them to `/metrics`. A device that only one container uses also has `pod`, `namespace` and
+`container`. Ratios of `PROF_*` are hardware counts over ten seconds (Hopper and later); PCIe values are a sample of
+20 ms. XID errors are also a counter, `gpumond_device_xid_errors_total`.
 
 | name | meaning |
 |---|---|
