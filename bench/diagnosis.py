@@ -4,7 +4,8 @@
 
 Every scenario is carried out in virtual time with N seeds (20), and its twin too: the same load without what was
 injected. ``--save`` keeps the figures, and writes the confusion matrix into docs/explanation/diagnosis.md.
-The method was tuned on the seeds from 0 on; figures of later ones (``--first 20``) are kept apart: what it is worth on what it never saw.
+The method was tuned on the seeds from 0 on; ``--first 20`` uses seeds that it was not tuned on, and keeps their figures
+separately.
 """
 
 from __future__ import annotations
