@@ -1,4 +1,4 @@
-# The daemon: docker build -t gpumond . For Docker, Podman and Kubernetes: docs/operations.md#install
+# The daemon: docker build -t gpumond . For Docker, Podman and Kubernetes: docs/how-to/install.md
 FROM python:3.13.7-slim-trixie AS build
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
@@ -15,7 +15,7 @@ LABEL org.opencontainers.image.title="gpumond" \
       org.opencontainers.image.description="Account for every byte of GPU memory, and give it back with a receipt." \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0" \
-      org.opencontainers.image.documentation="docs/operations.md" \
+      org.opencontainers.image.documentation="docs/how-to/install.md" \
       org.opencontainers.image.base.name="docker.io/library/python:3.13.7-slim-trixie"
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /var/lib/gpumond --shell /usr/sbin/nologin gpumond \
  && install -d -o gpumond -g gpumond -m 0755 /run/gpumond \

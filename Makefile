@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run demo test soak check docs clean
+.PHONY: run demo test soak check docs site clean
 
 run: $(VENV)/.installed  ## the daemon on this machine's GPUs; without any, the demo
 	@if $(BIN)/python -c 'from gpumond.cli.serve import choose_source; choose_source("auto")' 2>/dev/null; \
@@ -24,9 +24,12 @@ check: $(VENV)/.installed  ## style, types and tests
 	$(BIN)/mypy
 	$(MAKE) test
 
-docs: $(VENV)/.installed  ## docs/metrics.md from the catalogue, docs/rules.md from the rules
-	$(BIN)/python -m tools.docs.metrics > docs/metrics.md
-	$(BIN)/python -m tools.docs.rules > docs/rules.md
+docs: $(VENV)/.installed  ## docs/reference/metrics.md from the catalogue, docs/reference/rules.md from the rules
+	$(BIN)/python -m tools.docs.metrics > docs/reference/metrics.md
+	$(BIN)/python -m tools.docs.rules > docs/reference/rules.md
+
+site: $(VENV)/.installed  ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,10 +1,11 @@
-"""Verdicts, scored on the planned loads of gpumond.loadgen, by the protocol that docs/diagnosis.md describes.
+"""Verdicts, scored on the planned loads of gpumond.loadgen; docs/explanation/diagnosis.md describes the protocol.
 
     python -m bench.diagnosis [--seeds N] [--first SEED] [--scenario NAME …] [--save]
 
 Every scenario is carried out in virtual time with N seeds (20), and its twin too: the same load without what was
-injected. ``--save`` keeps the figures, and writes the confusion matrix into docs/diagnosis.md. The method was tuned on
-the seeds from 0 on; figures of later ones (``--first 20``) are kept apart: what it is worth on what it never saw.
+injected. ``--save`` keeps the figures, and writes the confusion matrix into docs/explanation/diagnosis.md.
+The method was tuned on the seeds from 0 on; ``--first 20`` uses seeds that it was not tuned on, and keeps their figures
+separately.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SAMPLED = {"fleet": 57.0}
 """Seconds between two samples where it is not 1: as the fleet that section D of the protocol describes."""
 NEVER = ("warm-up", "autotune", "preallocated", "cache-saturates", "periodic-eval", "curriculum")
 ANSWERS = ("leak", "fragmentation", "orphan", "crash", "crash-loop", "silence")
-DOCUMENT = Path(__file__).parent.parent / "docs" / "diagnosis.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "explanation" / "diagnosis.md"
 BEGIN, END = "<!-- matrix -->", "<!-- end of matrix -->"
 
 

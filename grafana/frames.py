@@ -104,7 +104,7 @@ def _others() -> dashboard.DashboardLink:
 
 
 def _runbooks() -> dashboard.TextBoxVariable:
-    where = dashboard.TextBoxVariable("runbooks").label("Runbooks").default_value("docs/operations.md")
-    return where.description("Where you keep docs/operations.md: the links to runbooks begin with it.").hide(
+    where = dashboard.TextBoxVariable("runbooks").label("Runbooks").default_value("docs/how-to/runbooks.md")
+    return where.description("Address of docs/how-to/runbooks.md, the beginning of links to runbooks.").hide(
         model.VariableHide.HIDE_VARIABLE
     )

@@ -191,8 +191,8 @@ def test_a_daemon_takes_over_the_store_of_the_first_version(serve: Serve, tmp_pa
 
 
 def test_a_copy_made_while_a_daemon_runs_is_a_whole_store(serve: Serve, tmp_path: Path):
-    """By the line of docs/operations.md."""
-    text = (Path(__file__).parents[1] / "docs/operations.md").read_text()
+    """By the line of docs/how-to/upgrade.md."""
+    text = (Path(__file__).parents[1] / "docs/how-to/upgrade.md").read_text()
     (line,) = re.findall(r"^sudo -u gpumond python3 (-c '.*) /var/lib/\S+ /var/lib/\S+$", text, re.MULTILINE)
     daemon = begun(serve("--source", "sim"))
     token = (daemon.directory / "token").read_text().strip()

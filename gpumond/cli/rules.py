@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = what.add_parser("check", help="check the rules of a configuration file, and list the active rules")
     check.add_argument("file", type=Path, metavar="FILE")
     check.add_argument("--json", action="store_true", help="print the active rules as JSON")
-    test = what.add_parser("test", help="run tests of rules: series, evaluation times, expected alerts (docs/rules.md)")
+    test = what.add_parser("test", help="run tests of rules: series, times, expected alerts (docs/reference/rules.md)")
     test.add_argument("file", type=Path, metavar="FILE", nargs="+")
 
 

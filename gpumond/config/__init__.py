@@ -71,7 +71,7 @@ class ReceiverConfig(Strict):
 
 
 class Settings(Strict):
-    """All settings. ``check-config --help`` and docs/operations.md describe the keys."""
+    """All settings. ``check-config --help`` and docs/reference/configuration.md describe the keys."""
 
     source: Literal["auto", "nvml", "drm", "every", "sim"] = "auto"
     listen: str = "127.0.0.1:9917"

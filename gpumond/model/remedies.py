@@ -1,6 +1,7 @@
 """Remedies for all faults, conditions and verdicts that gpumond reports, in one line each. No I/O.
 
-``gpumond doctor``, ``gpumond status`` and ``/api/v1/status`` show these lines; docs/operations.md has a row for each.
+``gpumond doctor``, ``gpumond status`` and ``/api/v1/status`` show these lines;
+docs/how-to/troubleshoot.md has a row for each.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ FAULTS: Mapping[str, str] = {
     "unknown": "look for Xid in dmesg; in a container, check that its device rules are complete (CDI)",
     "corrupt": "inspect the file that was set aside (sqlite3 FILE .recover), then remove it",
     "row_unreadable": "no action needed: the other rows are used; to keep such rows, copy the file before they are "
-    "replaced (docs/operations.md, The store)",
+    "replaced (docs/reference/store.md)",
     "not_writable": "free space in the state directory, and check that the daemon's user owns it; writing is retried "
     "automatically",
     "damaged": "remove the simulated device's directory, or replace its card.json",

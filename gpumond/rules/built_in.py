@@ -1,7 +1,7 @@
 """Built-in rules, active unless the configuration replaces or disables them. Each text has subject, value and next
 step.
 
-deploy/prometheus/gpumond.rules.yaml has the same rules for fleets, and docs/operations.md a section on each.
+deploy/prometheus/gpumond.rules.yaml has the same rules for fleets, and docs/how-to/runbooks.md a section on each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules in the configuration file and in the API; docs/rules.md describes the keys."""
+"""Rules in the configuration file and in the API; docs/reference/rules.md describes the keys."""
 
 from __future__ import annotations
 

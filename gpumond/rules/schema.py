@@ -1,6 +1,6 @@
 """Words of rules by scope: values, labels to match, placeholders.
 
-docs/rules.md is generated from these tables, and a rule with another word is rejected.
+docs/reference/rules.md is generated from these tables, and a rule with another word is rejected.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from gpumond.rules.verdicts import TROUBLES
 from gpumond.rules.window import WINDOW_SECONDS
 
 _VERDICTS = {
-    **{kind.replace("-", "_"): f"1 while the [verdict](operations.md#verdicts) {kind} is active" for kind in TROUBLES},
+    **{
+        kind.replace("-", "_"): f"1 while the [verdict](../how-to/runbooks.md#verdicts) {kind} is active"
+        for kind in TROUBLES
+    },
     "leak_bytes_per_second": "by how much a leak grows; 0 without one",
     "time_to_oom_seconds": "until the memory is full if it goes on growing; infinite where nothing does",
 }

@@ -18,7 +18,7 @@ from tools.docs.metrics import document
 METRIC = re.compile(r"\bgpumond_\w+")
 OURS = set(re.findall(r"^\| `(\w+)`", document(), re.MULTILINE))
 SUFFIXES = re.compile(r"_(bucket|count|sum)$")
-RUNBOOKS = (ROOT / "docs" / "operations.md").read_text()
+RUNBOOKS = (ROOT / "docs" / "how-to" / "runbooks.md").read_text()
 SECTIONS = {title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", RUNBOOKS, re.MULTILINE)}
 RULE_NAME = "${__value.raw}"
 
@@ -180,7 +180,8 @@ def test_links_to_runbooks_lead_to_sections_that_there_are(name: str):
     sections = [url.partition("#")[2] for url in links(BOARDS[name]) if url.startswith("${runbooks}")]
     assert sections
     assert {section for section in sections if section != RULE_NAME} <= SECTIONS
-    assert [v["query"] for v in BOARDS[name]["templating"]["list"] if v["name"] == "runbooks"] == ["docs/operations.md"]
+    variables = BOARDS[name]["templating"]["list"]
+    assert [v["query"] for v in variables if v["name"] == "runbooks"] == ["docs/how-to/runbooks.md"]
 
 
 def test_the_shares_have_their_colours_everywhere():

@@ -104,9 +104,9 @@ def test_the_service_is_exposed_to_little():
 
 
 def installation() -> str:
-    """The lines of docs/operations.md, as they are there, with a source of packages that is here."""
-    text = (ROOT / "docs/operations.md").read_text()
-    block = re.search(r"### As a service\n.*?```sh\n(.*?)```", text, re.DOTALL)
+    """The lines of docs/how-to/install.md, as they are there, with a source of packages that is here."""
+    text = (ROOT / "docs/how-to/install.md").read_text()
+    block = re.search(r"## As a service\n.*?```sh\n(.*?)```", text, re.DOTALL)
     assert block
     lines = block.group(1).strip().splitlines()
     assert len(lines) == 4
@@ -115,7 +115,7 @@ def installation() -> str:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A machine without a GPU, on which the daemon was installed as docs/operations.md says."""
+    """A machine without a GPU, on which the daemon was installed as docs/how-to/install.md says."""
     shown = {wheels(): "/wheels", ROOT / "deploy": "/src/deploy"}
     host = Machine(tmp_path_factory.mktemp("machine"), shown)
     try:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "load.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "load.md"
 
 
 def test_the_document_shows_the_list_as_it_is():

@@ -25,7 +25,7 @@ from gpumond.testing import GIB, make_device, make_pool, make_process, make_repo
 from tools.docs.metrics import document
 
 GOLDEN = Path(__file__).with_name("golden.txt")
-DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 FORBIDDEN_LABELS = {"job", "instance", "hostname", "host", "node", "pod", "namespace", "type"}
 
 

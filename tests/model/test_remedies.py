@@ -1,4 +1,4 @@
-"""Remedies: one line for every kind of fault, condition and verdict, and a row in docs/operations.md."""
+"""Remedies: one line for every kind of fault, condition and verdict, and a row in docs/how-to/troubleshoot.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.model.test_conditions import test_conditions_of_a_device as condition
 
 ROWS = [
     line
-    for line in (Path(gpumond.__file__).parents[1] / "docs/operations.md").read_text().splitlines()
+    for line in (Path(gpumond.__file__).parents[1] / "docs/how-to/troubleshoot.md").read_text().splitlines()
     if line.startswith("| ") and line.count("|") >= 4
 ]
 

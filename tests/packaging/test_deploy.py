@@ -19,11 +19,11 @@ from gpumond.api.examples import SNAPSHOT
 from gpumond.api.rate_limits import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
+    CONCURRENT_REQUESTS,
     FAILURES_PER_MINUTE,
     FLUSHES_PER_MINUTE,
     MAX_BODY_BYTES,
     WAITING,
-    WORKED_ON,
 )
 from gpumond.api.rules import MAX_PREVIEWS
 from gpumond.api.unsent import MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
@@ -119,15 +119,15 @@ def test_each_alert_has_a_test_that_fires_it_and_one_that_does_not():
 
 
 def test_each_alert_has_a_runbook():
-    text = (ROOT / "docs/operations.md").read_text()
-    sections = set(re.findall(r"^### (\S+)$", text, re.MULTILINE))
+    text = (ROOT / "docs/how-to/runbooks.md").read_text()
+    sections = set(re.findall(r"^## (\S+)$", text, re.MULTILINE))
     for name, rule in ALERTS.items():
-        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{name}"
+        assert rule["annotations"]["runbook_url"] == f"docs/how-to/runbooks.md#{name}"
         assert name in sections
 
 
 def test_the_documentation_of_rules_is_current():
-    assert (ROOT / "docs/rules.md").read_text() == document(), "run `make docs`"
+    assert (ROOT / "docs/reference/rules.md").read_text() == document(), "run `make docs`"
 
 
 def test_the_rules_use_metrics_that_there_are():
@@ -197,7 +197,7 @@ def test_programs_get_the_agents_directory_read_only_and_nothing_else_of_the_dae
     train = manifest("sidecar/docker-compose.yml")["services"]["train"]
     (program,) = manifest("kubernetes/example/deployment.yaml")["spec"]["template"]["spec"]["containers"]
     mounts = [(entry["mountPath"], entry.get("readOnly", False)) for entry in program["volumeMounts"]]
-    documented = re.findall(r"`-v (/run/gpumond):/run/gpumond(:ro)?`", OPERATIONS)
+    documented = re.findall(r"`-v (/run/gpumond):/run/gpumond(:ro)?`", document_text("how-to/install.md"))
     assert [mounted(volume) for volume in train["volumes"]] == [("/run/gpumond", True)]
     assert [(place, only) for place, only in mounts if place.startswith(("/run", "/tmp", "/var"))] == [
         ("/run/gpumond", True)
@@ -230,30 +230,30 @@ def test_the_service_has_its_own_directory_where_the_command_line_looks():
     assert SERVICE_RUNTIME_DIRECTORY not in (DEPLOY / "systemd/gpumond.tmpfiles").read_text()
 
 
-OPERATIONS = (ROOT / "docs/operations.md").read_text()
+def document_text(path: str) -> str:
+    return (ROOT / "docs" / path).read_text()
 
 
-def section(title: str) -> str:
-    """Return a section of docs/operations.md with its subsections."""
-    level = title.partition(" ")[0]
-    _, found, after = OPERATIONS.partition(f"\n{title}\n")
+def section(text: str, title: str) -> str:
+    """The section below a heading of level 2, up to the next one."""
+    _, found, after = text.partition(f"\n## {title}\n")
     assert found, title
-    return re.split(rf"^#{{1,{len(level)}}} ", after, maxsplit=1, flags=re.MULTILINE)[0]
+    return after.partition("\n## ")[0]
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_a_runbook_says_what_one_sees_why_and_what_to_do(name: str):
-    text = section(f"### {name}")
-    assert [word for word in ("One sees:", "Why", "hat to do:") if word not in text] == []
+def test_a_runbook_has_symptom_cause_and_remedy(name: str):
+    text = section(document_text("how-to/runbooks.md"), name)
+    assert [word for word in ("**Symptom:**", "**Cause:**", "**Remedy:**") if word not in text] == []
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_each_command_is_described(verb: str):
-    assert f"`gpumond {verb.replace('_', '-')}" in section("## Commands")
+    assert f"`gpumond {verb.replace('_', '-')}" in document_text("reference/commands.md")
 
 
 def test_each_setting_is_described():
-    text = section("## Configuration") + section("## Access")
+    text = document_text("reference/configuration.md") + document_text("how-to/access.md")
     assert [name for name in Settings.model_fields if f"{name}:" not in text and f"`{name}`" not in text] == []
 
 
@@ -261,33 +261,33 @@ BOUNDS = Bounds()
 LIMITS = Limits()
 KIB, MIB = 1 << 10, 1 << 20
 STATED = {
-    "a frame of an agent": f"{MAX_MESSAGE_BYTES // KIB} KiB",
+    "a message of an agent": f"{MAX_MESSAGE_BYTES // KIB} KiB",
     "agents of one uid": f"{LIMITS.peers_per_uid}",
     "agents in all": f"{LIMITS.peers}",
     "connections that have not said hello": f"{LIMITS.pending_per_uid} of one uid, {LIMITS.pending} in all",
-    "a hello; a frame that has begun": f"{LIMITS.hello_seconds:g} s, {LIMITS.shared_hello_seconds:g} s while the uid "
+    "a hello; an incomplete message": f"{LIMITS.hello_seconds:g} s, {LIMITS.shared_hello_seconds:g} s while the uid "
     f"has others that have not said hello; {LIMITS.frame_seconds:g} s",
     "a report's age; silence": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
-    "frames and bytes of one uid": f"{LIMITS.frames_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
+    "messages and bytes of one uid": f"{LIMITS.frames_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
     "pools of one agent": f"{MAX_POOLS}",
     "scopes of one program": f"{SCOPES} names",
-    "orders that an agent carries out": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",
+    "commands that an agent carries out": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",
     "flushes of one program": f"one each {COOLDOWN_SECONDS:g} s",
     "flushes of one caller": f"{FLUSHES_PER_MINUTE} a minute",
     "wrong tokens or passwords of one user": f"{FAILURES_PER_MINUTE} a minute",
     "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} of one user",
     "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",
-    "requests on a connection that wait for the answer of the one before": f"{MAX_PIPELINED}",
-    "reads of one user that are worked on": f"{WORKED_ON} at once, {WAITING} more wait",
+    "requests on a connection that wait for an earlier answer": f"{MAX_PIPELINED}",
+    "concurrent reads of one user": f"{CONCURRENT_REQUESTS} at once, {WAITING} more wait",
     "other requests of one user": f"{CHANGES_PER_SECOND} a second, {CHANGES_AT_ONCE} at once",
-    "answers that are not taken": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB of one user",
+    "unread answers": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB of one user",
     "a request's head; its body": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s; {MAX_BODY_BYTES // KIB} KiB",
     "streams of events": f"{MAX_STREAMS}",
     "previews of rules": f"{MAX_PREVIEWS} in progress, one of a user",
     "series of processes": f"{PROCESSES_PER_DEVICE} processes a device",
     "workloads with counts of flushes": f"{MAX_WORKLOADS}",
     "series of a page": f"{MAX_SERIES:,}",
-    "processes whose past is kept": f"{MAX_LIVES}",
+    "processes with a history": f"{MAX_LIVES}",
     "rules over the API": f"{MAX_RULES}",
     "baselines": f"{MAX_BASELINES}",
     "receipts, events in memory": f"{RECEIPTS_KEPT} each",
@@ -303,7 +303,8 @@ STATED = {
 
 
 def test_every_limit_is_stated_as_it_is():
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", section("## Limits"), re.MULTILINE)
+    text = document_text("reference/limits.md").partition("\n## Sizing\n")[0]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", text, re.MULTILINE)
     assert dict(rows[1:]).keys() == STATED.keys()
     wrong = {of: (said, STATED[of]) for of, said in rows[1:] if not said.startswith(STATED[of])}
     assert wrong == {}

@@ -1,4 +1,4 @@
-"""docs/metrics.md, from the catalogue: ``make docs``."""
+"""Generates docs/reference/metrics.md from the catalogue: ``make docs``."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from gpumond.metrics.telemetry import Telemetry
 HEADER = """\
 # Metrics
 
-Generated from the catalogue by `make docs`; a test keeps it current. Base units throughout. A value that is
-unknown is an absent series, never 0. Series of a device vanish after three readings without it;
-`gpumond_device_up` and `gpumond_device_info` stay. `uuid` identifies a device, `gpu` is its index, a label only.
+Generated from the catalogue by `make docs`; a test keeps it current. All metrics use base units. An unknown value is an
+absent series, never 0. Series of a device disappear after three readings without it; `gpumond_device_up` and
+`gpumond_device_info` stay. `uuid` identifies a device; `gpu` is its index.
 
-Sums over devices count a MIG card and its instances twice; leave out the instances with
+Start with `gpumond_memory_bytes` (memory by share; the sum is used memory), `gpumond_pool_reclaimable_bytes` (the
+result of a flush), `gpumond_verdict`, `gpumond_alerts` and `gpumond_driver_up`. `grafana/` contains four dashboards,
+`deploy/prometheus/` the alerting rules.
+
+Sums over devices count a MIG device and its instances twice; exclude the instances with
 `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
 
-## Of the current frame
+## Metrics of the current frame
 
 | name | type | labels | meaning |
 |---|---|---|---|
 """
 
 OWN = """
-## Of the daemon itself
+## Metrics of the daemon
 
 | name | type | labels | meaning |
 |---|---|---|---|
@@ -33,11 +37,11 @@ OWN = """
 
 
 DCGM = """
-## Under DCGM's names
+## DCGM's names
 
-`/metrics?compat=dcgm`, or beside ours with `compat: dcgm` in the configuration: names, labels and units of
-dcgm-exporter, for NVIDIA devices. A device that only one container's processes are on has `pod`, `namespace` and
-`container` too. Ratios of `PROF_*` are the hardware's counts over ten seconds (Hopper and later), PCIe's a sample of
+`/metrics?compat=dcgm` exports NVIDIA devices with the names, labels and units of dcgm-exporter; `compat: dcgm` in the
+configuration adds them to `/metrics`. A device that only one container uses also has `pod`, `namespace` and
+`container`. Ratios of `PROF_*` are hardware counts over ten seconds (Hopper and later); PCIe values are a sample of
 20 ms. XID errors are also a counter, `gpumond_device_xid_errors_total`.
 
 | name | meaning |
@@ -45,9 +49,9 @@ dcgm-exporter, for NVIDIA devices. A device that only one container's processes 
 """
 
 LEFT_OUT = """
-Not offered:
+Not available:
 
-| name | why |
+| name | reason |
 |---|---|
 """
 

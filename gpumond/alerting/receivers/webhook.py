@@ -1,4 +1,4 @@
-"""Webhook: alerts as JSON; docs/notifications.md has the schema. Signed if a secret is configured."""
+"""Webhook: alerts as JSON; docs/how-to/notifications.md has the schema. Signed if a secret is configured."""
 
 from __future__ import annotations
 

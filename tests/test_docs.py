@@ -1,0 +1,90 @@
+"""Documents: every relative link and anchor resolves, the site builds, the code tour names functions that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "grafana/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+TOUR = ROOT / "docs/explanation/code-tour.md"
+BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PLACE = re.compile(r"`((?:gpumond|tests|bench)/[\w/]+\.py):([\w.]+)`")
+
+
+def prose(path: Path) -> str:
+    return BLOCK.sub("", path.read_text())
+
+
+def anchors(path: Path) -> set[str]:
+    """Anchors of the headings, by the rule that GitHub and the site share."""
+    seen: Counter[str] = Counter()
+    found = set()
+    for heading in re.findall(r"^#+ (.*?)\s*$", prose(path), re.MULTILINE):
+        text = LINK.sub("", heading.replace("`", ""))
+        name = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+        found.add(f"{name}-{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
+
+
+def broken(path: Path) -> Iterator[str]:
+    for link in LINK.findall(re.sub(r"`[^`]*`", "", prose(path))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = unquote(link).partition("#")
+        target = (path.parent / name).resolve() if name else path
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            yield link
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_and_anchors_resolve(path: Path):
+    assert list(broken(path)) == []
+
+
+def test_a_broken_link_or_anchor_is_found(tmp_path: Path):
+    path = tmp_path / "document.md"
+    path.write_text("# One title\n[a](#one-title) [b](#another) [c](missing.md) [d](https://example.com/x)\n")
+    assert list(broken(path)) == ["#another", "missing.md"]
+
+
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs MkDocs (pip install -e '.[dev]')")
+def test_the_site_builds_without_a_warning(tmp_path: Path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "explanation/code-tour.html").exists()
+
+
+def definitions(path: Path) -> set[str]:
+    """Functions, classes and constants of a module; methods as ``Class.method``."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            members = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+            found |= {f"{node.name}.{member.name}" for member in members}
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def test_the_code_tour_names_functions_that_exist():
+    places = PLACE.findall(TOUR.read_text())
+    assert len(places) >= 20
+    assert [f"{path}:{name}" for path, name in places if name not in definitions(ROOT / path)] == []
