@@ -66,7 +66,7 @@ def had_effect(result: FlushResult) -> bool:
 def moved(change: PoolChange, reports: Iterable[PoolUsage]) -> bool:
     """Return True if the program allocated or freed device memory just before or after the flush.
 
-    The driver is read a moment before and a moment after the agent reads its pools. ``told`` are the agent's
+    The driver is read a moment before and a moment after the agent reads its pools. ``reports`` are the agent's
     reports around both: if they differ from its pools, the program changed its memory in between.
     """
     seen = {_allocation_state(change.before), _allocation_state(change.after)}

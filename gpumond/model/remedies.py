@@ -53,7 +53,7 @@ FAULTS: Mapping[str, str] = {
     "replaced (docs/reference/store.md)",
     "not_writable": "free space in the state directory, and check that the daemon's user owns it; writing is retried "
     "automatically",
-    "damaged": "remove the simulated device's directory, or replace its card.json",
+    "damaged": "remove the simulated device's directory, or replace its `card.json`",
     "unset": "set GPUMOND_SIM_DIR to a directory of simulated devices, or run `gpumond demo`",
     "missing": "create it, or run `gpumond demo`",
 }

@@ -85,8 +85,10 @@ class Database:
         self._lock: int | None = None
 
     def transaction(self, work: Callable[[sqlite3.Connection], T]) -> tuple[T, bool]:
-        """What ``work`` returns and whether it changed anything, once it is committed. Raises sqlite3.Error or OSError
-        if it cannot be."""
+        """Run and commit ``work``; return its result, and True if it changed anything.
+
+        Raises sqlite3.Error or OSError if it cannot be committed.
+        """
         db = self._connected()
         before = db.total_changes
         try:

@@ -92,7 +92,7 @@ def test_rules_round_trip_unchanged():
         ({"annotations": {"summary": "{gpu} {mood}"}}, "has no placeholder 'mood'; it has"),
         ({"match": {"colour": "red"}}, "has no label 'colour'; it has gpu, uuid, pid"),
         ({"labels": {"pid": "1"}}, "'pid' is set by gpumond itself"),
-        ({"labels": {"a b": "1"}}, "'a b' is no name"),
+        ({"labels": {"a b": "1"}}, "'a b' is not a valid label name"),
         ({"action": {"flush": {"steps": ["reboot"]}}}, "'reboot'"),
         ({"scope": "daemon", "value": "agents", "action": {"flush": {}}}, "nothing to flush"),
         ({"name": "other"}, "differs from the name in the path"),
