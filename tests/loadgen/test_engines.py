@@ -115,7 +115,7 @@ def test_a_machine_without_a_device_is_refused(tmp_path: Path, engine: str):
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path, engine: str):
     status, _, err = Card(tmp_path).load("steady", "--engine", engine, "--device", "3")
     assert status == 1
-    assert "there is no device 3: --device 0 to 0" in err
+    assert "there is no device 3: use --device 0 to 0" in err
 
 
 @both

@@ -125,7 +125,7 @@ def test_a_card_that_lacks_the_room_is_refused(card: SimDevice):
     with holder(card, SIZE - 1024 * MIB):
         status, out, err = load(card, "preallocated")
         assert (status, out) == (1, "")
-        assert "of 8.0 GiB free: ask for less with --fill 40% or --max 8GiB" in err
+        assert "of 8.0 GiB free: request less with --fill 40% or --max 8GiB" in err
         assert len(card.read().processes or ()) == 1
         assert account(card, "steady", "--max", "500MiB", "--duration", "200ms", "--speed", "1000")["takes"]
 
@@ -184,14 +184,14 @@ def test_the_summary_says_what_was_done_and_what_is_right(card: SimDevice):
     assert status == 0
     assert out.startswith("warm-up on sim: done after 1.")
     assert "all memory is freed" in out
-    assert "right verdict: none" in out
+    assert "expected verdict: none" in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ((), "no scenario given; `gpumond load --list`"),
-        (("leek",), "no scenario is called 'leek'"),
+        (("leek",), "no scenario is named 'leek'"),
         (("p2", "--rate", "fast"), "option --rate 'fast': expected a number"),
         (("p2", "--share", "50%"), "option --share: leak-linear has no such option; it has --rate"),
         (("p2", "--speed", "0"), "option --speed 0: expected a number above 0, such as 60"),

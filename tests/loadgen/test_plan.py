@@ -192,8 +192,8 @@ def test_views_take_turns_and_only_where_they_can_tell():
 @pytest.mark.parametrize(
     ("scenario", "options", "said"),
     [
-        ("leek", {}, "no scenario is called 'leek'; `gpumond load --list`"),
-        ("", {}, "no scenario is called ''"),
+        ("leek", {}, "no scenario is named 'leek'; `gpumond load --list`"),
+        ("", {}, "no scenario is named ''"),
         ("steady", {"rate": 3}, "option --rate: steady has no such option; it has no options"),
         ("p2", {"rates": 3}, "it has --rate"),
         ("p2", {"rate": "fast"}, "option --rate 'fast': expected a number, a share such as 80% or a size such as 1GiB"),

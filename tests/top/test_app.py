@@ -132,7 +132,7 @@ def test_details_say_all_that_is_known_and_follow_the_frames(played: Played):
         await pilot.press("enter")
         await until(pilot, top, "train keeps 1.0 GiB more each minute", "frameworks torch 2.13.0", "flush allowed")
         played.show(a_frame(make_device(), seq=2))
-        await until(pilot, top, "pid 10 is not seen any more")
+        await until(pilot, top, "pid 10 no longer uses a device")
         await pilot.press("escape")
         await until(pilot, top, "no process uses a device")
 
