@@ -275,7 +275,16 @@ def _compile(hint: Any) -> Converter:
         return _tuple_converter(_converter(arguments[0]))
     if origin in (Union, types.UnionType) and len(arguments) == 2 and arguments[1] is type(None):
         return _optional_converter(_converter(arguments[0]))
+    if origin in (Union, types.UnionType) and all(map(is_text, arguments)):
+        return _SCALARS[str]
     raise TypeError(f"no JSON form for {hint}")
+
+
+def is_text(hint: Any) -> bool:
+    """Return whether a type is a NewType of str or a literal of strings. A union of these accepts every string."""
+    if get_origin(hint) is Literal:
+        return all(isinstance(value, str) for value in get_args(hint))
+    return getattr(hint, "__supertype__", None) is str
 
 
 def _dataclass_converter(cls: Any) -> Converter:

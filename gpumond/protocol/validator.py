@@ -91,6 +91,8 @@ def _schema(hint: Any) -> CoreSchema:
         return literal_schema(list(arguments))
     if origin is tuple:
         return tuple_variable_schema(_schema(arguments[0]))
+    if all(map(messages.is_text, arguments)):
+        return _SCALARS[str]
     return nullable_schema(_schema(arguments[0]))
 
 
