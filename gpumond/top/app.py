@@ -70,7 +70,7 @@ class Top(App[None]):
         self._frames = 0
 
         self.head, self.devices, self.table = Static(id="head", markup=False), Devices(), Processes()
-        self.filter_input = Input(placeholder="filter by part of a name, pid, user, verdict or pod", id="filter")
+        self.filter_input = Input(placeholder="part of a name, pid, user, verdict or pod", id="filter")
         self.curve, self.said = Static(id="past", markup=False), Static(id="remarks", markup=False)
 
     def compose(self) -> ComposeResult:

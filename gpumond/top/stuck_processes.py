@@ -12,7 +12,7 @@ from gpumond.model.units import duration, human
 
 REMEDIES = {
     "gone": "this process is not visible here: wait, the driver may still be cleaning up; if the entry remains, "
-    "look for its children among the holders, or reset the unused device (nvidia-smi --gpu-reset)",
+    "look for its children among the holders, or reset the device once it is unused (nvidia-smi --gpu-reset)",
     "zombie": "the process has ended, but its parent has not collected its status: end or restart the parent "
     "(ps -o ppid= -p {pid})",
     "uninterruptible": "the process waits in the kernel, often in the driver, and no signal ends it: if this lasts, "

@@ -81,7 +81,7 @@ def test_the_same_log_gives_the_same_lines_from_wherever_it_comes(data: bytes, t
 def test_without_the_capacity_there_is_no_time_left_and_it_says_so():
     log_without = "\n".join(line.rsplit(",", 1)[0] for line in LEAK.splitlines()) + "\n"
     blind = diagnose("-", "--json", stdin=log_without)
-    assert b"does not tell the capacity" in blind.stderr
+    assert b"has no device capacity" in blind.stderr
     assert b"--size BYTES" in blind.stderr
     assert {change["time_to_oom_seconds"] for change in changes(blind)} == {None}
     sized = diagnose("-", "--json", "--size", "40GiB", stdin=log_without)

@@ -90,7 +90,7 @@ def test_a_snapshot_of_another_kind_is_1():
     with answering(b'{"seq": "x"}') as url:
         refused = record("--url", url)
     assert (refused.returncode, refused.stdout) == (1, b"")
-    assert b"cannot be read" in refused.stderr
+    assert b"cannot decode the daemon's snapshot" in refused.stderr
 
 
 def test_a_file_that_cannot_be_written_is_2(tmp_path: Path):

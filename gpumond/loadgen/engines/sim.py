@@ -20,7 +20,7 @@ class SimEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         if settings.card is None:
-            raise ConfigError("the sim engine requires a simulated device: pass --card DIRECTORY")
+            raise ConfigError("the sim engine requires a simulated device: pass `--card DIRECTORY`")
         self._card = SimDevice(settings.card)
         self._allocator: CachingAllocator | None = None
         self._context: Context | None = None
@@ -34,7 +34,7 @@ class SimEngine:
             reading = self._card.read()
         except Damaged as error:
             raise AllocationRefused(
-                f"no simulated device: {error}; pass one with --card, or start `gpumond demo`"
+                f"no simulated device: {error}; pass one with `--card`, or start `gpumond demo`"
             ) from error
         except OutOfMemory as error:
             raise AllocationRefused(f"{error}; a context requires more memory") from error
