@@ -41,10 +41,10 @@ def test_the_file_is_what_the_code_builds(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_dashboard_says_its_question_and_cannot_be_edited_in_place(name: str):
+def test_dashboard_has_a_description_and_cannot_be_edited_in_place(name: str):
     board = BOARDS[name]
     assert (board["uid"], board["title"]) == (f"gpumond-{name}", f"gpumond: {name.capitalize()}")
-    assert board["description"].endswith("?")
+    assert board["description"].endswith(".")
     assert board["editable"] is False
     assert board["tags"] == ["gpumond"]
 
