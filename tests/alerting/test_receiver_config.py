@@ -37,13 +37,13 @@ def test_each_type_can_be_made_into_a_notifier(tmp_path: Path):
     [
         ("[{name: w, type: webhook}]", "exactly one of url and url_file"),
         ("[{name: w, type: webhook, url: 'http://secret', url_file: /a}]", "exactly one of url and url_file"),
-        ("[{name: w, type: webhook, url: 'file:///secret'}]", "is not http:// or https://"),
+        ("[{name: w, type: webhook, url: 'file:///secret'}]", "expected an http:// or https:// url"),
         ("[{name: w, type: webhook, url: 'http://me:secret@host'}]", "without user or password"),
         ("[{name: w, type: webhook, url: ['http://secret']}]", "url"),
         ("[{name: w, type: webhook, urll: 'http://secret'}]", "did you mean url?"),
         ("[{name: w, type: webhook, url: 'http://secret', resend: 1m}]", "resend is for Alertmanager"),
         ("[{name: am, type: alertmanager, url: 'http://secret', secret_file: /a}]", "bearer_token_file"),
-        ("[{name: l, type: log, url: 'http://secret'}]", "has no url"),
+        ("[{name: l, type: log, url: 'http://secret'}]", "url is not a key of a receiver of type log"),
         ("[{name: l, type: log}, {name: l, type: log}]", "the name 'l' is used twice"),
         ("[{name: l, type: mail}]", "type"),
     ],
@@ -58,5 +58,5 @@ def test_a_mistake_is_named_and_no_address_is_shown(tmp_path: Path, text: str, c
 
 def test_a_rule_can_only_name_a_receiver_that_there_is(tmp_path: Path):
     rule = "{name: r, scope: device, value: up, below: 1, receivers: [nobody]}"
-    with pytest.raises(ConfigError, match="no receiver 'nobody'"):
+    with pytest.raises(ConfigError, match="unknown receiver 'nobody'"):
         receivers(tmp_path, f"rules: [{rule}]")

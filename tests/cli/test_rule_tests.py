@@ -80,7 +80,10 @@ def test_expectations_are_met_or_shown_with_the_result(files: Path):
 
 @pytest.mark.parametrize(
     ("before", "after", "says"),
-    [("alertname: hog}", "alertname: hug}", "no rule 'hug'"), ("interval: 1m", "interval: 0", "tests.0.interval")],
+    [
+        ("alertname: hog}", "alertname: hug}", "no rule is named 'hug'"),
+        ("interval: 1m", "interval: 0", "tests.0.interval"),
+    ],
 )
 def test_a_wrong_file_is_named(files: Path, before: str, after: str, says: str):
     (files / "tests.yaml").write_text((TESTS % 10).replace(before, after))

@@ -144,7 +144,7 @@ def test_two_daemons_do_not_share_what_is_their_own(place: Path, daemon: Running
     """The second daemon does not change the token and socket of the first."""
     with pytest.raises(AssertionError, match=r"another daemon uses the socket .*agent\.sock; stop it"):
         RunningDaemon(place / "second", "--source", "sim", "--runtime-dir", str(place / "own"))
-    with pytest.raises(AssertionError, match=r"another daemon serves .*/own/api\.sock; .* with --runtime-dir"):
+    with pytest.raises(AssertionError, match=r"another daemon uses the socket .*/own/api\.sock; .* with --runtime-dir"):
         RunningDaemon(
             *(place / "third", "--source", "sim", "--runtime-dir", str(place / "own")),
             *("--socket", str(place / "third" / "other.sock")),
@@ -199,7 +199,7 @@ def test_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(tmp
     stale.close()
     with (
         bind_agent_socket(tmp_path / "agent.sock", 0o600),
-        pytest.raises(ConfigError, match="another daemon serves"),
+        pytest.raises(ConfigError, match="another daemon uses the socket"),
     ):
         bind_agent_socket(tmp_path / "agent.sock", 0o600)
 
@@ -215,7 +215,7 @@ def test_place_that_is_not_given_to_the_daemon_is_refused_with_the_mend():
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         done = subprocess.run([sys.executable, "-c", program, directory], capture_output=True, text=True)
-    assert f"ConfigError: runtime directory {directory} cannot be written by" in done.stderr
+    assert f"ConfigError: runtime directory {directory} is not writable by the daemon's user" in done.stderr
     assert f"install -d -o 47110 -m 755 {directory}" in done.stderr
 
 
