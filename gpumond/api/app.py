@@ -59,8 +59,11 @@ class DaemonView(Protocol):
     rulebook: RuleRegistry
     events: EventLog
     baselines: BaselineService
-    answers: dict[str, bytes]
-    """Of the current frame, by route, as they were first asked for; empty with each new frame."""
+
+    @property
+    def answers(self) -> dict[str, bytes]:
+        """Encoded answers about the current frame, by route; empty with each new frame."""
+        ...
 
     @property
     def frame(self) -> Frame | None: ...

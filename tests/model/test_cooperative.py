@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gpumond.daemon import TURN_SECONDS, in_turns
+from gpumond.daemon.slices import SLICE_SECONDS, in_slices
 from gpumond.model.cooperative import Steps, run_to_end
 
 
@@ -36,23 +36,23 @@ def others_turns(work: Steps[int]) -> int:
                 await asyncio.sleep(0)
 
         task = asyncio.create_task(other())
-        assert await in_turns(work) == 5
+        assert await in_slices(work) == 5
         task.cancel()
         return turns
 
     return asyncio.run(run())
 
 
-def test_what_comes_of_it_is_the_same_at_once_and_in_turns():
-    assert run_to_end(counting(5)) == asyncio.run(in_turns(counting(5))) == 5
+def test_what_comes_of_it_is_the_same_at_once_and_in_slices():
+    assert run_to_end(counting(5)) == asyncio.run(in_slices(counting(5))) == 5
 
 
 def test_between_long_stretches_others_have_their_turn():
-    assert others_turns(counting(5, 2 * TURN_SECONDS)) == 5
+    assert others_turns(counting(5, 2 * SLICE_SECONDS)) == 5
 
 
 def test_what_fails_fails_for_who_asked():
     with pytest.raises(ValueError, match="second stretch"):
         run_to_end(failing())
     with pytest.raises(ValueError, match="second stretch"):
-        asyncio.run(in_turns(failing()))
+        asyncio.run(in_slices(failing()))
