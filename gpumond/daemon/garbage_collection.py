@@ -1,6 +1,6 @@
 """The garbage collector's policy for a process that serves: it runs between two ticks, never during one.
 
-docs/decisions/016-garbage-collection.md has the reasons and figures.
+docs/decisions/015-garbage-collection.md has the reasons and figures.
 """
 
 from __future__ import annotations
