@@ -9,7 +9,7 @@ import time
 
 from bench.result import publish, spread
 from gpumond.engine import EngineState, advance, observe
-from gpumond.model.snapshot import Reading, SourceState
+from gpumond.model.snapshot import AgentReport, Reading, SourceState
 from gpumond.rules import Rule, Scope
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.schema import VALUES
@@ -29,28 +29,32 @@ def rules(level: float) -> tuple[Rule, ...]:
     return (*BUILT_IN, *own)
 
 
-def measure(active: tuple[Rule, ...]) -> dict[str, object]:
+def facts(tick: int) -> tuple[Reading, tuple[AgentReport, ...]]:
+    """One tick's reading and reports."""
     pids = [[1 + device * PROCESSES + i for i in range(PROCESSES)] for device in range(DEVICES)]
-    memory, snapshot, seconds = EngineState(), None, []
-    for tick in range(TICKS):
-        reading = Reading(
-            tuple(
-                make_device(
-                    f"GPU-{device}",
-                    index=device,
-                    used_bytes=70 * GIB,
-                    processes=tuple(make_process(pid, GIB + tick) for pid in pids[device]),
-                )
-                for device in range(DEVICES)
-            )
-        )
-        reports = tuple(
-            make_report(
-                pid, (make_pool(f"GPU-{device}", live=GIB // 2 + tick, cached=GIB // 4),), workload=f"w{pid % 8}"
+    reading = Reading(
+        tuple(
+            make_device(
+                f"GPU-{device}",
+                index=device,
+                used_bytes=70 * GIB,
+                processes=tuple(make_process(pid, GIB + tick) for pid in pids[device]),
             )
             for device in range(DEVICES)
-            for pid in pids[device]
         )
+    )
+    reports = tuple(
+        make_report(pid, (make_pool(f"GPU-{device}", live=GIB // 2 + tick, cached=GIB // 4),), workload=f"w{pid % 8}")
+        for device in range(DEVICES)
+        for pid in pids[device]
+    )
+    return reading, reports
+
+
+def measure(active: tuple[Rule, ...]) -> dict[str, object]:
+    memory, snapshot, seconds = EngineState(), None, []
+    for tick in range(TICKS):
+        reading, reports = facts(tick)
         began = time.perf_counter()
         snapshot = observe(snapshot, UP, reading, reports, float(tick), float(tick))
         result = advance(memory, active, snapshot)

@@ -1,4 +1,8 @@
-"""Effects of a frame's alerts: notifications, flushes by rules, and the state kept for a restart."""
+"""The consequences of a frame's alerts: notifications, flushes by rules, and the state that survives a restart.
+
+``decide`` computes them without an effect, so that the frame can show its alerts as receivers will see them;
+``execute`` carries them out once the frame is the current one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpumond.errors import FlushError, StoreUnavailable
@@ -21,17 +26,17 @@ from gpumond.rules.restore import kept, resume
 from gpumond.store.audit_chain import AuditEntry
 
 ACTION = "action"
-"""The audit's word for a rule that is about to flush"""
+"""The audit's action of a rule that is about to flush."""
 
 PROGRAMS_AT_ONCE = 16
-"""Maximum number of concurrent flushes of one user's programs, for one alert."""
+"""Programs of one user that one alert flushes at the same time."""
 
 PAST_ALERTS = 1000
-"""Number of past alerts in memory; the store has more."""
+"""Kept in memory for the API; the store keeps more."""
 
 
 class AlertStore(Protocol):
-    """Methods of the store that are used; each raises StoreUnavailable."""
+    """The methods of the store that the dispatcher calls; each raises StoreUnavailable."""
 
     writable: bool
 
@@ -48,10 +53,30 @@ class AlertOutbox(Protocol):
     def put(self, alerts: Iterable[Alert], news: Mapping[Labels, Alert]) -> list[Notice]: ...
 
 
-class AlertDispatcher:
-    """``flush`` is the only path of all flushes; ``began`` the monotonic time of elapsed 0.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """The consequences of one frame's alerts, before any of them takes effect."""
 
-    ``past`` are the alerts that fired and have ended, newest last, each with the result of its action.
+    alerts: tuple[Alert, ...]
+    """As the frame shows them: annotated with what rules have done."""
+    firing: tuple[Alert, ...]
+    """As receivers see them. An alert that resolved during its flush is included until its receipts are there."""
+    resolved: tuple[Alert, ...]
+    """Those whose flushes, if any, are complete."""
+    incomplete: Mapping[Labels, Alert]
+    """Alerts that resolved while a flush for them is under way."""
+    changed: Mapping[Labels, Alert]
+    """Alerts with new annotations."""
+    orders: tuple[FlushOrder, ...]
+    tracks: Tracks
+    activities: Mapping[str, Activities]
+
+
+class AlertDispatcher:
+    """Notifies, flushes for rules, and keeps alerts over a restart.
+
+    ``flush`` is the one path by which anything is flushed; ``began`` is the monotonic time of elapsed 0. ``past`` are
+    resolved alerts, newest last, annotated with what rules did.
     """
 
     def __init__(
@@ -66,13 +91,14 @@ class AlertDispatcher:
         self._ended: dict[Labels, Alert] = {}
         self._unkept: deque[Alert] = deque(maxlen=PAST_ALERTS)
         self._tracks: Tracks = {}
-        self._news: dict[Labels, Alert] = {}
+        self._changed: dict[Labels, Alert] = {}
         self._flushing: dict[Key, Alert] = {}
         self._kept: object = None
-        self._tasks: set[asyncio.Future[None]] = set()
+        self._flushes: set[asyncio.Future[None]] = set()
+        self._writes: set[asyncio.Future[None]] = set()
 
     async def resume(self) -> Mapping[str, Activities]:
-        """Return the previous daemon's alerts, and restore the recent flushes of its actions."""
+        """Load the alerts, and the attempts of rules to flush, that the previous daemon stored."""
         try:
             alerts, alive = await self._store.kept()
             entries = await self._store.audit_entries(users=False)
@@ -86,42 +112,61 @@ class AlertDispatcher:
             self._end(ended(each.alert, alive.at) for each in alerts if each.alert.phase == "firing")
         return activities
 
-    def follow(
+    def decide(
         self,
         rules: Sequence[Rule],
         alerts: Sequence[Alert],
         snapshot: Snapshot,
         activities: Mapping[str, Activities],
         resolved: Sequence[Alert] = (),
-    ) -> tuple[Alert, ...]:
-        """Start notifications, flushes and writes without waiting for them. Returns the alerts with their
-        actions' results.
-        """
+    ) -> Dispatch:
+        """Return the consequences of one frame's alerts. Changes nothing: ``execute`` does."""
         elapsed = snapshot.elapsed_seconds
         orders, tracks = decide(rules, alerts, snapshot.reports, self._tracks, elapsed)
-        self._ended.update((alert.labels, alert) for alert in resolved)
         flushing = {alert.labels: alert for alert in self._flushing.values()}
-        told = [labels for labels in self._ended if labels not in flushing]  # the others' receipts are pending
-        resolved = annotate([self._ended.pop(labels) for labels in told], tracks)
-        self._end(resolved)
-        self._tracks = forget(tracks, alerts, elapsed)
-        for order in orders:
-            self._start(self._execute(order))
-        alerts = annotate(alerts, self._tracks)
-        news, self._news = {**self._news, **{alert.labels: alert for alert in resolved}}, {}
-        later = set(flushing) - {alert.labels for alert in alerts}  # notified with its receipts soon
-        notices = self._outbox.put((*alerts, *(flushing[labels] for labels in later)), news)
+        ended = {**self._ended, **{alert.labels: alert for alert in resolved}}
+        complete = annotate([alert for labels, alert in ended.items() if labels not in flushing], tracks)
+        tracks = forget(tracks, alerts, elapsed)
+        alerts = annotate(alerts, tracks)
+        awaiting = set(flushing) - {alert.labels for alert in alerts}
+        return Dispatch(
+            alerts=alerts,
+            firing=(*alerts, *(flushing[labels] for labels in awaiting)),
+            resolved=complete,
+            incomplete={labels: alert for labels, alert in ended.items() if labels in flushing},
+            changed={**self._changed, **{alert.labels: alert for alert in complete}},
+            orders=tuple(orders),
+            tracks=tracks,
+            activities=activities,
+        )
+
+    def execute(self, dispatch: Dispatch) -> None:
+        """Queue notifications, start flushes and store the state of alerts; waits for none of it.
+
+        ``dispatch`` is the last result of ``decide``, and nothing else has run on the event loop since.
+        """
+        self._tracks, self._ended, self._changed = dispatch.tracks, dict(dispatch.incomplete), {}
+        self._end(dispatch.resolved)
+        for order in dispatch.orders:
+            self._start(self._carry_out(order), self._flushes)
+        notices = self._outbox.put(dispatch.firing, dispatch.changed)
         state = frozenset(
             (labels, each.alert.phase, each.active_elapsed, each.cleared_elapsed, each.alert.labels)
-            for active in activities.values()
+            for active in dispatch.activities.values()
             for labels, each in active.items()
         )
         if (notices or self._unkept or state != self._kept) and self._store.writable:
             over = tuple(self._unkept)
             self._unkept.clear()
             self._kept = state
-            self._start(self._keep(self._store.keep(kept(activities, self._began), notices, over), over))
-        return alerts
+            keeping = self._store.keep(kept(dispatch.activities, self._began), notices, over)
+            self._start(self._keep(keeping, over), self._writes)
+
+    async def close(self) -> None:
+        """Cancel the flushes of rules, which then write their audit entries, and wait for these and other writes."""
+        for task in self._flushes:
+            task.cancel()
+        await asyncio.gather(*self._flushes, *self._writes, return_exceptions=True)
 
     async def _keep(self, keeping: Awaitable[None], over: Sequence[Alert]) -> None:
         try:
@@ -135,16 +180,16 @@ class AlertDispatcher:
             self.past.append(alert)
             self._unkept.append(alert)
 
-    async def _execute(self, order: FlushOrder) -> None:
+    async def _carry_out(self, order: FlushOrder) -> None:
         actor, problem = f"rule:{order.alert.rule}", ""
         receipts: list[Receipt] = []
         self._flushing[order.key] = order.alert
-        slots = asyncio.Semaphore(PROGRAMS_AT_ONCE)
+        places = asyncio.Semaphore(PROGRAMS_AT_ONCE)
         try:
             if not order.action.dry_run:
                 detail = {"labels": order.alert.labels, "uid": order.uid, "pids": order.pids}
                 await self._store.audit(actor, ACTION, detail)
-            flushed = await asyncio.gather(*(self._flush_one(order, each, actor, slots) for each in order.programs))
+            flushed = await asyncio.gather(*(self._flush_one(order, each, actor, places) for each in order.programs))
             receipts += (receipt for each in flushed for receipt in each)
         except StoreUnavailable as error:
             problem = str(error)
@@ -152,30 +197,28 @@ class AlertDispatcher:
             del self._flushing[order.key]
             self._tracks = conclude(self._tracks, order, receipts, problem)
             if order.alert.labels not in {alert.labels for alert in self._flushing.values()}:
-                (self._news[order.alert.labels],) = annotate([order.alert], self._tracks)
+                (self._changed[order.alert.labels],) = annotate([order.alert], self._tracks)
 
     async def _flush_one(
-        self, order: FlushOrder, program: AgentReport, actor: str, slots: asyncio.Semaphore
+        self, order: FlushOrder, program: AgentReport, actor: str, places: asyncio.Semaphore
     ) -> Sequence[Receipt]:
-        """Flush one program and return its receipts; an error is a receipt, so that it does not prevent other
-        flushes.
-        """
+        """Return the receipts of one program. An error becomes a receipt, so that the other programs are flushed."""
         target = Target(pid=program.pid, uid=order.uid)
         request = FlushRequest(target, order.action.steps, dry_run=order.action.dry_run, by_rule=True)
-        async with slots:
+        async with places:
             try:
                 return (await self._flush(request, actor)).receipts
             except (FlushError, StoreUnavailable) as error:
                 return (blank(program, "refused", str(error), actor, time.time()),)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Future[None]]) -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
 
 def _attempt(entry: AuditEntry) -> tuple[Key, float] | None:
-    """Parse an audit entry; None if it does not name its alert, since it is damaged."""
+    """Return key and time of an attempt to flush; None if the entry is damaged and does not name its alert."""
     try:
         labels = tuple((str(name), str(text)) for name, text in entry.detail["labels"])
         uid = entry.detail.get("uid")

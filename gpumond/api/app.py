@@ -1,4 +1,4 @@
-"""HTTP API: an ASGI application over one DaemonView. It accesses neither the driver, nor /proc, nor the disk."""
+"""The HTTP face: an ASGI application over one View. Nothing here touches the driver, /proc or the disk."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from gpumond.rules import Rule
 from gpumond.store.audit_chain import AuditEntry
 
 DESCRIPTION = (
-    "Attribution of GPU memory, and its release with receipts. Sizes are integers in bytes, times are unix seconds, "
-    "and unknown values are null. Errors are RFC 9457 problem documents."
+    "GPU memory, every byte attributed, and given back with a receipt. Bytes are integers, times unix seconds, "
+    "unknown is null. Errors are RFC 9457 problem documents."
 )
 
 
@@ -53,14 +53,17 @@ class MetricsPage(Protocol):
 
 
 class DaemonView(Protocol):
-    """Interface of the daemon that the HTTP API uses."""
+    """What the HTTP face needs of the daemon."""
 
     started_at: float
     rulebook: RuleRegistry
     events: EventLog
     baselines: BaselineService
-    answers: dict[str, bytes]
-    """Serialized responses for the current frame by route; cleared with each new frame."""
+
+    @property
+    def answers(self) -> dict[str, bytes]:
+        """Encoded answers about the current frame, by route; empty with each new frame."""
+        ...
 
     @property
     def frame(self) -> Frame | None: ...
@@ -83,7 +86,7 @@ Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
 
 def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
-    """Return the application. ``lifespan`` starts and stops the daemon."""
+    """The application; ``lifespan`` starts and stops what the view lives on."""
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:

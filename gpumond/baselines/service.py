@@ -41,6 +41,11 @@ class BaselineService:
         if any(each.complete for each in self._under_way.values()) and (self._saving is None or self._saving.done()):
             self._saving = asyncio.ensure_future(self._save_quietly())
 
+    async def close(self) -> None:
+        """Wait for the baseline that is being written, if any."""
+        if self._saving is not None:
+            await self._saving
+
     def flushed(self, receipt: Receipt) -> None:
         for measuring in self._under_way.values():
             if not measuring.complete:

@@ -68,10 +68,10 @@ def serve(
     ``pace`` is the factor by which diagnosis time is accelerated. ``bound`` is called with the page's address when the
     port accepts connections.
     """
-    bounded = logs.configure(settings.log_format)
+    log_limit = logs.configure(settings.log_format)
     from gpumond.daemon import server
 
-    asyncio.run(server.serve(settings, source, reload, pace, bounded, bound))
+    asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound))
     return DONE
 
 

@@ -1,12 +1,16 @@
-"""uvicorn's HTTP/1.1 protocol with absolute deadlines: uvicorn itself lets a client dribble for ever.
+"""uvicorn's HTTP/1.1 protocol with absolute deadlines, which uvicorn itself lacks.
 
-A request, headers and body, is there within ten seconds of its first byte, whatever comes meanwhile, and an answer is
-taken within thirty. Only the origin form of a target is understood, so that the Host header alone says who is meant.
+A request, headers and body, arrives within ten seconds of its first byte, and an answer is read within thirty; else
+the connection is closed. Only the origin form of a target is accepted, so that the Host header alone names the host.
+
+`HttpProtocol` overrides methods of uvicorn that are not part of its public interface. ``check_contract`` compares them
+at import; pyproject.toml bounds the version.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import time
 from collections.abc import Callable
@@ -14,6 +18,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
+import uvicorn
 from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -23,20 +28,53 @@ RECEIVE_SECONDS = 10.0
 TAKE_SECONDS = 30.0
 MAX_HEAD_BYTES = 32 * 1024
 MAX_REQUEST_BYTES = 1 << 20
-"""As it is sent: with chunks, their extensions and trailers. The body itself is bounded by the application."""
+"""As sent: with chunks, their extensions and trailers. The application bounds the body itself."""
 MAX_PIPELINED = 8
-"""Requests that wait for the answer of the one before. Each is parsed, and so costs some KiB."""
-UNDERSTOOD = "only HTTP/1.0 and 1.1 are understood, and targets that begin with /"
+"""Requests that wait for the answer to the previous one. Each is parsed, and so takes some KiB."""
+UNDERSTOOD = "only HTTP/1.0 and 1.1 are supported, and targets that begin with /"
 
 TOO_LONG = (431, f"the headers are longer than {MAX_HEAD_BYTES} bytes")
 
 
+CONTRACT = {
+    "connection_made": ("transport",),
+    "connection_lost": ("exc",),
+    "data_received": ("data",),
+    "pause_writing": (),
+    "resume_writing": (),
+    "on_message_begin": (),
+    "on_url": ("url",),
+    "on_header": ("name", "value"),
+    "on_headers_complete": (),
+    "on_message_complete": (),
+    "on_response_complete": (),
+    "send_400_response": ("msg",),
+}
+"""The methods that `HttpProtocol` overrides, and their parameters."""
+
+
+def check_contract(protocol: type, version: str) -> None:
+    """Raise ImportError if ``protocol`` lacks a method of ``CONTRACT``, or has it with other parameters."""
+    for name, expected in CONTRACT.items():
+        method = getattr(protocol, name, None)
+        found = tuple(inspect.signature(method).parameters)[1:] if method is not None else None
+        if found != expected:
+            state = "is missing" if found is None else f"takes ({', '.join(found)}), not ({', '.join(expected)})"
+            raise ImportError(
+                f"uvicorn {version}: {protocol.__name__}.{name} {state}; "
+                "install the version of uvicorn that gpumond requires: pip install 'gpumond[daemon]'"
+            )
+
+
+check_contract(HttpToolsProtocol, uvicorn.__version__)
+
+
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. ``admit`` may refuse it by its TLS certificate; ``gone`` hears of its end."""
+    """One connection. ``admit`` may refuse it by its TLS certificate; ``gone`` is called at its end."""
 
     def __init__(
         self,
-        visit: HttpPeer,
+        peer: HttpPeer,
         gone: Callable[[HttpPeer], None],
         rejected: Callable[[str], None],
         admit: Callable[[asyncio.BaseTransport], bool],
@@ -44,7 +82,7 @@ class HttpProtocol(HttpToolsProtocol):
         **uvicorn: Any,
     ) -> None:
         super().__init__(**uvicorn)
-        self._visit, self._gone, self._rejected, self._admit = visit, gone, rejected, admit
+        self._peer, self._gone, self._rejected, self._admit = peer, gone, rejected, admit
         self._receive_seconds = receive_seconds
         self._receiving: asyncio.TimerHandle | None = None
         self._taking: asyncio.TimerHandle | None = None
@@ -55,23 +93,23 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
-        self.transport.set_write_buffer_limits(1, 0)  # the application waits until its last piece is taken
-        self._visit.leave, self._visit.begun = self.transport.abort, self._begun
+        self.transport.set_write_buffer_limits(1, 0)  # the application waits until its last piece is read
+        self._peer.leave, self._peer.begun = self.transport.abort, self._begun
         if not self._admit(transport):
-            self._turn_away("certificate")
+            self._reject("certificate")
             return
-        self._arm(self._receive_seconds - (time.monotonic() - self._visit.since))
+        self._arm(self._receive_seconds - (time.monotonic() - self._peer.since))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self.resume_writing()
-        self._gone(self._visit)
+        self._gone(self._peer)
         super().connection_lost(exc)
-        # No cycles of references: garbage is looked for every ten seconds only, and a flood makes much of it.
+        # Break reference cycles: garbage is collected every ten seconds only, and a flood makes much of it.
         for cycle, _ in self.pipeline:
             cycle.on_response = _nothing
         self.pipeline.clear()
-        self._visit.leave, self._visit.begun = _nothing, bool
+        self._peer.leave, self._peer.begun = _nothing, bool
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -88,7 +126,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refusal = TOO_LONG
             self.send_400_response("")
         elif self._request_bytes > MAX_REQUEST_BYTES:
-            self._turn_away("oversize")
+            self._reject("oversize")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -116,32 +154,32 @@ class HttpProtocol(HttpToolsProtocol):
             self._refusal = (400, UNDERSTOOD)
             raise HttpParserError(UNDERSTOOD)
         if len(self.pipeline) > MAX_PIPELINED:
-            self._turn_away("pipelined")
+            self._reject("pipelined")
             raise HttpParserError("too many requests at once")
-        visit = self._visit
+        peer = self._peer
         self.scope["state"].update(
-            uid=visit.uid, user=visit.user, reserved=visit.reserved, drop=partial(_drop, visit, self._rejected)
+            uid=peer.uid, user=peer.user, reserved=peer.reserved, drop=partial(_drop, peer, self._rejected)
         )
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._disarm()
         self._head_complete, self._request_bytes = False, 0
-        self._visit.turn("serving", time.monotonic())
+        self._peer.turn("serving", time.monotonic())
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         unread = self._receiving is not None and self._head_complete and not self.pipeline
         super().on_response_complete()
         if unread:
-            self.transport.close()  # answered before the body was there: the rest is not read
+            self.transport.close()  # answered before the body had arrived: the rest is not read
         elif not self.pipeline:
-            self._visit.turn("idle" if self._receiving is None else "waiting", time.monotonic())
+            self._peer.turn("idle" if self._receiving is None else "waiting", time.monotonic())
 
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._taking is None:
-            self._taking = self.loop.call_later(TAKE_SECONDS, self._turn_away, "unread")
+            self._taking = self.loop.call_later(TAKE_SECONDS, self._reject, "unread")
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -150,7 +188,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._taking = None
 
     def send_400_response(self, msg: str) -> None:
-        """As a problem document. What is left of the connection is of no use."""
+        """Answer with a problem document, and close the connection."""
         if self.transport.is_closing():
             return
         self._rejected("malformed")
@@ -168,8 +206,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._receiving = self.loop.call_later(seconds, self._too_slow)
 
     def _wait(self) -> None:
-        if self._visit.stage != "waiting":  # who said a little is not behind who said nothing yet
-            self._visit.turn("waiting", time.monotonic())
+        if self._peer.stage != "waiting":  # a partial request does not move behind connections that sent nothing
+            self._peer.turn("waiting", time.monotonic())
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -180,11 +218,11 @@ class HttpProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._receiving = None
         if self._head_complete or not self._answering():
-            self._turn_away("slow")
+            self._reject("slow")
         else:
-            self.cycle.keep_alive = False  # the answer before is not to blame
+            self.cycle.keep_alive = False  # the previous answer is still sent
 
-    def _turn_away(self, reason: str) -> None:
+    def _reject(self, reason: str) -> None:
         self._rejected(reason)
         self.transport.abort()
 
@@ -194,9 +232,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._receiving = None
 
 
-def _drop(visit: HttpPeer, rejected: Callable[[str], None]) -> None:
+def _drop(peer: HttpPeer, rejected: Callable[[str], None]) -> None:
     rejected("unread")
-    visit.leave()
+    peer.leave()
 
 
 def _nothing() -> None:

@@ -1,8 +1,8 @@
-"""Accepts HTTP connections within bounds.
+"""Accepts HTTP connections within limits.
 
-Beyond a bound the newest is accepted, and of the user with most connections the one that has waited longest is closed:
-a client that sends its request is served however many others send none. A connection whose request is being worked on
-is never closed; where a user has only such ones, or all have, some places are left for /metrics and the probes.
+At a limit the new connection is accepted, and the user with most connections loses the one that has waited longest: a
+client that sends its request is served however many others send none. A connection whose request is being answered is
+never closed; if there are only such connections, some places are reserved for /metrics and the probes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 State = Literal["waiting", "idle", "streaming", "serving"]
 LEAVING: tuple[State, ...] = ("idle", "streaming")
-"""In whose place another may come, after those who have not said what they want."""
+"""States in which a connection may be closed for another one, after those that have sent no request."""
 
 HEAD_SECONDS = HANDSHAKE_SECONDS = 10.0
 LISTEN_SECONDS = 0.1
@@ -34,15 +34,15 @@ ACCEPTS = 8
 BACKLOG = 4096
 PAUSE_SECONDS = 0.1
 GRACE_SECONDS = 0.5
-"""For answers that are under way when the door is closed. A stream of events would never end by itself."""
+"""For answers that are being sent when the listener is closed. A stream of events would never end by itself."""
 PEEKED_BYTES = 8192
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(slots=True, eq=False)
 class HttpPeer:
-    """One connection. ``uid`` is the peer's on a Unix socket, where it says who may do what; ``user`` is whom it counts
-    for. ``reserved``: it has one of the places for /metrics and the probes."""
+    """One connection. ``uid`` is the peer's on a Unix socket, where it grants permissions; ``user`` is the one for whom
+    it counts. ``reserved``: it has one of the places for /metrics and the probes."""
 
     user: str
     uid: int | None
@@ -51,7 +51,7 @@ class HttpPeer:
     stage: Literal["waiting", "idle", "serving"] = "waiting"
     leave: Callable[[], object] = field(default=lambda: None)
     begun: Callable[[], bool] = field(default=lambda: False)
-    """Whether its answer has begun."""
+    """Return True if the answer has begun."""
 
     def turn(self, stage: Literal["waiting", "idle", "serving"], now: float) -> None:
         self.stage, self.since = stage, now
@@ -61,13 +61,13 @@ class HttpPeer:
         return "streaming" if self.stage == "serving" and self.begun() else self.stage
 
 
-def first_to_leave(visits: Sequence[HttpPeer]) -> HttpPeer | None:
-    """Who makes room, of visits in the order in which they came; None if all are being served."""
-    waiting = next((visit for visit in visits if visit.stage == "waiting"), None)
+def first_to_leave(peers: Sequence[HttpPeer]) -> HttpPeer | None:
+    """Return the connection to close for a new one; None if all are being served. ``peers`` are in order of arrival."""
+    waiting = next((peer for peer in peers if peer.stage == "waiting"), None)
     if waiting is not None:
         return waiting
-    leaving = [visit for visit in visits if visit.state in LEAVING]
-    return min(leaving, key=lambda visit: (LEAVING.index(visit.state), visit.since), default=None)
+    leaving = [peer for peer in peers if peer.state in LEAVING]
+    return min(leaving, key=lambda peer: (LEAVING.index(peer.state), peer.since), default=None)
 
 
 class HttpListener:
@@ -76,7 +76,7 @@ class HttpListener:
     def __init__(
         self,
         listeners: Sequence[socket.socket],
-        welcome: Callable[[HttpPeer], asyncio.Protocol],
+        protocol: Callable[[HttpPeer], asyncio.Protocol],
         *,
         connections: int,
         per_user: int | None = None,
@@ -86,11 +86,11 @@ class HttpListener:
         clock: Callable[[], float] = time.monotonic,
         owner: Callable[[socket.socket], int | None] = loopback_uid,
     ) -> None:
-        self._listeners, self._welcome, self._tls = listeners, welcome, tls
+        self._listeners, self._protocol, self._tls = listeners, protocol, tls
         self._rejected, self._clock, self._owner = rejected, clock, owner
-        self._visits: Shares[HttpPeer] = Shares(connections, per_user)
+        self._connections: Shares[HttpPeer] = Shares(connections, per_user)
         self._reserved: Shares[HttpPeer] = Shares(reserved)
-        self._welcoming: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def open(self) -> None:
@@ -106,28 +106,30 @@ class HttpListener:
             if listener.fileno() >= 0:
                 self._loop.remove_reader(listener.fileno())
                 listener.close()
-        for task in self._welcoming:
+        for task in self._starting:
             task.cancel()
-        for visit in self._all():
-            if visit.stage == "waiting":
-                visit.leave()
+        for peer in self._peers():
+            if peer.stage == "waiting":
+                peer.leave()
         self._loop.call_later(GRACE_SECONDS, self._clear)
 
     def _clear(self) -> None:
-        for visit in self._all():
-            visit.leave()
+        for peer in self._peers():
+            peer.leave()
 
-    def _all(self) -> list[HttpPeer]:
-        return [v for shares in (self._visits, self._reserved) for user in shares.users() for v in shares.holders(user)]
+    def _peers(self) -> list[HttpPeer]:
+        return [
+            v for shares in (self._connections, self._reserved) for user in shares.users() for v in shares.holders(user)
+        ]
 
     async def wait_closed(self) -> None:
-        await asyncio.gather(*self._welcoming, return_exceptions=True)
+        await asyncio.gather(*self._starting, return_exceptions=True)
 
-    def gone(self, visit: HttpPeer) -> None:
-        self._shares(visit).remove(visit.user, visit)
+    def gone(self, peer: HttpPeer) -> None:
+        self._shares(peer).remove(peer.user, peer)
 
-    def _shares(self, visit: HttpPeer) -> Shares[HttpPeer]:
-        return self._reserved if visit.reserved else self._visits
+    def _shares(self, peer: HttpPeer) -> Shares[HttpPeer]:
+        return self._reserved if peer.reserved else self._connections
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS):
@@ -139,31 +141,29 @@ class HttpListener:
                 if error.errno in EXHAUSTED:
                     self._exhausted(listener, error)
                     return
-                continue  # that one left before it was accepted
+                continue  # the client closed it before it was accepted
             uid = peer_uid(connection) if connection.family == socket.AF_UNIX else None
-            visit = HttpPeer(
-                user_of(uid) if uid is not None else self._user(connection, address[0]), uid, self._clock()
-            )
-            if self._room_for(visit):
-                self._let_in(connection, visit)
+            peer = HttpPeer(user_of(uid) if uid is not None else self._user(connection, address[0]), uid, self._clock())
+            if self._make_room(peer):
+                self._admit(connection, peer)
             else:
                 self._rejected("crowd")
                 connection.close()
 
-    def _room_for(self, visit: HttpPeer) -> bool:
-        visits, reserved = self._visits, self._reserved
-        if visits.admits(visit.user):
+    def _make_room(self, peer: HttpPeer) -> bool:
+        peers, reserved = self._connections, self._reserved
+        if peers.admits(peer.user):
             return True
-        if visits.of(visit.user) >= visits.each:
-            if self._close_one(visits, [visit.user]):
+        if peers.of(peer.user) >= peers.each:
+            if self._close_one(peers, [peer.user]):
                 return True
-        elif self._close_one(visits, visits.users()):
+        elif self._close_one(peers, peers.users()):
             return True
-        visit.reserved = True
-        return reserved.admits(visit.user) or self._close_one(reserved, reserved.users())
+        peer.reserved = True
+        return reserved.admits(peer.user) or self._close_one(reserved, reserved.users())
 
     def _close_one(self, shares: Shares[HttpPeer], users: Sequence[str]) -> bool:
-        """Of the first of these users that has one which may be closed."""
+        """Close a connection of the first of these users that has one which may be closed; False if none has."""
         longest = next((found for user in users if (found := first_to_leave(shares.holders(user)))), None)
         if longest is None:
             return False
@@ -172,28 +172,30 @@ class HttpListener:
         longest.leave()
         return True
 
-    def _let_in(self, connection: socket.socket, visit: HttpPeer) -> None:
+    def _admit(self, connection: socket.socket, peer: HttpPeer) -> None:
         connection.setblocking(False)
-        self._shares(visit).add(visit.user, visit)
-        if visit.uid is None and self._tls() is not None:
-            self._begin(connection, visit)
+        self._shares(peer).add(peer.user, peer)
+        if peer.uid is None and self._tls() is not None:
+            self._start(connection, peer)
             return
-        patience = self._loop.call_later(HEAD_SECONDS, self._too_slow, visit)
-        visit.leave = partial(self._abandon, connection, visit, patience)
-        if not self._listen(connection, visit, patience):
-            self._loop.add_reader(connection.fileno(), self._stirred, connection, visit, patience)
+        timer = self._loop.call_later(HEAD_SECONDS, self._too_slow, peer)
+        peer.leave = partial(self._abandon, connection, peer, timer)
+        if not self._listen(connection, peer, timer):
+            self._loop.add_reader(connection.fileno(), self._readable, connection, peer, timer)
 
-    def _stirred(self, connection: socket.socket, visit: HttpPeer, patience: asyncio.TimerHandle) -> None:
+    def _readable(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
         self._loop.remove_reader(connection.fileno())
-        self._again(connection, visit, patience)
+        self._check_again(connection, peer, timer)
 
-    def _again(self, connection: socket.socket, visit: HttpPeer, patience: asyncio.TimerHandle) -> None:
-        if self._shares(visit).has(visit.user, visit) and not self._listen(connection, visit, patience):
-            self._loop.call_later(LISTEN_SECONDS, self._again, connection, visit, patience)
+    def _check_again(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
+        if self._shares(peer).has(peer.user, peer) and not self._listen(connection, peer, timer):
+            self._loop.call_later(LISTEN_SECONDS, self._check_again, connection, peer, timer)
 
-    def _listen(self, connection: socket.socket, visit: HttpPeer, patience: asyncio.TimerHandle) -> bool:
-        """Whether this is settled: it asks, or has left. Until a whole request's head is there a visit costs nothing
-        but its descriptor, and nearly every client that means to ask has it there at once."""
+    def _listen(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> bool:
+        """Return True if the connection needs no further look: its request's head has arrived, or it was closed.
+
+        Until then it costs nothing but its descriptor; nearly every client sends the whole head at once.
+        """
         try:
             said = connection.recv(PEEKED_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
@@ -201,52 +203,52 @@ class HttpListener:
         except OSError:
             said = b""
         if not said:
-            visit.leave()
+            peer.leave()
             return True
         if b"\r\n\r\n" not in said and len(said) < PEEKED_BYTES:
             return False
-        patience.cancel()
-        visit.stage = "serving"  # or a flood would push it out before it is read
-        self._begin(connection, visit)
+        timer.cancel()
+        peer.stage = "serving"  # else a flood could evict it before it is read
+        self._start(connection, peer)
         return True
 
-    def _too_slow(self, visit: HttpPeer) -> None:
+    def _too_slow(self, peer: HttpPeer) -> None:
         self._rejected("slow")
-        visit.leave()
+        peer.leave()
 
-    def _abandon(self, connection: socket.socket, visit: HttpPeer, patience: asyncio.TimerHandle) -> None:
-        patience.cancel()
-        self.gone(visit)
+    def _abandon(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
+        timer.cancel()
+        self.gone(peer)
         self._loop.remove_reader(connection.fileno())
         connection.close()
 
-    def _begin(self, connection: socket.socket, visit: HttpPeer) -> None:
-        task = self._loop.create_task(self._greet(connection, visit))
-        visit.leave = task.cancel
-        self._welcoming.add(task)
-        task.add_done_callback(self._welcoming.discard)
+    def _start(self, connection: socket.socket, peer: HttpPeer) -> None:
+        task = self._loop.create_task(self._connect(connection, peer))
+        peer.leave = task.cancel
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
 
-    async def _greet(self, connection: socket.socket, visit: HttpPeer) -> None:
-        tls = None if visit.uid is not None else self._tls()
-        patience = HANDSHAKE_SECONDS if tls else None
+    async def _connect(self, connection: socket.socket, peer: HttpPeer) -> None:
+        tls = None if peer.uid is not None else self._tls()
+        seconds = HANDSHAKE_SECONDS if tls else None
         try:
             await self._loop.connect_accepted_socket(
-                lambda: self._welcome(visit), connection, ssl=tls, ssl_handshake_timeout=patience
+                lambda: self._protocol(peer), connection, ssl=tls, ssl_handshake_timeout=seconds
             )
-        except (OSError, ssl.SSLError):  # no TLS, a wrong certificate, too slow, or left
+        except (OSError, ssl.SSLError):  # no TLS, a wrong certificate, too slow, or closed
             self._rejected("handshake")
-            self.gone(visit)
+            self.gone(peer)
             connection.close()
         except asyncio.CancelledError:
-            self.gone(visit)
+            self.gone(peer)
             connection.close()
             raise
 
     def _exhausted(self, listener: socket.socket, error: OSError) -> None:
-        """Without a descriptor nobody can be accepted: make one free, and look again in a moment, not at once."""
+        """Free a descriptor, and accept again after a pause."""
         log.warning("cannot accept connections for a moment: %s", error.strerror)
         self._rejected("descriptors")
-        self._close_one(self._visits, self._visits.users())
+        self._close_one(self._connections, self._connections.users())
         self._loop.remove_reader(listener.fileno())
         self._loop.call_later(PAUSE_SECONDS, self._accept_again, listener)
 

@@ -1,4 +1,4 @@
-"""The HTTP server around a Daemon: its port, its signals, its end."""
+"""The HTTP server of a Daemon: its port, its signals, its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 
 import uvicorn
@@ -22,9 +22,11 @@ from gpumond.config.reloading_file import ReloadingFile
 from gpumond.config.tls import alternative_names
 from gpumond.config.tokens import Token, read_tokens
 from gpumond.config.web import Web
-from gpumond.daemon import Daemon, Load
+from gpumond.daemon import Daemon, Load, make_daemon
+from gpumond.daemon.garbage_collection import CollectionSchedule, only_on_schedule
 from gpumond.daemon.http_protocol import HttpProtocol
 from gpumond.daemon.listener import HttpListener, HttpPeer
+from gpumond.daemon.tasks import background
 from gpumond.errors import ConfigError
 from gpumond.host import systemd
 from gpumond.host.fd_limits import http_connections, http_connections_of_user, raise_limit
@@ -39,52 +41,65 @@ async def serve(
     source: str,
     load: Load | None = None,
     pace: float = 1.0,
-    bounded: RateLimitFilter | None = None,
+    log_limit: RateLimitFilter | None = None,
     bound: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Runs until SIGINT or SIGTERM. Raises ConfigError if port or socket cannot be had.
+    """Serve until SIGINT or SIGTERM. Raises ConfigError if the port or a socket cannot be bound.
 
-    ``bounded``: the log's bounds, whose drops become a metric. ``bound`` is called with the page's address when the
-    port accepts connections; they are answered a moment later.
+    ``log_limit`` counts the log lines that it drops, for a metric. ``bound`` is called with the page's address when the
+    port accepts connections; they are answered a moment later. However this ends, sockets are removed, tasks have
+    ended, and the garbage collector is as before.
     """
     raise_limit()
     web, others = _web(settings), _others(settings)
-    listener = _listen(settings)
-    daemon = Daemon(settings, source, load, pace)
-    if bounded is not None:
-        bounded.dropped = daemon.log_dropped
-    own = settings.runtime_directory()
-    api = bind_api_socket(own, settings.agent_socket_mode())
-    tokens = Tokens(write_token(own), others=others)
-    config = uvicorn.Config(
-        Guard(create_app(daemon, tokens, daemon.running), tokens, _policy(settings, web, daemon.http_rejected)),
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=3,  # for the ends of a thousand connections; each is closed after GRACE_SECONDS
-        timeout_keep_alive=75,  # longer than a scrape interval, so that Prometheus keeps its connection
-    )
-    scheme = "http" if web().tls is None else "https"
-    address = f"{scheme}://{settings.listen}/"
-    listener.listen()
-    bound(address)
-    log.info("serving %s, agents at %s, source %s", address, settings.agent_socket(), source)
-    server = _Server(config, web, daemon.http_rejected)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, server.leave)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.reload_on_signal)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, daemon.release_for_maintenance)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: log.info("SIGUSR2 has no effect"))
-    telling = asyncio.create_task(systemd.keep_alive(lambda: daemon.frame))
-    await server.serve(sockets=[listener, api])
-    telling.cancel()
-    (own / API_SOCKET).unlink(missing_ok=True)
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(_listen(settings))
+        collections = CollectionSchedule()
+        daemon = stack.enter_context(make_daemon(settings, source, load, pace, collections.collect_if_due))
+        if log_limit is not None:
+            log_limit.dropped = daemon.log_dropped
+        own = settings.runtime_directory()
+        api = stack.enter_context(bind_api_socket(own, settings.agent_socket_mode()))
+        stack.callback((own / API_SOCKET).unlink, missing_ok=True)
+        tokens = Tokens(write_token(own), others=others)
+        config = uvicorn.Config(
+            Guard(create_app(daemon, tokens, daemon.running), tokens, _policy(settings, web, daemon.http_rejected)),
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=3,  # for the ends of a thousand connections; each is closed after GRACE_SECONDS
+            timeout_keep_alive=75,  # longer than a scrape interval, so that Prometheus keeps its connection
+        )
+        scheme = "http" if web().tls is None else "https"
+        address = f"{scheme}://{settings.listen}/"
+        listener.listen()
+        bound(address)
+        log.info("serving %s, agents at %s, source %s", address, settings.agent_socket(), source)
+        server = _Server(config, web, daemon.http_rejected)
+        _handle_signals(stack, server, daemon)
+        await stack.enter_async_context(background(systemd.keep_alive(lambda: daemon.frame)))
+        stack.enter_context(only_on_schedule())
+        await server.serve(sockets=[listener, api])
+
+
+def _handle_signals(stack: AsyncExitStack, server: _Server, daemon: Daemon) -> None:
+    handlers: dict[signal.Signals, Callable[[], None]] = {
+        signal.SIGINT: server.stop,
+        signal.SIGTERM: server.stop,
+        signal.SIGHUP: daemon.reload_on_signal,
+        signal.SIGUSR1: daemon.release_on_signal,
+        signal.SIGUSR2: lambda: log.info("SIGUSR2 has no effect"),
+    }
+    loop = asyncio.get_running_loop()
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+        stack.callback(loop.remove_signal_handler, number)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with our door. It raises a signal once more after it has served, which would turn an orderly end into a
-    failure: not this one."""
+    """uvicorn with our listener, without its signal handling: it raises a signal again after it has served, so that an
+    orderly end would look like a failure."""
 
     def __init__(self, config: uvicorn.Config, web: Callable[[], Web], rejected: Callable[[str], None]) -> None:
         super().__init__(config)
@@ -95,26 +110,41 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await self.lifespan.startup()
+        try:
+            await self.lifespan.startup()
+            if not self.lifespan.should_exit:
+                self._open(sockets or [])
+        except BaseException:
+            await self.lifespan.shutdown()
+            raise
         if self.lifespan.should_exit:
-            raise ConfigError("the daemon could not be started; the log says why")
+            raise ConfigError("the daemon could not be started; the log states the reason")
+        self.started = True
+        systemd.notify("READY=1")
+
+    async def main_loop(self) -> None:
+        try:
+            await super().main_loop()
+        except BaseException:
+            await self.shutdown()
+            raise
+
+    def _open(self, sockets: list[socket.socket]) -> None:
         connections = http_connections()
-        door = HttpListener(
-            sockets or [],
-            lambda visit: self._receiving(visit, door.gone),
+        listener = HttpListener(
+            sockets,
+            lambda peer: self._protocol(peer, listener.gone),
             connections=connections,
             per_user=http_connections_of_user(connections),
             tls=self._tls,
             rejected=self._rejected,
         )
-        door.open()
-        self.servers = [door]  # type: ignore[list-item]  # closed as asyncio's own
-        self.started = True
-        systemd.notify("READY=1")
+        listener.open()
+        self.servers = [listener]  # type: ignore[list-item]  # closed as asyncio's own
 
-    def _receiving(self, visit: HttpPeer, gone: Callable[[HttpPeer], None]) -> asyncio.Protocol:
-        uvicorns = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
-        return HttpProtocol(visit, gone, self._rejected, self._admits, **uvicorns)
+    def _protocol(self, peer: HttpPeer, gone: Callable[[HttpPeer], None]) -> asyncio.Protocol:
+        of_uvicorn = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        return HttpProtocol(peer, gone, self._rejected, self._admits, **of_uvicorn)
 
     def _tls(self) -> ssl.SSLContext | None:
         return self._web().tls
@@ -124,23 +154,24 @@ class _Server(uvicorn.Server):
         encrypted = transport.get_extra_info("ssl_object") is not None
         return not (allowed and encrypted) or bool(allowed & alternative_names(transport.get_extra_info("peercert")))
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         systemd.notify("STOPPING=1")
         self.should_exit = True
 
 
 def _web(settings: Settings) -> Callable[[], Web]:
-    """The web configuration as its files have it now. Raises ConfigError if it is wrong at the start."""
-    watched = ReloadingFile(settings.web, lambda web: web.files)
-    return lambda: watched.value
+    """Return a function that reads the web configuration when its files change. Raises ConfigError if it is invalid at
+    the start."""
+    reloading = ReloadingFile(settings.web, lambda web: web.files)
+    return lambda: reloading.value
 
 
 def _others(settings: Settings) -> Callable[[], tuple[Token, ...]]:
     if settings.tokens_file is None:
         return tuple
     path = settings.tokens_file
-    watched = ReloadingFile(partial(read_tokens, path), lambda tokens: (path,))
-    return lambda: watched.value
+    reloading = ReloadingFile(partial(read_tokens, path), lambda tokens: (path,))
+    return lambda: reloading.value
 
 
 def _policy(settings: Settings, web: Callable[[], Web], rejected: Callable[[str], None]) -> Policy:

@@ -55,10 +55,12 @@ class Told:
 
 async def noted(scene: Scene, flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]], says: str) -> str:
     """The alert's annotation once it says so."""
-    consequences = AlertDispatcher(Kept(), Told(), flush, 0.0)
+    dispatcher = AlertDispatcher(Kept(), Told(), flush, 0.0)
     while True:
         snapshot = make_snapshot(reports=tuple(scene.programs))
-        (alert,) = consequences.follow([RULE], [ALERT], snapshot, {})
+        dispatch = dispatcher.decide([RULE], [ALERT], snapshot, {})
+        dispatcher.execute(dispatch)
+        (alert,) = dispatch.alerts
         note = dict(alert.annotations).get(ANNOTATION, "")
         if says in note:
             return note

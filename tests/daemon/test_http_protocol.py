@@ -10,13 +10,14 @@ from contextlib import ExitStack
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpumond.api.auth import Tokens
 from gpumond.api.guard import Guard, Policy
 from gpumond.api.sending import LARGE_PIECE_BYTES, PIECE_BYTES
 from gpumond.api.unsent import MAX_UNSENT_BYTES_OF_USER
 from gpumond.config.web import Web
-from gpumond.daemon.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
+from gpumond.daemon.http_protocol import CONTRACT, MAX_HEAD_BYTES, MAX_PIPELINED, HttpProtocol, check_contract
 from gpumond.daemon.server import _Server
 from tests.running import RunningDaemon, until
 from tests.serving import a_daemon, connect, rejected, say, statuses
@@ -31,6 +32,26 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     yield daemon
     assert daemon.stop() == 0
     assert "Traceback" not in daemon.log.read_text()
+
+
+def test_the_contract_with_uvicorn_lists_every_method_that_is_overridden():
+    check_contract(HttpToolsProtocol, uvicorn.__version__)
+    overridden = {name for name in vars(HttpProtocol) if hasattr(HttpToolsProtocol, name) and name[:2] != "__"}
+    assert overridden == set(CONTRACT)
+
+
+def test_an_incompatible_uvicorn_is_an_import_error_that_names_version_and_method():
+    class Renamed(HttpToolsProtocol):
+        on_url = None  # type: ignore[assignment]
+
+    class Changed(HttpToolsProtocol):
+        def on_header(self, name: bytes, value: bytes, more: bytes) -> None:  # type: ignore[override]
+            pass
+
+    with pytest.raises(ImportError, match=r"uvicorn 9\.1: Renamed\.on_url is missing"):
+        check_contract(Renamed, "9.1")
+    with pytest.raises(ImportError, match=r"Changed\.on_header takes \(name, value, more\), not \(name, value\)"):
+        check_contract(Changed, "9.1")
 
 
 async def large(scope: Scope, receive: Receive, send: Send) -> None:

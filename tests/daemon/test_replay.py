@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.config import Settings
-from gpumond.daemon import Daemon
+from gpumond.daemon import make_daemon
 from gpumond.diagnosis import Diagnosis, diagnose
 from gpumond.engine import EngineState, advance
 from gpumond.history import Point
@@ -42,14 +41,6 @@ def test_the_engine_says_of_each_snapshot_what_the_diagnosis_says_of_its_recordi
 
 
 @pytest.fixture
-def collecting_garbage() -> Iterator[None]:
-    """A daemon in this process leaves it to itself when."""
-    yield
-    gc.enable()
-    gc.unfreeze()
-
-
-@pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory of a simulated device, on which a program with an agent works."""
     monkeypatch.setenv("GPUMOND_SIM_DIR", str(tmp_path / "cards"))
@@ -62,33 +53,25 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     running.wait(20)
 
 
-class Recorded(Daemon):
-    """Keeps all its frames."""
-
-    def __init__(self, settings: Settings, pace: float) -> None:
-        super().__init__(settings, "sim", pace=pace)
-        self.frames: list[Frame] = []
-
-    async def tick(self) -> None:
-        await super().tick()
-        assert self.frame is not None
-        self.frames.append(self.frame)
-
-
-def a_daemon(directory: Path, pace: float, socket: str = "agent.sock") -> Recorded:
-    settings = Settings(socket=directory / socket, state_dir=directory / "state", interval=0.1)
-    return Recorded(settings, pace)
+def settings_of(directory: Path, socket: str = "agent.sock") -> Settings:
+    return Settings(socket=directory / socket, state_dir=directory / "state", interval=0.1)
 
 
 async def recorded(directory: Path) -> list[Frame]:
-    """Every frame of a daemon, until it has had enough to say."""
-    daemon = a_daemon(directory, PACE)
-    end = time.monotonic() + 60
-    async with daemon.running():
-        while len({verdict.kind for frame in daemon.frames for verdict in frame.verdicts}) < 2:
-            assert time.monotonic() < end, "the daemon had nothing to say"
-            await asyncio.sleep(0.05)
-    return daemon.frames
+    """Return every frame of a daemon, until two kinds of verdicts have occurred."""
+    frames: list[Frame] = []
+
+    def record() -> None:
+        assert daemon.frame is not None
+        frames.append(daemon.frame)
+
+    with make_daemon(settings_of(directory), "sim", pace=PACE, between_ticks=record) as daemon:
+        end = time.monotonic() + 60
+        async with daemon.running():
+            while len({verdict.kind for frame in frames for verdict in frame.verdicts}) < 2:
+                assert time.monotonic() < end, "there were too few verdicts"
+                await asyncio.sleep(0.05)
+    return frames
 
 
 def onsets(verdicts: list[tuple[Verdict, ...]]) -> list[set[tuple[str, int | None, str]]]:
@@ -97,7 +80,7 @@ def onsets(verdicts: list[tuple[Verdict, ...]]) -> list[set[tuple[str, int | Non
     return [now - before for before, now in zip([set(), *said], said, strict=False)]
 
 
-def test_a_recording_of_a_running_daemon_brings_the_verdicts_that_it_gave(program: Path, collecting_garbage: None):
+def test_a_recording_of_a_running_daemon_brings_the_verdicts_that_it_gave(program: Path):
     frames = asyncio.run(recorded(program))
     assert [frame.snapshot.seq for frame in frames] == list(range(1, len(frames) + 1))
     recording = [to_json(frame.snapshot) for frame in frames]
@@ -111,20 +94,20 @@ def test_a_recording_of_a_running_daemon_brings_the_verdicts_that_it_gave(progra
     assert any(verdict.pid for verdict in given[-1])
 
 
-def test_what_a_daemon_saw_of_a_device_and_a_program_is_known_to_the_next(program: Path, collecting_garbage: None):
+def test_what_a_daemon_saw_of_a_device_and_a_program_is_known_to_the_next(program: Path):
     async def seen(wanted: int, socket: str) -> dict[int | None, tuple[Point, ...]]:
-        """Blocks of 15 minutes, each of which takes a second here."""
-        daemon = a_daemon(program, 900.0, socket)
+        """Closed blocks of 15 minutes, each of which takes a second here."""
         end = time.monotonic() + 60
-        async with daemon.running():
-            while True:
-                assert time.monotonic() < end, "too little was seen"
-                await asyncio.sleep(0.05)
-                devices = daemon.frame.snapshot.devices if daemon.frame else ()
-                pids = [None, *(process.pid for device in devices for process in device.processes or ())]
-                past = {pid: daemon.history.series(UUID, pid, "used", resolution=900)[:-1] for pid in pids}
-                if len(past) == 2 and min(map(len, past.values())) >= wanted:
-                    return past
+        with make_daemon(settings_of(program, socket), "sim", pace=900.0) as daemon:
+            async with daemon.running():
+                while True:
+                    assert time.monotonic() < end, "too little was seen"
+                    await asyncio.sleep(0.05)
+                    devices = daemon.frame.snapshot.devices if daemon.frame else ()
+                    pids = [None, *(process.pid for device in devices for process in device.processes or ())]
+                    past = {pid: daemon.history.series(UUID, pid, "used", resolution=900)[:-1] for pid in pids}
+                    if len(past) == 2 and min(map(len, past.values())) >= wanted:
+                        return past
 
     before, after = asyncio.run(seen(2, "agent.sock")), asyncio.run(seen(3, "other.sock"))
     for pid, points in before.items():

@@ -1,6 +1,6 @@
 """Programs of other users that send fuzzed frames over the agents' socket, as many as they are told.
 
-    python -m tests.soak.vandals SOCKET UID SEED FRAMES
+    python -m tests.soak.attackers SOCKET UID SEED FRAMES
 
 Each knows by the wire's own decoder which frame of a connection is the first that is wrong, and sends nothing behind
 it, since nobody would read it: every frame that is counted is one that the daemon has to judge. ``wrong`` connections
@@ -137,7 +137,7 @@ class Vandals:
         self._running: Sequence[subprocess.Popen[str]] = [
             subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "tests.soak.vandals", str(path)),
+                    *(sys.executable, "-m", "tests.soak.attackers", str(path)),
                     *(str(FIRST_UID + number if root else os.geteuid()), str(1000 * seed + number)),
                     str(-(-frames // users)),
                 ],

@@ -1,4 +1,4 @@
-"""One life of a daemon in virtual time: `Core` with the real agents' socket, in a process that can be killed.
+"""One life of a daemon in virtual time, with the real agents' socket, in a process that can be killed.
 
     python -m tests.soak.life DIRECTORY SOCKET BEGAN [full]
 
@@ -27,7 +27,8 @@ from gpumond.model.frame import Alert
 from gpumond.model.snapshot import AgentReport, Reading, SourceState
 from gpumond.protocol.messages import from_json
 from gpumond.store.codecs import to_text
-from tests.soak.daemon_parts import Core, Pager
+from tests.soak.daemon_parts import Pager, SimulatedDaemon
+from tests.soak.world import EPOCH
 
 STORE_BYTES = 1 << 20
 HEAR_SECONDS, LOOK_SECONDS = 20.0, 0.001
@@ -53,7 +54,7 @@ class Told:
 
     def __init__(self, began: float, listener: socket.socket) -> None:
         self.dice = Random(began)
-        self.elapsed = self.wall = 0.0
+        self.elapsed, self.wall = 0.0, EPOCH
         self.receiver_down = False
         self.state = SourceState("sim", up=False, responsive=True)
         self._began = began
@@ -107,23 +108,20 @@ async def live(directory: Path, path: Path, began: float, full: bool) -> None:
     listener.bind(str(path))
     listener.listen(128)
     told = Told(began, listener)
-    core = Core(directory, told, STORE_BYTES, began, Loud(told))
+    daemon = SimulatedDaemon(directory, told, STORE_BYTES, began, Loud(told), told.intake)
     lines = asyncio.StreamReader(MAX_LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     fill(full)
-    await core.open()
-    told.intake.serve()
-    say(**opened())
-    while line := await lines.readline():
-        moment = from_json(Moment, line)
-        told.see(moment)
-        fill(moment.disk_full)
-        await asyncio.wait_for(told.all_heard(), HEAR_SECONDS)
-        await core.tick()
-        await core.edit()
+    async with daemon.started():
         say(**opened())
-    told.intake.close()
-    await core.close()
+        while line := await lines.readline():
+            moment = from_json(Moment, line)
+            told.see(moment)
+            fill(moment.disk_full)
+            await asyncio.wait_for(told.all_heard(), HEAR_SECONDS)
+            await daemon.tick()
+            await daemon.edit()
+            say(**opened())
 
 
 if __name__ == "__main__":

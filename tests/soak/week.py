@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import linear_regression, median
 
 from bench.scrape import rss
-from tests.soak.daemon_parts import SCRAPE_SECONDS, Core
+from tests.soak.daemon_parts import SCRAPE_SECONDS, SimulatedDaemon
 from tests.soak.incidents import Oracle, troubles
 from tests.soak.world import TICK_SECONDS, World
 
@@ -44,14 +44,14 @@ class Watch:
         """The first look so late that another one follows it."""
         return next((i for i, day in enumerate(self.days[:-1]) if day * DAY >= seconds), None)
 
-    def look(self, core: Core, ticks: Sequence[float]) -> None:
+    def look(self, daemon: SimulatedDaemon, ticks: Sequence[float]) -> None:
         gc.collect()
-        self.days.append(core.world.elapsed / DAY)
+        self.days.append(daemon.world.elapsed / DAY)
         self.memory.append(rss(os.getpid()))
         self.descriptors.append(len(os.listdir("/proc/self/fd")))
         self.threads.append(threading.active_count())
-        self.store.append(core.store.path.stat().st_size)
-        self.log.append(core.store.path.with_name("gpumond.db-wal").stat().st_size)
+        self.store.append(daemon.store.path.stat().st_size)
+        self.log.append(daemon.store.path.with_name("gpumond.db-wal").stat().st_size)
         self.tick_seconds.append(median(ticks))
 
 
@@ -63,42 +63,41 @@ def live(
     gc.freeze()
     gc.disable()
     try:
-        return asyncio.run(_live(Core(directory, World(seed, churn), store_bytes), days, hard))
+        return asyncio.run(_live(directory, World(seed, churn), store_bytes, days, hard))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         gc.enable()
 
 
-async def _live(core: Core, days: float, most: int) -> dict[str, object]:
-    world, oracle, watch = core.world, Oracle(), Watch()
+async def _live(directory: Path, world: World, store_bytes: int, days: float, most: int) -> dict[str, object]:
+    daemon, oracle, watch = SimulatedDaemon(directory, world, store_bytes), Oracle(), Watch()
     trouble = troubles(world, oracle)
     ticks: list[float] = []
     began = time.monotonic()
-    await core.open()
-    for number in range(int(days * DAY / TICK_SECONDS)):
-        world.turn()
-        oracle.now = world.elapsed
-        next(trouble)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 if world.disk_full else most, most))
-        before = time.perf_counter()
-        tick = await core.tick()
-        ticks.append(time.perf_counter() - before)
-        oracle.see(world.elapsed, tick.raised, tick.resolved)
-        await core.edit()
-        await core.edit()
-        if number % COLLECT_EVERY == 0:
-            gc.collect()
-        if world.elapsed % HOUR < TICK_SECONDS:
-            watch.look(core, ticks)
-            ticks.clear()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    world.receiver_down = world.disk_full = False
-    await asyncio.wait_for(core.settled(), 60)
-    await core.close()
-    return _figures(days, core, oracle, watch) | {"seconds": round(time.monotonic() - began)}
+    async with daemon.started():
+        for number in range(int(days * DAY / TICK_SECONDS)):
+            world.turn()
+            oracle.now = world.elapsed
+            next(trouble)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 if world.disk_full else most, most))
+            before = time.perf_counter()
+            tick = await daemon.tick()
+            ticks.append(time.perf_counter() - before)
+            oracle.see(world.elapsed, tick.raised, tick.resolved)
+            await daemon.edit()
+            await daemon.edit()
+            if number % COLLECT_EVERY == 0:
+                gc.collect()
+            if world.elapsed % HOUR < TICK_SECONDS:
+                watch.look(daemon, ticks)
+                ticks.clear()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        world.receiver_down = world.disk_full = False
+        await asyncio.wait_for(daemon.settled(), 60)
+    return _figures(days, daemon, oracle, watch) | {"seconds": round(time.monotonic() - began)}
 
 
-def _figures(days: float, core: Core, oracle: Oracle, watch: Watch) -> dict[str, object]:
+def _figures(days: float, daemon: SimulatedDaemon, oracle: Oracle, watch: Watch) -> dict[str, object]:
     warm = watch.after(WARM_UP_SECONDS)
     full = watch.after(FULL_SECONDS)
     slope = None if full is None else linear_regression(watch.days[full:], watch.memory[full:]).slope
@@ -108,13 +107,13 @@ def _figures(days: float, core: Core, oracle: Oracle, watch: Watch) -> dict[str,
         "tick_every_s": TICK_SECONDS,
         "scraped_every_s": SCRAPE_SECONDS,
         "ticks": int(days * DAY / TICK_SECONDS),
-        "programs": core.world.programs,
-        "rule_edits": core.edits,
-        "rule_edits_refused_while_the_disk_was_full": core.refused_edits,
+        "programs": daemon.world.programs,
+        "rule_edits": daemon.edits,
+        "rule_edits_refused_while_the_disk_was_full": daemon.refused_edits,
         "alerts_expected": oracle.expected,
         "alerts_not_due_at_the_end": oracle.awaited,
-        "alerts_raised": core.raised["raised"],
-        "alerts_told": core.pager.told["raised"],
+        "alerts_raised": daemon.raised["raised"],
+        "alerts_told": daemon.pager.told["raised"],
         "wrong": oracle.wrong[:20],
         "rss_mib_after_3_hours": round(watch.memory[warm] / 2**20, 1),
         "rss_mib_after_1_day": None if full is None else round(watch.memory[full] / 2**20, 1),
@@ -122,9 +121,9 @@ def _figures(days: float, core: Core, oracle: Oracle, watch: Watch) -> dict[str,
         "rss_mib_a_day_after_the_first": None if slope is None else round(slope / 2**20, 2),
         "descriptors_more": watch.descriptors[-1] - watch.descriptors[warm],
         "threads_more": watch.threads[-1] - watch.threads[warm],
-        "store_bound_mib": core.store.bounds.max_bytes / 2**20,
+        "store_bound_mib": daemon.store.bounds.max_bytes / 2**20,
         "store_mib_at_most": round(max(watch.store) / 2**20, 2),
         "store_log_mib_at_most": round(max(watch.log) / 2**20, 2),
         "tick_p50_ms_first_and_last_hour": [round(1e3 * watch.tick_seconds[i], 2) for i in (warm, -1)],
-        "page_bytes": core.page_bytes,
+        "page_bytes": daemon.page_bytes,
     }

@@ -1,0 +1,107 @@
+"""The edges of a Daemon: everything that does I/O or reads a clock, and the factory of the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpumond.agents.connection import Limits
+from gpumond.agents.server import AgentServer
+from gpumond.alerting.outbox import BACKOFF_SECONDS
+from gpumond.alerting.receivers import Notifier, notifier
+from gpumond.collector.supervisor import Collector
+from gpumond.config import Settings
+from gpumond.host.fd_limits import kept_from_agents
+from gpumond.host.peer_credentials import Identity, in_private_pid_namespace
+from gpumond.host.runtime_directory import bind_agent_socket, remove_agent_socket
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.model.cooperative import Steps
+from gpumond.model.snapshot import AgentReport, ProgramEnd, Reading, SourceState
+from gpumond.protocol.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
+from gpumond.store import Bounds, Store
+
+
+class DeviceReader(Protocol):
+    """The devices; `collector.supervisor.Collector` documents each method."""
+
+    @property
+    def state(self) -> SourceState: ...
+    def start(self) -> None: ...
+    async def read(self, wait: float) -> Reading | None: ...
+    async def release(self, seconds: float) -> bool: ...
+    async def stop(self) -> None: ...
+
+
+class Agents(Protocol):
+    """The connected agents; `agents.server.AgentServer` documents each method."""
+
+    def serve(self) -> None: ...
+    def reporting(self) -> Steps[tuple[AgentReport, ...]]: ...
+    def report(self, identity: Identity) -> AgentReport | None: ...
+    def ends(self) -> tuple[ProgramEnd, ...]: ...
+    def departed(self) -> tuple[AgentReport, ...]: ...
+    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None: ...
+    async def ask(self, identity: Identity, request: AgentRequest) -> AgentResponse | None: ...
+    def flushing(self, identity: Identity) -> bool: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """``wall`` returns unix seconds, ``monotonic`` seconds since any fixed moment."""
+
+    wall: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+
+
+def notifiers(settings: Settings) -> list[Notifier]:
+    return [notifier(each.receiver()) for each in settings.receivers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edges:
+    """``telemetry`` and ``wake`` are here because the collector and the agents report to them."""
+
+    collector: DeviceReader
+    agents: Agents
+    store: Store
+    telemetry: Telemetry
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the next tick is due at once."""
+    clock: Clock = Clock()
+    receivers: Callable[[Settings], Sequence[Notifier]] = notifiers
+    retry_seconds: tuple[float, float] = BACKOFF_SECONDS
+    """The shortest and the longest pause before a notification is sent again."""
+    private_pid_namespace: bool | None = None
+
+
+@contextmanager
+def real_edges(settings: Settings, source: str) -> Iterator[Edges]:
+    """Bind the agents' socket, and remove it at the end. ``source`` names an entry of ``sources.SOURCES``.
+
+    Raises ConfigError if the socket cannot be bound.
+    """
+    telemetry, wake = Telemetry(), asyncio.Event()
+    path = settings.agent_socket()
+    listener = bind_agent_socket(path, settings.agent_socket_mode(), settings.runtime_directory())
+    try:
+        yield Edges(
+            collector=Collector(source, restarted=telemetry.restarted, opened=wake.set),
+            agents=AgentServer(
+                listener,
+                limits=Limits(reserved_descriptors=kept_from_agents()),
+                reported=telemetry.reported,
+                rejected=telemetry.rejected,
+            ),
+            store=Store(settings.store_file(), Bounds(settings.retention)),
+            telemetry=telemetry,
+            wake=wake,
+            private_pid_namespace=in_private_pid_namespace(),
+        )
+    finally:
+        listener.close()
+        remove_agent_socket(path)

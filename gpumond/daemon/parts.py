@@ -1,0 +1,94 @@
+"""The parts of a Daemon that its tick and its requests share."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gpumond.alerting.outbox import Outbox
+from gpumond.api.event_log import EventLog
+from gpumond.baselines.service import BaselineService
+from gpumond.config import Settings
+from gpumond.config.rule_registry import RuleRegistry
+from gpumond.daemon.edges import Edges
+from gpumond.diagnosis import Diagnosis
+from gpumond.engine import EngineState
+from gpumond.engine.preview import PreviewWindow
+from gpumond.flush import Flusher
+from gpumond.host.event_loop import in_slices
+from gpumond.metrics import Compat, Exposition, Form, Page
+from gpumond.metrics.scrape_schedule import ScrapeSchedule
+from gpumond.model.frame import Frame
+from gpumond.model.pools import Receipt
+from gpumond.model.snapshot import Reading
+
+FLUSH_READ_SECONDS = 2.0
+
+
+class CurrentFrame:
+    """The frame that every reader gets, and its metrics pages."""
+
+    def __init__(self, edges: Edges, settings: Settings) -> None:
+        self.frame: Frame | None = None
+        self.answers: dict[str, bytes] = {}
+        """Encoded answers of the API about this frame, by route."""
+        self.exposition = Exposition(edges.telemetry, settings.compat)
+        self._clock = edges.clock
+        self._scrapes: ScrapeSchedule[Form] = ScrapeSchedule()
+        self._rendering = asyncio.Lock()
+
+    async def write_pages(self, frame: Frame, interval: float) -> dict[Form, Page]:
+        """Return the pages that will probably be requested within ``interval`` seconds."""
+        expected = tuple(self._scrapes.expected(self._clock.monotonic(), interval))
+        return {form: await in_slices(self.exposition.writing(frame, form)) for form in expected}
+
+    def swap(self, frame: Frame, pages: dict[Form, Page]) -> None:
+        """Make ``frame`` the current one. ``pages`` show no annotation of an alert, so they may precede these."""
+        self.frame, self.answers = frame, {}
+        self.exposition.show(frame, pages)
+
+    async def metrics(self, accept: str, compat: Compat | None = None) -> Page:
+        form = Form.of(accept, compat)
+        self._scrapes.asked(form, self._clock.monotonic())
+        if page := self.exposition.written(self.frame, form):
+            return page
+        async with self._rendering:
+            return await in_slices(self.exposition.rendering(self.frame, form))
+
+
+class Parts:
+    """``settings`` are replaced by a reload; ``state`` is the engine's, replaced by each tick."""
+
+    def __init__(self, settings: Settings, edges: Edges, pace: float) -> None:
+        self.settings, self.edges = settings, edges
+        self.telemetry, self.store = edges.telemetry, edges.store
+        self.started_at, self.began = edges.clock.wall(), edges.clock.monotonic()
+        self.state = EngineState(diagnosis=Diagnosis(pace))
+        self.current = CurrentFrame(edges, settings)
+        names = settings.receiver_names()
+        self.rulebook = RuleRegistry(settings.built_in_rules(), settings.own_rules(), self.store, names)
+        self.baselines = BaselineService(self.store)
+        self.events = EventLog(self.started_at)
+        self.preview_window = PreviewWindow()
+        self.outbox = Outbox(
+            edges.receivers(settings),
+            self.store,
+            self.telemetry,
+            wants=self._receives,
+            backoff_seconds=edges.retry_seconds,
+        )
+        self.flusher = Flusher(
+            edges.agents, self._read_driver, done=self._flushed, cooldown_seconds=settings.flush_cooldown
+        )
+
+    def _receives(self, receiver: str, rule: str) -> bool:
+        """An alert of a rule whose receivers are all unknown is sent to every receiver."""
+        named = next((each.receivers for each in self.rulebook.rules if each.name == rule), ())
+        return receiver in named or not set(named) & set(self.settings.receiver_names())
+
+    async def _read_driver(self) -> Reading | None:
+        return await self.edges.collector.read(wait=FLUSH_READ_SECONDS)
+
+    def _flushed(self, receipt: Receipt) -> None:
+        self.telemetry.flushed(receipt)
+        self.events.flushed(receipt)
+        self.baselines.flushed(receipt)

@@ -1,0 +1,167 @@
+"""Requests that change something, of people, programs, rules and signals. Each is audited and logged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from hashlib import sha256
+from operator import attrgetter
+from typing import Any
+
+from gpumond.agents.commands import AgentCommands
+from gpumond.config import RELOADED, Settings
+from gpumond.daemon.parts import Parts
+from gpumond.errors import ConfigError, FlushError, StoreUnavailable
+from gpumond.flush import FlushOutcome, FlushRequest
+from gpumond.model.pools import Receipt
+from gpumond.model.units import human
+from gpumond.protocol.messages import AgentResponse, Asked
+from gpumond.store import Bounds
+from gpumond.store.codecs import to_text
+
+log = logging.getLogger(__name__)
+
+RELEASE_SECONDS = 120.0
+"""The duration of a release that a signal requests."""
+AUDITED_PIDS = 100
+"""The most pids that the audit entry of a flush names."""
+
+Load = Callable[[], Settings]
+
+
+class Requests:
+    """``load`` reads the configuration again, for ``reload``; without it a reload raises ConfigError."""
+
+    def __init__(self, parts: Parts, load: Load | None) -> None:
+        self._parts, self._load = parts, load
+        self._commands = AgentCommands(parts.edges.agents, parts.store.audit, self._note)
+        self._of_signals: set[asyncio.Future[None]] = set()
+
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+        """Flush, with an audit entry before and after. Raises FlushError, StoreUnavailable."""
+        parts = self._parts
+        kind = "plan" if request.dry_run else "forced flush" if request.force else "flush"
+        description = f"{kind} of {request.target}, steps {','.join(request.steps)}, by {requested_by}"
+        if not request.dry_run:
+            detail = {"target": str(request.target), "steps": request.steps}
+            forced = {"force": True} if request.force else {}
+            await parts.store.audit(requested_by, "flush.request", detail | forced)
+        try:
+            outcome = await parts.flusher.flush(request, requested_by)
+        except FlushError as error:
+            log.info("%s: refused: %s", description, error)
+            if not request.dry_run:
+                await self._note(requested_by, "flush.refused", str(error))
+            raise
+        except asyncio.CancelledError:
+            log.info("%s: interrupted: the daemon stops", description)
+            if not request.dry_run:
+                reason = f"the daemon stopped before the flush of {request.target} ended"
+                await self._note(requested_by, "flush.interrupted", reason)
+            raise
+        counts = Counter(map(_outcome, outcome.receipts))
+        results = ", ".join(f"{count} {name}" for name, count in counts.items())
+        returned = "" if request.dry_run else f"; {human(outcome.released_bytes)} released"
+        log.info("%s: %s%s", description, results, returned)
+        if not request.dry_run:
+            await self._note(requested_by, "flush.receipts", _proof(outcome), outcome.receipts)
+        parts.edges.wake.set()  # the next frame shows the effect of the flush
+        return outcome
+
+    async def ask(
+        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
+    ) -> AgentResponse | None:
+        """Ask the agent of one program; None if it does not answer in time. Raises NoSuchTarget, StoreUnavailable."""
+        return await self._commands.ask(pid, kind, limit_bytes, device, requested_by)
+
+    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+        """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""
+        await self._parts.store.audit(requested_by, "release", {"for_seconds": seconds})
+        return await self._release(seconds, requested_by)
+
+    def release_on_signal(self) -> None:
+        """SIGUSR1, for driver upgrade hooks that cannot use HTTP. Works without the store."""
+        self._start(self._release_quietly())
+
+    async def reload(self, requested_by: str) -> str:
+        """Return a sentence about the effect. Raises ConfigError; the previous configuration then remains."""
+        parts = self._parts
+        try:
+            if self._load is None:
+                raise ConfigError("this daemon was started without a configuration that could be read again")
+            settings = await asyncio.to_thread(self._load)
+        except ConfigError as error:
+            log.error("the configuration is invalid, the previous one remains: %s", error)
+            raise
+        later = parts.settings.differs(settings)
+        parts.settings = parts.settings.model_copy(update={name: getattr(settings, name) for name in RELOADED})
+        parts.rulebook.configure(settings.built_in_rules(), settings.own_rules(), settings.receiver_names())
+        parts.current.exposition.also = settings.compat
+        parts.flusher.cooldown_seconds = settings.flush_cooldown
+        parts.store.bounds = Bounds(settings.retention)
+        await parts.outbox.configure(parts.edges.receivers(settings))
+        effect = f"reloaded; {len(parts.rulebook.rules)} rules" + (
+            f"; needs a restart: {', '.join(later)}" if later else ""
+        )
+        log.info("configuration %s, by %s", effect, requested_by)
+        try:
+            await parts.store.audit(requested_by, "reload", {"rules": len(settings.rules), "needs_restart": later})
+        except StoreUnavailable as error:
+            log.error("a reload is not in the audit: %s", error)
+        return effect
+
+    def reload_on_signal(self) -> None:
+        """SIGHUP."""
+        self._start(self._reload_quietly())
+
+    async def close(self) -> None:
+        """Cancel the requests of signals, and wait for their end."""
+        for task in self._of_signals:
+            task.cancel()
+        await asyncio.gather(*self._of_signals, return_exceptions=True)
+
+    async def _reload_quietly(self) -> None:
+        try:
+            await self.reload("SIGHUP")
+        except ConfigError:
+            pass  # reload has logged it
+
+    async def _release_quietly(self) -> None:
+        await self._release(RELEASE_SECONDS, "SIGUSR1")
+
+    async def _release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+        log.info("driver released for %g s by %s", seconds, requested_by)
+        until = self._parts.edges.clock.wall() + seconds
+        return until, await self._parts.edges.collector.release(seconds)
+
+    async def _note(self, actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
+        """Audit what has already happened. A store that cannot be written has logged that, and fails nothing here."""
+        try:
+            await self._parts.store.audit(actor, action, detail)
+            await self._parts.store.add_receipts(receipts)
+        except StoreUnavailable:
+            pass
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._of_signals.add(task)
+        task.add_done_callback(self._of_signals.discard)
+
+
+_outcome = attrgetter("outcome")
+
+
+def _proof(outcome: FlushOutcome) -> dict[str, Any]:
+    """Return the audit's detail of a flush: totals, and the SHA-256 of the receipts as the store keeps them, one a
+    line."""
+    text = "".join(f"{to_text(receipt)}\n" for receipt in outcome.receipts)
+    return {
+        "id": outcome.id,
+        "released_bytes": outcome.released_bytes,
+        "receipts": len(outcome.receipts),
+        "outcomes": dict(Counter(receipt.outcome for receipt in outcome.receipts)),
+        "pids": sorted({receipt.pid for receipt in outcome.receipts})[:AUDITED_PIDS],
+        "sha256": sha256(text.encode()).hexdigest(),
+    }

@@ -1,0 +1,28 @@
+"""Background tasks that end with the block in which they run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+CANCEL_SECONDS = 1.0
+"""The pause before a task that has not ended is cancelled again."""
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run ``work`` as a task; at the end of the block it is cancelled and awaited. An error of it is logged."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        while not task.done():  # `asyncio.wait_for` of Python 3.11 can swallow a cancellation
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_SECONDS)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("a background task failed", exc_info=error)

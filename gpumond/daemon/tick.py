@@ -1,0 +1,123 @@
+"""One tick: read, conclude, show, then act. It runs once per interval."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from gpumond.alerting.dispatcher import AlertDispatcher
+from gpumond.daemon.parts import Parts
+from gpumond.engine import Tick, advancing, observing
+from gpumond.host.event_loop import in_slices
+from gpumond.model.snapshot import Reading, Snapshot
+from gpumond.store.history import HistoryPersistence
+
+log = logging.getLogger(__name__)
+
+READ_SHARE = 0.8
+"""The share of an interval that a tick waits for a reading."""
+
+
+class Ticker:
+    """``between_ticks`` is called after each tick, when the event loop has run other tasks."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        dispatcher: AlertDispatcher,
+        history: HistoryPersistence,
+        between_ticks: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._parts, self._dispatcher, self._history = parts, dispatcher, history
+        self._between_ticks = between_ticks
+
+    async def tick(self) -> Tick:
+        """Carry out one tick. The frame is swapped before anybody is notified or flushed."""
+        parts, interval = self._parts, self._parts.settings.interval
+        reading = await parts.edges.collector.read(wait=READ_SHARE * interval)
+        with parts.telemetry.tick_duration.time():
+            snapshot = await self._observe(reading)
+            rules = parts.rulebook.rules
+            tick = await in_slices(advancing(parts.state, rules, snapshot))
+            pages = await parts.current.write_pages(tick.frame, interval)
+
+            # No other task runs from here to `execute`: it carries out what the frame shows.
+            dispatch = self._dispatcher.decide(
+                rules, tick.frame.alerts, snapshot, tick.memory.activities, tick.resolved
+            )
+            parts.state = tick.memory
+            parts.current.swap(replace(tick.frame, alerts=dispatch.alerts), pages)
+            self._dispatcher.execute(dispatch)
+
+            await self._record(tick)
+        await in_slices(parts.preview_window.adding(tick.frame))
+        self._history.turn(tick.memory.diagnosis.history, snapshot.elapsed_seconds)
+        parts.telemetry.faults(snapshot.faults, complete=reading is not None)
+        parts.telemetry.store_writable.set(parts.store.writable)
+        return tick
+
+    async def _observe(self, reading: Reading | None) -> Snapshot:
+        """Return the facts of this tick."""
+        parts, edges = self._parts, self._parts.edges
+        previous = parts.current.frame
+        reports = await in_slices(edges.agents.reporting())
+        return await in_slices(
+            observing(
+                previous.snapshot if previous else None,
+                edges.collector.state,
+                reading,
+                reports,
+                taken_at=edges.clock.wall(),
+                elapsed_seconds=edges.clock.monotonic() - parts.began,
+                store_writable=edges.store.writable,
+                faults=edges.store.faults(),
+                private_pid_namespace=edges.private_pid_namespace,
+                ends=edges.agents.ends(),
+            )
+        )
+
+    async def _record(self, tick: Tick) -> None:
+        """Pass the frame to baselines, telemetry and events."""
+        parts, snapshot = self._parts, tick.frame.snapshot
+        parts.baselines.see(tick.frame)
+        parts.telemetry.workloads.connected(report.workload for report in snapshot.reports if report.uses_device)
+        await asyncio.sleep(0)
+        departed = parts.edges.agents.departed()
+        parts.telemetry.happened(parts.events.follow(tick.frame, tick.raised, tick.resolved, departed))
+
+    async def run_forever(self) -> None:
+        """Tick on a monotonic schedule. A tick that comes too late is skipped and counted, never queued."""
+        parts = self._parts
+        due = time.monotonic()
+        while True:
+            parts.edges.wake.clear()
+            try:
+                if parts.store.writable and not parts.rulebook.loaded:
+                    await self.load_rules()
+                await self.tick()
+            except Exception:
+                log.exception("a tick failed; the previous frame remains")
+            await asyncio.sleep(0)
+            self._between_ticks()
+            interval = parts.settings.interval
+            due += interval
+            late = time.monotonic() - due
+            if late > 0:
+                skipped = int(late // interval) + 1
+                parts.telemetry.ticks_skipped.inc(skipped)
+                due += skipped * interval
+            try:
+                await asyncio.wait_for(parts.edges.wake.wait(), max(0.0, due - time.monotonic()))
+                due = time.monotonic()
+            except asyncio.TimeoutError:
+                pass
+
+    async def load_rules(self) -> None:
+        """Load the rules of the store. Logs each rule that is left out; raises StoreUnavailable."""
+        left_out = await self._parts.rulebook.load()
+        self._parts.store.left_out("rules", len(left_out))
+        for problem in left_out:
+            log.error("a rule of the store is left out: %s", problem)

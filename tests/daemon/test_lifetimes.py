@@ -1,0 +1,269 @@
+"""The beginning and the end of a daemon: every part is closed whichever one fails, and nothing of it remains."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumond.alerting.dispatcher import AlertDispatcher
+from gpumond.config import Settings
+from gpumond.daemon import Daemon
+from gpumond.daemon.edges import Edges
+from gpumond.daemon.server import serve
+from gpumond.daemon.tasks import background
+from gpumond.flush import FlushRequest
+from gpumond.host.peer_credentials import Identity
+from gpumond.metrics.telemetry import Telemetry
+from gpumond.model.cooperative import Steps
+from gpumond.model.frame import Alert
+from gpumond.model.snapshot import AgentReport
+from gpumond.protocol.messages import FlushCommand, FlushResult
+from gpumond.rules.config import RuleConfig
+from gpumond.store import Store
+from gpumond.testing import GIB, make_pool, make_report
+from tests.soak.daemon_parts import SimulatedAgents, SimulatedCollector
+from tests.soak.world import World
+
+pytestmark = pytest.mark.timeout(60)
+
+FULL = RuleConfig.model_validate({"name": "full", "scope": "device", "value": "used_bytes", "above": 1})
+FLUSHING = RuleConfig.model_validate(
+    {
+        "name": "release",
+        "scope": "device",
+        "value": "used_bytes",
+        "above": 1,
+        "action": {"flush": {"min_reclaimable": "1MiB"}, "cooldown": "1h"},
+    }
+)
+
+
+class SilentAgent(SimulatedAgents):
+    """One agent that never answers a flush. ``asked`` is set when it is asked."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.asked = asyncio.Event()
+        self.closed = False
+
+    def reports(self) -> tuple[AgentReport, ...]:
+        return (make_report(4242, (make_pool("GPU-0", live=GIB, cached=GIB),)),)
+
+    def reporting(self) -> Steps[tuple[AgentReport, ...]]:
+        yield
+        return self.reports()
+
+    def report(self, identity: Identity) -> AgentReport | None:
+        return self.reports()[0]
+
+    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
+        self.asked.set()
+        await asyncio.Event().wait()
+        return None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FailingCollector(SimulatedCollector):
+    def start(self) -> None:
+        raise OSError("no process can be started")
+
+    async def stop(self) -> None:
+        raise OSError("no process can be stopped")
+
+
+def edges_of(directory: Path, world: World) -> Edges:
+    return Edges(
+        collector=SimulatedCollector(world),
+        agents=SilentAgent(world),
+        store=Store(directory / "gpumond.db"),
+        telemetry=Telemetry(),
+    )
+
+
+def others() -> set[asyncio.Task[object]]:
+    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+
+
+def test_every_part_is_closed_when_the_collector_neither_starts_nor_stops(tmp_path: Path):
+    async def run() -> None:
+        world = World()
+        edges = replace(edges_of(tmp_path, world), collector=FailingCollector(world))
+        with pytest.raises(OSError, match="can be stopped") as raised:
+            async with Daemon(Settings(), edges).running():
+                raise AssertionError("the collector has not started")
+        assert "can be started" in str(raised.value.__context__)
+        assert not others()
+
+    asyncio.run(run())
+
+
+def test_agents_and_store_are_closed_when_only_the_stop_of_the_collector_fails(tmp_path: Path):
+    class Unstoppable(SimulatedCollector):
+        async def stop(self) -> None:
+            raise OSError("no process can be stopped")
+
+    async def run() -> None:
+        world = World()
+        edges = replace(edges_of(tmp_path, world), collector=Unstoppable(world))
+        with pytest.raises(OSError, match="can be stopped"):
+            async with Daemon(Settings(interval=0.1), edges).running():
+                pass
+        assert isinstance(edges.agents, SilentAgent)
+        assert edges.agents.closed
+        assert not others()
+
+    asyncio.run(run())
+
+
+def test_a_flush_of_a_rule_that_the_end_interrupts_is_in_the_audit(tmp_path: Path):
+    async def run() -> list[tuple[str, str]]:
+        edges = edges_of(tmp_path, World())
+        async with Daemon(Settings(interval=0.1, rules=[FLUSHING]), edges).running():
+            assert isinstance(edges.agents, SilentAgent)
+            await edges.agents.asked.wait()
+        assert not others()
+        store = Store(tmp_path / "gpumond.db")
+        await store.open()
+        entries = await store.audit_entries()
+        await store.close()
+        return [(entry.actor, entry.action) for entry in entries]
+
+    entries = asyncio.run(run())
+    actions = ("action", "flush.request", "flush.interrupted")
+    assert entries == [("rule:release", action) for action in actions]
+
+
+def test_a_receiver_is_notified_after_the_frame_was_swapped(tmp_path: Path):
+    seen: list[tuple[str, ...]] = []
+
+    class Receiver:
+        name, resend_seconds = "receiver", None
+
+        async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
+            assert daemon.frame is not None
+            seen.append(tuple(alert.rule for alert in daemon.frame.alerts if alert in raised))
+
+    async def run() -> None:
+        nonlocal daemon
+        # A page is due in each tick and takes several slices, during which a receiver could be notified.
+        edges = replace(edges_of(tmp_path, World()), receivers=lambda settings: [Receiver()])
+        daemon = Daemon(Settings(interval=1.0, rules=[FULL]), edges)
+        async with daemon.started():
+            await daemon.tick()
+            while not seen:
+                await asyncio.sleep(0)
+
+    daemon: Daemon
+    asyncio.run(run())
+    assert "full" in seen[0]
+
+
+def test_the_frame_shows_what_is_dispatched_and_nothing_is_dispatched_before(tmp_path: Path):
+    """`decide` alone has no effect: neither a notice nor a flush."""
+
+    class Outbox:
+        def put(self, alerts: object, news: object) -> list[object]:
+            raise AssertionError("nobody is notified yet")
+
+    async def flush(request: FlushRequest, requested_by: str) -> object:
+        raise AssertionError("nothing is flushed yet")
+
+    async def run() -> None:
+        world = World()
+        world.turn()
+        daemon = Daemon(Settings(rules=[FLUSHING]), edges_of(tmp_path, world))
+        tick = await daemon.tick()
+        store = Store(tmp_path / "other.db")
+        dispatcher = AlertDispatcher(store, Outbox(), flush, 0.0)  # type: ignore[arg-type]
+        rules, frame = daemon.rulebook.rules, tick.frame
+        dispatch = dispatcher.decide(rules, frame.alerts, frame.snapshot, tick.memory.activities)
+        await asyncio.sleep(0)
+        assert [order.alert.rule for order in dispatch.orders]
+        assert dispatcher.decide(rules, frame.alerts, frame.snapshot, tick.memory.activities) == dispatch
+        await store.close()
+        async with daemon.started():
+            pass
+
+    asyncio.run(run())
+
+
+def settings_of(directory: Path) -> Settings:
+    return Settings(listen="127.0.0.1:0", socket=directory / "agent.sock", state_dir=directory / "state", interval=0.1)
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GPUMOND_SIM_DIR", str(tmp_path / "devices"))
+    return tmp_path
+
+
+async def failing(directory: Path) -> None:
+    def bound(address: str) -> None:
+        raise OSError("the caller has failed")
+
+    with pytest.raises(OSError, match="the caller"):
+        await serve(settings_of(directory), "sim", bound=bound)
+
+
+async def cancelled(directory: Path) -> None:
+    task = asyncio.create_task(serve(settings_of(directory), "sim"))
+    await served(directory)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def stopped(directory: Path) -> None:
+    task = asyncio.create_task(serve(settings_of(directory), "sim"))
+    await served(directory)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await task
+
+
+async def served(directory: Path) -> None:
+    while gc.isenabled() or not (directory / "state" / "gpumond.db").exists():
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("end", [failing, cancelled, stopped])
+def test_serve_leaves_no_socket_no_task_and_the_garbage_collector_as_before(
+    directory: Path, end: Callable[[Path], Awaitable[None]]
+):
+    async def run() -> None:
+        await end(directory)
+        assert not others()
+
+    frozen = gc.get_freeze_count()
+    asyncio.run(run())
+    assert list(directory.glob("*.sock")) == []
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen
+
+
+def test_a_background_task_that_swallows_a_cancellation_is_cancelled_again():
+    cancellations = 0
+
+    async def stubborn() -> None:
+        nonlocal cancellations
+        while cancellations < 2:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancellations += 1
+
+    async def run() -> None:
+        async with background(stubborn()):
+            await asyncio.sleep(0)
+        assert not others()
+
+    asyncio.run(run())
+    assert cancellations == 2
