@@ -25,8 +25,8 @@ def main() -> None:
             figures[f"{name} {engine}"] = {"refused": done.stderr.strip()[-300:]}
             continue
         account = json.loads(done.stdout)
-        told = {key: account.get(key) for key in ("outcome", "takes", "peak_held_bytes", "lives")}
-        figures[f"{name} {engine}"] = {**told, "left_mib": (used() - before) // MIB}
+        fields = {key: account.get(key) for key in ("outcome", "takes", "peak_held_bytes", "lives")}
+        figures[f"{name} {engine}"] = {**fields, "left_mib": (used() - before) // MIB}
     publish("gpu_load", figures)
 
 

@@ -11,7 +11,7 @@ from bench.many_agents import Program, Voice
 from gpumond.agent.transport import Transport
 from gpumond.agent.wakeup import identity
 from gpumond.model.pools import PoolUsage, Reclaimable
-from gpumond.model.program import Program as Told, StepUsage
+from gpumond.model.program import Program as ReportedProgram, StepUsage
 from gpumond.protocol.messages import Hello, Report, encode
 from tests.fakenvml import GIB, MIB, machine
 
@@ -165,4 +165,4 @@ def _report(device_uuid: str, share: int, turn: int) -> Report:
         device_frees=100,
     )
     steps = StepUsage(1000 + turn, 9.5, 0.0, live, stranded, 0)
-    return Report("allow", ("torch 2.13.0",), (pool,), Told(step=steps))
+    return Report("allow", ("torch 2.13.0",), (pool,), ReportedProgram(step=steps))

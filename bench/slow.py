@@ -133,9 +133,9 @@ def measure(directory: Path, sources: int) -> dict[str, object]:
             same += scrapes(daemon, "127.0.0.1", 0.5)
             other += scrapes(daemon, "127.0.0.77", 0.5)
             memory = max(memory, sum(map(rss, family)))
-        told = flood.communicate()[0]
+        counts = flood.communicate()[0]
         return {
-            "flood": dict(pair.split("=") for pair in told.split()),
+            "flood": dict(pair.split("=") for pair in counts.split()),
             "scrapes_before": spread(quiet),
             "scrapes_from_the_floods_address" if sources == 1 else "scrapes_from_127.0.0.1": spread(same),
             "scrapes_from_another_address": spread(other),

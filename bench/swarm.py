@@ -34,7 +34,7 @@ REPORTS = "gpumond_agent_reports_total"
 
 
 class Crowd:
-    """The agents' processes, and what they are told to say."""
+    """The agents' processes, and what they report."""
 
     def __init__(self, socket: Path, agents: int) -> None:
         command = [sys.executable, "-S", "-m", "bench.many_agents", str(socket), str(agents), str(AGENTS_OF_A_USER)]
@@ -122,8 +122,8 @@ def probing(daemon: RunningDaemon, seconds: float) -> Iterator[dict[str, object]
     probe = subprocess.Popen(["nice", "-n", "-10", *command], stdout=subprocess.PIPE, text=True)
     found: dict[str, object] = {}
     yield found
-    told = json.loads(probe.communicate()[0])
-    found |= {**spread(told["seconds"]), "failed": told["failed"]}
+    counts = json.loads(probe.communicate()[0])
+    found |= {**spread(counts["seconds"]), "failed": counts["failed"]}
 
 
 def steady(directory: Path, library: Path, agents: int, rates: Sequence[float]) -> dict[str, object]:
@@ -169,18 +169,18 @@ def rate(daemon: Started, crowd: Crowd, hz: float) -> dict[str, object]:
     used = daemon.cpu() - before
     with probing(daemon, SECONDS - 1) as ingest:
         scraped(daemon, SECONDS)
-    told = crowd.end()
+    counts = crowd.end()
     time.sleep(TICKS_SECONDS)
     counters = daemon.counters()
     heard = counters.pop(REPORTS) - reports - int(ingest["n"])  # type: ignore[call-overload]
     return {
         "cpu_share_of_a_core": round(used / SECONDS, 3),
         "ingest": ingest,
-        "reports_sent": told["reports"] - told["replaced"],
+        "reports_sent": counts["reports"] - counts["replaced"],
         "reports_heard": int(heard),
         "agents_known": daemon.agents(),
         **counters,
-        "crowd": told,
+        "crowd": counts,
     }
 
 
@@ -221,19 +221,19 @@ def storm(directory: Path, library: Path, agents: int) -> dict[str, object]:
             started = daemon.cpu()
             time.sleep(15)
             used = daemon.cpu() - started
-            told = crowd.end()
+            counts = crowd.end()
             return {
                 "agents_before": known,
                 "stopped_after_s": round(gone_at - stopped_at, 2),
                 "ready_after_s": round(ready_at - stopped_at, 2),
-                "all_back_after_s": round(told["last_connected_at"] - stopped_at, 2),
+                "all_back_after_s": round(counts["last_connected_at"] - stopped_at, 2),
                 "cpu_share_of_a_core_for_15_s": round(used / 15, 3),
                 "agents_after": daemon.agents(),
                 "rss_mib": daemon.rss_mib(),
                 "descriptors": len(os.listdir(f"/proc/{daemon.process.pid}/fd")),
                 "log_of_descriptors": daemon.log.read_text().count("Too many open files"),
                 **daemon.counters(),
-                "crowd": told,
+                "crowd": counts,
             }
         finally:
             daemon.stop()
@@ -260,9 +260,9 @@ def flood(directory: Path, library: Path) -> dict[str, object]:
             honest = crowd.end()
             used, memory = daemon.cpu() - before, daemon.rss_mib() - memory
             series = daemon.series()
-            told = json.loads(flood.communicate()[0])
+            counts = json.loads(flood.communicate()[0])
             return {
-                "flood": told,
+                "flood": counts,
                 "honest": honest,
                 "ingest_of_another_user": ingest,
                 "scrapes": spread(scrapes),

@@ -42,7 +42,7 @@ class Journal(Protocol):
     """Persistent queue and knowledge of receivers; both methods may raise StoreUnavailable."""
 
     async def undelivered(self, receivers: Iterable[str]) -> tuple[list[Notice], list[tuple[str, Alert]]]: ...
-    async def delivered(self, notices: Sequence[Notice], told: bool) -> None: ...
+    async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None: ...
 
 
 class Counts(Protocol):
@@ -87,13 +87,13 @@ class Outbox:
             del self._queues[name]
             self._workers.pop(name).cancel()
         try:
-            notices, told = await self._journal.undelivered(given)
+            notices, known = await self._journal.undelivered(given)
         except StoreUnavailable:
-            notices, told = [], []
+            notices, known = [], []
         for name in self._queues:
             self._queues[name].use(given[name])
         new = {name: self._make_queue(given[name]) for name in given if name not in self._queues}
-        for receiver, alert in told:
+        for receiver, alert in known:
             if receiver in new:
                 new[receiver].add_known(alert)
         for notice in notices:
@@ -209,7 +209,7 @@ class ReceiverQueue:
             except Rejected as error:
                 self._failed(error.reason, f"{error}; it is not sent again")
                 self._sent_now()
-                await self._done(batch, told=False)
+                await self._done(batch, accepted=False)
                 continue
             except Retry as error:
                 after, text = error.after_seconds, str(error)
@@ -259,7 +259,7 @@ class ReceiverQueue:
             self._counts.notified(self._notifier.name)
         if due:
             self._sent_now()
-        await self._done(batch, told=True)
+        await self._done(batch, accepted=True)
 
     def _sent_now(self) -> None:
         self._resend_at = time.monotonic() + (self._notifier.resend_seconds or 0.0)
@@ -276,22 +276,22 @@ class ReceiverQueue:
         self._resolved = {labels: (alert, until) for labels, (alert, until) in self._resolved.items() if until > now}
         return {labels: alert for labels, (alert, _) in self._resolved.items() if labels not in other}
 
-    async def _done(self, batch: Sequence[Notice], told: bool) -> None:
-        """Remove the batch from the queue; ``told`` if its receiver accepted it."""
+    async def _done(self, batch: Sequence[Notice], accepted: bool) -> None:
+        """Remove the batch from the queue; ``accepted`` if its receiver accepted it."""
         for notice in batch:
             self._queue.popleft()
             labels = notice.alert.labels
             if notice.kind == "raised":
                 self._resolved.pop(labels, None)
-                if told:
+                if accepted:
                     self._known[labels] = notice.alert
-            elif self._known.pop(labels, None) and told and self._notifier.resend_seconds is not None:
+            elif self._known.pop(labels, None) and accepted and self._notifier.resend_seconds is not None:
                 self._resolved[labels] = (notice.alert, time.monotonic() + self._keep_resolved)
         if len(self._queue) < self._limit // 2:
             self._full = False
         if batch:
             try:
-                await self._journal.delivered(batch, told)
+                await self._journal.delivered(batch, accepted)
             except StoreUnavailable:
                 pass  # the store logs it; after a crash now, the notification is sent twice
 

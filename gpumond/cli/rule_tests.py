@@ -168,8 +168,8 @@ def _met(expected: Sequence[ExpectedAlert], alerts: Sequence[Alert]) -> bool:
     left = list(alerts)
     for wanted in expected:
         for alert in left:
-            told = wanted.exp_annotations is None or wanted.exp_annotations == dict(alert.annotations)
-            if told and wanted.exp_labels == _own_labels(alert):
+            described = wanted.exp_annotations is None or wanted.exp_annotations == dict(alert.annotations)
+            if described and wanted.exp_labels == _own_labels(alert):
                 left.remove(alert)
                 break
         else:

@@ -235,8 +235,8 @@ class Store:
 
         return await self._run(delete)
 
-    async def delivered(self, notices: Sequence[Notice], told: bool) -> None:
-        """Remove notifications from the queue; if ``told``, their receiver has accepted them."""
+    async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
+        """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""
 
         def deliver(db: sqlite3.Connection) -> None:
             for each in notices:
@@ -244,7 +244,7 @@ class Store:
                 key = (each.receiver, canonical(each.alert.labels))
                 if each.kind == "resolved":
                     db.execute("DELETE FROM told WHERE receiver = ? AND labels = ?", key)
-                elif told:
+                elif accepted:
                     db.execute("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", (*key, codecs.to_text(each.alert)))
 
         await self._run(deliver)
@@ -264,10 +264,10 @@ class Store:
                 db.execute("SELECT receiver, alert FROM told").fetchall(),
             )
 
-        notices, told = await self._run(load)
+        notices, known = await self._run(load)
         return (
             self._rows.read("notices", notices, decode.notice),
-            self._rows.read("told", told, lambda receiver, body: (text(receiver), decode.alert(body))),
+            self._rows.read("told", known, lambda receiver, body: (text(receiver), decode.alert(body))),
         )
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:

@@ -106,9 +106,9 @@ def test_the_stream_contains_the_programs_events(daemon: RunningDaemon, tmp_path
         while not any(line.startswith("data:") and '"flush"' in line for line in lines):
             lines.append(stream.readline().decode().rstrip("\n"))
         connection.close()
-        told = json.loads(lines[-1].removeprefix("data: "))
-        assert (told["pid"], dict(told["details"])["outcome"]) == (process.pid, "freed")
-        assert f"id: {told['id']}" in lines
+        event = json.loads(lines[-1].removeprefix("data: "))
+        assert (event["pid"], dict(event["details"])["outcome"]) == (process.pid, "freed")
+        assert f"id: {event['id']}" in lines
         again = http.client.HTTPConnection(address, timeout=30)
         again.request("GET", "/api/v1/events", headers={"Last-Event-ID": str(came["id"] - 1)})
         missed = again.getresponse()
@@ -148,5 +148,5 @@ def test_a_snapshot_is_written_by_the_program_for_its_own_user(daemon: RunningDa
         assert path.parent == tmp_path / "state" / "gpumond" / "snapshots"
         assert (path.stat().st_size, path.stat().st_mode & 0o777) == (dump["size_bytes"], 0o600)
         status, problem = post(daemon, f"/api/v1/agents/{process.pid}/snapshot")
-        assert (status, "a moment ago" in problem["detail"]) == (409, True)
+        assert (status, "at most one snapshot in" in problem["detail"]) == (409, True)
         finished(process)

@@ -51,10 +51,10 @@ def test_two_hundred_agents_lose_no_report(nvml_library: Path):
     with agents(nvml_library, 200) as (crowd, driver, place):
         daemon = Started(place, driver)
         try:
-            told = crowd.speak(hz=3, seconds=4)
-            assert (told["connected"], told["replaced"]) == (200, 0)
-            assert told["reports"] >= 200 * 3
-            until(lambda: daemon.value(REPORTS) == told["reports"])
+            counts = crowd.speak(hz=3, seconds=4)
+            assert (counts["connected"], counts["replaced"]) == (200, 0)
+            assert counts["reports"] >= 200 * 3
+            until(lambda: daemon.value(REPORTS) == counts["reports"])
             until(lambda: daemon.agents() == 200)
             assert refused(daemon) == {}
         finally:
@@ -71,8 +71,8 @@ def test_three_hundred_agents_are_back_after_a_restart(nvml_library: Path):
         daemon = Started(place, driver)
         try:
             until(lambda: daemon.agents() == 300)
-            told = crowd.end()
-            assert told["connected"] == told["connections"] == 300
+            counts = crowd.end()
+            assert counts["connected"] == counts["connections"] == 300
             assert refused(daemon) == {}
             assert "Too many open files" not in daemon.log.read_text()
         finally:
@@ -90,11 +90,11 @@ def test_a_user_who_floods_costs_another_nothing(nvml_library: Path):
                 until(lambda: refused(daemon).get("rate"))
                 honest = crowd.speak(hz=2, seconds=4)
                 seen = daemon.series()
-                told = json.loads(flood.communicate()[0])
+                counts = json.loads(flood.communicate()[0])
             assert (honest["connected"], honest["connections"], honest["replaced"]) == (20, 0, 0)
             trains = {labels: value for (name, labels), value in seen.items() if name == "gpumond_agents"}
             assert sum(value for labels, value in trains.items() if "train" in dict(labels)["workload"]) == 20
-            assert told["names"] > 10_000
+            assert counts["names"] > 10_000
             assert len(seen) < MAX_SERIES
             assert refused(daemon)["crowd"] > 0
             assert len(daemon.log.read_text().splitlines()) < 300

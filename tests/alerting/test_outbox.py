@@ -50,7 +50,7 @@ class NoJournal:
     async def undelivered(self, receivers: object) -> tuple[list[Notice], list[tuple[str, Alert]]]:
         raise StoreUnavailable("no")
 
-    async def delivered(self, notices: Sequence[Notice], told: bool) -> None:
+    async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
         raise StoreUnavailable("no")
 
 

@@ -46,7 +46,7 @@ class Kept:
         return asyncio.sleep(0)
 
 
-class Told:
+class SilentOutbox:
     """An outbox that sends nothing."""
 
     def put(self, alerts: Iterable[Alert], news: Mapping[Labels, Alert]) -> list[Notice]:
@@ -55,7 +55,7 @@ class Told:
 
 async def noted(scene: Scene, flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]], says: str) -> str:
     """The alert's annotation once it says so."""
-    dispatcher = AlertDispatcher(Kept(), Told(), flush, 0.0)
+    dispatcher = AlertDispatcher(Kept(), SilentOutbox(), flush, 0.0)
     while True:
         snapshot = make_snapshot(reports=tuple(scene.programs))
         dispatch = dispatcher.decide([RULE], [ALERT], snapshot, {})

@@ -110,7 +110,12 @@ def test_a_plan_a_flush_a_refusal_and_a_forced_flush_differ_in_log_and_audit(dem
     (first, *_) = until(lambda: demo.flush(**training, plan=plan["id"])[1].get("receipts"))
     assert first["planned"] == plan["receipts"][0]["expected"]
 
+    def reclaimable() -> int:
+        (agent,) = (agent for agent in demo.get("agents") if agent["workload"] == "training")
+        return sum(pool["reclaimable"]["likely"] for pool in agent["pools"])
+
     def refusal() -> object:
+        until(reclaimable)  # a flush without effect starts no cooldown
         status, problem, headers = demo.flush(**training)
         return headers["Retry-After"] if (status, "--force" in str(problem)) == (429, True) else None
 

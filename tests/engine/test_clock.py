@@ -18,7 +18,7 @@ from gpumond.testing import GIB, make_device, make_fault, make_pool, make_proces
 
 DAY = 86400.0
 JUMP_AT, END = 900, 1800
-Told = list[tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]]
+Timeline = list[tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]]
 """Second; alerts that began and that ended with it; active verdicts."""
 
 
@@ -37,15 +37,15 @@ def at(second: int, elapsed: float, taken_at: float) -> Snapshot:
     return make_snapshot(device, **fields)
 
 
-def story(wall: Callable[[int], float], monotonic: Callable[[int], float] = float) -> Told:
+def story(wall: Callable[[int], float], monotonic: Callable[[int], float] = float) -> Timeline:
     """Return the conclusions at the second in which they change, for any clock."""
-    memory, told = EngineState(), Told()
+    memory, timeline = EngineState(), Timeline()
     for second in range(0, END, 5):
         tick = advance(memory, BUILT_IN, at(second, monotonic(second), 1e9 + wall(second)))
         memory = tick.memory
         raised, resolved = (tuple(alert.rule for alert in alerts) for alerts in (tick.raised, tick.resolved))
-        told.append((second, raised, resolved, tuple(verdict.kind for verdict in tick.frame.verdicts)))
-    return told
+        timeline.append((second, raised, resolved, tuple(verdict.kind for verdict in tick.frame.verdicts)))
+    return timeline
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_daemon_stopped_for_an_hour_continues_its_alerts_and_ends_expired_ones()
     def hour_later(second: int) -> float:
         return second + (3600.0 if second >= JUMP_AT else 0.0)
 
-    told = story(hour_later, hour_later)
-    before = [(second, raised, resolved) for second, raised, resolved, _ in told if second < JUMP_AT]
+    timeline = story(hour_later, hour_later)
+    before = [(second, raised, resolved) for second, raised, resolved, _ in timeline if second < JUMP_AT]
     assert before == [(s, r, o) for s, r, o, _ in story(float) if s < JUMP_AT]
-    (first, *rest) = [(raised, resolved) for second, raised, resolved, _ in told if second >= JUMP_AT]
+    (first, *rest) = [(raised, resolved) for second, raised, resolved, _ in timeline if second >= JUMP_AT]
     assert first == ((), ("out-of-memory",))
     assert [raised for raised, _ in rest if raised] == [("device-lost",), ("out-of-memory",)]
     assert [resolved for _, resolved in rest if resolved] == [("device-nearly-full",), ("device-lost",)]

@@ -68,8 +68,8 @@ def test_the_api_s_reference_unfolds_and_asks_nobody_else(browser: Browser, demo
     with looking(browser, demo, PHONE, color_scheme=scheme) as sight:
         sight.page.get_by_role("link", name="API").click()
         sight.page.get_by_text("Flush programs and return receipts").click()
-        sight.page.get_by_role("link", name="FlushAnswer").first.click()
-        sight.page.locator("#type-FlushAnswer").get_by_text("released_bytes").wait_for()
+        sight.page.get_by_role("link", name="FlushOutcome").first.click()
+        sight.page.locator("#type-FlushOutcome").get_by_text("released_bytes").wait_for()
         assert sight.fits()
         sight.page.evaluate(AXE.read_text())
         assert sight.page.evaluate(CHECK) == []

@@ -215,8 +215,8 @@ def test_private_files_of_the_daemon_are_in_no_shared_directory():
                 assert "GPUMOND_RUNTIME_DIR" not in service.get("environment", {})
     pod = manifest("kubernetes/daemonset.yaml")["spec"]["template"]["spec"]
     (daemon,), (giver,) = pod["containers"], pod["initContainers"]
-    told = {entry["name"]: entry.get("value") for entry in daemon["env"]}
-    assert (told["GPUMOND_RUNTIME_DIR"], told["GPUMOND_URL"]) == (image, f"unix://{image}/api.sock")
+    variables = {entry["name"]: entry.get("value") for entry in daemon["env"]}
+    assert (variables["GPUMOND_RUNTIME_DIR"], variables["GPUMOND_URL"]) == (image, f"unix://{image}/api.sock")
     (volume,) = [entry["name"] for entry in daemon["volumeMounts"] if entry["mountPath"] == "/tmp"]
     assert volume not in {entry["name"] for entry in giver["volumeMounts"]}
     (kind,) = [entry for entry in pod["volumes"] if entry["name"] == volume]

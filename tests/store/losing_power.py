@@ -35,7 +35,7 @@ class Edit:
 
 
 @dataclass
-class Told:
+class EditLog:
     """What the daemon was asked to do and has acknowledged, and the one edit that it may have under way."""
 
     acknowledged: list[Edit] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Told:
 
 
 def edits(number: int) -> list[Edit]:
-    """So many; each is of a rule that can be told from all others, and none removes what is not there."""
+    """Return ``number`` edits, each of a different rule; none removes a rule that does not exist."""
     dice, known, made = Random(1), set[str](), list[Edit]()
     for count in range(number):
         name = f"rule-{dice.randrange(RULE_NAMES)}"
@@ -113,7 +113,7 @@ def _edit(daemon: RunningDaemon, log: Log, todo: Iterable[Edit]) -> None:
 
 def losses(events: Sequence[Event], points: int, seed: int = 1) -> list[str]:
     """What was lost, at so many moments: half of them right after an acknowledgement, half anywhere."""
-    dice, disk, told = Random(seed), Disk(), Told()
+    dice, disk, edit_log = Random(seed), Disk(), EditLog()
     after = [at for at, event in enumerate(events) if event.data == b"acknowledged" and event.kind == "m"]
     moments = [dice.choice(after) for _ in range(points // 2)]
     moments += [dice.randrange(len(events)) for _ in range(points - len(moments))]
@@ -122,14 +122,14 @@ def losses(events: Sequence[Event], points: int, seed: int = 1) -> list[str]:
         for event in events[done : moment + 1]:
             disk.see(event)
             if event.kind == "m":
-                told.see(event.data.decode())
+                edit_log.see(event.data.decode())
         done = moment + 1
-        if wrong := _wrong(disk.after_power_loss(dice), told):
-            lost.append(f"after {len(told.acknowledged)} acknowledged, event {moment}: {wrong}")
+        if wrong := _wrong(disk.after_power_loss(dice), edit_log):
+            lost.append(f"after {len(edit_log.acknowledged)} acknowledged, event {moment}: {wrong}")
     return lost
 
 
-def _wrong(files: dict[str, bytes], told: Told) -> str:
+def _wrong(files: dict[str, bytes], edit_log: EditLog) -> str:
     """What is wrong with a store of these files; nothing if it holds all that was acknowledged and nothing else."""
     with TemporaryDirectory() as directory:
         state = Path(directory) / "state"
@@ -142,7 +142,7 @@ def _wrong(files: dict[str, bytes], told: Told) -> str:
             return "; ".join(faults or problems)
         if (integrity := _integrity(path)) != "ok":
             return integrity
-    if kept not in [_holding(made) for made in told.possible()]:
+    if kept not in [_holding(made) for made in edit_log.possible()]:
         return f"{len(kept[0])} rules and {len(kept[1])} audit entries, which is not what was acknowledged"
     return ""
 

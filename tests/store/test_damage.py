@@ -52,14 +52,14 @@ async def fill(store: Store) -> None:
         alert = replace(ALERT, labels=(("alertname", f"full-{number}"),))
         notices = [Notice("log", number, "raised", alert), Notice("log", 10 + number, "raised", alert)]
         await store.keep([KeptAlert((), alert, 5.0)] * 3, notices, [over("a")])
-        await store.delivered(notices[1:], told=True)
+        await store.delivered(notices[1:], accepted=True)
         await store.add_receipts([replace(RECEIPT, started_at=time.time())])
         await store.put_baseline("before", Baseline(name, None, 1.0, 10.0, 10.0, True, ()))
     series = Coarse("GPU-a", None, None, 1.0, ((None,) * 5,) * len(TIERS), ())
     await store.keep_history([series] * 3)
 
 
-class Told:
+class SilentOutbox:
     def put(self, alerts: object, news: object) -> list[Notice]:
         return []
 
@@ -79,7 +79,7 @@ async def start(store: Store) -> dict[str, int]:
         except StoreUnavailable:
             found[name] = 0
 
-    consequences = AlertDispatcher(store, Told(), flush, 0.0)
+    consequences = AlertDispatcher(store, SilentOutbox(), flush, 0.0)
     await read("activities", consequences.resume)
     history = History()
     await HistoryPersistence(store).restore(history)

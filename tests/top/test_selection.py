@@ -154,10 +154,8 @@ def test_the_keys_name_it_where_there_is_a_choice_and_fit(count: int, offered: b
     with playing(three(count)) as played:
 
         async def act(top: Top, pilot: Pilot[None]) -> None:
-            await until(pilot, top, lambda seen: "alpha" in seen)
-            await pilot.pause(0.2)
+            await until(pilot, top, lambda seen: "alpha" in seen and "Quit" in seen.splitlines()[-1])
             assert ("←→ GPU" in lines(top)[-1]) == offered
-            assert "Quit" in lines(top)[-1]
 
         on_screen(played, act, (80, 24))
 
