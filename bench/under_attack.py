@@ -131,6 +131,10 @@ class Honest:
             "flushes_by_the_rule": sum(agents.flushes() for agents in self.acted),
             "series_missing": self.counts["series_missing"],
             "scrapes": spread(self.seconds) if self.seconds else None,
+            "slowest_scrapes": [
+                {"number": number, "ms": round(1000 * seconds, 1)}
+                for seconds, number in sorted(((each, at) for at, each in enumerate(self.seconds)), reverse=True)[:10]
+            ],
             "scrapes_failed": self.counts["scrapes_failed"],
         }
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from gpumond.errors import ProtocolError
 from gpumond.host.peer_credentials import Identity
+from gpumond.model.claims import MAX_REPORTED_POOLS, bounded
 from gpumond.model.program import SCOPES
 from gpumond.model.snapshot import AgentReport
 from gpumond.protocol.messages import AgentResponse, FlushResult, Hello, Report, clean
@@ -94,8 +95,10 @@ class AgentConnection:
         return self.report
 
     def set_report(self, report: Report, digest: bytes = b"") -> None:
-        """Set the newest report. Raises ProtocolError."""
+        """Set the newest report, with at most ``MAX_REPORTED_POOLS`` pools and their sums. Raises ProtocolError."""
         check_report(report)
+        if len(report.pools) > MAX_REPORTED_POOLS:
+            report = replace(report, pools=bounded(report.pools, most=MAX_REPORTED_POOLS))
         self.report, self.unread, self._read = report, b"", digest
 
     def left(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Request
@@ -13,6 +14,9 @@ from gpumond.api.auth import bearer, require_rules, user
 from gpumond.api.problems import problem, responses
 from gpumond.config.rule_registry import RuleEntry, RuleRegistry
 from gpumond.engine.preview import Preview
+from gpumond.host.event_loop import in_slices
+from gpumond.model.cooperative import Steps
+from gpumond.model.frame import Alert
 from gpumond.rules import ended
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import RuleConfig, written
@@ -28,6 +32,9 @@ PREVIEW = Preview(examples.TAKEN_AT - 3600, examples.TAKEN_AT, 30.0, 120, (ended
 ENTRIES = TypeAdapter(list[RuleEntry])
 ONE = TypeAdapter(RuleEntry)
 PREVIEWED = TypeAdapter(Preview)
+FIRED = TypeAdapter(tuple[Alert, ...])
+ALERTS_AT_ONCE = 8
+"""Alerts that are encoded in one step: a preview may have thousands."""
 
 IfMatch = Annotated[str | None, Header(description="The expected ETag of the rule; 412 if it has changed.")]
 
@@ -53,6 +60,15 @@ def _tag(if_match: str | None) -> str | None:
 def _entry(entry: RuleEntry, status: int = 200) -> Response:
     headers = {"ETag": f'"{entry.etag}"', "Location": f"/api/v1/rules/{entry.name}"}
     return Response(ONE.dump_json(entry), status, headers, media_type="application/json")
+
+
+def _encoding(preview: Preview) -> Steps[bytes]:
+    encoded = PREVIEWED.dump_json(dataclasses.replace(preview, fired=()))
+    alerts: list[bytes] = []
+    for start in range(0, len(preview.fired), ALERTS_AT_ONCE):
+        yield
+        alerts.append(FIRED.dump_json(preview.fired[start : start + ALERTS_AT_ONCE])[1:-1])
+    return encoded.removesuffix(b"]}") + b",".join(alerts) + b"]}"
 
 
 CHANGES = [Depends(bearer)]
@@ -125,4 +141,4 @@ async def preview(request: Request, body: RuleConfig) -> Response:
         seen: Preview = await request.app.state.view.preview(body.rule())
     finally:
         previews.remove(who, this)
-    return Response(PREVIEWED.dump_json(seen), media_type="application/json")
+    return Response(await in_slices(_encoding(seen)), media_type="application/json")

@@ -31,7 +31,7 @@ from gpumond.store.history import HistoryPersistence
 STORE_SECONDS = 2.0
 """The time that the end of a daemon waits for a disk that hangs."""
 
-PREVIEW_SHARE = 0.5
+PREVIEW_SHARE = 0.25
 """The share of the time that the computation of a preview may use."""
 
 

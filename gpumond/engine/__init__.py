@@ -13,7 +13,7 @@ from gpumond.diagnosis import Diagnosis, diagnosing
 from gpumond.diagnosis.idle import watched
 from gpumond.engine.attribution import attributing
 from gpumond.model.claims import checking, complete_lists
-from gpumond.model.cooperative import Steps, synchronous
+from gpumond.model.cooperative import Steps, collecting, synchronous
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.snapshot import (
     MISSED_LIMIT,
@@ -28,7 +28,7 @@ from gpumond.model.snapshot import (
 )
 from gpumond.rules import Activities, Rule, Scope, Subjects, ended, located, stepping
 from gpumond.rules.restore import Awaited, hold
-from gpumond.rules.scopes import RuleContext, departure, hidden, subjects
+from gpumond.rules.scopes import Existing, RuleContext, departure, existing, hidden, subjects
 from gpumond.rules.verdicts import NOTHING, standing
 from gpumond.rules.window import RuleWindow, remembering
 
@@ -136,13 +136,11 @@ def judging(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verd
         seen = {rule.name: present[rule.scope] for rule in rules}
         on_verdicts = frozenset(rule.name for rule in rules if rule.value in NOTHING)
         activities, awaited = hold(awaited, memory.activities, activities, seen, on_verdicts, elapsed)
-    alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
-    return Tick(
-        EngineState(activities, recent, awaited, memory.diagnosis),
-        Frame(snapshot, ledger, tuple(verdicts), alerts),
-        raised=tuple(_began(memory.activities, activities)),
-        resolved=tuple(_resolved(_began(activities, memory.activities), rules, snapshot)),
-    )
+    alerts = yield from collecting(activity.alert for active in activities.values() for activity in active.values())
+    raised = yield from collecting(_began(memory.activities, activities))
+    resolved = yield from collecting(_resolved(_began(activities, memory.activities), rules, snapshot))
+    state = EngineState(activities, recent, awaited, memory.diagnosis)
+    return Tick(state, Frame(snapshot, ledger, tuple(verdicts), alerts), raised, resolved)
 
 
 judge = synchronous(judging)
@@ -161,10 +159,11 @@ def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) ->
 
 def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
     """Yield the alerts as resolved. The text of an alert whose subject has ended says so."""
-    scopes = {rule.name: rule.scope for rule in rules}
+    scopes: dict[str, Scope] = {rule.name: rule.scope for rule in rules}
+    now: Existing | None = None
     for alert in alerts:
-        scope = scopes.get(alert.rule)
-        reason = departure(scope, dict(alert.labels), snapshot) if scope is not None else ""
+        now, scope = now or existing(snapshot), scopes.get(alert.rule)
+        reason = departure(scope, dict(alert.labels), now) if scope is not None else ""
         yield ended(alert, snapshot.taken_at, reason)
 
 

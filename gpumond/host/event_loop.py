@@ -7,7 +7,7 @@ import time
 
 from gpumond.model.cooperative import Steps, T
 
-SLICE_SECONDS = 0.002
+SLICE_SECONDS = 0.001
 """The longest that such work occupies the event loop at once, apart from the step that exceeds it."""
 
 

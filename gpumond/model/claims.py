@@ -16,6 +16,8 @@ from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, Snapshot
 
 MAX_POOLS = 32
 """Most pools of one agent that are kept; the others are summed for each device."""
+MAX_REPORTED_POOLS = 64
+"""Most pools of one message that are kept: eight allocators on eight devices."""
 OTHER = "other"
 """Allocator name of that sum."""
 
@@ -163,22 +165,24 @@ def outermost(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
     )
 
 
-def bounded(pools: tuple[PoolUsage, ...], devices: Collection[str]) -> tuple[PoolUsage, ...]:
-    """Return at most ``MAX_POOLS`` pools and, for each of these devices, the sum of the others.
+def bounded(
+    pools: tuple[PoolUsage, ...], devices: Collection[str] | None = None, most: int = MAX_POOLS
+) -> tuple[PoolUsage, ...]:
+    """Return at most ``most`` pools and, for each of these devices, the sum of the others.
 
     Pools inside others are dropped first, since their bytes are counted in the outer pool. Pools on other devices
-    are not summed.
+    are not summed. Without ``devices`` there are sums for at most ``most`` of those that the pools name.
     """
-    if len(pools) <= MAX_POOLS:
+    if len(pools) <= most:
         return pools
     outer = outermost(pools)
-    kept = [pool for pool in outer if pool.allocator != OTHER][:MAX_POOLS]
+    kept = [pool for pool in outer if pool.allocator != OTHER][:most]
     own = set(map(id, kept))
     rest: dict[str, list[PoolUsage]] = {}
     for pool in outer:
-        if id(pool) not in own and pool.device_uuid in devices:
+        if id(pool) not in own and (devices is None or pool.device_uuid in devices):
             rest.setdefault(pool.device_uuid, []).append(pool)
-    return (*kept, *(_sum(uuid, some) for uuid, some in rest.items()))
+    return (*kept, *(_sum(uuid, rest[uuid]) for uuid in list(rest)[: most if devices is None else None]))
 
 
 def _sum(uuid: str, pools: list[PoolUsage]) -> PoolUsage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -11,6 +11,16 @@ P = ParamSpec("P")
 
 Steps = Generator[None, None, T]
 """A computation that yields after each step and returns its result."""
+
+
+def collecting(values: Iterable[T], at_once: int = 64) -> Steps[tuple[T, ...]]:
+    """Return all values as a tuple; a step ends after ``at_once`` of them."""
+    collected: list[T] = []
+    for value in values:
+        if len(collected) % at_once == 0:
+            yield
+        collected.append(value)
+    return tuple(collected)
 
 
 def run_to_end(work: Steps[T]) -> T:

@@ -44,7 +44,7 @@ from gpumond.metrics import MAX_SERIES, Exposition, Form
 from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.metrics.workloads import MAX_WORKLOADS
-from gpumond.model.claims import MAX_POOLS
+from gpumond.model.claims import MAX_POOLS, MAX_REPORTED_POOLS
 from gpumond.model.program import SCOPES
 from gpumond.model.units import seconds
 from gpumond.protocol.messages import MAX_MESSAGE_BYTES
@@ -270,6 +270,7 @@ STATED = {
     "a report's age; silence": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
     "messages and bytes of one uid": f"{LIMITS.frames_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
     "pools of one agent": f"{MAX_POOLS}",
+    "pools of one message": f"{MAX_REPORTED_POOLS}",
     "scopes of one program": f"{SCOPES} names",
     "commands that an agent carries out": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",
     "flushes of one program": f"one each {COOLDOWN_SECONDS:g} s",

@@ -58,7 +58,7 @@ def test_a_rule_made_over_http_fires_is_kept_and_is_in_the_audit(start: Callable
     until(lambda: "nobody" in firing(again))
     assert "rule.create" in again.run("audit").stdout
     verified = again.run("audit", "verify", "--state-dir", state)
-    assert (verified.returncode, "whole" in verified.stdout) == (0, True)
+    assert (verified.returncode, "intact" in verified.stdout) == (0, True)
 
 
 def test_alerts_that_are_over_are_known_after_a_crash(

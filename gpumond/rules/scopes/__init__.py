@@ -6,6 +6,7 @@ An unknown value is None: a rule on it neither fires nor resolves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gpumond.model.snapshot import MISSED_LIMIT, Snapshot
@@ -18,7 +19,7 @@ from gpumond.rules.scopes.process import processes
 from gpumond.rules.scopes.workload import workloads
 from gpumond.rules.window import RuleWindow, unlisted
 
-__all__ = ["RuleContext", "departure", "hidden", "subjects"]
+__all__ = ["Existing", "RuleContext", "departure", "existing", "hidden", "subjects"]
 
 _SCOPES: Mapping[Scope, Callable[[RuleContext], Subjects[Any]]] = {
     "device": devices,
@@ -44,18 +45,32 @@ def hidden(snapshot: Snapshot, recent: RuleWindow) -> Hidden:
     )
 
 
-def departure(scope: Scope, labels: Mapping[str, str], snapshot: Snapshot) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Existing:
+    """The subjects that a snapshot contains, as their alerts' labels name them."""
+
+    pids: frozenset[str]
+    workloads: frozenset[tuple[str, str]]
+    """(uid, workload)"""
+    devices: frozenset[str]
+
+
+def existing(snapshot: Snapshot) -> Existing:
+    listed = (str(process.pid) for device in snapshot.devices for process in device.processes or ())
+    return Existing(
+        pids=frozenset((*listed, *(str(report.pid) for report in snapshot.reports))),
+        workloads=frozenset((str(report.uid), report.workload) for report in snapshot.reports),
+        devices=frozenset(device.uuid for device in snapshot.devices),
+    )
+
+
+def departure(scope: Scope, labels: Mapping[str, str], subjects: Existing) -> str:
     """Return a sentence that states that the subject has ended; empty if it still exists."""
     if scope == "workload":
-        name, uid = labels.get("workload", ""), labels.get("uid", "")
-        exists = any((report.workload, str(report.uid)) == (name, uid) for report in snapshot.reports)
-        return "" if exists else f"every program of {name} has ended"
+        name = labels.get("workload", "")
+        return "" if (labels.get("uid", ""), name) in subjects.workloads else f"every program of {name} has ended"
     if scope == "device":
-        exists = any(device.uuid == labels.get("uuid") for device in snapshot.devices)
+        exists = labels.get("uuid") in subjects.devices
         return "" if exists else f"GPU {labels.get('gpu', '')} is no longer listed by its driver"
     pid = labels.get("pid")
-    if not pid:
-        return ""
-    listed = (str(process.pid) for device in snapshot.devices for process in device.processes or ())
-    exists = pid in listed or any(str(report.pid) == pid for report in snapshot.reports)
-    return "" if exists else f"process {pid} has ended"
+    return "" if not pid or pid in subjects.pids else f"process {pid} has ended"
