@@ -127,7 +127,7 @@ def test_a_plan_a_flush_a_refusal_and_a_forced_flush_differ_in_log_and_audit(dem
     subject = f"of pid {training['target']['pid']}, steps ipc,cache,trim, by token"
     for line in (f"plan {subject}: 1 planned", f"flush {subject}: refused: pid", f"forced flush {subject}: 1 "):
         assert line in log
-    assert "came back" in log
+    assert " released" in log
 
 
 def test_the_command_line_shows_and_flushes(demo: RunningDaemon):
