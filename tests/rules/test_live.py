@@ -109,7 +109,7 @@ def test_a_reload_takes_up_rules_and_a_wrong_file_changes_nothing(
     reload(f"rules: [{json.dumps(NOBODY)}]\ninterval: 5s\n")
     until(lambda: "nobody" in firing(daemon))
     status, answer = reload("rules: [{name: nobody, scope: daemon}]\n")
-    until(lambda: "the one before holds" in daemon.log.read_text())
+    until(lambda: "the previous one remains" in daemon.log.read_text())
     assert "nobody" in firing(daemon)
     if how == "POST":
         assert status == 422
