@@ -1,4 +1,4 @@
-"""A plan for a stream-ordered pool, by the blocks that the program's objects own. Over the stand-in driver."""
+"""Plan for a stream-ordered pool by the blocks that Python objects own. Runs on the stand-in driver."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ plan()
     assert run(code, library, "c") == ["0 96 172"]
 
 
-def test_no_owner_is_kept(library: Path) -> None:
+def test_owners_are_not_kept_alive(library: Path) -> None:
     code = f"""{PROGRAM}
 gone = weakref.ref(kept[0])
 plan()

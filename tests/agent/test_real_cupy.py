@@ -1,4 +1,5 @@
-"""The real CuPy's pools, if it is here, on a driver that only counts: a flush returns what was said, to the byte."""
+"""The real CuPy's pools, if it is installed, on a driver that only counts: a flush returns exactly the planned bytes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason
 
 PROGRAM = """
 import random
-from tests.agent.cupy_without_card import DEVICES, HELD
+from tests.agent.cupy_without_device import DEVICES, HELD
 import cupy
 from gpumond import agent
 from gpumond.agent.adapters import cupy_chunks
@@ -43,7 +44,7 @@ def run(code: str, library: Path, gpus: str = "cc") -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_over_random_histories_on_two_devices_a_flush_returns_what_was_planned(library: Path) -> None:
+def test_flush_returns_the_planned_bytes_after_random_histories_on_two_devices(library: Path) -> None:
     code = """
 kept, somewhere_between = [], 0
 for seed in range(30):
@@ -66,7 +67,7 @@ print(somewhere_between > 30)
     assert run(code, library) == ["True"]
 
 
-def test_a_report_does_not_visit_chunks(library: Path) -> None:
+def test_report_does_not_visit_chunks(library: Path) -> None:
     code = """
 kept = history(random.Random(1))
 (usage,) = agent.report()
@@ -142,7 +143,7 @@ print(cupy_chunks.whole_bytes(Pool(512), 0), cupy_chunks.whole_bytes(Pool(-512),
 
 
 @pytest.mark.parametrize("pool", ["", "n_free_blocks=lambda: 1, total_bytes=lambda: 9, used_bytes=lambda: 3"])
-def test_a_pool_of_unknown_layout_has_no_chunks(library: Path, pool: str) -> None:
+def test_pool_of_unknown_layout_has_no_chunks(library: Path, pool: str) -> None:
     code = f"""
 from types import SimpleNamespace
 print(cupy_chunks.whole_bytes(SimpleNamespace({pool}), 0))
@@ -162,7 +163,7 @@ print(pool.n_free_blocks() > cupy_chunks.MAX_CHUNKS, cupy_chunks.whole_bytes(poo
 ASYNC = """
 import warnings
 warnings.simplefilter("ignore", FutureWarning)  # experimental, until CuPy 13
-from tests.agent.cupy_without_card import IN_DEFAULT_POOL
+from tests.agent.cupy_without_device import IN_DEFAULT_POOL
 from gpumond.agent.adapters.trim_model import GRANULE
 cupy.cuda.set_allocator(cupy.cuda.malloc_async)
 def expected():
@@ -184,7 +185,7 @@ print(right)
     assert run(code, library, "c") == ["10"]
 
 
-def test_a_stream_ordered_block_without_a_pointer_to_it_is_missed(library: Path) -> None:
+def test_stream_ordered_block_without_a_pointer_to_it_is_missed(library: Path) -> None:
     code = f"""{ASYNC}
 kept = history(random.Random(1))
 kept.append(kept.pop().mem)

@@ -1,4 +1,4 @@
-"""The formulas on what PyTorch said on a real card (tests/gpu/recorder.py), against what empty_cache then returned."""
+"""Formulas on statistics of PyTorch that were recorded on a real device (tests/gpu/recorder.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def moments() -> Iterator[Any]:
             yield pytest.param(recording["configuration"], moment, id=f"{path.stem}-{number}")
 
 
-def test_there_is_a_recording_of_each_backend():
+def test_each_backend_has_a_recording():
     assert {path.stem.rpartition("-")[2] for path in FIXTURES.glob("torch-*.json")} == {"native", "expandable", "async"}
 
 

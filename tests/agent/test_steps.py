@@ -1,4 +1,4 @@
-"""``step``: the count, and the trend of what each step keeps."""
+"""``step``: the count of steps, and the trend of the bytes that each keeps."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_noise_is_no_trend_and_hides_none():
     assert abs((trend(samples(leak)) or 0) - 10) < 6
 
 
-def test_a_step_without_any_allocator_is_a_step(allocator: CachingAllocator):
+def test_step_without_an_allocator_counts(allocator: CachingAllocator):
     allocator.close()
     agent.step()
     step = agent.program().step

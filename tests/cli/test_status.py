@@ -10,7 +10,7 @@ from gpumond.top.view import view
 from tests.top.frames import a_busy_frame
 
 
-def test_a_verdict_has_its_remedy_below_it():
+def test_verdict_is_followed_by_its_remedy():
     leak = Verdict("GPU-a", 10, "leak", 1.0, summary="train (pid 10) grows")
     release = Verdict("GPU-a", 11, "release", 1.0, summary="serve (pid 11) has ended")
     *_, said = notes(view(a_busy_frame(verdicts=(leak, release))))

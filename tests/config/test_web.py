@@ -173,7 +173,7 @@ def test_configuration_takes_effect(place: Path):
     }
 
 
-def test_certificates_may_stand_in_the_file_itself(place: Path):
+def test_certificates_may_be_inline(place: Path):
     def block(name: str) -> str:
         return "|\n" + "".join(f"    {line}\n" for line in (place / name).read_text().splitlines())
 
@@ -222,4 +222,4 @@ def test_changed_file_is_reloaded_and_an_invalid_one_is_not(place: Path, caplog:
     assert later().users
     before = watched.value
     path.write_text(GOOD["empty"])
-    assert watched.value is before  # at most once a second
+    assert watched.value is before  # the file is read at most once a second

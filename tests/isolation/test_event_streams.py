@@ -24,10 +24,10 @@ def streams(machine: Machine, number: int) -> Iterator[list[tuple[socket.socket,
 
 def head(connection: socket.socket) -> bytes:
     connection.sendall(REQUEST)
-    heard = b""
-    while b"\r\n\r\n" not in heard and (chunk := connection.recv(4096)):
-        heard += chunk
-    return heard.partition(b"\r\n")[0]
+    received = b""
+    while b"\r\n\r\n" not in received and (chunk := connection.recv(4096)):
+        received += chunk
+    return received.partition(b"\r\n")[0]
 
 
 def closed(connection: socket.socket) -> bool:

@@ -35,7 +35,7 @@ def _cuda_getDevice() -> int:
 
 
 def _cuda_setDevice(device: int) -> None:
-    WORLD.contexts.add(device)  # so does CUDA, from 12 on
+    WORLD.contexts.add(device)  # as does CUDA from version 12
     WORLD.current = device
 
 
