@@ -1,4 +1,4 @@
-"""On a real card: prediction, receipt and ledger of each scene of tests/gpu/scenes.py."""
+"""On a real card: prediction, receipt and ledger of each program of tests/gpu/gpu_programs.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from bench.result import publish
-from tests.gpu.scenes import SCENES, flush
+from tests.gpu.gpu_programs import PROGRAMS, flush
 from tests.running import RunningDaemon, until
 
 
@@ -22,9 +22,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         daemon = RunningDaemon(Path(directory) / "daemon", "--source", "nvml")
         until(lambda: daemon.request("/-/ready")[0] == 200, 60)
-        for scene in SCENES:
-            reason = scene.missing()
-            figures[scene.name] = {"skipped": reason} if reason else flush(daemon, scene)
+        for program in PROGRAMS:
+            reason = program.missing()
+            figures[program.name] = {"skipped": reason} if reason else flush(daemon, program)
         daemon.stop()
     publish("gpu", figures)
 

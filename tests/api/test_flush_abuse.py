@@ -13,7 +13,7 @@ from gpumond.protocol.messages import FlushCommand, FlushResult
 from gpumond.testing import GIB, make_pool, make_report
 from tests.api.guarded import ADMIN, GuardedApi, bearer
 from tests.api.test_app import View
-from tests.flush.test_flush import Scene, give_all
+from tests.flush.test_flush import ScriptedPrograms, release_all
 
 OWNER, OTHER = 1001, 1002
 
@@ -23,13 +23,14 @@ class FlushingView(View):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scene = Scene(make_report(7, (make_pool(live=GIB, cached=2 * GIB),), uid=OWNER), behave=self.flushed)
-        self.flusher = self.scene.flusher()
+        report = make_report(7, (make_pool(live=GIB, cached=2 * GIB),), uid=OWNER)
+        self.scripted = ScriptedPrograms(report, respond=self.flushed)
+        self.flusher = self.scripted.flusher()
         self.stalls = 0
 
-    def flushed(self, scene: Scene, identity: Identity, request: FlushCommand) -> FlushResult | None:
+    def flushed(self, scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult | None:
         self.stalls += 1
-        return give_all(scene, identity, request)
+        return release_all(scripted, identity, request)
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         self.flush_requests.append(request)

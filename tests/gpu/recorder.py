@@ -1,8 +1,8 @@
-"""Records what PyTorch's allocator says on a real card, and what a flush of it then returned.
+"""Record statistics of PyTorch's allocator on a real device, and the bytes that a flush then returns.
 
-    PYTORCH_CUDA_ALLOC_CONF=… python -m tests.gpu.recorder > tests/fixtures/torch-VERSION-BACKEND.json
+PYTORCH_CUDA_ALLOC_CONF=... python -m tests.gpu.recorder > tests/fixtures/torch-VERSION-BACKEND.json
 
-tests/agent/test_recorded_stats.py asks the adapter's formulas for the same moments.
+tests/agent/test_recorded_stats.py applies the adapter's formulas to these records.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def _captured() -> Any:
     return graph, x, y
 
 
-def segment(told: dict[str, Any]) -> dict[str, Any]:
-    blocks = [{"size": block["size"], "state": block["state"]} for block in told["blocks"]]
-    return {**{key: told[key] for key in KEPT if key in told}, "blocks": blocks}
+def segment(statistics: dict[str, Any]) -> dict[str, Any]:
+    blocks = [{"size": block["size"], "state": block["state"]} for block in statistics["blocks"]]
+    return {**{key: statistics[key] for key in KEPT if key in statistics}, "blocks": blocks}
 
 
 def plain(value: Any) -> Any:

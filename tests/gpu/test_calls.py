@@ -159,9 +159,9 @@ PROGRAMS = {"torch": (SCOPE, RETRY, LIMIT, SNAPSHOT, OBSERVED), "cupy": (CUPY,),
 @pytest.mark.parametrize(
     ("library", "code"), [(library, code) for library, programs in PROGRAMS.items() for code in programs]
 )
-def test_the_program_finds_what_its_library_says(library: str, code: str):
+def test_agent_functions_agree_with_the_library(library: str, code: str):
     if shutil.which("nvidia-smi") is None:
-        pytest.skip("needs an NVIDIA card")
+        pytest.skip("needs an NVIDIA device")
     if subprocess.run([sys.executable, "-c", f"import {library}"], capture_output=True).returncode:
         pytest.skip(f"needs {library}")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)

@@ -1,6 +1,6 @@
-"""A program for the dashboards: blocks with names, steps, and an allocation that fails now and then.
+"""Program for the dashboards: named scopes, steps, and an allocation that fails now and then.
 
-python -m tests.grafana.program WORKLOAD [CARD]
+python -m tests.grafana.program WORKLOAD [DEVICE]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whatever is in a file: snapshots, or a ConfigError. Never anything else, and never time that stands still."""
+"""Files with any content give snapshots or a ConfigError, and time always advances."""
 
 from __future__ import annotations
 
