@@ -10,12 +10,12 @@ from gpumond.agent.adapters.sim import SimAdapter, adapter
 from gpumond.model.pools import Reclaimable, StepResult
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.card import MIB, SimDevice
-from tests.sim.holding import run, small_card
+from tests.sim.holding import run, small_device
 
 
 @pytest.fixture
 def device(tmp_path: Path) -> SimDevice:
-    return small_card(tmp_path)
+    return small_device(tmp_path)
 
 
 @pytest.fixture

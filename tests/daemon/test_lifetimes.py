@@ -129,7 +129,7 @@ def test_rule_flush_interrupted_by_the_stop_is_in_the_audit(tmp_path: Path):
         edges = edges_of(tmp_path, World())
         async with Daemon(Settings(interval=0.1, rules=[FLUSHING]), edges).running():
             assert isinstance(edges.agents, SilentAgent)
-            await edges.agents.asked.wait()
+            await edges.agents.flush_received.wait()
         assert not other_tasks()
         store = Store(tmp_path / "gpumond.db")
         await store.open()

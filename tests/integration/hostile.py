@@ -1,4 +1,4 @@
-"""A program on a simulated card with a name that wants to be more than text."""
+"""A program on a simulated device with a name that wants to be more than text."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LONG = f"{NAME}\x1b[31m\u202egnp.exe\u2066\u200f{'W' * 4096}"
 
 
 @contextmanager
-def holding(card: Path) -> Iterator[None]:
+def holding(device: Path) -> Iterator[None]:
     """The program, until the block ends."""
-    command = [sys.executable, "-m", "tests.integration.hostile", str(card)]
+    command = [sys.executable, "-m", "tests.integration.hostile", str(device)]
     program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert program.stdout
     assert program.stdin

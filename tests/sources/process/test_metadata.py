@@ -17,7 +17,7 @@ from gpumond.sources.process.cgroups import place
 from gpumond.sources.process.metadata import ProcessMetadata
 from gpumond.testing import GIB, make_device, make_process
 from tests.running import until
-from tests.sim.holding import holder, small_card
+from tests.sim.holding import holder, small_device
 from tests.sources.trees import ProcTree, SysTree
 
 A, B = "a1" * 32, "b2" * 32
@@ -115,7 +115,7 @@ def test_stopped_process_of_this_machine_is_stopped():
 
 
 def test_collectors_child_completes_its_readings(tmp_path: Path):
-    with holder(small_card(tmp_path, "SIM-a"), 100 * MIB) as process, (tmp_path / "place").open("w+b") as place:
+    with holder(small_device(tmp_path, "SIM-a"), 100 * MIB) as process, (tmp_path / "place").open("w+b") as place:
         done = subprocess.run(
             [sys.executable, "-m", "gpumond.collector.worker", "sim", str(place.fileno())],
             input="{}\n",
