@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from bench.result import publish
-from tests.soak.week import live
+from tests.soak.week import run_week
 
 DAYS = 7.0
 CHURN = 9
@@ -26,7 +26,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.getLogger("gpumond.alerting.receivers").setLevel(logging.ERROR)  # a receiver that is down is part of it
     with tempfile.TemporaryDirectory() as directory:
-        publish("soak", live(Path(directory), arguments.days, churn=arguments.churn))
+        publish("soak", run_week(Path(directory), arguments.days, churn=arguments.churn))
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def test_frame_is_replaced_before_its_dispatch_is_executed(tmp_path: Path):
 
     async def run() -> None:
         world = World()
-        world.turn()
+        world.advance()
         daemon = Daemon(Settings(rules=[FLUSHING]), edges_of(tmp_path, world))
         tick = await daemon.tick()
         store = Store(tmp_path / "other.db")
