@@ -114,7 +114,7 @@ class Machine:
         return self.daemon.directory / "api.sock"
 
     def agents(self, uid: int, listed: bool = False, **options: Any) -> Agents:
-        """Start programs of a user on the device. If ``listed``, the driver lists them with the bytes that each holds."""
+        """Start programs of a user on the device. If ``listed``, the driver lists them with their held bytes."""
         options = {"device_uuid": DEVICE, "processes": 1, **options}
         process = start(uid, "tests.isolation.agents", str(self.daemon.socket), json.dumps(options))
         agents = Agents(process, self._follow if listed else lambda event: None)

@@ -22,7 +22,7 @@ def source(tmp_path: Path) -> Iterator[SimSource]:
     source.close()
 
 
-def test_table_knows_it() -> None:
+def test_source_is_registered() -> None:
     source: DeviceSource = load("sim")
     assert source.name == "sim"
 
@@ -34,7 +34,7 @@ def test_missing_directory_has_a_remedy(environ: dict[str, str], reason: str) ->
     assert caught.value.reason == reason
 
 
-def test_every_card_and_every_process_is_a_fact(source: SimSource, tmp_path: Path) -> None:
+def test_devices_and_processes_are_read(source: SimSource, tmp_path: Path) -> None:
     small_device(tmp_path, "SIM-b", index=0)
     with holder(small_device(tmp_path, "SIM-a", index=1), 100 * MIB) as process:
         reading = source.read()
@@ -49,7 +49,7 @@ def test_every_card_and_every_process_is_a_fact(source: SimSource, tmp_path: Pat
     assert reading.faults == ()
 
 
-def test_one_bad_card_is_a_fault_and_the_others_are_read(source: SimSource, tmp_path: Path) -> None:
+def test_damaged_device_is_a_fault_and_the_others_are_read(source: SimSource, tmp_path: Path) -> None:
     good, bad = small_device(tmp_path, "SIM-good"), small_device(tmp_path, "SIM-bad")
     source.read()
     (bad.directory / "card.json").write_text("{")
@@ -60,10 +60,10 @@ def test_one_bad_card_is_a_fault_and_the_others_are_read(source: SimSource, tmp_
     ]
 
 
-def test_card_that_goes_is_lost_not_forgotten(source: SimSource, tmp_path: Path) -> None:
-    card = small_device(tmp_path, "SIM-gone")
+def test_removed_device_is_lost(source: SimSource, tmp_path: Path) -> None:
+    device = small_device(tmp_path, "SIM-gone")
     source.read()
-    shutil.rmtree(card.directory)
+    shutil.rmtree(device.directory)
     for _ in range(2):
         reading = source.read()
         assert reading.devices == ()

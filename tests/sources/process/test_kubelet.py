@@ -100,7 +100,7 @@ def test_pod_of_a_device_is_found(server: Server, listed: str, asked: str):
     assert server.asked == [b""]
 
 
-def test_it_is_asked_once_in_ten_seconds(server: Server):
+def test_kubelet_is_queried_once_in_ten_seconds(server: Server):
     server.said = resources("llama-0", "GPU-a")
     server.start()
     kubelet = server.kubelet()
@@ -154,7 +154,7 @@ def test_answer_from_before_the_process_started_does_not_count(server: Server):
         resources("llama-0", "GPU-a")[:-5],
     ],
 )
-def test_kubelet_error_costs_one_answer(server: Server, said: Any):
+def test_kubelet_error_makes_one_answer_unknown(server: Server, said: Any):
     """The last valid answer remains until the next one."""
     server.said = resources("llama-0", "GPU-a")
     server.start()
@@ -174,10 +174,10 @@ def test_kubelet_error_costs_one_answer(server: Server, said: Any):
     until(renamed)
 
 
-def test_kubelet_that_comes_later_is_found(server: Server):
+def test_kubelet_that_starts_later_is_found(server: Server):
     kubelet = server.kubelet()
     assert kubelet.pod(("GPU-a",), 100) is None
-    Path(server.path).touch()  # left by one that was killed
+    Path(server.path).touch()  # left by a killed kubelet
     server.now += 10.0
     assert kubelet.pod(("GPU-a",), 100) is None
     Path(server.path).unlink()
@@ -220,7 +220,7 @@ class Host:
         return [(process.pod_name, process.pod_namespace) for process in completed.processes or ()]
 
 
-NOBODY = (None, None)
+OTHER_PROCESS = (None, None)
 
 
 @pytest.fixture
@@ -230,13 +230,13 @@ def host(tmp_path: Path, server: Server) -> Host:
     return Host(tmp_path, server.kubelet())
 
 
-def test_process_in_a_pod_that_no_file_names_gets_the_name_of_the_one_that_has_its_device(host: Host):
+def test_process_without_a_pod_name_in_files_gets_that_of_the_pod_of_its_device(host: Host):
     host.add(7, A, UID)
     host.add(8, B, None)
-    until(lambda: host.pods(7) != [NOBODY])
-    assert host.pods(7, 8) == [("llama-0", "research"), NOBODY]
+    until(lambda: host.pods(7) != [OTHER_PROCESS])
+    assert host.pods(7, 8) == [("llama-0", "research"), OTHER_PROCESS]
     assert host.pods(7, uuid="AMD-1", pci_bus_id="0000:03:00.0") == [("llama-0", "research")]
-    assert host.pods(7, uuid="GPU-b") == [NOBODY]
+    assert host.pods(7, uuid="GPU-b") == [OTHER_PROCESS]
 
 
 def test_pods_sharing_a_device_are_not_distinguished(host: Host):
@@ -244,7 +244,7 @@ def test_pods_sharing_a_device_are_not_distinguished(host: Host):
     host.add(7, A, UID)
     host.add(8, B, OTHER_UID)
     found(host.kubelet)
-    assert host.pods(7, 8) == [NOBODY, NOBODY]
+    assert host.pods(7, 8) == [OTHER_PROCESS, OTHER_PROCESS]
 
 
 def test_kubelet_is_not_queried_if_files_name_the_pod_or_there_is_none(tmp_path: Path):
@@ -255,4 +255,4 @@ def test_kubelet_is_not_queried_if_files_name_the_pod_or_there_is_none(tmp_path:
     (tmp_path / f"var/log/pods/research_named-by-file_{UID}").mkdir(parents=True)
     host.add(7, A, UID)
     host.add(8, B, None)
-    assert host.pods(7, 8) == [("named-by-file", "research"), NOBODY]
+    assert host.pods(7, 8) == [("named-by-file", "research"), OTHER_PROCESS]
