@@ -1,4 +1,4 @@
-"""A million fuzzed frames of eight users over a real daemon's socket: is an honest agent heard, does memory grow."""
+"""A million fuzzed messages of eight users to a real daemon: reports of a valid agent, and growth of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a real card: prediction, receipt and ledger of each program of tests/gpu/gpu_programs.py."""
+"""On a real device: prediction, receipt and ledger of each program of tests/gpu/gpu_programs.py."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.running import RunningDaemon, until
 
 
 def main() -> None:
-    card = subprocess.run(
+    device = subprocess.run(
         ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
         capture_output=True,
         text=True,
         check=True,
     )
-    figures: dict[str, object] = {"card": card.stdout.strip()}
+    figures: dict[str, object] = {"card": device.stdout.strip()}
     with tempfile.TemporaryDirectory() as directory:
         daemon = RunningDaemon(Path(directory) / "daemon", "--source", "nvml")
         until(lambda: daemon.request("/-/ready")[0] == 200, 60)

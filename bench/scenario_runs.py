@@ -1,4 +1,4 @@
-"""One planned load, diagnosed: what was said, and when. The unit that bench.diagnosis scores."""
+"""One planned load and its verdicts with their times. bench.diagnosis scores these runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpumond.model.frame import Verdict
 from tests.simulator.snapshots import snapshots
 
 QUIET_BYTES = 0.1 * (1 << 30)
-"""Less noise than this is quiet."""
+"""Noise below this is quiet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Onset:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Times are seconds from the start. ``half``: the time to OOM that was said at half headroom."""
+    """Times are seconds from the start. ``half`` is the time to OOM that was predicted at half headroom."""
 
     scenario: str
     seed: int
@@ -47,7 +47,7 @@ SHAPES = frozenset(("warm-up", "steady", "churn", "periodic", "step-change"))
 
 
 def episode(scenario: str, seed: int, twin: bool = False, every: float = 1.0) -> Episode | None:
-    """None if there is no twin."""
+    """Return the run, or None if there is no twin."""
     planned = plan(scenario, seed)
     original = planned
     if twin:

@@ -254,8 +254,7 @@ def run(code, isolated):
 
 @pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "legacy"])
 def test_subinterpreter_does_not_affect_the_agent_of_the_program(daemon: FakeDaemon, isolated: bool) -> None:
-    """A subinterpreter gets no agent, even where it may have threads: a thread left at its end would end the process.
-    """
+    """A subinterpreter gets no agent, even where it may have threads: one left at its end would end the process."""
     code = f"""{START}{SUBINTERPRETERS}
 sys.stdin.readline()
 for seconds in (0, 0.25) * 5:

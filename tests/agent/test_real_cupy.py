@@ -1,5 +1,4 @@
-"""The real CuPy's pools, if it is installed, on a driver that only counts: a flush returns exactly the planned bytes.
-"""
+"""The real CuPy's pools, if installed, on a driver that only counts: a flush returns exactly the planned bytes."""
 
 from __future__ import annotations
 

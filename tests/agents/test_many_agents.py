@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from bench.swarm import FLOOD_UID, REPORTS, Crowd, Started, stage
+from bench.swarm import FLOOD_UID, REPORTS, AgentProcesses, SwarmDaemon, start_agents
 from gpumond.agents.server import AgentServer, Limits
 from gpumond.host.runtime_directory import bind_agent_socket
 from gpumond.metrics import MAX_SERIES
@@ -29,15 +29,15 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be many users
 
 
 @contextmanager
-def agents(library: Path, count: int) -> Iterator[tuple[Crowd, FakeDriver, Path]]:
+def agents(library: Path, count: int) -> Iterator[tuple[AgentProcesses, FakeDriver, Path]]:
     """Start agent processes and a fake driver, in a directory that every user can reach."""
     with TemporaryDirectory() as name:
         Path(name).chmod(0o755)
-        with stage(Path(name) / "stage", library, count) as (crowd, driver):
-            yield crowd, driver, Path(name) / "stage"
+        with start_agents(Path(name) / "stage", library, count) as (processes, driver):
+            yield processes, driver, Path(name) / "stage"
 
 
-def rejected(daemon: Started) -> dict[str, float]:
+def rejected(daemon: SwarmDaemon) -> dict[str, float]:
     """Return the counts of rejected agents by reason."""
     return {
         dict(labels)["reason"]: value
@@ -48,10 +48,10 @@ def rejected(daemon: Started) -> dict[str, float]:
 
 @root
 def test_reports_of_200_agents_are_all_received(nvml_library: Path):
-    with agents(nvml_library, 200) as (crowd, driver, place):
-        daemon = Started(place, driver)
+    with agents(nvml_library, 200) as (processes, driver, place):
+        daemon = SwarmDaemon(place, driver)
         try:
-            counts = crowd.speak(hz=3, seconds=4)
+            counts = processes.send_reports(hz=3, seconds=4)
             assert (counts["connected"], counts["replaced"]) == (200, 0)
             assert counts["reports"] >= 200 * 3
             until(lambda: daemon.value(REPORTS) == counts["reports"])
@@ -63,15 +63,15 @@ def test_reports_of_200_agents_are_all_received(nvml_library: Path):
 
 @root
 def test_agents_reconnect_after_a_restart_of_the_daemon(nvml_library: Path):
-    with agents(nvml_library, 300) as (crowd, driver, place):
-        daemon = Started(place, driver)
-        assert crowd.speak(hz=1, seconds=3)["connected"] == 300
-        crowd.begin(hz=1, seconds=12)
+    with agents(nvml_library, 300) as (processes, driver, place):
+        daemon = SwarmDaemon(place, driver)
+        assert processes.send_reports(hz=1, seconds=3)["connected"] == 300
+        processes.start_reports(hz=1, seconds=12)
         daemon.stop()
-        daemon = Started(place, driver)
+        daemon = SwarmDaemon(place, driver)
         try:
             until(lambda: daemon.agents() == 300)
-            counts = crowd.end()
+            counts = processes.finish_reports()
             assert counts["connected"] == counts["connections"] == 300
             assert rejected(daemon) == {}
             assert "Too many open files" not in daemon.log.read_text()
@@ -81,14 +81,14 @@ def test_agents_reconnect_after_a_restart_of_the_daemon(nvml_library: Path):
 
 @root
 def test_flood_of_one_user_does_not_affect_the_agents_of_another(nvml_library: Path):
-    with agents(nvml_library, 20) as (crowd, driver, place):
-        daemon = Started(place, driver)
+    with agents(nvml_library, 20) as (processes, driver, place):
+        daemon = SwarmDaemon(place, driver)
         try:
-            assert crowd.speak(hz=1, seconds=3)["connected"] == 20
+            assert processes.send_reports(hz=1, seconds=3)["connected"] == 20
             command = [sys.executable, "-S", "-m", "bench.flood", str(daemon.socket), str(FLOOD_UID), "6"]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as flood:
                 until(lambda: rejected(daemon).get("rate"))
-                others = crowd.speak(hz=2, seconds=4)
+                others = processes.send_reports(hz=2, seconds=4)
                 series = daemon.series()
                 counts = json.loads(flood.communicate()[0])
             assert (others["connected"], others["connections"], others["replaced"]) == (20, 0, 0)
@@ -117,13 +117,13 @@ def test_reports_of_100_agents_in_one_process_are_all_received(tmp_path: Path):
         )
         intake.serve()
         with ExitStack() as stack:
-            crowd = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(100)]
-            for agent in crowd:
+            connections = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(100)]
+            for agent in connections:
                 agent.setblocking(False)
                 agent.connect(str(tmp_path / "agent.sock"))
             for number in range(20):
                 messages = [encode(Hello("train"))] * (number == 0) + [encode(Report(pools=(make_pool(live=number),)))]
-                await asyncio.gather(*(loop.sock_sendall(agent, b"".join(messages)) for agent in crowd))
+                await asyncio.gather(*(loop.sock_sendall(agent, b"".join(messages)) for agent in connections))
             while counts_received.total() < 2000:
                 intake.reports()
                 await asyncio.sleep(0.01)

@@ -10,7 +10,7 @@ from gpumond.agent.adapters import KNOWN
 from gpumond.cli.doctor_checks import ADAPTERS, Finding, daemon, pid_namespace
 from gpumond.host.peer_credentials import INITIAL_PID_NAMESPACE
 from gpumond.model.remedies import CONDITIONS, FAULTS
-from tests.top.test_stuck_processes import a_holding
+from tests.top.test_stuck_processes import holding_with
 
 DOWN = {"name": "nvml", "up": False, "reason": "driver_not_loaded"}
 
@@ -42,7 +42,7 @@ def test_faults_and_conditions_of_the_daemon_are_findings_with_their_remedies():
 
 @pytest.mark.parametrize(("fields", "state"), [({"orphaned": True}, "note"), ({"state": "zombie"}, "bad")])
 def test_process_intended_to_hold_memory_is_not_a_fault(fields: dict[str, Any], state: str):
-    assert findings(a_holding(**fields))["process"].state == state
+    assert findings(holding_with(**fields))["process"].state == state
 
 
 def test_private_pid_namespace_is_distinguished_from_the_hosts(tmp_path: Path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.faults import crowded, descriptors, slow_crowd
+from bench.faults import descriptors, descriptors_at_the_limit, slow_connections
 from gpumond.daemon.http_protocol import MAX_HEAD_BYTES, RECEIVE_SECONDS
 from tests.running import RunningDaemon, until
 from tests.serving import connect, exchange, rejected, start_daemon, statuses
@@ -172,8 +172,8 @@ def test_idle_connections_do_not_prevent_scrapes(daemon: RunningDaemon):
 def test_sigterm_with_thousands_of_slow_connections_is_an_orderly_end(tmp_path: Path):
     """Incomplete heads and bodies, streams, unread answers, and agents without a hello."""
     daemon = start_daemon(tmp_path)
-    with slow_crowd(daemon, connections=5000, agents=1000):
-        until(lambda: crowded(daemon), 40)
+    with slow_connections(daemon, connections=5000, agents=1000):
+        until(lambda: descriptors_at_the_limit(daemon), 40)
         assert daemon.stop() == 0
     assert "Traceback" not in daemon.log.read_text()
     assert not daemon.socket.exists()
