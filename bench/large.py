@@ -49,7 +49,7 @@ def polls(driver: FakeDriver) -> dict[str, object]:
 
 def scraped(daemon: RunningDaemon, at_once: bool) -> dict[str, float]:
     """Measure this number of scrapers with one scrape per second each, at different times or at once."""
-    dice, seconds = random.Random(1), list[float]()
+    rng, seconds = random.Random(1), list[float]()
     start = time.monotonic() + 0.5
 
     def scrape(phase: float) -> None:
@@ -60,7 +60,7 @@ def scraped(daemon: RunningDaemon, at_once: bool) -> dict[str, float]:
             get(connection, "gzip")
             seconds.append(time.perf_counter() - began)
 
-    scrapers = [threading.Thread(target=scrape, args=(0.0 if at_once else dice.random(),)) for _ in range(SCRAPERS)]
+    scrapers = [threading.Thread(target=scrape, args=(0.0 if at_once else rng.random(),)) for _ in range(SCRAPERS)]
     for scraper in scrapers:
         scraper.start()
     for scraper in scrapers:

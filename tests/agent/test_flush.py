@@ -173,7 +173,7 @@ def drop() -> int:
         finished(process)
 
 
-def test_each_step_reports_its_effect(daemon: FakeDaemon) -> None:
+def test_steps_report_their_effect(daemon: FakeDaemon) -> None:
     setup = """
 import gc; gc.disable()
 class Kept:

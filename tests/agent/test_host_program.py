@@ -73,7 +73,7 @@ print([n for n in set(sys.modules) - before if n.partition(".")[0] not in known]
 
 
 def test_agent_prints_nothing_without_a_daemon(tmp_path: Path) -> None:
-    with host(COUNT, environment(tmp_path / "nobody.sock")) as process:
+    with host(COUNT, environment(tmp_path / "none.sock")) as process:
         assert finished(process, status=7) == "done\n"
 
 
@@ -154,19 +154,19 @@ def test_daemon_of_another_user_receives_nothing(tmp_path: Path) -> None:
     path = os.fspath(tmp_path / "agent.sock")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
-    heard, told = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         os.setgid(65534)
         os.setuid(65534)
         listener.listen(8)
-        os.write(told, b"ready\n")
+        os.write(write_end, b"ready\n")
         connection, _ = listener.accept()
-        os.write(told, connection.recv(100) or b"nothing\n")
+        os.write(write_end, connection.recv(100) or b"nothing\n")
         os._exit(0)
-    os.close(told)
+    os.close(write_end)
     listener.close()
-    with open(heard) as lines:
+    with open(read_end) as lines:
         assert lines.readline() == "ready\n"
         with host(COUNT, environment(path)) as process:
             assert finished(process, status=7) == "done\n"

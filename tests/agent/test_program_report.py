@@ -115,11 +115,11 @@ if child == 0:
     agent.step()
     with agent.scope("worker"):
         pass
-    told = agent.program()
-    os._exit(0 if ([scope.name for scope in told.scopes], told.step.steps) == (["worker"], 1) else 1)
+    own = agent.program()
+    os._exit(0 if ([scope.name for scope in own.scopes], own.step.steps) == (["worker"], 1) else 1)
 _, status = os.waitpid(child, 0)
-told = agent.program()
-print(os.waitstatus_to_exitcode(status), [scope.name for scope in told.scopes], told.step.steps)
+own = agent.program()
+print(os.waitstatus_to_exitcode(status), [scope.name for scope in own.scopes], own.step.steps)
 """
     with host(code, environment(daemon.path)) as process:
         assert finished(process) == "0 ['epoch'] 1\n"

@@ -25,8 +25,8 @@ from gpumond.agent import cuda, flush, report
 from gpumond.agent.adapters import python_owners
 def plan(dry_run=True):
     (receipt,) = (one for one in flush(dry_run=dry_run) if one.allocator == "mempool")
-    told = receipt.expected
-    print(*(value // MIB for value in (told.low, told.likely, told.high)))
+    promise = receipt.expected
+    print(*(value // MIB for value in (promise.low, promise.likely, promise.high)))
     return receipt
 kept = [DeviceBuffer(0, 8), DeviceBuffer(30, 10), DeviceBuffer(100, 2)]
 pool(192, 20)

@@ -177,8 +177,8 @@ def test_stream_ordered_blocks_are_found_through_their_pointers(library: Path) -
 right = 0
 for seed in range(10):
     kept = history(random.Random(seed))
-    told, held, free = expected()
-    right += told.likely == free < told.high and told.low == 0
+    expectation, held, free = expected()
+    right += expectation.likely == free < expectation.high and expectation.low == 0
 print(right)
 """
     assert run(code, library, "c") == ["10"]
@@ -188,7 +188,7 @@ def test_stream_ordered_block_without_a_pointer_to_it_is_missed(library: Path) -
     code = f"""{ASYNC}
 kept = history(random.Random(1))
 kept.append(kept.pop().mem)
-told, held, free = expected()
-print(free < told.likely == told.high)
+expectation, held, free = expected()
+print(free < expectation.likely == expectation.high)
 """
     assert run(code, library, "c") == ["True"]

@@ -48,7 +48,7 @@ def test_pools_of_a_report_are_encoded_like_any_dataclass(pools: list[PoolUsage]
     assert json.loads(frame) == {"v": 1, "type": "report", **json.loads(to_json(Report(pools=tuple(pools))))}
 
 
-def test_each_report_is_sent_with_its_changes(tmp_path: Path) -> None:
+def test_report_is_sent_with_its_changes(tmp_path: Path) -> None:
     reports = [Report(pools=(pool,)) for pool in (POOL, replace(POOL), replace(POOL, live_bytes=7), POOL)]
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "agent.sock"))

@@ -39,8 +39,8 @@ def test_arguments_shrink_until_the_call_fits(allocator: CachingAllocator):
 
     assert (train(3000 * MIB), train.__name__, train.__doc__) == (750 * MIB, "train", "Train.")
     assert sizes == [3000 * MIB, 1500 * MIB, 750 * MIB]
-    told = agent.program()
-    assert (told.oom_retries, told.oom_rescues, [oom.number for oom in told.ooms]) == (2, 1, [1, 2])
+    program = agent.program()
+    assert (program.oom_retries, program.oom_rescues, [oom.number for oom in program.ooms]) == (2, 1, [1, 2])
 
 
 def test_memory_of_a_failed_attempt_is_free_at_the_next(allocator: CachingAllocator):
@@ -61,7 +61,7 @@ def test_memory_of_a_failed_attempt_is_free_at_the_next(allocator: CachingAlloca
         try:
             return inner(size)
         except ValueError as error:
-            raise OutOfMemory(f"out of memory beside {activations}") from error
+            raise OutOfMemory(f"out of memory next to {activations}") from error
 
     result = agent.retry_on_oom(outer, shrink=halved)(800 * MIB)
     assert seen == [0, 0]
@@ -76,7 +76,7 @@ def test_stored_traceback_holds_no_memory(allocator: CachingAllocator):
     def work(size: int) -> None:
         activations = Tensor(allocator, 100 * MIB)
         try:
-            raise OutOfMemory(f"out of memory beside {activations}")
+            raise OutOfMemory(f"out of memory next to {activations}")
         except OutOfMemory as error:
             kept.append(error.__traceback__)
             if size > MIB:

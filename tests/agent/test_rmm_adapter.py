@@ -130,7 +130,7 @@ def test_lifetime_of_a_resource_is_not_extended(library: Path) -> None:
     other = "StatisticsResourceAdaptor(CudaMemoryResource())"
     flush = in_another_thread("flush(steps=['hooks', 'trim'])")
     code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaAsyncMemoryResource()")}
-class Told(CudaAsyncMemoryResource):
+class RecordedResource(CudaAsyncMemoryResource):
     def __del__(self):
         super().__del__()
         print("gone", flush=True)
@@ -141,10 +141,10 @@ def replace():
 def use(resource):
     rmm.mr.set_per_device_resource(1, StatisticsResourceAdaptor(resource))
     rmm.mr.get_per_device_resource(1).allocate(10)
-use(Told())
+use(RecordedResource())
 {flush}
 print("flushed", cuda.contexts(), driver.fake_retained(), flush=True)
-use(Told())
+use(RecordedResource())
 {in_another_thread("flush(dry_run=True)")}
 {in_another_thread("use(CudaMemoryResource())")}
 print("over")

@@ -48,7 +48,7 @@ print(receipt.outcome, receipt.steps[0].detail)
         pytest.param('2, {"/device:GPU:0": (1, 2)}', [], id="one left out by TensorFlow itself"),
     ],
 )
-def test_each_tensorflow_device_is_identified(library: Path, layout: str, seen: list[tuple[int, ...]]) -> None:
+def test_tensorflow_devices_are_identified(library: Path, layout: str, seen: list[tuple[int, ...]]) -> None:
     code = f"{PROGRAM}\ncontext.initialize({layout})\n{SHOW}\nprint(cuda.contexts())"
     shown = [(str(ordinal), live, peak, None) for ordinal, live, peak in seen]
     assert run(code, library, "cc") == [repr(shown), "[0, 1]"]

@@ -182,7 +182,7 @@ def test_allocator_of_another_library_is_not_reported_by_pytorch(world: Any, ada
 
 
 @pytest.mark.parametrize(
-    ("told", "pools"),
+    ("statistics", "pools"),
     [
         ({"allocated_bytes": 96, "active_bytes": 64}, (HostPool("torch", 64, 96),)),
         ({"allocated_bytes": 0, "active_bytes": 0}, ()),
@@ -190,9 +190,9 @@ def test_allocator_of_another_library_is_not_reported_by_pytorch(world: Any, ada
     ],
 )
 def test_pinned_host_memory_is_apart_from_the_devices(
-    world: Any, adapter: TorchAdapter, told: dict[str, int] | None, pools: tuple[HostPool, ...]
+    world: Any, adapter: TorchAdapter, statistics: dict[str, int] | None, pools: tuple[HostPool, ...]
 ) -> None:
-    world.host = told
+    world.host = statistics
     assert tuple(adapter.host_pools()) == pools
     assert [pool.held_bytes for pool in adapter.read()] == [62 * MIB]
     world.initialized = False

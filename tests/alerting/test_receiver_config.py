@@ -21,7 +21,7 @@ def test_log_is_the_default_receiver():
     assert [receiver.type for receiver in load(environ={}).receivers] == ["log"]
 
 
-def test_each_type_has_a_notifier(tmp_path: Path):
+def test_receiver_types_each_have_a_notifier(tmp_path: Path):
     settings = receivers(
         tmp_path,
         "receivers: [{name: l, type: log}, {name: w, type: webhook, url_file: /a, secret_file: /b},"

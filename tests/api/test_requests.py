@@ -271,7 +271,7 @@ def test_refusals_are_counted_by_reason():
     assert reasons == ["host", "origin"]
 
 
-def test_no_command_line_and_no_environment_is_in_any_answer():
+def test_api_schema_has_no_command_line_and_no_environment():
     document = GuardedApi().ask("GET", "/openapi.json").text
     assert "cmdline" not in document
     assert "environ" not in document

@@ -42,7 +42,7 @@ def test_user_has_at_most_its_share_of_the_whole():
     assert (shares.held, shares.of("greedy"), shares.users()) == (5, 3, ["greedy", "honest"])
     assert shares.holders("greedy") == ("a", "b", "c")
     assert (shares.remove("greedy", "a"), shares.remove("greedy", "a")) == (True, False)
-    assert (shares.held, shares.of("greedy"), shares.of("nobody")) == (4, 2, 0)
+    assert (shares.held, shares.of("greedy"), shares.of("unknown")) == (4, 2, 0)
 
 
 class Reader:

@@ -140,9 +140,9 @@ def test_command_line_shows_and_flushes_programs(demo: RunningDaemon):
     assert json.loads(demo.run("status", "--json").stdout)["devices"]
     plan = demo.run("flush", "--workload", "training", "--dry-run", "--json")
     assert json.loads(plan.stdout)["receipts"][0]["outcome"] == "planned"
-    nobody = demo.run("flush", "--pid", "1")
-    assert (nobody.returncode, nobody.stdout) == (3, "")
-    assert "pid 1" in nobody.stderr
+    missing = demo.run("flush", "--pid", "1")
+    assert (missing.returncode, missing.stdout) == (3, "")
+    assert "pid 1" in missing.stderr
     receipts = demo.run("flush", "--all")
     returned = "freed" in receipts.stdout
     assert receipts.returncode == (0 if returned else 3), receipts

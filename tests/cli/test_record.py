@@ -59,7 +59,7 @@ def at(seq: int) -> Snapshot:
     return make_snapshot(make_device(), seq=seq, elapsed_seconds=float(seq), taken_at=1000.0 + seq)
 
 
-def test_each_snapshot_is_written_once():
+def test_snapshots_are_written_once():
     with answering(to_json(at(1)), to_json(at(1)), to_json(at(2)), to_json(at(2)), to_json(at(3))) as url:
         done = record("--url", url, "--for", "3s")
     assert recorded(done.stdout) == [at(1), at(2), at(3)]

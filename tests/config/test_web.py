@@ -77,7 +77,7 @@ BAD = {
         "unknown client_auth_type 'Sometimes'; expected one of NoClientCert, VerifyClientCertIfGiven, "
         "RequireAndVerifyClientCert",
     ),
-    "sans of nobody": (
+    "sans without client certificates": (
         f"tls_server_config: {{{TLS}, client_allowed_sans: [a]}}",
         "client_allowed_sans requires client_auth_type RequireAndVerifyClientCert",
     ),

@@ -172,7 +172,7 @@ def test_frame_is_replaced_before_its_dispatch_is_executed(tmp_path: Path):
 
     class Outbox:
         def put(self, alerts: object, news: object) -> list[object]:
-            raise AssertionError("nobody is notified yet")
+            raise AssertionError("a receiver was notified too early")
 
     async def flush(request: FlushRequest, requested_by: str) -> object:
         raise AssertionError("nothing is flushed yet")

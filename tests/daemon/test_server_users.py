@@ -50,7 +50,7 @@ def test_command_can_use_the_unix_socket(daemon: RunningDaemon):
     assert "no daemon answers at unix:///nowhere/api.sock" in nowhere.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_other_user_may_flush_only_their_own_programs(tmp_path: Path):
     for directory in (tmp_path, *tmp_path.parents):
         if directory == Path(tempfile.gettempdir()):

@@ -25,8 +25,8 @@ def steps_of(minutes: float, every: float = 1.0) -> Iterator[float]:
 
 
 def noisy(curve: Curve, deviation: float, seed: int = 1) -> Curve:
-    dice = Random(seed)
-    return lambda at: curve(at) + dice.gauss(0.0, deviation)
+    rng = Random(seed)
+    return lambda at: curve(at) + rng.gauss(0.0, deviation)
 
 
 def leaking(per_minute: float, onset: float = 0.0, base: float = 20 * GIB) -> Curve:

@@ -118,14 +118,14 @@ def test_pools_beyond_the_maximum_are_summed_by_device():
 
 def test_program_uses_a_device_once_it_held_memory_or_is_listed():
     empty, worker = make_report(pools=(make_pool(),)), make_report(20)
-    nobody, lists = reading_of(make_device()), reading_of(make_device(processes=(make_process(10, GIB),)))
-    first = snapshot_after(None, nobody, (empty, worker))
+    unlisted, lists = reading_of(make_device()), reading_of(make_device(processes=(make_process(10, GIB),)))
+    first = snapshot_after(None, unlisted, (empty, worker))
     assert [report.uses_device for report in first.reports] == [False, False]
     second = snapshot_after(first, lists, (empty, worker))
     assert [report.uses_device for report in second.reports] == [True, False]
-    third = snapshot_after(second, nobody, (empty, worker))
+    third = snapshot_after(second, unlisted, (empty, worker))
     assert [report.uses_device for report in third.reports] == [True, False]
-    held = snapshot_after(third, nobody, (make_report(20, (make_pool(live=1),)),))
+    held = snapshot_after(third, unlisted, (make_report(20, (make_pool(live=1),)),))
     assert [report.uses_device for report in held.reports] == [True]
 
 

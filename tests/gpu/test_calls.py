@@ -44,9 +44,9 @@ def train(size):
 with agent.scope("train"):
     done = agent.retry_on_oom(train, shrink=lambda size: (size // 2,))(total * 3 // 4)
 assert done == total * 3 // 8
-told = agent.program()
-assert (told.oom_retries, told.oom_rescues) == (1, 1)
-(oom,) = told.ooms
+program = agent.program()
+assert (program.oom_retries, program.oom_rescues) == (1, 1)
+(oom,) = program.ooms
 assert oom.device_uuid and oom.scope == "train" and abs(oom.request_bytes - total * 3 // 4) < GIB // 64, oom
 pool = oom.pools[0]
 assert pool.live_bytes >= total * 3 // 4 and pool.largest_free_bytes == pool.stranded_bytes < 2 << 20, oom

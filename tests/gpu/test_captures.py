@@ -71,16 +71,16 @@ def capture(meanwhile=lambda: None):
 cupy.add(x, 1, out=y)  # its kernel is compiled before a capture
 """
 
-BESIDE = """
+CONCURRENT_READER = """
 captures, ended, reads, released = 20, threading.Event(), [], []
-def beside():
+def read_repeatedly():
     while not ended.is_set():
         reads.append(len(agent.report()))
         if FLUSH:
             released.append(sum(receipt.released_bytes for receipt in agent.flush()))
         time.sleep(0.0005)
 agent.report()
-reader = threading.Thread(target=beside)
+reader = threading.Thread(target=read_repeatedly)
 reader.start()
 try:
     while captures > 0 or sum(reads) < 20 or (FLUSH and not sum(released)):
@@ -152,7 +152,7 @@ def run(setup: str, code: str) -> list[str]:
 @setups
 @pytest.mark.parametrize("flush", [False, True], ids=["reading", "flushing"])
 def test_capture_is_not_ended_by_the_agent(setup: str, flush: bool):
-    assert run(setup, f"FLUSH = {flush}\n{BESIDE}") == ["done"]
+    assert run(setup, f"FLUSH = {flush}\n{CONCURRENT_READER}") == ["done"]
 
 
 @setups

@@ -27,7 +27,7 @@ interval: 0.2s
 flush_cooldown: 2s
 receivers:
   - {{name: log, type: log}}
-  - {{name: nobody, type: webhook, url: "http://127.0.0.1:{nobody}/"}}
+  - {{name: unreachable, type: webhook, url: "http://127.0.0.1:{port}/"}}
 rules:
   - name: give-back
     scope: pool
@@ -66,7 +66,7 @@ class Session(NamedTuple):
 
 @contextmanager
 def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
-    (directory / "demo.yaml").write_text(CONFIG.format(nobody=free_port()))
+    (directory / "demo.yaml").write_text(CONFIG.format(port=free_port()))
     programs: list[subprocess.Popen[bytes]] = []
 
     def start(daemon: RunningDaemon, workload: str, *card: str) -> subprocess.Popen[bytes]:

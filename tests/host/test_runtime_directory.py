@@ -53,7 +53,7 @@ tried = {
     "speak as an agent": outcome(unix[2].connect, given + "/agent.sock"),
 }
 print(json.dumps({"entries": os.listdir(given), "tried": tried}), flush=True)
-unix[2].sendall(encode(Hello("guest")) + encode(Report()))
+unix[2].sendall(encode(Hello("container")) + encode(Report()))
 sys.stdin.read()
 """
 
@@ -106,21 +106,21 @@ def test_agents_directory_has_their_socket_and_no_file_of_the_daemon(place: Path
     assert caller_of(daemon) == f"uid:{os.geteuid()}"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, and be somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and act as another user")
 @pytest.mark.parametrize("uid", [0, 4242])
 def test_container_with_the_agents_directory_can_only_report(place: Path, daemon: RunningDaemon, uid: int):
     with tempfile.TemporaryDirectory() as given:
         Path(given).chmod(0o755)
         program = (sys.executable, "-c", CONTAINER_PROGRAM, given, str(uid))
-        guest = subprocess.Popen(
+        container = subprocess.Popen(
             ["unshare", "--mount", "--propagation=private", "sh", "-c", CONTAINER, "sh", str(place), given, *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         try:
-            assert guest.stdout
-            assert json.loads(guest.stdout.readline()) == {
+            assert container.stdout
+            assert json.loads(container.stdout.readline()) == {
                 "entries": ["agent.sock"],
                 "tried": {
                     "read the token": "ENOENT",
@@ -133,9 +133,9 @@ def test_container_with_the_agents_directory_can_only_report(place: Path, daemon
                 },
             }
             (agent,) = until(lambda: daemon.get("agents"))
-            assert (agent["workload"], agent["uid"], agent["pid"]) == ("guest", uid, guest.pid)
+            assert (agent["workload"], agent["uid"], agent["pid"]) == ("container", uid, container.pid)
         finally:
-            guest.communicate()
+            container.communicate()
 
 
 def test_two_daemons_do_not_share_their_own_files(place: Path, daemon: RunningDaemon):

@@ -85,7 +85,7 @@ def test_answer_has_processes_and_their_pools():
     assert [(s.reports[0].pools[0].live_bytes, s.reports[0].pools[0].held_bytes) for s in seen] == [(11, 30), (21, 30)]
 
 
-def test_one_device_in_two_instances_remains_two_series():
+def test_device_in_two_instances_remains_two_series():
     log = answer(
         series("", 5, 6, uuid="GPU-a", instance="one"),
         series("", 7, 8, uuid="GPU-a", instance="two"),

@@ -48,7 +48,7 @@ class Killing:
         self._flushes = 0
         self._number = 0
         self._changes = 0
-        self._moments: dict[str, Any] = {}
+        self._times: dict[str, Any] = {}
 
     def round(self) -> None:
         began = time.monotonic()
@@ -81,11 +81,11 @@ class Killing:
         assert sum(entry["action"] == "flush.request" for entry in entries) >= self._flushes
         own = ("full", "full-for-long")
         alerts = until(lambda: [alert for alert in daemon.get("alerts") if alert["rule"] in own])
-        moments = {a["rule"]: (a["phase"], a["active_at"], a["fired_at"]) for a in alerts}
-        assert moments == (self._moments or moments), "an alert began anew"
-        self._moments = moments
-        told = [alert["status"] for request in self._hook.requests for alert in request.json["alerts"]]
-        assert "resolved" not in told, "what fires was resolved"
+        times = {a["rule"]: (a["phase"], a["active_at"], a["fired_at"]) for a in alerts}
+        assert times == (self._times or times), "an alert began again"
+        self._times = times
+        statuses = [alert["status"] for request in self._hook.requests for alert in request.json["alerts"]]
+        assert "resolved" not in statuses, "a firing alert was resolved"
 
     def _work(self, daemon: RunningDaemon) -> None:
         """Change rules and request flushes until the daemon no longer answers; record what was acknowledged."""

@@ -66,7 +66,7 @@ REFUSED = {
     "a directory that is none": ({"socketDirectory": "run/gpumond"}, "/socketDirectory"),
     "what the chart sets": ({"config": {"listen": "0.0.0.0:9917"}}, "/config"),
     "a place for its token": ({"config": {"runtime_dir": "/run/gpumond"}}, "/config"),
-    "a web configuration beside its own": ({"config": {"web_config": "web.yml"}}, "/config"),
+    "a web configuration in addition to its own": ({"config": {"web_config": "web.yml"}}, "/config"),
     "users without TLS": ({"basicAuth": {"users": {"prometheus": HASH}}}, "/tls/secretName"),
     "a password in the open": (
         {"tls": {"secretName": "certificate"}, "basicAuth": {"users": {"prometheus": "secret"}}},
@@ -80,7 +80,7 @@ REFUSED = {
         },
         "/basicAuth/secretName",
     ),
-    "the user of nobody": ({"runAsUser": 65534}, "/runAsUser"),
+    "the user nobody": ({"runAsUser": 65534}, "/runAsUser"),
 }
 
 USERS = {"root": 0, "another user": 64917}
@@ -209,10 +209,10 @@ def test_root_init_container_only_changes_the_owner_of_directories(case: str):
 def test_private_files_of_the_daemon_have_their_own_volume(case: str):
     pod = only(objects(case), "DaemonSet")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    told = {entry["name"]: entry.get("value") for entry in container["env"]}
+    variables = {entry["name"]: entry.get("value") for entry in container["env"]}
     places = {entry["mountPath"]: entry["name"] for entry in container["volumeMounts"]}
-    own = places[str(Path(told["GPUMOND_RUNTIME_DIR"]).parent)]
-    assert told["GPUMOND_URL"] == f"unix://{told['GPUMOND_RUNTIME_DIR']}/api.sock"
+    own = places[str(Path(variables["GPUMOND_RUNTIME_DIR"]).parent)]
+    assert variables["GPUMOND_URL"] == f"unix://{variables['GPUMOND_RUNTIME_DIR']}/api.sock"
     (volume,) = [entry for entry in pod["volumes"] if entry["name"] == own]
     assert volume.keys() == {"name", "emptyDir"}
     assert own not in {entry["name"] for giver in pod.get("initContainers", ()) for entry in giver["volumeMounts"]} | {
@@ -315,8 +315,8 @@ def test_helm_and_kustomize_give_the_same_pods():
     assert pods[0] == pods[1]
     for kind, key in (("Service", "ports"), ("NetworkPolicy", "ingress")):
         assert only(base, kind)["spec"][key] == only(chart, kind)["spec"][key]
-    beside = only(built("deploy/kubernetes/monitoring"), "PodMonitor")
+    own_monitor = only(built("deploy/kubernetes/monitoring"), "PodMonitor")
     monitor = only(objects("pod monitor"), "PodMonitor")
-    assert beside["spec"] == monitor["spec"]
-    for key, value in beside["spec"]["selector"]["matchLabels"].items():
+    assert own_monitor["spec"] == monitor["spec"]
+    for key, value in own_monitor["spec"]["selector"]["matchLabels"].items():
         assert only(base, "DaemonSet")["spec"]["template"]["metadata"]["labels"][key] == value

@@ -140,8 +140,8 @@ def test_image_user_is_unprivileged_and_cannot_write(engine: Engine, demo: str):
 def test_health_check_uses_the_program_itself(engine: Engine, demo: str):
     checked = json.loads(engine("podman", "image", "inspect", IMAGE))[0]["Healthcheck"]["Test"]
     assert checked == ["CMD", "gpumond", "status", "--healthy"]
-    nobody = f"--env=GPUMOND_URL=http://127.0.0.1:{free_port()}"
-    assert engine("podman", "exec", nobody, demo, *checked[1:], check=False) == "1"
+    unused_address = f"--env=GPUMOND_URL=http://127.0.0.1:{free_port()}"
+    assert engine("podman", "exec", unused_address, demo, *checked[1:], check=False) == "1"
 
 
 def test_container_stops_in_order(engine: Engine, demo: str):
@@ -178,8 +178,8 @@ def test_kubernetes_example_starts_the_agent_in_a_program(engine: Engine, tmp_pa
             *("--rm", "--user=0:0", *CONTAINED, *(f"--cap-add={right}" for right in rights), socket),
             *("--tmpfs=/var/lib/gpumond", f"--entrypoint={giver['command'][0]}", IMAGE, *giver["command"][1:]),
         )
-    told = {entry["name"]: entry.get("value") for entry in daemons["containers"][0]["env"]}
-    options = ("--env=GPUMOND_STATE_DIR=/tmp/state", f"--env=GPUMOND_URL={told['GPUMOND_URL']}")
+    variables = {entry["name"]: entry.get("value") for entry in daemons["containers"][0]["env"]}
+    options = ("--env=GPUMOND_STATE_DIR=/tmp/state", f"--env=GPUMOND_URL={variables['GPUMOND_URL']}")
     daemon = engine.run(
         *("--detach", *CONTAINED, "--pid=host", f"--user={user}:{user}", *options, socket),
         *(IMAGE, "serve", f"--listen={url}"),
@@ -270,8 +270,10 @@ def test_compose_file_scrapes_and_notifies_alertmanager(engine: Engine):
     try:
         prometheus = "http://127.0.0.1:9090/api/v1"
         until(lambda: (answer(f"{prometheus}/query?query=gpumond_device_up") or {"data": {}})["data"].get("result"), 60)
-        told = until(lambda: (answer(f"{prometheus}/alertmanagers") or {"data": {}})["data"].get("activeAlertmanagers"))
-        assert [entry["url"] for entry in told] == ["http://localhost:9093/api/v2/alerts"]
+        variables = until(
+            lambda: (answer(f"{prometheus}/alertmanagers") or {"data": {}})["data"].get("activeAlertmanagers")
+        )
+        assert [entry["url"] for entry in variables] == ["http://localhost:9093/api/v2/alerts"]
         until(lambda: answer("http://127.0.0.1:9093/api/v2/status"))
         engine("podman", "stop", "--time=5", "gpumond_demo_1")
         alerts = until(lambda: answer("http://127.0.0.1:9093/api/v2/alerts"), 300)

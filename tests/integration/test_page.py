@@ -314,12 +314,12 @@ def test_page_requests_a_token_if_reading_requires_one(browser: Browser, demo: R
         if route.request.headers.get("authorization", "").startswith("Bearer gpm_"):
             route.continue_()
         else:
-            problem = {"title": "Unauthorized", "status": 401, "detail": "reading wants a token here"}
+            problem = {"title": "Unauthorized", "status": 401, "detail": "reading requires a token"}
             route.fulfill(status=401, json=problem, content_type="application/problem+json")
 
     with open_page(browser, demo, guard=guard) as session:
         session.shows("Sign in to see this page")
-        session.shows("reading wants a token here")
+        session.shows("reading requires a token")
         assert not session.page.locator("#content").is_visible()
         session.page.get_by_role("button", name="Sign in").click()
         sign_in(session, demo)

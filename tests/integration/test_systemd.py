@@ -56,8 +56,8 @@ def received_lines(listener: socket.socket, until: str) -> list[str]:
 
 
 def test_service_notifies_ready_status_and_stopping(listener: socket.socket, serve: Callable[..., RunningDaemon]):
-    told = {"NOTIFY_SOCKET": str(listener.getsockname()), "WATCHDOG_USEC": "600000"}
-    daemon = serve("--source", "nvml", environ=told | {"LD_LIBRARY_PATH": "/nowhere"})
+    variables = {"NOTIFY_SOCKET": str(listener.getsockname()), "WATCHDOG_USEC": "600000"}
+    daemon = serve("--source", "nvml", environ=variables | {"LD_LIBRARY_PATH": "/nowhere"})
     beginning = received_lines(listener, until="READY=1")
     assert "WATCHDOG=1" in received_lines(listener, until="WATCHDOG=1")
     received_lines(listener, until="STATUS=cannot read devices: ")
@@ -68,7 +68,7 @@ def test_service_notifies_ready_status_and_stopping(listener: socket.socket, ser
 
 
 def test_notifications_without_a_listener_have_no_effect(tmp_path: Path):
-    notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "nobody")})
+    notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "none")})
     notify("READY=1", {})
 
 

@@ -21,7 +21,7 @@ rules:
     value: reclaimable_bytes
     above: 0
 receivers:
-  - {name: nobody, type: webhook, url: "http://127.0.0.1:9/"}
+  - {name: unreachable, type: webhook, url: "http://127.0.0.1:9/"}
 """
 ROWS = {
     "rules": "(name, etag, body) VALUES ('bad-{number}', 'x', {text})",
@@ -29,8 +29,8 @@ ROWS = {
     "alerts": "(body) VALUES ({text})",
     "past_alerts": "(at, body) VALUES ({number}, {text})",
     "history": "(body) VALUES ({text})",
-    "notices": "(receiver, seq, kind, alert) VALUES ('nobody', 100{number}, 'raised', {text})",
-    "told": "(receiver, labels, alert) VALUES ('nobody', 'labels-{number}', {text})",
+    "notices": "(receiver, seq, kind, alert) VALUES ('unreachable', 100{number}, 'raised', {text})",
+    "told": "(receiver, labels, alert) VALUES ('unreachable', 'labels-{number}', {text})",
     "baselines": "(name, side, body) VALUES ('bad-{number}', 'reference', {text})",
 }
 DAMAGE = ("X'FF'", "'{}'", "'[]'", "'not JSON'", "7")

@@ -25,7 +25,7 @@ class StandinDevice:
     def __init__(self, directory: Path, **environ: str) -> None:
         self.log = directory / "card.json"
         path = os.pathsep.join(map(str, (STANDINS, ROOT)))
-        own = {"PYTHONPATH": path, "STANDIN_LOG": str(self.log), "GPUMOND_SOCKET": str(directory / "nobody.sock")}
+        own = {"PYTHONPATH": path, "STANDIN_LOG": str(self.log), "GPUMOND_SOCKET": str(directory / "none.sock")}
         self.environ = os.environ | own | environ
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:

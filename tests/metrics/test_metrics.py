@@ -122,7 +122,7 @@ def test_frame_is_rendered_once():
     assert exposition.page(frame, Form(False)) is exposition.page(frame, Form(False))
 
 
-def test_one_step_writes_a_bounded_number_of_series():
+def test_slice_writes_a_bounded_number_of_series():
     pools = tuple(make_pool(allocator=f"a{number}", live=1) for number in range(4 * ROWS_AT_ONCE))
     snapshot = make_snapshot(make_device(), reports=(make_report(10, pools),))
     frame = Frame(snapshot, Ledger())

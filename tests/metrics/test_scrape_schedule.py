@@ -31,7 +31,7 @@ def test_page_is_expected_after_two_equal_intervals(times: tuple[float, ...], no
     assert (list(schedule_after(*times).expected(now, 1.0)) == ["page"]) is expected
 
 
-def test_each_page_has_its_own_scrapers():
+def test_pages_have_separate_scrapers():
     scrapes = schedule_after(10.0, 20.0)
     scrapes.schedule_after("other", 25.0)
     assert list(scrapes.expected(29.5, 1.0)) == ["page"]

@@ -69,13 +69,13 @@ def test_unread_device_has_no_verdict_value():
 
 
 def snapshots(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
-    memory, told = EngineState(), []
+    memory, ticks = EngineState(), []
     for second, (snapshot, verdicts) in enumerate(ticks):
         at = 1000.0 * second
         moved = Snapshot(second + 1, at, at, snapshot.source, snapshot.devices, snapshot.reports)
-        told.append(judge(memory, RULES, moved, verdicts))
-        memory = told[-1].memory
-    return told
+        ticks.append(judge(memory, RULES, moved, verdicts))
+        memory = ticks[-1].memory
+    return ticks
 
 
 def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():

@@ -58,7 +58,7 @@ class Watch:
 def run_week(
     directory: Path, days: float, store_bytes: int = STORE_BYTES, seed: int = 1, churn: int = 1
 ) -> dict[str, object]:
-    """Figures of so many days. Raises AssertionError if a notification is missing."""
+    """Return the figures of these days. Raises AssertionError if a notification is missing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     gc.freeze()
     gc.disable()

@@ -56,9 +56,9 @@ class EditLog:
 
 def edits(number: int) -> list[Edit]:
     """Return ``number`` edits, each of a different rule; none removes a rule that does not exist."""
-    dice, known, made = Random(1), set[str](), list[Edit]()
+    rng, known, made = Random(1), set[str](), list[Edit]()
     for count in range(number):
-        name = f"rule-{dice.randrange(RULE_NAMES)}"
+        name = f"rule-{rng.randrange(RULE_NAMES)}"
         remove = name in known and count % DELETE_EVERY == 0
         made.append(Edit(name, None if remove else 2.0**45 + count))
         (known.discard if remove else known.add)(name)
@@ -117,10 +117,10 @@ def losses(events: Sequence[Event], points: int, seed: int = 1) -> list[str]:
     """Return the losses of this number of power failures: half of them directly after an acknowledgement, half at any
     time.
     """
-    dice, disk, edit_log = Random(seed), Disk(), EditLog()
+    rng, disk, edit_log = Random(seed), Disk(), EditLog()
     after = [at for at, event in enumerate(events) if event.data == b"acknowledged" and event.kind == "m"]
-    moments = [dice.choice(after) for _ in range(points // 2)]
-    moments += [dice.randrange(len(events)) for _ in range(points - len(moments))]
+    moments = [rng.choice(after) for _ in range(points // 2)]
+    moments += [rng.randrange(len(events)) for _ in range(points - len(moments))]
     lost, done = [], 0
     for moment in sorted(moments):
         for event in events[done : moment + 1]:
@@ -128,7 +128,7 @@ def losses(events: Sequence[Event], points: int, seed: int = 1) -> list[str]:
             if event.kind == "m":
                 edit_log.see(event.data.decode())
         done = moment + 1
-        if wrong := _wrong(disk.after_power_loss(dice), edit_log):
+        if wrong := _wrong(disk.after_power_loss(rng), edit_log):
             lost.append(f"after {len(edit_log.acknowledged)} acknowledged, event {moment}: {wrong}")
     return lost
 

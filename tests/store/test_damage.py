@@ -154,14 +154,14 @@ FLIPS = 200
 
 
 def test_store_with_flipped_bits_is_opened_or_set_aside(intact: Path, tmp_path: Path):
-    dice = Random(14)
+    rng = Random(14)
     for number in range(FLIPS):
         path = copy_of(intact, tmp_path / str(number))
         content = bytearray(path.read_bytes())
         # Half of them in the header and the schema, where a flip affects the intact file.
         reach = 8192 if number % 2 else len(content)
-        for _ in range(dice.choice((1, 1, 3, 50))):
-            content[dice.randrange(reach)] ^= 1 << dice.randrange(8)
+        for _ in range(rng.choice((1, 1, 3, 50))):
+            content[rng.randrange(reach)] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
         with_store(path, works)
         verify_audit(path)

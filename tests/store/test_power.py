@@ -30,8 +30,8 @@ def test_acknowledged_rules_and_audit_entries_survive_a_loss_of_power(events: li
 def test_synchronous_normal_would_lose_changes_but_not_consistency(events: list[Event]):
     lost = losses(without_commit_syncs(events), LOSSES)
     assert len(lost) > LOSSES / 4
-    told = ("not what was acknowledged", "entries were missing when a daemon started")
-    assert all(any(one in each for one in told) for each in lost)
+    errors = ("not what was acknowledged", "entries were missing when a daemon started")
+    assert all(any(one in each for one in errors) for each in lost)
 
 
 def test_disk_that_never_syncs_would_lose_changes(events: list[Event]):
@@ -39,7 +39,7 @@ def test_disk_that_never_syncs_would_lose_changes(events: list[Event]):
 
 
 def test_disk_keeps_synced_data_and_any_sectors_of_the_rest():
-    disk, dice = Disk(), Random(1)
+    disk, rng = Disk(), Random(1)
     for event in (
         Event("c", "/d/kept", 0, b""),
         Event("w", "/d/kept", 0, b"a" * 1024),
@@ -51,7 +51,7 @@ def test_disk_keeps_synced_data_and_any_sectors_of_the_rest():
     ):
         disk.see(event)
     assert disk.held() == {"/d/renamed": b"b" * 1024, "/d/new": b""}
-    found = [disk.after_power_loss(dice) for _ in range(200)]
+    found = [disk.after_power_loss(rng) for _ in range(200)]
     names = {tuple(sorted(each)) for each in found}
     assert names == {("/d/kept",), ("/d/renamed",), ("/d/kept", "/d/new"), ("/d/new", "/d/renamed")}
     contents = {each.get("/d/kept", b"") + each.get("/d/renamed", b"") for each in found}

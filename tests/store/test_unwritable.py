@@ -29,7 +29,7 @@ def test_corrupt_file_is_set_aside_with_a_fault_and_never_overwritten(path: Path
     (aside,) = path.parent.glob("*.corrupt-*")
     assert aside.read_bytes() == b"not a database" * 1000
     assert "set aside" in caplog.text
-    assert with_store(path, work)[1] == ["corrupt"], "it is said until somebody has looked"
+    assert with_store(path, work)[1] == ["corrupt"], "the fault lasts until it is read"
 
 
 def test_damaged_page_is_detected_at_the_next_start(path: Path):

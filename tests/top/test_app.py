@@ -194,7 +194,7 @@ def test_flush_without_releasable_memory_is_not_offered(fake: FakeDaemon):
     [(404, "no agent matches"), (401, "GPUMOND_TOKEN"), (409, "already under way"), (429, "flushed a moment ago")],
 )
 def test_refusal_is_shown(fake: FakeDaemon, status: int, text_shown: str):
-    detail = "this wants a token" if status == 401 else text_shown
+    detail = "this requires a token" if status == 401 else text_shown
     fake.answers["/api/v1/flushes"] = (status, {"detail": detail})
 
     async def act(top: Top, pilot: Pilot[None]) -> None:

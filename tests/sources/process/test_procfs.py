@@ -39,7 +39,7 @@ def test_real_process_is_identified() -> None:
         (b"caf\xe9", "caf\N{REPLACEMENT CHARACTER}"),
     ],
 )
-def test_any_command_name_is_read(tmp_path: Path, comm: bytes, shown: str) -> None:
+def test_arbitrary_command_names_are_read(tmp_path: Path, comm: bytes, shown: str) -> None:
     write(tmp_path, 7, comm)
     assert look_up(tmp_path, 7) == ProcessOwner(500, shown, 1000, user_name(1000))
 
