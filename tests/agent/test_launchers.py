@@ -110,8 +110,8 @@ def test_ranks_of_a_launcher_each_have_the_agent(
         pids = started(tmp_path, ranks)
         assert len(pids) == ranks
         assert {daemon.wait_message(Hello, pid).workload for pid in (process.pid, *pids)} == {"train/a"}
-        said = [daemon.wait_message(Report, pid).program for pid in pids]
-        assert [program.distributed for program in said] == [ranks > 1] * ranks
+        programs = [daemon.wait_message(Report, pid).program for pid in pids]
+        assert [program.distributed for program in programs] == [ranks > 1] * ranks
         assert ended(process, tmp_path) == (0, "['--epochs', '3']\n", "")
         for pid in (process.pid, *pids):
             daemon.wait_message(Bye, pid)

@@ -94,9 +94,9 @@ print(plan.expected.low == plan.expected.high == receipt.released_bytes == befor
 def test_visited_chunks_are_not_kept(library: Path) -> None:
     code = """
 kept = history(random.Random(4))
-said, before = cupy_chunks.whole_bytes(pool, 0), sum(HELD.values())
+whole_bytes, before = cupy_chunks.whole_bytes(pool, 0), sum(HELD.values())
 pool.free_all_blocks()
-print(said == before - sum(HELD.values()) > 0, cupy_chunks.whole_bytes(pool, 0))
+print(whole_bytes == before - sum(HELD.values()) > 0, cupy_chunks.whole_bytes(pool, 0))
 """
     assert run(code, library) == ["True 0"]
 
@@ -115,10 +115,10 @@ def churn(stream):
             blocks = [alloc(512) for _ in range(draw.randrange(1, 40))]
 threads = [threading.Thread(target=churn, args=(stream,)) for stream in (100, 200)]
 [thread.start() for thread in threads]
-said = [cupy_chunks.whole_bytes(pool, 0) for _ in range(300)]
+whole_bytes = [cupy_chunks.whole_bytes(pool, 0) for _ in range(300)]
 ended.set()
 [thread.join() for thread in threads]
-print(all(one is None or (0 <= one - whole <= most and (one - whole) % 512 == 0) for one in said))
+print(all(one is None or (0 <= one - whole <= most and (one - whole) % 512 == 0) for one in whole_bytes))
 print(0 < cupy_chunks.whole_bytes(pool, 0) - whole <= most)
 """
     assert run(code, library) == ["True", "True"]

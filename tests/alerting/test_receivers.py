@@ -119,10 +119,10 @@ def test_only_temporary_errors_are_retried(listener: Listener, status: int, kind
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [("7", 7.0), ("100000", 3600.0), ("-3", 0.0), ("soon", 0.0), ("nan", 0.0)]
+    ("header", "seconds"), [("7", 7.0), ("100000", 3600.0), ("-3", 0.0), ("soon", 0.0), ("nan", 0.0)]
 )
-def test_retry_after_is_used_up_to_a_limit(listener: Listener, said: str, seconds: float):
-    listener.answer = answer(429, Retry_After=said)
+def test_retry_after_is_used_up_to_a_limit(listener: Listener, header: str, seconds: float):
+    listener.answer = answer(429, Retry_After=header)
     failed = failure(webhook(listener))
     assert isinstance(failed, Retry)
     assert failed.after_seconds == seconds

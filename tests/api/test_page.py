@@ -64,8 +64,8 @@ def test_page_is_served_before_the_first_frame():
 
 
 def test_page_names_kinds_as_the_daemon_does():
-    said = dict(re.findall(r"^export const (\w+) = (.+);$", TEXT["/words.js"], re.MULTILINE))
-    known = {name: json.loads(value) for name, value in said.items()}
+    constants = dict(re.findall(r"^export const (\w+) = (.+);$", TEXT["/words.js"], re.MULTILINE))
+    known = {name: json.loads(value) for name, value in constants.items()}
     assert tuple(known["SHARES"]) == SHARES
     assert set(known["ORDINARY"]) == ORDINARY
     assert known["MISSED_LIMIT"] == MISSED_LIMIT

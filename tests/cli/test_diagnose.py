@@ -55,9 +55,9 @@ def changes(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
 def test_linear_leak_is_found_with_its_slope_and_the_time_to_full(tmp_path: Path):
     file = tmp_path / "smi.csv"
     file.write_text(LEAK)
-    said = changes(diagnose(str(file), "--json"))
-    assert all(list(change) == KEYS for change in said)
-    (leak,) = [change for change in said if change["kind"] == "leak" and change["onset"]]
+    transitions = changes(diagnose(str(file), "--json"))
+    assert all(list(change) == KEYS for change in transitions)
+    (leak,) = [change for change in transitions if change["kind"] == "leak" and change["onset"]]
     assert (leak["uuid"], leak["pid"]) == ("GPU-a", None)
     assert leak["slope_bytes_per_second"] == pytest.approx(MIB, rel=0.2)
     left = (40_960 - leaking(int(leak["time"] - 1714564800))) * MIB / MIB
@@ -67,8 +67,8 @@ def test_linear_leak_is_found_with_its_slope_and_the_time_to_full(tmp_path: Path
 
 
 def test_constant_memory_is_no_leak():
-    said = changes(diagnose("-", "--json", stdin=log(*rows(3000, lambda second: 20_000 + second % 3))))
-    assert not [change for change in said if change["kind"] in ("leak", "pressure", "crash", "fragmentation")]
+    transitions = changes(diagnose("-", "--json", stdin=log(*rows(3000, lambda second: 20_000 + second % 3))))
+    assert not [change for change in transitions if change["kind"] in ("leak", "pressure", "crash", "fragmentation")]
 
 
 @pytest.mark.parametrize("data", [LEAK.encode(), gzip.compress(LEAK.encode()), LEAK.encode("utf-16")])

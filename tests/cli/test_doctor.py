@@ -18,8 +18,8 @@ DOWN = {"name": "nvml", "up": False, "reason": "driver_not_loaded"}
 def findings(*processes: dict[str, Any], **status: Any) -> dict[str, Finding]:
     """Return doctor's findings for these daemon responses, the last one of each subject."""
     source = {"name": "nvml", "up": True, "reason": "", "detail": ""}
-    said = {"version": "1", "source": source, "faults": [], "conditions": []} | status
-    answers = {"/api/v1/status": said, "/api/v1/agents": [], "/api/v1/processes": processes}
+    answer = {"version": "1", "source": source, "faults": [], "conditions": []} | status
+    answers = {"/api/v1/status": answer, "/api/v1/agents": [], "/api/v1/processes": processes}
     return {finding.subject: finding for finding in daemon(answers.__getitem__)}
 
 

@@ -109,9 +109,9 @@ def test_record_writes_snapshots_of_a_real_daemon_until_it_is_interrupted(
     recorder = subprocess.Popen(command, env=daemon.environ, stderr=subprocess.PIPE)
     until(lambda: file.exists() and file.read_bytes().count(b"\n") > 5)
     recorder.send_signal(signal.SIGINT)
-    _, said = recorder.communicate(timeout=20)
+    _, errors = recorder.communicate(timeout=20)
     seen = recorded(file.read_bytes())
     assert recorder.returncode == 0
-    assert said.decode().splitlines()[-1].startswith(f"gpumond: {len(seen)} snapshots recorded")
+    assert errors.decode().splitlines()[-1].startswith(f"gpumond: {len(seen)} snapshots recorded")
     assert all(one.seq < other.seq for one, other in pairwise(seen))
     assert {device.uuid for device in seen[-1].devices} == {device.uuid for device in driver.devices}

@@ -151,10 +151,10 @@ def test_invalid_configuration_names_place_and_expectation(place: Path, case: st
     text, says = BAD[case]
     with pytest.raises(ConfigError) as error:
         read(place, text)
-    said = str(error.value).replace(f"{place}/", "")
-    assert said.startswith("web_config web.yml")
-    assert says in said
-    assert "wonder" not in said
+    message = str(error.value).replace(f"{place}/", "")
+    assert message.startswith("web_config web.yml")
+    assert says in message
+    assert "wonder" not in message
 
 
 def test_configuration_takes_effect(place: Path):

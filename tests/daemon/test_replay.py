@@ -76,8 +76,8 @@ async def recorded(directory: Path) -> list[Frame]:
 
 def onsets(verdicts: list[tuple[Verdict, ...]]) -> list[set[tuple[str, int | None, str]]]:
     """Verdicts that begin with each snapshot."""
-    said = [{(verdict.device_uuid, verdict.pid, verdict.kind) for verdict in each} for each in verdicts]
-    return [now - before for before, now in zip([set(), *said], said, strict=False)]
+    keys = [{(verdict.device_uuid, verdict.pid, verdict.kind) for verdict in each} for each in verdicts]
+    return [now - before for before, now in zip([set(), *keys], keys, strict=False)]
 
 
 def test_recording_of_a_running_daemon_gives_its_verdicts(program: Path):

@@ -46,7 +46,7 @@ MALFORMED = {
     "a folded header": POST_RULE + b"X: a\r\n b\r\n" + b"Content-Length\r\n : 69\r\n\r\n" + BODY,
     "a bare line feed in a header": POST_RULE + b"X: a\nContent-Length: 69\r\r\n\r\n" + BODY,
     "a chunk of a wrong size": POST_RULE + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + BODY + b"\r\n0\r\n\r\n",
-    "a chunk longer than said": POST_RULE + b"Transfer-Encoding: chunked\r\n\r\n1\r\n" + BODY + b"\r\n0\r\n\r\n",
+    "a chunk longer than its size": POST_RULE + b"Transfer-Encoding: chunked\r\n\r\n1\r\n" + BODY + b"\r\n0\r\n\r\n",
     "absolute form": POST_RULE.replace(b"POST /", b"POST http://127.0.0.1/") + LENGTH + b"\r\n" + BODY,
     "absolute form of another": POST_RULE.replace(b"POST /", b"POST http://evil.com/") + LENGTH + b"\r\n" + BODY,
     "authority form": b"CONNECT 127.0.0.1:9917 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",

@@ -202,8 +202,8 @@ def snapshots_of_an_end_after_an_oom(ending: Ending | None, full: bool) -> list[
 def test_crash_depends_on_the_reported_ending_first(ending: Ending | None, full: bool, kind: str):
     found = snapshots_of_an_end_after_an_oom(ending, full)
     assert kinds(found) & {"crash", "release"} == {kind}
-    said = next(verdict.summary for _, verdict in found if verdict.kind == kind)
-    assert ("probably" in said) == (kind == "crash" and ending != "out-of-memory")
+    summary = next(verdict.summary for _, verdict in found if verdict.kind == kind)
+    assert ("probably" in summary) == (kind == "crash" and ending != "out-of-memory")
 
 
 @pytest.mark.parametrize("ending", [None, "error"])
@@ -305,9 +305,9 @@ def shapes_over(curve: Curve, minutes: float) -> list[tuple[float, str | None]]:
     diagnosis, found = Diagnosis(), []
     for snapshot in by_process(curve, steps_of(minutes)):
         diagnosis = diagnose(diagnosis, snapshot)
-        said = [verdict.kind for verdict in diagnosis.verdicts if verdict.pid == 10]
+        active = [verdict.kind for verdict in diagnosis.verdicts if verdict.pid == 10]
         if snapshot.elapsed_seconds % MINUTE == 0:
-            found.append((snapshot.elapsed_seconds / MINUTE, said[0] if said else None))
+            found.append((snapshot.elapsed_seconds / MINUTE, active[0] if active else None))
     return found
 
 

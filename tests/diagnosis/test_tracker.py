@@ -37,11 +37,11 @@ def leaking_snapshots(minutes: float = 60) -> Iterator[Snapshot]:
 def test_verdicts_depend_on_the_snapshots_alone():
     def snapshots() -> list[object]:
         diagnosis = Diagnosis()
-        said: list[object] = []
+        active: list[object] = []
         for snapshot in leaking_snapshots():
             diagnosis = diagnose(diagnosis, snapshot)
-            said.append(diagnosis.verdicts)
-        return said
+            active.append(diagnosis.verdicts)
+        return active
 
     assert snapshots() == snapshots()
 
@@ -191,8 +191,8 @@ def test_life_has_at_most_one_shape():
     diagnosis = Diagnosis()
     for snapshot in leaking_snapshots():
         diagnosis = diagnose(diagnosis, snapshot)
-        said = [v.pid for v in diagnosis.verdicts if v.kind in shapes | {"leak"}]
-        assert len(said) == len(set(said))
+        active = [v.pid for v in diagnosis.verdicts if v.kind in shapes | {"leak"}]
+        assert len(active) == len(set(active))
 
 
 def test_mig_instances_are_judged_and_their_device_is_not():

@@ -46,16 +46,16 @@ def moment(seed: int, asynchronous: bool, graph: bool = False, pending: bool = F
     del blocks[:40]
     if not pending:
         torch.cuda.synchronize()
-    said = {
+    record = {
         "stats": plain(torch._C._cuda_memoryStats(0)),
         "snapshot": None if asynchronous else [segment(one) for one in torch.cuda.memory_snapshot()],
     }
     before = torch.cuda.memory_reserved(0)
     torch.cuda.empty_cache()
-    said["returned"] = before - torch.cuda.memory_reserved(0)
+    record["returned"] = before - torch.cuda.memory_reserved(0)
     del blocks, captured
     torch.cuda.empty_cache()
-    return said
+    return record
 
 
 def _captured() -> Any:

@@ -96,8 +96,8 @@ def test_values_equal_those_of_nvidia_smi(source: NvmlSource) -> None:
                 continue
             assert first is not None, smi_field
             assert last is not None, smi_field
-            said = float(row[smi_field]) * unit
-            assert min(first, last) - tolerance <= said <= max(first, last) + tolerance, smi_field
+            smi_value = float(row[smi_field]) * unit
+            assert min(first, last) - tolerance <= smi_value <= max(first, last) + tolerance, smi_field
 
 
 def test_parts_of_a_devices_memory_sum_to_its_size(source: NvmlSource) -> None:

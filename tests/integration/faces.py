@@ -120,9 +120,9 @@ def _of_metrics(now: FrameAndAnswers) -> Iterator[str]:
     names = {name for name, _ in expected} | {"gpumond_verdict", "gpumond_alerts"}
     shown = {key: value for key, value in now.series.items() if key[0] in names}
     for name, labels in sorted(expected.keys() | shown.keys(), key=str):
-        said, held = shown.get((name, labels)), expected.get((name, labels))
-        if said != held:
-            yield f"/metrics: {name} {dict(labels)} is {said}, not {held}"
+        shown_value, held = shown.get((name, labels)), expected.get((name, labels))
+        if shown_value != held:
+            yield f"/metrics: {name} {dict(labels)} is {shown_value}, not {held}"
 
 
 def _of_page(frame: Any, session: PageSession) -> Iterator[str]:
@@ -189,18 +189,18 @@ def of_command(frame: Any, face: str, text: str) -> Iterator[str]:
     yield from _differ(face, {"verdicts": (sorted(verdicts), _notable(frame))})
 
 
-def _of_json(frame: Any, said: Any) -> Iterator[str]:
+def _of_json(frame: Any, document: Any) -> Iterator[str]:
     for name in ("processes", "ledger", "verdicts", "alerts"):
-        if said[name] != frame[name]:
+        if document[name] != frame[name]:
             yield f"status --json: {name} are not the frame's"
-    if said["devices"] != frame["snapshot"]["devices"]:
+    if document["devices"] != frame["snapshot"]["devices"]:
         yield "status --json: devices are not the frame's"
 
 
 def _differ(face: str, compared: dict[str, tuple[Any, Any]]) -> Iterator[str]:
-    for what, (said, held) in compared.items():
-        if said != held:
-            yield f"{face}: {what} are {said}, not {held}"
+    for what, (shown_value, held) in compared.items():
+        if shown_value != held:
+            yield f"{face}: {what} are {shown_value}, not {held}"
 
 
 def _row(frame: Any, process: Any) -> str:

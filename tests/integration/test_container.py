@@ -194,8 +194,8 @@ def test_kubernetes_example_starts_the_agent_in_a_program(engine: Engine, tmp_pa
         assert str(agents[0]["pid"]) == engine("podman", "inspect", hosted, "--format", "{{.State.Pid}}")
         assert engine("podman", "exec", "--user=0", hosted, "ls", "/run/gpumond") == "agent.sock"
         for verb in (("status",), ("top", "--once"), ("flush", "--all", "--dry-run")):
-            said = engine("podman", "exec", daemon, "gpumond", *verb, "--json", check=verb[0] != "flush")
-            assert said == "3" if verb[0] == "flush" else '"inference"' in said  # 3: nothing to release
+            output = engine("podman", "exec", daemon, "gpumond", *verb, "--json", check=verb[0] != "flush")
+            assert output == "3" if verb[0] == "flush" else '"inference"' in output  # 3: nothing to release
     finally:
         engine("podman", "rm", "--force", "--time=2", daemon, hosted)
 

@@ -61,4 +61,4 @@ def test_operator_resources_are_checked_for_errors(kind: str, place: str, value:
         inside = inside[key]
     inside[last] = value
     (found,) = errors_of([changed])
-    assert [said for said in found if complaint in said], found
+    assert [error for error in found if complaint in error], found

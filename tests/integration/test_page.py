@@ -73,11 +73,11 @@ def test_contradicting_view_is_found(demo: RunningDaemon, face: str):
     with serving_frame(demo) as fake:
         now = consistent_frame(demo)
         fake.show(now.frame)
-        said = command(fake, face, *(["--once"] if face == "top" else []))
-        assert list(of_command(now.frame, face, said)) == []
+        output = command(fake, face, *(["--once"] if face == "top" else []))
+        assert list(of_command(now.frame, face, output)) == []
         now.frame["processes"][0]["used_bytes"] += GIB
         now.frame["snapshot"]["devices"][0]["used_bytes"] += GIB
-        assert len(list(of_command(now.frame, face, said))) == 2
+        assert len(list(of_command(now.frame, face, output))) == 2
 
 
 def test_bar_is_as_long_as_its_value(session: PageSession):
@@ -206,9 +206,9 @@ def flushed(expected: int, released: int, driver: int | None, raced: bool = Fals
     ],
 )
 def test_receipt_explains_differing_figures(session: PageSession, receipt: Any, reasons: list[str]):
-    said = session.page.evaluate(DIFFERENCES, [flushed(4, 0, None), receipt])
-    assert len(said) == len(reasons)
-    assert all(reason in sentence for reason, sentence in zip(reasons, said, strict=True)), said
+    output = session.page.evaluate(DIFFERENCES, [flushed(4, 0, None), receipt])
+    assert len(output) == len(reasons)
+    assert all(reason in sentence for reason, sentence in zip(reasons, output, strict=True)), output
 
 
 def receipts_of(daemon: RunningDaemon, workload: str) -> list[Any]:

@@ -188,7 +188,7 @@ def test_summary_has_the_actions_and_the_truth(device: SimDevice):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "no scenario given; `gpumond load --list`"),
         (("leek",), "no scenario is named 'leek'"),
@@ -204,10 +204,10 @@ def test_summary_has_the_actions_and_the_truth(device: SimDevice):
         (("stress", "--fill", "200%"), "option --fill '200%': expected a share of at least 0.01 and at most 0.99"),
     ],
 )
-def test_wrong_use_is_one_line_with_the_remedy(arguments: tuple[str, ...], said: str):
+def test_wrong_use_is_one_line_with_the_remedy(arguments: tuple[str, ...], message: str):
     status, out, err = load(None, *arguments)
     assert (status, out) == (2, "")
-    assert said in err
+    assert message in err
     assert len([line for line in err.splitlines() if line.startswith("gpumond: ")]) == 1
     assert "Traceback" not in err
 

@@ -306,7 +306,7 @@ def test_documented_limits_equal_those_of_the_code():
     text = document_text("reference/limits.md").partition("\n## Sizing\n")[0]
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", text, re.MULTILINE)
     assert dict(rows[1:]).keys() == STATED.keys()
-    wrong = {of: (said, STATED[of]) for of, said in rows[1:] if not said.startswith(STATED[of])}
+    wrong = {of: (stated, STATED[of]) for of, stated in rows[1:] if not stated.startswith(STATED[of])}
     assert wrong == {}
     service = (DEPLOY / "systemd/gpumond.service").read_text()
     assert "MemoryMax=512M\nTasksMax=64\n" in service

@@ -1,4 +1,4 @@
-"""Days of simulated time in minutes: what goes wrong meanwhile, what is said of it, and what the process needs."""
+"""Days of simulated time in minutes: errors, alerts, and the resources of the process."""
 
 from __future__ import annotations
 

@@ -127,8 +127,8 @@ def test_arbitrary_lists_yield_no_impossible_process(listed: list[Listed]) -> No
 @given(numbers, numbers, numbers, st.none() | numbers)
 def test_arbitrary_answers_yield_no_impossible_memory(size: int, used: int, free: int, reserved: int | None) -> None:
     tally = Tally()
-    said = MemoryCounts(size, used, free, reserved)
-    checked = memory(tally, "GPU-0", said)
-    assert checked == said or tally or size == 0
+    counts = MemoryCounts(size, used, free, reserved)
+    checked = memory(tally, "GPU-0", counts)
+    assert checked == counts or tally or size == 0
     known = [value for value in checked if value is not None]
     assert not known or max(known) == checked.size_bytes < 2**63

@@ -219,10 +219,10 @@ def test_missing_driver_shows_the_remedy_once_and_no_empty_table(fake: FakeDaemo
     alert = Alert("driver-down", "firing", (), (("summary", f"no device can be read: {words}"),), 1.0, 0.0, 1.0)
     fake.show(make_frame(source=down, faults=(fault,), alerts=(alert,)))
     command = [sys.executable, "-m", "gpumond", *verb, "--url", fake.url]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert said.count(remedy) == 1
-    assert "driver-down firing" in said
-    assert "GPU " not in said
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert output.count(remedy) == 1
+    assert "driver-down firing" in output
+    assert "GPU " not in output
 
 
 def test_once_is_plain_text_without_a_terminal(fake: FakeDaemon):

@@ -72,9 +72,9 @@ def test_process_without_an_agent_has_no_reclaimable_bytes():
 def test_device_state_is_shown_unless_it_is_normal(fields: dict[str, object], state: str):
     seen = view(make_frame(make_device(**fields)))
     assert seen.devices[0].state == state
-    said = "\n".join("".join(piece.text for piece in line) for line in picture(seen, 80, 24, True))
-    assert state in said
-    assert ("of 80.0 GiB" in said) == (seen.devices[0].used_bytes is not None)
+    shown = "\n".join("".join(piece.text for piece in line) for line in picture(seen, 80, 24, True))
+    assert state in shown
+    assert ("of 80.0 GiB" in shown) == (seen.devices[0].used_bytes is not None)
 
 
 def test_verdict_with_a_trouble_precedes_others():

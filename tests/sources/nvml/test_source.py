@@ -23,13 +23,13 @@ def test_values_of_64_processes_on_8_devices_equal_those_of_the_driver(driver: F
     assert reading.faults == ()
     assert (reading.driver_version, reading.library_version) == ("580.65.06", "13.580.65.06")
     assert [device.index for device in reading.devices] == list(range(8))
-    for said, device in zip(driver.devices, reading.devices, strict=True):
-        assert (device.uuid, device.name, device.vendor) == (said.uuid, said.name, "nvidia")
-        assert (device.pci_bus_id, device.parent_uuid, device.unified) == (said.pci_bus_id, None, False)
-        assert (device.size_bytes, device.used_bytes) == (said.total_bytes, said.used_bytes)
-        assert device.reserved_bytes == said.reserved_bytes
-        assert device.free_bytes == said.total_bytes - said.used_bytes - said.reserved_bytes
-        assert used_by_pid(device) == {process.pid: process.used_bytes for process in said.processes}
+    for configured, device in zip(driver.devices, reading.devices, strict=True):
+        assert (device.uuid, device.name, device.vendor) == (configured.uuid, configured.name, "nvidia")
+        assert (device.pci_bus_id, device.parent_uuid, device.unified) == (configured.pci_bus_id, None, False)
+        assert (device.size_bytes, device.used_bytes) == (configured.total_bytes, configured.used_bytes)
+        assert device.reserved_bytes == configured.reserved_bytes
+        assert device.free_bytes == configured.total_bytes - configured.used_bytes - configured.reserved_bytes
+        assert used_by_pid(device) == {process.pid: process.used_bytes for process in configured.processes}
 
 
 def test_processes_carry_their_identity_from_proc(driver: FakeDriver) -> None:
@@ -69,9 +69,9 @@ def test_old_library_uses_memory_version_1(driver: FakeDriver) -> None:
         driver.heal()
         driver.write()
         second = child.read(20)
-    said = driver.devices[0]
+    configured = driver.devices[0]
     for reading in (first, second):
-        assert reading.devices[0].used_bytes == said.used_bytes + said.reserved_bytes
+        assert reading.devices[0].used_bytes == configured.used_bytes + configured.reserved_bytes
         assert reading.devices[0].reserved_bytes is None
         assert reading.faults == ()
 

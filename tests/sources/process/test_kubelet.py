@@ -47,7 +47,7 @@ class Server:
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "kubelet.sock")
-        self.said: bytes | grpc.StatusCode = b""
+        self.response: bytes | grpc.StatusCode = b""
         self.asked: list[bytes] = []
         self.may_answer = threading.Event()
         self.may_answer.set()
@@ -73,9 +73,9 @@ class Server:
     def _list(self, request: bytes, context: Any) -> bytes:
         self.asked.append(request)
         self.may_answer.wait()
-        if isinstance(self.said, grpc.StatusCode):
-            context.abort(self.said, "not now")
-        return self.said
+        if isinstance(self.response, grpc.StatusCode):
+            context.abort(self.response, "not now")
+        return self.response
 
 
 @pytest.fixture
@@ -94,18 +94,18 @@ def found(kubelet: Kubelet, identity: str = "GPU-a") -> Pod:
     [("GPU-A", "GPU-a"), ("MIG-a/1/0", "MIG-a/1/0"), ("0000:03:00.0", "0000:03:00.0"), ("GPU-a::3", "GPU-a")],
 )
 def test_pod_of_a_device_is_found(server: Server, listed: str, asked: str):
-    server.said = resources("other", "GPU-x") + resources("llama-0", "GPU-y", listed)
+    server.response = resources("other", "GPU-x") + resources("llama-0", "GPU-y", listed)
     server.start()
     assert found(server.kubelet(), asked) == Pod("llama-0", "research")
     assert server.asked == [b""]
 
 
 def test_kubelet_is_queried_once_in_ten_seconds(server: Server):
-    server.said = resources("llama-0", "GPU-a")
+    server.response = resources("llama-0", "GPU-a")
     server.start()
     kubelet = server.kubelet()
     found(kubelet)
-    server.said = resources("llama-1", "GPU-a")
+    server.response = resources("llama-1", "GPU-a")
     for server.now in (1003.0, 1006.0, 1009.9):
         assert kubelet.pod(("GPU-a",), 100) == Pod("llama-0", "research")
     assert len(server.asked) == 1
@@ -116,7 +116,7 @@ def test_kubelet_is_queried_once_in_ten_seconds(server: Server):
 
 def test_reading_does_not_wait_for_the_answer(server: Server):
     server.may_answer.clear()
-    server.said = resources("llama-0", "GPU-a")
+    server.response = resources("llama-0", "GPU-a")
     server.start()
     kubelet = server.kubelet()
     assert kubelet.pod(("GPU-a",), 100) is None
@@ -128,7 +128,9 @@ def test_reading_does_not_wait_for_the_answer(server: Server):
 
 
 def test_device_of_several_pods_has_no_owner(server: Server):
-    server.said = resources("llama-0", "GPU-a::0") + resources("llama-1", "GPU-a::1") + resources("whisper", "GPU-b")
+    server.response = (
+        resources("llama-0", "GPU-a::0") + resources("llama-1", "GPU-a::1") + resources("whisper", "GPU-b")
+    )
     server.start()
     kubelet = server.kubelet()
     found(kubelet, "GPU-b")
@@ -136,7 +138,7 @@ def test_device_of_several_pods_has_no_owner(server: Server):
 
 
 def test_answer_from_before_the_process_started_does_not_count(server: Server):
-    server.said = resources("llama-0", "GPU-a")
+    server.response = resources("llama-0", "GPU-a")
     server.start()
     kubelet = server.kubelet()
     found(kubelet)
@@ -144,7 +146,7 @@ def test_answer_from_before_the_process_started_does_not_count(server: Server):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -154,16 +156,16 @@ def test_answer_from_before_the_process_started_does_not_count(server: Server):
         resources("llama-0", "GPU-a")[:-5],
     ],
 )
-def test_kubelet_error_makes_one_answer_unknown(server: Server, said: Any):
+def test_kubelet_error_makes_one_answer_unknown(server: Server, response: Any):
     """The last valid answer remains until the next one."""
-    server.said = resources("llama-0", "GPU-a")
+    server.response = resources("llama-0", "GPU-a")
     server.start()
     kubelet = server.kubelet()
     found(kubelet)
-    server.said, server.now = said, 1010.0
+    server.response, server.now = response, 1010.0
     assert kubelet.pod(("GPU-a",), 100) == Pod("llama-0", "research")
     until(lambda: len(server.asked) == 2)
-    server.said = resources("llama-1", "GPU-a")
+    server.response = resources("llama-1", "GPU-a")
 
     def renamed() -> bool:
         server.now += 10.0
@@ -181,7 +183,7 @@ def test_kubelet_that_starts_later_is_found(server: Server):
     server.now += 10.0
     assert kubelet.pod(("GPU-a",), 100) is None
     Path(server.path).unlink()
-    server.said = resources("llama-0", "GPU-a")
+    server.response = resources("llama-0", "GPU-a")
     server.start()
 
     def later() -> Pod | None:
@@ -225,7 +227,7 @@ OTHER_PROCESS = (None, None)
 
 @pytest.fixture
 def host(tmp_path: Path, server: Server) -> Host:
-    server.said = resources("llama-0", "GPU-a", "0000:03:00.0")
+    server.response = resources("llama-0", "GPU-a", "0000:03:00.0")
     server.start()
     return Host(tmp_path, server.kubelet())
 

@@ -255,9 +255,9 @@ def test_real_orphan_is_an_orphan(tmp_path: Path):
     program = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
     script = f"exec 3<&0; {sys.executable} -c '{program}' <&3 & setsid {sys.executable} -c '{program}' <&3 & exit 0"
     read, write = os.pipe()
-    with open(tmp_path / "pids", "w+b") as said, os.fdopen(write, "wb"):
+    with open(tmp_path / "pids", "w+b") as pids_file, os.fdopen(write, "wb"):
         with os.fdopen(read, "rb") as stdin:
-            subprocess.run(["sh", "-c", script], stdin=stdin, stdout=said, start_new_session=True, check=True)
+            subprocess.run(["sh", "-c", script], stdin=stdin, stdout=pids_file, start_new_session=True, check=True)
         until(lambda: (tmp_path / "pids").read_text().count("\n") == 2)
         pids = [int(line) for line in (tmp_path / "pids").read_text().splitlines()]
         ticks = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) for pid in pids}
