@@ -1,4 +1,4 @@
-"""Frames that are full of names which nobody has used before, for ``bench.flood``."""
+"""Messages with names that were never used before, for ``bench.flood``."""
 
 from __future__ import annotations
 

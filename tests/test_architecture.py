@@ -1,4 +1,4 @@
-"""Executes the layout of the package: layers, the home of each library, and the size of files."""
+"""Layout of the package: layers, the place of each library, and the size of files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ LIBRARIES = {
     "yaml": ("config", "cli.rule_tests"),
     "cupy": ("loadgen.engines",),
     "torch": ("loadgen.engines",),
-    "sitecustomize": ("agent.inject",),  # the user's own module of that name, which runs after ours
+    "sitecustomize": ("agent.inject",),  # the module of the user's own name, which runs after this one
     "_xxsubinterpreters": ("agent.thread",),  # part of the standard library until 3.12
     "pydantic_core": ("protocol.validator",),
     "pydantic": (
@@ -76,7 +76,7 @@ LIBRARIES = {
         "api",
         "store",
         "engine.preview",
-    ),  # input that people write
+    ),  # files that people write
 }
 """The modules that may import a third-party library."""
 
@@ -142,7 +142,7 @@ def test_imports_point_down_the_layers(module: str):
 
 
 @EACH_MODULE
-def test_libraries_have_one_home(module: str):
+def test_third_party_libraries_are_imported_only_where_listed(module: str):
     for name in imports(module):
         library = name.partition(".")[0]
         if library in LIBRARIES:
@@ -201,7 +201,7 @@ def test_files_are_short():
     assert lengths[len(lengths) // 2][0] <= MEDIAN_LINES
 
 
-def test_names_are_not_drawers():
+def test_module_names_are_specific():
     drawers = {"utils", "helpers", "common", "manager", "misc"}
     assert not [module for module in FILES if drawers & set(module.split("."))]
 

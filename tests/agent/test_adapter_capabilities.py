@@ -39,5 +39,5 @@ def test_adapters_declare_each_public_member(module: str) -> None:
     assert {name for name in vars(adapter) if not name.startswith("_")} == declared
 
 
-def test_capabilities_are_found() -> None:
+def test_capabilities_of_adapters_are_found() -> None:
     assert len(CAPABILITIES) == 8

@@ -1,4 +1,4 @@
-"""Receivers as they are written: mistakes are named, addresses are not shown."""
+"""Configuration of receivers: mistakes are named, addresses are not shown."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def receivers(tmp_path: Path, text: str) -> Settings:
     return load(file, environ={})
 
 
-def test_without_any_the_log_is_told():
+def test_log_is_the_default_receiver():
     assert [receiver.type for receiver in load(environ={}).receivers] == ["log"]
 
 
-def test_each_type_can_be_made_into_a_notifier(tmp_path: Path):
+def test_receiver_types_each_have_a_notifier(tmp_path: Path):
     settings = receivers(
         tmp_path,
         "receivers: [{name: l, type: log}, {name: w, type: webhook, url_file: /a, secret_file: /b},"
@@ -48,7 +48,7 @@ def test_each_type_can_be_made_into_a_notifier(tmp_path: Path):
         ("[{name: l, type: mail}]", "type"),
     ],
 )
-def test_a_mistake_is_named_and_no_address_is_shown(tmp_path: Path, text: str, complaint: str):
+def test_mistake_is_named_without_the_address(tmp_path: Path, text: str, complaint: str):
     with pytest.raises(ConfigError) as wrong:
         receivers(tmp_path, f"receivers: {text}")
     assert complaint in str(wrong.value)
@@ -56,7 +56,7 @@ def test_a_mistake_is_named_and_no_address_is_shown(tmp_path: Path, text: str, c
     assert "//secret" not in str(wrong.value)
 
 
-def test_a_rule_can_only_name_a_receiver_that_there_is(tmp_path: Path):
+def test_rule_cannot_name_an_unknown_receiver(tmp_path: Path):
     rule = "{name: r, scope: device, value: up, below: 1, receivers: [nobody]}"
     with pytest.raises(ConfigError, match="unknown receiver 'nobody'"):
         receivers(tmp_path, f"rules: [{rule}]")

@@ -1,4 +1,4 @@
-"""What goes over the wire to webhooks and Alertmanagers, and what their answers mean."""
+"""Requests to webhooks and Alertmanagers, and the meaning of their answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpumond.model.frame import Alert
 from tests.alerting.listener import OK, Listener, answer
 
 ALERT = Alert("full", "firing", (("alertname", "full"), ("gpu", "0")), (("summary", "much"),), 0.9, 1000.0, 1060.0)
-OVER = replace(ALERT, resolved_at=2000.0)
+RESOLVED = replace(ALERT, resolved_at=2000.0)
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def webhook(listener: Listener, **fields: str) -> Receiver:
     return Receiver("hook", "webhook", **{"url": f"{listener.url}/alerts?team=a", **fields})
 
 
-def test_a_webhook_gets_the_documented_json(listener: Listener):
-    send(webhook(listener), (ALERT,), (OVER,))
+def test_webhook_request_has_the_documented_json(listener: Listener):
+    send(webhook(listener), (ALERT,), (RESOLVED,))
     (request,) = listener.requests
     assert request.line == "POST /alerts?team=a HTTP/1.1"
     assert request.headers["content-type"] == "application/json"
@@ -62,7 +62,7 @@ def test_a_webhook_gets_the_documented_json(listener: Listener):
     assert resolved["fingerprint"] == firing["fingerprint"]
 
 
-def test_a_webhook_is_signed_with_the_secret_as_it_is_now(listener: Listener, tmp_path: Path):
+def test_webhook_request_is_signed_with_the_current_secret(listener: Listener, tmp_path: Path):
     secret = tmp_path / "secret"
     for key in ("first", "second"):
         secret.write_text(f"{key}\n")
@@ -73,7 +73,7 @@ def test_a_webhook_is_signed_with_the_secret_as_it_is_now(listener: Listener, tm
         assert request.headers["x-gpumond-signature"] == f"sha256={expected}"
 
 
-def test_an_address_and_a_token_can_stay_in_files(listener: Listener, tmp_path: Path):
+def test_address_and_token_can_be_read_from_files(listener: Listener, tmp_path: Path):
     (tmp_path / "url").write_text(f"{listener.url}/secret-path\n")
     (tmp_path / "token").write_text("tok\n")
     send(Receiver("hook", "webhook", url_file=str(tmp_path / "url"), bearer_token_file=str(tmp_path / "token")))
@@ -81,8 +81,8 @@ def test_an_address_and_a_token_can_stay_in_files(listener: Listener, tmp_path: 
     assert listener.requests[0].headers["authorization"] == "Bearer tok"
 
 
-def test_an_alertmanager_gets_its_api_with_an_end_that_outlives_four_resends(listener: Listener):
-    send(Receiver("am", "alertmanager", f"{listener.url}/prefix/", instance="node7"), (ALERT,), (OVER,))
+def test_alertmanager_request_ends_after_four_resend_intervals(listener: Listener):
+    send(Receiver("am", "alertmanager", f"{listener.url}/prefix/", instance="node7"), (ALERT,), (RESOLVED,))
     (request,) = listener.requests
     assert request.line == "POST /prefix/api/v2/alerts HTTP/1.1"
     firing, resolved = request.json
@@ -112,17 +112,17 @@ def failure(receiver: Receiver, timeout_seconds: float = 5.0) -> NotSent:
         (503, Retry, "server_error"),
     ],
 )
-def test_only_what_may_pass_is_worth_another_try(listener: Listener, status: int, kind: type[NotSent], reason: str):
+def test_only_temporary_errors_are_retried(listener: Listener, status: int, kind: type[NotSent], reason: str):
     listener.answer = answer(status)
     failed = failure(webhook(listener))
     assert (type(failed), failed.reason) == (kind, reason)
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [("7", 7.0), ("100000", 3600.0), ("-3", 0.0), ("soon", 0.0), ("nan", 0.0)]
+    ("header", "seconds"), [("7", 7.0), ("100000", 3600.0), ("-3", 0.0), ("soon", 0.0), ("nan", 0.0)]
 )
-def test_retry_after_is_honoured_within_reason(listener: Listener, said: str, seconds: float):
-    listener.answer = answer(429, Retry_After=said)
+def test_retry_after_is_used_up_to_a_limit(listener: Listener, header: str, seconds: float):
+    listener.answer = answer(429, Retry_After=header)
     failed = failure(webhook(listener))
     assert isinstance(failed, Retry)
     assert failed.after_seconds == seconds
@@ -135,7 +135,7 @@ def test_retry_after_may_be_a_date(listener: Listener):
     assert 50 < failed.after_seconds <= 60
 
 
-def test_a_redirect_is_not_followed(listener: Listener):
+def test_redirect_is_not_followed(listener: Listener):
     elsewhere = Listener()
     listener.answer = answer(307, Location=f"{elsewhere.url}/latest/meta-data")
     assert failure(webhook(listener)).reason == "redirect"
@@ -143,7 +143,7 @@ def test_a_redirect_is_not_followed(listener: Listener):
     elsewhere.close()
 
 
-def test_a_proxy_of_the_environment_is_not_used(listener: Listener, monkeypatch: pytest.MonkeyPatch):
+def test_proxy_of_the_environment_is_not_used(listener: Listener, monkeypatch: pytest.MonkeyPatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     send(webhook(listener))
@@ -155,7 +155,7 @@ def stall(connection: socket.socket) -> None:
 
 
 def drip(connection: socket.socket) -> None:
-    """A header that never ends, a byte at a time."""
+    """Send a header that never ends, one byte at a time."""
     try:
         while True:
             connection.sendall(b"H")
@@ -173,13 +173,13 @@ def flood(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(("does", "reason"), [(stall, "timeout"), (drip, "timeout"), (flood, "connection")])
-def test_a_receiver_that_stalls_drips_or_floods_is_left(listener: Listener, does: object, reason: str):
+def test_receiver_that_stalls_drips_or_floods_times_out(listener: Listener, does: object, reason: str):
     listener.answer = does  # type: ignore[assignment]
     failed = failure(webhook(listener), timeout_seconds=0.3)
     assert (type(failed), failed.reason) == (Retry, reason)
 
 
-def test_an_endless_body_after_the_answer_costs_nothing(listener: Listener):
+def test_endless_response_body_is_not_read(listener: Listener):
     def endless(connection: socket.socket) -> None:
         connection.sendall(OK.replace(b"Content-Length: 0\r\n", b""))
         flood(connection)
@@ -188,7 +188,7 @@ def test_an_endless_body_after_the_answer_costs_nothing(listener: Listener):
     send(webhook(listener))
 
 
-def test_what_cannot_be_reached_may_be_later(tmp_path: Path):
+def test_unreachable_receiver_is_retried(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     assert failure(Receiver("hook", "webhook", f"http://127.0.0.1:{port}")).reason == "connection"
@@ -196,12 +196,12 @@ def test_what_cannot_be_reached_may_be_later(tmp_path: Path):
     assert failure(Receiver("hook", "webhook", url_file=str(tmp_path / "none"))).reason == "secret"
 
 
-def test_a_receiver_without_tls_is_no_tls_receiver(listener: Listener):
+def test_receiver_without_tls_fails_at_an_https_address(listener: Listener):
     listener.answer = b"no"
     failed = failure(Receiver("hook", "webhook", listener.url.replace("http", "https")), timeout_seconds=1.0)
     assert failed.reason in ("tls", "timeout", "connection")
 
 
-def test_an_address_from_a_file_must_be_one_of_the_web(tmp_path: Path):
+def test_address_from_a_file_must_be_http(tmp_path: Path):
     (tmp_path / "url").write_text("file:///etc/passwd")
     assert type(failure(Receiver("hook", "webhook", url_file=str(tmp_path / "url")))) is Rejected

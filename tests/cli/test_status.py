@@ -7,19 +7,19 @@ from gpumond.model.frame import Verdict
 from gpumond.model.remedies import VERDICTS
 from gpumond.rules.verdicts import TROUBLES
 from gpumond.top.view import view
-from tests.top.frames import a_busy_frame
+from tests.top.frames import busy_frame
 
 
-def test_a_verdict_has_its_remedy_below_it():
+def test_verdict_is_followed_by_its_remedy():
     leak = Verdict("GPU-a", 10, "leak", 1.0, summary="train (pid 10) grows")
     release = Verdict("GPU-a", 11, "release", 1.0, summary="serve (pid 11) has ended")
-    *_, said = notes(view(a_busy_frame(verdicts=(leak, release))))
-    assert said.splitlines() == [
+    *_, text = notes(view(busy_frame(verdicts=(leak, release))))
+    assert text.splitlines() == [
         "verdict leak: train (pid 10) grows",
         f"      -> {VERDICTS['leak']}",
         "verdict release: serve (pid 11) has ended",
     ]
 
 
-def test_each_trouble_has_a_remedy():
+def test_troubles_each_have_a_remedy():
     assert set(VERDICTS) == set(TROUBLES)

@@ -67,7 +67,7 @@ def test_documentation_is_current():
     assert DOCUMENT.read_text() == document(), "run `make docs`"
 
 
-def test_every_exported_name_is_documented_and_the_other_way_round():
+def test_exported_and_documented_names_are_equal():
     text = page(full_frame())
     documented = set(re.findall(r"^\| `(\w+)`", document(), re.MULTILINE))
     assert {name.removesuffix("_created") for name in names(text)} == documented
@@ -84,7 +84,7 @@ def test_names_and_labels_follow_the_conventions(family: Family):
         assert abbreviation not in family.name
 
 
-def test_both_formats_say_the_same():
+def test_both_formats_have_the_same_values():
     text, newer = page(full_frame()), page(full_frame(), accept="application/openmetrics-text")
     of_text = {(s.name, frozenset(s.labels.items()), s.value) for f in parse_text(text) for s in f.samples}
     of_newer = {(s.name, frozenset(s.labels.items()), s.value) for f in parse_openmetrics(newer) for s in f.samples}
@@ -122,7 +122,7 @@ def test_frame_is_rendered_once():
     assert exposition.page(frame, Form(False)) is exposition.page(frame, Form(False))
 
 
-def test_one_step_writes_a_bounded_number_of_series():
+def test_slice_writes_a_bounded_number_of_series():
     pools = tuple(make_pool(allocator=f"a{number}", live=1) for number in range(4 * ROWS_AT_ONCE))
     snapshot = make_snapshot(make_device(), reports=(make_report(10, pools),))
     frame = Frame(snapshot, Ledger())

@@ -22,7 +22,7 @@ def series(*pools: PoolUsage, host_pools: tuple[HostPool, ...] = ()) -> dict[str
     return dict(re.findall(r"^gpumond_((?:host_)?pool_\w+)\{.*\} (\S+)$", page, re.MULTILINE))
 
 
-def a_pool(exactness: Exactness, held_known: bool) -> PoolUsage:
+def pool_with(exactness: Exactness, held_known: bool) -> PoolUsage:
     return PoolUsage("rmm", "GPU-a", 50, 50, Reclaimable(0, 0, 0, exactness), 0, held_known=held_known)
 
 
@@ -35,7 +35,7 @@ def a_pool(exactness: Exactness, held_known: bool) -> PoolUsage:
     ],
 )
 def test_unknown_values_have_no_series(exactness: Exactness, held_known: bool, shown: set[str]) -> None:
-    known = series(a_pool(exactness, held_known))
+    known = series(pool_with(exactness, held_known))
     assert known.keys() - {"pool_live_bytes", "pool_thrashes_total"} == shown
     assert known["pool_live_bytes"] == "50"
 

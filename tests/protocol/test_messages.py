@@ -61,25 +61,25 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_survives_the_wire(message: messages.Message):
-    frame = messages.encode(message)
-    assert frame.endswith(b"\n")
-    assert frame.count(b"\n") == 1
-    assert messages.decode(frame) == message
+def test_message_round_trips(message: messages.Message):
+    encoded = messages.encode(message)
+    assert encoded.endswith(b"\n")
+    assert encoded.count(b"\n") == 1
+    assert messages.decode(encoded) == message
 
 
-def test_a_reading_survives_the_pipe():
+def test_reading_round_trips():
     reading = Reading((make_device(processes=(make_process(used_bytes=None),)),), (make_fault("GPU-a"),), "580.1")
     assert messages.from_json(Reading, messages.to_json(reading)) == reading
 
 
 def test_unknown_keys_of_a_newer_peer_are_ignored():
-    frame = json.dumps({"v": 1, "type": "hello", "workload": "w", "mood": {"good": [True]}}).encode()
-    assert messages.decode(frame) == messages.Hello("w")
+    encoded = json.dumps({"v": 1, "type": "hello", "workload": "w", "mood": {"good": [True]}}).encode()
+    assert messages.decode(encoded) == messages.Hello("w")
 
 
 @pytest.mark.parametrize(
-    ("frame", "says"),
+    ("encoded", "reason"),
     [
         (b"", "JSON"),
         (b"[]", "object"),
@@ -100,13 +100,13 @@ def test_unknown_keys_of_a_newer_peer_are_ignored():
         (b"\xff\xfe", "JSON"),
     ],
 )
-def test_invalid_messages_are_refused_with_the_field(frame: bytes, says: str):
-    with pytest.raises(ProtocolError, match=says):
-        messages.decode(frame)
+def test_invalid_message_is_refused_with_the_field(encoded: bytes, reason: str):
+    with pytest.raises(ProtocolError, match=reason):
+        messages.decode(encoded)
 
 
 @pytest.mark.parametrize("amount", [-1, 2**63, 1.5, "1", True, None])
-def test_bytes_are_whole_numbers_that_a_device_can_have(amount: object):
+def test_byte_counts_are_integers_within_the_size_of_a_device(amount: object):
     body = json.loads(messages.encode(messages.Report(pools=(POOL,))))
     body["pools"][0]["live_bytes"] = amount
     with pytest.raises(ProtocolError, match=r"report\.pools\.live_bytes"):
@@ -114,7 +114,7 @@ def test_bytes_are_whole_numbers_that_a_device_can_have(amount: object):
 
 
 @pytest.mark.parametrize("amount", [-(2**63), 2**63, 1.5, "1", True, None])
-def test_a_change_may_be_negative_and_is_bounded_both_ways(amount: object):
+def test_change_may_be_negative_and_is_bounded_in_both_directions(amount: object):
     body = json.loads(messages.encode(messages.Report(program=PROGRAM)))
     body["program"]["scopes"][0]["devices"][0]["kept_bytes"] = amount
     with pytest.raises(ProtocolError, match=r"report\.program\.scopes\.devices\.kept_bytes"):
@@ -126,7 +126,7 @@ trees = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dict
 
 
 @given(st.dictionaries(st.sampled_from(["v", "type", "workload", "pools", "id", "steps", "outcome"]), trees))
-def test_any_json_is_a_message_or_a_protocol_error(body: dict[str, object]):
+def test_arbitrary_json_is_a_message_or_a_protocol_error(body: dict[str, object]):
     body |= {"v": 1, "type": "report"}
     try:
         message = messages.decode(json.dumps(body).encode())
@@ -136,16 +136,16 @@ def test_any_json_is_a_message_or_a_protocol_error(body: dict[str, object]):
 
 
 def test_mutated_messages_decode_or_raise_protocol_errors():
-    dice = random.Random(7)
-    frames = [messages.encode(message) for message in MESSAGES]
-    said = {verdict(mutated(dice, dice.choice(frames))) for _ in range(100_000)}
-    assert "" in said
-    assert all(text.isprintable() for text in said)
+    rng = random.Random(7)
+    encoded_messages = [messages.encode(message) for message in MESSAGES]
+    verdicts = {verdict(mutated(rng, rng.choice(encoded_messages))) for _ in range(100_000)}
+    assert "" in verdicts
+    assert all(text.isprintable() for text in verdicts)
 
 
-def verdict(frame: bytes) -> str:
+def verdict(encoded: bytes) -> str:
     try:
-        messages.decode(frame)
+        messages.decode(encoded)
     except ProtocolError as error:
         return str(error)
     return ""

@@ -1,4 +1,4 @@
-"""Subjects of no scope in particular: labels, one value, texts, programs."""
+"""Subjects without a particular scope: labels, one value, texts, programs."""
 
 from __future__ import annotations
 

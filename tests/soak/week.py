@@ -1,4 +1,4 @@
-"""Days of simulated time in minutes: what goes wrong meanwhile, what is said of it, and what the process needs."""
+"""Days of simulated time in minutes: errors, alerts, and the resources of the process."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class Watch:
         self.tick_seconds.append(median(ticks))
 
 
-def live(
+def run_week(
     directory: Path, days: float, store_bytes: int = STORE_BYTES, seed: int = 1, churn: int = 1
 ) -> dict[str, object]:
-    """Figures of so many days. Raises AssertionError if a notification is missing."""
+    """Return the figures of these days. Raises AssertionError if a notification is missing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     gc.freeze()
     gc.disable()
@@ -76,7 +76,7 @@ async def _live(directory: Path, world: World, store_bytes: int, days: float, mo
     began = time.monotonic()
     async with daemon.started():
         for number in range(int(days * DAY / TICK_SECONDS)):
-            world.turn()
+            world.advance()
             oracle.now = world.elapsed
             next(trouble)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 if world.disk_full else most, most))
@@ -113,7 +113,7 @@ def _figures(days: float, daemon: SimulatedDaemon, oracle: Oracle, watch: Watch)
         "alerts_expected": oracle.expected,
         "alerts_not_due_at_the_end": oracle.awaited,
         "alerts_raised": daemon.raised["raised"],
-        "alerts_told": daemon.pager.told["raised"],
+        "alerts_told": daemon.receiver.received["raised"],
         "wrong": oracle.wrong[:20],
         "rss_mib_after_3_hours": round(watch.memory[warm] / 2**20, 1),
         "rss_mib_after_1_day": None if full is None else round(watch.memory[full] / 2**20, 1),

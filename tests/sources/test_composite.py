@@ -59,7 +59,7 @@ def machine() -> Machine:
     return Machine()
 
 
-def test_table_knows_it():
+def test_source_is_registered():
     assert load("every").name == "every"
 
 
@@ -73,7 +73,7 @@ def test_devices_of_all_vendors_have_distinct_indices(machine: Machine):
     assert not machine.nvml.is_open
 
 
-def test_source_that_is_missing_is_a_fault_and_is_tried_again(machine: Machine):
+def test_missing_source_is_a_fault_and_is_retried(machine: Machine):
     machine.nvml.reason = "driver_not_loaded"
     machine.every.open()
     assert machine.indices() == {"AMD-a": 0, "DRM-b": 1}
@@ -90,7 +90,7 @@ def test_reason_is_stated_if_no_source_opens(machine: Machine):
         machine.every.open()
 
 
-def test_driver_that_goes_away_asks_for_a_new_process(machine: Machine):
+def test_removed_driver_requests_a_new_process(machine: Machine):
     machine.every.open()
     machine.nvml.gone = "uninitialized"
     with pytest.raises(SourceUnavailable):
@@ -111,7 +111,7 @@ def test_missing_source_does_not_affect_devices_of_others(machine: Machine):
     assert [(device.uuid, device.up) for device in second.devices] == [("GPU-a", False), ("DRM-b", True)]
 
 
-def test_each_device_says_which_source_reads_it(driver: FakeDriver, tmp_path: Path):
+def test_devices_name_their_source(driver: FakeDriver, tmp_path: Path):
     driver.devices = nvidia_machine(1)
     driver.write()
     SysTree(tmp_path / "sys").amdgpu()

@@ -1,4 +1,4 @@
-"""A store that is open while something is done with it."""
+"""Store that is open while a function works with it."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def with_store(path: Path, work: Callable[[Store], Awaitable[T]], bounds: Bounds
 
 
 def over(name: str) -> Alert:
-    """An alert that has just ended."""
+    """Return an alert that has just ended."""
     return Alert("full", "resolved", (("alertname", name),), (), 1.0, 1.0, 2.0, time.time())

@@ -1,4 +1,4 @@
-"""The history over a restart: coarse, bounded, and never in a tick's way."""
+"""The history over a restart: coarse, bounded, and without delay of a tick."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def quarters(seen: History) -> list[tuple[float, ...]]:
     return [point[1:] for point in seen.series("GPU-a", 10, "used", resolution=900)]
 
 
-def test_what_was_seen_before_a_restart_is_there_again_for_what_still_lives(tmp_path: Path):
+def test_history_of_existing_lives_is_restored_after_a_restart(tmp_path: Path):
     before, after = history(), History()
 
     async def keep(store: Store) -> None:
@@ -66,12 +66,12 @@ def test_what_was_seen_before_a_restart_is_there_again_for_what_still_lives(tmp_
     after.life(("GPU-a", 10, 101))
     assert quarters(after) == [], "that pid is another process now"
     after.life(LIFE)
-    *ended, _ = quarters(before)  # the last block has not ended, and is not kept
+    *ended, _ = quarters(before)  # the last block has not ended, and is not stored
     assert quarters(after) == ended != []
     assert after.lives[LIFE].born == pytest.approx(1.0 - at)
 
 
-def test_it_is_kept_every_few_minutes_a_few_series_a_tick(tmp_path: Path):
+def test_history_is_stored_periodically_a_few_series_a_tick(tmp_path: Path):
     seen = history(lives=4 * SERIES_A_TICK)
 
     async def work(store: Store) -> tuple[int, int]:
@@ -79,7 +79,7 @@ def test_it_is_kept_every_few_minutes_a_few_series_a_tick(tmp_path: Path):
         keeper.turn(seen, EVERY_SECONDS - 1)
         while not await store.history():
             keeper.turn(seen, EVERY_SECONDS + ticks)
-            seen.end(("GPU-a", 10, 100))  # whoever ends meanwhile is left out, and nothing else
+            seen.end(("GPU-a", 10, 100))  # a life that ends meanwhile is left out
             ticks += 1
             await asyncio.sleep(0)
         return ticks, len(await store.history())
@@ -89,7 +89,7 @@ def test_it_is_kept_every_few_minutes_a_few_series_a_tick(tmp_path: Path):
     assert kept == 4 * SERIES_A_TICK + 1
 
 
-def test_what_is_kept_replaces_what_was_kept(tmp_path: Path):
+def test_stored_history_replaces_the_previous_one(tmp_path: Path):
     async def work(store: Store) -> list[Coarse]:
         for lives in (5, 1):
             await store.keep_history(tuple(history(lives).coarse()))
@@ -98,7 +98,7 @@ def test_what_is_kept_replaces_what_was_kept(tmp_path: Path):
     assert len(with_store(tmp_path, work)) == 2
 
 
-def test_a_history_that_cannot_be_read_is_said_and_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_unreadable_history_is_reported_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     with_store(tmp_path, lambda store: store.keep_history(tuple(history().coarse())))
     db = sqlite3.connect(tmp_path / "state" / "gpumond.db")
     with db:
@@ -116,7 +116,7 @@ class Broken:
         raise StoreUnavailable("the disk is full")
 
 
-def test_without_a_store_it_goes_on():
+def test_history_works_without_a_store():
     async def work() -> None:
         keeper = HistoryPersistence(Broken())
         await keeper.restore(History())
@@ -125,7 +125,7 @@ def test_without_a_store_it_goes_on():
     asyncio.run(work())
 
 
-def test_what_has_not_been_seen_again_yet_is_kept_for_the_next_restart_too(tmp_path: Path):
+def test_unseen_lives_are_kept_for_the_next_restart(tmp_path: Path):
     async def work(store: Store) -> list[Coarse]:
         await HistoryPersistence(store).close(history())
         early = History()
