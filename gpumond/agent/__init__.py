@@ -238,8 +238,7 @@ def snapshot(path: str | os.PathLike[str]) -> Dump:
 
 def program() -> Program:
     """Return the totals of this program's scopes, steps and out-of-memory errors."""
-    from gpumond.agent.distributed import is_rank
-    from gpumond.agent.program_report import program_report
+    from gpumond.agent.program_report import is_rank, program_report
 
     return program_report(is_rank())
 

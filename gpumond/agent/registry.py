@@ -24,8 +24,8 @@ from gpumond.agent.allocator_flush import (
     judge,
     released_bytes,
 )
+from gpumond.agent.daemon_trust import RateLimit
 from gpumond.agent.instrument.thrash import Thrash
-from gpumond.agent.rate_limit import RateLimit
 from gpumond.model.pools import STEPS, PoolUsage, Receipt
 from gpumond.protocol.messages import FlushCommand, FlushResult, clean
 

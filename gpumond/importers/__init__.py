@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
-from gpumond.errors import ConfigError
-from gpumond.importers import csv_log, nvidia_smi, prometheus, recording
+from gpumond.errors import ConfigError, ProtocolError
+from gpumond.importers import csv_log, nvidia_smi, prometheus
 from gpumond.importers.builder import SnapshotBuilder
 from gpumond.importers.reader import Lines
 from gpumond.importers.rows import Remarks
 from gpumond.importers.timestamps import moment
 from gpumond.model.snapshot import Snapshot
+from gpumond.protocol.messages import from_json
 
 Reader = Callable[[Lines, Remarks, int | None, float | None], Iterator[Snapshot]]
 
@@ -32,7 +34,41 @@ def _prometheus(lines: Lines, remarks: Remarks, size: int | None, interval: floa
 
 
 def _gpumond(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
-    return recording.snapshots(lines, remarks, size)
+    """Yield the snapshots of a recording of ``gpumond record``, one in each line.
+
+    After a restart of the daemon, elapsed seconds continue from the last snapshot.
+    """
+    last: Snapshot | None = None
+    offset = 0.0
+    for line in lines:
+        try:
+            snapshot = from_json(Snapshot, line.encode())
+        except ProtocolError as error:
+            if lines.whole:
+                remarks.skip(lines.number, str(error))
+            continue
+        remarks.rows += 1
+        if last is not None:
+            if (snapshot.seq, snapshot.taken_at) == (last.seq, last.taken_at):
+                remarks.duplicates += 1
+                continue
+            if snapshot.elapsed_seconds + offset <= last.elapsed_seconds:
+                remarks.note(
+                    "back", f"line {lines.number}: the daemon was restarted; time continues from the last snapshot"
+                )
+                passed = max(1.0, snapshot.taken_at - last.taken_at)
+                offset = last.elapsed_seconds + passed - snapshot.elapsed_seconds
+        if offset:
+            snapshot = replace(snapshot, elapsed_seconds=snapshot.elapsed_seconds + offset)
+        last = snapshot
+        yield _sized(snapshot, size)
+
+
+def _sized(snapshot: Snapshot, size_bytes: int | None) -> Snapshot:
+    if size_bytes is None or all(device.size_bytes is not None for device in snapshot.devices):
+        return snapshot
+    sized = (d if d.size_bytes is not None else replace(d, size_bytes=size_bytes) for d in snapshot.devices)
+    return replace(snapshot, devices=tuple(sized))
 
 
 READERS: Mapping[str, Reader] = {

@@ -15,12 +15,12 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from gpumond.metrics import dcgm
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.metrics.devices import XID_ERRORS
-from gpumond.metrics.exposition import header, samples
-from gpumond.metrics.family import Row
+from gpumond.metrics.exposition import Row, header, samples
 from gpumond.metrics.shares import Shares, TooManySeries, sharing
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.frame import Frame
+from gpumond.protocol.text import accepts
 
 GZIP_LEVEL, GZIP_FORMAT = 1, 31
 END = b"# EOF\n"
@@ -44,7 +44,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, accept: str, compat: Compat | None = None) -> Form:
-        return cls("application/openmetrics-text" in accept, compat)
+        return cls(accepts(accept, "application/openmetrics-text"), compat)
 
 
 class Page(NamedTuple):

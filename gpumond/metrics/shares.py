@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from gpumond.metrics.family import Family, Row
+from gpumond.metrics.exposition import Family, Row
 from gpumond.model.cooperative import Steps
 from gpumond.model.frame import Frame
 

@@ -20,8 +20,7 @@ from gpumond.top.history import HistoryChart, drawn, remember
 from gpumond.top.panel import keys
 from gpumond.top.processes import Processes, SortOrder, fitting
 from gpumond.top.rows import Key
-from gpumond.top.selection import at_index, device_of, key_of, neighbour, processes_on
-from gpumond.top.view import View
+from gpumond.top.view import View, at_index, device_of, key_of, neighbour, processes_on
 
 POLL_SECONDS = 1.0
 PAST_POLLS = 5

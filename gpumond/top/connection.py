@@ -14,7 +14,7 @@ from gpumond.errors import DaemonError
 from gpumond.model.units import duration
 from gpumond.top.notices import FrameNotice
 from gpumond.top.panel import Panel, clipped
-from gpumond.top.sanitize import plain
+from gpumond.top.rows import plain
 from gpumond.top.view import View
 
 SILENT_SECONDS = 3.0
