@@ -212,10 +212,10 @@ def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLi
     ``device``: a UUID, the program's own device number, or None for all devices in use. PyTorch and CuPy can be
     limited; the result of another allocator contains the reason.
     """
-    from gpumond.agent.instrument import limits
+    from gpumond.agent.registry import apply_limit, check_limit
 
-    limits.check_limit(bytes, device)
-    return limits.apply(bytes, device)
+    check_limit(bytes, device)
+    return apply_limit(bytes, device)
 
 
 def snapshot(path: str | os.PathLike[str]) -> Dump:

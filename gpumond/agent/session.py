@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from gpumond import __version__
 from gpumond.agent.adapters import AllocatorAdapter, capture_guards, host_pools
-from gpumond.agent.instrument import limits, snapshots
+from gpumond.agent.instrument import snapshots
 from gpumond.agent.instrument.oom import OOMS, is_oom
 from gpumond.agent.program_report import is_rank, program_report, sample
-from gpumond.agent.registry import REGISTRY
+from gpumond.agent.registry import REGISTRY, apply_limit
 from gpumond.agent.transport import Transport
 from gpumond.model.program import Ending
 from gpumond.protocol.messages import (
@@ -244,7 +244,7 @@ class CommandHandler:
                 request.id,
                 "a limit of 0 bytes is ambiguous: to some allocators it means no limit; give at least 1 byte",
             )
-        applied = limits.apply(request.limit_bytes, request.device_uuid)
+        applied = apply_limit(request.limit_bytes, request.device_uuid)
         refused = "; ".join(result.reason for result in applied if not result.applied)
         reason = "" if any(result.applied for result in applied) else refused or "the program uses no known allocator"
         return AgentResponse(request.id, reason[:256], applied)

@@ -16,12 +16,10 @@ from gpumond.cli.table import safe
 from gpumond.diagnosis import Diagnosis, diagnose
 from gpumond.diagnosis.shapes import SHAPES
 from gpumond.errors import ConfigError
-from gpumond.importers import READERS, snapshots
+from gpumond.importers import READERS, Change, Changes, snapshots
 from gpumond.importers.builder import NAMELESS
 from gpumond.importers.reader import open_lines
-from gpumond.importers.rows import Remarks
-from gpumond.importers.timestamps import day_and_time
-from gpumond.importers.transitions import Change, Changes
+from gpumond.importers.rows import Remarks, day_and_time
 from gpumond.model.snapshot import Snapshot
 from gpumond.model.units import counted, duration, human, level, seconds
 

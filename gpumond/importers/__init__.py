@@ -1,4 +1,6 @@
-"""Conversion of recorded logs to the snapshots that a daemon would have taken. The result depends on the file only.
+"""Conversion of recorded logs to the snapshots that a daemon would have taken, and the changes of verdicts over them.
+
+The result depends on the file only.
 
 To add a format: write a function here that converts ``Lines`` to snapshots, and add it to ``READERS``.
 """
@@ -6,15 +8,16 @@ To add a format: write a function here that converts ``Lines`` to snapshots, and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from gpumond.errors import ConfigError, ProtocolError
 from gpumond.importers import csv_log, nvidia_smi, prometheus
-from gpumond.importers.builder import SnapshotBuilder
+from gpumond.importers.builder import NAMELESS, SnapshotBuilder
 from gpumond.importers.reader import Lines
-from gpumond.importers.rows import Remarks
-from gpumond.importers.timestamps import moment
+from gpumond.importers.rows import Remarks, moment
+from gpumond.model.frame import Verdict
 from gpumond.model.snapshot import Snapshot
 from gpumond.protocol.messages import from_json
 
@@ -119,3 +122,41 @@ def _is_snapshot(line: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(body, dict) and {"seq", "elapsed_seconds"} <= body.keys()
+
+
+Key = tuple[str, int | None, str]
+
+
+class Change(NamedTuple):
+    """The start (``onset``) or end of a verdict, at ``at`` (Unix seconds)."""
+
+    at: float
+    onset: bool
+    verdict: Verdict
+
+
+class Changes:
+    """Tracker of verdicts by device, process and kind. Verdicts on pools without a pid are assigned to the device."""
+
+    def __init__(self) -> None:
+        self._held: dict[Key, Verdict] = {}
+
+    def update(self, verdicts: Iterable[Verdict], at: float) -> Iterator[Change]:
+        """Return the changes since the previous snapshot, ends first."""
+        now: dict[Key, Verdict] = {}
+        for verdict in verdicts:
+            if verdict.pid == NAMELESS:
+                verdict = replace(verdict, pid=None, summary=verdict.summary.replace(f" (pid {NAMELESS})", ""))
+            now.setdefault((verdict.device_uuid, verdict.pid, verdict.kind), verdict)
+        before, self._held = self._held, now
+        for key, verdict in before.items():
+            if key not in now:
+                yield Change(at, False, verdict)
+        for key, verdict in now.items():
+            if key not in before:
+                yield Change(at, True, verdict)
+
+    @property
+    def held(self) -> tuple[Verdict, ...]:
+        """The active verdicts."""
+        return tuple(self._held.values())

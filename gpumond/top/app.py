@@ -11,12 +11,10 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Input, Static
 
 from gpumond.errors import DaemonError
-from gpumond.top.connection import ConnectionState, RemarksPanel, headline, remarks
-from gpumond.top.daemon import DaemonClient, ask, look
-from gpumond.top.details import Details
+from gpumond.top.connection import ConnectionState, DaemonClient, RemarksPanel, ask, headline, look, remarks
+from gpumond.top.details import Details, HistoryChart, drawn, remember
 from gpumond.top.devices import Devices
 from gpumond.top.flush import FlushPanel
-from gpumond.top.history import HistoryChart, drawn, remember
 from gpumond.top.panel import keys
 from gpumond.top.processes import Processes, SortOrder, fitting
 from gpumond.top.rows import Key

@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 
 from gpumond.errors import DaemonError
 from gpumond.model.units import human
-from gpumond.top.daemon import DaemonClient, ask
+from gpumond.top.connection import DaemonClient, ask
 from gpumond.top.panel import Panel
 from gpumond.top.rows import plain
 

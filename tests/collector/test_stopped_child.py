@@ -16,7 +16,7 @@ from tests.running import RunningDaemon, until
 def child_of(daemon: RunningDaemon) -> int:
     pid = daemon.process.pid
     (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    assert b"gpumond.sources" in Path(f"/proc/{child}/cmdline").read_bytes()
+    assert b"gpumond.collector.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
     return int(child)
 
 
