@@ -62,7 +62,7 @@ LIBRARIES = {
     "matplotlib": ("cli",),
     "textual": ("top",),
     "rich": ("top",),
-    "yaml": ("config", "cli.rule_tests"),
+    "yaml": ("config", "cli.rules"),
     "cupy": ("loadgen.engines",),
     "torch": ("loadgen.engines",),
     "sitecustomize": ("agent.inject",),  # the module of the user's own name, which runs after this one
@@ -72,7 +72,7 @@ LIBRARIES = {
         "protocol",
         "config",
         "rules.config",
-        "cli.rule_tests",
+        "cli.rules",
         "api",
         "store",
         "engine.preview",

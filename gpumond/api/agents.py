@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_token
-from gpumond.api.device_lookup import device_named
-from gpumond.api.problems import problem, responses
+from gpumond.api.problems import problem
+from gpumond.model.device_names import device_named
 from gpumond.model.program import AppliedLimit, Dump
 from gpumond.protocol.messages import AgentResponse, Asked
 from gpumond.protocol.text import Encodable
@@ -38,17 +38,14 @@ class LimitBody(Encodable):
     device: str | None = Field(default=None, min_length=1, max_length=128)
 
 
-def _ok(model: Any, example: Any) -> dict[int | str, dict[str, Any]]:
-    content = {"application/json": {"example": TypeAdapter(model).dump_python(example, mode="json")}}
-    return {200: {"model": model, "content": content}, **responses(401, 403, 404, 409, 422, 503, 504, 507)}
+PROBLEMS = (401, 403, 404, 409, 422, 503, 504, 507)
 
 
 @router.post(
     "/agents/{pid}/limit",
     summary="Set a soft quota in a program that allows it",
     dependencies=[Depends(bearer)],
-    responses=_ok(list[AppliedLimit], [examples.APPLIED_LIMIT]),
-    response_model=None,
+    **examples.described(list[AppliedLimit], [examples.APPLIED_LIMIT], *PROBLEMS),
 )
 async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str = Depends(require_token)) -> Response:
     """Sets a limit above which the program's allocators flush and then fail, as on a smaller device.
@@ -69,8 +66,7 @@ async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str =
     "/agents/{pid}/snapshot",
     summary="Make a program write its framework's memory snapshot",
     dependencies=[Depends(bearer)],
-    responses=_ok(Dump, examples.DUMP),
-    response_model=None,
+    **examples.described(Dump, examples.DUMP, *PROBLEMS),
 )
 async def snapshot(request: Request, pid: Pid, requested_by: str = Depends(require_token)) -> Response:
     """Writes the snapshot to a file of at most 256 MiB that the program's user owns, and returns its `path`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from fastapi import FastAPI
 
@@ -15,16 +15,15 @@ from gpumond.api import (
     events,
     flushes,
     history,
-    openapi,
     operations,
     page,
     problems,
-    release,
     resources,
     rules,
 )
 from gpumond.api.auth import Tokens
 from gpumond.api.event_log import EventLog
+from gpumond.api.problems import responses
 from gpumond.api.shares import Shares
 from gpumond.baselines.service import BaselineService
 from gpumond.config.rule_registry import RuleRegistry
@@ -102,15 +101,48 @@ def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
     app.state.previews = Shares(rules.MAX_PREVIEWS, 1)
     app.state.slow_seconds = events.SLOW_SECONDS
     problems.install(app)
-    openapi.install(app)
+    complete_openapi(app)
     app.include_router(page.router)
     app.include_router(operations.router)
     app.include_router(resources.router, prefix="/api/v1")
     app.include_router(history.router, prefix="/api/v1")
     app.include_router(flushes.router, prefix="/api/v1")
     app.include_router(rules.router, prefix="/api/v1")
-    app.include_router(release.router, prefix="/api/v1")
     app.include_router(baselines.router, prefix="/api/v1")
     app.include_router(events.router, prefix="/api/v1")
     app.include_router(agents.router, prefix="/api/v1")
     return app
+
+
+BODY_PROBLEMS = (400, 413, 415)
+TOKEN_PROBLEMS = (401, 403, 429)
+PARAMETER_PROBLEMS = (422,)
+UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
+"""Schemas that FastAPI documents for 422 and that are not used in responses."""
+
+
+def complete_openapi(app: FastAPI) -> None:
+    """Add the problems that apply to all routes with a body, a token or parameters."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = generate()
+            for methods in document["paths"].values():
+                for operation in methods.values():
+                    _complete(operation)
+            for name in UNUSED_SCHEMAS:
+                document["components"]["schemas"].pop(name, None)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete(operation: dict[str, Any]) -> None:
+    body, token = "requestBody" in operation, "security" in operation
+    refusals = (*(BODY_PROBLEMS if body else ()), *(TOKEN_PROBLEMS if token else ()))
+    if body or "parameters" in operation:
+        refusals += PARAMETER_PROBLEMS
+    for status, response in responses(*refusals).items():
+        operation["responses"][str(status)] = response

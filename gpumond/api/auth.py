@@ -17,6 +17,7 @@ from typing import Any
 from fastapi import HTTPException, Request
 from fastapi.security import HTTPBearer
 
+from gpumond.agent.daemon_trust import OVERFLOW_UID
 from gpumond.api.rate_limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, TokenBucket
 from gpumond.api.shares import user_of
 from gpumond.config.tokens import Token, digest
@@ -30,8 +31,6 @@ TOKEN_REQUIRED = (
     "this endpoint modifies state and requires `Authorization: Bearer TOKEN`; the daemon writes a token for its user "
     "to the file `token` in its runtime directory; further tokens are defined in `tokens_file`"
 )
-OVERFLOW_UID = 65534
-"""Uid of users unknown in this user namespace; it identifies no one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from gpumond.baselines.statistics import (
     Measured,
     WorkloadMeasures,
 )
+from gpumond.model.units import GIB
 from gpumond.protocol.text import Encodable
 
 router = APIRouter(tags=["baselines"])
@@ -58,7 +59,6 @@ class CompareBody(Encodable):
     for_seconds: float = Field(ge=1, le=DAY_SECONDS)
 
 
-GIB = float(examples.GIB)
 LEVELS = (31 * GIB, 30.5 * GIB, 31 * GIB)
 LIVE = Measured("live", Distribution(34 * GIB, 31 * GIB, 30.5 * GIB, 31 * GIB, LEVELS))
 EXAMPLE = Baseline(
@@ -77,15 +77,6 @@ EXAMPLE_COMPARISON = Comparison(
 ENTRIES, ONE = TypeAdapter(list[BaselineEntry]), TypeAdapter(Baseline)
 COMPARED = TypeAdapter(Comparison)
 CHANGES = [Depends(bearer)]
-
-
-def _answers(status: int, adapter: TypeAdapter[Any], kind: Any, example: Any, *problems: int) -> dict[str, Any]:
-    content = {"application/json": {"example": adapter.dump_python(example, mode="json")}}
-    return {
-        "response_model": None,
-        "status_code": status,
-        "responses": {status: {"model": kind, "content": content}, **responses(*problems)},
-    }
 
 
 def _service(request: Request) -> BaselineService:
@@ -112,7 +103,7 @@ def _json(adapter: TypeAdapter[Any], value: Any, status: int = 200) -> Response:
 @router.get(
     "/baselines",
     summary="Baselines, including those in progress",
-    **_answers(200, ENTRIES, list[BaselineEntry], [EXAMPLE_ENTRY], 503, 507),
+    **examples.described(list[BaselineEntry], [EXAMPLE_ENTRY], 503, 507),
 )
 async def baselines(request: Request) -> Response:
     return _json(ENTRIES, [_entry(each) for each in await _service(request).all()])
@@ -121,7 +112,7 @@ async def baselines(request: Request) -> Response:
 @router.get(
     "/baselines/{name}",
     summary="One baseline with its distributions",
-    **_answers(200, ONE, Baseline, EXAMPLE, 404, 422, 503, 507),
+    **examples.described(Baseline, EXAMPLE, 404, 422, 503, 507),
 )
 async def baseline(request: Request, name: Name) -> Response:
     return _json(ONE, await _service(request).get(name))
@@ -131,7 +122,7 @@ async def baseline(request: Request, name: Name) -> Response:
     "/baselines/{name}",
     summary="Record a baseline",
     dependencies=CHANGES,
-    **_answers(202, ONE, Baseline, EXAMPLE, 401, 403, 409, 422, 503, 507),
+    **examples.described(Baseline, EXAMPLE, 401, 403, 409, 422, 503, 507, status=202),
 )
 async def record(request: Request, name: Name, body: RecordBody, by: str = Depends(require_rules)) -> Response:
     """Starts a recording and returns at once; `complete` is true when it has been stored.
@@ -159,7 +150,7 @@ async def remove(request: Request, name: Name, by: str = Depends(require_rules))
     "/baselines/{name}/compare",
     summary="Start a comparison with a baseline",
     dependencies=CHANGES,
-    **_answers(202, COMPARED, Comparison, EXAMPLE_COMPARISON, 401, 403, 404, 422, 503, 507),
+    **examples.described(Comparison, EXAMPLE_COMPARISON, 401, 403, 404, 422, 503, 507, status=202),
 )
 async def measure_again(request: Request, name: Name, body: CompareBody, by: str = Depends(require_rules)) -> Response:
     """Starts a new measurement of the baseline's workloads and returns at once."""
@@ -170,7 +161,7 @@ async def measure_again(request: Request, name: Name, body: CompareBody, by: str
 @router.get(
     "/baselines/{name}/compare",
     summary="Latest comparison with a baseline",
-    **_answers(200, COMPARED, Comparison, EXAMPLE_COMPARISON, 404, 422, 503, 507),
+    **examples.described(Comparison, EXAMPLE_COMPARISON, 404, 422, 503, 507),
 )
 async def comparison(request: Request, name: Name) -> Response:
     return _json(COMPARED, await _service(request).comparison(name))

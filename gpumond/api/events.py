@@ -17,6 +17,7 @@ from gpumond.api.auth import user
 from gpumond.api.event_log import EventLog
 from gpumond.api.shares import Shares
 from gpumond.engine.events import Event
+from gpumond.protocol.text import accepts
 
 router = APIRouter(tags=["facts"])
 
@@ -58,7 +59,7 @@ async def events(request: Request) -> Response:
     accept = request.headers.get("accept", "")
     last_id = request.headers.get("last-event-id", "")
     known_id = int(last_id) if last_id.isdecimal() and len(last_id) < 20 else None
-    if "application/json" in accept and "text/event-stream" not in accept:
+    if accepts(accept, "application/json") and not accepts(accept, "text/event-stream"):
         return Response(EVENTS.dump_json(list(event_log.after(known_id or 0))), media_type="application/json")
     since = event_log.last_id if known_id is None else known_id
     state = request.app.state

@@ -1,16 +1,21 @@
-"""Example values for the OpenAPI document: one device, one program, its flush."""
+"""Examples in the OpenAPI document: one device, one program, its flush."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from gpumond.api.problems import responses
 from gpumond.engine.events import Event
 from gpumond.model.frame import Alert, Ledger, Line, Overcount, Verdict
 from gpumond.model.pools import Expected, Held, PoolUsage, Receipt, Reclaimable, StepResult
 from gpumond.model.program import AppliedLimit, ByteChange, Dump, Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
+from gpumond.model.units import GIB as GIB
 from gpumond.store.audit_chain import follow
 
-GIB = 1024**3
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
 TAKEN_AT = 1_790_000_000.0
 
@@ -112,3 +117,13 @@ EVENT = Event(
 )
 APPLIED_LIMIT = AppliedLimit("torch", UUID, 20 * GIB, True)
 DUMP = Dump("torch", "/home/ada/.local/state/gpumond/snapshots/train-4242-1790000000.pickle", 7_340_032)
+
+
+def described(kind: Any, example: Any, *problems: int, status: int = 200) -> dict[str, Any]:
+    """Return the keyword arguments of a route: schema and example of its answer, and its problems, for OpenAPI."""
+    content = {"application/json": {"example": TypeAdapter(kind).dump_python(example, mode="json")}}
+    return {
+        "response_model": None,
+        "status_code": status,
+        "responses": {status: {"model": kind, "content": content}, **responses(*problems)},
+    }

@@ -10,9 +10,9 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_valid
 
 from gpumond.api import examples
 from gpumond.api.auth import Caller, Tokens, admit, bearer, require_flush
-from gpumond.api.device_lookup import device_named
 from gpumond.api.problems import problem, responses
 from gpumond.flush import FlushOutcome, FlushRequest, Target
+from gpumond.model.device_names import device_named
 from gpumond.model.pools import DEFAULT_STEPS, ordered_steps
 from gpumond.protocol.text import Encodable
 

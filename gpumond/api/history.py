@@ -9,10 +9,10 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 
 from gpumond.api import examples
-from gpumond.api.device_lookup import device_named
-from gpumond.api.resources import answer, described
+from gpumond.api.resources import answer
 from gpumond.history import SIGNALS, History, Signal
 from gpumond.history.series import SAMPLES, TIERS
+from gpumond.model.device_names import device_named
 
 router = APIRouter(tags=["facts"])
 
@@ -59,7 +59,9 @@ EXAMPLE = SeriesHistory(
 )
 
 
-@router.get("/history", summary="History of a device or a process", **described(SeriesHistory, EXAMPLE, 404, 422))
+@router.get(
+    "/history", summary="History of a device or a process", **examples.described(SeriesHistory, EXAMPLE, 404, 422)
+)
 async def history(
     request: Request,
     uuid: Annotated[str, Query(description="The device: an index, a UUID or a prefix of one, or a PCI address.")],

@@ -14,7 +14,6 @@ from pydantic import TypeAdapter
 
 from gpumond import __version__
 from gpumond.api import examples
-from gpumond.api.problems import responses
 from gpumond.diagnosis.idle import idle_seconds
 from gpumond.model.conditions import conditions
 from gpumond.model.frame import Alert, Frame, Ledger, Line, Verdict
@@ -146,15 +145,6 @@ EXAMPLE_FRAME = WholeFrame(
 )
 
 
-def described(kind: Any, example: Any, *problems: int) -> dict[str, Any]:
-    """Return the keyword arguments of a route: the schema and an example of ``kind`` for OpenAPI."""
-    content = {"application/json": {"example": TypeAdapter(kind).dump_python(example, mode="json")}}
-    return {
-        "response_model": None,
-        "responses": {200: {"model": kind, "content": content}, **responses(*problems or (503,))},
-    }
-
-
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
@@ -184,7 +174,7 @@ def _frame(request: Request) -> Frame:
 @router.get(
     "/frame",
     summary="One complete frame: observations and conclusions",
-    **described(WholeFrame, EXAMPLE_FRAME),
+    **examples.described(WholeFrame, EXAMPLE_FRAME, 503),
 )
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
@@ -197,22 +187,32 @@ async def frame(request: Request, if_none_match: Annotated[str | None, Header()]
     return whole
 
 
-@router.get("/snapshot", summary="Observations of the last tick", **described(Snapshot, examples.SNAPSHOT))
+@router.get(
+    "/snapshot", summary="Observations of the last tick", **examples.described(Snapshot, examples.SNAPSHOT, 503)
+)
 async def snapshot(request: Request) -> Response:
     return answer_once(request, Snapshot, lambda frame: frame.snapshot)
 
 
-@router.get("/devices", summary="Devices and their sensors", **described(list[DeviceReading], [examples.DEVICE]))
+@router.get(
+    "/devices", summary="Devices and their sensors", **examples.described(list[DeviceReading], [examples.DEVICE], 503)
+)
 async def devices(request: Request) -> Response:
     return answer_once(request, list[DeviceReading], lambda frame: list(frame.snapshot.devices))
 
 
-@router.get("/processes", summary="Processes and their shares", **described(list[ProcessHolding], [EXAMPLE_HOLDING]))
+@router.get(
+    "/processes",
+    summary="Processes and their shares",
+    **examples.described(list[ProcessHolding], [EXAMPLE_HOLDING], 503),
+)
 async def processes(request: Request) -> Response:
     return answer_once(request, list[ProcessHolding], lambda frame: list(holdings(frame)))
 
 
-@router.get("/agents", summary="Latest report of each agent", **described(list[AgentReport], [examples.REPORT]))
+@router.get(
+    "/agents", summary="Latest report of each agent", **examples.described(list[AgentReport], [examples.REPORT], 503)
+)
 async def agents(request: Request) -> Response:
     return answer_once(request, list[AgentReport], lambda frame: list(frame.snapshot.reports))
 
@@ -220,18 +220,18 @@ async def agents(request: Request) -> Response:
 @router.get(
     "/ledger",
     summary="Shares of used memory by owner; lines sum to used + overcount",
-    **described(Ledger, examples.LEDGER),
+    **examples.described(Ledger, examples.LEDGER, 503),
 )
 async def ledger(request: Request) -> Response:
     return answer_once(request, Ledger, lambda frame: frame.ledger)
 
 
-@router.get("/verdicts", summary="Active verdicts", **described(list[Verdict], [examples.VERDICT]))
+@router.get("/verdicts", summary="Active verdicts", **examples.described(list[Verdict], [examples.VERDICT], 503))
 async def verdicts(request: Request) -> Response:
     return answer_once(request, list[Verdict], lambda frame: list(frame.verdicts))
 
 
-@router.get("/alerts", summary="Pending and firing alerts", **described(list[Alert], [examples.ALERT]))
+@router.get("/alerts", summary="Pending and firing alerts", **examples.described(list[Alert], [examples.ALERT], 503))
 async def alerts(request: Request) -> Response:
     return answer_once(request, list[Alert], lambda frame: list(frame.alerts))
 
@@ -239,7 +239,7 @@ async def alerts(request: Request) -> Response:
 @router.get(
     "/alerts/history",
     summary="Resolved alerts, newest last",
-    **described(list[Alert], [ended(examples.ALERT, examples.TAKEN_AT)]),
+    **examples.described(list[Alert], [ended(examples.ALERT, examples.TAKEN_AT)], 503),
 )
 async def alert_history(request: Request) -> Response:
     """Returns the last thousand resolved alerts, including those before a restart. Active alerts are in `/alerts`."""
@@ -249,7 +249,7 @@ async def alert_history(request: Request) -> Response:
 @router.get(
     "/audit",
     summary="Audit log of changes and flushes, newest last",
-    **described(list[AuditEntry], [examples.AUDIT_ENTRY]),
+    **examples.described(list[AuditEntry], [examples.AUDIT_ENTRY], 503),
 )
 async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> Response:
     """Returns the newest entries. Each contains the hash of the previous one; `gpumond audit verify` checks the
@@ -257,12 +257,16 @@ async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)]
     return answer(list[AuditEntry], await request.app.state.view.audit_entries(limit))
 
 
-@router.get("/receipts", summary="Receipts of flushes, newest last", **described(list[Receipt], [examples.RECEIPT]))
+@router.get(
+    "/receipts",
+    summary="Receipts of flushes, newest last",
+    **examples.described(list[Receipt], [examples.RECEIPT], 503),
+)
 async def receipts(request: Request) -> Response:
     return answer(list[Receipt], list(request.app.state.view.receipts()))
 
 
-@router.get("/status", summary="Status of the daemon", **described(Status, EXAMPLE_STATUS))
+@router.get("/status", summary="Status of the daemon", **examples.described(Status, EXAMPLE_STATUS, 503))
 async def status(request: Request) -> Response:
     frame, started_at = _frame(request), request.app.state.view.started_at
     seen = frame.snapshot

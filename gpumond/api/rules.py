@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Request
 from fastapi.responses import Response
@@ -39,15 +39,6 @@ ALERTS_AT_ONCE = 8
 IfMatch = Annotated[str | None, Header(description="The expected ETag of the rule; 412 if it has changed.")]
 
 
-def _answers(status: int, kind: Any, example: Any, *problems: int) -> dict[str, Any]:
-    content = {"application/json": {"example": TypeAdapter(kind).dump_python(example, mode="json")}}
-    return {
-        "response_model": None,
-        "status_code": status,
-        "responses": {status: {"model": kind, "content": content}, **responses(*problems)},
-    }
-
-
 def _registry(request: Request) -> RuleRegistry:
     registry: RuleRegistry = request.app.state.view.rulebook
     return registry
@@ -74,12 +65,12 @@ def _encoding(preview: Preview) -> Steps[bytes]:
 CHANGES = [Depends(bearer)]
 
 
-@router.get("/rules", summary="Rules in effect, with their origin", **_answers(200, list[RuleEntry], [ENTRY]))
+@router.get("/rules", summary="Rules in effect, with their origin", **examples.described(list[RuleEntry], [ENTRY]))
 async def rules(request: Request) -> Response:
     return Response(ENTRIES.dump_json(_registry(request).entries()), media_type="application/json")
 
 
-@router.get("/rules/{name}", summary="One rule, with its ETag", **_answers(200, RuleEntry, ENTRY, 404))
+@router.get("/rules/{name}", summary="One rule, with its ETag", **examples.described(RuleEntry, ENTRY, 404))
 async def rule(request: Request, name: str) -> Response:
     return _entry(_registry(request).get(name))
 
@@ -88,7 +79,7 @@ async def rule(request: Request, name: str) -> Response:
     "/rules",
     summary="Create a rule",
     dependencies=CHANGES,
-    **_answers(201, RuleEntry, ENTRY, 401, 403, 409, 422, 503, 507),
+    **examples.described(RuleEntry, ENTRY, 401, 403, 409, 422, 503, 507, status=201),
 )
 async def make(request: Request, body: RuleConfig, by: str = Depends(require_rules)) -> Response:
     return _entry(await _registry(request).put(body, by, new=True), 201)
@@ -98,7 +89,7 @@ async def make(request: Request, body: RuleConfig, by: str = Depends(require_rul
     "/rules/{name}",
     summary="Create or replace a rule",
     dependencies=CHANGES,
-    **_answers(200, RuleEntry, ENTRY, 401, 403, 409, 412, 422, 503, 507),
+    **examples.described(RuleEntry, ENTRY, 401, 403, 409, 412, 422, 503, 507),
 )
 async def replace(
     request: Request, name: str, body: RuleConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
@@ -124,7 +115,7 @@ async def remove(request: Request, name: str, if_match: IfMatch = None, by: str 
 @router.post(
     "/rules/preview",
     summary="Preview of a rule on the last hour",
-    **_answers(200, Preview, PREVIEW, 422, 429, 503),
+    **examples.described(Preview, PREVIEW, 422, 429, 503),
 )
 async def preview(request: Request, body: RuleConfig) -> Response:
     """Evaluates a rule on one snapshot per half minute; changes nothing. Shorter events are not included.

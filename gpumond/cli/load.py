@@ -23,11 +23,9 @@ from gpumond.cli.table import size
 from gpumond.errors import ConfigError
 from gpumond.loadgen.engines import ENGINES, EngineSettings, engine
 from gpumond.loadgen.executor import Executed, Terms
-from gpumond.loadgen.options import Option
 from gpumond.loadgen.plan import Plan, plan
-from gpumond.loadgen.report import account
-from gpumond.loadgen.runner import run as carry_out
-from gpumond.loadgen.scenarios import COMMON, TABLE, Scenario, scenario
+from gpumond.loadgen.runner import account, run as carry_out
+from gpumond.loadgen.scenarios import COMMON, TABLE, Option, Scenario, scenario
 from gpumond.loadgen.script import CONTEXT_BYTES
 from gpumond.model.units import level, seconds
 from gpumond.sim.card import Spec, cards, create

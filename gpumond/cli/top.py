@@ -14,8 +14,7 @@ from typing import Any
 from gpumond.cli import DONE, WRONG_USE, client
 from gpumond.cli.status import notes, process_table
 from gpumond.top.ledger import GROUNDS, Line, Piece, picture
-from gpumond.top.selection import of_device
-from gpumond.top.view import View, view
+from gpumond.top.view import View, of_device, view
 
 
 class Daemon:

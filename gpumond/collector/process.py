@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 
-from gpumond.collector.ipc import DevicePosition, ExcludedDevice, ReadRequest
+from gpumond.collector import DevicePosition, ExcludedDevice, ReadRequest
 from gpumond.model.snapshot import Reading, XidErrors
 from gpumond.protocol.messages import to_json
 from gpumond.sources import NOWHERE

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from gpumond.collector.ipc import ExcludedDevice, ReadResponse
+from gpumond.collector import ExcludedDevice, ReadResponse
 from gpumond.collector.process import Child, Request, end
 from gpumond.errors import FaultKind, ProtocolError, ReturnCode
 from gpumond.model.snapshot import RELEASED, STARTING, Reading, SourceState, XidErrors

@@ -12,7 +12,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from gpumond.collector.ipc import DevicePosition, ReadRequest, ReadResponse
+from gpumond.collector import DevicePosition, ReadRequest, ReadResponse
 from gpumond.errors import SourceUnavailable
 from gpumond.protocol.messages import clean, from_json, to_json
 from gpumond.sources import NOWHERE, ReadProgress, load

@@ -7,8 +7,7 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from gpumond.diagnosis.fragmentation import split_share
-from gpumond.diagnosis.peaks import PoolPeak
+from gpumond.diagnosis.peaks import PoolPeak, split_share
 from gpumond.diagnosis.trend import sen
 from gpumond.history import USED
 from gpumond.history.series import MAX, Series

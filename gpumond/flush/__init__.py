@@ -21,8 +21,18 @@ from typing import Protocol
 
 from gpumond.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
 from gpumond.flush.locks import NEIGHBOUR_SECONDS, Locks, identity_of
-from gpumond.flush.plans import Plans, Promises, pool_of
-from gpumond.flush.receipts import DriverCounts, blank, had_effect, moved, of_reported, verify, with_thrash
+from gpumond.flush.receipts import (
+    DriverCounts,
+    Plans,
+    Promises,
+    blank,
+    had_effect,
+    moved,
+    of_reported,
+    pool_of,
+    verify,
+    with_thrash,
+)
 from gpumond.host.event_loop import in_slices
 from gpumond.host.peer_credentials import Identity
 from gpumond.model.cooperative import Steps

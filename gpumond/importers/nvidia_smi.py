@@ -14,8 +14,7 @@ from typing import NamedTuple
 from gpumond.errors import ConfigError
 from gpumond.importers.headerless import infer
 from gpumond.importers.reader import Lines
-from gpumond.importers.rows import MOST_DIGITS, Remarks, Row, label, pid_of
-from gpumond.importers.timestamps import moment
+from gpumond.importers.rows import MOST_DIGITS, Remarks, Row, label, moment, pid_of
 
 REMEDY = "record with: nvidia-smi --query-gpu=timestamp,uuid,memory.used,memory.total --format=csv -l 1"
 FIELDS = {

@@ -1,4 +1,4 @@
-"""Scenarios of healthy programs: N1 to N7. Pure."""
+"""Scenarios of healthy programs: N1 to N7, and steady use. No I/O."""
 
 from __future__ import annotations
 
@@ -113,3 +113,8 @@ def fleet(script: Script) -> None:
             level.to(at, 6 * GIB + gain * about + own.gauss(0.0, 0.1 * GIB))
             script.flush(at + 1.0, program)  # the driver's reading decreases, too
             script.busy(at, 0.5 + about / (16 * GIB), program)
+
+
+def steady(script: Script) -> None:
+    script.last(2 * HOUR)
+    host(script, (0.2, 0.8), noise(script))

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from gpumond.metrics import devices, programs
-from gpumond.metrics.family import Family, Kind, Row
+from gpumond.metrics.exposition import Family, Kind, Row
 from gpumond.model.conditions import OF_DEVICES, conditions
 from gpumond.model.frame import Frame
 from gpumond.model.pools import HostPool, PoolUsage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 
-from gpumond.metrics.family import Family, Kind, Row
+from gpumond.metrics.exposition import Family, Kind, Row
 from gpumond.model.frame import Frame
 from gpumond.model.sensors import THROTTLE_REASONS
 from gpumond.model.snapshot import DeviceReading, XidErrors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpumond.metrics.family import Family, Kind, Row
+from gpumond.metrics.exposition import Family, Kind, Row
 from gpumond.model.frame import Frame
 from gpumond.model.program import Program, ScopeDevice, ScopeUsage, StepUsage
 

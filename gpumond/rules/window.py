@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpumond.diagnosis.fragmentation import kept_bytes, split_share
+from gpumond.diagnosis.peaks import kept_bytes, split_share
 from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.pools import PoolUsage
 from gpumond.model.snapshot import MISSED_LIMIT, AgentReport, Snapshot

@@ -11,17 +11,14 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Input, Static
 
 from gpumond.errors import DaemonError
-from gpumond.top.connection import ConnectionState, RemarksPanel, headline, remarks
-from gpumond.top.daemon import DaemonClient, ask, look
-from gpumond.top.details import Details
+from gpumond.top.connection import ConnectionState, DaemonClient, RemarksPanel, ask, headline, look, remarks
+from gpumond.top.details import Details, HistoryChart, drawn, remember
 from gpumond.top.devices import Devices
 from gpumond.top.flush import FlushPanel
-from gpumond.top.history import HistoryChart, drawn, remember
 from gpumond.top.panel import keys
 from gpumond.top.processes import Processes, SortOrder, fitting
 from gpumond.top.rows import Key
-from gpumond.top.selection import at_index, device_of, key_of, neighbour, processes_on
-from gpumond.top.view import View
+from gpumond.top.view import View, at_index, device_of, key_of, neighbour, processes_on
 
 POLL_SECONDS = 1.0
 PAST_POLLS = 5

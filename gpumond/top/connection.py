@@ -1,21 +1,25 @@
-"""State of the connection to the daemon, and the notices as single lines and in full."""
+"""Requests to the daemon, the state of the connection, and the notices as single lines and in full."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from http.client import HTTPException
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from rich.text import Text
 from textual.binding import Binding, BindingType
+from textual.message_pump import MessagePump
 
 from gpumond.errors import DaemonError
 from gpumond.model.units import duration
 from gpumond.top.notices import FrameNotice
 from gpumond.top.panel import Panel, clipped
-from gpumond.top.sanitize import plain
-from gpumond.top.view import View
+from gpumond.top.rows import plain
+from gpumond.top.view import View, view
 
 SILENT_SECONDS = 3.0
 WITHDRAWN_SECONDS = 6.0
@@ -119,3 +123,38 @@ def _all(view: View | None, link: ConnectionState, now: float) -> Iterator[tuple
 def _line(kind: str, remark: FrameNotice) -> Text:
     line = Text().append(f"{kind}{remark.title}", STYLES[remark.level])
     return line.append(f": {remark.text}" if remark.text else "")
+
+
+T = TypeVar("T")
+
+
+class DaemonClient(Protocol):
+    """The HTTP API of a daemon. Both methods raise DaemonError."""
+
+    url: str
+
+    def get(self, path: str) -> Any: ...
+    def post(self, path: str, body: object, timeout: float) -> Any: ...
+
+
+def ask(asker: MessagePump, question: Callable[[], T], then: Callable[[T | DaemonError], None]) -> None:
+    """Call the function in a new thread; ``then`` is called with the result or the error in the application's."""
+
+    def run() -> None:
+        answer: T | DaemonError
+        try:
+            answer = question()
+        except DaemonError as error:
+            answer = error
+        except (HTTPException, OSError) as error:
+            answer = DaemonError(f"the daemon closed the connection: {type(error).__name__}")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            answer = DaemonError(f"the response is not from gpumond ({type(error).__name__}: {error}); check --url")
+        with suppress(RuntimeError):  # the application has ended in the meantime
+            asker.call_later(then, answer)
+
+    threading.Thread(target=run, name="gpumond-top", daemon=True).start()
+
+
+def look(daemon: DaemonClient) -> View:
+    return view(daemon.get("/api/v1/frame"))

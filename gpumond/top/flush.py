@@ -10,9 +10,9 @@ from textual.binding import Binding, BindingType
 
 from gpumond.errors import DaemonError
 from gpumond.model.units import human
-from gpumond.top.daemon import DaemonClient, ask
+from gpumond.top.connection import DaemonClient, ask
 from gpumond.top.panel import Panel
-from gpumond.top.sanitize import plain
+from gpumond.top.rows import plain
 
 TIMEOUT_SECONDS = 30.0
 ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30

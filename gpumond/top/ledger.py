@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpumond.model.units import human
-from gpumond.top.bars import FILLS, bar
-from gpumond.top.palette import COLOURS, FREE_ON_DARK
+from gpumond.top.bars import COLOURS, FILLS, FREE_ON_DARK, bar
 from gpumond.top.rows import DeviceRow
 from gpumond.top.view import View
 

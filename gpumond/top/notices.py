@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gpumond.engine.events import ORDINARY
 from gpumond.model.units import duration
-from gpumond.top.sanitize import plain
+from gpumond.top.rows import plain
 
 Level = Literal["bad", "warn", "note"]
 

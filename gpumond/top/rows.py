@@ -10,7 +10,6 @@ from gpumond.engine.events import ORDINARY
 from gpumond.model.frame import SHARES
 from gpumond.model.snapshot import MISSED_LIMIT
 from gpumond.model.units import duration
-from gpumond.top.sanitize import plain
 
 HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
 """The shares that a process can have."""
@@ -179,3 +178,11 @@ def _facts(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> Iter
             {"allow": "allowed", "step": "at the next step", "never": "not allowed"}.get(report["flush_policy"]),
         )
         yield "reported", f"{report['age_seconds']:.1f} s before the frame"
+
+
+def plain(text: object, most: int = 200) -> str:
+    """Return untrusted text as one line of at most ``most`` characters, with a replacement for each character that
+    could change the terminal or the adjacent text (control characters, escapes, direction marks, surrogates)."""
+    cut = str(text)[: most + 1]
+    safe = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in cut)
+    return safe if len(safe) <= most else safe[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpumond.agent.distributed import is_rank
-from gpumond.agent.rate_limit import RateLimit
+from gpumond.agent.daemon_trust import RateLimit
+from gpumond.agent.program_report import is_rank
 
 
 def unavailable() -> bool:

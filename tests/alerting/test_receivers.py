@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from gpumond.alerting.receivers import NotSent, Receiver, Rejected, Retry, notif
 from gpumond.alerting.receivers.http_client import post
 from gpumond.model.frame import Alert
 from tests.alerting.listener import OK, Listener, answer
+from tests.running import until
 
 ALERT = Alert("full", "firing", (("alertname", "full"), ("gpu", "0")), (("summary", "much"),), 0.9, 1000.0, 1060.0)
 RESOLVED = replace(ALERT, resolved_at=2000.0)
@@ -177,6 +179,7 @@ def test_receiver_that_stalls_drips_or_floods_times_out(listener: Listener, does
     listener.answer = does  # type: ignore[assignment]
     failed = failure(webhook(listener), timeout_seconds=0.3)
     assert (type(failed), failed.reason) == (Retry, reason)
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "gpumond-notify"], seconds=3)
 
 
 def test_endless_response_body_is_not_read(listener: Listener):

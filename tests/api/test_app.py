@@ -169,6 +169,8 @@ def test_metrics_are_text_or_openmetrics_plain_or_compressed():
     assert text.headers["content-type"].startswith("text/plain; version=")
     zipped = ask(View(), "/metrics", headers={"Accept-Encoding": "gzip"})
     assert zipped.headers["content-encoding"] == "gzip"
+    for refused in ("x-gzip", "gzip;q=0"):
+        assert "content-encoding" not in ask(View(), "/metrics", headers={"Accept-Encoding": refused}).headers
     assert zipped.text == text.text
     newer = ask(View(), "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert newer.headers["content-type"].startswith("application/openmetrics-text")

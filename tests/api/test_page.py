@@ -16,7 +16,7 @@ from gpumond.model.frame import SHARES
 from gpumond.model.snapshot import MISSED_LIMIT
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.testing import make_device, make_fault, make_snapshot
-from gpumond.top.palette import COLOURS, FREE_ON_DARK
+from gpumond.top.bars import COLOURS, FREE_ON_DARK
 from tests.api.test_app import View, ask
 
 TEXT = {path: file.body.decode() for path, file in FILES.items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.cli.chart import ASCII, BINS, BLOCKS, COLUMNS, WIDTH, ChartCurve, draw
+from gpumond.cli.chart import ASCII, BINS, COLUMNS, WIDTH, ChartCurve, draw
+from gpumond.top.bars import BLOCKS
 
 
 def curve(*values: float | None, every: float = 1.0) -> ChartCurve:

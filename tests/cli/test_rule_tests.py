@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli.rule_tests import GONE, parse_series, run
+from gpumond.cli.rules import GONE, parse_series, run_file
 from gpumond.errors import ConfigError
 from tests.cli.test_cli import gpumond
 
@@ -71,9 +71,9 @@ def test_invalid_series_names_the_expected_form(name: str, values: str, says: st
 
 
 def test_failed_expectation_is_shown_with_the_result(files: Path):
-    assert run(files / "tests.yaml") == (2, [])
+    assert run_file(files / "tests.yaml") == (2, [])
     (files / "tests.yaml").write_text(TESTS % 11)
-    count, (failure,) = run(files / "tests.yaml")
+    count, (failure,) = run_file(files / "tests.yaml")
     assert (count, failure.alertname, failure.eval_time) == (2, "hog", 120)
     assert ("pid='11'" in failure.expected, "pid='10'" in failure.got) == (True, True)
 
@@ -88,7 +88,7 @@ def test_failed_expectation_is_shown_with_the_result(files: Path):
 def test_invalid_file_is_named(files: Path, before: str, after: str, says: str):
     (files / "tests.yaml").write_text((TESTS % 10).replace(before, after))
     with pytest.raises(ConfigError, match=says):
-        run(files / "tests.yaml")
+        run_file(files / "tests.yaml")
 
 
 def test_command_line_checks_and_tests_rules(files: Path):

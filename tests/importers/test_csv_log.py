@@ -6,7 +6,7 @@ import pytest
 
 from gpumond.errors import ConfigError
 from gpumond.importers.builder import NAMELESS
-from gpumond.importers.timestamps import moment
+from gpumond.importers.rows import moment
 from gpumond.testing import GIB
 from tests.importers.reading import elapsed, read, read_with_notices, used
 

@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from gpumond.diagnosis import Diagnosis, diagnose
-from gpumond.importers.transitions import Changes
+from gpumond.importers import Changes
 from gpumond.loadgen import plan
 from gpumond.model.snapshot import Snapshot
 from gpumond.protocol.messages import to_json

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpumond.importers import Changes
 from gpumond.importers.builder import NAMELESS
-from gpumond.importers.transitions import Changes
 from gpumond.model.frame import Verdict
 
 

@@ -8,8 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gpumond.api.examples import RECEIPT
-from gpumond.metrics.telemetry import Telemetry
-from gpumond.metrics.workloads import OUTCOMES, Workloads
+from gpumond.metrics.telemetry import OUTCOMES, Telemetry, Workloads
 from gpumond.model.pools import Expected, Held, Receipt
 from gpumond.testing import GIB
 

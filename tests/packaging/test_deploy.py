@@ -29,7 +29,7 @@ from gpumond.api.rules import MAX_PREVIEWS
 from gpumond.api.unsent import MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.cli import VERBS
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
-from gpumond.cli.rule_tests import run
+from gpumond.cli.rules import run_file
 from gpumond.collector.supervisor import DEADLINE_SECONDS
 from gpumond.config import Settings, load
 from gpumond.config.rule_registry import MAX_RULES
@@ -42,8 +42,7 @@ from gpumond.host.fd_limits import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_c
 from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
 from gpumond.metrics import MAX_SERIES, Exposition, Form
 from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
-from gpumond.metrics.telemetry import Telemetry
-from gpumond.metrics.workloads import MAX_WORKLOADS
+from gpumond.metrics.telemetry import MAX_WORKLOADS, Telemetry
 from gpumond.model.claims import MAX_POOLS, MAX_REPORTED_POOLS
 from gpumond.model.program import SCOPES
 from gpumond.model.units import seconds
@@ -146,7 +145,7 @@ def test_built_in_rules_can_be_written_in_a_configuration(rule: Rule):
 def test_example_configuration_is_valid_and_its_tests_pass():
     settings = load(DEPLOY / "gpumond.example.yaml", environ={})
     assert [rule.name for rule in settings.rules if rule.action] == ["notebooks-cache"]
-    count, failures = run(DEPLOY / "gpumond.example.test.yaml")
+    count, failures = run_file(DEPLOY / "gpumond.example.test.yaml")
     assert (count > 0, failures) == (True, [])
 
 

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gpumond.model.frame import SHARES
-from gpumond.top.bars import FILLS, bar, curve
+from gpumond.top.bars import COLOURS, FILLS, bar, curve
 from gpumond.top.ledger import GROUNDS
-from gpumond.top.palette import COLOURS
 
 PARTS = st.dictionaries(st.sampled_from((*SHARES, "reserved")), st.integers(0, 1 << 40))
 

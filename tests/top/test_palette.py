@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from gpumond.model.frame import SHARES
-from gpumond.top.palette import COLOURS, FREE_ON_DARK
+from gpumond.top.bars import COLOURS, FREE_ON_DARK
 
 MIN_DISTANCE = 0.12
 COLOUR_VISION = {

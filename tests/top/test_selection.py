@@ -12,8 +12,7 @@ from textual.pilot import Pilot
 from gpumond.cli.top import Daemon
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.top.app import Top
-from gpumond.top.selection import at_index, neighbour, processes_on
-from gpumond.top.view import view
+from gpumond.top.view import at_index, neighbour, processes_on, view
 from tests.top.frames import FakeDaemon, fake_daemon, make_frame
 from tests.top.screens import lines, text
 

@@ -11,7 +11,7 @@ from gpumond.testing import GIB, make_device, make_pool, make_process, make_repo
 from gpumond.top.ledger import picture, promise
 from gpumond.top.notices import FrameNotice
 from gpumond.top.processes import SortOrder, arranged, fitting
-from gpumond.top.sanitize import plain
+from gpumond.top.rows import plain
 from gpumond.top.view import view
 from tests.top.frames import busy_frame, make_frame
 

@@ -17,8 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from gpumond.agent.instrument import usage
-from gpumond.agent.instrument.decorators import is_async, refuse_generators
+from gpumond.agent.instrument import is_async, refuse_generators, usage
 from gpumond.agent.instrument.oom import OOMS, is_oom
 from gpumond.agent.instrument.usage import NOTHING, Levels
 from gpumond.model.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeKept, ScopeUsage

@@ -1,7 +1,7 @@
 """AMD and Intel devices (amdgpu, i915, xe), read from kernel files without vendor libraries or daemons.
 
 Memory, sensors and clocks are read from sysfs (devices.py), the memory of an Intel device with a query (intel.py), and
-usage from /proc/PID/fdinfo (clients.py) and, for ROCm, from KFD (kfd.py).
+usage from /proc/PID/fdinfo (clients.py) and, for ROCm, from KFD (devices.py).
 
 Without CAP_SYS_PTRACE, the kernel shows fdinfo of the daemon's own user only. Other processes' memory is then
 unclaimed, utilization that derives from their busy time is absent, and a fault reports this. A device that the kernel
@@ -22,8 +22,7 @@ from gpumond.model.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.protocol.messages import MAX_INTEGER
 from gpumond.sources.drm import intel
 from gpumond.sources.drm.clients import Client, client, utilization
-from gpumond.sources.drm.devices import DrmDevice, cards, kind_of
-from gpumond.sources.drm.kfd import Kfd
+from gpumond.sources.drm.devices import DrmDevice, Kfd, cards, kind_of
 from gpumond.sources.process.device_nodes import Node, OpenDeviceNodes
 from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
 from gpumond.sources.validation import Listed, MemoryCounts, Tally, Usage, memory, usages

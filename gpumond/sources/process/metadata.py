@@ -22,8 +22,7 @@ from gpumond.model.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.protocol.messages import clean
 from gpumond.sources.process.cgroups import ProcessPlacement, place
 from gpumond.sources.process.containers import Containers, Names
-from gpumond.sources.process.device_holders import DeviceHolders
-from gpumond.sources.process.device_nodes import OpenDeviceNodes
+from gpumond.sources.process.device_nodes import DeviceHolders, OpenDeviceNodes
 from gpumond.sources.process.kubelet import SOCKET, Kubelet
 from gpumond.sources.process.procfs import ProcessStart, life
 
