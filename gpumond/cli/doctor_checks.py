@@ -17,14 +17,14 @@ from typing import Any, Literal
 from gpumond import __version__
 from gpumond.agent.daemon_trust import SERVICE_DIRECTORY, service_uid, trusted_uids
 from gpumond.collector.supervisor import Collector
-from gpumond.errors import DaemonError
+from gpumond.errors import DaemonError, SourceUnavailable
 from gpumond.host.peer_credentials import in_private_pid_namespace, peer_uid
 from gpumond.model.conditions import of_device
 from gpumond.model.remedies import remedy
 from gpumond.model.snapshot import Reading, SourceState
 from gpumond.model.units import human
 from gpumond.protocol.messages import default_socket
-from gpumond.sources.drm.devices import cards
+from gpumond.sources import AUTOMATIC, SourceSpec
 from gpumond.top.stuck_processes import LIKELY_MEANT, stuck
 
 State = Literal["good", "note", "bad"]
@@ -63,14 +63,21 @@ def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -
 
 
 def driver() -> Iterator[Finding]:
-    """Check each source separately. With an AMD or Intel device, a missing NVIDIA driver is not a fault."""
-    others = any(cards("/sys"))
-    if others:
-        yield from _source("drm", "bad")
-    if util.find_spec("pynvml") is None:
-        yield Finding("driver", "bad", "nvidia-ml-py is not installed", "pip install 'gpumond[daemon]'")
-        return
-    yield from _source("nvml", "note" if others else "bad")
+    """Check each source with devices, and the first one always. With other devices, its absence is not a fault."""
+    missing = [spec.requires for spec in AUTOMATIC if spec.requires and util.find_spec(spec.requires) is None]
+    for module in missing:
+        yield Finding("driver", "bad", f"the module {module} is not installed", "pip install 'gpumond[daemon]'")
+    present = {spec.name for spec in AUTOMATIC if spec.requires not in missing and _has_devices(spec)}
+    for spec in AUTOMATIC:
+        if spec.requires not in missing and (spec.name in present or spec is AUTOMATIC[0]):
+            yield from _source(spec.name, "note" if present - {spec.name} else "bad")
+
+
+def _has_devices(spec: SourceSpec) -> bool:
+    try:
+        return spec.type().detect("/sys")
+    except SourceUnavailable:
+        return False
 
 
 def _source(name: str, absent: State) -> Iterator[Finding]:

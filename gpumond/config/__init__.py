@@ -10,11 +10,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
 
 from gpumond.alerting.receivers import Receiver
 from gpumond.config.web import Web, read_web
@@ -25,6 +25,7 @@ from gpumond.protocol.messages import default_socket
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import ActionConfig, FlushConfig, RuleConfig, Seconds, Strict
+from gpumond.sources import SOURCES
 
 RELOADED = ("interval", "compat", "flush_cooldown", "retention", "disabled_rules", "rules", "receivers")
 """Settings that a reload changes; the others require a restart."""
@@ -70,10 +71,18 @@ class ReceiverConfig(Strict):
         return Receiver(self.name, self.type, self.url, url_file, secret, token, ca, self.resend or 60.0)
 
 
+def known_source(name: str) -> str:
+    """Return the name. Raises ValueError."""
+    known = ("auto", *(spec.name for spec in SOURCES))
+    if name not in known:
+        raise ValueError(f"expected one of {', '.join(known)}")
+    return name
+
+
 class Settings(Strict):
     """All settings. ``check-config --help`` and docs/reference/configuration.md describe the keys."""
 
-    source: Literal["auto", "nvml", "drm", "every", "sim"] = "auto"
+    source: Annotated[str, AfterValidator(known_source)] = "auto"
     listen: str = "127.0.0.1:9917"
     socket: Path | None = None
     socket_mode: str | None = Field(default=None, pattern=r"^0?[0-7]{3}$")
