@@ -15,6 +15,7 @@ from importlib import metadata, util
 from typing import Any, Literal
 
 from gpumond import __version__
+from gpumond.agent.adapters import ADAPTERS
 from gpumond.agent.daemon_trust import SERVICE_DIRECTORY, service_uid, trusted_uids
 from gpumond.collector.supervisor import Collector
 from gpumond.errors import DaemonError, SourceUnavailable
@@ -28,16 +29,6 @@ from gpumond.sources import AUTOMATIC, SourceSpec
 from gpumond.top.stuck_processes import LIKELY_MEANT, stuck
 
 State = Literal["good", "note", "bad"]
-
-ADAPTERS = {
-    "torch": ("torch",),
-    "cupy": ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
-    "rmm": ("rmm", "rmm-cu11", "rmm-cu12", "rmm-cu13"),
-    "cudf": ("cudf", "cudf-cu11", "cudf-cu12", "cudf-cu13"),
-    "tensorflow": ("tensorflow",),
-    "jax": ("jax",),
-}
-"""Package names of each library for which the agent has an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +200,11 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
 
 def frameworks() -> Iterator[Finding]:
     found = False
-    for adapter, packages in ADAPTERS.items():
-        for package in packages:
+    for spec in ADAPTERS:
+        for package in spec.packages:
             if version := _version(package):
                 found = True
-                yield Finding(adapter, "good", f"{package} {version} is installed; the agent supports it")
+                yield Finding(spec.library, "good", f"{package} {version} is installed; the agent supports it")
     if not found:
         yield Finding(
             "frameworks",

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent.adapters import KNOWN
-from gpumond.cli.doctor_checks import ADAPTERS, Finding, daemon, pid_namespace
+from gpumond.agent.adapters import ADAPTERS
+from gpumond.cli.doctor_checks import Finding, daemon, pid_namespace
 from gpumond.host.peer_credentials import INITIAL_PID_NAMESPACE
 from gpumond.model.remedies import CONDITIONS, FAULTS
 from tests.top.test_stuck_processes import a_holding
@@ -55,5 +55,5 @@ def test_a_pid_namespace_of_its_own_is_told_from_the_hosts(tmp_path: Path):
         assert pid_namespace("/proc").state == "good"
 
 
-def test_every_library_with_an_adapter_is_looked_for():
-    assert {name for name in KNOWN if "." not in name} == ADAPTERS.keys()
+def test_each_library_that_is_installed_has_the_names_of_its_packages():
+    assert [spec.library for spec in ADAPTERS if not spec.packages and "." not in spec.library] == []
