@@ -76,6 +76,7 @@ LIBRARIES = {
         "api",
         "store",
         "engine.preview",
+        "alerting.receivers",
     ),  # input that people write
 }
 """The modules that may import a third-party library."""

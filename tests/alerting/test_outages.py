@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gpumond.alerting.outbox import Outbox
-from gpumond.alerting.receivers import Receiver, notifier
 from gpumond.alerting.receivers.http_client import post
+from gpumond.alerting.receivers.webhook import Webhook
 from tests import certificates
 from tests.alerting.listener import OK, Answer, Listener, answer
 from tests.alerting.test_outbox import FIRED, OVER, QUICK, Counts, NoJournal, Recorder, an_alert, until
@@ -51,7 +51,7 @@ def ten_mib(connection: socket.socket) -> None:
 def test_while_one_fails_the_others_are_told_and_it_is_told_when_it_is_back(does: Answer, reason: str):
     listener, other, counts = Listener(), Recorder("other"), Counts()
     listener.answer = does
-    hook = notifier(Receiver("hook", "webhook", listener.url))
+    hook = Webhook(name="hook", url=listener.url)
 
     async def work() -> None:
         outbox = Outbox([hook, other], NoJournal(), counts, backoff_seconds=QUICK)
@@ -97,7 +97,7 @@ def connected() -> Iterator[list[Any]]:
 def test_a_redirect_leads_nowhere(connected: list[Any], status: int, place: str):
     listener = Listener()
     listener.answer = answer(status, Location=place)
-    assert failure(Receiver("hook", "webhook", listener.url)).reason == "redirect"
+    assert failure(Webhook(name="hook", url=listener.url)).reason == "redirect"
     port = int(listener.url.rpartition(":")[2])
     assert connected == [("127.0.0.1", port)]
     listener.close()
@@ -141,7 +141,7 @@ def test_a_certificate_has_to_be_right(authority: Path, server: str | None, trus
     listener = TlsListener()
     listener.answer = refuse_tls if server is None else over_tls(authority, server)
     url = listener.url.replace("http", "https")
-    receiver = Receiver("hook", "webhook", url, ca_file=str(authority / "ca.crt") if trusted else None)
+    receiver = Webhook(name="hook", url=url, ca_file=authority / "ca.crt" if trusted else None)
     if reason is None:
         asyncio.run(post(receiver, "", b"{}"))
     else:
