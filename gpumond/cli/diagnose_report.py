@@ -13,9 +13,7 @@ from gpumond.importers.timestamps import day_and_time
 from gpumond.importers.transitions import Change
 from gpumond.model.snapshot import Snapshot
 from gpumond.model.units import counted, duration, human
-
-QUIET = ("warm-up", "steady", "churn", "periodic", "step-change")
-"""Verdicts that require no action."""
+from gpumond.model.verdicts import SHAPES
 
 MAX_SERIES = 1000
 MAX_CHANGES = 40
@@ -35,7 +33,7 @@ class _Series:
 
     @property
     def found(self) -> bool:
-        return any(change.verdict.kind not in QUIET for change, _ in self.changes)
+        return any(change.verdict.kind not in SHAPES for change, _ in self.changes)
 
 
 class Findings:
@@ -95,7 +93,7 @@ class Findings:
         uuid, pid = key
         process = "" if pid is None else f" pid {pid}"
         yield safe("  ".join(part for part in (uuid + process, series.name, f"peak {human(series.peak)}") if part))
-        marks = [elapsed for change, elapsed in series.changes if change.onset and change.verdict.kind not in QUIET]
+        marks = [elapsed for change, elapsed in series.changes if change.onset and change.verdict.kind not in SHAPES]
         yield from draw(series.curve, series.top, marks)
         for change, _ in series.changes:
             verdict = change.verdict
@@ -113,7 +111,7 @@ class Findings:
             f"{counted(self._count, 'reading')} over {duration(passed)}: {counted(devices, 'device')}, "
             f"{len(self._series) - devices + len(self._unseen)} processes"
         )
-        found = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if kind not in QUIET]
+        found = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if kind not in SHAPES]
         yield f"found: {', '.join(found)}" if found else "found: nothing that requires action"
 
     def _point(self, key: Key, name: str, elapsed: float, value: int, top: int | None) -> None:

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpumond.model.verdicts import PROBLEMS
 from gpumond.rules import Scope
-from gpumond.rules.verdicts import TROUBLES
 from gpumond.rules.window import WINDOW_SECONDS
 
 _VERDICTS = {
-    **{
-        kind.replace("-", "_"): f"1 while the [verdict](../how-to/runbooks.md#verdicts) {kind} is active"
-        for kind in TROUBLES
-    },
+    **{kind.rule_value: f"1 while the [verdict](verdicts.md) {kind.name} is active" for kind in PROBLEMS},
     "leak_bytes_per_second": "by how much a leak grows; 0 without one",
     "time_to_oom_seconds": "until the memory is full if it goes on growing; infinite where nothing does",
 }
