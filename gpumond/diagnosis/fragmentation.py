@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from gpumond.model.pools import PoolUsage
 
+FRAGMENTED_FROM = 0.05
+"""Share of the device that a pool must keep before its fragmentation is reported."""
+
 
 def kept_bytes(pool: PoolUsage) -> int:
     """Return the bytes that no flush returns: held less reclaimable, that is live and stranded.
