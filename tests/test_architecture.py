@@ -76,6 +76,7 @@ LIBRARIES = {
         "api",
         "store",
         "engine.preview",
+        "alerting.receivers",
     ),  # files that people write
 }
 """The modules that may import a third-party library."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
@@ -68,6 +69,12 @@ def test_site_builds_without_a_warning(tmp_path: Path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "explanation/code-tour.html").exists()
+
+
+@pytest.mark.parametrize("page", ["verdicts", "plugins"])
+def test_generated_pages_are_current(page: str):
+    document = import_module(f"tools.docs.{page}").document()
+    assert (ROOT / f"docs/reference/{page}.md").read_text() == document, "run `make docs`"
 
 
 def definitions(path: Path) -> set[str]:

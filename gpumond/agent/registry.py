@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from gpumond.agent.adapters import KNOWN, AllocatorAdapter, FlushRefused, Limitable, capture_guards, present
+from gpumond.agent.adapters import ADAPTERS, AllocatorAdapter, FlushRefused, Limitable, capture_guards, loaded
 from gpumond.agent.allocator_flush import (
     Hook,
     Permissions,
@@ -61,17 +61,16 @@ class AllocatorRegistry:
 
     def adapters(self) -> list[AllocatorAdapter]:
         """Search for libraries that the program has imported since, and return all adapters."""
-        for library in KNOWN:
-            if library not in self._found and library in sys.modules:
+        for spec in ADAPTERS:
+            if spec.library not in self._found and spec.library in sys.modules:
                 try:
-                    for adapter in present({library: KNOWN[library]}):
+                    if adapter := loaded(spec):
                         adapter.framework()
-                        self._found[library] = adapter
+                        self._found[spec.library] = adapter
                 except Exception:  # a version of the library that the adapter does not understand
-                    self._found[library] = None
-        found = (
-            self._found.get(library) for library in KNOWN
-        )  # in the sequence of KNOWN, whichever was imported first
+                    self._found[spec.library] = None
+        # in the order of ADAPTERS, whichever was imported first
+        found = (self._found.get(spec.library) for spec in ADAPTERS)
         self._known = [adapter for adapter in found if adapter is not None]
         self._modules, self._search_at = len(sys.modules), time.monotonic() + SEARCH_SECONDS
         return self._known

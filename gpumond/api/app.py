@@ -42,6 +42,11 @@ DESCRIPTION = (
 )
 
 
+AT_THE_ROOT = (page, operations)
+IN_THE_API = (resources, history, flushes, rules, baselines, events, agents)
+"""Modules with a ``router``, in the order of the reference."""
+
+
 class MetricsPage(Protocol):
     @property
     def content_type(self) -> str: ...
@@ -102,15 +107,10 @@ def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
     app.state.slow_seconds = events.SLOW_SECONDS
     problems.install(app)
     complete_openapi(app)
-    app.include_router(page.router)
-    app.include_router(operations.router)
-    app.include_router(resources.router, prefix="/api/v1")
-    app.include_router(history.router, prefix="/api/v1")
-    app.include_router(flushes.router, prefix="/api/v1")
-    app.include_router(rules.router, prefix="/api/v1")
-    app.include_router(baselines.router, prefix="/api/v1")
-    app.include_router(events.router, prefix="/api/v1")
-    app.include_router(agents.router, prefix="/api/v1")
+    for module in AT_THE_ROOT:
+        app.include_router(module.router)
+    for module in IN_THE_API:
+        app.include_router(module.router, prefix="/api/v1")
     return app
 
 

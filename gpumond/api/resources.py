@@ -20,6 +20,7 @@ from gpumond.model.frame import Alert, Frame, Ledger, Line, Verdict
 from gpumond.model.pools import Receipt
 from gpumond.model.remedies import remedy
 from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot, SourceState
+from gpumond.model.verdicts import KINDS
 from gpumond.rules import ended
 from gpumond.store.audit_chain import AuditEntry
 
@@ -226,7 +227,12 @@ async def ledger(request: Request) -> Response:
     return answer_once(request, Ledger, lambda frame: frame.ledger)
 
 
-@router.get("/verdicts", summary="Active verdicts", **examples.described(list[Verdict], [examples.VERDICT], 503))
+@router.get(
+    "/verdicts",
+    summary="Active verdicts",
+    description="\n".join(f"- `{kind.name}`: {kind.meaning}" for kind in KINDS),
+    **examples.described(list[Verdict], [examples.VERDICT], 503),
+)
 async def verdicts(request: Request) -> Response:
     return answer_once(request, list[Verdict], lambda frame: list(frame.verdicts))
 

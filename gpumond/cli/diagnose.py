@@ -14,7 +14,6 @@ from gpumond.cli import DONE
 from gpumond.cli.chart import ChartCurve, draw
 from gpumond.cli.table import safe
 from gpumond.diagnosis import Diagnosis, diagnose
-from gpumond.diagnosis.shapes import SHAPES
 from gpumond.errors import ConfigError
 from gpumond.importers import READERS, Change, Changes, snapshots
 from gpumond.importers.builder import NAMELESS
@@ -22,6 +21,7 @@ from gpumond.importers.reader import open_lines
 from gpumond.importers.rows import Remarks, day_and_time
 from gpumond.model.snapshot import Snapshot
 from gpumond.model.units import counted, duration, human, level, seconds
+from gpumond.model.verdicts import SHAPES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpumond.cli import DONE, client
 from gpumond.cli.table import size, table
-from gpumond.model.remedies import VERDICTS
+from gpumond.model.verdicts import REMEDIES
 from gpumond.top.ledger import promise
 from gpumond.top.notices import FrameNotice
 from gpumond.top.rows import HOLDINGS
@@ -92,7 +92,7 @@ def notes(seen: View) -> Iterator[str]:
 
 
 def _verdict(remark: FrameNotice) -> str:
-    remedy = VERDICTS.get(remark.title, "")
+    remedy = REMEDIES.get(remark.title, "")
     return _lines("verdict ", [remark]) + (f"\n      -> {remedy}" if remedy else "")
 
 

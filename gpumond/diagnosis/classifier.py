@@ -7,19 +7,21 @@ from collections.abc import Iterator, Mapping, Set
 from math import inf, isfinite
 
 from gpumond.diagnosis import detectors, messages
+from gpumond.diagnosis.device_verdicts import DETECTORS, DeviceCase
 from gpumond.diagnosis.distributed import RankGroup
 from gpumond.diagnosis.idle import idle_seconds
 from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, find, from_stairs, update, update_stairs
 from gpumond.diagnosis.leak_pattern import form
 from gpumond.diagnosis.plateaus import REST_MINUTES
-from gpumond.diagnosis.shapes import SHAPES, Shape, shape
+from gpumond.diagnosis.shapes import Shape, shape
 from gpumond.diagnosis.tracked_series import Key, TrackedSeries
 from gpumond.diagnosis.tracker import Fall, Tracker
 from gpumond.history import UNCLAIMED, USED, History
 from gpumond.history.series import MAX, MINUTE
 from gpumond.model.cooperative import Steps
-from gpumond.model.frame import Verdict, VerdictKind
+from gpumond.model.frame import Verdict
 from gpumond.model.snapshot import DeviceReading, ProcessUsage, Snapshot
+from gpumond.model.verdicts import SHAPES, VerdictName
 
 RECENT_MINUTES = 15
 MIN_RELEASE_RATIO = 0.02
@@ -86,7 +88,7 @@ class Classifier:
         for device in snapshot.devices:
             device_series = self._tracker.tracked_series.get((device.uuid, None, None))
             if device_series is not None and device_series.seen == now:
-                self._judge_pressure(device_series, device)
+                self._judge_device(device_series, device)
                 self._judge_orphans(device_series, device)
         self._events = [event for event in self._events if event[0] > now]
         self._loops = {key: loop for key, loop in self._loops.items() if loop[0] > now}
@@ -242,24 +244,20 @@ class Classifier:
         since = self._tracker.idle_at.get(tracked.uuid, inf)
         return max(0.0, self.history.now - max(since, tracked.born))
 
-    def _judge_pressure(self, tracked: TrackedSeries, device: DeviceReading) -> None:
-        size, used = device.size_bytes, device.used_bytes
+    def _judge_device(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+        size, used, now = device.size_bytes, device.used_bytes, self.history.now
         if not size or used is None:
             return
-        ratio, (ramp_at, left) = used / size, self._ramps.get(device.uuid, (-inf, 0.0))
-        is_ramping = self.history.now - ramp_at < detectors.RAMP_HELD_SECONDS
-        if ratio >= detectors.NEARLY_FULL:
-            self._full_at[device.uuid] = self.history.now
-        full = ratio > (detectors.FULL_CLEAR if "pressure" in tracked.verdicts else detectors.FULL)
-        if not full and not is_ramping:
-            tracked.verdicts.pop("pressure", None)
-            return
-        seconds_left = left / self.history.pace if is_ramping else None
-        evidence = (("used_ratio", ratio), ("free_bytes", float(size - used)))
-        since = self._since(tracked, "pressure", self.history.now)
-        self._set_verdict(
-            tracked, "pressure", since, evidence, messages.pressure(_label(device), ratio, seconds_left), seconds_left
-        )
+        if used / size >= detectors.NEARLY_FULL:
+            self._full_at[device.uuid] = now
+        ramp_at, left = self._ramps.get(device.uuid, (-inf, 0.0))
+        seconds_left = left / self.history.pace if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
+        for kind, detect in DETECTORS.items():
+            found = detect(DeviceCase(device, _label(device), used, size, seconds_left, kind in tracked.verdicts))
+            if found is None:
+                tracked.verdicts.pop(kind, None)
+            else:
+                self._set_verdict(tracked, kind, self._since(tracked, kind, now), *found)
 
     def _judge_orphans(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         if device.processes is None:
@@ -328,7 +326,7 @@ class Classifier:
             self._loops[key] = until, Verdict(tracked.uuid, None, "crash-loop", since, evidence, None, summary)
 
     def _event(
-        self, tracked: TrackedSeries, kind: VerdictKind, seconds: float, evidence: Evidence, summary: str
+        self, tracked: TrackedSeries, kind: VerdictName, seconds: float, evidence: Evidence, summary: str
     ) -> None:
         now = self.history.now
         verdict = Verdict(tracked.uuid, tracked.pid, kind, self.history.unix(now), evidence, None, summary)
@@ -368,7 +366,7 @@ class Classifier:
     def _set_verdict(
         self,
         tracked: TrackedSeries,
-        kind: VerdictKind,
+        kind: VerdictName,
         since: float,
         evidence: Evidence,
         summary: str,

@@ -70,6 +70,10 @@ class Peaks:
             self._last = self.minutes[-1] = PoolPeak(last.at, max(last.live, live), max(last.kept, kept))
 
 
+FRAGMENTED_FROM = 0.05
+"""Share of the device that a pool must keep before its fragmentation is reported."""
+
+
 def kept_bytes(pool: PoolUsage) -> int:
     """Return the bytes that no flush returns: held less reclaimable, that is live and stranded.
 

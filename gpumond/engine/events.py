@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpumond.diagnosis.messages import clock, program
-from gpumond.diagnosis.shapes import SHAPES
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.pools import Receipt
 from gpumond.model.program import Ending, Oom, OomPool
 from gpumond.model.snapshot import AgentReport, Snapshot
 from gpumond.model.units import human
+from gpumond.model.verdicts import SHAPES
 
 Kind = Literal[
     "agent-connected",
@@ -32,9 +32,6 @@ Kind = Literal[
     "device-back",
     "xid",
 ]
-ORDINARY = frozenset(SHAPES)
-"""Verdicts of a healthy program: they make no events."""
-
 Details = tuple[tuple[str, int | float | str], ...]
 Process = tuple[int, int]
 """pid and start_ticks"""
@@ -273,7 +270,7 @@ def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
     at = frame.snapshot.taken_at
     for kind, some, others in kinds:
         for key, verdict in some.items():
-            if key in others or verdict.kind in ORDINARY:
+            if key in others or verdict.kind in SHAPES:
                 continue
             known = _names(frame)
             workload, name = known.get(verdict.pid) or _names(before).get(verdict.pid) or ("", "")

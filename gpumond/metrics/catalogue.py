@@ -15,6 +15,7 @@ from gpumond.model.conditions import OF_DEVICES, conditions
 from gpumond.model.frame import Frame
 from gpumond.model.pools import HostPool, PoolUsage
 from gpumond.model.snapshot import DeviceReading, ProcessUsage
+from gpumond.model.verdicts import KINDS
 
 PROCESSES_PER_DEVICE = 50
 
@@ -203,7 +204,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_verdict",
         "gauge",
-        "1 for each active verdict.",
+        f"1 for each active verdict. Kinds: {', '.join(kind.name for kind in KINDS)}.",
         ("uuid", "gpu", "pid", "kind"),
         _verdicts,
     ),

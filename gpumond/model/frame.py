@@ -6,28 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumond.model.snapshot import Snapshot
+from gpumond.model.verdicts import VerdictName
 
 Share = Literal["live", "cached", "stranded", "overhead", "opaque", "unclaimed"]
 
 SHARES: tuple[Share, ...] = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
 
 Phase = Literal["pending", "firing", "resolved"]
-
-VerdictKind = Literal[
-    "warm-up",
-    "steady",
-    "churn",
-    "periodic",
-    "step-change",
-    "leak",
-    "fragmentation",
-    "pressure",
-    "orphan",
-    "idle-holder",
-    "crash",
-    "release",
-    "crash-loop",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,7 @@ class Verdict:
 
     device_uuid: str
     pid: int | None
-    kind: VerdictKind
+    kind: VerdictName
     since: float
     evidence: tuple[tuple[str, float], ...] = ()
     time_to_oom_seconds: float | None = None

@@ -18,6 +18,10 @@ from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
 class SimSource:
     name = "sim"
 
+    @staticmethod
+    def detect(sys: str) -> bool:
+        return False
+
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self._root = Path()

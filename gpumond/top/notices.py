@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gpumond.engine.events import ORDINARY
 from gpumond.model.units import duration
+from gpumond.model.verdicts import SHAPES
 from gpumond.top.rows import plain
 
 Level = Literal["bad", "warn", "note"]
@@ -85,6 +85,6 @@ def verdicts(verdicts: Iterable[Mapping[str, Any]]) -> Iterator[FrameNotice]:
         left = verdict["time_to_oom_seconds"]
         return float("inf") if left is None else left, verdict["since"]
 
-    for verdict in sorted((each for each in verdicts if each["kind"] not in ORDINARY), key=urgency):
+    for verdict in sorted((each for each in verdicts if each["kind"] not in SHAPES), key=urgency):
         level: Level = "note" if verdict["kind"] == "release" else "warn"
         yield FrameNotice(level, plain(verdict["kind"], 40), plain(verdict["summary"], 400))

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpumond.engine.events import ORDINARY
 from gpumond.model.frame import SHARES
 from gpumond.model.snapshot import MISSED_LIMIT
 from gpumond.model.units import duration
+from gpumond.model.verdicts import SHAPES
 
 HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
 """The shares that a process can have."""
@@ -124,7 +124,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     reports = {report["pid"]: report for report in frame["snapshot"]["reports"]}
     verdicts: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in ORDINARY):
+    for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in SHAPES):
         verdicts.setdefault((each["device_uuid"], each["pid"]), []).append(each)
     for process in sorted(frame["processes"], key=lambda process: -(process["used_bytes"] or 0)):
         uuid, pid, report = process["device_uuid"], int(process["pid"]), reports.get(process["pid"])
@@ -143,7 +143,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             used_bytes=process["used_bytes"],
             shares={share: process[f"{share}_bytes"] for share in HOLDINGS},
             verdict=verdict,
-            notable=bool(judged) and judged[0]["kind"] not in ORDINARY,
+            notable=bool(judged) and judged[0]["kind"] not in SHAPES,
             state=_process_state(process),
             flush_policy=report["flush_policy"] if report else None,
             facts=facts,

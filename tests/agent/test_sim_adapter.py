@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.adapters import AllocatorAdapter, present
+from gpumond.agent.adapters import ADAPTERS, AllocatorAdapter, loaded
 from gpumond.agent.adapters.sim import SimAdapter, adapter
 from gpumond.model.pools import Reclaimable, StepResult
 from gpumond.sim.allocator import CachingAllocator
@@ -30,7 +30,7 @@ def allocator(device: SimDevice) -> Iterator[CachingAllocator]:
 
 
 def test_simulated_allocator_is_found_in_its_program() -> None:
-    found: list[AllocatorAdapter] = list(present())
+    found: list[AllocatorAdapter] = [adapter for adapter in map(loaded, ADAPTERS) if adapter]
     assert "sim" in [adapter.name for adapter in found]
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gpumond.alerting.outbox import Outbox
-from gpumond.alerting.receivers import Receiver, notifier
 from gpumond.alerting.receivers.http_client import post
+from gpumond.alerting.receivers.webhook import Webhook
 from tests import certificates
 from tests.alerting.listener import OK, Answer, Listener, answer
 from tests.alerting.test_outbox import (
@@ -60,7 +60,7 @@ def ten_mib(connection: socket.socket) -> None:
 def test_failing_receiver_delays_no_other_and_gets_its_notifications_later(response: Answer, reason: str):
     listener, other, counts = Listener(), Recorder("other"), DeliveryCounts()
     listener.answer = response
-    hook = notifier(Receiver("hook", "webhook", listener.url))
+    hook = Webhook(name="hook", url=listener.url)
 
     async def work() -> None:
         outbox = Outbox([hook, other], UnwritableStore(), counts, backoff_seconds=QUICK)
@@ -109,7 +109,7 @@ def connected() -> Iterator[list[Any]]:
 def test_redirect_is_not_followed(connected: list[Any], status: int, place: str):
     listener = Listener()
     listener.answer = answer(status, Location=place)
-    assert failure(Receiver("hook", "webhook", listener.url)).reason == "redirect"
+    assert failure(Webhook(name="hook", url=listener.url)).reason == "redirect"
     port = int(listener.url.rpartition(":")[2])
     assert connected == [("127.0.0.1", port)]
     listener.close()
@@ -153,7 +153,7 @@ def test_receivers_certificate_is_verified(authority: Path, server: str | None, 
     listener = TlsListener()
     listener.answer = refuse_tls if server is None else over_tls(authority, server)
     url = listener.url.replace("http", "https")
-    receiver = Receiver("hook", "webhook", url, ca_file=str(authority / "ca.crt") if trusted else None)
+    receiver = Webhook(name="hook", url=url, ca_file=authority / "ca.crt" if trusted else None)
     if reason is None:
         asyncio.run(post(receiver, "", b"{}"))
     else:

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.alerting.receivers import NotSent, Receiver, Rejected, Retry, notifier
-from gpumond.alerting.receivers.http_client import post
+from gpumond.alerting.receivers import Notifier, NotSent, Rejected, Retry
+from gpumond.alerting.receivers.alertmanager import Alertmanager
+from gpumond.alerting.receivers.http_client import HttpReceiver, post
+from gpumond.alerting.receivers.webhook import Webhook
 from gpumond.model.frame import Alert
 from tests.alerting.listener import OK, Listener, answer
 from tests.running import until
@@ -32,12 +34,12 @@ def listener() -> Iterator[Listener]:
     listener.close()
 
 
-def send(receiver: Receiver, raised: tuple[Alert, ...] = (ALERT,), resolved: tuple[Alert, ...] = ()) -> None:
-    asyncio.run(notifier(receiver).send(raised, resolved))
+def send(receiver: Notifier, raised: tuple[Alert, ...] = (ALERT,), resolved: tuple[Alert, ...] = ()) -> None:
+    asyncio.run(receiver.send(raised, resolved))
 
 
-def webhook(listener: Listener, **fields: str) -> Receiver:
-    return Receiver("hook", "webhook", **{"url": f"{listener.url}/alerts?team=a", **fields})
+def webhook(listener: Listener, **fields: Path) -> Webhook:
+    return Webhook(name="hook", url=f"{listener.url}/alerts?team=a", **fields)
 
 
 def test_webhook_request_has_the_documented_json(listener: Listener):
@@ -68,7 +70,7 @@ def test_webhook_request_is_signed_with_the_current_secret(listener: Listener, t
     secret = tmp_path / "secret"
     for key in ("first", "second"):
         secret.write_text(f"{key}\n")
-        send(webhook(listener, secret_file=str(secret)))
+        send(webhook(listener, secret_file=secret))
         request = listener.requests[-1]
         signed = request.headers["x-gpumond-timestamp"].encode() + b"." + request.body
         expected = hmac.new(key.encode(), signed, hashlib.sha256).hexdigest()
@@ -78,23 +80,23 @@ def test_webhook_request_is_signed_with_the_current_secret(listener: Listener, t
 def test_address_and_token_can_be_read_from_files(listener: Listener, tmp_path: Path):
     (tmp_path / "url").write_text(f"{listener.url}/secret-path\n")
     (tmp_path / "token").write_text("tok\n")
-    send(Receiver("hook", "webhook", url_file=str(tmp_path / "url"), bearer_token_file=str(tmp_path / "token")))
+    send(Webhook(name="hook", url_file=tmp_path / "url", bearer_token_file=tmp_path / "token"))
     assert listener.requests[0].line == "POST /secret-path HTTP/1.1"
     assert listener.requests[0].headers["authorization"] == "Bearer tok"
 
 
 def test_alertmanager_request_ends_after_four_resend_intervals(listener: Listener):
-    send(Receiver("am", "alertmanager", f"{listener.url}/prefix/", instance="node7"), (ALERT,), (RESOLVED,))
+    send(Alertmanager(name="am", url=f"{listener.url}/prefix/"), (ALERT,), (RESOLVED,))
     (request,) = listener.requests
     assert request.line == "POST /prefix/api/v2/alerts HTTP/1.1"
     firing, resolved = request.json
-    assert firing["labels"] == {"alertname": "full", "gpu": "0", "instance": "node7"}
+    assert firing["labels"] == {"alertname": "full", "gpu": "0", "instance": socket.gethostname()}
     assert firing["startsAt"] == "1970-01-01T00:17:40+00:00"
     assert firing["endsAt"] > "2020"
     assert resolved["endsAt"] == "1970-01-01T00:33:20+00:00"
 
 
-def failure(receiver: Receiver, timeout_seconds: float = 5.0) -> NotSent:
+def failure(receiver: HttpReceiver, timeout_seconds: float = 5.0) -> NotSent:
     with pytest.raises(NotSent) as failed:
         asyncio.run(post(receiver, "", b"{}", timeout_seconds=timeout_seconds))
     assert "127.0.0.1" not in str(failed.value), "an address is a secret"
@@ -194,17 +196,17 @@ def test_endless_response_body_is_not_read(listener: Listener):
 def test_unreachable_receiver_is_retried(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert failure(Receiver("hook", "webhook", f"http://127.0.0.1:{port}")).reason == "connection"
-    assert failure(Receiver("hook", "webhook", "http://name.invalid")).reason == "dns"
-    assert failure(Receiver("hook", "webhook", url_file=str(tmp_path / "none"))).reason == "secret"
+    assert failure(Webhook(name="hook", url=f"http://127.0.0.1:{port}")).reason == "connection"
+    assert failure(Webhook(name="hook", url="http://name.invalid")).reason == "dns"
+    assert failure(Webhook(name="hook", url_file=tmp_path / "none")).reason == "secret"
 
 
 def test_receiver_without_tls_fails_at_an_https_address(listener: Listener):
     listener.answer = b"no"
-    failed = failure(Receiver("hook", "webhook", listener.url.replace("http", "https")), timeout_seconds=1.0)
+    failed = failure(Webhook(name="hook", url=listener.url.replace("http", "https")), timeout_seconds=1.0)
     assert failed.reason in ("tls", "timeout", "connection")
 
 
 def test_address_from_a_file_must_be_http(tmp_path: Path):
     (tmp_path / "url").write_text("file:///etc/passwd")
-    assert type(failure(Receiver("hook", "webhook", url_file=str(tmp_path / "url")))) is Rejected
+    assert type(failure(Webhook(name="hook", url_file=tmp_path / "url"))) is Rejected

@@ -11,9 +11,10 @@ import pytest
 
 from gpumond.api.page import FILES, MODULES, POLICY
 from gpumond.engine import EngineState, advance
-from gpumond.engine.events import ORDINARY, Kind
+from gpumond.engine.events import Kind
 from gpumond.model.frame import SHARES
 from gpumond.model.snapshot import MISSED_LIMIT
+from gpumond.model.verdicts import SHAPES
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.testing import make_device, make_fault, make_snapshot
 from gpumond.top.bars import COLOURS, FREE_ON_DARK
@@ -67,7 +68,7 @@ def test_page_names_kinds_as_the_daemon_does():
     constants = dict(re.findall(r"^export const (\w+) = (.+);$", TEXT["/words.js"], re.MULTILINE))
     known = {name: json.loads(value) for name, value in constants.items()}
     assert tuple(known["SHARES"]) == SHARES
-    assert set(known["ORDINARY"]) == ORDINARY
+    assert known["ORDINARY"] == sorted(SHAPES)
     assert known["MISSED_LIMIT"] == MISSED_LIMIT
     used = {
         name
@@ -75,7 +76,7 @@ def test_page_names_kinds_as_the_daemon_does():
         for name in re.findall(r"\b[A-Z_]+\b(?! as)|\b[A-Z_]+(?= as)", found)
     }
     assert known.keys() <= used
-    kinds = {word for word in (*get_args(Kind), *ORDINARY) if f'"{word}"' in SCRIPT}
+    kinds = {word for word in (*get_args(Kind), *SHAPES) if f'"{word}"' in SCRIPT}
     assert kinds <= {"flush"}  # an element's name, too
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent.adapters import KNOWN
-from gpumond.cli.doctor_checks import ADAPTERS, Finding, daemon, pid_namespace
+from gpumond.agent.adapters import ADAPTERS
+from gpumond.cli.doctor_checks import Finding, daemon, pid_namespace
 from gpumond.host.peer_credentials import INITIAL_PID_NAMESPACE
 from gpumond.model.remedies import CONDITIONS, FAULTS
 from tests.top.test_stuck_processes import holding_with
@@ -55,5 +55,5 @@ def test_private_pid_namespace_is_distinguished_from_the_hosts(tmp_path: Path):
         assert pid_namespace("/proc").state == "good"
 
 
-def test_libraries_with_an_adapter_are_all_checked():
-    assert {name for name in KNOWN if "." not in name} == ADAPTERS.keys()
+def test_each_library_with_an_adapter_has_the_names_of_its_packages():
+    assert [spec.library for spec in ADAPTERS if not spec.packages and "." not in spec.library] == []

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from gpumond.cli.status import notes
 from gpumond.model.frame import Verdict
-from gpumond.model.remedies import VERDICTS
-from gpumond.rules.verdicts import TROUBLES
+from gpumond.model.verdicts import REMEDIES
 from gpumond.top.view import view
 from tests.top.frames import busy_frame
 
@@ -16,10 +15,6 @@ def test_verdict_is_followed_by_its_remedy():
     *_, text = notes(view(busy_frame(verdicts=(leak, release))))
     assert text.splitlines() == [
         "verdict leak: train (pid 10) grows",
-        f"      -> {VERDICTS['leak']}",
+        f"      -> {REMEDIES['leak']}",
         "verdict release: serve (pid 11) has ended",
     ]
-
-
-def test_troubles_each_have_a_remedy():
-    assert set(VERDICTS) == set(TROUBLES)

@@ -62,7 +62,7 @@ rules:
         ("lisen: 127.0.0.1:1", ["lisen", "unknown key", "did you mean listen?"]),
         ("listen: nowhere", ["listen", "'nowhere'", "HOST:PORT"]),
         ("listen: 0.0.0.0:9917", ["0.0.0.0:9917", "--insecure"]),
-        ("source: magic", ["source", "'magic'", "'auto', 'nvml'"]),
+        ("source: magic", ["source", "'magic'", "'magic': expected one of auto, nvml"]),
         ("interval: soon", ["interval", "'soon'", "duration"]),
         ("interval: 0", ["interval", "greater than or equal to 0.1"]),
         ("disabled_rules: [nope]", ["disabled_rules", "'nope'", "device-nearly-full"]),

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumond.cli.table import size
-from gpumond.engine.events import ORDINARY
 from gpumond.model.units import human
+from gpumond.model.verdicts import SHAPES
 from tests.integration.browser import PageSession
 from tests.running import RunningDaemon, Series, series_of
 from tests.top.frames import FakeDaemon, fake_daemon
@@ -205,7 +205,7 @@ def _differ(face: str, compared: dict[str, tuple[Any, Any]]) -> Iterator[str]:
 
 def _row(frame: Any, process: Any) -> str:
     judged = [verdict["kind"] for verdict in frame["verdicts"] if verdict["pid"] == process["pid"]]
-    judged.sort(key=lambda kind: kind in ORDINARY)
+    judged.sort(key=lambda kind: kind in SHAPES)
     sizes = (size(process[f"{name}_bytes"]) for name in ("used", *OF_PROCESSES))
     words = (_gpu(frame, process), str(process["pid"]), process["workload"] or process["comm"], process["user"] or "")
     return " ".join(" ".join((*words, *sizes, *judged[:1])).split())
@@ -217,7 +217,7 @@ def _gpu(frame: Any, process: Any) -> str:
 
 
 def _notable(frame: Any) -> list[str]:
-    return sorted(verdict["kind"] for verdict in frame["verdicts"] if verdict["kind"] not in ORDINARY)
+    return sorted(verdict["kind"] for verdict in frame["verdicts"] if verdict["kind"] not in SHAPES)
 
 
 def _used(device: Any) -> str:

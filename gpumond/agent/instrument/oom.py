@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from gpumond.agent.adapters import LargestFreeReporting, OomObservable
+from gpumond.agent.adapters import ADAPTERS, LargestFreeReporting, OomObservable
 from gpumond.agent.instrument.usage import READ_SECONDS
 from gpumond.agent.registry import REGISTRY
 from gpumond.model.pools import PoolUsage
@@ -18,25 +18,9 @@ from gpumond.model.program import OOM_POOLS, OOMS as KEPT, Oom, OomPool, ScopeKe
 REPORTED_SECONDS = 60.0
 """Time for which reports contain a snapshot. The daemon counts it once, by its number."""
 
-TYPES = frozenset(
-    (
-        ("torch", "OutOfMemoryError"),
-        ("cupy", "OutOfMemoryError"),
-        ("tensorflow", "ResourceExhaustedError"),
-        ("gpumond", "OutOfMemory"),  # the simulated device
-    )
-)
-"""Package and class of errors that always mean out of memory."""
-
-TEXTS = (
-    ("MemoryError", r"(?s)std::bad_alloc.*out_of_memory"),  # RMM; that of host memory has another text
-    ("XlaRuntimeError", "RESOURCE_EXHAUSTED"),
-    ("JaxRuntimeError", "RESOURCE_EXHAUSTED"),
-    ("RuntimeError", "(CUDA|HIP) (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED"),
-    ("CUDARuntimeError", "cudaErrorMemoryAllocation"),
-)
-"""Class of errors with several meanings, and a pattern of those that mean out of memory. Compiled on the first error.
-"""
+TYPES = frozenset(spec.oom_error for spec in ADAPTERS)
+TEXTS = tuple(text for spec in ADAPTERS for text in spec.oom_texts)
+"""Compiled on the first error."""
 
 REQUEST = r"(?i)(?:allocat(?:e|ing)|out of memory allocating|failed to allocate):? ([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)"
 FACTORS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}

@@ -18,8 +18,10 @@ from pathlib import Path
 from threading import Thread
 from urllib.parse import SplitResult, urlsplit
 
+from pydantic import Field, model_validator
+
 from gpumond import __version__
-from gpumond.alerting.receivers import Receiver, Rejected, Retry
+from gpumond.alerting.receivers import ReceiverType, Rejected, Retry
 from gpumond.host.files import read_text
 from gpumond.protocol.text import has_control_characters
 
@@ -27,8 +29,46 @@ TIMEOUT_SECONDS = 5.0
 MAX_RETRY_AFTER_SECONDS = 3600.0
 
 
+class HttpReceiver(ReceiverType):
+    """Base of the types that send over HTTP. A URL can be a secret: it is never shown, and can be read from a file."""
+
+    url: str | None = Field(None, description="the address; it is a secret and is never shown or logged")
+    url_file: Path | None = Field(None, description="a file with the address, instead of `url`")
+    bearer_token_file: Path | None = Field(
+        None,
+        description="send `Authorization: Bearer …`; one line. A file with another line end or a control character is "
+        "not sent",
+    )
+    ca_file: Path | None = Field(None, description="trust this CA instead of the system's")
+
+    @property
+    def instance(self) -> str:
+        """Name of this machine, for a receiver of several machines."""
+        return socket.gethostname()
+
+    @model_validator(mode="after")
+    def _addressed(self) -> HttpReceiver:
+        if (self.url is None) == (self.url_file is None):
+            raise ValueError(f"{self.name}: expected exactly one of url and url_file")
+        if self.url is not None and not _web_address(self.url):
+            raise ValueError(
+                f"{self.name}: expected an http:// or https:// url with a host and without user or password"
+            )
+        return self
+
+
+def _web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc and parts.port != 0
+        )
+    except ValueError:
+        return False
+
+
 async def post(
-    receiver: Receiver,
+    receiver: HttpReceiver,
     path: str,
     body: bytes,
     headers: Mapping[str, str] | None = None,
@@ -48,13 +88,13 @@ async def post(
     _judge(status, retry_after)
 
 
-def secret(file: str) -> str:
+def secret(file: Path) -> str:
     """Return a secret's file without its last line end, read at each use so that it can be replaced.
 
     Raises Retry, also for a control character: a line end in a token would begin another header.
     """
     try:
-        text = read_text(Path(file)).removesuffix("\n").removesuffix("\r").strip(" \t")
+        text = read_text(file).removesuffix("\n").removesuffix("\r").strip(" \t")
     except (OSError, UnicodeDecodeError):
         raise Retry("secret", f"{file} cannot be read") from None
     if has_control_characters(text):
@@ -62,11 +102,13 @@ def secret(file: str) -> str:
     return text
 
 
-async def _exchange(receiver: Receiver, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, str | None]:
+async def _exchange(
+    receiver: HttpReceiver, path: str, body: bytes, headers: Mapping[str, str]
+) -> tuple[int, str | None]:
     """Return the status and Retry-After. The exchange runs in a thread, since a resolver may block for minutes; its
     connection is closed when this coroutine ends, whatever the thread waits for.
     """
-    url = urlsplit((receiver.url or secret(receiver.url_file or "")).strip())
+    url = urlsplit((receiver.url or secret(receiver.url_file or Path())).strip())
     if url.scheme not in ("http", "https") or not url.hostname:
         raise Rejected("address", "its address is not http:// or https://")
     target = (url.path.rstrip("/") + path if path else url.path or "/") + (f"?{url.query}" if url.query else "")
@@ -106,7 +148,7 @@ async def _exchange(receiver: Receiver, path: str, body: bytes, headers: Mapping
         _abort(connection)
 
 
-def _connection(receiver: Receiver, url: SplitResult) -> HTTPConnection:
+def _connection(receiver: HttpReceiver, url: SplitResult) -> HTTPConnection:
     host = url.hostname or ""
     if url.scheme == "http":
         return HTTPConnection(host, url.port or 80, timeout=TIMEOUT_SECONDS)

@@ -1,37 +1,37 @@
-"""Subjects of the rules of each scope in one snapshot, with the values of ``schema.VALUES``. No I/O.
+"""Scopes of rules, each in one file with its values, labels and placeholders. No I/O.
 
 An unknown value is None: a rule on it neither fires nor resolves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpumond.model.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.rules import Hidden, Scope, Subjects
-from gpumond.rules.scopes.context import RuleContext
-from gpumond.rules.scopes.daemon import daemon
-from gpumond.rules.scopes.device import devices
-from gpumond.rules.scopes.pool import pools
-from gpumond.rules.scopes.process import processes
-from gpumond.rules.scopes.workload import workloads
+from gpumond.rules.scopes.context import RuleContext, ScopeSpec
+from gpumond.rules.scopes.daemon import DAEMON
+from gpumond.rules.scopes.device import DEVICE
+from gpumond.rules.scopes.pool import POOL
+from gpumond.rules.scopes.process import PROCESS
+from gpumond.rules.scopes.workload import WORKLOAD
 from gpumond.rules.window import RuleWindow, unlisted
 
-__all__ = ["Existing", "RuleContext", "departure", "existing", "hidden", "subjects"]
+__all__ = ["SCOPES", "Existing", "RuleContext", "departure", "existing", "hidden", "subjects"]
 
-_SCOPES: Mapping[Scope, Callable[[RuleContext], Subjects[Any]]] = {
-    "device": devices,
-    "process": processes,
-    "pool": pools,
-    "workload": workloads,
-    "daemon": daemon,
+SCOPES: Mapping[Scope, ScopeSpec[Any]] = {
+    "device": DEVICE,
+    "process": PROCESS,
+    "pool": POOL,
+    "workload": WORKLOAD,
+    "daemon": DAEMON,
 }
 
 
 def subjects(scope: Scope, seen: RuleContext) -> Subjects[Any]:
-    return _SCOPES[scope](seen)
+    return SCOPES[scope].subjects(seen)
 
 
 def hidden(snapshot: Snapshot, recent: RuleWindow) -> Hidden:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpumond.model.frame import Ledger
 from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
 from gpumond.model.units import human
+from gpumond.model.verdicts import PROBLEMS
+from gpumond.rules import Labels, Subjects
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, Standing
-from gpumond.rules.window import RuleWindow
+from gpumond.rules.window import WINDOW_SECONDS, RuleWindow
 
 
 class RuleContext(NamedTuple):
@@ -27,6 +29,39 @@ def unjudged(device: DeviceReading) -> Mapping[str, float | None]:
     return UNKNOWN if device.missed >= MISSED_LIMIT else NOTHING
 
 
+Row = TypeVar("Row")
+Row_contra = TypeVar("Row_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleAttribute(Generic[Row_contra]):
+    """One value that rules can compare. Its name ends in its unit; ``read`` returns None while it is unknown."""
+
+    name: str
+    meaning: str
+    read: Callable[[Row_contra], float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeSpec(Generic[Row]):
+    """One scope: its rows, and the words of rules on them.
+
+    ``labels`` and ``placeholders`` describe the labels that ``match`` can use and the results of ``texts``.
+    """
+
+    rows: Callable[[RuleContext], Sequence[Row]]
+    values: tuple[RuleAttribute[Row], ...]
+    labels: Mapping[str, str]
+    labels_of: Callable[[Row], Labels]
+    placeholders: Mapping[str, str]
+    texts: Callable[[Row], Mapping[str, str]]
+    programs: Callable[[Row], Sequence[str]] = lambda row: ()
+
+    def subjects(self, seen: RuleContext) -> Subjects[Row]:
+        values = {value.name: value.read for value in self.values}
+        return Subjects(self.rows(seen), values, self.labels_of, self.texts, self.programs)
+
+
 class RuleRow(Protocol):
     """A row with the values of the verdicts on it."""
 
@@ -34,11 +69,30 @@ class RuleRow(Protocol):
     def said(self) -> Mapping[str, float | None]: ...
 
 
-def _said(name: str, row: RuleRow) -> float | None:
-    return row.said[name]
+def _verdict_value(name: str, meaning: str) -> RuleAttribute[RuleRow]:
+    return RuleAttribute(name, meaning, lambda row: row.said[name])
 
 
-VERDICTS: Mapping[str, Callable[[RuleRow], float | None]] = {name: partial(_said, name) for name in NOTHING}
+VERDICTS = (
+    *(
+        _verdict_value(kind.rule_value, f"1 while the [verdict](verdicts.md) {kind.name} is active")
+        for kind in PROBLEMS
+    ),
+    _verdict_value("leak_bytes_per_second", "by how much a leak grows; 0 without one"),
+    _verdict_value(
+        "time_to_oom_seconds", "until the memory is full if it goes on growing; infinite where nothing does"
+    ),
+)
+VERDICT_TEXTS = {
+    "verdicts": "what is said of it, in sentences",
+    "slope": "by how much its leak grows each minute",
+    "time_to_oom": "until the memory is full",
+}
+DEVICE_LABELS = {"gpu": "index of the device", "uuid": "its UUID"}
+NAMED = {**DEVICE_LABELS, "name": "model of the device", "size": "memory of the device"}
+
+IN_WINDOW = f"in the last {WINDOW_SECONDS / 60:.0f} minutes"
+FROM_A_FULL_WINDOW = "zero is unknown until a full window has been observed"
 
 
 def named(device: DeviceReading) -> dict[str, str]:

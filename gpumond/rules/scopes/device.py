@@ -10,8 +10,21 @@ from gpumond.model.claims import borne_out, complete_lists, listed
 from gpumond.model.frame import Line, Verdict
 from gpumond.model.snapshot import RELEASED, DeviceReading, ProcessUsage, Snapshot
 from gpumond.model.units import counted
-from gpumond.rules import Subjects
-from gpumond.rules.scopes.context import VERDICTS, RuleContext, named, ratio, size, unjudged
+from gpumond.rules.scopes.context import (
+    DEVICE_LABELS,
+    FROM_A_FULL_WINDOW,
+    IN_WINDOW,
+    NAMED,
+    VERDICT_TEXTS,
+    VERDICTS,
+    RuleAttribute,
+    RuleContext,
+    ScopeSpec,
+    named,
+    ratio,
+    size,
+    unjudged,
+)
 from gpumond.rules.verdicts import texts, values
 from gpumond.rules.window import WINDOW_SECONDS, RuleWindow
 
@@ -31,9 +44,12 @@ class _Device(NamedTuple):
     xids: Mapping[int, int]
     verdicts: Sequence[Verdict]
     said: Mapping[str, float | None]
+    released: bool
+    watched: bool
+    """True if a full window has been observed."""
 
 
-def devices(seen: RuleContext) -> Subjects[_Device]:
+def devices(seen: RuleContext) -> Sequence[_Device]:
     snapshot, recent = seen.snapshot, seen.recent
     lines: defaultdict[str, list[Line]] = defaultdict(list)
     for line in seen.ledger.lines:
@@ -42,6 +58,7 @@ def devices(seen: RuleContext) -> Subjects[_Device]:
     for (uuid, _), verdicts in seen.standing.items():
         judged[uuid] += verdicts
     short = _short(recent, snapshot)
+    released, watched = snapshot.source.reason == RELEASED, recent.elapsed >= WINDOW_SECONDS
 
     def row(device: DeviceReading) -> _Device:
         uuid, known = device.uuid, device.used_bytes is not None
@@ -59,30 +76,11 @@ def devices(seen: RuleContext) -> Subjects[_Device]:
             xids,
             judged[uuid],
             values(judged[uuid], unjudged(device)),
+            released,
+            watched,
         )
 
-    released, watched = snapshot.source.reason == RELEASED, recent.elapsed >= WINDOW_SECONDS
-    return Subjects(
-        tuple(map(row, snapshot.devices)),
-        {
-            "up": lambda row: None if released else float(row.device.up),
-            "used_bytes": lambda row: row.device.used_bytes,
-            "free_bytes": lambda row: row.device.free_bytes,
-            "used_ratio": lambda row: row.used_ratio,
-            "reclaimable_bytes": lambda row: row.cached,
-            "reclaimable_ratio": lambda row: ratio(row.cached, row.device.size_bytes),
-            "wasted_ratio": lambda row: ratio(_wasted(row), row.device.size_bytes),
-            "stranded_bytes": lambda row: row.stranded,
-            "unclaimed_bytes": lambda row: row.unclaimed,
-            "unclaimed_ratio": lambda row: ratio(row.unclaimed, row.device.size_bytes),
-            "idle_used_ratio": _idle_used,
-            "xid_errors_increase": lambda row: float(sum(row.xids.values())) or (0.0 if watched else None),
-            **VERDICTS,
-        },
-        lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
-        _device_texts,
-        lambda row: tuple(_programs(row.lines).values()),
-    )
+    return tuple(map(row, snapshot.devices))
 
 
 def _sums(lines: Sequence[Line]) -> Mapping[str, int]:
@@ -150,3 +148,66 @@ def _program(row: _Device, part: Line | ProcessUsage) -> str:
     workload = next((line.workload for line in row.lines if line.pid == part.pid), "")
     comm = next((process.comm for process in row.device.processes or () if process.pid == part.pid), None)
     return f"{workload or comm or 'unknown program'} (pid {part.pid}, {size(part.used_bytes)})"
+
+
+DEVICE = ScopeSpec(
+    rows=devices,
+    values=(
+        RuleAttribute(
+            "up",
+            "1 while the device answers its driver, else 0",
+            lambda row: None if row.released else float(row.device.up),
+        ),
+        RuleAttribute(
+            "used_bytes", "memory in use, without the driver's own reservation", lambda row: row.device.used_bytes
+        ),
+        RuleAttribute("free_bytes", "memory free according to the driver", lambda row: row.device.free_bytes),
+        RuleAttribute("used_ratio", "used bytes over size", lambda row: row.used_ratio),
+        RuleAttribute("reclaimable_bytes", "what a flush of all programs on it would return", lambda row: row.cached),
+        RuleAttribute(
+            "reclaimable_ratio",
+            "reclaimable bytes over size",
+            lambda row: ratio(row.cached, row.device.size_bytes),
+        ),
+        RuleAttribute(
+            "wasted_ratio",
+            "reclaimable bytes over size while the device is at least 80 % full; while a program on it ran short "
+            f"{IN_WINDOW} (out of memory, or a retry), those of the other programs; else 0",
+            lambda row: ratio(_wasted(row), row.device.size_bytes),
+        ),
+        RuleAttribute("stranded_bytes", "held and free in pools, and out of a flush's reach", lambda row: row.stranded),
+        RuleAttribute(
+            "unclaimed_bytes",
+            "used, and no visible process owns it; unknown where the driver lists no processes",
+            lambda row: row.unclaimed,
+        ),
+        RuleAttribute(
+            "unclaimed_ratio",
+            "unclaimed bytes over size",
+            lambda row: ratio(row.unclaimed, row.device.size_bytes),
+        ),
+        RuleAttribute("idle_used_ratio", "used bytes over size while no kernel runs, 0 while one runs", _idle_used),
+        RuleAttribute(
+            "xid_errors_increase",
+            f"XID errors that the driver reported {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
+            lambda row: float(sum(row.xids.values())) or (0.0 if row.watched else None),
+        ),
+        *VERDICTS,
+    ),
+    labels={**DEVICE_LABELS, "workload": "any program on it"},
+    labels_of=lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
+    placeholders={
+        **NAMED,
+        "used": "memory in use",
+        "free": "memory free",
+        "reclaimable": "what a flush would return",
+        "stranded": "held, free and out of a flush's reach",
+        "unclaimed": "used, and no visible process owns it",
+        "top_process": "the largest process: name, pid, size",
+        "top_cache": "the program with the largest cache: name, pid, size",
+        "xids": "XID errors of the window, by number",
+        **VERDICT_TEXTS,
+    },
+    texts=_device_texts,
+    programs=lambda row: tuple(_programs(row.lines).values()),
+)

@@ -7,8 +7,20 @@ from typing import NamedTuple
 
 from gpumond.model.frame import Verdict
 from gpumond.model.snapshot import DeviceReading, ProcessUsage
-from gpumond.rules import Labels, Subjects
-from gpumond.rules.scopes.context import VERDICTS, RuleContext, named, ratio, size, unjudged
+from gpumond.rules import Labels
+from gpumond.rules.scopes.context import (
+    DEVICE_LABELS,
+    NAMED,
+    VERDICT_TEXTS,
+    VERDICTS,
+    RuleAttribute,
+    RuleContext,
+    ScopeSpec,
+    named,
+    ratio,
+    size,
+    unjudged,
+)
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, texts, values
 
 NOBODY = ProcessUsage(0, None, None)
@@ -28,7 +40,7 @@ class _Process(NamedTuple):
     """Values of the verdicts."""
 
 
-def processes(seen: RuleContext) -> Subjects[_Process]:
+def processes(seen: RuleContext) -> Sequence[_Process]:
     agents, silent, standing = seen.recent.agents, seen.recent.silent, seen.standing
     rows: list[_Process] = []
     for device in seen.snapshot.devices:
@@ -44,18 +56,7 @@ def processes(seen: RuleContext) -> Subjects[_Process]:
         verdicts = standing.get((uuid, None), ())
         said = values(verdicts, unjudged(device))
         rows.append(_Process(device, NOBODY, None, False, verdicts, said))
-    return Subjects(
-        rows,
-        {
-            "used_bytes": lambda row: row.process.used_bytes,
-            "used_ratio": lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
-            "agent_gone": lambda row: None if row.workload is None else float(row.silent),
-            **VERDICTS,
-        },
-        _labels,
-        _process_texts,
-        lambda row: (row.workload or "", row.process.comm or ""),
-    )
+    return rows
 
 
 def _labels(row: _Process) -> Labels:
@@ -74,3 +75,43 @@ def _process_texts(row: _Process) -> dict[str, str]:
         "used": size(process.used_bytes),
         "state": process.state or "unknown",
     }
+
+
+PROCESS: ScopeSpec[_Process] = ScopeSpec(
+    rows=processes,
+    values=(
+        RuleAttribute(
+            "used_bytes",
+            "the driver's count for the process on the device",
+            lambda row: row.process.used_bytes,
+        ),
+        RuleAttribute(
+            "used_ratio",
+            "used bytes over the device's size",
+            lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
+        ),
+        RuleAttribute(
+            "agent_gone",
+            "1 if the process had an agent that reports no more, 0 while it reports; else unknown",
+            lambda row: None if row.workload is None else float(row.silent),
+        ),
+        *VERDICTS,
+    ),
+    labels={
+        **DEVICE_LABELS,
+        "pid": "of the process; empty for verdicts on memory without a known process",
+        "workload": "its workload, or its command's name",
+    },
+    labels_of=_labels,
+    placeholders={
+        **NAMED,
+        "pid": "of the process",
+        "comm": "its command's name",
+        "workload": "its workload",
+        "used": "the driver's count for it",
+        "state": "alive, stopped, uninterruptible, zombie, gone",
+        **VERDICT_TEXTS,
+    },
+    texts=_process_texts,
+    programs=lambda row: (row.workload or "", row.process.comm or ""),
+)

@@ -24,6 +24,7 @@ from gpumond.sources import NOWHERE, ReadProgress
 from gpumond.sources.inventory import Device, DeviceLost, EnumerationFailed, Inventory, Unsupported
 from gpumond.sources.nvml.events import XidEvents
 from gpumond.sources.nvml.library import LONGEST_LIST, PROCESS_LISTS, Library, functions
+from gpumond.sources.nvml.loading import load_error, not_loadable
 from gpumond.sources.nvml.sensors import SensorClocks
 from gpumond.sources.nvml.unified import file_cache, shared_memory
 from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
@@ -43,6 +44,13 @@ class NvmlSource:
     """
 
     name = "nvml"
+
+    @staticmethod
+    def detect(sys: str) -> bool:
+        reason = load_error()
+        if reason:
+            raise not_loadable(reason)
+        return reason is None
 
     def __init__(
         self,
