@@ -123,7 +123,7 @@ def valid(found: list[dict[str, Any]]) -> None:
     for entry in found:
         if entry not in operators:
             kubernetes_validate.validate(entry, KUBERNETES, strict=True)
-    assert crds.complaints(operators) == [[] for _ in operators]
+    assert crds.errors_of(operators) == [[] for _ in operators]
 
 
 @pytest.mark.parametrize("case", CASES)
