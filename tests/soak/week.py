@@ -24,11 +24,11 @@ COLLECT_EVERY = 100
 HOUR, DAY = 3600.0, 86400.0
 WARM_UP_SECONDS = 3 * HOUR
 FULL_SECONDS = DAY
-"""After which the longest series of the history is full; caches of labels, bounded too, are within another day."""
+"""Time until the longest series of the history is full; the bounded caches of labels are full within another day."""
 
 
 @dataclass
-class Watch:
+class ResourceHistory:
     """Resources of the process at every simulated hour."""
 
     days: list[float] = field(default_factory=list)
@@ -41,10 +41,10 @@ class Watch:
     tick_seconds: list[float] = field(default_factory=list)
 
     def after(self, seconds: float) -> int | None:
-        """The first look so late that another one follows it."""
+        """Time of the first measurement, late enough that another one follows."""
         return next((i for i, day in enumerate(self.days[:-1]) if day * DAY >= seconds), None)
 
-    def look(self, daemon: SimulatedDaemon, ticks: Sequence[float]) -> None:
+    def measure(self, daemon: SimulatedDaemon, ticks: Sequence[float]) -> None:
         gc.collect()
         self.days.append(daemon.world.elapsed / DAY)
         self.memory.append(rss(os.getpid()))
@@ -70,7 +70,7 @@ def run_week(
 
 
 async def _live(directory: Path, world: World, store_bytes: int, days: float, most: int) -> dict[str, object]:
-    daemon, oracle, watch = SimulatedDaemon(directory, world, store_bytes), Oracle(), Watch()
+    daemon, oracle, watch = SimulatedDaemon(directory, world, store_bytes), Oracle(), ResourceHistory()
     trouble = troubles(world, oracle)
     ticks: list[float] = []
     began = time.monotonic()
@@ -89,7 +89,7 @@ async def _live(directory: Path, world: World, store_bytes: int, days: float, mo
             if number % COLLECT_EVERY == 0:
                 gc.collect()
             if world.elapsed % HOUR < TICK_SECONDS:
-                watch.look(daemon, ticks)
+                watch.measure(daemon, ticks)
                 ticks.clear()
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         world.receiver_down = world.disk_full = False
@@ -97,7 +97,7 @@ async def _live(directory: Path, world: World, store_bytes: int, days: float, mo
     return _figures(days, daemon, oracle, watch) | {"seconds": round(time.monotonic() - began)}
 
 
-def _figures(days: float, daemon: SimulatedDaemon, oracle: Oracle, watch: Watch) -> dict[str, object]:
+def _figures(days: float, daemon: SimulatedDaemon, oracle: Oracle, watch: ResourceHistory) -> dict[str, object]:
     warm = watch.after(WARM_UP_SECONDS)
     full = watch.after(FULL_SECONDS)
     slope = None if full is None else linear_regression(watch.days[full:], watch.memory[full:]).slope
