@@ -124,7 +124,7 @@ def unread_bytes(connection: socket.socket) -> int:
 
 
 def test_daemon_that_ends_does_not_affect_the_program_and_the_next_one_is_found(tmp_path: Path) -> None:
-    """Also in a program that does not ignore SIGPIPE."""
+    """The same holds for a program that does not ignore SIGPIPE."""
     path = tmp_path / "agent.sock"
     first = FakeDaemon(path)
     with host(f"import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL); {RUN}", environment(path)) as process:

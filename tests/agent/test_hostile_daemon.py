@@ -191,7 +191,7 @@ def test_untrusted_daemon_is_counted(tmp_path: Path) -> None:
 
 
 def test_memory_stays_bounded_while_a_daemon_floods(daemon: FakeDaemon) -> None:
-    """By flush commands that wait, and by answers that the daemon does not read."""
+    """The flood consists of flush commands that wait, and of answers that the daemon does not read."""
     peak = "print(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"
     code = f"import torch; {program('step')}".replace("print(torch.WORLD.calls)", peak)
     with host(code, environment(daemon.path, STANDINS)) as process:

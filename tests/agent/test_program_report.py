@@ -141,7 +141,7 @@ def test_requested_limit_is_applied_if_the_program_allows_it(daemon: FakeDaemon,
 
 
 def test_requested_limit_is_refused_otherwise(daemon: FakeDaemon, tmp_path: Path):
-    """Also by an agent whose daemon ignores the answers that it declares."""
+    """The same holds for an agent whose daemon ignores the answers that it declares."""
     with host(program(tmp_path), environment(daemon.path)) as process:
         assert daemon.wait_message(Hello).answers == ("snapshot",)
         answer = send_request(daemon, AgentRequest("a1", "limit", 300 * MIB))

@@ -126,7 +126,7 @@ print(mr.allocation_counts.total_count, cuda.contexts(), driver.fake_retained())
 
 
 def test_lifetime_of_a_resource_is_not_extended(library: Path) -> None:
-    """Also if the program drops it during a flush: the agent then ends it, on its device."""
+    """The same holds if the program drops it during a flush: the agent then ends it, on its device."""
     other = "StatisticsResourceAdaptor(CudaMemoryResource())"
     flush = in_another_thread("flush(steps=['hooks', 'trim'])")
     code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaAsyncMemoryResource()")}

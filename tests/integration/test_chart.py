@@ -88,7 +88,7 @@ USERS = {"root": 0, "another user": 64917}
 
 @functools.cache
 def rendered() -> dict[str, Any]:
-    """Every case; ``lint`` is the worst that Helm finds (1 is information, 2 a warning)."""
+    """Rendered cases; ``lint`` is the worst finding of Helm (1 is information, 2 a warning)."""
     shown = {ROOT / name: f"/src/{name}" for name in ("deploy", "grafana", "tests/integration/helm.py")}
     shown[library(HELM)] = "/library"
     cases = {**CASES, **{name: values for name, (values, _) in REFUSED.items()}}
@@ -123,7 +123,7 @@ def valid(found: list[dict[str, Any]]) -> None:
     for entry in found:
         if entry not in operators:
             kubernetes_validate.validate(entry, KUBERNETES, strict=True)
-    assert crds.complaints(operators) == [[] for _ in operators]
+    assert crds.errors_of(operators) == [[] for _ in operators]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -170,7 +170,7 @@ def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browse
         dialog.get_by_role("button", name="Close").click()
         page.locator("#events .flush").wait_for()  # without a reload
         token = (daemon.directory / "token").read_text().strip()
-        assert not [url for url in session.asked if token in url]
+        assert not [url for url in session.requested_urls if token in url]
         assert page.context.cookies() == []
         assert page.evaluate("[localStorage.length, sessionStorage.length]") == [0, 1]
         page.get_by_role("button", name="Sign out").click()
@@ -298,13 +298,13 @@ def test_hidden_tab_sends_no_requests(session: PageSession):
     }"""
     session.page.evaluate(turn, True)
     session.page.wait_for_timeout(300)
-    session.asked.clear()
+    session.requested_urls.clear()
     session.page.wait_for_timeout(2500)
-    assert session.asked == []
+    assert session.requested_urls == []
     session.page.evaluate(turn, False)
     session.page.wait_for_timeout(500)
-    assert [url for url in session.asked if url.endswith("/frame")]
-    assert [url for url in session.asked if url.endswith("/events")]
+    assert [url for url in session.requested_urls if url.endswith("/frame")]
+    assert [url for url in session.requested_urls if url.endswith("/events")]
 
 
 def test_page_requests_a_token_if_reading_requires_one(browser: Browser, demo: RunningDaemon):

@@ -73,4 +73,4 @@ def test_api_reference_unfolds_and_requests_no_other_address(browser: Browser, d
         assert session.fits()
         session.page.evaluate(AXE.read_text())
         assert session.page.evaluate(CHECK) == []
-        assert {url[: len(demo.url)] for url in session.asked} == {demo.url}
+        assert {url[: len(demo.url)] for url in session.requested_urls} == {demo.url}

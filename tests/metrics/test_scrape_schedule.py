@@ -8,7 +8,7 @@ from gpumond.metrics.scrape_schedule import ScrapeSchedule
 def schedule_after(*times: float) -> ScrapeSchedule[str]:
     scrapes: ScrapeSchedule[str] = ScrapeSchedule()
     for time in times:
-        scrapes.schedule_after("page", time)
+        scrapes.asked("page", time)
     return scrapes
 
 
@@ -33,7 +33,7 @@ def test_page_is_expected_after_two_equal_intervals(times: tuple[float, ...], no
 
 def test_pages_have_separate_scrapers():
     scrapes = schedule_after(10.0, 20.0)
-    scrapes.schedule_after("other", 25.0)
+    scrapes.asked("other", 25.0)
     assert list(scrapes.expected(29.5, 1.0)) == ["page"]
 
 

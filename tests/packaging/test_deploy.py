@@ -165,7 +165,7 @@ def test_example_configuration_is_valid_and_its_tests_pass():
     ],
 )
 def test_containers_have_one_user(file: str, where: str):
-    """The user to whom the image and the machine give its directories."""
+    """Containers have the user to whom the image and the machine give their directories."""
     assert re.findall(where, (ROOT / file).read_text(), re.MULTILINE) == ["10001"]
 
 

@@ -64,8 +64,8 @@ def installed(wheel: Path, tmp_path: Path) -> Path:
 def test_program_with_its_own_modules_runs_as_without_gpumond(
     installed: Path, tmp_path: Path, file: str, text: str, agent: str
 ) -> None:
-    """On PYTHONPATH; a program in an environment with gpumond, and without. Each module is executed as often as without
-    it.
+    """The modules are on PYTHONPATH; the program runs in an environment with gpumond and without. Each module is
+    executed as often.
     """
     own = tmp_path / "own"
     own.mkdir()

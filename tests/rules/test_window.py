@@ -148,7 +148,7 @@ def walk(*snapshots: Snapshot) -> list[Tick]:
 
 
 def test_silent_agent_is_a_value_and_alerts_of_its_pools_continue():
-    """Until the process has left the device: then its alerts end."""
+    """Its alerts end when the process has left the device."""
     device, pool = make_device(processes=(make_process(10, 2 * GIB),)), make_pool(live=2 * GIB)
     ticks = walk(snapshot_at(0, [pool], device), snapshot_at(1, (), device), snapshot_at(2, (), make_device()))
     assert [[alert.rule for alert in tick.raised] for tick in ticks] == [["hog"], ["agent-gone"], []]
