@@ -19,7 +19,7 @@ _VERDICTS = {
     "leak_bytes_per_second": "by how much a leak grows; 0 without one",
     "time_to_oom_seconds": "until the memory is full if it goes on growing; infinite where nothing does",
 }
-_SAID = {
+_VERDICT_TEXTS = {
     "verdicts": "what is said of it, in sentences",
     "slope": "by how much its leak grows each minute",
     "time_to_oom": "until the memory is full",
@@ -116,7 +116,7 @@ PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
         "top_process": "the largest process: name, pid, size",
         "top_cache": "the program with the largest cache: name, pid, size",
         "xids": "XID errors of the window, by number",
-        **_SAID,
+        **_VERDICT_TEXTS,
     },
     "process": {
         **_NAMED,
@@ -125,7 +125,7 @@ PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
         "workload": "its workload",
         "used": "the driver's count for it",
         "state": "alive, stopped, uninterruptible, zombie, gone",
-        **_SAID,
+        **_VERDICT_TEXTS,
     },
     "pool": {
         **_NAMED,

@@ -20,7 +20,7 @@ TROUBLES: tuple[VerdictKind, ...] = (
 )
 """Kinds that indicate a problem; the others describe a healthy program."""
 
-Standing = Mapping[tuple[str, int | None], Sequence[Verdict]]
+ActiveVerdicts = Mapping[tuple[str, int | None], Sequence[Verdict]]
 """Active verdicts of these kinds by device and process; None is the device as a whole"""
 
 NOTHING: Mapping[str, float | None] = {
@@ -31,7 +31,7 @@ NOTHING: Mapping[str, float | None] = {
 UNKNOWN: Mapping[str, float | None] = dict.fromkeys(NOTHING)
 
 
-def standing(verdicts: Iterable[Verdict]) -> Standing:
+def active_verdicts(verdicts: Iterable[Verdict]) -> ActiveVerdicts:
     found: defaultdict[tuple[str, int | None], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         if verdict.kind in TROUBLES:

@@ -239,7 +239,7 @@ def test_events_are_in_the_order_of_their_times():
     for frame, receipts in frames:
         for receipt in receipts:
             ring.flushed(receipt)
-        told += ring.follow(frame)
+        told += ring.publish(frame)
     assert len(told) == 6
     assert [event.at for event in told] == sorted(event.at for event in told)
 
@@ -247,7 +247,7 @@ def test_events_are_in_the_order_of_their_times():
 def test_ids_increase_by_one_also_over_a_restart():
     ring = EventLog(started_at=1000.5, kept=3)
     frames = [a_frame(reports=tuple(make_report(pid) for pid in range(10, 10 + count))) for count in (2, 3, 5)]
-    told = [ring.follow(frame, (), ()) for frame in frames]
+    told = [ring.publish(frame, (), ()) for frame in frames]
     assert [event.id for events in told for event in events] == [1_000_001, 1_000_002, 1_000_003, 1_000_004, 1_000_005]
     assert [event.id for event in ring.newest()] == [1_000_003, 1_000_004, 1_000_005]
     assert [event.id for event in ring.after(1_000_004)] == [1_000_005]
@@ -258,5 +258,5 @@ def test_ids_increase_by_one_also_over_a_restart():
 def test_receipt_is_an_event_of_the_next_frame_once():
     ring = EventLog(0.0)
     ring.flushed(a_receipt())
-    assert [event.kind for event in ring.follow(a_frame(), (), ())] == ["flush"]
-    assert ring.follow(a_frame(), (), ()) == ()
+    assert [event.kind for event in ring.publish(a_frame(), (), ())] == ["flush"]
+    assert ring.publish(a_frame(), (), ()) == ()

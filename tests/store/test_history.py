@@ -76,9 +76,9 @@ def test_it_is_kept_every_few_minutes_a_few_series_a_tick(tmp_path: Path):
 
     async def work(store: Store) -> tuple[int, int]:
         keeper, ticks = HistoryPersistence(store), 0
-        keeper.turn(seen, EVERY_SECONDS - 1)
+        keeper.advance(seen, EVERY_SECONDS - 1)
         while not await store.history():
-            keeper.turn(seen, EVERY_SECONDS + ticks)
+            keeper.advance(seen, EVERY_SECONDS + ticks)
             seen.end(("GPU-a", 10, 100))  # whoever ends meanwhile is left out, and nothing else
             ticks += 1
             await asyncio.sleep(0)

@@ -16,7 +16,7 @@ from gpumond.cli.top import Daemon
 from gpumond.model.frame import Verdict
 from gpumond.testing import GIB, make_device, make_process
 from gpumond.top.app import Top
-from gpumond.top.connection import RemarksPanel
+from gpumond.top.connection import NoticesPanel
 from gpumond.top.devices import Devices
 from tests.top.frames import Played, a_busy_frame, a_frame, playing
 from tests.top.screens import lines, text
@@ -279,7 +279,7 @@ def test_problems_are_shown(played: Played, status: int, answer: Any, said: str)
 def test_an_answer_may_come_before_there_is_a_screen_to_show_it_on(played: Played):
     async def act(top: Top, pilot: Pilot[None]) -> None:
         Devices().show(top.shown, True, "GPU-a")
-        RemarksPanel().show(top.shown, top.link, 0.0)
+        NoticesPanel().show(top.shown, top.link, 0.0)
 
     on_screen(played, act)
 

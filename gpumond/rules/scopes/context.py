@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from gpumond.model.frame import Ledger
 from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
 from gpumond.model.units import human
-from gpumond.rules.verdicts import NOTHING, UNKNOWN, Standing
+from gpumond.rules.verdicts import NOTHING, UNKNOWN, ActiveVerdicts
 from gpumond.rules.window import RuleWindow
 
 
@@ -20,7 +20,7 @@ class RuleContext(NamedTuple):
     snapshot: Snapshot
     ledger: Ledger
     recent: RuleWindow
-    standing: Standing = MappingProxyType({})
+    active_verdicts: ActiveVerdicts = MappingProxyType({})
 
 
 def unjudged(device: DeviceReading) -> Mapping[str, float | None]:
@@ -31,14 +31,14 @@ class RuleRow(Protocol):
     """A row with the values of the verdicts on it."""
 
     @property
-    def said(self) -> Mapping[str, float | None]: ...
+    def verdict_values(self) -> Mapping[str, float | None]: ...
 
 
-def _said(name: str, row: RuleRow) -> float | None:
-    return row.said[name]
+def _verdict_value(name: str, row: RuleRow) -> float | None:
+    return row.verdict_values[name]
 
 
-VERDICTS: Mapping[str, Callable[[RuleRow], float | None]] = {name: partial(_said, name) for name in NOTHING}
+VERDICTS: Mapping[str, Callable[[RuleRow], float | None]] = {name: partial(_verdict_value, name) for name in NOTHING}
 
 
 def named(device: DeviceReading) -> dict[str, str]:

@@ -30,7 +30,7 @@ class _Device(NamedTuple):
     short: set[int]
     xids: Mapping[int, int]
     verdicts: Sequence[Verdict]
-    said: Mapping[str, float | None]
+    verdict_values: Mapping[str, float | None]
 
 
 def devices(seen: RuleContext) -> Subjects[_Device]:
@@ -39,7 +39,7 @@ def devices(seen: RuleContext) -> Subjects[_Device]:
     for line in seen.ledger.lines:
         lines[line.device_uuid].append(line)
     judged: defaultdict[str, list[Verdict]] = defaultdict(list)
-    for (uuid, _), verdicts in seen.standing.items():
+    for (uuid, _), verdicts in seen.active_verdicts.items():
         judged[uuid] += verdicts
     short = _short(recent, snapshot)
 
