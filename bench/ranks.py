@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.result import publish
-from gpumond.sim.card import MIB, Spec, create
+from gpumond.sim.device import MIB, Spec, create
 from tests.running import RunningDaemon, until
 
 RANKS, ROUNDS, STALL = 8, 5, 0.1
@@ -27,7 +27,7 @@ RANK = """
 import os, sys, time
 import gpumond.agent
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import SimDevice, MIB
+from gpumond.sim.device import SimDevice, MIB
 allocator = CachingAllocator(SimDevice(sys.argv[1]))
 
 @gpumond.agent.on_flush

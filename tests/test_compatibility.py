@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from gpumond.sim.card import MIB, Spec, create
+from gpumond.sim.device import MIB, Spec, create
 from gpumond.store import verify_audit
 from gpumond.store.database import STEPS
 from tests.agent.daemon import STANDINS, environment, finished, host

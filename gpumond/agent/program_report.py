@@ -31,7 +31,7 @@ def sample(pools: Sequence[PoolUsage]) -> None:
 def program_report(distributed: bool, refusals: int = 0) -> Program:
     """Return the report. ``distributed``: a rank of a job. ``refusals``: refused commands and messages."""
     scopes, steps = _scopes(), _steps()
-    if not (scopes or steps or OOMS.happened or distributed or refusals):
+    if not (scopes or steps or OOMS.occurred or distributed or refusals):
         return SILENT
     return Program(
         scopes.usage() if scopes else (),

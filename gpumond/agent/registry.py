@@ -87,7 +87,7 @@ class AllocatorRegistry:
             return None
         try:
             adapters = self.known()
-            with _beside_captures():
+            with _capture_safe():
                 pools = [pool for adapter in adapters for pool in _read(adapter)]
             return tuple(self._thrash.counted(self._stranded.adjusted(pools), time.monotonic()))
         finally:
@@ -133,7 +133,7 @@ class AllocatorRegistry:
         freed = estimated(hooks)
         if not freed or len(self._known) < 2:
             return freed
-        with _beside_captures():
+        with _capture_safe():
             live = {each: sum(pool.live_bytes for pool in _read(each) if not pool.inside) for each in self._known}
         total = sum(live.values())
         return freed * live[adapter] // total if total else freed
@@ -190,9 +190,9 @@ def receipts(
     return found
 
 
-def _beside_captures() -> AbstractContextManager[None]:
+def _capture_safe() -> AbstractContextManager[None]:
     guards = capture_guards()
-    return nullcontext() if guards is None else guards.beside_captures()
+    return nullcontext() if guards is None else guards.capture_safe()
 
 
 def _between_captures() -> AbstractContextManager[None]:

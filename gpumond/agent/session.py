@@ -53,7 +53,7 @@ class AllocatorFacts:
     def __init__(self, adapters: list[AllocatorAdapter]) -> None:
         guards = capture_guards()
         if guards is not None:
-            guards.stay_beside_captures()
+            guards.make_thread_capture_safe()
         self.adapters = adapters
         self.frameworks = tuple(clean(adapter.framework()) for adapter in adapters)
         self.host_pools = host_pools(adapters)

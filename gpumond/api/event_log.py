@@ -30,7 +30,7 @@ class EventLog:
         """Record a receipt; its event is published with the next frame."""
         self._receipts.append(receipt)
 
-    def follow(
+    def publish(
         self,
         frame: Frame,
         raised: Sequence[Alert] = (),

@@ -14,7 +14,7 @@ from gpumond.model.program import AppliedLimit, ByteChange, Dump, Program, Scope
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
 from gpumond.model.units import GIB as GIB
-from gpumond.store.audit_chain import follow
+from gpumond.store.audit_chain import next_entry
 
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
 TAKEN_AT = 1_790_000_000.0
@@ -97,7 +97,7 @@ RECEIPT = Receipt(
     duration_seconds=0.34,
     planned=Expected(41 * GIB, 41 * GIB, 41 * GIB, "exact"),
 )
-AUDIT_ENTRY = follow(None, TAKEN_AT, "token", "rule.delete", {"name": "device-nearly-full"})
+AUDIT_ENTRY = next_entry(None, TAKEN_AT, "token", "rule.delete", {"name": "device-nearly-full"})
 EVENT = Event(
     1_790_000_000_017,
     TAKEN_AT,

@@ -47,7 +47,7 @@ class BaselineRecorder:
     def complete(self) -> bool:
         return self._began is not None and self._now - self._began[1] >= self.for_seconds
 
-    def see(self, frame: Frame) -> None:
+    def add(self, frame: Frame) -> None:
         """Add a frame. A device that did not answer adds nothing, and neither does a workload on it."""
         elapsed = frame.snapshot.elapsed_seconds
         passed = elapsed - self._now if self._began else 0.0

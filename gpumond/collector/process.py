@@ -22,8 +22,8 @@ from gpumond.sources import NOWHERE
 class Request:
     """One request to the child. Finished with a Reading, or with None if there will be none."""
 
-    def __init__(self, asked: float) -> None:
-        self.asked = asked
+    def __init__(self, requested_at: float) -> None:
+        self.requested_at = requested_at
         self.done: asyncio.Future[Reading | None] = asyncio.get_running_loop().create_future()
 
     def finish(self, reading: Reading | None) -> None:

@@ -79,13 +79,13 @@ class Collector:
 
     async def read(self, wait: float) -> Reading | None:
         """Return a reading that began after this call, or None if none arrived within ``wait`` seconds."""
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         while (request := self._ask()) is not None:
-            left = asked + wait - time.monotonic()
+            left = requested_at + wait - time.monotonic()
             await asyncio.wait({request.done}, timeout=max(0.0, left))
             if not request.done.done():
                 return None
-            if request.asked >= asked:
+            if request.requested_at >= requested_at:
                 return request.done.result()
         return None
 
@@ -245,13 +245,13 @@ class Collector:
 
         Only this child has received the XID events of its device in the meantime.
         """
-        asked_again = {device.uuid for device, hung in self._excluded.items() if hung is child}
+        read_again = {device.uuid for device, hung in self._excluded.items() if hung is child}
         self._excluded = {device: hung for device, hung in self._excluded.items() if hung is not child}
-        heard = {(errors.device_uuid, errors.xid): errors.count for errors in child.xids}
+        counted = {(errors.device_uuid, errors.xid): errors.count for errors in child.xids}
         news = [
-            replace(errors, count=errors.count - heard.get((errors.device_uuid, errors.xid), 0))
+            replace(errors, count=errors.count - counted.get((errors.device_uuid, errors.xid), 0))
             for errors in (reading.xids if reading else ())
-            if errors.device_uuid in asked_again
+            if errors.device_uuid in read_again
         ]
         self._xids = add_up(self._xids, [errors for errors in news if errors.count > 0])
         child.stdin.close()

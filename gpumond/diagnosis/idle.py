@@ -12,7 +12,7 @@ from operator import attrgetter
 from gpumond.model.snapshot import DeviceReading, ProcessUsage
 
 
-def watched(device: DeviceReading, before: DeviceReading | None, seconds: float) -> DeviceReading:
+def with_idle_times(device: DeviceReading, before: DeviceReading | None, seconds: float) -> DeviceReading:
     """Return the device with its idle times, ``seconds`` after the reading ``before``."""
     processes = device.processes
     if processes and any(process.utilization_ratio is not None for process in processes):

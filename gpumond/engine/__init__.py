@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpumond.diagnosis import Diagnosis, diagnosing
-from gpumond.diagnosis.idle import watched
+from gpumond.diagnosis.idle import with_idle_times
 from gpumond.engine.attribution import attributing
 from gpumond.model.claims import checking, complete_lists
 from gpumond.model.cooperative import Steps, collecting, synchronous
@@ -29,7 +29,7 @@ from gpumond.model.snapshot import (
 from gpumond.rules import Activities, Rule, Scope, Subjects, ended, located, stepping
 from gpumond.rules.restore import Awaited, hold
 from gpumond.rules.scopes import Existing, RuleContext, departure, existing, hidden, subjects
-from gpumond.rules.verdicts import NOTHING, standing
+from gpumond.rules.verdicts import NOTHING, active_verdicts
 from gpumond.rules.window import RuleWindow, remembering
 
 
@@ -117,7 +117,7 @@ def judging(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verd
     recent = yield from remembering(memory.recent, snapshot)
     yield
     unseen = hidden(snapshot, recent)
-    facts = RuleContext(snapshot, ledger, recent, standing(verdicts))
+    facts = RuleContext(snapshot, ledger, recent, active_verdicts(verdicts))
     scopes: dict[Scope, Subjects[Any]] = {}
     for scope in {rule.scope for rule in rules}:
         scopes[scope] = subjects(scope, facts)
@@ -171,11 +171,11 @@ def _devices(known: Sequence[DeviceReading], reading: Reading | None, seconds: f
     fresh = {device.uuid: device for device in reading.devices} if reading else {}
     for device in known:
         if device.uuid in fresh:
-            yield watched(fresh.pop(device.uuid), device, seconds)
+            yield with_idle_times(fresh.pop(device.uuid), device, seconds)
         elif reading is None or _at_fault(device, reading.faults):
             missed, up = device.missed + 1, device.up and reading is None
             yield replace(device, missed=missed, up=up) if missed < MISSED_LIMIT else _unknown(device, missed)
-    yield from (watched(device, None, seconds) for device in fresh.values())
+    yield from (with_idle_times(device, None, seconds) for device in fresh.values())
 
 
 def _at_fault(device: DeviceReading, faults: Iterable[Fault]) -> bool:

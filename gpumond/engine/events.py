@@ -201,11 +201,11 @@ def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator
 
 def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
     where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
-    asked = "" if oom.request_bytes is None else f" when it asked for {human(oom.request_bytes)}"
+    request = "" if oom.request_bytes is None else f" when it asked for {human(oom.request_bytes)}"
     scope = f" in {oom.scope}" if oom.scope else ""
     live, cached, stranded = _sums(oom)
     return (
-        f"{_name(report)} ran out of memory{where}{scope}{asked}: "
+        f"{_name(report)} ran out of memory{where}{scope}{request}: "
         f"{human(live)} live, {human(cached)} cached, {human(stranded)} stranded"
     )
 

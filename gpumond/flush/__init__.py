@@ -124,7 +124,7 @@ class Flusher:
     ) -> None:
         self.receipts: deque[Receipt] = deque(maxlen=RECEIPTS_KEPT)
         self._agents, self._read_driver, self._done, self._clock = agents, read_driver, done, clock
-        self.cooldown_seconds, self._settle = cooldown_seconds, settle_seconds
+        self.cooldown_seconds, self._settle_seconds = cooldown_seconds, settle_seconds
         self._under_way: dict[Identity, FlushRequest] = {}
         self._flushed_at: dict[Identity, float] = {}
         self._locks = Locks(neighbour_seconds)
@@ -233,7 +233,7 @@ class Flusher:
         result = of_reported(result, allocator, reported_pools, request.steps)
         if had_effect(result):
             self._flushed_at[identity] = self._clock()
-        after = before if request.dry_run else await self._settled(identity, before, result.pools)
+        after = before if request.dry_run else await self._wait_for_release(identity, before, result.pools)
         if not result.pools:
             return [replace(receipt(result.outcome, result.reason), steps=result.steps)]
         bare = receipt(result.outcome, result.reason)
@@ -244,7 +244,9 @@ class Flusher:
         ]
         return [with_thrash(one, report_before, report_after) for one in receipts]
 
-    async def _settled(self, identity: Identity, before: DriverCounts, changes: Iterable[PoolChange]) -> DriverCounts:
+    async def _wait_for_release(
+        self, identity: Identity, before: DriverCounts, changes: Iterable[PoolChange]
+    ) -> DriverCounts:
         """Return the driver's counts once they show the release, have been stable for a second, or time is up."""
         released: dict[str, int] = {}
         for change in changes:
@@ -258,7 +260,7 @@ class Flusher:
             if device in before.used and device in counts.used
         ):
             now = self._clock()
-            if now - began > self._settle or now - moved > STABLE_SECONDS:
+            if now - began > self._settle_seconds or now - moved > STABLE_SECONDS:
                 break
             await asyncio.sleep(pause)
             pause = min(0.2, pause * 1.5)

@@ -70,7 +70,7 @@ def listens(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("LISTEN_PID") == str(os.getpid()) and environ.get("LISTEN_FDS", "0") != "0"
 
 
-def handed_over(path: Path) -> socket.socket:
+def inherited_socket(path: Path) -> socket.socket:
     """Return the socket that systemd listens on. Raises ConfigError if it is not the one at ``path``."""
     os.set_inheritable(FIRST_DESCRIPTOR, False)
     listener = socket.socket(fileno=FIRST_DESCRIPTOR)

@@ -92,7 +92,7 @@ def rows(lines: Lines, remarks: Remarks) -> Iterator[Row]:
 
 
 def _matrix(lines: Lines) -> list[dict[str, Any]]:
-    text = lines.rest(MAX_CHARACTERS)
+    text = lines.remaining_text(MAX_CHARACTERS)
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError) as error:

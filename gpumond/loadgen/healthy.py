@@ -39,7 +39,7 @@ def preallocated(script: Script) -> None:
     script.number("noise", QUIET_BYTES)
     program = script.program("load")
     script.fill(5.0, 0.1 * script.size_bytes, 15.0)
-    script.take(25.0, (share - 0.1) * script.size_bytes - GIB)
+    script.allocate(25.0, (share - 0.1) * script.size_bytes - GIB)
     load = Wander(script.random("load"), 0.25, WANDER_SECONDS)
     for at in every(30.0, script.duration, 10.0):
         script.busy(at, 0.4 + load.after(10.0), program)

@@ -38,12 +38,12 @@ def fragmentation(script: Script) -> None:
         script.busy(at, script.dice.uniform(0.7, 0.9), program)
     onset = ready + script.dice.uniform(10 * MINUTE, 30 * MINUTE)
     during = [at + 0.5 * step for at in peaks if onset <= at < onset + spread]
-    turns = len(pairs) * 1.4  # all of the first generation, and a part of the second
+    freed_pairs = len(pairs) * 1.4  # all of the first generation, and a part of the second
     freed, done = 0, 0
     for number, at in enumerate(during, 1):
-        while done < turns * number / len(during):
+        while done < freed_pairs * number / len(during):
             size, doomed, _ = pairs.popleft()
-            script.give(at, doomed)
+            script.free(at, doomed)
             freed, done = freed + size, done + 1
             larger = int(1.25 * size) // (2 * MIB) * 2 * MIB if script.inject else size
             if freed >= 2 * larger:
@@ -55,8 +55,8 @@ def fragmentation(script: Script) -> None:
 
 def _pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
     """Two neighbours of one segment."""
-    script.give(at, script.take(at, 2 * size))
-    return size, script.take(at, size), script.take(at, size)
+    script.free(at, script.allocate(at, 2 * size))
+    return size, script.allocate(at, size), script.allocate(at, size)
 
 
 def orphan(script: Script) -> None:
@@ -112,7 +112,7 @@ def stress(script: Script) -> None:
     size, block = fill * script.size_bytes, GIB
     for number in range(int(size // block)):
         at = 1.0 + 0.25 * number
-        script.take(at, block, program)
+        script.allocate(at, block, program)
         if not script.truth.kind and (number + 1) * block + CONTEXT_BYTES > NEARLY_ALL * script.size_bytes:
             script.truth = Truth("pressure", injected_at=at, ends_at=end)
     for at in every(1.0, script.duration, 10.0):

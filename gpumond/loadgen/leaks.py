@@ -135,9 +135,9 @@ def _leak(
         return
     kept = [(at, size) for at, size in kept if at < script.duration]
     for at, size in kept:
-        block = script.take(at, size, outside=outside)
+        block = script.allocate(at, size, outside=outside)
         if not script.inject and given_back_after is not None:
-            script.give(at + given_back_after, block)
+            script.free(at + given_back_after, block)
     if script.inject and kept:
         script.kept = kept
         script.truth = Truth("leak", form, injected_at=onset, slope_bytes_per_second=rate)

@@ -80,7 +80,7 @@ def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], injec
     return Plan(
         scenario=scenario.name,
         seed=seed,
-        options=tuple(sorted(script.settled.items())),
+        options=tuple(sorted(script.chosen_options.items())),
         size_bytes=script.size_bytes,
         duration_seconds=end,
         programs=tuple(script.programs),
@@ -110,11 +110,11 @@ def _neighbours(script: Script) -> None:
     dice = script.random("neighbours")
     at = dice.expovariate(1 / (40 * MINUTE))
     while at < script.duration:
-        leaves = at + dice.uniform(5.0, 30.0) * MINUTE
+        ends = at + dice.uniform(5.0, 30.0) * MINUTE
         program = script.program(f"neighbour-{len(script.programs)}", at, agent=False)
         script.fill(at + 1.0, dice.uniform(1.0, 4.0) * GIB, 5.0, program, pieces=4)
-        script.end(leaves, program=program)
-        at = leaves + dice.expovariate(1 / (40 * MINUTE))
+        script.end(ends, program=program)
+        at = ends + dice.expovariate(1 / (40 * MINUTE))
 
 
 def _complete(script: Script, walked: Simulated) -> Truth:
@@ -130,7 +130,7 @@ def _complete(script: Script, walked: Simulated) -> Truth:
         slope = LeakedBytes(script.kept).until(ends_at) / (ends_at - truth.injected_at)
     oom_at = walked.oom_at
     if oom_at is None and slope > 0:
-        oom_at = max(ends_at, truth.injected_at + (script.size_bytes - walked.most_beside_bytes) / slope)
+        oom_at = max(ends_at, truth.injected_at + (script.size_bytes - walked.peak_without_leak_bytes) / slope)
     return replace(truth, ends_at=ends_at, slope_bytes_per_second=slope, oom_at=oom_at)
 
 
@@ -140,7 +140,7 @@ class Simulated:
     """Steps, without those of programs that are dead."""
     oom_at: float | None
     peak_bytes: int
-    most_beside_bytes: float
+    peak_without_leak_bytes: float
     """Peak of program 0 after the onset of a leak, minus the leaked bytes at that time."""
 
 
@@ -150,7 +150,7 @@ def simulate(steps: Iterable[ScriptStep], script: Script) -> Simulated:
     used = [0] * (max(devices) + 1)
     held: list[dict[int, int]] = [{} for _ in devices]
     sums, running = [0] * len(devices), [False] * len(devices)
-    peak, beside, oom_at = 0, 0.0, None
+    peak, without_leak, oom_at = 0, 0.0, None
     onset = script.truth.injected_at
     rest, kept = LeakedBytes(script.kept), 0.0
     lived: list[ScriptStep] = []
@@ -182,8 +182,8 @@ def simulate(steps: Iterable[ScriptStep], script: Script) -> Simulated:
             peak = max(peak, sums[0] - CONTEXT_BYTES)
             if onset is not None and at >= onset and oom_at is None:
                 kept = rest.until(at)
-                beside = max(beside, sums[0] - kept)
-    return Simulated(lived, oom_at, peak, beside)
+                without_leak = max(without_leak, sums[0] - kept)
+    return Simulated(lived, oom_at, peak, without_leak)
 
 
 class LeakedBytes:

@@ -121,7 +121,7 @@ def _live(
             if ending in (None, "exit"):
                 engine.close()
             else:
-                _die(ending, engine, carried, writer)
+                _end_process(ending, engine, carried, writer)
         os.write(writer, to_json(carried))
         status = 0
     except GpumondError as error:
@@ -134,7 +134,7 @@ def _live(
         os._exit(status)
 
 
-def _die(ending: Ending | None, engine: LoadEngine, carried: Executed, writer: int) -> None:
+def _end_process(ending: Ending | None, engine: LoadEngine, carried: Executed, writer: int) -> None:
     """End the process as if killed by the kernel or an operator."""
     carried.outcome = "crash"
     if ending != "crash":

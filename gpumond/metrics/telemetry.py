@@ -204,7 +204,7 @@ class Telemetry:
             self._faults.labels(source, kind).inc()
         self._active = now if complete else self._active | now
 
-    def happened(self, events: Iterable[Event]) -> None:
+    def count_events(self, events: Iterable[Event]) -> None:
         for event in events:
             self._events.labels(event.kind).inc()
 

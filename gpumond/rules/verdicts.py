@@ -10,7 +10,7 @@ from gpumond.model.frame import Verdict
 from gpumond.model.units import duration, human
 from gpumond.model.verdicts import PROBLEMS, REMEDIES
 
-Standing = Mapping[tuple[str, int | None], Sequence[Verdict]]
+ActiveVerdicts = Mapping[tuple[str, int | None], Sequence[Verdict]]
 """Active verdicts that indicate a problem, by device and process; None is the device as a whole"""
 
 NOTHING: Mapping[str, float | None] = {
@@ -21,7 +21,7 @@ NOTHING: Mapping[str, float | None] = {
 UNKNOWN: Mapping[str, float | None] = dict.fromkeys(NOTHING)
 
 
-def standing(verdicts: Iterable[Verdict]) -> Standing:
+def active_verdicts(verdicts: Iterable[Verdict]) -> ActiveVerdicts:
     found: defaultdict[tuple[str, int | None], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         if verdict.kind in REMEDIES:

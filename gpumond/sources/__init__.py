@@ -19,13 +19,13 @@ NOWHERE = -1
 
 
 class ReadProgress:
-    """Progress of a reading: a source that ``follow``s it reports its current device and skips the excluded ones."""
+    """Progress of a reading: a source that has one reports its current device, and skips the excluded ones."""
 
     def __init__(self, at: Callable[[int], None] = lambda index: None) -> None:
         self.at = at
         self.leave_out: Mapping[int, str] = {}
         """UUIDs of excluded devices by index."""
-        self.lives: Mapping[int, ProcessStart] = {}
+        self.process_starts: Mapping[int, ProcessStart] = {}
         """Start data of processes in the reading, if the source has read it."""
 
 
@@ -53,7 +53,7 @@ class DeviceSource(Protocol):
 class ProgressReporter(Protocol):
     """Source that can continue without a device on which its driver hangs."""
 
-    def follow(self, course: ReadProgress) -> None: ...
+    def set_progress(self, progress: ReadProgress) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ def spec_of(name: str) -> SourceSpec:
     raise ValueError(f"expected one of {', '.join(spec.name for spec in SOURCES)}")
 
 
-def load(name: str, course: ReadProgress | None = None) -> DeviceSource:
+def load(name: str, progress: ReadProgress | None = None) -> DeviceSource:
     """Return the source with this name. Raises ValueError."""
     source = spec_of(name).type()()
-    if course is not None and isinstance(source, ProgressReporter):
-        source.follow(course)
+    if progress is not None and isinstance(source, ProgressReporter):
+        source.set_progress(progress)
     return source
 
 

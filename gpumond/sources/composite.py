@@ -33,10 +33,10 @@ class CompositeSource:
         self._retry_at = float("-inf")
         self._indices: dict[str, int] = {}
 
-    def follow(self, course: ReadProgress) -> None:
+    def set_progress(self, progress: ReadProgress) -> None:
         for source in self._sources:
             if isinstance(source, ProgressReporter):
-                source.follow(course)
+                source.set_progress(progress)
 
     def open(self) -> None:
         self._missing = {source.name: SourceUnavailable("starting", "") for source in self._sources}

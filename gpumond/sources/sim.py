@@ -1,4 +1,4 @@
-"""Simulated devices (gpumond.sim.card): all those in the directory that GPUMOND_SIM_DIR names."""
+"""Simulated devices (gpumond.sim.device): all those in the directory that GPUMOND_SIM_DIR names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpumond import __version__
 from gpumond.errors import SourceUnavailable
 from gpumond.model.remedies import remedy
 from gpumond.model.snapshot import DeviceReading, Fault, Reading
-from gpumond.sim.card import Damaged, cards
+from gpumond.sim.device import Damaged, simulated_devices
 from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
 
 
@@ -43,16 +43,16 @@ class SimSource:
     def read(self) -> Reading:
         devices: list[DeviceReading] = []
         faults: list[Fault] = []
-        present = cards(self._root)
-        for card in present:
+        present = simulated_devices(self._root)
+        for simulated in present:
             try:
-                device = card.read()
+                device = simulated.read()
             except Damaged as error:
-                faults.append(Fault(self.name, "damaged", self._seen.get(card.directory), str(error)))
+                faults.append(Fault(self.name, "damaged", self._seen.get(simulated.directory), str(error)))
             else:
-                self._seen[card.directory] = device.uuid
+                self._seen[simulated.directory] = device.uuid
                 devices.append(device)
-        for directory in self._seen.keys() - {card.directory for card in present}:
+        for directory in self._seen.keys() - {simulated.directory for simulated in present}:
             faults.append(Fault(self.name, "lost", self._seen[directory], f"{directory} is gone"))
         devices.sort(key=lambda device: device.index)
         known, self._known = self._known, {}

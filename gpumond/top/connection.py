@@ -51,7 +51,7 @@ class ConnectionState:
     def withdrawn(self, now: float) -> bool:
         return self.seq is None or now - self.answered_at > WITHDRAWN_SECONDS
 
-    def remark(self, now: float) -> FrameNotice | None:
+    def notice(self, now: float) -> FrameNotice | None:
         """Return a notice about a problem with the connection, None without a problem."""
         silence = now - self.answered_at
         if self.error or silence > SILENT_SECONDS:
@@ -74,7 +74,7 @@ class ConnectionState:
 
 def headline(url: str, view: View | None, link: ConnectionState, now: float, width: int) -> Text:
     text = Text(f"gpumond {plain(url, 60)}")
-    wrong = link.remark(now)
+    wrong = link.notice(now)
     if wrong:
         text.append("  ").append(wrong.title.upper(), STYLES[wrong.level])
     if view:
@@ -83,7 +83,7 @@ def headline(url: str, view: View | None, link: ConnectionState, now: float, wid
     return clipped(text, width)
 
 
-def remarks(view: View | None, link: ConnectionState, now: float, width: int, rows: int) -> Text:
+def notice_lines(view: View | None, link: ConnectionState, now: float, width: int, rows: int) -> Text:
     """Return the notices as one line each, the most severe first, in at most ``rows`` lines."""
     lines = [_line(*each) for each in _all(view, link, now)]
     if len(lines) > rows:
@@ -91,18 +91,18 @@ def remarks(view: View | None, link: ConnectionState, now: float, width: int, ro
     return Text("\n").join(clipped(line, width) for line in lines)
 
 
-class RemarksPanel(Panel):
+class NoticesPanel(Panel):
     """All notices in full."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("a", "dismiss", show=False)]
 
     def show(self, view: View | None, link: ConnectionState, now: float) -> None:
         lines = [_line(*each) for each in _all(view, link, now)]
-        self.say(Text("\n\n").join(lines) if lines else Text("no alerts, verdicts or problems"))
+        self.set_text(Text("\n\n").join(lines) if lines else Text("no alerts, verdicts or problems"))
 
 
 def _all(view: View | None, link: ConnectionState, now: float) -> Iterator[tuple[str, FrameNotice]]:
-    wrong = link.remark(now)
+    wrong = link.notice(now)
     if wrong:
         yield "", wrong
     if view is None:
@@ -156,5 +156,5 @@ def ask(asker: MessagePump, question: Callable[[], T], then: Callable[[T | Daemo
     threading.Thread(target=run, name="gpumond-top", daemon=True).start()
 
 
-def look(daemon: DaemonClient) -> View:
+def read_view(daemon: DaemonClient) -> View:
     return view(daemon.get("/api/v1/frame"))

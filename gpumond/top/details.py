@@ -33,9 +33,9 @@ class Details(Panel):
     def show(self, view: View | None, past: HistoryChart | None) -> None:
         row = next((row for row in view.processes if row.key == self.key), None) if view else None
         if row is None:
-            self.say(Text(f"pid {self.key[1]} no longer uses a device"))
+            self.set_text(Text(f"pid {self.key[1]} no longer uses a device"))
         else:
-            self.say(described(row, past, max(20, self.width)))
+            self.set_text(described(row, past, max(20, self.width)))
 
 
 def described(row: ProcessRow, past: HistoryChart | None, width: int) -> Text:
@@ -70,7 +70,7 @@ class HistoryChart:
     points: tuple[tuple[float, float], ...]
 
 
-def remember(daemon: DaemonClient, of: Key, until: float) -> HistoryChart:
+def read_history(daemon: DaemonClient, of: Key, until: float) -> HistoryChart:
     uuid, pid, _ = of
     whose = {"uuid": uuid} if pid is None else {"uuid": uuid, "pid": pid}
     query = urlencode({**whose, "signal": "used", "since": until - SECONDS})
@@ -90,6 +90,6 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int) -> Text:
     first = past.points[0][0]
     start = max(past.until - SECONDS, min(first, past.until - 10))
     values = [value for _, value in past.points]
-    said = f"used in the last {duration(past.until - start)}: {human(min(values))} to {human(max(values))}"
-    text = clipped(Text(f"{name}{said}"), width)
+    summary = f"used in the last {duration(past.until - start)}: {human(min(values))} to {human(max(values))}"
+    text = clipped(Text(f"{name}{summary}"), width)
     return text.append("\n").append("\n".join(curve(past.points, start, past.until, width, rows)))

@@ -67,11 +67,11 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         yield FrameNotice(_MARKS[_severity(alert)] if firing else "note", title, summary)
 
 
-def once(remarks: Iterable[FrameNotice], said: Collection[FrameNotice]) -> Iterator[FrameNotice]:
+def once(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:
     """Remove texts that repeat an earlier notice."""
-    for remark in remarks:
-        again = any(other.text and other.text in remark.text for other in said)
-        yield replace(remark, text="") if again else remark
+    for candidate in candidates:
+        again = any(other.text and other.text in candidate.text for other in others)
+        yield replace(candidate, text="") if again else candidate
 
 
 def _severity(alert: Mapping[str, Any]) -> int:

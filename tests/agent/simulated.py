@@ -11,7 +11,7 @@ from gpumond.agent.instrument.oom import OOMS
 from gpumond.agent.instrument.scopes import SCOPE_TOTALS
 from gpumond.agent.instrument.steps import STEPS
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, Spec, create
+from gpumond.sim.device import MIB, Spec, create
 
 UUID = "GPU-simulated"
 

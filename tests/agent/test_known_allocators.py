@@ -45,14 +45,14 @@ import ctypes, threading
 driver = ctypes.CDLL("libcuda.so.1")
 from gpumond.agent import cuda
 def ours():
-    cuda.stay_beside_captures()
-    with cuda.beside_captures():
+    cuda.make_thread_capture_safe()
+    with cuda.capture_safe():
         cuda.pool_bytes(cuda.default_pool(0))
     cuda.pool_bytes(cuda.default_pool(0))
 thread = threading.Thread(target=ours)
 thread.start(), thread.join()
 print(driver.fake_spoiled(), end=" ")
-with cuda.beside_captures():
+with cuda.capture_safe():
     cuda.pool_bytes(cuda.default_pool(0))
 print(driver.fake_spoiled(), end=" ")
 cuda.pool_bytes(cuda.default_pool(0))

@@ -11,7 +11,7 @@ import pytest
 from gpumond import agent
 from gpumond.model.program import AppliedLimit
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, OutOfMemory
+from gpumond.sim.device import MIB, OutOfMemory
 from tests.agent.daemon import STANDINS, environment
 from tests.agent.simulated import UUID
 

@@ -11,7 +11,7 @@ from gpumond import agent
 from gpumond.agent.instrument.oom import OOMS, is_oom, request_bytes
 from gpumond.model.program import OOMS as KEPT
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, OutOfMemory
+from gpumond.sim.device import MIB, OutOfMemory
 from gpumond.testing import make_pool
 from tests.agent.daemon import STANDINS, environment
 from tests.agent.simulated import UUID

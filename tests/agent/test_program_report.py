@@ -20,7 +20,7 @@ PROGRAM = """
 import sys
 import gpumond.agent as agent
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, OutOfMemory, Spec, create
+from gpumond.sim.device import MIB, OutOfMemory, Spec, create
 allocators = [
     CachingAllocator(create(f"DIRECTORY/card{n}", Spec(f"GPU-simulated{n or ''}", n, "sim", 1024 * MIB)))
     for n in range(DEVICES)

@@ -87,7 +87,7 @@ def test_program_that_ends_out_of_memory_reports_it_at_exit(daemon: RunningDaemo
     with running(daemon, tmp_path) as process:
         out, err = process.communicate("allocator.malloc(2000 * MIB)\n", timeout=30)
         assert (process.returncode, out) == (1, "")
-        assert err.splitlines()[-1].startswith("gpumond.sim.card.OutOfMemory: tried to allocate 2000.00 MiB")
+        assert err.splitlines()[-1].startswith("gpumond.sim.device.OutOfMemory: tried to allocate 2000.00 MiB")
         (event,) = until(lambda: listed(daemon, "oom"))
         assert (event["pid"], dict(event["details"])["live_bytes"]) == (process.pid, 50 * MIB)
         assert [gone["pid"] for gone in until(lambda: listed(daemon, "agent-gone"))] == [process.pid]

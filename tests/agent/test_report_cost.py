@@ -102,12 +102,12 @@ class Graph:
     def capture_begin(self): pass
     def capture_end(self): pass
 cuda.watch_captures(Graph)
-with cuda.beside_captures():
+with cuda.capture_safe():
     pass
 driver = ctypes.CDLL("libcuda.so.1")
 graph = Graph()
 graph.capture_begin()
-with cuda.beside_captures():
+with cuda.capture_safe():
     cuda.pool_bytes(cuda.default_pool(0))
 print(driver.fake_spoiled())
 """

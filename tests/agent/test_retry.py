@@ -13,7 +13,7 @@ import pytest
 
 from gpumond import agent
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, OutOfMemory
+from gpumond.sim.device import MIB, OutOfMemory
 
 
 class Tensor:

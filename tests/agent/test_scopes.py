@@ -12,7 +12,7 @@ from gpumond.agent.instrument.scopes import SCOPE_TOTALS, Block
 from gpumond.agent.instrument.usage import DeviceLevel, levels
 from gpumond.model.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB
+from gpumond.sim.device import MIB
 from gpumond.testing import make_pool
 from tests.agent.simulated import UUID
 

@@ -9,7 +9,7 @@ from gpumond.agent.adapters import ADAPTERS, AllocatorAdapter, loaded
 from gpumond.agent.adapters.sim import SimAdapter, adapter
 from gpumond.model.pools import Reclaimable, StepResult
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, SimDevice
+from gpumond.sim.device import MIB, SimDevice
 from tests.sim.holding import run, small_device
 
 

@@ -15,7 +15,7 @@ import pytest
 from gpumond import agent
 from gpumond.agent.instrument import snapshots
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB
+from gpumond.sim.device import MIB
 from tests.agent.daemon import STANDINS, environment
 from tests.agent.simulated import UUID
 

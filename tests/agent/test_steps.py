@@ -9,7 +9,7 @@ import pytest
 from gpumond import agent
 from gpumond.agent.instrument.steps import MIN_SAMPLES, STEPS, WINDOW, Sample, StepCounter, trend
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB
+from gpumond.sim.device import MIB
 
 
 def samples(live: list[int], every: int = 10) -> list[Sample]:

@@ -35,7 +35,7 @@ class BaselinesApi:
     async def measure(self, path: str, live: int, seconds: int = 10, start: int = 0) -> None:
         """Feed readings until the recording is complete and stored."""
         for second in range(start, start + seconds + 1):
-            self.baselines.see(training(second, live))
+            self.baselines.add(training(second, live))
         for _ in range(200):
             if (await self.ask("GET", path)).json()["complete"]:
                 return

@@ -72,10 +72,10 @@ def test_reader_receives_events_from_its_connection_on():
     async def run() -> None:
         view = View()
         app = create_app(view, Tokens("secret"), no_lifespan)
-        view.events.follow(frame_with_agents(1), (), ())
+        view.events.publish(frame_with_agents(1), (), ())
         reader = Reader(app, accept="text/event-stream")
         await reader.wait(lambda text: text == "retry: 3000\n\n")
-        (event,) = view.events.follow(frame_with_agents(1, 2), (), ())
+        (event,) = view.events.publish(frame_with_agents(1, 2), (), ())
         text = await reader.wait(lambda text: "data:" in text)
         assert f"\n\nid: {event.id}\nevent: agent-connected\ndata: {{" in text
         assert text.endswith("}\n\n")
@@ -89,7 +89,7 @@ def test_reader_receives_events_from_its_connection_on():
 
 def test_list_begins_after_the_last_event_id():
     view = View()
-    events = view.events.follow(frame_with_agents(1, 2, 3), (), ())
+    events = view.events.publish(frame_with_agents(1, 2, 3), (), ())
     headers = {"Accept": "application/json", "Last-Event-ID": str(events[1].id)}
     assert [event["pid"] for event in ask(view, "/api/v1/events", headers=headers).json()] == [3]
     assert len(ask(view, "/api/v1/events", headers={"Accept": "application/json"}).json()) == 3
@@ -100,7 +100,7 @@ def test_returning_reader_receives_missed_events_and_notice_of_gaps():
         view = View()
         view.events = EventLog(1.0, kept=3)
         app = create_app(view, Tokens("secret"), no_lifespan)
-        published = view.events.follow(frame_with_agents(1, 2, 3, 4, 5), (), ())
+        published = view.events.publish(frame_with_agents(1, 2, 3, 4, 5), (), ())
         reader = Reader(app, last_event_id=str(published[3].id))
         await reader.wait(lambda text: "data:" in text)
         assert [event["pid"] for event in reader.events()] == [5]
@@ -146,7 +146,7 @@ def test_stuck_reader_is_disconnected_and_blocks_no_other():
         await slow.wait(lambda text: "retry" in text)
         slow.stuck = True
         for pid in range(1, 300):
-            view.events.follow(frame_with_agents(*range(1, pid + 1)), (), ())
+            view.events.publish(frame_with_agents(*range(1, pid + 1)), (), ())
         await quick.wait(lambda text: text.count("data:") == 299)
         await asyncio.wait_for(slow.task, 10)
         assert app.state.event_streams.held == 1
@@ -193,7 +193,7 @@ def test_streams_serve_a_hundred_viewers_of_one_address():
 
 def test_newest_events_are_available_as_a_list():
     view = View()
-    view.events.follow(frame_with_agents(1, 2), (), ())
+    view.events.publish(frame_with_agents(1, 2), (), ())
     answer = ask(view, "/api/v1/events", headers={"Accept": "application/json"})
     assert [event["pid"] for event in answer.json()] == [1, 2]
     assert set(answer.json()[0]) == {"id", "at", "kind", "device_uuid", "pid", "workload", "summary", "details"}

@@ -183,7 +183,7 @@ def measured(measuring: BaselineRecorder) -> dict[str, Distribution]:
 def test_recording_of_a_workload_has_each_share():
     measuring = BaselineRecorder("n", 10)
     for second in range(11):
-        measuring.see(training(second, (second % 2 + 1) * GIB, retries=5 + second))
+        measuring.add(training(second, (second % 2 + 1) * GIB, retries=5 + second))
     found = measured(measuring)
     peaks = {measure: each.peak / (1 if measure == "utilization" else GIB) for measure, each in found.items()}
     assert peaks == {
@@ -202,14 +202,14 @@ def test_recording_of_a_workload_has_each_share():
 
 def test_device_without_answer_adds_no_sample():
     measuring = BaselineRecorder("n", 10)
-    measuring.see(training(0, GIB))
-    measuring.see(training(1, 50 * GIB, missed=1))
+    measuring.add(training(0, GIB))
+    measuring.add(training(1, 50 * GIB, missed=1))
     assert measured(measuring)["live"].levels == (GIB,)
 
 
 def test_program_without_an_agent_has_its_name_and_used_bytes():
     measuring = BaselineRecorder("n", 10)
-    measuring.see(frame(0, make_device(used_bytes=GIB, processes=(make_process(comm="python", used_bytes=GIB),))))
+    measuring.add(frame(0, make_device(used_bytes=GIB, processes=(make_process(comm="python", used_bytes=GIB),))))
     (workload,) = measuring.baseline().workloads
     assert (workload.workload, [each.measure for each in workload.measures], workload.retries) == (
         "[python]",
@@ -220,13 +220,13 @@ def test_program_without_an_agent_has_its_name_and_used_bytes():
 
 def test_recording_can_be_limited_to_one_workload():
     measuring = BaselineRecorder("n", 10, "serve")
-    measuring.see(training(0, GIB))
+    measuring.add(training(0, GIB))
     assert measuring.baseline().workloads == ()
 
 
 def test_recording_has_flushes_and_released_bytes():
     measuring = BaselineRecorder("n", 10)
-    measuring.see(training(0, GIB))
+    measuring.add(training(0, GIB))
     receipt = Receipt(10, "train", "GPU-a", "torch", "freed", "", None, 5, 5, None, None, (), False, "x", 0.0, 0.0)
     measuring.flushed(receipt)
     measuring.flushed(replace(receipt, outcome="planned", released_bytes=99))
@@ -238,12 +238,12 @@ def test_recording_has_flushes_and_released_bytes():
 def test_recording_is_bounded():
     measuring = BaselineRecorder("n", 10)
     processes = tuple(make_process(pid, GIB, comm=f"p{pid}") for pid in range(1, 3 * MAX_WORKLOADS))
-    measuring.see(frame(0, make_device(used_bytes=900 * GIB, processes=processes)))
+    measuring.add(frame(0, make_device(used_bytes=900 * GIB, processes=processes)))
     assert len(measuring.baseline().workloads) == MAX_WORKLOADS
 
 
 def test_baseline_round_trips_through_json():
     measuring = BaselineRecorder("n", 1, "train")
     for second in range(300):
-        measuring.see(training(second, second * GIB // 7))
+        measuring.add(training(second, second * GIB // 7))
     assert from_json(Baseline, to_json(measuring.baseline())) == measuring.baseline()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.sim.card import MIB, Spec, create
+from gpumond.sim.device import MIB, Spec, create
 from tests.running import RunningDaemon, until
 
 

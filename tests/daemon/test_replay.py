@@ -21,7 +21,7 @@ from gpumond.loadgen import plan
 from gpumond.model.frame import Frame, Verdict
 from gpumond.model.snapshot import Snapshot
 from gpumond.protocol.messages import from_json, to_json
-from gpumond.sim.card import Spec, create
+from gpumond.sim.device import Spec, create
 from gpumond.testing import GIB
 from tests.simulator.snapshots import snapshots
 

@@ -248,7 +248,7 @@ def test_events_are_in_the_order_of_their_times():
     for frame, receipts in frames:
         for receipt in receipts:
             ring.flushed(receipt)
-        events += ring.follow(frame)
+        events += ring.publish(frame)
     assert len(events) == 6
     assert [event.at for event in events] == sorted(event.at for event in events)
 
@@ -256,7 +256,7 @@ def test_events_are_in_the_order_of_their_times():
 def test_ids_increase_by_one_also_over_a_restart():
     ring = EventLog(started_at=1000.5, kept=3)
     frames = [make_frame(reports=tuple(make_report(pid) for pid in range(10, 10 + count))) for count in (2, 3, 5)]
-    batches = [ring.follow(frame, (), ()) for frame in frames]
+    batches = [ring.publish(frame, (), ()) for frame in frames]
     assert [event.id for batch in batches for event in batch] == [
         1_000_001,
         1_000_002,
@@ -273,5 +273,5 @@ def test_ids_increase_by_one_also_over_a_restart():
 def test_receipt_is_an_event_of_the_next_frame_once():
     ring = EventLog(0.0)
     ring.flushed(make_receipt())
-    assert [event.kind for event in ring.follow(make_frame(), (), ())] == ["flush"]
-    assert ring.follow(make_frame(), (), ()) == ()
+    assert [event.kind for event in ring.publish(make_frame(), (), ())] == ["flush"]
+    assert ring.publish(make_frame(), (), ()) == ()

@@ -19,7 +19,7 @@ sys.setswitchinterval(1e-4)
 from gpumond import agent
 from gpumond.agent import cuda
 def seen():
-    with cuda.beside_captures():  # to look at a stream-ordered pool would end the capture that looks
+    with cuda.capture_safe():  # to look at a stream-ordered pool would end the capture that looks
         return held()
 """
 

@@ -10,7 +10,7 @@ import time
 
 from gpumond import agent
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, OutOfMemory, SimDevice
+from gpumond.sim.device import MIB, OutOfMemory, SimDevice
 
 
 def main(workload: str, device: str = "") -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpumond.sim.card import MIB, SimDevice
+from gpumond.sim.device import MIB, SimDevice
 
 NAME = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>"
 COMM = "<b>\x1b[2J\u202e%s"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpumond.sim.card import Spec, create
+from gpumond.sim.device import Spec, create
 from gpumond.testing import GIB
 from tests.integration.browser import PHONE, Serve, needs_chromium, open_page
 from tests.integration.hostile import COMM, LONG, NAME, holding

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.sim.card import Spec, create
+from gpumond.sim.device import Spec, create
 from gpumond.testing import GIB
 from tests.alerting.listener import Listener
 from tests.running import RunningDaemon, until

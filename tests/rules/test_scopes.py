@@ -12,7 +12,7 @@ from gpumond.rules import Rule, Scope
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.schema import LABELS, PLACEHOLDERS, VALUES
 from gpumond.rules.scopes import RuleContext, subjects
-from gpumond.rules.verdicts import standing
+from gpumond.rules.verdicts import active_verdicts
 from gpumond.rules.window import RuleWindow, remember
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -21,7 +21,7 @@ SNAPSHOT = make_snapshot(
     reports=(make_report(42, (make_pool(live=GIB, cached=GIB),)),),
 )
 LEAK = Verdict("GPU-a", 42, "leak", 0.0, (("slope_bytes_per_second", 5.0),), 90.0, "it grows")
-SEEN = RuleContext(SNAPSHOT, attribute(SNAPSHOT), remember(RuleWindow(), SNAPSHOT), standing([LEAK]))
+SEEN = RuleContext(SNAPSHOT, attribute(SNAPSHOT), remember(RuleWindow(), SNAPSHOT), active_verdicts([LEAK]))
 
 
 @pytest.mark.parametrize("scope", VALUES)
@@ -53,7 +53,9 @@ def test_advice_on_fragmentation_names_the_variable_of_the_programs_pytorch_vers
     rule = next(rule for rule in BUILT_IN if rule.name == "fragmentation")
     report = make_report(42, (make_pool(live=GIB, cached=GIB),), frameworks=frameworks)
     snapshot = make_snapshot(make_device(used_bytes=40 * GIB), reports=(report,))
-    seen = subjects("pool", RuleContext(snapshot, attribute(snapshot), remember(RuleWindow(), snapshot), standing([])))
+    seen = subjects(
+        "pool", RuleContext(snapshot, attribute(snapshot), remember(RuleWindow(), snapshot), active_verdicts([]))
+    )
     words = {**seen.texts(seen.rows[0]), "value": "", "level": ""}
     assert f"set {name}=expandable_segments:True for torch" in dict(rule.annotations)["summary"].format(**words)
 

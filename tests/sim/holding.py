@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpumond.sim.card import MIB, SimDevice, Spec, create
+from gpumond.sim.device import MIB, SimDevice, Spec, create
 
 HOLD = """
 import sys
-from gpumond.sim.card import SimDevice
+from gpumond.sim.device import SimDevice
 context = SimDevice(sys.argv[1]).attach()
 context.allocate(int(sys.argv[2]))
 print("holding", flush=True)

@@ -11,7 +11,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from gpumond.sim.allocator import CachingAllocator, allocators
-from gpumond.sim.card import MIB, OutOfMemory, SimDevice
+from gpumond.sim.device import MIB, OutOfMemory, SimDevice
 from tests.sim.holding import run, small_device
 
 SIZES = st.one_of(st.integers(0, 2 * MIB), st.integers(MIB, 12 * MIB), st.integers(10 * MIB, 60 * MIB))
@@ -174,7 +174,7 @@ def test_lock_excludes_other_threads(allocator: CachingAllocator) -> None:
 FORK = """
 import os, sys
 from gpumond.sim.allocator import CachingAllocator, allocators
-from gpumond.sim.card import MIB, SimDevice
+from gpumond.sim.device import MIB, SimDevice
 allocator = CachingAllocator(SimDevice(sys.argv[1]))
 allocator.malloc(30 * MIB)
 if os.fork() == 0:

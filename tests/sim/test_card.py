@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from gpumond.model.sensors import Sensors
-from gpumond.sim.card import MIB, Context, Damaged, OutOfMemory, SimDevice, Spec, cards, create, start_ticks
+from gpumond.sim.device import (
+    MIB,
+    Context,
+    Damaged,
+    OutOfMemory,
+    SimDevice,
+    Spec,
+    create,
+    simulated_devices,
+    start_ticks,
+)
 from tests.sim.holding import holder, run, small_device
 
 
@@ -107,7 +117,7 @@ def test_process_name_with_brackets_and_spaces_is_read(device: SimDevice, tmp_pa
 
 CONTEND = """
 import sys
-from gpumond.sim.card import MIB, SimDevice, OutOfMemory
+from gpumond.sim.device import MIB, SimDevice, OutOfMemory
 context = SimDevice(sys.argv[1]).attach()
 print("attached", flush=True)
 sys.stdin.readline()
@@ -149,7 +159,7 @@ def test_contending_processes_hold_exactly_the_capacity(device: SimDevice) -> No
 
 FORK = """
 import os, sys
-from gpumond.sim.card import MIB, SimDevice
+from gpumond.sim.device import MIB, SimDevice
 device = SimDevice(sys.argv[1])
 inherited = device.attach()
 inherited.allocate(10 * MIB)
@@ -188,7 +198,7 @@ def test_unpublished_sensors_are_unknown(device: SimDevice, context: Context) ->
 def test_root_contains_several_devices(tmp_path: Path) -> None:
     small_device(tmp_path, "SIM-b", index=0)
     small_device(tmp_path, "SIM-a", index=1)
-    assert [device.spec().uuid for device in cards(tmp_path)] == ["SIM-a", "SIM-b"]
+    assert [device.spec().uuid for device in simulated_devices(tmp_path)] == ["SIM-a", "SIM-b"]
 
 
 @pytest.mark.parametrize("file", ["card.json", "processes/1-x", "used"])

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from gpumond.sim.allocator import Statistics
-from gpumond.sim.card import MIB, OutOfMemory, SimDevice, Spec, create
+from gpumond.sim.device import MIB, OutOfMemory, SimDevice, Spec, create
 from gpumond.sim.programs import PROGRAMS, ProgramMemory, leak, run
 from tests.sim.holding import holder, small_device
 
@@ -100,7 +100,7 @@ def test_program_restarts_when_the_device_is_full(tmp_path: Path) -> None:
     run(leak, memory, Random(1), pause)
     assert memory.allocator.statistics().ooms == 3
     with pytest.raises(OutOfMemory):
-        memory.take(1.0)
+        memory.allocate(1.0)
     memory.allocator.close()
 
 

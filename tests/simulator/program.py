@@ -7,7 +7,7 @@ from itertools import count
 from gpumond.loadgen.script import CONTEXT_BYTES, ProgramScript
 from gpumond.model.snapshot import AgentReport
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import Context, OutOfMemory, SimDevice, Spec
+from gpumond.sim.device import Context, OutOfMemory, SimDevice, Spec
 
 REPORT_AGE_SECONDS = 0.5
 UID = 1000

@@ -14,7 +14,7 @@ from gpumond.loadgen.plan import Plan
 from gpumond.loadgen.script import Ending, Observation
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
-from gpumond.sim.card import OutOfMemory
+from gpumond.sim.device import OutOfMemory
 from tests.simulator.program import UID, DeviceMemory, Process
 
 EPOCH = 1_750_000_000.0

@@ -10,7 +10,7 @@ from random import Random
 from gpumond.loadgen.script import GIB, MIB, ProgramScript
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, ProcessUsage, Reading, SourceState, XidErrors
-from gpumond.sim.card import OutOfMemory
+from gpumond.sim.device import OutOfMemory
 from tests.simulator.program import DeviceMemory, Process
 
 TICK_SECONDS = 10.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.errors import SourceUnavailable
-from gpumond.sim.card import MIB
+from gpumond.sim.device import MIB
 from gpumond.sources import DeviceSource, load
 from gpumond.sources.sim import SimSource
 from tests.sim.holding import holder, small_device

@@ -76,9 +76,9 @@ def test_history_is_stored_periodically_a_few_series_a_tick(tmp_path: Path):
 
     async def work(store: Store) -> tuple[int, int]:
         keeper, ticks = HistoryPersistence(store), 0
-        keeper.turn(seen, EVERY_SECONDS - 1)
+        keeper.advance(seen, EVERY_SECONDS - 1)
         while not await store.history():
-            keeper.turn(seen, EVERY_SECONDS + ticks)
+            keeper.advance(seen, EVERY_SECONDS + ticks)
             seen.end(("GPU-a", 10, 100))  # a life that ends meanwhile is left out
             ticks += 1
             await asyncio.sleep(0)

@@ -16,7 +16,7 @@ from gpumond.cli.top import Daemon
 from gpumond.model.frame import Verdict
 from gpumond.testing import GIB, make_device, make_process
 from gpumond.top.app import Top
-from gpumond.top.connection import RemarksPanel
+from gpumond.top.connection import NoticesPanel
 from gpumond.top.devices import Devices
 from tests.top.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.top.screens import lines, text
@@ -279,7 +279,7 @@ def test_problems_are_shown(fake: FakeDaemon, status: int, answer: Any, text_sho
 def test_answer_before_the_screen_is_mounted_is_shown(fake: FakeDaemon):
     async def act(top: Top, pilot: Pilot[None]) -> None:
         Devices().show(top.shown, True, "GPU-a")
-        RemarksPanel().show(top.shown, top.link, 0.0)
+        NoticesPanel().show(top.shown, top.link, 0.0)
 
     on_screen(fake, act)
 

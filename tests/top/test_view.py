@@ -8,7 +8,7 @@ from gpumond.api.resources import StatedCondition, StatedFault
 from gpumond.model.frame import Alert, Verdict
 from gpumond.model.snapshot import SourceState
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from gpumond.top.ledger import picture, promise
+from gpumond.top.ledger import device_lines, flush_estimate
 from gpumond.top.notices import FrameNotice
 from gpumond.top.processes import SortOrder, arranged, fitting
 from gpumond.top.rows import plain
@@ -39,7 +39,7 @@ def test_shares_are_those_of_the_ledger():
         None,
         10 * GIB,
     )
-    assert promise(seen) == "a flush of all programs would release about 12.0 GiB"
+    assert flush_estimate(seen) == "a flush of all programs would release about 12.0 GiB"
 
 
 def test_refused_flush_is_not_promised():
@@ -47,14 +47,14 @@ def test_refused_flush_is_not_promised():
     seen = view(busy_frame(reports=(report,)))
     assert (seen.returnable_bytes, seen.refused_bytes) == (0, 12 * GIB)
     assert (
-        promise(seen)
+        flush_estimate(seen)
         == "a flush of all programs would release nothing; programs that do not allow a flush cache another 12.0 GiB"
     )
 
 
 def test_process_without_an_agent_has_no_reclaimable_bytes():
     seen = view(busy_frame(reports=()))
-    assert (seen.returnable_bytes, promise(seen), seen.agents) == (None, "", 0)
+    assert (seen.returnable_bytes, flush_estimate(seen), seen.agents) == (None, "", 0)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_process_without_an_agent_has_no_reclaimable_bytes():
 def test_device_state_is_shown_unless_it_is_normal(fields: dict[str, object], state: str):
     seen = view(make_frame(make_device(**fields)))
     assert seen.devices[0].state == state
-    shown = "\n".join("".join(piece.text for piece in line) for line in picture(seen, 80, 24, True))
+    shown = "\n".join("".join(piece.text for piece in line) for line in device_lines(seen, 80, 24, True))
     assert state in shown
     assert ("of 80.0 GiB" in shown) == (seen.devices[0].used_bytes is not None)
 
@@ -147,7 +147,7 @@ def test_totals_of_many_devices_count_an_instance_once():
     part = make_device(
         "MIG-b", index=1, parent_uuid="GPU-a", size_bytes=40 * GIB, used_bytes=10 * GIB, free_bytes=30 * GIB
     )
-    *_, legend = picture(view(make_frame(whole, part)), 80, 10, True)
+    *_, legend = device_lines(view(make_frame(whole, part)), 80, 10, True)
     assert "".join(piece.text for piece in legend) == "! unclaimed 10.0 GiB  . free 70.0 GiB"
 
 

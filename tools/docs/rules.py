@@ -17,7 +17,7 @@ firing once the breach has lasted for `for`, and resolved at the first evaluatio
 later. Rules are evaluated each tick on the monotonic clock, so setting the clock fires and resolves nothing.
 
 An unknown value resolves nothing: while a device does not answer, its list of processes is unreadable, or the agent
-of a living process is silent, its alerts stay unchanged. An alert whose subject has ended (the process, all programs
+of a running process is silent, its alerts stay unchanged. An alert whose subject has ended (the process, all programs
 of the workload, a device that the driver no longer lists) resolves with the next reading, and its `summary` states
 this; `keep_firing_for` does not apply to it. After a restart of the daemon, an alert waits ten minutes for its
 subject.

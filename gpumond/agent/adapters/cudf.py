@@ -59,7 +59,7 @@ class CudfAdapter(AllocatorAdapter, Finishable, MainThreadBound):
         if len(ordinals) != 1:
             raise FlushRefused("the process has contexts on several devices, and the device of a buffer is unknown")
         started = time.perf_counter()
-        if not cuda.settle(ordinals[0]):
+        if not cuda.synchronize(ordinals[0]):
             raise FlushRefused("the device did not become idle")
         _, spillable = _bytes(manager)
         spilled = int(manager.spill_device_memory(nbytes=spillable))

@@ -150,7 +150,7 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable):
                 runtime.setDevice(before)
         # Returning to a device without a context would create one. A temporary thread need not return.
         with ThreadPoolExecutor(1, "gpumond-cupy") as thread:
-            return list(thread.map(lambda ordinal: _beside_captures(runtime, ordinal, visit), ordinals))
+            return list(thread.map(lambda ordinal: _capture_safe(runtime, ordinal, visit), ordinals))
 
 
 def adapter() -> CupyAdapter:
@@ -162,8 +162,8 @@ def _at(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
     return visit(ordinal)
 
 
-def _beside_captures(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
-    with cuda.beside_captures():
+def _capture_safe(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
+    with cuda.capture_safe():
         return _at(runtime, ordinal, visit)
 
 

@@ -59,7 +59,7 @@ def adapter() -> MempoolsAdapter | None:
     if now < _search_at:
         return None
     _search_at = now + SEARCH_SECONDS
-    with cuda.beside_captures():
+    with cuda.capture_safe():
         return MempoolsAdapter() if next(_pools(), None) else None
 
 

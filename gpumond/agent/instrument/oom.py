@@ -63,7 +63,7 @@ class Ooms:
         self.retries = self.rescues = 0
 
     @property
-    def happened(self) -> bool:
+    def occurred(self) -> bool:
         """True if there is something to report."""
         return bool(self._count or self.retries)
 

@@ -12,7 +12,7 @@ from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
 from gpumond.model.units import human
 from gpumond.model.verdicts import PROBLEMS
 from gpumond.rules import Labels, Subjects
-from gpumond.rules.verdicts import NOTHING, UNKNOWN, Standing
+from gpumond.rules.verdicts import NOTHING, UNKNOWN, ActiveVerdicts
 from gpumond.rules.window import WINDOW_SECONDS, RuleWindow
 
 
@@ -22,7 +22,7 @@ class RuleContext(NamedTuple):
     snapshot: Snapshot
     ledger: Ledger
     recent: RuleWindow
-    standing: Standing = MappingProxyType({})
+    active_verdicts: ActiveVerdicts = MappingProxyType({})
 
 
 def unjudged(device: DeviceReading) -> Mapping[str, float | None]:
@@ -66,11 +66,11 @@ class RuleRow(Protocol):
     """A row with the values of the verdicts on it."""
 
     @property
-    def said(self) -> Mapping[str, float | None]: ...
+    def verdict_values(self) -> Mapping[str, float | None]: ...
 
 
 def _verdict_value(name: str, meaning: str) -> RuleAttribute[RuleRow]:
-    return RuleAttribute(name, meaning, lambda row: row.said[name])
+    return RuleAttribute(name, meaning, lambda row: row.verdict_values[name])
 
 
 VERDICTS = (

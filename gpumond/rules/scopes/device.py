@@ -43,7 +43,7 @@ class _Device(NamedTuple):
     short: set[int]
     xids: Mapping[int, int]
     verdicts: Sequence[Verdict]
-    said: Mapping[str, float | None]
+    verdict_values: Mapping[str, float | None]
     released: bool
     watched: bool
     """True if a full window has been observed."""
@@ -55,7 +55,7 @@ def devices(seen: RuleContext) -> Sequence[_Device]:
     for line in seen.ledger.lines:
         lines[line.device_uuid].append(line)
     judged: defaultdict[str, list[Verdict]] = defaultdict(list)
-    for (uuid, _), verdicts in seen.standing.items():
+    for (uuid, _), verdicts in seen.active_verdicts.items():
         judged[uuid] += verdicts
     short = _short(recent, snapshot)
     released, watched = snapshot.source.reason == RELEASED, recent.elapsed >= WINDOW_SECONDS

@@ -36,26 +36,26 @@ class _Process(NamedTuple):
     """None if it never had an agent."""
     silent: bool
     verdicts: Sequence[Verdict]
-    said: Mapping[str, float | None]
+    verdict_values: Mapping[str, float | None]
     """Values of the verdicts."""
 
 
 def processes(seen: RuleContext) -> Sequence[_Process]:
-    agents, silent, standing = seen.recent.agents, seen.recent.silent, seen.standing
+    agents, silent, active_verdicts = seen.recent.agents, seen.recent.silent, seen.active_verdicts
     rows: list[_Process] = []
     for device in seen.snapshot.devices:
         uuid = device.uuid
         for process in device.processes or ():
             identity = (process.pid, process.start_ticks)
             gone = identity in silent
-            verdicts = standing.get((uuid, process.pid), ())
-            said = values(verdicts, UNKNOWN if gone else NOTHING)
+            verdicts = active_verdicts.get((uuid, process.pid), ())
+            verdict_values = values(verdicts, UNKNOWN if gone else NOTHING)
             workload = agents.get(identity)
             name = None if workload is None else workload.name
-            rows.append(_Process(device, process, name, gone, verdicts, said))
-        verdicts = standing.get((uuid, None), ())
-        said = values(verdicts, unjudged(device))
-        rows.append(_Process(device, NOBODY, None, False, verdicts, said))
+            rows.append(_Process(device, process, name, gone, verdicts, verdict_values))
+        verdicts = active_verdicts.get((uuid, None), ())
+        verdict_values = values(verdicts, unjudged(device))
+        rows.append(_Process(device, NOBODY, None, False, verdicts, verdict_values))
     return rows
 
 

@@ -123,17 +123,17 @@ class DrmSource:
         )
 
     def _memory(self, card: DrmDevice, tally: Tally) -> MemoryCounts:
-        said = card.memory(tally)
-        if card.vendor == "intel" and said.used_bytes is None and card.render_node:
+        counts = card.memory(tally)
+        if card.vendor == "intel" and counts.used_bytes is None and card.render_node:
             try:
-                asked = self._query(card.driver, f"{self._dev}/dri/{card.render_node}")
+                queried = self._query(card.driver, f"{self._dev}/dri/{card.render_node}")
             except OSError as error:
                 tally.add(card.uuid, kind_of(error), f"memory: {error.strerror}")
             else:
-                said = asked if asked.size_bytes else said
-                if asked.size_bytes and asked.used_bytes is None:
+                counts = queried if queried.size_bytes else counts
+                if queried.size_bytes and queried.used_bytes is None:
                     tally.add(card.uuid, "no_permission", "used memory: the driver requires CAP_PERFMON")
-        return memory(tally, card.uuid, said)
+        return memory(tally, card.uuid, counts)
 
     def _sensors(self, card: DrmDevice, clients: Mapping[int, Client], now: float, tally: Tally) -> Sensors:
         values: dict[str, Any] = {**card.sensors(tally)}

@@ -82,7 +82,7 @@ class DrmDevice:
         self._directory = directory
         self.nodes, self.pci_bus_id, self.driver = nodes, pci_bus_id, driver
         self.vendor = DRIVERS[driver]
-        unique = (self._said("device/unique_id") or "").removeprefix("0x").lower()
+        unique = (self._read_text("device/unique_id") or "").removeprefix("0x").lower()
         self.unique_id = unique if re.fullmatch(r"[0-9a-f]{1,32}", unique) and unique.strip("0") else None
         self.uuid = f"AMD-{self.unique_id}" if self.unique_id else f"DRM-pci-{pci_bus_id}"
         self.unified = self.vendor == "intel" and pci_bus_id == INTEL_INTEGRATED
@@ -96,13 +96,13 @@ class DrmDevice:
 
     def name(self, pci_ids: tuple[str, ...] = PCI_IDS) -> str:
         """Return the name from the driver, else from the PCI ID database, else the numeric IDs."""
-        vendor, device = (((self._said(f"device/{file}") or "0x?")[2:]) for file in ("vendor", "device"))
+        vendor, device = (((self._read_text(f"device/{file}") or "0x?")[2:]) for file in ("vendor", "device"))
         listed = next(filter(None, (_listed(path, vendor, device) for path in pci_ids)), None)
-        return clean(self._said("device/product_name") or listed or f"{self.vendor} {vendor}:{device}")
+        return clean(self._read_text("device/product_name") or listed or f"{self.vendor} {vendor}:{device}")
 
     def asleep(self) -> bool:
         """Return True if the kernel has powered the device down; reading it would power it up."""
-        return self._said("device/power/runtime_status") == "suspended"
+        return self._read_text("device/power/runtime_status") == "suspended"
 
     def memory(self, tally: Tally) -> MemoryCounts:
         if self.driver == "amdgpu":
@@ -123,7 +123,7 @@ class DrmDevice:
                     values[field] = number / per
                     break
         for field, table in (("sm_clock_hertz", "pp_dpm_sclk"), ("memory_clock_hertz", "pp_dpm_mclk")):
-            current = re.search(r"(\d{1,6})mhz \*", (self._said(f"device/{table}") or "").lower())
+            current = re.search(r"(\d{1,6})mhz \*", (self._read_text(f"device/{table}") or "").lower())
             if field not in values and current:
                 values[field] = int(current[1]) * 1e6
         return values
@@ -149,7 +149,7 @@ class DrmDevice:
         tally.add(self.uuid, IMPOSSIBLE, f"{file} {text.strip()[:32]}")
         return None
 
-    def _said(self, file: str) -> str | None:
+    def _read_text(self, file: str) -> str | None:
         try:
             text = _content(f"{self._directory}/{file}")
         except OSError:

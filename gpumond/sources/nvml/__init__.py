@@ -80,8 +80,8 @@ class NvmlSource:
             self._library.cuda_version(),
         )
 
-    def follow(self, course: ReadProgress) -> None:
-        self._library.course = course
+    def set_progress(self, progress: ReadProgress) -> None:
+        self._library.progress = progress
 
     def close(self) -> None:
         self._events.close()
@@ -90,7 +90,7 @@ class NvmlSource:
     def read(self) -> Reading:
         """Read all devices. Raises SourceUnavailable if the driver is unloaded: it can only be reloaded in a new
         process."""
-        self._roster.refresh(self._clock(), self._library.course.leave_out)
+        self._roster.refresh(self._clock(), self._library.progress.leave_out)
         tally = Tally()
         tally.extend(self._roster.faults)
         present = self._roster.devices()
@@ -110,7 +110,7 @@ class NvmlSource:
         self._library.at(NOWHERE)
         self._events.fetch(tally)  # last, so that a hang or a crash before it loses no events
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
-        self._library.course.lives = self._table.lives
+        self._library.progress.process_starts = self._table.process_starts
         devices = tuple(
             _with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ()))
             for device, reading, by_pid in observed
@@ -161,8 +161,8 @@ class NvmlSource:
             tally.add(device.uuid, failure.kind, f"memory: {failure}")
             return MemoryCounts(), False
         device.memory_failures = 0
-        said = MemoryCounts(info.total, info.used, info.free, getattr(info, "reserved", None))
-        checked = memory(tally, device.uuid, said)
+        counts = MemoryCounts(info.total, info.used, info.free, getattr(info, "reserved", None))
+        checked = memory(tally, device.uuid, counts)
         device.size_bytes = checked.size_bytes or device.size_bytes
         return checked, False
 

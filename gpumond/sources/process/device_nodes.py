@@ -1,7 +1,7 @@
 """Processes that have device nodes open, from /proc/PID/fd.
 
 Inspecting every descriptor of every process is too expensive for each reading. A process is inspected when it is new,
-when it had a node open the last time, and otherwise at each ``turns``-th reading.
+when it had a node open the last time, and otherwise at each ``inspect_every``-th reading.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from gpumond.model.snapshot import DeviceReading, ProcessUsage
-from gpumond.sources.process.procfs import KERNEL_THREAD, ProcessTable, life
+from gpumond.sources.process.procfs import KERNEL_THREAD, ProcessTable, process_start
 
 MAX_PROCESSES = 32768
 MAX_DESCRIPTORS = 4096
@@ -34,9 +34,9 @@ class OpenDeviceNodes:
     After ``read``, ``hidden`` is the number of processes that cannot be inspected, as far as it is known.
     """
 
-    def __init__(self, prefixes: tuple[str, ...], root: str = "/proc", turns: int = 10) -> None:
-        self._prefixes, self._root, self._turns = prefixes, root, turns
-        self._turn = 0
+    def __init__(self, prefixes: tuple[str, ...], root: str = "/proc", inspect_every: int = 10) -> None:
+        self._prefixes, self._root, self._inspect_every = prefixes, root, inspect_every
+        self._reading = 0
         self._known: dict[int, tuple[Node, ...]] = {}
         self._hidden: set[int] = set()
         self._all_visible = True
@@ -47,7 +47,7 @@ class OpenDeviceNodes:
 
     def read(self) -> Mapping[int, tuple[Node, ...]]:
         """Return the open nodes of each process that has any."""
-        self._turn = (self._turn + 1) % self._turns
+        self._reading = (self._reading + 1) % self._inspect_every
         pids = self._pids()
         self._all_visible = 1 in pids  # otherwise /proc is mounted with hidepid
         self._hidden.intersection_update(pids)
@@ -63,7 +63,7 @@ class OpenDeviceNodes:
             with os.scandir(directory) as entries:
                 names = [entry.name for entry in islice(entries, MAX_DESCRIPTORS)]
         except PermissionError:
-            now = life(self._root, pid)
+            now = process_start(self._root, pid)
             if now is not None and not now.flags & KERNEL_THREAD:
                 self._hidden.add(pid)
             return ()
@@ -73,7 +73,7 @@ class OpenDeviceNodes:
         return tuple(self._matching(directory, names))
 
     def _due(self, pid: int) -> bool:
-        return bool(self._known.get(pid, True)) or pid % self._turns == self._turn
+        return bool(self._known.get(pid, True)) or pid % self._inspect_every == self._reading
 
     def _pids(self) -> list[int]:
         try:
@@ -120,7 +120,7 @@ class DeviceHolders:
     ) -> None:
         self._proc, self._sys, self._clock = proc, sys, clock
         self._own = os.getpid() if own is None else own
-        self._descriptors = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/renderD"), proc, turns=1)
+        self._descriptors = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/renderD"), proc, inspect_every=1)
         self._table = ProcessTable(proc)
         self._next_scan = float("-inf")
         self._open: dict[str, list[Life]] = {}

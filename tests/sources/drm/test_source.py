@@ -208,7 +208,7 @@ def test_hidden_processes_are_counted():
     if child == 0:
         if os.geteuid() == 0:
             os.setuid(65534)
-        descriptors = OpenDeviceNodes(("/dev/dri/",), turns=1)
+        descriptors = OpenDeviceNodes(("/dev/dri/",), inspect_every=1)
         descriptors.read()
         os.write(writer, str(descriptors.hidden).encode())
         os._exit(0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpumond.model.snapshot import DeviceReading, ProcessUsage, Reading
-from gpumond.sim.card import MIB
+from gpumond.sim.device import MIB
 from gpumond.sources.process.cgroups import place
 from gpumond.sources.process.metadata import ProcessMetadata
 from gpumond.testing import GIB, make_device, make_process
@@ -190,8 +190,8 @@ def test_private_pid_namespace_is_noticed(tmp_path: Path, around: list[str], sho
     program = (
         "import os, sys; from gpumond.model.snapshot import *\n"
         "from gpumond.sources.process.metadata import ProcessMetadata\n"
-        "from gpumond.sources.process.procfs import life\n"
-        "listed = ProcessUsage(os.getpid(), life('/proc', os.getpid()).start_ticks, 1, comm='itself')\n"
+        "from gpumond.sources.process.procfs import process_start\n"
+        "listed = ProcessUsage(os.getpid(), process_start('/proc', os.getpid()).start_ticks, 1, comm='itself')\n"
         "owners = ProcessMetadata(dev=sys.argv[1])\n"
         "(device,) = owners.complete(Reading((DeviceReading('GPU-a', 0, processes=(listed,)),))).devices\n"
         "print(device.processes[0].comm)"
