@@ -204,7 +204,7 @@ class AlertDispatcher:
     ) -> Sequence[Receipt]:
         """Return the receipts of one program. An error becomes a receipt, so that the other programs are flushed."""
         target = Target(pid=program.pid, uid=order.uid)
-        request = FlushRequest(target, order.action.steps, dry_run=order.action.dry_run, by_rule=True)
+        request = FlushRequest(target=target, steps=order.action.steps, dry_run=order.action.dry_run, by_rule=True)
         async with places:
             try:
                 return (await self._flush(request, actor)).receipts

@@ -30,7 +30,7 @@ DAY_SECONDS = 86400.0
 Name = Annotated[str, Path(pattern=f"^{NAME}$", description="At most 64 of A-Za-z0-9._-")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineEntry:
     """One baseline without its distributions. ``complete`` is false while it is being recorded."""
 
@@ -64,7 +64,15 @@ LIVE = Measured("live", Distribution(34 * GIB, 31 * GIB, 30.5 * GIB, 31 * GIB, L
 EXAMPLE = Baseline(
     "nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, (WorkloadMeasures("train", 600.0, (LIVE,), 3, 1),)
 )
-EXAMPLE_ENTRY = BaselineEntry("nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, ("train",))
+EXAMPLE_ENTRY = BaselineEntry(
+    name="nightly",
+    workload="train",
+    started_at=examples.TAKEN_AT,
+    for_seconds=600.0,
+    seconds=600.0,
+    complete=True,
+    workloads=("train",),
+)
 EXAMPLE_COMPARISON = Comparison(
     "nightly",
     examples.TAKEN_AT,
@@ -95,13 +103,13 @@ def _service(request: Request) -> BaselineService:
 
 def _entry(baseline: Baseline) -> BaselineEntry:
     return BaselineEntry(
-        baseline.name,
-        baseline.workload,
-        baseline.started_at,
-        baseline.for_seconds,
-        baseline.seconds,
-        baseline.complete,
-        tuple(each.workload for each in baseline.workloads),
+        name=baseline.name,
+        workload=baseline.workload,
+        started_at=baseline.started_at,
+        for_seconds=baseline.for_seconds,
+        seconds=baseline.seconds,
+        complete=baseline.complete,
+        workloads=tuple(each.workload for each in baseline.workloads),
     )
 
 

@@ -88,7 +88,13 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     target = Target(body.target.pid, uuid, body.target.workload, body.target.all, caller.uid)
     timeout = body.timeout_seconds if target.pid or caller.may("admin") else min(body.timeout_seconds, MANY_SECONDS)
     flush = FlushRequest(
-        target, body.steps, body.min_reclaimable_bytes, body.dry_run, timeout, body.force, plan=body.plan
+        target=target,
+        steps=body.steps,
+        min_reclaimable_bytes=body.min_reclaimable_bytes,
+        dry_run=body.dry_run,
+        timeout_seconds=timeout,
+        force=body.force,
+        plan=body.plan,
     )
     answer: FlushOutcome = await view.flush(flush, caller.name)
     unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]

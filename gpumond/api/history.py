@@ -27,7 +27,7 @@ class PastValue:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesHistory:
     """One signal, oldest first. The last block is incomplete.
 
@@ -47,12 +47,12 @@ SLACK = 1.02
 """Factor by which the range of a resolution may fall short of ``since``."""
 
 EXAMPLE = SeriesHistory(
-    examples.UUID,
-    examples.PROCESS.pid,
-    "live",
-    60,
-    60.0,
-    (
+    device_uuid=examples.UUID,
+    pid=examples.PROCESS.pid,
+    signal="live",
+    resolution_seconds=60,
+    block_seconds=60.0,
+    points=(
         PastValue(examples.TAKEN_AT - 120, 30.0 * examples.GIB, 30.5 * examples.GIB, 31.0 * examples.GIB),
         PastValue(examples.TAKEN_AT - 60, 30.5 * examples.GIB, 31.0 * examples.GIB, 31.5 * examples.GIB),
     ),
@@ -89,7 +89,12 @@ async def history(
     seconds = max(fitting, default=None)
     length = None if seconds is None else seconds / known.pace
     values = tuple(PastValue(*point) for point in points)
-    return answer(SeriesHistory, SeriesHistory(uuid, pid, signal, seconds, length, values))
+    return answer(
+        SeriesHistory,
+        SeriesHistory(
+            device_uuid=uuid, pid=pid, signal=signal, resolution_seconds=seconds, block_seconds=length, points=values
+        ),
+    )
 
 
 def _resolution_for(seconds: float) -> float | None:

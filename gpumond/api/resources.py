@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -20,16 +21,16 @@ from gpumond.model.conditions import conditions
 from gpumond.model.frame import Alert, Frame, Ledger, Line, Verdict
 from gpumond.model.pools import Receipt
 from gpumond.model.remedies import remedy
-from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot, SourceState
+from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
 from gpumond.rules import ended
 from gpumond.store.audit_chain import AuditEntry
 
 router = APIRouter(tags=["facts"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessHolding:
-    """One process on one device: the driver's value, and its shares. Unknown values are null."""
+    """One process on one device: the driver's values, and its shares. Unknown values are null."""
 
     device_uuid: str
     pid: int
@@ -77,7 +78,7 @@ class StatedCondition:
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """Status of the daemon."""
 
@@ -95,7 +96,7 @@ class Status:
     conditions: tuple[StatedCondition, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WholeFrame:
     """One complete frame. Responses of the other routes are parts of a frame, and may differ by a tick."""
 
@@ -109,40 +110,64 @@ class WholeFrame:
     conditions: tuple[StatedCondition, ...]
 
 
-EXAMPLE_HOLDING = ProcessHolding(
-    examples.UUID,
-    examples.PROCESS.pid,
-    examples.PROCESS.start_ticks,
-    examples.PROCESS.comm,
-    examples.PROCESS.uid,
-    None,
-    None,
-    None,
-    None,
-    None,
-    None,
-    None,
-    "alive",
-    0.97,
-    0.0,
-    False,
-    examples.REPORT.workload,
-    examples.PROCESS.kinds,
-    examples.PROCESS.used_bytes,
-    *(*(line.used_bytes for line in examples.LEDGER.lines[:4]), None),
-)
+def _holding(
+    device_uuid: str, process: ProcessUsage, idle: float | None, workload: str, lines: Iterable[Line]
+) -> ProcessHolding:
+    shares: Counter[str] = Counter()
+    for line in lines:
+        shares[line.share] += line.used_bytes
+    return ProcessHolding(
+        device_uuid=device_uuid,
+        pid=process.pid,
+        start_ticks=process.start_ticks,
+        comm=process.comm,
+        uid=process.uid,
+        user=process.user,
+        container=process.container,
+        container_name=process.container_name,
+        pod_name=process.pod_name,
+        pod_namespace=process.pod_namespace,
+        unit=process.unit,
+        slurm_job=process.slurm_job,
+        state=process.state,
+        utilization_ratio=process.utilization_ratio,
+        idle_seconds=idle,
+        orphaned=process.orphaned,
+        workload=workload,
+        kinds=process.kinds,
+        used_bytes=process.used_bytes,
+        live_bytes=shares.get("live"),
+        cached_bytes=shares.get("cached"),
+        stranded_bytes=shares.get("stranded"),
+        overhead_bytes=shares.get("overhead"),
+        opaque_bytes=shares.get("opaque"),
+    )
+
+
+EXAMPLE_HOLDING = _holding(examples.UUID, examples.PROCESS, 0.0, examples.REPORT.workload, examples.LEDGER.lines[:4])
 EXAMPLE_STATUS = Status(
-    __version__, examples.TAKEN_AT - 6, 6.0, examples.SNAPSHOT.source, 7, examples.TAKEN_AT, 1, 1, 1, False, (), ()
+    version=__version__,
+    started_at=examples.TAKEN_AT - 6,
+    uptime_seconds=6.0,
+    source=examples.SNAPSHOT.source,
+    snapshot_seq=7,
+    snapshot_taken_at=examples.TAKEN_AT,
+    devices=1,
+    devices_up=1,
+    agents=1,
+    private_pid_namespace=False,
+    faults=(),
+    conditions=(),
 )
 EXAMPLE_FRAME = WholeFrame(
-    __version__,
-    examples.SNAPSHOT,
-    examples.LEDGER,
-    (examples.VERDICT,),
-    (examples.ALERT,),
-    (EXAMPLE_HOLDING,),
-    (),
-    (),
+    version=__version__,
+    snapshot=examples.SNAPSHOT,
+    ledger=examples.LEDGER,
+    verdicts=(examples.VERDICT,),
+    alerts=(examples.ALERT,),
+    processes=(EXAMPLE_HOLDING,),
+    faults=(),
+    conditions=(),
 )
 
 
@@ -269,25 +294,33 @@ async def status(request: Request) -> Response:
     return answer(
         Status,
         Status(
-            __version__,
-            started_at,
-            time.time() - started_at,
-            seen.source,
-            seen.seq,
-            seen.taken_at,
-            len(seen.devices),
-            sum(device.up for device in seen.devices),
-            len(seen.reports),
-            seen.private_pid_namespace,
-            _faults(seen),
-            _conditions(seen),
+            version=__version__,
+            started_at=started_at,
+            uptime_seconds=time.time() - started_at,
+            source=seen.source,
+            snapshot_seq=seen.seq,
+            snapshot_taken_at=seen.taken_at,
+            devices=len(seen.devices),
+            devices_up=sum(device.up for device in seen.devices),
+            agents=len(seen.reports),
+            private_pid_namespace=seen.private_pid_namespace,
+            faults=_faults(seen),
+            conditions=_conditions(seen),
         ),
     )
 
 
 def _whole(frame: Frame) -> WholeFrame:
-    parts = (frame.snapshot, frame.ledger, frame.verdicts, frame.alerts, tuple(holdings(frame)))
-    return WholeFrame(__version__, *parts, _faults(frame.snapshot), _conditions(frame.snapshot))
+    return WholeFrame(
+        version=__version__,
+        snapshot=frame.snapshot,
+        ledger=frame.ledger,
+        verdicts=frame.verdicts,
+        alerts=frame.alerts,
+        processes=tuple(holdings(frame)),
+        faults=_faults(frame.snapshot),
+        conditions=_conditions(frame.snapshot),
+    )
 
 
 def _faults(snapshot: Snapshot) -> tuple[StatedFault, ...]:
@@ -308,38 +341,10 @@ def holdings(frame: Frame) -> Iterator[ProcessHolding]:
         for process in device.processes or ():
             own = lines.pop((device.uuid, process.pid), [])
             report = workloads.get((process.pid, process.start_ticks or 0))
-            yield ProcessHolding(
-                device.uuid,
-                process.pid,
-                process.start_ticks,
-                process.comm,
-                process.uid,
-                process.user,
-                process.container,
-                process.container_name,
-                process.pod_name,
-                process.pod_namespace,
-                process.unit,
-                process.slurm_job,
-                process.state,
-                process.utilization_ratio,
-                idle_seconds(device, process),
-                process.orphaned,
-                report.workload if report else "",
-                process.kinds,
-                process.used_bytes,
-                *_shares(own),
-            )
+            idle, workload = idle_seconds(device, process), report.workload if report else ""
+            yield _holding(device.uuid, process, idle, workload, own)
     for (uuid, pid), own in lines.items():
         if pid is not None:
             start = next((r.start_ticks for r in frame.snapshot.reports if r.pid == pid), None)
-            workload = own[0].workload
-            nothing = (None,) * 13
-            yield ProcessHolding(uuid, pid, start, *nothing, workload, (), None, *_shares(own))
-
-
-def _shares(lines: Iterable[Line]) -> Iterator[int | None]:
-    sums: dict[str, int] = {}
-    for line in lines:
-        sums[line.share] = sums.get(line.share, 0) + line.used_bytes
-    return (sums.get(share) for share in ("live", "cached", "stranded", "overhead", "opaque"))
+            process = ProcessUsage(pid=pid, start_ticks=start, used_bytes=None)
+            yield _holding(uuid, process, None, own[0].workload, own)

@@ -10,10 +10,10 @@ from gpumond.diagnosis import detectors, messages
 from gpumond.diagnosis.distributed import RankGroup
 from gpumond.diagnosis.idle import idle_seconds
 from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, find, from_stairs, update, update_stairs
-from gpumond.diagnosis.leak_pattern import form
+from gpumond.diagnosis.leak_pattern import form as form_of
 from gpumond.diagnosis.plateaus import REST_MINUTES
 from gpumond.diagnosis.shapes import SHAPES, Shape, shape
-from gpumond.diagnosis.tracked_series import Key, TrackedSeries
+from gpumond.diagnosis.tracked_series import Evidence, Key, TrackedSeries
 from gpumond.diagnosis.tracker import Fall, Tracker
 from gpumond.history import UNCLAIMED, USED, History
 from gpumond.history.series import MAX, MINUTE
@@ -32,8 +32,6 @@ UNCLAIMED_RATIO = 0.02
 RETRIED_SECONDS = 600.0
 MAX_DISAGREEMENTS = 3
 """Consecutive minutes with another shape after which a shape's verdict ends."""
-
-Evidence = tuple[tuple[str, float], ...]
 
 
 class Classifier:
@@ -139,7 +137,18 @@ class Classifier:
             return update(leak, tracked.series, closed)
         for what in (tracked.main, OUTSIDE) if tracked.counted else (tracked.main,):
             whole, size = self.history.device(tracked.uuid), device.size_bytes
-            leak = find(LeakCase(tracked.series, whole, what, tracked.born, size, room, self.history.pace), closed)
+            leak = find(
+                LeakCase(
+                    series=tracked.series,
+                    device=whole,
+                    what=what,
+                    born=tracked.born,
+                    size=size,
+                    room=room,
+                    pace=self.history.pace,
+                ),
+                closed,
+            )
             if leak is not None:
                 return leak
         stairs = tracked.levels.stairs(device.size_bytes) if device.size_bytes else ()
@@ -161,7 +170,7 @@ class Classifier:
         room = self._room(tracked.uuid, device)
         per_second = leak.slope * pace
         left = None if room is None else room / per_second
-        shaped = "stairs" if leak.pause else form(leak, tracked.series, self.history.device(tracked.uuid))
+        shaped = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device(tracked.uuid))
         who = messages.program(tracked.name, tracked.pid, _label(device))
         since = self._since(tracked, "leak", leak.onset)
         evidence: list[tuple[str, float]] = [
@@ -175,9 +184,7 @@ class Classifier:
         if leak.what == OUTSIDE:
             evidence.append(("outside_pools", 1.0))
         summary = messages.leak(who, _label(device), 60 * per_second, since, left, shaped, leak.what == OUTSIDE)
-        tracked.verdicts["leak"] = Verdict(
-            tracked.uuid, tracked.pid, "leak", since, tuple(evidence), left, summary, shaped
-        )
+        tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped)
 
     def _set_shape(self, tracked: TrackedSeries, found: Shape | None) -> None:
         active = next((kind for kind in SHAPES if kind in tracked.verdicts), None)
@@ -192,8 +199,8 @@ class Classifier:
             who = messages.program(tracked.name, tracked.pid, _label(self._devices[tracked.uuid]))
             since = self._since(tracked, found.kind, found.at)
             evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in found.evidence)
-            self._set_verdict(
-                tracked, found.kind, since, evidence, messages.of_shape(found.kind, who, dict(evidence), since)
+            tracked.verdicts[found.kind] = tracked.verdict(
+                found.kind, since, evidence, messages.of_shape(found.kind, who, dict(evidence), since)
             )
 
     def _judge_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
@@ -214,8 +221,8 @@ class Classifier:
         )
         who = messages.program(tracked.name, tracked.pid, "")
         summary = messages.fragmentation(who, _label(device), found.ratio, found.kept, found.live)
-        self._set_verdict(
-            tracked, "fragmentation", self._since(tracked, "fragmentation", found.since), evidence, summary
+        tracked.verdicts["fragmentation"] = tracked.verdict(
+            "fragmentation", self._since(tracked, "fragmentation", found.since), evidence, summary
         )
 
     def _judge_idle(self, tracked: TrackedSeries, device: DeviceReading) -> None:
@@ -230,7 +237,9 @@ class Classifier:
         who = messages.program(tracked.name, tracked.pid, _label(device))
         evidence = (("idle_seconds", seconds), ("held_bytes", held))
         since = self._since(tracked, "idle-holder", self.history.now - seconds * self.history.pace)
-        self._set_verdict(tracked, "idle-holder", since, evidence, messages.idle(who, _label(device), held, seconds))
+        tracked.verdicts["idle-holder"] = tracked.verdict(
+            "idle-holder", since, evidence, messages.idle(who, _label(device), held, seconds)
+        )
 
     def _idle_seconds(self, tracked: TrackedSeries, device: DeviceReading, process: ProcessUsage | None) -> float:
         """Return the idle time from the reading, else from the device's utilisation: seconds of this clock, 0
@@ -257,8 +266,8 @@ class Classifier:
         seconds_left = left / self.history.pace if is_ramping else None
         evidence = (("used_ratio", ratio), ("free_bytes", float(size - used)))
         since = self._since(tracked, "pressure", self.history.now)
-        self._set_verdict(
-            tracked, "pressure", since, evidence, messages.pressure(_label(device), ratio, seconds_left), seconds_left
+        tracked.verdicts["pressure"] = tracked.verdict(
+            "pressure", since, evidence, messages.pressure(_label(device), ratio, seconds_left), seconds_left
         )
 
     def _judge_orphans(self, tracked: TrackedSeries, device: DeviceReading) -> None:
@@ -290,8 +299,8 @@ class Classifier:
         who = "" if process is None else messages.program(process.comm or tracked.name, process.pid, "")
         evidence = (("unclaimed_bytes" if process is None else "held_bytes", size), ("unchanged_seconds", seconds))
         since = self._since(tracked, "orphan", flat_period.since)
-        self._set_verdict(
-            tracked, "orphan", since, evidence, messages.orphan(_label(device), size, seconds, who, holder)
+        tracked.verdicts["orphan"] = tracked.verdict(
+            "orphan", since, evidence, messages.orphan(_label(device), size, seconds, who, holder)
         )
 
     def _explain(self, fall: Fall, snapshot: Snapshot) -> None:
@@ -324,14 +333,21 @@ class Classifier:
         if len(times) >= detectors.LOOP_CRASHES:
             who, until = tracked.name or "a program", times[-detectors.LOOP_CRASHES] + detectors.LOOP_SECONDS
             summary = messages.crash_loop(who, _label(device), len(times))
-            evidence, since = (("crashes", len(times)),), self.history.unix(times[0])
-            self._loops[key] = until, Verdict(tracked.uuid, None, "crash-loop", since, evidence, None, summary)
+            verdict = Verdict(
+                device_uuid=tracked.uuid,
+                pid=None,
+                kind="crash-loop",
+                since=self.history.unix(times[0]),
+                evidence=(("crashes", len(times)),),
+                summary=summary,
+            )
+            self._loops[key] = until, verdict
 
     def _event(
         self, tracked: TrackedSeries, kind: VerdictKind, seconds: float, evidence: Evidence, summary: str
     ) -> None:
         now = self.history.now
-        verdict = Verdict(tracked.uuid, tracked.pid, kind, self.history.unix(now), evidence, None, summary)
+        verdict = tracked.verdict(kind, self.history.unix(now), evidence, summary)
         self._events.append((now + seconds, verdict))
 
     def _forget(self, gone: Set[str]) -> None:
@@ -364,17 +380,6 @@ class Classifier:
         """Return the onset in unix time; a step of the wall clock does not move the onset of an active verdict."""
         active = tracked.verdicts.get(kind)
         return self.history.unix(at) if active is None else active.since
-
-    def _set_verdict(
-        self,
-        tracked: TrackedSeries,
-        kind: VerdictKind,
-        since: float,
-        evidence: Evidence,
-        summary: str,
-        left: float | None = None,
-    ) -> None:
-        tracked.verdicts[kind] = Verdict(tracked.uuid, tracked.pid, kind, since, evidence, left, summary)
 
 
 def _exists(tracked: TrackedSeries, snapshot: Snapshot) -> bool:

@@ -9,11 +9,13 @@ from gpumond.diagnosis.peaks import Peaks
 from gpumond.diagnosis.plateaus import Plateaus
 from gpumond.history import LIVE, UNCLAIMED, USED
 from gpumond.history.series import Series
-from gpumond.model.frame import Verdict
+from gpumond.model.frame import Verdict, VerdictKind
 from gpumond.model.program import Ending
 
 Key = tuple[str, int | None, int | None]
 """(device UUID, pid, start_ticks); the device itself has neither pid nor start_ticks"""
+
+Evidence = tuple[tuple[str, float], ...]
 
 
 class TrackedSeries:
@@ -72,3 +74,24 @@ class TrackedSeries:
         self.born = now
         self.leak = None
         self.levels = Plateaus()
+
+    def verdict(
+        self,
+        kind: VerdictKind,
+        since: float,
+        evidence: Evidence,
+        summary: str,
+        time_to_oom_seconds: float | None = None,
+        form: str = "",
+    ) -> Verdict:
+        """Make a verdict on this device or life."""
+        return Verdict(
+            device_uuid=self.uuid,
+            pid=self.pid,
+            kind=kind,
+            since=since,
+            evidence=evidence,
+            time_to_oom_seconds=time_to_oom_seconds,
+            summary=summary,
+            form=form,
+        )

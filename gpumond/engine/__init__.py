@@ -84,17 +84,17 @@ def observing(
     seq = previous.seq + 1 if previous else 1
     xids = reading.xids if reading else previous.xids if previous else ()
     return Snapshot(
-        seq,
-        taken_at,
-        elapsed_seconds,
-        source,
-        tuple(devices),
-        reports,
-        tuple(seen),
-        xids,
-        store_writable,
-        private_pid_namespace,
-        tuple(ends),
+        seq=seq,
+        taken_at=taken_at,
+        elapsed_seconds=elapsed_seconds,
+        source=source,
+        devices=tuple(devices),
+        reports=reports,
+        faults=tuple(seen),
+        xids=xids,
+        store_writable=store_writable,
+        private_pid_namespace=private_pid_namespace,
+        ends=tuple(ends),
     )
 
 
@@ -191,12 +191,12 @@ def _at_fault(device: DeviceReading, faults: Iterable[Fault]) -> bool:
 
 def _unknown(device: DeviceReading, missed: int) -> DeviceReading:
     return DeviceReading(
-        device.uuid,
-        device.index,
-        device.name,
-        device.vendor,
-        device.pci_bus_id,
-        device.parent_uuid,
+        uuid=device.uuid,
+        index=device.index,
+        name=device.name,
+        vendor=device.vendor,
+        pci_bus_id=device.pci_bus_id,
+        parent_uuid=device.parent_uuid,
         unified=device.unified,
         missed=missed,
         up=False,

@@ -62,7 +62,7 @@ def attributing(snapshot: Snapshot) -> Steps[Ledger]:
         own = _process_lines(device, reports, claims)
         if device.used_bytes is not None:
             unclaimed = max(0, device.used_bytes - _seen_bytes(device, claims))
-            own.append(Line(device.uuid, "unclaimed", unclaimed))
+            own.append(Line(device_uuid=device.uuid, share="unclaimed", used_bytes=unclaimed))
             overcounts.append(Overcount(device.uuid, sum(line.used_bytes for line in own) - device.used_bytes))
         lines += own
         yield
@@ -136,7 +136,7 @@ def _process_lines(
 def _agent_lines(uuid: str, report: AgentReport, pools: _Pools) -> tuple[Line, Line, Line]:
     pid, workload = report.pid, report.workload
     return (
-        Line(uuid, "live", pools.live, pid, workload),
+        Line(device_uuid=uuid, share="live", used_bytes=pools.live, pid=pid, workload=workload),
         _line(uuid, "cached", pools.cached, pid, workload),
         _line(uuid, "stranded", pools.stranded, pid, workload),
     )

@@ -40,7 +40,7 @@ Process = tuple[int, int]
 """pid and start_ticks"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One change. ``at`` is the time of publication, ``summary`` one sentence, ``details`` are for programs;
     unknown is None.
@@ -56,7 +56,7 @@ class Event:
     details: Details = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventState:
     """State that one frame passes to the next.
 
@@ -108,11 +108,36 @@ def advance_events(
     ]
     events = tuple(replace(event, id=before.last_id + number) for number, event in enumerate(drafts, 1))
     ooms = dict(list(reported.items())[-MAX_REMEMBERED:])
-    return EventState(before.last_id + len(events), before.since, frame, now, ooms, frozenset(lost)), events
+    return EventState(
+        last_id=before.last_id + len(events),
+        since=before.since,
+        frame=frame,
+        reports=now,
+        ooms=ooms,
+        lost=frozenset(lost),
+    ), events
 
 
-DRAFT = 0
-"""Id of an event before it is numbered."""
+def _draft(
+    kind: Kind,
+    at: float,
+    summary: str,
+    device_uuid: str | None = None,
+    pid: int | None = None,
+    workload: str = "",
+    details: Details = (),
+) -> Event:
+    """Make an event that is not numbered yet."""
+    return Event(
+        id=0,
+        at=at,
+        kind=kind,
+        device_uuid=device_uuid,
+        pid=pid,
+        workload=workload,
+        summary=summary,
+        details=details,
+    )
 
 
 def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Event]:
@@ -125,12 +150,12 @@ def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Eve
             faults = [fault.detail for fault in frame.snapshot.faults if fault.device_uuid in (None, uuid)]
             why = f": {faults[0]}" if faults else ""
             summary = f"GPU {device.index} cannot be read{why}"
-            yield Event(DRAFT, at, "device-lost", uuid, None, "", summary)
+            yield _draft("device-lost", at, summary, device_uuid=uuid)
     for uuid, device in now.items():
         if device.up and uuid in lost:
             lost.discard(uuid)
             summary = f"GPU {device.index} can be read again"
-            yield Event(DRAFT, at, "device-back", uuid, None, "", summary)
+            yield _draft("device-back", at, summary, device_uuid=uuid)
 
 
 def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
@@ -140,7 +165,7 @@ def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
         if more > 0:
             summary = f"{_gpu(frame, xid.device_uuid)} reported XID error {xid.xid}"
             details: Details = (("xid", xid.xid), ("count", more), ("occurred_at", xid.last_seen_at))
-            yield Event(DRAFT, frame.snapshot.taken_at, "xid", xid.device_uuid, None, "", summary, details)
+            yield _draft("xid", frame.snapshot.taken_at, summary, device_uuid=xid.device_uuid, details=details)
 
 
 ENDINGS: Mapping[Ending | None, str] = {
@@ -157,14 +182,14 @@ def _agents(
     for process, report in now.items():
         if report.uses_device and (process not in previous or not previous[process].uses_device):
             summary = f"{_name(report)} is connected: {', '.join(report.frameworks) or 'no framework yet'}"
-            yield Event(DRAFT, at, "agent-connected", None, report.pid, report.workload, summary)
+            yield _draft("agent-connected", at, summary, pid=report.pid, workload=report.workload)
     for process, report in previous.items():
         if report.uses_device and process not in now:
             held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
             ending = endings.get(process)
             summary = f"{_name(report)} is gone{ENDINGS.get(ending, '')}; it held {human(held)}"
             details: Details = (("held_bytes", held), *((("ending", ending),) if ending else ()))
-            yield Event(DRAFT, at, "agent-gone", None, report.pid, report.workload, summary, details)
+            yield _draft("agent-gone", at, summary, pid=report.pid, workload=report.workload, details=details)
 
 
 def _ooms(
@@ -181,7 +206,15 @@ def _ooms(
     for oom in snapshots:
         if oom.at >= since:
             summary, details, at = _oom_summary(report, oom, frame), _oom_details(oom), frame.snapshot.taken_at
-            yield Event(DRAFT, at, "oom", oom.device_uuid, report.pid, report.workload, summary, details)
+            yield _draft(
+                "oom",
+                at,
+                summary,
+                device_uuid=oom.device_uuid,
+                pid=report.pid,
+                workload=report.workload,
+                details=details,
+            )
 
 
 def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator[Event]:
@@ -199,7 +232,15 @@ def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator
                 ("stranded_bytes", pool.stranded_bytes),
             )
             at = frame.snapshot.taken_at
-            yield Event(DRAFT, at, "oom", pool.device_uuid, report.pid, report.workload, summary, details)
+            yield _draft(
+                "oom",
+                at,
+                summary,
+                device_uuid=pool.device_uuid,
+                pid=report.pid,
+                workload=report.workload,
+                details=details,
+            )
 
 
 def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
@@ -260,7 +301,15 @@ def _flush(receipt: Receipt, frame: Frame) -> Event:
         ("started_at", receipt.started_at),
     )
     at = frame.snapshot.taken_at
-    return Event(DRAFT, at, "flush", receipt.device_uuid, receipt.pid, receipt.workload, summary, details)
+    return _draft(
+        "flush",
+        at,
+        summary,
+        device_uuid=receipt.device_uuid,
+        pid=receipt.pid,
+        workload=receipt.workload,
+        details=details,
+    )
 
 
 def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
@@ -284,7 +333,9 @@ def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
                 gone = ": the process has ended" if verdict.pid and verdict.pid not in known else ""
                 summary = f"the verdict {verdict.kind} on {who} has ended{gone}"
             details: Details = (("verdict", verdict.kind), ("since", verdict.since), *verdict.evidence)
-            yield Event(DRAFT, at, kind, verdict.device_uuid, verdict.pid, workload, summary, details)
+            yield _draft(
+                kind, at, summary, device_uuid=verdict.device_uuid, pid=verdict.pid, workload=workload, details=details
+            )
 
 
 def _began(verdict: Verdict, who: str, at: float) -> str:
@@ -316,7 +367,7 @@ def _alert(kind: Kind, alert: Alert, at: float) -> Event:
     if kind == "alert-resolved":
         summary = f"resolved: {summary}"
     details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
-    return Event(DRAFT, at, kind, labels.get("uuid"), number, workload, summary, details)
+    return _draft(kind, at, summary, device_uuid=labels.get("uuid"), pid=number, workload=workload, details=details)
 
 
 def _index(labels: Mapping[str, str]) -> str:

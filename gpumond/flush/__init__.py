@@ -73,7 +73,7 @@ class Target:
         return next((f"{name} {value}" for name, value in names if value is not None), "all") + user
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlushRequest:
     """``timeout_seconds`` is for each program. ``force`` overrides the cooldown. ``by_rule``: requested by a rule's
     action.

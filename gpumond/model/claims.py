@@ -191,12 +191,12 @@ def _sum(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
         thrashes += pool.thrashes
     exactness = {pool.reclaimable.exactness for pool in pools}
     return PoolUsage(
-        OTHER,
-        uuid,
-        live,
-        held,
-        Reclaimable(low, likely, high, exactness.pop() if len(exactness) == 1 else "interval"),
-        stranded,
+        allocator=OTHER,
+        device_uuid=uuid,
+        live_bytes=live,
+        held_bytes=held,
+        reclaimable=Reclaimable(low, likely, high, exactness.pop() if len(exactness) == 1 else "interval"),
+        stranded_bytes=stranded,
         ooms=_known([pool.ooms for pool in pools]),
         retries=_known([pool.retries for pool in pools]),
         device_allocations=_known([pool.device_allocations for pool in pools]),

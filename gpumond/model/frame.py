@@ -57,7 +57,7 @@ class Ledger:
     overcounts: tuple[Overcount, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Meaning of a curve, with a one-sentence summary. ``pid`` is None for the device as a whole.
 
@@ -74,7 +74,7 @@ class Verdict:
     form: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     """A rule that is breached for one subject. ``labels`` identify the alert; annotations do not.
 

@@ -29,7 +29,7 @@ class Reclaimable:
     exactness: Exactness = "exact"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolUsage:
     """One allocator's pool on one device: ``held = live + reclaimable.likely + stranded``.
 
@@ -99,7 +99,7 @@ class Held:
     driver_used_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """Proof of one flush of one pool.
 

@@ -14,7 +14,7 @@ MISSED_LIMIT = 3
 """Number of consecutive readings without a device after which its values are withheld."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUsage:
     """One process on one device, as the driver lists it; all other facts about the process come from /proc.
 
@@ -47,7 +47,7 @@ class ProcessUsage:
     idle_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReading:
     """One device at one moment.
 
@@ -101,7 +101,7 @@ class XidErrors:
     last_seen_at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """The values of one source at one moment. ``xids`` remain after the device that reported them is gone."""
 
@@ -120,7 +120,7 @@ RELEASED: Literal["released"] = "released"
 """Reason while the driver is released on request: all values are unknown, and this is no fault."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceState:
     """State of the source itself. ``reason`` is one word, empty while it is up."""
 
@@ -134,7 +134,7 @@ class SourceState:
     cuda_version: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
     """The newest report of one process; pid, start_ticks and uid come from the kernel.
 
@@ -163,7 +163,7 @@ class ProgramEnd:
     ending: Ending
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """All facts of one tick. They are not simultaneous: every report carries its age.
 

@@ -29,7 +29,7 @@ Row = TypeVar("Row")
 Texts = Callable[[], Mapping[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """A flush of the alert's subject when it fires, with its limits; ``workloads`` are globs.
 
@@ -44,7 +44,7 @@ class Action:
     dry_run: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One level (``above`` or ``below``), how long it must be exceeded, and its subjects (``match``, globs on
     labels).
@@ -205,7 +205,15 @@ def _advance(
     active_at, since = (before.alert.active_at, before.active_elapsed) if before else (now, elapsed)
     phase: Phase = "firing" if elapsed - since >= rule.for_seconds else "pending"
     fired_at = None if phase == "pending" else (before and before.alert.fired_at) or now
-    alert = Alert(rule.name, phase, identity, _annotations(rule, texts, value), value, active_at, fired_at)
+    alert = Alert(
+        rule=rule.name,
+        phase=phase,
+        labels=identity,
+        annotations=_annotations(rule, texts, value),
+        value=value,
+        active_at=active_at,
+        fired_at=fired_at,
+    )
     return Activity(alert, since)
 
 

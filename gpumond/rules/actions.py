@@ -53,7 +53,7 @@ class FlushOrder:
         return tuple(report.pid for report in self.programs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasedBytes:
     """Bytes that a flush released from a pool and left in it, from which its effect is judged later."""
 
@@ -227,12 +227,12 @@ def _released(receipts: Iterable[Receipt], thrashes: Mapping[Pool, int]) -> Iter
     for receipt in receipts:
         if receipt.released_bytes > 0 and receipt.after and receipt.device_uuid and receipt.allocator:
             yield ReleasedBytes(
-                receipt.pid,
-                receipt.device_uuid,
-                receipt.allocator,
-                receipt.after.held_bytes,
-                receipt.released_bytes,
-                thrashes.get((receipt.pid, receipt.device_uuid, receipt.allocator), 0),
+                pid=receipt.pid,
+                device_uuid=receipt.device_uuid,
+                allocator=receipt.allocator,
+                held_bytes=receipt.after.held_bytes,
+                released_bytes=receipt.released_bytes,
+                thrashes=thrashes.get((receipt.pid, receipt.device_uuid, receipt.allocator), 0),
             )
 
 

@@ -68,7 +68,7 @@ class CounterTrack(NamedTuple):
         return bool((self.ooms and self.ooms.grown) or (self.retries and self.retries.grown))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RuleWindow:
     elapsed: float = 0.0
     pools: Mapping[Pool, CounterTrack] = field(default_factory=dict)
@@ -143,7 +143,7 @@ def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
         (seen.device_uuid, seen.xid): _grown(before.xids.get((seen.device_uuid, seen.xid), NONE), seen.count, elapsed)
         for seen in snapshot.xids
     }
-    return RuleWindow(elapsed, pools, xids, agents, retried, silent)
+    return RuleWindow(elapsed=elapsed, pools=pools, xids=xids, agents=agents, retried=retried, silent=silent)
 
 
 remember = synchronous(remembering)
@@ -180,7 +180,15 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
     kept = max(live, kept_bytes(pool))
     if before is None:
         ooms, retries = (None if count is None else Growth(count) for count in (pool.ooms, pool.retries))
-        return CounterTrack(elapsed, peak, ((elapsed, live, kept),), live, kept, ooms, retries)
+        return CounterTrack(
+            since=elapsed,
+            reported=peak,
+            steps=((elapsed, live, kept),),
+            live=live,
+            kept=kept,
+            ooms=ooms,
+            retries=retries,
+        )
     ooms, retries = _counted(before.ooms, pool.ooms, elapsed), _counted(before.retries, pool.retries, elapsed)
     last = before.steps[-1]
     if elapsed - last[0] >= BUCKET_SECONDS:
@@ -194,7 +202,9 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
         return before  # nearly every pool of nearly every tick
     else:
         steps, most_live, most_kept = before.steps, before.live, before.kept
-    return CounterTrack(before.since, peak, steps, most_live, most_kept, ooms, retries)
+    return CounterTrack(
+        since=before.since, reported=peak, steps=steps, live=most_live, kept=most_kept, ooms=ooms, retries=retries
+    )
 
 
 def _counted(growth: Growth | None, count: int | None, elapsed: float) -> Growth | None:

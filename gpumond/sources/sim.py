@@ -53,7 +53,7 @@ class SimSource:
         devices.sort(key=lambda device: device.index)
         known, self._known = self._known, {}
         named = tuple(self._named(device, known) for device in devices)
-        return Reading(named, tuple(faults), driver_version=f"sim {__version__}")
+        return Reading(devices=named, faults=tuple(faults), driver_version=f"sim {__version__}")
 
     def close(self) -> None:
         self._seen.clear()

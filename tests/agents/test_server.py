@@ -38,7 +38,7 @@ from tests.fuzzing import mutated
 
 HELLO = encode(Hello("train"))
 REPORT = encode(Report(pools=(make_pool(live=7),)))
-TOLD = encode(Report(program=Program((ScopeUsage("epoch", 1),))))
+TOLD = encode(Report(program=Program(scopes=(ScopeUsage(name="epoch", entries=1),))))
 ME = Identity(os.getpid(), start_ticks(os.getpid()) or 0, os.getuid())
 
 
@@ -223,9 +223,9 @@ def test_last_words_are_looked_at_though_nobody_asked(tmp_path: Path, last: byte
         (HELLO + b'{"v":1,"type":"report","pools":[{}]}\n', "missing"),
         (HELLO + encode(FlushCommand("id", "torch", ())), "type"),
         (HELLO + encode(AgentRequest("id", "snapshot")), "type"),
-        (HELLO + encode(Report(program=Program((ScopeUsage("no spaces", 1),)))), "value"),
-        (HELLO + encode(Report(program=Program((ScopeUsage("x" * 129, 1),)))), "value"),
-        (HELLO + encode(Report(program=Program((ScopeUsage("x", 1),) * (SCOPES + 2)))), "value"),
+        (HELLO + encode(Report(program=Program(scopes=(ScopeUsage(name="no spaces", entries=1),)))), "value"),
+        (HELLO + encode(Report(program=Program(scopes=(ScopeUsage(name="x" * 129, entries=1),)))), "value"),
+        (HELLO + encode(Report(program=Program(scopes=(ScopeUsage(name="x", entries=1),) * (SCOPES + 2)))), "value"),
         (HELLO + b"x" * (MAX_MESSAGE_BYTES + 1), "oversize"),
         (b"GET / HTTP/1.1\r\n", "json"),
     ],
@@ -417,7 +417,7 @@ async def test_the_last_words_of_one_that_ran_out_of_memory_are_heard_once(tmp_p
             agent.sendall(HELLO + REPORT)
             other.sendall(HELLO + REPORT)
             await at.reports()
-            last = encode(Report(program=Program(ooms=(Oom(1, 2.0, "scope"),))))
+            last = encode(Report(program=Program(ooms=(Oom(number=1, at=2.0, seen="scope"),))))
             agent.sendall(last + encode(Bye()))
             other.sendall(encode(Bye()))
         await at.reports(0)

@@ -18,8 +18,16 @@ from gpumond.store.audit_chain import AuditEntry
 from gpumond.testing import make_snapshot
 from tests.flush.test_flush import Scene, train
 
-RULE = Rule("waste", "device", "reclaimable_ratio", above=0.3, action=Action(cooldown_seconds=100.0))
-ALERT = Alert("waste", "firing", (("alertname", "waste"),), (), 0.5, 1.0, 2.0)
+RULE = Rule(name="waste", scope="device", value="reclaimable_ratio", above=0.3, action=Action(cooldown_seconds=100.0))
+ALERT = Alert(
+    rule="waste",
+    phase="firing",
+    labels=(("alertname", "waste"),),
+    annotations=(),
+    value=0.5,
+    active_at=1.0,
+    fired_at=2.0,
+)
 
 
 class Kept:
@@ -74,7 +82,7 @@ def test_another_users_programs_do_not_keep_mine_from_being_flushed(busy: bool):
         scene = Scene(*theirs, train(10), train(11))
         scene.silent = {report.pid for report in theirs}
         flusher = scene.flusher(neighbour_seconds=0.05)
-        own = FlushRequest(Target(all=True, uid=7))
+        own = FlushRequest(target=Target(all=True, uid=7))
         task = asyncio.create_task(flusher.flush(own, "uid:7")) if busy else None
         await asyncio.sleep(0)
         note = await asyncio.wait_for(noted(scene, flusher.flush, "flushed train"), 30)
@@ -92,7 +100,7 @@ def test_an_error_of_one_process_is_its_receipt_and_the_users_others_are_flushed
         scene = Scene(train(10), train(11, device="GPU-b", workload="serve"))
         scene.silent = {10}
         flusher = scene.flusher()
-        hanging = asyncio.create_task(flusher.flush(FlushRequest(Target(pid=10)), "test"))
+        hanging = asyncio.create_task(flusher.flush(FlushRequest(target=Target(pid=10)), "test"))
         while not scene.flushed:
             await asyncio.sleep(0)
 

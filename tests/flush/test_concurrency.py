@@ -19,7 +19,7 @@ from tests.flush.test_flush import Scene, give_all, train
 
 async def begun(scene: Scene, flusher: Flusher, pid: int) -> asyncio.Task[FlushOutcome]:
     """A flush of that process, once its agent has the order."""
-    task = asyncio.create_task(flusher.flush(FlushRequest(Target(pid=pid)), "test"))
+    task = asyncio.create_task(flusher.flush(FlushRequest(target=Target(pid=pid)), "test"))
     while pid not in scene.flushed:
         await asyncio.sleep(0)
     return task
@@ -37,14 +37,14 @@ def test_a_plan_takes_no_lock_and_waits_for_none():
         flusher = scene.flusher()
         hanging = await begun(scene, flusher, 10)
         scene.silent = set()
-        planned = await flusher.flush(FlushRequest(Target(all=True), dry_run=True), "test")
+        planned = await flusher.flush(FlushRequest(target=Target(all=True), dry_run=True), "test")
         scene.silent = {11}
-        plan = asyncio.create_task(flusher.flush(FlushRequest(Target(pid=11), dry_run=True), "test"))
+        plan = asyncio.create_task(flusher.flush(FlushRequest(target=Target(pid=11), dry_run=True), "test"))
         while scene.running < 2:
             await asyncio.sleep(0)
         scene.silent = set()
         await ended(hanging)
-        flushed = await flusher.flush(FlushRequest(Target(pid=11)), "test")
+        flushed = await flusher.flush(FlushRequest(target=Target(pid=11)), "test")
         await ended(plan)
         return [receipt.outcome for answer in (planned, flushed) for receipt in answer.receipts]
 
@@ -57,12 +57,12 @@ def test_of_several_targets_those_under_way_are_refused_and_the_others_flushed()
         scene.silent = {10}
         flusher = scene.flusher()
         hanging = await begun(scene, flusher, 10)
-        both = await flusher.flush(FlushRequest(Target(all=True)), "test")
+        both = await flusher.flush(FlushRequest(target=Target(all=True)), "test")
         assert {receipt.pid: receipt.outcome for receipt in both.receipts} == {10: "refused", 11: "freed"}
-        (busy,) = (await flusher.flush(FlushRequest(Target(device="GPU-a")), "test")).receipts
+        (busy,) = (await flusher.flush(FlushRequest(target=Target(device="GPU-a")), "test")).receipts
         assert (busy.outcome, "under way" in busy.reason) == ("refused", True)
         with pytest.raises(AlreadyUnderWay):
-            await flusher.flush(FlushRequest(Target(pid=10)), "test")
+            await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
         await ended(hanging)
 
     asyncio.run(run())
@@ -74,10 +74,10 @@ def test_another_users_silent_agents_do_not_hold_up_a_flush():
         scene = Scene(*silent, train(10))
         scene.silent = {report.pid for report in silent}
         flusher = scene.flusher(neighbour_seconds=0.05)
-        theirs = asyncio.create_task(flusher.flush(FlushRequest(Target(all=True, uid=7)), "uid:7"))
+        theirs = asyncio.create_task(flusher.flush(FlushRequest(target=Target(all=True, uid=7)), "uid:7"))
         while not scene.flushed:
             await asyncio.sleep(0)
-        mine = await flusher.flush(FlushRequest(Target(pid=10)), "test")
+        mine = await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
         await ended(theirs)
         return [receipt.outcome for receipt in mine.receipts]
 
@@ -89,13 +89,13 @@ def test_a_process_is_free_again_when_its_own_part_of_a_flush_is_over():
         scene = Scene(train(10), train(20, device="GPU-b", uid=7))
         scene.silent = {20}
         flusher = scene.flusher()
-        everything = asyncio.create_task(flusher.flush(FlushRequest(Target(all=True)), "root"))
+        everything = asyncio.create_task(flusher.flush(FlushRequest(target=Target(all=True)), "root"))
         while len(scene.flushed) < 2 or scene.running > 1:
             await asyncio.sleep(0)
         for _ in range(50):
             await asyncio.sleep(0)
         scene.refill()
-        answer = await flusher.flush(FlushRequest(Target(pid=10), force=True), "test")
+        answer = await flusher.flush(FlushRequest(target=Target(pid=10), force=True), "test")
         assert [receipt.outcome for receipt in answer.receipts] == ["freed"]
         await ended(everything)
 
@@ -107,7 +107,7 @@ def test_a_process_rests_five_seconds_for_people_and_thirty_for_rules(by_rule: b
     async def run() -> None:
         scene, now = Scene(train()), [1000.0]
         flusher = scene.flusher(clock=lambda: now[0])
-        request = FlushRequest(Target(pid=10), by_rule=by_rule)
+        request = FlushRequest(target=Target(pid=10), by_rule=by_rule)
         await flusher.flush(request, "test")
         now[0] += rests - 1
         with pytest.raises(CoolingDown, match="allowed again in 1 s") as refused:
@@ -125,9 +125,9 @@ def test_force_overrides_the_cooldown():
     async def run() -> None:
         scene = Scene(train())
         flusher = scene.flusher()
-        await flusher.flush(FlushRequest(Target(pid=10)), "test")
+        await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
         scene.refill()
-        forced = await flusher.flush(FlushRequest(Target(pid=10), force=True), "test")
+        forced = await flusher.flush(FlushRequest(target=Target(pid=10), force=True), "test")
         assert forced.receipts[0].outcome == "freed"
 
     asyncio.run(run())
@@ -140,9 +140,9 @@ def test_a_flush_that_did_nothing_starts_no_cooldown():
     async def run() -> list[Outcome]:
         scene = Scene(train(), behave=nothing)
         flusher = scene.flusher()
-        idle = await flusher.flush(FlushRequest(Target(pid=10), ("spill",)), "test")
+        idle = await flusher.flush(FlushRequest(target=Target(pid=10), steps=("spill",)), "test")
         scene.behave = give_all
-        after = await flusher.flush(FlushRequest(Target(pid=10)), "test")
+        after = await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
         return [idle.receipts[0].outcome, after.receipts[0].outcome]
 
     assert asyncio.run(run()) == ["nothing", "freed"]

@@ -71,7 +71,7 @@ class Scene:
                 self.driver_counts[pid, device] -= freed
         devices = {device for _, device in self.driver_counts}
         return Reading(
-            tuple(
+            devices=tuple(
                 make_device(
                     uuid,
                     processes=tuple(
@@ -217,7 +217,7 @@ def test_what_must_not_stall_together_takes_turns(reports: Sequence[AgentReport]
     async def most_at_once() -> int:
         scene = Scene(*reports)
         scene.gate = asyncio.Event()
-        flush = asyncio.create_task(scene.flusher().flush(FlushRequest(Target(all=True)), "test"))
+        flush = asyncio.create_task(scene.flusher().flush(FlushRequest(target=Target(all=True)), "test"))
         for _ in range(50):
             await asyncio.sleep(0)
         scene.gate.set()
@@ -236,10 +236,10 @@ def test_a_rank_that_may_be_in_a_flush_still_keeps_the_others_waiting_until_it_h
 
     async def run() -> list[Outcome]:
         flusher = scene.flusher()
-        together = await flusher.flush(FlushRequest(Target(all=True)), "test")
-        later = await flusher.flush(FlushRequest(Target(pid=11)), "test")
+        together = await flusher.flush(FlushRequest(target=Target(all=True)), "test")
+        later = await flusher.flush(FlushRequest(target=Target(pid=11)), "test")
         scene.unanswered.clear()
-        last = await flusher.flush(FlushRequest(Target(pid=11)), "test")
+        last = await flusher.flush(FlushRequest(target=Target(pid=11)), "test")
         return [receipt.outcome for answer in (together, later, last) for receipt in answer.receipts]
 
     assert asyncio.run(run()) == ["timeout", "refused", "refused", "freed"]
@@ -261,7 +261,7 @@ def test_a_process_is_flushed_once_at_a_time_and_then_rests():
         scene = Scene(train())
         scene.gate = asyncio.Event()
         flusher = scene.flusher()
-        request = FlushRequest(Target(pid=10))
+        request = FlushRequest(target=Target(pid=10))
         first = asyncio.create_task(flusher.flush(request, "test"))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -272,7 +272,7 @@ def test_a_process_is_flushed_once_at_a_time_and_then_rests():
         with pytest.raises(CoolingDown) as refused:
             await flusher.flush(request, "test")
         assert 0 < refused.value.retry_after_seconds <= 30
-        planned = await flusher.flush(FlushRequest(Target(pid=10), dry_run=True), "test")
+        planned = await flusher.flush(FlushRequest(target=Target(pid=10), dry_run=True), "test")
         assert planned.receipts[0].outcome == "planned"
 
     asyncio.run(run())
@@ -282,8 +282,8 @@ def test_those_that_rest_are_refused_and_the_others_flushed():
     async def run() -> None:
         scene = Scene(train(10), train(11))
         flusher = scene.flusher()
-        await flusher.flush(FlushRequest(Target(pid=10)), "test")
-        answer = await flusher.flush(FlushRequest(Target(all=True)), "test")
+        await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
+        answer = await flusher.flush(FlushRequest(target=Target(all=True)), "test")
         assert {receipt.pid: receipt.outcome for receipt in answer.receipts} == {10: "refused", 11: "freed"}
 
     asyncio.run(run())
@@ -321,9 +321,9 @@ def test_a_receipt_shows_what_the_plan_promised():
     async def run() -> None:
         scene = Scene(train())
         flusher = scene.flusher()
-        plan = await flusher.flush(FlushRequest(Target(pid=10), dry_run=True), "test")
+        plan = await flusher.flush(FlushRequest(target=Target(pid=10), dry_run=True), "test")
         scene.programs = [train(cached=2 * GIB)]
-        carried_out = FlushRequest(Target(pid=10), plan=plan.id)
+        carried_out = FlushRequest(target=Target(pid=10), plan=plan.id)
         receipts = (await flusher.flush(carried_out, "test")).receipts
         (receipt,) = receipts
         assert receipt.planned == Expected(3 * GIB, 3 * GIB, 3 * GIB)

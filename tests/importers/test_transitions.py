@@ -8,7 +8,7 @@ from gpumond.model.frame import Verdict
 
 
 def a_verdict(kind: str = "leak", pid: int | None = 7, summary: str = "") -> Verdict:
-    return Verdict("GPU-a", pid, kind, 0.0, summary=summary)
+    return Verdict(device_uuid="GPU-a", pid=pid, kind=kind, since=0.0, summary=summary)
 
 
 def told(changes: Changes, at: float, *verdicts: Verdict) -> list[tuple[float, bool, str, int | None]]:

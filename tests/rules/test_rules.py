@@ -22,7 +22,7 @@ def run(rule: Rule, values: list[float | None], seconds: float = 1.0) -> list[st
 
 
 def a_rule(**fields: float) -> Rule:
-    return Rule("r", "device", "used_ratio", **({"above": 0.8} | fields))  # type: ignore[arg-type]
+    return Rule(name="r", scope="device", value="used_ratio", **({"above": 0.8} | fields))  # type: ignore[arg-type]
 
 
 def test_without_for_it_fires_at_once():
@@ -73,7 +73,7 @@ def test_it_stays_until_the_clear_level():
 
 
 def test_below_is_the_mirror_of_above():
-    rule = Rule("r", "device", "used_ratio", below=0.2, clear=0.4)
+    rule = Rule(name="r", scope="device", value="used_ratio", below=0.2, clear=0.4)
     assert run(rule, [0.3, 0.1, 0.3, 0.4]) == [None, "firing", "firing", None]
 
 
@@ -88,13 +88,13 @@ def test_an_unknown_value_neither_fires_nor_resolves():
 
 
 def test_a_match_is_a_glob_over_labels():
-    rule = Rule("r", "workload", "used_ratio", above=0.5, match=(("workload", "train-*"),))
+    rule = Rule(name="r", scope="workload", value="used_ratio", above=0.5, match=(("workload", "train-*"),))
     rows = [Row((("workload", name),), 0.9) for name in ("train-1", "serve")]
     assert list(step(rule, of("used_ratio", *rows), {}, Hidden(), 0, 0)) == [(("workload", "train-1"),)]
 
 
 def test_a_device_is_matched_by_the_programs_on_it():
-    rule = Rule("r", "device", "used_ratio", above=0.5, match=(("workload", "train-*"),))
+    rule = Rule(name="r", scope="device", value="used_ratio", above=0.5, match=(("workload", "train-*"),))
     rows = [
         Row((("uuid", uuid),), 0.9, programs=programs)
         for uuid, programs in (("GPU-a", ("serve", "train-1")), ("GPU-b", ("serve",)))
@@ -104,9 +104,9 @@ def test_a_device_is_matched_by_the_programs_on_it():
 
 def test_an_alert_carries_its_identity_and_its_filled_annotations():
     rule = Rule(
-        "full",
-        "device",
-        "used_ratio",
+        name="full",
+        scope="device",
+        value="used_ratio",
         above=0.5,
         labels=(("severity", "warning"),),
         annotations=(("summary", "{gpu}: {used} used, {value} is above {level}, {what}"),),

@@ -16,13 +16,13 @@ from gpumond.testing import GIB, make_device, make_fault, make_pool, make_proces
 
 MIB = 1024**2
 LEAK = Verdict(
-    "GPU-a",
-    10,
-    "leak",
-    1.0,
-    (("slope_bytes_per_second", 2.0 * MIB),),
-    3840.0,
-    "train (pid 10) keeps 120.0 MiB more each minute; GPU 0 is full in 1 h 4 min",
+    device_uuid="GPU-a",
+    pid=10,
+    kind="leak",
+    since=1.0,
+    evidence=(("slope_bytes_per_second", 2.0 * MIB),),
+    time_to_oom_seconds=3840.0,
+    summary="train (pid 10) keeps 120.0 MiB more each minute; GPU 0 is full in 1 h 4 min",
 )
 RULES = tuple(rule for rule in BUILT_IN if rule.name == "leak")
 DEVICE = make_device(used_bytes=40 * GIB, processes=(make_process(10, 30 * GIB), make_process(11, 10 * GIB)))
@@ -31,7 +31,7 @@ DEVICE = make_device(used_bytes=40 * GIB, processes=(make_process(10, 30 * GIB),
 def watch(scope: str, value: str, level: float = -1.0) -> Rule:
     """Fires always, so that its alerts show the values."""
     below = value == "time_to_oom_seconds"
-    return Rule("watch", scope, value, None if below else level, inf if below else None)  # type: ignore[arg-type]
+    return Rule(name="watch", scope=scope, value=value, above=None if below else level, below=inf if below else None)  # type: ignore[arg-type]
 
 
 def seen(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEVICE) -> dict[str, float]:
@@ -55,10 +55,13 @@ def seen(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEVICE) -> dict
     ],
 )
 def test_a_verdict_is_a_value_of_its_process_and_of_its_device(scope: str, value: str, values: dict[str, float]):
-    on_device = Verdict("GPU-a", None, "crash-loop", 1.0), Verdict("GPU-a", 11, "pressure", 1.0, (), 600.0)
+    on_device = (
+        Verdict(device_uuid="GPU-a", pid=None, kind="crash-loop", since=1.0),
+        Verdict(device_uuid="GPU-a", pid=11, kind="pressure", since=1.0, evidence=(), time_to_oom_seconds=600.0),
+    )
     if value == "time_to_oom_seconds" and scope == "process":
         on_device = on_device[:1]
-    elsewhere = Verdict("GPU-b", 10, "fragmentation", 1.0)
+    elsewhere = Verdict(device_uuid="GPU-b", pid=10, kind="fragmentation", since=1.0)
     assert seen(LEAK, *on_device, elsewhere, rule=watch(scope, value)) == values
 
 
@@ -72,7 +75,14 @@ def story(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
     memory, told = EngineState(), []
     for second, (snapshot, verdicts) in enumerate(ticks):
         at = 1000.0 * second
-        moved = Snapshot(second + 1, at, at, snapshot.source, snapshot.devices, snapshot.reports)
+        moved = Snapshot(
+            seq=second + 1,
+            taken_at=at,
+            elapsed_seconds=at,
+            source=snapshot.source,
+            devices=snapshot.devices,
+            reports=snapshot.reports,
+        )
         told.append(judge(memory, RULES, moved, verdicts))
         memory = told[-1].memory
     return told
@@ -80,7 +90,15 @@ def story(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
 
 def test_a_leak_fires_says_what_is_known_of_it_and_is_over_with_its_verdict():
     calm = make_snapshot(DEVICE)
-    well = Verdict("GPU-a", 10, "churn", 1.0, (), None, "train goes up and down")
+    well = Verdict(
+        device_uuid="GPU-a",
+        pid=10,
+        kind="churn",
+        since=1.0,
+        evidence=(),
+        time_to_oom_seconds=None,
+        summary="train goes up and down",
+    )
     ticks = story((calm, (well,)), (calm, (well, LEAK)), (calm, ()), (calm, ()))
     assert [len(tick.raised) for tick in ticks] == [0, 1, 0, 0]
     assert [len(tick.resolved) for tick in ticks] == [0, 0, 0, 1]
@@ -96,7 +114,9 @@ def test_a_leak_fires_says_what_is_known_of_it_and_is_over_with_its_verdict():
 
 
 def test_a_leak_that_no_process_can_be_told_for_fires_too():
-    (alert,) = story((make_snapshot(make_device(processes=None)), (Verdict("GPU-a", None, "leak", 1.0),)))[0].raised
+    (alert,) = story(
+        (make_snapshot(make_device(processes=None)), (Verdict(device_uuid="GPU-a", pid=None, kind="leak", since=1.0),))
+    )[0].raised
     assert dict(alert.labels)["pid"] == ""
 
 
@@ -108,9 +128,16 @@ def test_the_alert_stays_while_the_agent_is_silent_and_goes_with_the_process():
 
 
 KEEPING = (
-    Rule("hog", "process", "used_bytes", above=GIB, keep_firing_for_seconds=300, annotations=(("summary", "a hog"),)),
-    Rule("pool", "pool", "held_bytes", above=GIB, keep_firing_for_seconds=300),
-    Rule("workload", "workload", "held_bytes", above=GIB, keep_firing_for_seconds=300),
+    Rule(
+        name="hog",
+        scope="process",
+        value="used_bytes",
+        above=GIB,
+        keep_firing_for_seconds=300,
+        annotations=(("summary", "a hog"),),
+    ),
+    Rule(name="pool", scope="pool", value="held_bytes", above=GIB, keep_firing_for_seconds=300),
+    Rule(name="workload", scope="workload", value="held_bytes", above=GIB, keep_firing_for_seconds=300),
 )
 HOG = make_device(processes=(make_process(10, 9 * GIB),))
 REPORT = (make_report(10, (make_pool(live=9 * GIB),)),)

@@ -27,7 +27,9 @@ from gpumond.store import Store, verify_audit
 from gpumond.store.history import HistoryPersistence
 from tests.store.opened import RECEIPT, over, with_store
 
-ALERT = Alert("full", "firing", (("alertname", "full"),), (), 1.0, 1.0, 2.0)
+ALERT = Alert(
+    rule="full", phase="firing", labels=(("alertname", "full"),), annotations=(), value=1.0, active_at=1.0, fired_at=2.0
+)
 TABLES = {
     "rules": "body",
     "audit": "detail",

@@ -56,7 +56,9 @@ def test_receipts_come_back_as_they_were(path: Path):
 
 def test_alerts_are_resumed_as_old_as_they_were_when_they_were_kept(path: Path):
     now = Heartbeat(1e6, 5000.0)
-    fired = Alert("full", "firing", (("alertname", "full"),), (), 1e6, 1e6 + 60)
+    fired = Alert(
+        rule="full", phase="firing", labels=(("alertname", "full"),), annotations=(), value=1e6, active_at=1e6 + 60
+    )
 
     async def fire(store: Store) -> None:
         nonlocal now

@@ -48,17 +48,17 @@ def devices(seen: RuleContext) -> Subjects[_Device]:
         sums = _sums(lines[uuid])
         xids = {e.xid: recent.xids[uuid, e.xid].increase for e in snapshot.xids if e.device_uuid == uuid}
         return _Device(
-            device,
-            lines[uuid],
-            sums["cached"] if known else None,
-            sums["stranded"] if known else None,
+            device=device,
+            lines=lines[uuid],
+            cached=sums["cached"] if known else None,
+            stranded=sums["stranded"] if known else None,
             # Without a process list the owner of memory is unknown.
-            sums["unclaimed"] if known and device.processes is not None else None,
-            ratio(device.used_bytes, device.size_bytes),
-            short[uuid],
-            xids,
-            judged[uuid],
-            values(judged[uuid], unjudged(device)),
+            unclaimed=sums["unclaimed"] if known and device.processes is not None else None,
+            used_ratio=ratio(device.used_bytes, device.size_bytes),
+            short=short[uuid],
+            xids=xids,
+            verdicts=judged[uuid],
+            said=values(judged[uuid], unjudged(device)),
         )
 
     released, watched = snapshot.source.reason == RELEASED, recent.elapsed >= WINDOW_SECONDS

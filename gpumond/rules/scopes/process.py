@@ -11,7 +11,7 @@ from gpumond.rules import Labels, Subjects
 from gpumond.rules.scopes.context import VERDICTS, RuleContext, named, ratio, size, unjudged
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, texts, values
 
-NOBODY = ProcessUsage(0, None, None)
+NOBODY = ProcessUsage(pid=0, start_ticks=None, used_bytes=None)
 """Owner of memory without a known process."""
 
 
@@ -40,10 +40,12 @@ def processes(seen: RuleContext) -> Subjects[_Process]:
             said = values(verdicts, UNKNOWN if gone else NOTHING)
             workload = agents.get(identity)
             name = None if workload is None else workload.name
-            rows.append(_Process(device, process, name, gone, verdicts, said))
+            rows.append(
+                _Process(device=device, process=process, workload=name, silent=gone, verdicts=verdicts, said=said)
+            )
         verdicts = standing.get((uuid, None), ())
         said = values(verdicts, unjudged(device))
-        rows.append(_Process(device, NOBODY, None, False, verdicts, said))
+        rows.append(_Process(device=device, process=NOBODY, workload=None, silent=False, verdicts=verdicts, said=said))
     return Subjects(
         rows,
         {

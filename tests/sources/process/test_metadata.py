@@ -35,7 +35,7 @@ class Host:
         )
 
     def complete(self, *devices: DeviceReading) -> tuple[DeviceReading, ...]:
-        return self.owners.complete(Reading(devices)).devices
+        return self.owners.complete(Reading(devices=devices)).devices
 
     def process(self, process: ProcessUsage, **fields: Any) -> ProcessUsage:
         (device,) = self.complete(make_device(processes=(process,), used_bytes=GIB, **fields))
@@ -97,7 +97,7 @@ def test_zombie_of_this_machine_is_one():
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     start_ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
     device = make_device(used_bytes=GIB, processes=(make_process(child.pid, start_ticks=start_ticks),))
-    (completed,) = ProcessMetadata().complete(Reading((device,))).devices
+    (completed,) = ProcessMetadata().complete(Reading(devices=(device,))).devices
     assert [process.state for process in completed.processes or ()] == ["zombie"]
     child.wait()
 
@@ -108,7 +108,7 @@ def test_stopped_process_of_this_machine_is_stopped():
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
         start_ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
         device = make_device(used_bytes=GIB, processes=(make_process(child.pid, start_ticks=start_ticks),))
-        (completed,) = ProcessMetadata().complete(Reading((device,))).devices
+        (completed,) = ProcessMetadata().complete(Reading(devices=(device,))).devices
         assert [process.state for process in completed.processes or ()] == ["stopped"]
         child.send_signal(signal.SIGCONT)
         child.communicate(b"\n")
@@ -191,9 +191,11 @@ def test_private_pid_namespace_is_noticed(tmp_path: Path, around: list[str], sho
         "import os, sys; from gpumond.model.snapshot import *\n"
         "from gpumond.sources.process.metadata import ProcessMetadata\n"
         "from gpumond.sources.process.procfs import life\n"
-        "listed = ProcessUsage(os.getpid(), life('/proc', os.getpid()).start_ticks, 1, comm='itself')\n"
+        "start_ticks = life('/proc', os.getpid()).start_ticks\n"
+        "listed = ProcessUsage(pid=os.getpid(), start_ticks=start_ticks, used_bytes=1, comm='itself')\n"
+        "device = DeviceReading(uuid='GPU-a', index=0, processes=(listed,))\n"
         "owners = ProcessMetadata(dev=sys.argv[1])\n"
-        "(device,) = owners.complete(Reading((DeviceReading('GPU-a', 0, processes=(listed,)),))).devices\n"
+        "(device,) = owners.complete(Reading(devices=(device,))).devices\n"
         "print(device.processes[0].comm)"
     )
     command = [*around, sys.executable, "-c", program, str(tmp_path)]
@@ -264,7 +266,7 @@ def test_orphan_of_this_machine_is_one(tmp_path: Path):
         listed = tuple(make_process(pid, start_ticks=ticks[pid]) for pid in pids)
         (device,) = (
             ProcessMetadata(dev=str(tmp_path))
-            .complete(Reading((make_device(used_bytes=GIB, processes=listed),)))
+            .complete(Reading(devices=(make_device(used_bytes=GIB, processes=listed),)))
             .devices
         )
         leads = {pid: os.getsid(pid) == pid for pid in pids}
@@ -297,7 +299,16 @@ def test_holders_are_listed_while_memory_is_unclaimed(host: Host):
     (device,) = host.complete(orphaned())
     (holder,) = device.processes or ()
     assert holder == ProcessUsage(
-        7, 100, None, ("holder",), "python", 1000, holder.user, A, state="alive", orphaned=False
+        pid=7,
+        start_ticks=100,
+        used_bytes=None,
+        kinds=("holder",),
+        comm="python",
+        uid=1000,
+        user=holder.user,
+        container=A,
+        state="alive",
+        orphaned=False,
     )
 
 
