@@ -13,9 +13,10 @@ from gpumond.store.audit_chain import follow
 GIB = 1024**3
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
 TAKEN_AT = 1_790_000_000.0
+START_TICKS = 81_234_567
 
 PROCESS = ProcessUsage(
-    pid=4242, start_ticks=81_234_567, used_bytes=78 * GIB, kinds=("compute",), comm="python", uid=1000
+    pid=4242, start_ticks=START_TICKS, used_bytes=78 * GIB, kinds=("compute",), comm="python", uid=1000
 )
 DEVICE = DeviceReading(
     uuid=UUID,
@@ -66,7 +67,7 @@ PROGRAM = Program(
 )
 REPORT = AgentReport(
     pid=4242,
-    start_ticks=81_234_567,
+    start_ticks=START_TICKS,
     uid=1000,
     workload="train",
     age_seconds=0.4,
@@ -87,10 +88,16 @@ SNAPSHOT = Snapshot(
 )
 LEDGER = Ledger(
     (
-        Line(device_uuid=UUID, share="live", used_bytes=31 * GIB, pid=4242, workload="train"),
-        Line(device_uuid=UUID, share="cached", used_bytes=40 * GIB, pid=4242, workload="train"),
-        Line(device_uuid=UUID, share="stranded", used_bytes=5 * GIB, pid=4242, workload="train"),
-        Line(device_uuid=UUID, share="overhead", used_bytes=2 * GIB, pid=4242, workload="train"),
+        Line(device_uuid=UUID, share="live", used_bytes=31 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"),
+        Line(
+            device_uuid=UUID, share="cached", used_bytes=40 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"
+        ),
+        Line(
+            device_uuid=UUID, share="stranded", used_bytes=5 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"
+        ),
+        Line(
+            device_uuid=UUID, share="overhead", used_bytes=2 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"
+        ),
         Line(device_uuid=UUID, share="unclaimed", used_bytes=0),
     ),
     (Overcount(UUID, 0),),
@@ -107,6 +114,7 @@ ALERT = Alert(
 VERDICT = Verdict(
     device_uuid=UUID,
     pid=4242,
+    start_ticks=START_TICKS,
     kind="leak",
     since=TAKEN_AT - 900,
     evidence=(("slope_bytes_per_second", 559_240.0),),
@@ -115,6 +123,7 @@ VERDICT = Verdict(
 )
 RECEIPT = Receipt(
     pid=4242,
+    start_ticks=START_TICKS,
     workload="train",
     device_uuid=UUID,
     allocator="torch",
@@ -139,6 +148,7 @@ EVENT = Event(
     kind="oom",
     device_uuid=UUID,
     pid=4242,
+    start_ticks=START_TICKS,
     workload="train",
     summary="train (pid 4242) ran out of memory on GPU 0 in epoch/forward when it asked for 2.0 GiB: "
     "31.0 GiB live, 40.0 GiB cached, 5.0 GiB stranded",

@@ -13,6 +13,7 @@ from gpumond.api.device_lookup import device_named
 from gpumond.api.resources import answer, described
 from gpumond.history import SIGNALS, History, Signal
 from gpumond.history.series import SAMPLES, TIERS
+from gpumond.model.process import process_key
 
 router = APIRouter(tags=["facts"])
 
@@ -66,6 +67,10 @@ async def history(
     pid: Annotated[
         int | None, Query(ge=1, description="A process on the device; without it, the whole device.")
     ] = None,
+    start_ticks: Annotated[
+        int | None,
+        Query(ge=0, description="The start of the process; without it, the newest process with this pid."),
+    ] = None,
     signal: Annotated[
         Signal, Query(description="`utilization` and `unclaimed` apply to devices; `live` and `held` require agents.")
     ] = "used",
@@ -80,10 +85,14 @@ async def history(
     """
     known: History = request.app.state.view.history
     uuid = device_named(uuid, request.app.state.view.frame, others=known.devices)
+    process = known.newest(uuid, pid) if pid is not None and start_ticks is None else process_key(pid, start_ticks)
+    if pid is not None and process is None:
+        raise HTTPException(404, f"no history of pid {pid} on {uuid}")
+    key = (uuid, process)
     if resolution is None and since is not None:
-        resolution = _resolution_for(min((known.taken_at - since) * known.pace, known.age(uuid, pid)))
-    points = known.series(uuid, pid, signal, since or 0.0, resolution)
-    if not points and not any(known.series(uuid, pid, other) for other in SIGNALS):
+        resolution = _resolution_for(min((known.taken_at - since) * known.pace, known.age(key)))
+    points = known.series(key, signal, since or 0.0, resolution)
+    if not points and not any(known.series(key, other) for other in SIGNALS):
         raise HTTPException(404, f"no history of {uuid if pid is None else f'pid {pid} on {uuid}'}")
     fitting = [tier.seconds for tier in TIERS if resolution is not None and tier.seconds <= resolution]
     seconds = max(fitting, default=None)

@@ -20,6 +20,7 @@ from gpumond.diagnosis.idle import idle_seconds
 from gpumond.model.conditions import conditions
 from gpumond.model.frame import Alert, Frame, Ledger, Line, Verdict
 from gpumond.model.pools import Receipt
+from gpumond.model.process import ProcessKey
 from gpumond.model.remedies import remedy
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
 from gpumond.rules import ended
@@ -333,18 +334,17 @@ def _conditions(snapshot: Snapshot) -> tuple[StatedCondition, ...]:
 
 def holdings(frame: Frame) -> Iterator[ProcessHolding]:
     """Yield every process of every device, and every agent's process that the driver does not list."""
-    workloads = {(report.pid, report.start_ticks): report for report in frame.snapshot.reports}
-    lines: dict[tuple[str, int | None], list[Line]] = {}
+    reports = frame.snapshot.reports_by_process
+    lines: dict[tuple[str, ProcessKey | None], list[Line]] = {}
     for line in frame.ledger.lines:
-        lines.setdefault((line.device_uuid, line.pid), []).append(line)
+        lines.setdefault((line.device_uuid, line.process), []).append(line)
     for device in frame.snapshot.devices:
-        for process in device.processes or ():
-            own = lines.pop((device.uuid, process.pid), [])
-            report = workloads.get((process.pid, process.start_ticks or 0))
+        for key, process in device.processes_by_key.items():
+            own = lines.pop((device.uuid, key), [])
+            report = reports.get(key)
             idle, workload = idle_seconds(device, process), report.workload if report else ""
             yield _holding(device.uuid, process, idle, workload, own)
-    for (uuid, pid), own in lines.items():
-        if pid is not None:
-            start = next((r.start_ticks for r in frame.snapshot.reports if r.pid == pid), None)
-            process = ProcessUsage(pid=pid, start_ticks=start, used_bytes=None)
+    for (uuid, unlisted), own in lines.items():
+        if unlisted is not None:
+            process = ProcessUsage(pid=unlisted.pid, start_ticks=unlisted.start_ticks, used_bytes=None)
             yield _holding(uuid, process, None, own[0].workload, own)

@@ -13,9 +13,9 @@ from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, find, from_stairs, u
 from gpumond.diagnosis.leak_pattern import form as form_of
 from gpumond.diagnosis.plateaus import REST_MINUTES
 from gpumond.diagnosis.shapes import SHAPES, Shape, shape
-from gpumond.diagnosis.tracked_series import Evidence, Key, TrackedSeries
+from gpumond.diagnosis.tracked_series import Evidence, TrackedSeries
 from gpumond.diagnosis.tracker import Fall, Tracker
-from gpumond.history import UNCLAIMED, USED, History
+from gpumond.history import UNCLAIMED, USED, History, SeriesKey
 from gpumond.history.series import MAX, MINUTE
 from gpumond.model.cooperative import Steps
 from gpumond.model.frame import Verdict, VerdictKind
@@ -39,7 +39,7 @@ class Classifier:
 
     def __init__(self, pace: float) -> None:
         self._tracker = Tracker(pace)
-        self._devices: dict[str, DeviceReading] = {}
+        self._devices: Mapping[str, DeviceReading] = {}
         self._parents: frozenset[str | None] = frozenset()
         self._events: list[tuple[float, Verdict]] = []
         """Verdicts on ends, each with the time until which it is active."""
@@ -53,7 +53,7 @@ class Classifier:
         """By device and program: times of recent crashes."""
         self._loops: dict[tuple[str, str], tuple[float, Verdict]] = {}
         """Crash loops, with the time until which each is active."""
-        self._flat: dict[Key, detectors.Flat] = {}
+        self._flat: dict[SeriesKey, detectors.Flat] = {}
         self._ranks = RankGroup()
 
     @property
@@ -66,7 +66,7 @@ class Classifier:
         if not (yield from self._tracker.adding(snapshot)):
             return False
         now = self.history.now
-        before, self._devices = self._devices, {device.uuid: device for device in snapshot.devices}
+        before, self._devices = self._devices, snapshot.devices_by_uuid
         self._forget(before.keys() - self._devices.keys())
         self._parents = frozenset(device.parent_uuid for device in snapshot.devices)
         self._record_xids(snapshot)
@@ -82,7 +82,7 @@ class Classifier:
         for fall in self._tracker.falls:
             self._explain(fall, snapshot)
         for device in snapshot.devices:
-            device_series = self._tracker.tracked_series.get((device.uuid, None, None))
+            device_series = self._tracker.tracked_series.get((device.uuid, None))
             if device_series is not None and device_series.seen == now:
                 self._judge_pressure(device_series, device)
                 self._judge_orphans(device_series, device)
@@ -226,7 +226,7 @@ class Classifier:
         )
 
     def _judge_idle(self, tracked: TrackedSeries, device: DeviceReading) -> None:
-        process = next((one for one in device.processes or () if one.pid == tracked.pid), None)
+        process = device.processes_by_key.get(tracked.process) if tracked.process else None
         seconds = self._idle_seconds(tracked, device, process)
         held = tracked.series.column(MINUTE, USED if tracked.pid else UNCLAIMED, count=1)[-1]
         held = held if isfinite(held) else tracked.used
@@ -280,7 +280,7 @@ class Classifier:
             self._flat.pop(tracked.life, None)
         for process in device.processes:
             if process.state in ("gone", "zombie") and process.used_bytes is not None:
-                own = self._tracker.tracked_series.get((device.uuid, process.pid, process.start_ticks))
+                own = self._tracker.tracked_series.get((device.uuid, process.key))
                 if own is not None:
                     self._judge_orphan(own, device, float(process.used_bytes), process)
 
@@ -320,7 +320,7 @@ class Classifier:
             self._event(tracked, "crash", CRASH_SECONDS, evidence, summary)
             self._loop(tracked, device)
         elif fall.ended or fall.emptied:
-            ended = fall.ended and not _exists(tracked, snapshot)
+            ended = fall.ended and not (tracked.process and snapshot.may_contain(tracked.process))
             summary = messages.release(who if tracked.pid else "", label, fall.size_bytes, ended)
             self._event(tracked, "release", RELEASE_SECONDS, evidence, summary)
 
@@ -336,6 +336,7 @@ class Classifier:
             verdict = Verdict(
                 device_uuid=tracked.uuid,
                 pid=None,
+                start_ticks=None,
                 kind="crash-loop",
                 since=self.history.unix(times[0]),
                 evidence=(("crashes", len(times)),),
@@ -361,11 +362,11 @@ class Classifier:
 
     def _record_endings(self, snapshot: Snapshot) -> None:
         """Record how a program ended until its memory is free, which takes a moment longer."""
-        endings = {(end.pid, end.start_ticks): end.ending for end in snapshot.ends}
+        endings = {end.key: end.ending for end in snapshot.ends}
         if endings:
-            for (_, pid, ticks), tracked in self._tracker.tracked_series.items():
-                if pid is not None and ticks is not None:
-                    tracked.ending = endings.get((pid, ticks), tracked.ending)
+            for (_, process), tracked in self._tracker.tracked_series.items():
+                if process is not None:
+                    tracked.ending = endings.get(process, tracked.ending)
 
     def _record_xids(self, snapshot: Snapshot) -> None:
         for seen in snapshot.xids:
@@ -382,13 +383,7 @@ class Classifier:
         return self.history.unix(at) if active is None else active.since
 
 
-def _exists(tracked: TrackedSeries, snapshot: Snapshot) -> bool:
-    """Return True if the process has a connected agent, or the driver lists it on any device."""
-    listed = {process.pid for device in snapshot.devices for process in device.processes or ()}
-    return tracked.pid in listed or any(report.pid == tracked.pid for report in snapshot.reports)
-
-
-def _shown(tracked: TrackedSeries, instead: Mapping[Key, Verdict | None]) -> Iterator[Verdict]:
+def _shown(tracked: TrackedSeries, instead: Mapping[SeriesKey, Verdict | None]) -> Iterator[Verdict]:
     """Yield the verdicts of a series, its leak replaced by the verdict of its group."""
     for verdict in tracked.verdicts.values():
         shown = instead.get(tracked.life, verdict) if verdict.kind == "leak" else verdict

@@ -15,10 +15,8 @@ def watched(device: DeviceReading, before: DeviceReading | None, seconds: float)
     """Return the device with its idle times, ``seconds`` after the reading ``before``."""
     processes = device.processes
     if processes and any(process.utilization_ratio is not None for process in processes):
-        known = {(process.pid, process.start_ticks): process for process in before.processes or ()} if before else {}
-        processes = tuple(
-            _process(process, known.get((process.pid, process.start_ticks)), seconds) for process in processes
-        )
+        known = before.processes_by_key if before else {}
+        processes = tuple(_process(process, known.get(process.key), seconds) for process in processes)
     idle = _longer(_use(device), before.idle_seconds if before else None, seconds)
     if idle is None and processes is device.processes:
         return device

@@ -7,13 +7,11 @@ from math import inf, nan
 from gpumond.diagnosis.leak import Leak
 from gpumond.diagnosis.peaks import Peaks
 from gpumond.diagnosis.plateaus import Plateaus
-from gpumond.history import LIVE, UNCLAIMED, USED
+from gpumond.history import LIVE, UNCLAIMED, USED, SeriesKey
 from gpumond.history.series import Series
 from gpumond.model.frame import Verdict, VerdictKind
+from gpumond.model.process import ProcessKey
 from gpumond.model.program import Ending
-
-Key = tuple[str, int | None, int | None]
-"""(device UUID, pid, start_ticks); the device itself has neither pid nor start_ticks"""
 
 Evidence = tuple[tuple[str, float], ...]
 
@@ -37,7 +35,7 @@ class TrackedSeries:
         "verdicts",
     )
 
-    def __init__(self, life: Key, name: str, series: Series) -> None:
+    def __init__(self, life: SeriesKey, name: str, series: Series) -> None:
         self.life = life
         self.name = name
         self.series = series
@@ -61,13 +59,17 @@ class TrackedSeries:
         return self.life[0]
 
     @property
-    def pid(self) -> int | None:
+    def process(self) -> ProcessKey | None:
         return self.life[1]
+
+    @property
+    def pid(self) -> int | None:
+        return self.life[1].pid if self.life[1] else None
 
     @property
     def main(self) -> int:
         """Index of the most reliable signal."""
-        return UNCLAIMED if self.pid is None else LIVE if self.counted else USED
+        return UNCLAIMED if self.process is None else LIVE if self.counted else USED
 
     def restart(self, now: float) -> None:
         """Discard the earlier curve, as for another life."""
@@ -88,6 +90,7 @@ class TrackedSeries:
         return Verdict(
             device_uuid=self.uuid,
             pid=self.pid,
+            start_ticks=self.life[1].start_ticks if self.life[1] else None,
             kind=kind,
             since=since,
             evidence=evidence,

@@ -26,7 +26,7 @@ from gpumond.model.snapshot import (
     Snapshot,
     SourceState,
 )
-from gpumond.rules import Activities, Rule, Scope, Subjects, ended, located, stepping
+from gpumond.rules import Activities, Rule, Scope, Subjects, ended, located, same_process, stepping
 from gpumond.rules.restore import Awaited, hold
 from gpumond.rules.scopes import RuleContext, departure, hidden, subjects
 from gpumond.rules.verdicts import NOTHING, standing
@@ -132,7 +132,7 @@ def judging(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verd
     activities: Mapping[str, Activities] = stepped
     awaited = memory.awaited
     if awaited:
-        present = {scope: frozenset(map(each.labels, each.rows)) for scope, each in scopes.items()}
+        present = {scope: {each.labels(row): each.process(row) for row in each.rows} for scope, each in scopes.items()}
         seen = {rule.name: present[rule.scope] for rule in rules}
         on_verdicts = frozenset(rule.name for rule in rules if rule.value in NOTHING)
         activities, awaited = hold(awaited, memory.activities, activities, seen, on_verdicts, elapsed)
@@ -155,8 +155,12 @@ def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) ->
         for labels, activity in active.items():
             if activity.alert.phase == "firing":
                 other = known.get(labels)
-                if other is None or other.alert.phase != "firing" or other.alert.labels != activity.alert.labels:
+                if other is None or other.alert.phase != "firing" or not _continues(other.alert, activity.alert):
                     yield activity.alert
+
+
+def _continues(alert: Alert, other: Alert) -> bool:
+    return alert.labels == other.labels and same_process(alert.process, other.process)
 
 
 def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
@@ -164,7 +168,7 @@ def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot
     scopes = {rule.name: rule.scope for rule in rules}
     for alert in alerts:
         scope = scopes.get(alert.rule)
-        reason = departure(scope, dict(alert.labels), snapshot) if scope is not None else ""
+        reason = departure(scope, alert, snapshot) if scope is not None else ""
         yield ended(alert, snapshot.taken_at, reason)
 
 

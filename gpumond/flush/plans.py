@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gpumond.model.pools import Expected, Receipt
+from gpumond.model.process import ProcessKey
 
 PLANS_OF_ONE = 8
 REQUESTERS = 64
 
-Pool = tuple[int, str | None, str | None]
-"""Pid, allocator and device"""
+Pool = tuple[ProcessKey, str | None, str | None]
+"""Process, allocator and device"""
 
 Promises = Mapping[Pool, Expected]
 
 
 def pool_of(receipt: Receipt) -> Pool:
-    return receipt.pid, receipt.allocator, receipt.device_uuid
+    return ProcessKey(receipt.pid, receipt.start_ticks), receipt.allocator, receipt.device_uuid
 
 
 class Plans:

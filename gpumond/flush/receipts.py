@@ -23,6 +23,7 @@ def blank(report: AgentReport, outcome: Outcome, reason: str, requested_by: str,
     """Make the receipt of a flush that no pool has answered."""
     return Receipt(
         pid=report.pid,
+        start_ticks=report.start_ticks,
         workload=report.workload,
         device_uuid=None,
         allocator=None,

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from gpumond.importers.builder import NAMELESS
 from gpumond.model.frame import Verdict
+from gpumond.model.process import ProcessKey
 
-Key = tuple[str, int | None, str]
+Key = tuple[str, ProcessKey | None, str]
 
 
 class Change(NamedTuple):
@@ -31,8 +32,9 @@ class Changes:
         now: dict[Key, Verdict] = {}
         for verdict in verdicts:
             if verdict.pid == NAMELESS:
-                verdict = replace(verdict, pid=None, summary=verdict.summary.replace(f" (pid {NAMELESS})", ""))
-            now.setdefault((verdict.device_uuid, verdict.pid, verdict.kind), verdict)
+                summary = verdict.summary.replace(f" (pid {NAMELESS})", "")
+                verdict = replace(verdict, pid=None, start_ticks=None, summary=summary)
+            now.setdefault((verdict.device_uuid, verdict.process, verdict.kind), verdict)
         before, self._held = self._held, now
         for key, verdict in before.items():
             if key not in now:

@@ -106,7 +106,7 @@ class Receipt:
     ``released_bytes`` is the allocator's held bytes before minus after; ``driver_released_bytes`` the driver's
     count for that pid on that device before minus after, once it has settled. ``raced``: the program allocated
     during the flush, so that the two may differ. ``planned`` is the estimate of the plan that this flush executes,
-    ``expected`` the estimate when it started.
+    ``expected`` the estimate when it started. ``start_ticks`` is None in receipts that an agent makes.
     """
 
     pid: int
@@ -126,6 +126,7 @@ class Receipt:
     started_at: float
     duration_seconds: float
     planned: Expected | None = None
+    start_ticks: int | None = None
 
 
 def ordered_steps(steps: tuple[str, ...]) -> tuple[str, ...]:

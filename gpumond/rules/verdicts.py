@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from gpumond.model.frame import Verdict, VerdictKind
+from gpumond.model.process import ProcessKey
 from gpumond.model.units import duration, human
 
 TROUBLES: tuple[VerdictKind, ...] = (
@@ -20,7 +21,7 @@ TROUBLES: tuple[VerdictKind, ...] = (
 )
 """Kinds that indicate a problem; the others describe a healthy program."""
 
-Standing = Mapping[tuple[str, int | None], Sequence[Verdict]]
+Standing = Mapping[tuple[str, ProcessKey | None], Sequence[Verdict]]
 """Active verdicts of these kinds by device and process; None is the device as a whole"""
 
 NOTHING: Mapping[str, float | None] = {
@@ -32,10 +33,10 @@ UNKNOWN: Mapping[str, float | None] = dict.fromkeys(NOTHING)
 
 
 def standing(verdicts: Iterable[Verdict]) -> Standing:
-    found: defaultdict[tuple[str, int | None], list[Verdict]] = defaultdict(list)
+    found: defaultdict[tuple[str, ProcessKey | None], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         if verdict.kind in TROUBLES:
-            found[verdict.device_uuid, verdict.pid].append(verdict)
+            found[verdict.device_uuid, verdict.process].append(verdict)
     return dict(found)
 
 

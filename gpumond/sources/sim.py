@@ -62,7 +62,7 @@ class SimSource:
         """Return the device with names and owners of its processes, each looked up once per process."""
         processes = []
         for process in device.processes or ():
-            life = (process.pid, process.start_ticks)
+            life = process.key
             identity = self._known[life] = known.get(life) or self._table.read([process.pid])[process.pid]
             if identity.start_ticks == process.start_ticks:
                 process = replace(process, comm=identity.comm, uid=identity.uid, user=identity.user)

@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 from gpumond.model.units import human
 from gpumond.top.history import HistoryChart, drawn
 from gpumond.top.panel import Panel
-from gpumond.top.rows import Key, ProcessRow
+from gpumond.top.rows import ProcessLife, ProcessRow
 from gpumond.top.view import View
 
 CURVE_ROWS = 4
@@ -22,14 +22,14 @@ class Details(Panel):
         Binding("enter", "dismiss", show=False),
     ]
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: ProcessLife) -> None:
         super().__init__()
         self.key = key
 
     def show(self, view: View | None, past: HistoryChart | None) -> None:
         row = next((row for row in view.processes if row.key == self.key), None) if view else None
         if row is None:
-            self.say(Text(f"pid {self.key[1]} no longer uses a device"))
+            self.say(Text(f"pid {self.key[1].pid} no longer uses a device"))
         else:
             self.say(described(row, past, max(20, self.width)))
 

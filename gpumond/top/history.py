@@ -28,9 +28,9 @@ class HistoryChart:
 
 
 def remember(daemon: DaemonClient, of: Key, until: float) -> HistoryChart:
-    uuid, pid, _ = of
-    whose = {"uuid": uuid} if pid is None else {"uuid": uuid, "pid": pid}
-    query = urlencode({**whose, "signal": "used", "since": until - SECONDS})
+    uuid, process = of
+    known = {name: value for name, value in (process._asdict() if process else {}).items() if value is not None}
+    query = urlencode({"uuid": uuid, **known, "signal": "used", "since": until - SECONDS})
     try:
         points = daemon.get(f"/api/v1/history?{query}")["points"]
     except DaemonError as error:

@@ -43,4 +43,4 @@ def of_device(view: View, uuid: str | None) -> View:
 
 def key_of(device: DeviceRow) -> Key:
     """Return the key of the history of a whole device."""
-    return device.uuid, None, None
+    return device.uuid, None

@@ -229,6 +229,7 @@ def test_flushes_and_what_they_returned():
     measuring.see(training(0, GIB))
     receipt = Receipt(
         pid=10,
+        start_ticks=100,
         workload="train",
         device_uuid="GPU-a",
         allocator="torch",

@@ -19,6 +19,7 @@ from gpumond.engine import EngineState, advance
 from gpumond.history import Point
 from gpumond.loadgen import plan
 from gpumond.model.frame import Frame, Verdict
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import Snapshot
 from gpumond.protocol.messages import from_json, to_json
 from gpumond.sim.card import Spec, create
@@ -95,7 +96,7 @@ def test_a_recording_of_a_running_daemon_brings_the_verdicts_that_it_gave(progra
 
 
 def test_what_a_daemon_saw_of_a_device_and_a_program_is_known_to_the_next(program: Path):
-    async def seen(wanted: int, socket: str) -> dict[int | None, tuple[Point, ...]]:
+    async def seen(wanted: int, socket: str) -> dict[ProcessKey | None, tuple[Point, ...]]:
         """Closed blocks of 15 minutes, each of which takes a second here."""
         end = time.monotonic() + 60
         with make_daemon(settings_of(program, socket), "sim", pace=900.0) as daemon:
@@ -104,12 +105,12 @@ def test_what_a_daemon_saw_of_a_device_and_a_program_is_known_to_the_next(progra
                     assert time.monotonic() < end, "too little was seen"
                     await asyncio.sleep(0.05)
                     devices = daemon.frame.snapshot.devices if daemon.frame else ()
-                    pids = [None, *(process.pid for device in devices for process in device.processes or ())]
-                    past = {pid: daemon.history.series(UUID, pid, "used", resolution=900)[:-1] for pid in pids}
+                    keys = [None, *(key for device in devices for key in device.processes_by_key)]
+                    past = {key: daemon.history.series((UUID, key), "used", resolution=900)[:-1] for key in keys}
                     if len(past) == 2 and min(map(len, past.values())) >= wanted:
                         return past
 
     before, after = asyncio.run(seen(2, "agent.sock")), asyncio.run(seen(3, "other.sock"))
-    for pid, points in before.items():
-        assert [point[1:] for point in after[pid][: len(points)]] == [point[1:] for point in points]
-        assert after[pid][0].at == pytest.approx(points[0].at, abs=0.5)
+    for key, points in before.items():
+        assert [point[1:] for point in after[key][: len(points)]] == [point[1:] for point in points]
+        assert after[key][0].at == pytest.approx(points[0].at, abs=0.5)

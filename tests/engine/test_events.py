@@ -58,7 +58,7 @@ def between(*frames: Frame, **last: Any) -> list[Event]:
 
 
 def test_events_of_two_equal_frames_are_empty():
-    leak = Verdict(device_uuid=UUID, pid=10, kind="leak", since=1.0)
+    leak = Verdict(device_uuid=UUID, pid=10, start_ticks=100, kind="leak", since=1.0)
     frame = a_frame(
         reports=(make_report(pools=(make_pool(ooms=1),)),), xids=(XidErrors(UUID, 79, 1, 5.0),), verdicts=(leak,)
     )
@@ -237,6 +237,7 @@ def test_verdicts_begin_and_end(kind: str, told: bool):
     verdict = Verdict(
         device_uuid=UUID,
         pid=10,
+        start_ticks=100,
         kind=kind,
         since=999_000.0,
         evidence=(("slope_bytes_per_second", 2.0),),
@@ -254,7 +255,7 @@ def test_verdicts_begin_and_end(kind: str, told: bool):
 
 
 def test_verdict_end_names_program_pid_and_device_after_the_process_has_ended():
-    verdict = Verdict(device_uuid=UUID, pid=10, kind="fragmentation", since=999_999.5)
+    verdict = Verdict(device_uuid=UUID, pid=10, start_ticks=100, kind="fragmentation", since=999_999.5)
     with_agent = a_frame(reports=(make_report(),), verdicts=(verdict,))
     listed = a_frame(make_device(UUID, processes=(make_process(10, comm="python"),)), verdicts=(verdict,))
     for before, name in ((with_agent, "train"), (listed, "python")):
@@ -268,7 +269,7 @@ def test_verdict_end_names_program_pid_and_device_after_the_process_has_ended():
 
 def test_events_are_in_the_order_of_their_times():
     verdicts = tuple(
-        Verdict(device_uuid=UUID, pid=None, kind=kind, since=at)
+        Verdict(device_uuid=UUID, pid=None, start_ticks=None, kind=kind, since=at)
         for kind, at in (("leak", 999_000.0), ("orphan", 999_990.0))
     )
     report = make_report(program=Program(ooms=(an_oom(at=999_000.5),)))

@@ -38,7 +38,13 @@ def full_frame() -> Frame:
     frame = advance(EngineState(), BUILT_IN, SNAPSHOT).frame
     uuid = SNAPSHOT.devices[0].uuid
     leak = Verdict(
-        device_uuid=uuid, pid=4242, kind="leak", since=1.0, evidence=(("slope", 1.0),), time_to_oom_seconds=3840.0
+        device_uuid=uuid,
+        pid=4242,
+        start_ticks=100,
+        kind="leak",
+        since=1.0,
+        evidence=(("slope", 1.0),),
+        time_to_oom_seconds=3840.0,
     )
     return Frame(frame.snapshot, frame.ledger, (leak,), frame.alerts)
 

@@ -53,6 +53,7 @@ def a_receipt(released: int, **fields: Any) -> Receipt:
     after = Held(5 * GIB - released, GIB, 4 * GIB - released, None)
     receipt = Receipt(
         pid=10,
+        start_ticks=100,
         workload="train",
         device_uuid="GPU-a",
         allocator="torch",

@@ -81,7 +81,7 @@ def test_a_rule_that_is_gone_keeps_no_alert():
 
 
 LEAK = Rule(name="leak", scope="process", value="leak", above=0)
-VERDICT = Verdict(device_uuid="GPU-a", pid=10, kind="leak", since=1.0)
+VERDICT = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0)
 
 
 def judged(memory: EngineState, elapsed: float, *verdicts: Verdict, alive: bool = True) -> Tick:

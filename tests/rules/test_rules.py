@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gpumond.model.frame import Alert
+from gpumond.model.process import ProcessKey
 from gpumond.rules import Activities, Hidden, Rule, step
 from tests.rules.rows import Row, of
 
@@ -49,10 +52,33 @@ def test_a_subject_that_has_ended_resolves_at_once_and_one_that_is_hidden_does_n
 
 def test_keep_firing_for_holds_for_a_connected_process_that_the_driver_no_longer_lists():
     rule, labels = a_rule(keep_firing_for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
-    firing = step(rule, of("used_ratio", Row(labels, 0.9)), {}, Hidden(), 0, 0)
-    connected = Hidden(connected=frozenset({"10"}))
+    firing = step(rule, of("used_ratio", Row(labels, 0.9, process=ProcessKey(10, 100))), {}, Hidden(), 0, 0)
+    connected = Hidden(connected={ProcessKey(10, 100)})
     kept = step(rule, NONE, firing, connected, 1, 1)
     assert (len(kept), len(step(rule, NONE, kept, connected, 3, 3))) == (1, 0)
+    assert not step(rule, NONE, firing, Hidden(connected={ProcessKey(10, 101)}), 1, 1)
+
+
+@pytest.mark.parametrize("start", [100, None])
+def test_alert_of_a_process_without_a_known_start_continues_with_its_pid(start: int | None):
+    rule, labels = a_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
+    activities: Activities = {}
+    for at, known in enumerate((start, None, start, start)):
+        row = Row(labels, 0.9, process=ProcessKey(10, known))
+        activities = step(rule, of("used_ratio", row), activities, Hidden(), at, at)
+    (activity,) = activities.values()
+    assert (activity.alert.phase, activity.alert.process) == ("firing", ProcessKey(10, start))
+
+
+@pytest.mark.parametrize("between", [None, 100])
+def test_alert_begins_again_for_another_process_with_the_same_pid(between: int | None):
+    rule, labels = a_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
+    activities: Activities = {}
+    for at, start in enumerate((100, 100, 100, between, 101)):
+        row = Row(labels, 0.9, process=ProcessKey(10, start))
+        activities = step(rule, of("used_ratio", row), activities, Hidden(), at, at)
+    (activity,) = activities.values()
+    assert (activity.alert.phase, activity.alert.active_at) == ("pending", 4)
 
 
 def test_a_longer_for_makes_a_firing_alert_pending_again():

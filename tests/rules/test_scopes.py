@@ -23,6 +23,7 @@ SNAPSHOT = make_snapshot(
 LEAK = Verdict(
     device_uuid="GPU-a",
     pid=42,
+    start_ticks=100,
     kind="leak",
     since=0.0,
     evidence=(("slope_bytes_per_second", 5.0),),

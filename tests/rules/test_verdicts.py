@@ -18,6 +18,7 @@ MIB = 1024**2
 LEAK = Verdict(
     device_uuid="GPU-a",
     pid=10,
+    start_ticks=100,
     kind="leak",
     since=1.0,
     evidence=(("slope_bytes_per_second", 2.0 * MIB),),
@@ -56,12 +57,20 @@ def seen(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEVICE) -> dict
 )
 def test_a_verdict_is_a_value_of_its_process_and_of_its_device(scope: str, value: str, values: dict[str, float]):
     on_device = (
-        Verdict(device_uuid="GPU-a", pid=None, kind="crash-loop", since=1.0),
-        Verdict(device_uuid="GPU-a", pid=11, kind="pressure", since=1.0, evidence=(), time_to_oom_seconds=600.0),
+        Verdict(device_uuid="GPU-a", pid=None, start_ticks=None, kind="crash-loop", since=1.0),
+        Verdict(
+            device_uuid="GPU-a",
+            pid=11,
+            start_ticks=100,
+            kind="pressure",
+            since=1.0,
+            evidence=(),
+            time_to_oom_seconds=600.0,
+        ),
     )
     if value == "time_to_oom_seconds" and scope == "process":
         on_device = on_device[:1]
-    elsewhere = Verdict(device_uuid="GPU-b", pid=10, kind="fragmentation", since=1.0)
+    elsewhere = Verdict(device_uuid="GPU-b", pid=10, start_ticks=100, kind="fragmentation", since=1.0)
     assert seen(LEAK, *on_device, elsewhere, rule=watch(scope, value)) == values
 
 
@@ -93,6 +102,7 @@ def test_a_leak_fires_says_what_is_known_of_it_and_is_over_with_its_verdict():
     well = Verdict(
         device_uuid="GPU-a",
         pid=10,
+        start_ticks=100,
         kind="churn",
         since=1.0,
         evidence=(),
@@ -115,7 +125,10 @@ def test_a_leak_fires_says_what_is_known_of_it_and_is_over_with_its_verdict():
 
 def test_a_leak_that_no_process_can_be_told_for_fires_too():
     (alert,) = story(
-        (make_snapshot(make_device(processes=None)), (Verdict(device_uuid="GPU-a", pid=None, kind="leak", since=1.0),))
+        (
+            make_snapshot(make_device(processes=None)),
+            (Verdict(device_uuid="GPU-a", pid=None, start_ticks=None, kind="leak", since=1.0),),
+        )
     )[0].raised
     assert dict(alert.labels)["pid"] == ""
 

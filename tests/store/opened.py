@@ -15,6 +15,7 @@ from gpumond.store import Bounds, Store
 T = TypeVar("T")
 RECEIPT = Receipt(
     pid=10,
+    start_ticks=100,
     workload="train",
     device_uuid="GPU-a",
     allocator="torch",

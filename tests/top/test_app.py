@@ -123,7 +123,12 @@ def test_the_cursor_stays_with_its_process_while_rows_change_places(played: Play
 
 def test_details_say_all_that_is_known_and_follow_the_frames(played: Played):
     verdict = Verdict(
-        device_uuid="GPU-a", pid=10, kind="leak", since=5.0, summary="train keeps 1.0 GiB more each minute"
+        device_uuid="GPU-a",
+        pid=10,
+        start_ticks=100,
+        kind="leak",
+        since=5.0,
+        summary="train keeps 1.0 GiB more each minute",
     )
     played.show(a_busy_frame(verdicts=(verdict,)))
     points = [{"at": 999_700.0 + at, "low": GIB, "median": GIB, "high": at * GIB} for at in range(1, 41)]
@@ -291,7 +296,7 @@ NASTY = "[bold]x[/bold]\x1b[2J\x1b]0;owned\x07‮⁦\n\r\tend" + "W" * 4096
 
 def test_names_of_programs_are_shown_as_text_and_change_nothing(played: Played):
     device = make_device(name=NASTY, used_bytes=GIB, processes=(make_process(10, GIB, comm=NASTY, user=NASTY),))
-    verdict = Verdict(device_uuid="GPU-a", pid=10, kind="leak", since=5.0, summary=NASTY)
+    verdict = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=5.0, summary=NASTY)
     played.show(a_frame(device, verdicts=(verdict,)))
     nasty = PLANNED | {"workload": NASTY, "reason": NASTY, "outcome": "refused"}
     played.answers["/api/v1/flushes"] = (200, {"id": "1", "receipts": [nasty], "released_bytes": 0})

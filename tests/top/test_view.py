@@ -15,8 +15,16 @@ from gpumond.top.sanitize import plain
 from gpumond.top.view import view
 from tests.top.frames import a_busy_frame, a_frame
 
-LEAK = Verdict(device_uuid="GPU-a", pid=10, kind="leak", since=5.0, time_to_oom_seconds=60.0, summary="train leaks")
-CHURN = Verdict(device_uuid="GPU-a", pid=10, kind="churn", since=1.0, summary="train goes up and down")
+LEAK = Verdict(
+    device_uuid="GPU-a",
+    pid=10,
+    start_ticks=100,
+    kind="leak",
+    since=5.0,
+    time_to_oom_seconds=60.0,
+    summary="train leaks",
+)
+CHURN = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="churn", since=1.0, summary="train goes up and down")
 
 
 def an_alert(rule: str, phase: str = "firing", severity: str = "warning", active_at: float = 999_900.0) -> Alert:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpumond.model.frame import Alert
 from gpumond.model.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.rules import Hidden, Scope, Subjects
 from gpumond.rules.scopes.context import RuleContext
@@ -38,24 +39,23 @@ def hidden(snapshot: Snapshot, recent: RuleWindow) -> Hidden:
     silent, failed = recent.silent, unlisted(snapshot)
     return Hidden(
         frozenset(each.uuid for each in snapshot.devices if each.missed >= MISSED_LIMIT or each.uuid in failed),
-        frozenset(str(pid) for pid, _ in silent),
-        frozenset((str(uid), name) for uid, name in (recent.agents[identity] for identity in silent)),
-        frozenset(str(report.pid) for report in snapshot.reports),
+        silent,
+        frozenset((str(uid), name) for uid, name in (recent.agents[process] for process in silent)),
+        snapshot.reports_by_process.keys(),
     )
 
 
-def departure(scope: Scope, labels: Mapping[str, str], snapshot: Snapshot) -> str:
-    """Return a sentence that states that the subject has ended; empty if it still exists."""
+def departure(scope: Scope, alert: Alert, snapshot: Snapshot) -> str:
+    """Return a sentence that states that the subject has ended; empty if it still exists, or may exist."""
+    labels, process = dict(alert.labels), alert.process
     if scope == "workload":
         name, uid = labels.get("workload", ""), labels.get("uid", "")
         exists = any((report.workload, str(report.uid)) == (name, uid) for report in snapshot.reports)
         return "" if exists else f"every program of {name} has ended"
     if scope == "device":
-        exists = any(device.uuid == labels.get("uuid") for device in snapshot.devices)
-        return "" if exists else f"GPU {labels.get('gpu', '')} is no longer listed by its driver"
-    pid = labels.get("pid")
-    if not pid:
-        return ""
-    listed = (str(process.pid) for device in snapshot.devices for process in device.processes or ())
-    exists = pid in listed or any(str(report.pid) == pid for report in snapshot.reports)
-    return "" if exists else f"process {pid} has ended"
+        return (
+            ""
+            if snapshot.device(labels.get("uuid", ""))
+            else f"GPU {labels.get('gpu', '')} is no longer listed by its driver"
+        )
+    return "" if process is None or snapshot.may_contain(process) else f"process {process.pid} has ended"

@@ -27,11 +27,11 @@ class _Pool(NamedTuple):
 
 
 def pools(seen: RuleContext) -> Subjects[_Pool]:
-    recent, devices = seen.recent, {device.uuid: device for device in seen.snapshot.devices}
+    recent, snapshot = seen.recent, seen.snapshot
     return Subjects(
         [
-            _Pool(devices.get(pool.device_uuid), report, pool, recent.pools[pool_of(report, pool)])
-            for report in seen.snapshot.reports
+            _Pool(snapshot.device(pool.device_uuid), report, pool, recent.pools[pool_of(process, pool)])
+            for process, report in snapshot.reports_by_process.items()
             for pool in report.pools
         ],
         {
@@ -49,6 +49,7 @@ def pools(seen: RuleContext) -> Subjects[_Pool]:
         _pool_labels,
         _pool_texts,
         lambda row: (row.report.workload,),
+        lambda row: row.report.key,
     )
 
 

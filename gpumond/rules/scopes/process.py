@@ -33,12 +33,11 @@ def processes(seen: RuleContext) -> Subjects[_Process]:
     rows: list[_Process] = []
     for device in seen.snapshot.devices:
         uuid = device.uuid
-        for process in device.processes or ():
-            identity = (process.pid, process.start_ticks)
-            gone = identity in silent
-            verdicts = standing.get((uuid, process.pid), ())
+        for key, process in device.processes_by_key.items():
+            gone = key in silent
+            verdicts = standing.get((uuid, key), ())
             said = values(verdicts, UNKNOWN if gone else NOTHING)
-            workload = agents.get(identity)
+            workload = agents.get(key)
             name = None if workload is None else workload.name
             rows.append(
                 _Process(device=device, process=process, workload=name, silent=gone, verdicts=verdicts, said=said)
@@ -57,6 +56,7 @@ def processes(seen: RuleContext) -> Subjects[_Process]:
         _labels,
         _process_texts,
         lambda row: (row.workload or "", row.process.comm or ""),
+        lambda row: None if row.process is NOBODY else row.process.key,
     )
 
 
