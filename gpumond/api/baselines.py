@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_rules
 from gpumond.api.problems import responses
+from gpumond.api.view import view_of
 from gpumond.baselines.service import BaselineService
 from gpumond.baselines.statistics import (
     NAME,
@@ -97,8 +98,7 @@ def _answers(status: int, adapter: TypeAdapter[Any], kind: Any, example: Any, *p
 
 
 def _service(request: Request) -> BaselineService:
-    service: BaselineService = request.app.state.view.baselines
-    return service
+    return view_of(request).baselines
 
 
 def _entry(baseline: Baseline) -> BaselineEntry:

@@ -12,6 +12,7 @@ from gpumond.api import examples
 from gpumond.api.auth import Caller, Tokens, admit, bearer, require_flush
 from gpumond.api.device_lookup import device_named
 from gpumond.api.problems import problem, responses
+from gpumond.api.view import view_of
 from gpumond.flush import FlushOutcome, FlushRequest, Target
 from gpumond.model.pools import DEFAULT_STEPS, ordered_steps
 from gpumond.protocol.text import Encodable
@@ -89,7 +90,7 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     """
     if not body.dry_run:
         _count_flush(request.app.state.tokens, caller)
-    view, device = request.app.state.view, body.target.device
+    view, device = view_of(request), body.target.device
     uuid = None if device is None else device_named(device, view.frame, caller.uid)
     wanted = body.target
     target = Target(
@@ -110,7 +111,7 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
         force=body.force,
         plan=body.plan,
     )
-    answer: FlushOutcome = await view.flush(flush, caller.name)
+    answer = await view.flush(flush, caller.name)
     unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if unanswered:
         detail = f"no answer in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"

@@ -11,7 +11,8 @@ from fastapi.responses import Response
 from gpumond.api import examples
 from gpumond.api.device_lookup import device_named
 from gpumond.api.resources import answer, described
-from gpumond.history import SIGNALS, History, Signal
+from gpumond.api.view import view_of
+from gpumond.history import SIGNALS, Signal
 from gpumond.history.series import SAMPLES, TIERS
 from gpumond.model.process import process_key
 
@@ -83,8 +84,8 @@ async def history(
     includes `since`. The response has at most 901 points. After a restart, the previous day is available in blocks of
     15 minutes.
     """
-    known: History = request.app.state.view.history
-    uuid = device_named(uuid, request.app.state.view.frame, others=known.devices)
+    known = view_of(request).history
+    uuid = device_named(uuid, view_of(request).frame, others=known.devices)
     process = known.newest(uuid, pid) if pid is not None and start_ticks is None else process_key(pid, start_ticks)
     if pid is not None and process is None:
         raise HTTPException(404, f"no history of pid {pid} on {uuid}")

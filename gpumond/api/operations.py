@@ -9,6 +9,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from gpumond.api.auth import bearer, require_token
 from gpumond.api.problems import problem, responses
+from gpumond.api.view import view_of
 
 router = APIRouter(tags=["operation"])
 
@@ -16,7 +17,7 @@ router = APIRouter(tags=["operation"])
 @router.get("/metrics", response_class=PlainTextResponse, summary="Metrics in Prometheus text format or OpenMetrics")
 async def metrics(request: Request, compat: Literal["dcgm"] | None = None) -> Response:
     """Returns the metrics. ``compat=dcgm``: devices with dcgm-exporter's names, labels and units."""
-    page = await request.app.state.view.metrics(request.headers.get("accept", ""), compat)
+    page = await view_of(request).metrics(request.headers.get("accept", ""), compat)
     headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
         return Response(page.compressed, headers=headers | {"Content-Encoding": "gzip"})
@@ -32,7 +33,7 @@ async def healthy() -> str:
     "/-/ready", response_class=PlainTextResponse, responses=responses(503), summary="Readiness: devices can be read"
 )
 async def ready(request: Request) -> Response:
-    frame = request.app.state.view.frame
+    frame = view_of(request).frame
     if frame is None:
         return problem(503, "the first reading is in progress")
     source = frame.snapshot.source
@@ -51,4 +52,4 @@ async def ready(request: Request) -> Response:
 async def reload(request: Request, by: str = Depends(require_token)) -> Response:
     """Reloads the configuration, as SIGHUP does. 422: it is invalid and the previous one stays in effect; see
     `detail`."""
-    return PlainTextResponse(await request.app.state.view.reload(by) + "\n")
+    return PlainTextResponse(await view_of(request).reload(by) + "\n")

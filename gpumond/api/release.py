@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gpumond.api.auth import bearer, require_token
 from gpumond.api.problems import problem, responses
+from gpumond.api.view import view_of
 from gpumond.protocol.text import Encodable
 
 router = APIRouter(tags=["operation"])
@@ -43,7 +44,7 @@ async def release(request: Request, body: ReleaseBody, requested_by: str = Depen
 
     504: a driver call does not return, so that a process of the daemon still holds the driver.
     """
-    until, released = await request.app.state.view.release(body.for_seconds, requested_by)
+    until, released = await view_of(request).release(body.for_seconds, requested_by)
     if not released:
         return problem(504, "a driver call does not return, and its process still holds the driver")
     return Response(

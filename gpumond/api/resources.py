@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from gpumond import __version__
 from gpumond.api import examples
 from gpumond.api.problems import responses
+from gpumond.api.view import view_of
 from gpumond.diagnosis.idle import idle_seconds
 from gpumond.model.conditions import conditions
 from gpumond.model.frame import Alert, Frame, Ledger, Line, Verdict
@@ -193,7 +194,7 @@ def answer(kind: Any, value: Any) -> Response:
 
 def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
     """Return a part of the current frame as JSON. It is serialized once per frame and route."""
-    frame, answers = _frame(request), request.app.state.view.answers
+    frame, answers = _frame(request), view_of(request).answers
     name = request.scope["route"].path
     if name not in answers:
         answers[name] = _adapter(kind).dump_json(make(frame))
@@ -201,7 +202,7 @@ def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Re
 
 
 def _frame(request: Request) -> Frame:
-    frame: Frame | None = request.app.state.view.frame
+    frame = view_of(request).frame
     if frame is None:
         raise HTTPException(503, "the first reading is in progress; retry in a second")
     return frame
@@ -215,7 +216,7 @@ def _frame(request: Request) -> Frame:
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
     seen = _frame(request)
-    headers = {"ETag": f'"{request.app.state.view.started_at:.3f}-{seen.snapshot.seq}"', "Cache-Control": "no-cache"}
+    headers = {"ETag": f'"{view_of(request).started_at:.3f}-{seen.snapshot.seq}"', "Cache-Control": "no-cache"}
     if if_none_match == headers["ETag"]:
         return Response(status_code=304, headers=headers)
     whole = answer_once(request, WholeFrame, _whole)
@@ -269,7 +270,7 @@ async def alerts(request: Request) -> Response:
 )
 async def alert_history(request: Request) -> Response:
     """Returns the last thousand resolved alerts, including those before a restart. Active alerts are in `/alerts`."""
-    return answer(list[Alert], list(request.app.state.view.past_alerts()))
+    return answer(list[Alert], list(view_of(request).past_alerts()))
 
 
 @router.get(
@@ -280,17 +281,17 @@ async def alert_history(request: Request) -> Response:
 async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> Response:
     """Returns the newest entries. Each contains the hash of the previous one; `gpumond audit verify` checks the
     chain."""
-    return answer(list[AuditEntry], await request.app.state.view.audit_entries(limit))
+    return answer(list[AuditEntry], await view_of(request).audit_entries(limit))
 
 
 @router.get("/receipts", summary="Receipts of flushes, newest last", **described(list[Receipt], [examples.RECEIPT]))
 async def receipts(request: Request) -> Response:
-    return answer(list[Receipt], list(request.app.state.view.receipts()))
+    return answer(list[Receipt], list(view_of(request).receipts()))
 
 
 @router.get("/status", summary="Status of the daemon", **described(Status, EXAMPLE_STATUS))
 async def status(request: Request) -> Response:
-    frame, started_at = _frame(request), request.app.state.view.started_at
+    frame, started_at = _frame(request), view_of(request).started_at
     seen = frame.snapshot
     return answer(
         Status,

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_rules, user
 from gpumond.api.problems import problem, responses
+from gpumond.api.view import view_of
 from gpumond.config.rule_registry import RuleEntry, RuleRegistry
 from gpumond.engine.preview import Preview
 from gpumond.rules import ended
@@ -42,8 +43,7 @@ def _answers(status: int, kind: Any, example: Any, *problems: int) -> dict[str, 
 
 
 def _registry(request: Request) -> RuleRegistry:
-    registry: RuleRegistry = request.app.state.view.rulebook
-    return registry
+    return view_of(request).rulebook
 
 
 def _tag(if_match: str | None) -> str | None:
@@ -122,7 +122,7 @@ async def preview(request: Request, body: RuleConfig) -> Response:
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
     previews.add(who, this)
     try:
-        seen: Preview = await request.app.state.view.preview(body.rule())
+        seen = await view_of(request).preview(body.rule())
     finally:
         previews.remove(who, this)
     return Response(PREVIEWED.dump_json(seen), media_type="application/json")
