@@ -153,12 +153,12 @@ def _encoded_reports(device_uuid: str, share: int) -> list[bytes]:
 def _report(device_uuid: str, share: int, number: int) -> Report:
     live, cached, stranded = share // 2 + number * MIB, share // 4, share // 16
     pool = PoolUsage(
-        "torch",
-        device_uuid,
-        live,
-        live + cached + stranded,
-        Reclaimable(cached, cached, cached),
-        stranded,
+        allocator="torch",
+        device_uuid=device_uuid,
+        live_bytes=live,
+        held_bytes=live + cached + stranded,
+        reclaimable=Reclaimable(cached, cached, cached),
+        stranded_bytes=stranded,
         peak_live_bytes=live,
         peak_held_bytes=live + cached + stranded,
         ooms=0,
@@ -166,5 +166,7 @@ def _report(device_uuid: str, share: int, number: int) -> Report:
         device_allocations=200 + number,
         device_frees=100,
     )
-    steps = StepUsage(1000 + number, 9.5, 0.0, live, stranded, 0)
+    steps = StepUsage(
+        steps=1000 + number, steps_per_second=9.5, kept_bytes=0.0, live_bytes=live, stranded_bytes=stranded, retries=0
+    )
     return Report("allow", ("torch 2.13.0",), (pool,), ReportedProgram(step=steps))

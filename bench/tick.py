@@ -19,14 +19,17 @@ from gpumond.testing import GIB, make_device, make_pool, make_process, make_repo
 DEVICES, PROCESSES, RULES, TICKS = 8, 64, 20, 300
 CALM, STORM = 60 * GIB, 0
 COLLECT_EVERY = 10
-UP = SourceState("bench", up=True, responsive=True)
+UP = SourceState(name="bench", up=True, responsive=True)
 
 
 def rules(level: float) -> tuple[Rule, ...]:
     """Return the built-in rules, and others over every scope that compare bytes with a level."""
     scopes: tuple[Scope, ...] = ("process", "pool", "workload", "device")
     values = {scope: next(name for name in VALUES[scope] if name.endswith("_bytes")) for scope in scopes}
-    own = (Rule(f"bench-{i}", scopes[i % 4], values[scopes[i % 4]], above=level) for i in range(RULES - len(BUILT_IN)))
+    own = (
+        Rule(name=f"bench-{i}", scope=scopes[i % 4], value=values[scopes[i % 4]], above=level)
+        for i in range(RULES - len(BUILT_IN))
+    )
     return (*BUILT_IN, *own)
 
 
@@ -34,7 +37,7 @@ def facts(tick: int) -> tuple[Reading, tuple[AgentReport, ...]]:
     """Return the reading and the reports of one tick."""
     pids = [[1 + device * PROCESSES + i for i in range(PROCESSES)] for device in range(DEVICES)]
     reading = Reading(
-        tuple(
+        devices=tuple(
             make_device(
                 f"GPU-{device}",
                 index=device,

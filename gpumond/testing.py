@@ -49,7 +49,7 @@ def make_snapshot(*devices: DeviceReading, **fields: Any) -> Snapshot:
         "seq": 1,
         "taken_at": 1_000_000.0,
         "elapsed_seconds": 1.0,
-        "source": SourceState("sim", up=True, responsive=True),
+        "source": SourceState(name="sim", up=True, responsive=True),
     }
     return Snapshot(devices=devices, **defaults | fields)
 

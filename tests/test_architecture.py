@@ -48,6 +48,7 @@ LAYERS = (
 """A package imports only from itself and from packages before it."""
 
 WITHOUT_IO = ("model", "history", "diagnosis", "rules", "engine")
+KEYWORDS_ONLY = ("model", "history", "diagnosis", "rules", "engine", "flush", "api")
 IO_MODULES = {"os", "socket", "time", "asyncio", "threading", "subprocess", "pathlib", "io", "logging", "random"}
 
 LIBRARIES = {
@@ -172,6 +173,14 @@ def test_random_numbers_come_from_a_seeded_generator(module: str):
     assert "random" not in {
         alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
     }
+
+
+@pytest.mark.parametrize("module", [name for name in FILES if within(name, KEYWORDS_ONLY)])
+def test_constructors_of_more_than_five_fields_take_keywords(module: str):
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        decorators = [ast.unparse(each) for each in node.decorator_list] if isinstance(node, ast.ClassDef) else []
+        if any("dataclass" in text and "kw_only=True" not in text for text in decorators):
+            assert sum(isinstance(each, ast.AnnAssign) for each in node.body) <= 5, node.name
 
 
 def test_imports_have_no_cycle():

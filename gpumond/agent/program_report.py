@@ -34,11 +34,11 @@ def program_report(distributed: bool, refusals: int = 0) -> Program:
     if not (scopes or steps or OOMS.occurred or distributed or refusals):
         return SILENT
     return Program(
-        scopes.usage() if scopes else (),
-        steps.usage() if steps else None,
-        OOMS.recent(),
-        OOMS.retries,
-        OOMS.rescues,
+        scopes=scopes.usage() if scopes else (),
+        step=steps.usage() if steps else None,
+        ooms=OOMS.recent(),
+        oom_retries=OOMS.retries,
+        oom_rescues=OOMS.rescues,
         distributed=distributed,
         refusals=refusals,
     )

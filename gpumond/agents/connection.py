@@ -129,14 +129,14 @@ def check_report(report: Report) -> None:
 
 def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -> AgentReport:
     return AgentReport(
-        identity.pid,
-        identity.start_ticks,
-        identity.uid,
-        hello.workload,
-        age,
-        report.frameworks,
-        report.flush_policy,
-        report.pools,
-        report.program,
-        report.host_pools,
+        pid=identity.pid,
+        start_ticks=identity.start_ticks,
+        uid=identity.uid,
+        workload=hello.workload,
+        age_seconds=age,
+        frameworks=report.frameworks,
+        flush_policy=report.flush_policy,
+        pools=report.pools,
+        program=report.program,
+        host_pools=report.host_pools,
     )

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_token
 from gpumond.api.problems import problem
+from gpumond.api.view import view_of
 from gpumond.model.device_names import device_named
 from gpumond.model.program import AppliedLimit, Dump
 from gpumond.protocol.messages import AgentResponse, Asked
@@ -55,7 +56,7 @@ async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str =
     404: no agent has this pid, or no device has this name. 409: the program does not allow or support a limit; see
     `detail`. 504: the program did not answer.
     """
-    device = None if body.device is None else device_named(body.device, request.app.state.view.frame)
+    device = None if body.device is None else device_named(body.device, view_of(request).frame)
     answer = await _ask(request, pid, "limit", requested_by, body.limit_bytes, device)
     if isinstance(answer, Response):
         return answer
@@ -90,7 +91,7 @@ async def _ask(
     device: str | None = None,
 ) -> AgentResponse | Response:
     """Return the program's answer, or a problem document."""
-    answer: AgentResponse | None = await request.app.state.view.ask(pid, kind, limit_bytes, device, requested_by)
+    answer = await view_of(request).ask(pid, kind, limit_bytes, device, requested_by)
     if answer is None:
         return problem(504, f"pid {pid} did not answer in time, or disconnected; the outcome is unknown")
     if kind == "limit":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -22,19 +22,9 @@ from gpumond.api import (
     rules,
 )
 from gpumond.api.auth import Tokens
-from gpumond.api.event_log import EventLog
 from gpumond.api.problems import responses
 from gpumond.api.shares import Shares
-from gpumond.baselines.service import BaselineService
-from gpumond.config.rule_registry import RuleRegistry
-from gpumond.engine.preview import Preview
-from gpumond.flush import FlushOutcome, FlushRequest
-from gpumond.history import History
-from gpumond.model.frame import Alert, Frame
-from gpumond.model.pools import Receipt
-from gpumond.protocol.messages import AgentResponse, Asked
-from gpumond.rules import Rule
-from gpumond.store.audit_chain import AuditEntry
+from gpumond.api.view import DaemonView
 
 DESCRIPTION = (
     "GPU memory, every byte attributed, and given back with a receipt. Bytes are integers, times unix seconds, "
@@ -45,47 +35,6 @@ DESCRIPTION = (
 AT_THE_ROOT = (page, operations)
 IN_THE_API = (resources, history, flushes, rules, baselines, events, agents)
 """Modules with a ``router``, in the order of the reference."""
-
-
-class MetricsPage(Protocol):
-    @property
-    def content_type(self) -> str: ...
-    @property
-    def plain(self) -> bytes: ...
-    @property
-    def compressed(self) -> bytes: ...
-
-
-class DaemonView(Protocol):
-    """What the HTTP face needs of the daemon."""
-
-    started_at: float
-    rulebook: RuleRegistry
-    events: EventLog
-    baselines: BaselineService
-
-    @property
-    def answers(self) -> dict[str, bytes]:
-        """Encoded answers about the current frame, by route; empty with each new frame."""
-        ...
-
-    @property
-    def frame(self) -> Frame | None: ...
-    def receipts(self) -> Sequence[Receipt]: ...
-    @property
-    def history(self) -> History: ...
-    def past_alerts(self) -> Sequence[Alert]: ...
-    async def audit_entries(self, limit: int) -> list[AuditEntry]: ...
-    async def preview(self, rule: Rule) -> Preview: ...
-    async def reload(self, requested_by: str) -> str: ...
-    async def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome: ...
-    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]: ...
-    async def ask(
-        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
-    ) -> AgentResponse | None: ...
-
-
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
 

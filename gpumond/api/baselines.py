@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_rules
 from gpumond.api.problems import responses
+from gpumond.api.view import view_of
 from gpumond.baselines.service import BaselineService
 from gpumond.baselines.statistics import (
     NAME,
@@ -31,7 +32,7 @@ DAY_SECONDS = 86400.0
 Name = Annotated[str, Path(pattern=f"^{NAME}$", description="At most 64 of A-Za-z0-9._-")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineEntry:
     """One baseline without its distributions. ``complete`` is false while it is being recorded."""
 
@@ -64,7 +65,15 @@ LIVE = Measured("live", Distribution(34 * GIB, 31 * GIB, 30.5 * GIB, 31 * GIB, L
 EXAMPLE = Baseline(
     "nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, (WorkloadMeasures("train", 600.0, (LIVE,), 3, 1),)
 )
-EXAMPLE_ENTRY = BaselineEntry("nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, ("train",))
+EXAMPLE_ENTRY = BaselineEntry(
+    name="nightly",
+    workload="train",
+    started_at=examples.TAKEN_AT,
+    for_seconds=600.0,
+    seconds=600.0,
+    complete=True,
+    workloads=("train",),
+)
 EXAMPLE_COMPARISON = Comparison(
     "nightly",
     examples.TAKEN_AT,
@@ -80,19 +89,18 @@ CHANGES = [Depends(bearer)]
 
 
 def _service(request: Request) -> BaselineService:
-    service: BaselineService = request.app.state.view.baselines
-    return service
+    return view_of(request).baselines
 
 
 def _entry(baseline: Baseline) -> BaselineEntry:
     return BaselineEntry(
-        baseline.name,
-        baseline.workload,
-        baseline.started_at,
-        baseline.for_seconds,
-        baseline.seconds,
-        baseline.complete,
-        tuple(each.workload for each in baseline.workloads),
+        name=baseline.name,
+        workload=baseline.workload,
+        started_at=baseline.started_at,
+        for_seconds=baseline.for_seconds,
+        seconds=baseline.seconds,
+        complete=baseline.complete,
+        workloads=tuple(each.workload for each in baseline.workloads),
     )
 
 

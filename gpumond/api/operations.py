@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gpumond.api.auth import bearer, require_token
 from gpumond.api.problems import problem, responses
+from gpumond.api.view import view_of
 from gpumond.protocol.text import Encodable, accepts
 
 router = APIRouter(tags=["operation"])
@@ -18,7 +19,7 @@ router = APIRouter(tags=["operation"])
 @router.get("/metrics", response_class=PlainTextResponse, summary="Metrics in Prometheus text format or OpenMetrics")
 async def metrics(request: Request, compat: Literal["dcgm"] | None = None) -> Response:
     """Returns the metrics. ``compat=dcgm``: devices with dcgm-exporter's names, labels and units."""
-    page = await request.app.state.view.metrics(request.headers.get("accept", ""), compat)
+    page = await view_of(request).metrics(request.headers.get("accept", ""), compat)
     headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
     if accepts(request.headers.get("accept-encoding", ""), "gzip"):
         return Response(page.compressed, headers=headers | {"Content-Encoding": "gzip"})
@@ -34,7 +35,7 @@ async def healthy() -> str:
     "/-/ready", response_class=PlainTextResponse, responses=responses(503), summary="Readiness: devices can be read"
 )
 async def ready(request: Request) -> Response:
-    frame = request.app.state.view.frame
+    frame = view_of(request).frame
     if frame is None:
         return problem(503, "the first reading is in progress")
     source = frame.snapshot.source
@@ -53,7 +54,7 @@ async def ready(request: Request) -> Response:
 async def reload(request: Request, by: str = Depends(require_token)) -> Response:
     """Reloads the configuration, as SIGHUP does. 422: it is invalid and the previous one stays in effect; see
     `detail`."""
-    return PlainTextResponse(await request.app.state.view.reload(by) + "\n")
+    return PlainTextResponse(await view_of(request).reload(by) + "\n")
 
 
 class ReleaseBody(Encodable):
@@ -86,7 +87,7 @@ async def release(request: Request, body: ReleaseBody, requested_by: str = Depen
 
     504: a driver call does not return, so that a process of the daemon still holds the driver.
     """
-    until, released = await request.app.state.view.release(body.for_seconds, requested_by)
+    until, released = await view_of(request).release(body.for_seconds, requested_by)
     if not released:
         return problem(504, "a driver call does not return, and its process still holds the driver")
     return Response(

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_rules, user
 from gpumond.api.problems import problem, responses
+from gpumond.api.view import view_of
 from gpumond.config.rule_registry import RuleEntry, RuleRegistry
 from gpumond.engine.preview import Preview
 from gpumond.host.event_loop import in_slices
@@ -40,8 +41,7 @@ IfMatch = Annotated[str | None, Header(description="The expected ETag of the rul
 
 
 def _registry(request: Request) -> RuleRegistry:
-    registry: RuleRegistry = request.app.state.view.rulebook
-    return registry
+    return view_of(request).rulebook
 
 
 def _tag(if_match: str | None) -> str | None:
@@ -129,7 +129,7 @@ async def preview(request: Request, body: RuleConfig) -> Response:
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
     previews.add(who, this)
     try:
-        seen: Preview = await request.app.state.view.preview(body.rule())
+        seen = await view_of(request).preview(body.rule())
     finally:
         previews.remove(who, this)
     return Response(await in_slices(_encoding(seen)), media_type="application/json")

@@ -19,6 +19,7 @@ from gpumond.importers import READERS, Change, Changes, snapshots
 from gpumond.importers.builder import NAMELESS
 from gpumond.importers.reader import open_lines
 from gpumond.importers.rows import Remarks, day_and_time
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import Snapshot
 from gpumond.model.units import counted, duration, human, level, seconds
 from gpumond.model.verdicts import SHAPES
@@ -116,7 +117,7 @@ MAX_SERIES = 1000
 MAX_CHANGES = 40
 MAX_CHARTS = 24
 
-Key = tuple[str, int | None]
+Key = tuple[str, ProcessKey | None]
 
 
 @dataclass(slots=True)
@@ -153,23 +154,24 @@ class Findings:
         self._count += 1
         elapsed = snapshot.elapsed_seconds
         lives = {
-            (pool.device_uuid, report.pid): pool.live_bytes for report in snapshot.reports for pool in report.pools
+            (pool.device_uuid, report.key): pool.live_bytes for report in snapshot.reports for pool in report.pools
         }
         for device in snapshot.devices:
             used = device.used_bytes
             if used is None:
-                used = lives.get((device.uuid, NAMELESS))
+                nameless = (held for (uuid, key), held in lives.items() if (uuid, key.pid) == (device.uuid, NAMELESS))
+                used = next(nameless, None)
             if used is not None and not device.missed:
                 self._point(
                     (device.uuid, None), f"gpu {device.index} {device.name}".rstrip(), elapsed, used, device.size_bytes
                 )
-            for process in device.processes or ():
-                held = lives.get((device.uuid, process.pid), process.used_bytes)
+            for process_key, process in device.processes_by_key.items():
+                held = lives.get((device.uuid, process_key), process.used_bytes)
                 if held is not None and not device.missed:
-                    self._point((device.uuid, process.pid), process.comm or "", elapsed, held, None)
+                    self._point((device.uuid, process_key), process.comm or "", elapsed, held, None)
 
     def add(self, change: Change, elapsed: float) -> None:
-        series = self._get((change.verdict.device_uuid, change.verdict.pid), "")
+        series = self._get((change.verdict.device_uuid, change.verdict.process), "")
         if change.onset:
             self._kinds[change.verdict.kind] += 1
         if series is not None and len(series.changes) < MAX_CHANGES:
@@ -180,7 +182,7 @@ class Findings:
     def report(self) -> Iterator[str]:
         chosen = sorted(self._series.items(), key=lambda entry: (not entry[1].found, entry[0][1] is not None))
         shown = {key for key, _ in chosen[:MAX_CHARTS]}
-        for key, series in sorted(self._series.items(), key=lambda entry: (entry[0][0], entry[0][1] or 0)):
+        for key, series in sorted(self._series.items(), key=lambda entry: (entry[0][0], entry[0][1] or ())):
             if key in shown:
                 yield from self._section(key, series)
                 yield ""
@@ -190,9 +192,9 @@ class Findings:
         yield from self._summary()
 
     def _section(self, key: Key, series: _Series) -> Iterator[str]:
-        uuid, pid = key
-        process = "" if pid is None else f" pid {pid}"
-        yield safe("  ".join(part for part in (uuid + process, series.name, f"peak {human(series.peak)}") if part))
+        uuid, process = key
+        pid = f" pid {process.pid}" if process else ""
+        yield safe("  ".join(part for part in (uuid + pid, series.name, f"peak {human(series.peak)}") if part))
         marks = [elapsed for change, elapsed in series.changes if change.onset and change.verdict.kind not in SHAPES]
         yield from draw(series.curve, series.top, marks)
         for change, _ in series.changes:
@@ -206,7 +208,7 @@ class Findings:
         if self._first is None or self._last is None:
             return
         passed = self._last.elapsed_seconds - self._first.elapsed_seconds
-        devices = sum(pid is None for _, pid in self._series)
+        devices = sum(process is None for _, process in self._series)
         yield (
             f"{counted(self._count, 'reading')} over {duration(passed)}: {counted(devices, 'device')}, "
             f"{len(self._series) - devices + len(self._unseen)} processes"

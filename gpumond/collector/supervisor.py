@@ -54,7 +54,7 @@ class Collector:
         restarted: Callable[[], None] = lambda: None,
         opened: Callable[[], None] = lambda: None,
     ) -> None:
-        self.state = SourceState(source, up=False, responsive=True, reason=STARTING)
+        self.state = SourceState(name=source, up=False, responsive=True, reason=STARTING)
         self._deadline, self._replace_after = deadline, replace_after
         self._environ, self._restarted, self._opened = environ, restarted, opened
         self._child: Child | None = None
@@ -305,7 +305,14 @@ class Collector:
         known = before if reading is None else reading
         driver = known.driver_version
         self.state = SourceState(
-            before.name, up, responsive, reason, detail, driver, known.library_version, known.cuda_version
+            name=before.name,
+            up=up,
+            responsive=responsive,
+            reason=reason,
+            detail=detail,
+            driver_version=driver,
+            library_version=known.library_version,
+            cuda_version=known.cuda_version,
         )
         if (before.up, before.reason) != (up, reason):
             if up:

@@ -56,21 +56,25 @@ class AgentConnections(Protocol):
     def flushing(self, identity: Identity) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Processes of a flush: exactly one of the first four; with ``uid`` only programs of that user."""
+    """Processes of a flush: exactly one of the first four; with ``uid`` only programs of that user.
+
+    ``start_ticks``: with ``pid``, only the process that started then.
+    """
 
     pid: int | None = None
     device: str | None = None
     workload: str | None = None
     all: bool = False
     uid: int | None = None
+    start_ticks: int | None = None
 
     def matches(self, report: AgentReport) -> bool:
         if self.uid is not None and report.uid != self.uid:
             return False
         if self.pid is not None:
-            return report.pid == self.pid
+            return report.pid == self.pid and self.start_ticks in (None, report.start_ticks)
         if self.device is not None:
             return any(pool.device_uuid == self.device for pool in report.pools)
         if self.workload is not None:
@@ -83,7 +87,7 @@ class Target:
         return next((f"{name} {value}" for name, value in names if value is not None), "all") + user
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlushRequest:
     """``timeout_seconds`` is for each program. ``force`` overrides the cooldown. ``by_rule``: requested by a rule's
     action.
@@ -272,13 +276,8 @@ class Flusher:
     async def _driver_counts(self, identity: Identity) -> DriverCounts:
         reading = await self._read_driver()
         devices = reading.devices if reading else ()
-        used = {
-            device.uuid: process.used_bytes
-            for device in devices
-            for process in device.processes or ()
-            if (process.pid, process.start_ticks) == (identity.pid, identity.start_ticks)
-            and process.used_bytes is not None
-        }
+        listed = ((device.uuid, device.processes_by_key.get(identity.process)) for device in devices)
+        used = {uuid: process.used_bytes for uuid, process in listed if process and process.used_bytes is not None}
         return DriverCounts(used, {device.uuid: device.size_bytes for device in devices if device.size_bytes})
 
 

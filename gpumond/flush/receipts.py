@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpumond.model.pools import Expected, Held, Outcome, PoolUsage, Receipt
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport
 from gpumond.model.units import human
 from gpumond.protocol.messages import FlushResult, PoolChange
@@ -23,6 +24,7 @@ def blank(report: AgentReport, outcome: Outcome, reason: str, requested_by: str,
     """Make the receipt of a flush that no pool has answered."""
     return Receipt(
         pid=report.pid,
+        start_ticks=report.start_ticks,
         workload=report.workload,
         device_uuid=None,
         allocator=None,
@@ -152,14 +154,14 @@ def _held(pool: PoolUsage, driver_used: int | None) -> Held:
 PLANS_OF_ONE = 8
 REQUESTERS = 64
 
-Pool = tuple[int, str | None, str | None]
-"""Pid, allocator and device"""
+Pool = tuple[ProcessKey, str | None, str | None]
+"""Process, allocator and device"""
 
 Promises = Mapping[Pool, Expected]
 
 
 def pool_of(receipt: Receipt) -> Pool:
-    return receipt.pid, receipt.allocator, receipt.device_uuid
+    return ProcessKey(receipt.pid, receipt.start_ticks), receipt.allocator, receipt.device_uuid
 
 
 class Plans:

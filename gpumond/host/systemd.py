@@ -61,7 +61,7 @@ def status(frame: Frame | None) -> str:
     if not snapshot.source.up:
         return f"cannot read devices: {snapshot.source.reason}"
     firing = sum(alert.phase == "firing" for alert in frame.alerts)
-    agents = len({(report.pid, report.start_ticks) for report in snapshot.reports})
+    agents = len(snapshot.reports_by_process)
     return f"{len(snapshot.devices)} devices, {agents} agents, {firing} alerts firing"
 
 

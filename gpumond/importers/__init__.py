@@ -18,6 +18,7 @@ from gpumond.importers.builder import NAMELESS, SnapshotBuilder
 from gpumond.importers.reader import Lines
 from gpumond.importers.rows import Remarks, moment
 from gpumond.model.frame import Verdict
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import Snapshot
 from gpumond.protocol.messages import from_json
 
@@ -124,7 +125,7 @@ def _is_snapshot(line: str) -> bool:
     return isinstance(body, dict) and {"seq", "elapsed_seconds"} <= body.keys()
 
 
-Key = tuple[str, int | None, str]
+Key = tuple[str, ProcessKey | None, str]
 
 
 class Change(NamedTuple):
@@ -146,8 +147,9 @@ class Changes:
         now: dict[Key, Verdict] = {}
         for verdict in verdicts:
             if verdict.pid == NAMELESS:
-                verdict = replace(verdict, pid=None, summary=verdict.summary.replace(f" (pid {NAMELESS})", ""))
-            now.setdefault((verdict.device_uuid, verdict.pid, verdict.kind), verdict)
+                summary = verdict.summary.replace(f" (pid {NAMELESS})", "")
+                verdict = replace(verdict, pid=None, start_ticks=None, summary=summary)
+            now.setdefault((verdict.device_uuid, verdict.process, verdict.kind), verdict)
         before, self._held = self._held, now
         for key, verdict in before.items():
             if key not in now:

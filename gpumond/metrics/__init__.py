@@ -176,10 +176,11 @@ class Shares:
 
 def sharing(families: Iterable[Family], frame: Frame, most: int) -> Steps[Shares]:
     """Count the series of each user and divide ``most`` among the users."""
-    pids = {str(report.pid): report.uid for report in frame.snapshot.reports}
+    pids: dict[str, int | None] = {}
     workloads: dict[str, int | None] = {}
     for report in frame.snapshot.reports:
-        workloads[report.workload] = report.uid if workloads.get(report.workload, report.uid) == report.uid else None
+        for table, label in ((pids, str(report.pid)), (workloads, report.workload)):
+            table[label] = report.uid if table.get(label, report.uid) == report.uid else None
     owners: dict[str, Owner] = {}
     counts: Counter[int | None] = Counter()
     for family in families:
@@ -201,7 +202,7 @@ def divided(counts: Mapping[int | None, int], most: int) -> dict[int | None, int
     return remaining
 
 
-def _owner(family: Family, pids: Mapping[str, int], workloads: Mapping[str, int | None]) -> Owner:
+def _owner(family: Family, pids: Mapping[str, int | None], workloads: Mapping[str, int | None]) -> Owner:
     for label, table in (("pid", pids), ("workload", workloads)):
         if label in family.labels:
             position = family.labels.index(label)

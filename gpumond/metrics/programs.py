@@ -11,7 +11,7 @@ from gpumond.model.program import Program, ScopeDevice, ScopeUsage, StepUsage
 
 def scope_device_family(name: str, value: Callable[[ScopeDevice], float], help: str) -> Family:
     def rows(frame: Frame) -> Iterator[Row]:
-        index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+        index = frame.snapshot.gpu_labels
         for report in frame.snapshot.reports:
             for scope in report.program.scopes:
                 for device in scope.devices:

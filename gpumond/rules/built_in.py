@@ -13,7 +13,14 @@ from gpumond.rules import Rule, Scope
 
 
 def _rule(name: str, scope: Scope, value: str, severity: str, summary: str, **fields: Any) -> Rule:
-    return Rule(name, scope, value, labels=(("severity", severity),), annotations=(("summary", summary),), **fields)
+    return Rule(
+        name=name,
+        scope=scope,
+        value=value,
+        labels=(("severity", severity),),
+        annotations=(("summary", summary),),
+        **fields,
+    )
 
 
 BUILT_IN: tuple[Rule, ...] = (

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from gpumond.model.frame import Verdict
+from gpumond.model.process import ProcessKey
 from gpumond.model.units import duration, human
 from gpumond.model.verdicts import PROBLEMS, REMEDIES
 
-ActiveVerdicts = Mapping[tuple[str, int | None], Sequence[Verdict]]
+ActiveVerdicts = Mapping[tuple[str, ProcessKey | None], Sequence[Verdict]]
 """Active verdicts that indicate a problem, by device and process; None is the device as a whole"""
 
 NOTHING: Mapping[str, float | None] = {
@@ -22,10 +23,10 @@ UNKNOWN: Mapping[str, float | None] = dict.fromkeys(NOTHING)
 
 
 def active_verdicts(verdicts: Iterable[Verdict]) -> ActiveVerdicts:
-    found: defaultdict[tuple[str, int | None], list[Verdict]] = defaultdict(list)
+    found: defaultdict[tuple[str, ProcessKey | None], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         if verdict.kind in REMEDIES:
-            found[verdict.device_uuid, verdict.pid].append(verdict)
+            found[verdict.device_uuid, verdict.process].append(verdict)
     return dict(found)
 
 

@@ -93,7 +93,10 @@ class SimDevice:
             used_bytes=used,
             free_bytes=spec.size_bytes - spec.reserved_bytes - used,
             reserved_bytes=spec.reserved_bytes,
-            processes=tuple(ProcessUsage(r.pid, r.start_ticks, r.used_bytes, ("compute",)) for r in records),
+            processes=tuple(
+                ProcessUsage(pid=r.pid, start_ticks=r.start_ticks, used_bytes=r.used_bytes, kinds=("compute",))
+                for r in records
+            ),
             sensors=_sensors(spec, [record.sensors for record in records]),
         )
 

@@ -57,7 +57,7 @@ class SimSource:
         devices.sort(key=lambda device: device.index)
         known, self._known = self._known, {}
         named = tuple(self._named(device, known) for device in devices)
-        return Reading(named, tuple(faults), driver_version=f"sim {__version__}")
+        return Reading(devices=named, faults=tuple(faults), driver_version=f"sim {__version__}")
 
     def close(self) -> None:
         self._seen.clear()
@@ -66,7 +66,7 @@ class SimSource:
         """Return the device with names and owners of its processes, each looked up once per process."""
         processes = []
         for process in device.processes or ():
-            life = (process.pid, process.start_ticks)
+            life = process.key
             identity = self._known[life] = known.get(life) or self._table.read([process.pid])[process.pid]
             if identity.start_ticks == process.start_ticks:
                 process = replace(process, comm=identity.comm, uid=identity.uid, user=identity.user)

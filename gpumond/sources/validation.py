@@ -5,13 +5,14 @@ Performs no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpumond.errors import FaultKind, ReturnCode
-from gpumond.model.snapshot import Fault
+from gpumond.model.snapshot import Fault, ProcessUsage
 from gpumond.protocol.messages import MAX_INTEGER, clean
+from gpumond.sources.process.procfs import ProcessOwner
 
 IMPOSSIBLE: FaultKind = "impossible_value"
 """Kind of the fault for impossible values."""
@@ -129,3 +130,20 @@ def _sum_instances(merged: dict[tuple[int, tuple[int, int]], Usage]) -> dict[int
             known = total.used_bytes is not None and usage.used_bytes is not None
             total.used_bytes = (total.used_bytes or 0) + (usage.used_bytes or 0) if known else None
     return by_pid
+
+
+def processes(
+    by_pid: Mapping[int, Usage], owners: Mapping[int, ProcessOwner], used_by: Mapping[int, float]
+) -> tuple[ProcessUsage, ...]:
+    """Return a device's processes in the order of their pids. ``used_by``: their utilization, where it is known."""
+    return tuple(
+        ProcessUsage(
+            pid=pid,
+            used_bytes=usage.used_bytes,
+            kinds=usage.kinds,
+            utilization_ratio=used_by.get(pid),
+            idle_seconds=0.0 if used_by.get(pid) else None,  # the daemon counts from here
+            **owners[pid]._asdict(),
+        )
+        for pid, usage in sorted(by_pid.items())
+    )

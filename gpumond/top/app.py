@@ -221,7 +221,8 @@ class Top(App[None]):
     def action_flush(self) -> None:
         chosen = self.table.chosen
         if chosen:
-            self.push_screen(FlushPanel(self.daemon, {"pid": chosen.pid}, f"{chosen.program} (pid {chosen.pid})"))
+            target = {name: value for name, value in chosen.key[1]._asdict().items() if value is not None}
+            self.push_screen(FlushPanel(self.daemon, target, f"{chosen.program} (pid {chosen.pid})"))
 
     def action_flush_device(self) -> None:
         device, process = device_of(self.view, self.device), self.table.chosen

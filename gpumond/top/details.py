@@ -14,7 +14,7 @@ from gpumond.model.units import duration, human
 from gpumond.top.bars import curve
 from gpumond.top.connection import DaemonClient
 from gpumond.top.panel import Panel, clipped
-from gpumond.top.rows import Key, ProcessRow
+from gpumond.top.rows import Key, ProcessLife, ProcessRow
 from gpumond.top.view import View
 
 CURVE_ROWS = 4
@@ -26,14 +26,14 @@ class Details(Panel):
         Binding("enter", "dismiss", show=False),
     ]
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: ProcessLife) -> None:
         super().__init__()
         self.key = key
 
     def show(self, view: View | None, past: HistoryChart | None) -> None:
         row = next((row for row in view.processes if row.key == self.key), None) if view else None
         if row is None:
-            self.set_text(Text(f"pid {self.key[1]} no longer uses a device"))
+            self.set_text(Text(f"pid {self.key[1].pid} no longer uses a device"))
         else:
             self.set_text(described(row, past, max(20, self.width)))
 
@@ -71,9 +71,9 @@ class HistoryChart:
 
 
 def read_history(daemon: DaemonClient, of: Key, until: float) -> HistoryChart:
-    uuid, pid, _ = of
-    whose = {"uuid": uuid} if pid is None else {"uuid": uuid, "pid": pid}
-    query = urlencode({**whose, "signal": "used", "since": until - SECONDS})
+    uuid, process = of
+    known = {name: value for name, value in (process._asdict() if process else {}).items() if value is not None}
+    query = urlencode({"uuid": uuid, **known, "signal": "used", "since": until - SECONDS})
     try:
         points = daemon.get(f"/api/v1/history?{query}")["points"]
     except DaemonError as error:

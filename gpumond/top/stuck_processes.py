@@ -40,12 +40,13 @@ class Stuck(NamedTuple):
 
 def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
     """Yield the stuck ones of the API's processes. A process on several devices is yielded once."""
-    named: set[int] = set()
+    named: set[tuple[int, int | None]] = set()
     for process in processes:
         kind = _kind(process)
-        if kind is None or process["pid"] in named:
+        key = (process["pid"], process.get("start_ticks"))
+        if kind is None or key in named:
             continue
-        named.add(process["pid"])
+        named.add(key)
         where = next((f" in {word} {process[key]}" for word, key in _PLACES if process[key]), "")
         used = process["used_bytes"]
         held = "" if used is None else f", {human(used)}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpumond.errors import DaemonError
 from gpumond.top.notices import FrameNotice, alerts, notices, once, verdicts
-from gpumond.top.rows import DeviceRow, Key, ProcessRow, cached, devices, plain, processes, returnable
+from gpumond.top.rows import DeviceRow, Key, ProcessRow, cached, devices, plain, process_of, processes, returnable
 from gpumond.top.stuck_processes import stuck
 
 
@@ -51,7 +51,7 @@ def view(frame: Any) -> View:
 def _view(frame: Mapping[str, Any]) -> View:
     snapshot, lines = frame["snapshot"], frame["ledger"]["lines"]
     about_itself = tuple(notices(frame))
-    refusing = {report["pid"] for report in snapshot["reports"] if report["flush_policy"] == "never"}
+    refusing = {process_of(report) for report in snapshot["reports"] if report["flush_policy"] == "never"}
     return View(
         seq=int(snapshot["seq"]),
         taken_at=float(snapshot["taken_at"]),
@@ -66,7 +66,7 @@ def _view(frame: Mapping[str, Any]) -> View:
         stuck=tuple(FrameNotice("warn", plain(e.what), plain(e.remedy, 400)) for e in stuck(frame["processes"])),
         agents=len(snapshot["reports"]),
         returnable_bytes=returnable(lines, refusing),
-        refused_bytes=sum(line["used_bytes"] for line in cached(lines) if line["pid"] in refusing),
+        refused_bytes=sum(line["used_bytes"] for line in cached(lines) if process_of(line) in refusing),
     )
 
 
@@ -105,4 +105,4 @@ def of_device(view: View, uuid: str | None) -> View:
 
 def key_of(device: DeviceRow) -> Key:
     """Return the key of the history of a whole device."""
-    return device.uuid, None, None
+    return device.uuid, None

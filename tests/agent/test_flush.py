@@ -285,7 +285,15 @@ def test_race_is_a_change_that_no_step_causes(
 ) -> None:
     def pool(live: int, device_allocations: int) -> PoolUsage:
         nothing = Reclaimable(0, 0, 0)
-        return PoolUsage("torch", "GPU-0", live, 50, nothing, 0, device_allocations=device_allocations)
+        return PoolUsage(
+            allocator="torch",
+            device_uuid="GPU-0",
+            live_bytes=live,
+            held_bytes=50,
+            reclaimable=nothing,
+            stranded_bytes=0,
+            device_allocations=device_allocations,
+        )
 
     assert raced(pool(10, 3), pool(live, device_allocations), steps) is expected
 
@@ -325,12 +333,29 @@ def test_plan_covers_exactly_the_requested_steps(
 
 
 def test_pool_that_is_not_releasable_promises_nothing_for_any_step() -> None:
-    arena = PoolUsage("jax", "GPU-0", 50, 90, Reclaimable(0, 0, 0, "not_releasable"), 40)
+    arena = PoolUsage(
+        allocator="jax",
+        device_uuid="GPU-0",
+        live_bytes=50,
+        held_bytes=90,
+        reclaimable=Reclaimable(0, 0, 0, "not_releasable"),
+        stranded_bytes=40,
+    )
     assert promises([arena], ("gc", "hooks", "cache"), None) == [Expected(0, 0, 0, "not_releasable")]
 
 
 def test_estimate_of_hooks_is_divided_by_live_bytes() -> None:
-    pools = [PoolUsage("torch", f"GPU-{live}", live, 100, Reclaimable(0, 0, 0), 100 - live) for live in (30, 10)]
+    pools = [
+        PoolUsage(
+            allocator="torch",
+            device_uuid=f"GPU-{live}",
+            live_bytes=live,
+            held_bytes=100,
+            reclaimable=Reclaimable(0, 0, 0),
+            stranded_bytes=100 - live,
+        )
+        for live in (30, 10)
+    ]
     assert [promise.likely for promise in promises(pools, ("hooks", "cache"), 20)] == [15, 5]
 
 
@@ -342,7 +367,14 @@ def test_wrong_estimate_is_an_error(estimate: object, error: type[Exception]) ->
 
 def driver_pool(live: int, held: int, exactness: Exactness = "interval", allocator: str = "cupy") -> PoolUsage:
     free = held - live
-    return PoolUsage(allocator, "GPU-0", live, held, Reclaimable(0, free, free, exactness), 0)
+    return PoolUsage(
+        allocator=allocator,
+        device_uuid="GPU-0",
+        live_bytes=live,
+        held_bytes=held,
+        reclaimable=Reclaimable(0, free, free, exactness),
+        stranded_bytes=0,
+    )
 
 
 def estimate_after(change: PoolUsage, *steps: str) -> StrandedEstimate:

@@ -188,4 +188,4 @@ def test_requests_are_answered_with_each_flush_policy(daemon: FakeDaemon, tmp_pa
 def test_old_agents_report_has_no_program_part():
     """The report of an older agent has no program; an older daemon ignores it."""
     assert Report().program == Program()
-    assert Oom(1, 2.0, "scope").pools == ()
+    assert Oom(number=1, at=2.0, seen="scope").pools == ()

@@ -38,7 +38,14 @@ POOLS = st.builds(
     held_known=st.booleans(),
     spillable_bytes=OPTIONAL,
 )
-POOL = PoolUsage("torch", "GPU-a", 6, 20, Reclaimable(14, 14, 14), 0)
+POOL = PoolUsage(
+    allocator="torch",
+    device_uuid="GPU-a",
+    live_bytes=6,
+    held_bytes=20,
+    reclaimable=Reclaimable(14, 14, 14),
+    stranded_bytes=0,
+)
 
 
 @given(st.lists(POOLS, max_size=3))

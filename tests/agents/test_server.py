@@ -137,7 +137,7 @@ async def test_stale_report_is_not_returned(tmp_path: Path):
             (ProgramEnd(OWN.pid, OWN.start_ticks, "out-of-memory"),),
         ),
         (
-            encode(Report(program=Program(ooms=(Oom(1, 2.0, "scope"),)))) + encode(Bye()),
+            encode(Report(program=Program(ooms=(Oom(number=1, at=2.0, seen="scope"),)))) + encode(Bye()),
             lambda server: tuple((each.pid, each.workload, each.program.ooms[0].number) for each in server.departed()),
             ((OWN.pid, "train", 1),),
         ),

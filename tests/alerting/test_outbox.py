@@ -23,7 +23,15 @@ QUICK = (0.001, 0.002)
 
 
 def make_alert(name: str = "a", phase: str = "firing") -> Alert:
-    return Alert("full", "firing" if phase == "firing" else "pending", (("alertname", name),), (), 1.0, 1.0, 2.0)
+    return Alert(
+        rule="full",
+        phase="firing" if phase == "firing" else "pending",
+        labels=(("alertname", name),),
+        annotations=(),
+        value=1.0,
+        active_at=1.0,
+        fired_at=2.0,
+    )
 
 
 class Recorder:

@@ -23,7 +23,15 @@ from gpumond.model.frame import Alert
 from tests.alerting.listener import OK, Listener, answer
 from tests.running import until
 
-ALERT = Alert("full", "firing", (("alertname", "full"), ("gpu", "0")), (("summary", "much"),), 0.9, 1000.0, 1060.0)
+ALERT = Alert(
+    rule="full",
+    phase="firing",
+    labels=(("alertname", "full"), ("gpu", "0")),
+    annotations=(("summary", "much"),),
+    value=0.9,
+    active_at=1000.0,
+    fired_at=1060.0,
+)
 RESOLVED = replace(ALERT, resolved_at=2000.0)
 
 

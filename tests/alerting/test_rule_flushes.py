@@ -18,8 +18,16 @@ from gpumond.store.audit_chain import AuditEntry
 from gpumond.testing import make_snapshot
 from tests.flush.test_flush import ScriptedPrograms, train
 
-RULE = Rule("waste", "device", "reclaimable_ratio", above=0.3, action=Action(cooldown_seconds=100.0))
-ALERT = Alert("waste", "firing", (("alertname", "waste"),), (), 0.5, 1.0, 2.0)
+RULE = Rule(name="waste", scope="device", value="reclaimable_ratio", above=0.3, action=Action(cooldown_seconds=100.0))
+ALERT = Alert(
+    rule="waste",
+    phase="firing",
+    labels=(("alertname", "waste"),),
+    annotations=(),
+    value=0.5,
+    active_at=1.0,
+    fired_at=2.0,
+)
 
 
 class MemoryStore:
@@ -76,7 +84,7 @@ def test_programs_of_another_user_do_not_delay_a_rules_flush(busy: bool):
         scripted = ScriptedPrograms(*others, train(10), train(11))
         scripted.silent = {report.pid for report in others}
         flusher = scripted.flusher(neighbour_seconds=0.05)
-        own = FlushRequest(Target(all=True, uid=7))
+        own = FlushRequest(target=Target(all=True, uid=7))
         task = asyncio.create_task(flusher.flush(own, "uid:7")) if busy else None
         await asyncio.sleep(0)
         note = await asyncio.wait_for(action_note(scripted, flusher.flush, "flushed train"), 30)
@@ -94,7 +102,7 @@ def test_error_of_one_process_is_in_its_receipt_and_others_are_flushed():
         scripted = ScriptedPrograms(train(10), train(11, device="GPU-b", workload="serve"))
         scripted.silent = {10}
         flusher = scripted.flusher()
-        hanging = asyncio.create_task(flusher.flush(FlushRequest(Target(pid=10)), "test"))
+        hanging = asyncio.create_task(flusher.flush(FlushRequest(target=Target(pid=10)), "test"))
         while not scripted.flushed:
             await asyncio.sleep(0)
 

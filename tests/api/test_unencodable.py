@@ -91,7 +91,15 @@ def test_label_has_no_control_characters(serve: Serve, text: str):
 
 def test_unreadable_rows_of_older_versions_are_skipped_with_a_fault(serve: Serve, tmp_path: Path):
     path = tmp_path / "daemon0" / "state" / "gpumond.db"
-    alert = Alert("pwn", "firing", (("alertname", "pwn"), ("a", LONE_SURROGATE)), (), 1.0, time.time(), time.time())
+    alert = Alert(
+        rule="pwn",
+        phase="firing",
+        labels=(("alertname", "pwn"), ("a", LONE_SURROGATE)),
+        annotations=(),
+        value=1.0,
+        active_at=time.time(),
+        fired_at=time.time(),
+    )
 
     async def keep(store: Store) -> None:
         await store.put_rule("pwn", RULE | {"name": "pwn", "labels": {"a": LONE_SURROGATE}}, "token")

@@ -227,7 +227,24 @@ def test_recording_can_be_limited_to_one_workload():
 def test_recording_has_flushes_and_released_bytes():
     measuring = BaselineRecorder("n", 10)
     measuring.add(training(0, GIB))
-    receipt = Receipt(10, "train", "GPU-a", "torch", "freed", "", None, 5, 5, None, None, (), False, "x", 0.0, 0.0)
+    receipt = Receipt(
+        pid=10,
+        workload="train",
+        device_uuid="GPU-a",
+        allocator="torch",
+        outcome="freed",
+        reason="",
+        expected=None,
+        released_bytes=5,
+        driver_released_bytes=5,
+        before=None,
+        after=None,
+        steps=(),
+        raced=False,
+        requested_by="x",
+        started_at=0.0,
+        duration_seconds=0.0,
+    )
     measuring.flushed(receipt)
     measuring.flushed(replace(receipt, outcome="planned", released_bytes=99))
     measuring.flushed(replace(receipt, workload="another"))

@@ -104,8 +104,8 @@ def test_history_of_devices_and_programs_survives_a_restart(program: Path):
                     assert time.monotonic() < end, "too little was closed_blocks"
                     await asyncio.sleep(0.05)
                     devices = daemon.frame.snapshot.devices if daemon.frame else ()
-                    pids = [None, *(process.pid for device in devices for process in device.processes or ())]
-                    past = {pid: daemon.history.series(UUID, pid, "used", resolution=900)[:-1] for pid in pids}
+                    keys = [None, *(key for device in devices for key in device.processes_by_key)]
+                    past = {key: daemon.history.series((UUID, key), "used", resolution=900)[:-1] for key in keys}
                     if len(past) == 2 and min(map(len, past.values())) >= wanted:
                         return past
 

@@ -10,14 +10,14 @@ from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import DeviceReading, Reading, Snapshot, SourceState
 from gpumond.testing import GIB, make_device, make_process
 
-UP = SourceState("nvml", up=True, responsive=True)
+UP = SourceState(name="nvml", up=True, responsive=True)
 
 
 def last_snapshot(*devices: DeviceReading | None, every: float = 2.0) -> Snapshot:
     """Return the last of the snapshots of one device; None is a reading that did not arrive."""
     snapshot = None
     for number, device in enumerate(devices):
-        reading = None if device is None else Reading((device,))
+        reading = None if device is None else Reading(devices=(device,))
         snapshot = observe(snapshot, UP, reading, (), number * every, number * every)
     assert snapshot is not None
     return snapshot

@@ -9,8 +9,8 @@ from gpumond.model.snapshot import AgentReport, DeviceReading, Reading, Snapshot
 from gpumond.rules import Rule
 from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 
-UP = SourceState("nvml", up=True, responsive=True)
-FULL = (Rule("full", "device", "used_ratio", above=0.8),)
+UP = SourceState(name="nvml", up=True, responsive=True)
+FULL = (Rule(name="full", scope="device", value="used_ratio", above=0.8),)
 
 
 def snapshot_after(
@@ -20,7 +20,7 @@ def snapshot_after(
 
 
 def reading_of(*devices: DeviceReading, **fields: object) -> Reading:
-    return Reading(devices, **fields)  # type: ignore[arg-type]
+    return Reading(devices=devices, **fields)  # type: ignore[arg-type]
 
 
 def test_device_without_answer_keeps_its_values_for_two_readings():
@@ -150,7 +150,7 @@ def test_alert_on_an_unread_device_is_not_resolved(missed: int):
 
 
 def test_alert_on_a_process_of_an_unread_device_is_not_resolved():
-    rule = (Rule("hog", "pool", "held_bytes", above=GIB),)
+    rule = (Rule(name="hog", scope="pool", value="held_bytes", above=GIB),)
     report = make_report(pools=(make_pool(live=2 * GIB),))
     first = advance(EngineState(), rule, make_snapshot(make_device(), reports=(report,)))
     lost = make_device(missed=3, size_bytes=None, used_bytes=None, processes=None)

@@ -58,7 +58,7 @@ def between(*frames: Frame, **last: Any) -> list[Event]:
 
 
 def test_events_of_two_equal_frames_are_empty():
-    leak = Verdict(UUID, 10, "leak", 1.0)
+    leak = Verdict(device_uuid=UUID, pid=10, start_ticks=100, kind="leak", since=1.0)
     frame = make_frame(
         reports=(make_report(pools=(make_pool(ooms=1),)),), xids=(XidErrors(UUID, 79, 1, 5.0),), verdicts=(leak,)
     )
@@ -87,7 +87,17 @@ def test_reused_pid_is_another_agent():
 
 
 def test_oom_event_has_the_details_of_its_snapshot():
-    pools = (OomPool("torch", UUID, 5 * GIB, 2 * GIB, GIB, 512), OomPool("torch", "GPU-b", 9 * GIB, 0, 0))
+    pools = (
+        OomPool(
+            allocator="torch",
+            device_uuid=UUID,
+            live_bytes=5 * GIB,
+            cached_bytes=2 * GIB,
+            stranded_bytes=GIB,
+            largest_free_bytes=512,
+        ),
+        OomPool(allocator="torch", device_uuid="GPU-b", live_bytes=9 * GIB, cached_bytes=0, stranded_bytes=0),
+    )
     scopes = (ScopeKept("epoch", ByteChange(GIB)),)
     oom = make_oom(device_uuid=UUID, request_bytes=3 * GIB, scope="epoch/forward", pools=pools, scopes=scopes)
     report = make_report()
@@ -189,7 +199,15 @@ def test_flushes_make_events_and_plans_do_not():
 
 def test_alerts_fire_and_resolve():
     labels = (("alertname", "leak"), ("pid", "10"), ("uuid", UUID), ("workload", "train"))
-    alert = Alert("leak", "firing", labels, (("summary", "it leaks"),), 3.5, 999_900.0, 999_960.0)
+    alert = Alert(
+        rule="leak",
+        phase="firing",
+        labels=labels,
+        annotations=(("summary", "it leaks"),),
+        value=3.5,
+        active_at=999_900.0,
+        fired_at=999_960.0,
+    )
     fired, resolved = between(make_frame(), raised=[alert], resolved=[alert])
     assert (fired.kind, fired.at, fired.device_uuid, fired.pid, fired.workload) == (
         "alert-fired",
@@ -204,7 +222,20 @@ def test_alerts_fire_and_resolve():
 
 def test_alert_without_a_summary_names_program_pid_and_device():
     labels = (("alertname", "hog"), ("gpu", "3"), ("pid", "10"), ("uuid", UUID), ("workload", "train"))
-    (fired,) = between(make_frame(), raised=[Alert("hog", "firing", labels, (), 3.5, 999_900.0, 999_960.0)])
+    (fired,) = between(
+        make_frame(),
+        raised=[
+            Alert(
+                rule="hog",
+                phase="firing",
+                labels=labels,
+                annotations=(),
+                value=3.5,
+                active_at=999_900.0,
+                fired_at=999_960.0,
+            )
+        ],
+    )
     assert fired.summary == "hog: train (pid 10) on GPU 3"
 
 
@@ -212,7 +243,16 @@ def test_alert_without_a_summary_names_program_pid_and_device():
     ("kind", "has_events"), [("leak", True), ("fragmentation", True), ("steady", False), ("warm-up", False)]
 )
 def test_verdicts_begin_and_end(kind: str, has_events: bool):
-    verdict = Verdict(UUID, 10, kind, 999_000.0, (("slope_bytes_per_second", 2.0),), None, "train leaks")
+    verdict = Verdict(
+        device_uuid=UUID,
+        pid=10,
+        start_ticks=100,
+        kind=kind,
+        since=999_000.0,
+        evidence=(("slope_bytes_per_second", 2.0),),
+        time_to_oom_seconds=None,
+        summary="train leaks",
+    )
     without, with_it = make_frame(reports=(make_report(),)), make_frame(reports=(make_report(),), verdicts=(verdict,))
     began, ended = between(without, with_it), between(with_it, without)
     assert [event.kind for event in (*began, *ended)] == (["verdict-began", "verdict-ended"] if has_events else [])
@@ -224,7 +264,7 @@ def test_verdicts_begin_and_end(kind: str, has_events: bool):
 
 
 def test_verdict_end_names_program_pid_and_device_after_the_process_has_ended():
-    verdict = Verdict(UUID, 10, "fragmentation", 999_999.5)
+    verdict = Verdict(device_uuid=UUID, pid=10, start_ticks=100, kind="fragmentation", since=999_999.5)
     with_agent = make_frame(reports=(make_report(),), verdicts=(verdict,))
     listed = make_frame(make_device(UUID, processes=(make_process(10, comm="python"),)), verdicts=(verdict,))
     for before, name in ((with_agent, "train"), (listed, "python")):
@@ -237,7 +277,10 @@ def test_verdict_end_names_program_pid_and_device_after_the_process_has_ended():
 
 
 def test_events_are_in_the_order_of_their_times():
-    verdicts = tuple(Verdict(UUID, None, kind, at) for kind, at in (("leak", 999_000.0), ("orphan", 999_990.0)))
+    verdicts = tuple(
+        Verdict(device_uuid=UUID, pid=None, start_ticks=None, kind=kind, since=at)
+        for kind, at in (("leak", 999_000.0), ("orphan", 999_990.0))
+    )
     report = make_report(program=Program(ooms=(make_oom(at=999_000.5),)))
     frames = [
         (make_frame(reports=(make_report(),)), ()),

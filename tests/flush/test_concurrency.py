@@ -19,7 +19,7 @@ from tests.flush.test_flush import ScriptedPrograms, release_all, train
 
 async def started_flush(scripted: ScriptedPrograms, flusher: Flusher, pid: int) -> asyncio.Task[FlushOutcome]:
     """Start a flush of the process and wait until its agent has received it."""
-    task = asyncio.create_task(flusher.flush(FlushRequest(Target(pid=pid)), "test"))
+    task = asyncio.create_task(flusher.flush(FlushRequest(target=Target(pid=pid)), "test"))
     while pid not in scripted.flushed:
         await asyncio.sleep(0)
     return task
@@ -37,14 +37,14 @@ def test_plan_takes_no_lock_and_waits_for_none():
         flusher = scripted.flusher()
         hanging = await started_flush(scripted, flusher, 10)
         scripted.silent = set()
-        planned = await flusher.flush(FlushRequest(Target(all=True), dry_run=True), "test")
+        planned = await flusher.flush(FlushRequest(target=Target(all=True), dry_run=True), "test")
         scripted.silent = {11}
-        plan = asyncio.create_task(flusher.flush(FlushRequest(Target(pid=11), dry_run=True), "test"))
+        plan = asyncio.create_task(flusher.flush(FlushRequest(target=Target(pid=11), dry_run=True), "test"))
         while scripted.running < 2:
             await asyncio.sleep(0)
         scripted.silent = set()
         await cancelled(hanging)
-        flushed = await flusher.flush(FlushRequest(Target(pid=11)), "test")
+        flushed = await flusher.flush(FlushRequest(target=Target(pid=11)), "test")
         await cancelled(plan)
         return [receipt.outcome for answer in (planned, flushed) for receipt in answer.receipts]
 
@@ -57,12 +57,12 @@ def test_programs_with_a_flush_in_progress_are_refused_and_others_flushed():
         scripted.silent = {10}
         flusher = scripted.flusher()
         hanging = await started_flush(scripted, flusher, 10)
-        both = await flusher.flush(FlushRequest(Target(all=True)), "test")
+        both = await flusher.flush(FlushRequest(target=Target(all=True)), "test")
         assert {receipt.pid: receipt.outcome for receipt in both.receipts} == {10: "refused", 11: "freed"}
-        (busy,) = (await flusher.flush(FlushRequest(Target(device="GPU-a")), "test")).receipts
+        (busy,) = (await flusher.flush(FlushRequest(target=Target(device="GPU-a")), "test")).receipts
         assert (busy.outcome, "under way" in busy.reason) == ("refused", True)
         with pytest.raises(AlreadyUnderWay):
-            await flusher.flush(FlushRequest(Target(pid=10)), "test")
+            await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
         await cancelled(hanging)
 
     asyncio.run(run())
@@ -74,10 +74,10 @@ def test_silent_agents_of_another_user_do_not_delay_a_flush():
         scripted = ScriptedPrograms(*silent, train(10))
         scripted.silent = {report.pid for report in silent}
         flusher = scripted.flusher(neighbour_seconds=0.05)
-        other_flush = asyncio.create_task(flusher.flush(FlushRequest(Target(all=True, uid=7)), "uid:7"))
+        other_flush = asyncio.create_task(flusher.flush(FlushRequest(target=Target(all=True, uid=7)), "uid:7"))
         while not scripted.flushed:
             await asyncio.sleep(0)
-        own = await flusher.flush(FlushRequest(Target(pid=10)), "test")
+        own = await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
         await cancelled(other_flush)
         return [receipt.outcome for receipt in own.receipts]
 
@@ -89,13 +89,13 @@ def test_process_can_be_flushed_again_when_its_part_of_a_flush_has_ended():
         scripted = ScriptedPrograms(train(10), train(20, device="GPU-b", uid=7))
         scripted.silent = {20}
         flusher = scripted.flusher()
-        everything = asyncio.create_task(flusher.flush(FlushRequest(Target(all=True)), "root"))
+        everything = asyncio.create_task(flusher.flush(FlushRequest(target=Target(all=True)), "root"))
         while len(scripted.flushed) < 2 or scripted.running > 1:
             await asyncio.sleep(0)
         for _ in range(50):
             await asyncio.sleep(0)
         scripted.refill()
-        answer = await flusher.flush(FlushRequest(Target(pid=10), force=True), "test")
+        answer = await flusher.flush(FlushRequest(target=Target(pid=10), force=True), "test")
         assert [receipt.outcome for receipt in answer.receipts] == ["freed"]
         await cancelled(everything)
 
@@ -107,7 +107,7 @@ def test_cooldown_is_5_seconds_for_users_and_30_for_rules(by_rule: bool, cooldow
     async def run() -> None:
         scripted, now = ScriptedPrograms(train()), [1000.0]
         flusher = scripted.flusher(clock=lambda: now[0])
-        request = FlushRequest(Target(pid=10), by_rule=by_rule)
+        request = FlushRequest(target=Target(pid=10), by_rule=by_rule)
         await flusher.flush(request, "test")
         now[0] += cooldown - 1
         with pytest.raises(CoolingDown, match="allowed again in 1 s") as refused:
@@ -125,9 +125,9 @@ def test_force_overrides_the_cooldown():
     async def run() -> None:
         scripted = ScriptedPrograms(train())
         flusher = scripted.flusher()
-        await flusher.flush(FlushRequest(Target(pid=10)), "test")
+        await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
         scripted.refill()
-        forced = await flusher.flush(FlushRequest(Target(pid=10), force=True), "test")
+        forced = await flusher.flush(FlushRequest(target=Target(pid=10), force=True), "test")
         assert forced.receipts[0].outcome == "freed"
 
     asyncio.run(run())
@@ -140,9 +140,9 @@ def test_flush_without_effect_starts_no_cooldown():
     async def run() -> list[Outcome]:
         scripted = ScriptedPrograms(train(), respond=nothing)
         flusher = scripted.flusher()
-        idle = await flusher.flush(FlushRequest(Target(pid=10), ("spill",)), "test")
+        idle = await flusher.flush(FlushRequest(target=Target(pid=10), steps=("spill",)), "test")
         scripted.respond = release_all
-        after = await flusher.flush(FlushRequest(Target(pid=10)), "test")
+        after = await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
         return [idle.receipts[0].outcome, after.receipts[0].outcome]
 
     assert asyncio.run(run()) == ["nothing", "freed"]

@@ -71,7 +71,7 @@ class ScriptedPrograms:
                 self.driver_counts[pid, device] -= freed
         devices = {device for _, device in self.driver_counts}
         return Reading(
-            tuple(
+            devices=tuple(
                 make_device(
                     uuid,
                     processes=tuple(
@@ -219,7 +219,7 @@ def test_programs_with_a_common_device_workload_or_job_are_flushed_in_succession
     async def most_concurrent_flushes() -> int:
         scripted = ScriptedPrograms(*reports)
         scripted.gate = asyncio.Event()
-        flush = asyncio.create_task(scripted.flusher().flush(FlushRequest(Target(all=True)), "test"))
+        flush = asyncio.create_task(scripted.flusher().flush(FlushRequest(target=Target(all=True)), "test"))
         for _ in range(50):
             await asyncio.sleep(0)
         scripted.gate.set()
@@ -242,10 +242,10 @@ def test_unanswered_flush_of_a_rank_blocks_the_other_ranks_until_it_is_answered(
 
     async def run() -> list[Outcome]:
         flusher = scripted.flusher()
-        together = await flusher.flush(FlushRequest(Target(all=True)), "test")
-        later = await flusher.flush(FlushRequest(Target(pid=11)), "test")
+        together = await flusher.flush(FlushRequest(target=Target(all=True)), "test")
+        later = await flusher.flush(FlushRequest(target=Target(pid=11)), "test")
         scripted.unanswered.clear()
-        last = await flusher.flush(FlushRequest(Target(pid=11)), "test")
+        last = await flusher.flush(FlushRequest(target=Target(pid=11)), "test")
         return [receipt.outcome for answer in (together, later, last) for receipt in answer.receipts]
 
     assert asyncio.run(run()) == ["timeout", "refused", "refused", "freed"]
@@ -267,7 +267,7 @@ def test_process_has_one_flush_at_a_time_and_then_a_cooldown():
         scripted = ScriptedPrograms(train())
         scripted.gate = asyncio.Event()
         flusher = scripted.flusher()
-        request = FlushRequest(Target(pid=10))
+        request = FlushRequest(target=Target(pid=10))
         first = asyncio.create_task(flusher.flush(request, "test"))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -278,7 +278,7 @@ def test_process_has_one_flush_at_a_time_and_then_a_cooldown():
         with pytest.raises(CoolingDown) as refused:
             await flusher.flush(request, "test")
         assert 0 < refused.value.retry_after_seconds <= 30
-        planned = await flusher.flush(FlushRequest(Target(pid=10), dry_run=True), "test")
+        planned = await flusher.flush(FlushRequest(target=Target(pid=10), dry_run=True), "test")
         assert planned.receipts[0].outcome == "planned"
 
     asyncio.run(run())
@@ -288,8 +288,8 @@ def test_programs_in_cooldown_are_refused_and_others_flushed():
     async def run() -> None:
         scripted = ScriptedPrograms(train(10), train(11))
         flusher = scripted.flusher()
-        await flusher.flush(FlushRequest(Target(pid=10)), "test")
-        answer = await flusher.flush(FlushRequest(Target(all=True)), "test")
+        await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
+        answer = await flusher.flush(FlushRequest(target=Target(all=True)), "test")
         assert {receipt.pid: receipt.outcome for receipt in answer.receipts} == {10: "refused", 11: "freed"}
 
     asyncio.run(run())
@@ -327,9 +327,9 @@ def test_receipt_contains_the_plan():
     async def run() -> None:
         scripted = ScriptedPrograms(train())
         flusher = scripted.flusher()
-        plan = await flusher.flush(FlushRequest(Target(pid=10), dry_run=True), "test")
+        plan = await flusher.flush(FlushRequest(target=Target(pid=10), dry_run=True), "test")
         scripted.programs = [train(cached=2 * GIB)]
-        carried_out = FlushRequest(Target(pid=10), plan=plan.id)
+        carried_out = FlushRequest(target=Target(pid=10), plan=plan.id)
         receipts = (await flusher.flush(carried_out, "test")).receipts
         (receipt,) = receipts
         assert receipt.planned == Expected(3 * GIB, 3 * GIB, 3 * GIB)

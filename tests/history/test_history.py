@@ -9,10 +9,11 @@ import pytest
 from gpumond import history as module
 from gpumond.history import LIFE_SIGNALS, LIVE, SIGNALS, USED, Coarse, History
 from gpumond.history.series import MAX, MEDIAN, MIN, MINUTE, QUARTER, SAMPLES, TIERS, Rows, Series
+from gpumond.model.process import ProcessKey
 from gpumond.protocol.messages import from_json, to_json
 from gpumond.testing import make_snapshot
 
-LIFE = ("GPU-a", 10, 100)
+LIFE = ("GPU-a", ProcessKey(10, 100))
 NAN = float("nan")
 
 
@@ -104,18 +105,18 @@ def test_points_are_samples_or_the_longest_blocks_within_the_resolution():
     history = make_history([float(i) for i in range(1000)])
     assert [point.median for point in history.series("GPU-a", 10, "used")] == list(range(100, 1000))
     for resolution, seconds in ((15, 15), (59, 15), (60, 60), (899, 300), (900, 900)):
-        points = history.series("GPU-a", 10, "used", resolution=resolution)
+        points = history.series(LIFE, "used", resolution=resolution)
         assert points
         assert {round(b.at - a.at) % seconds for a, b in pairwise(points)} <= {0}
-    assert history.series("GPU-a", 10, "used", since=1e9 + 990.5)[0].median == 991
-    assert history.series("GPU-a", 10, "live") == ()
-    assert history.series("GPU-a", 11, "used") == history.series("GPU-b", None, "used") == ()
+    assert history.series(LIFE, "used", since=1e9 + 990.5)[0].median == 991
+    assert history.series(LIFE, "live") == ()
+    assert history.series(("GPU-a", ProcessKey(11, 100)), "used") == history.series(("GPU-b", None), "used") == ()
 
 
 def test_wall_clock_step_moves_no_sample_relative_to_another():
     history = make_history([1.0] * 10)
     history.begin(make_snapshot(elapsed_seconds=10.0, taken_at=5e8))
-    times = [point.at for point in history.series("GPU-a", 10, "used")]
+    times = [point.at for point in history.series(LIFE, "used")]
     assert times == [5e8 - 10 + i for i in range(10)]
 
 
@@ -128,15 +129,18 @@ def test_snapshot_that_is_not_newer_is_ignored():
 def test_ended_life_is_kept_and_the_newest_life_of_a_pid_is_returned():
     history = make_history([1.0] * 3)
     history.end(LIFE)
-    assert len(history.series("GPU-a", 10, "used")) == 3
-    other = history.life(("GPU-a", 10, 101))
+    assert len(history.series(LIFE, "used")) == 3
+    reused = ProcessKey(10, 101)
+    other = history.life(("GPU-a", reused))
     assert other is not None
     other.add((3.0, 7.0, NAN, NAN))
-    assert [point.median for point in history.series("GPU-a", 10, "used")] == [7.0]
+    assert history.newest("GPU-a", 10) == reused
+    assert [point.median for point in history.series(("GPU-a", reused), "used")] == [7.0]
+    assert len(history.series(LIFE, "used")) == 3
     for pid in range(module.MAX_ENDED + 1):
-        history.life(("GPU-b", pid, 1))
-        history.end(("GPU-b", pid, 1))
-    assert history.series("GPU-b", 0, "used") == ()
+        history.life(("GPU-b", ProcessKey(pid, 1)))
+        history.end(("GPU-b", ProcessKey(pid, 1)))
+    assert history.series(("GPU-b", ProcessKey(0, 1)), "used") == ()
 
 
 def test_lives_never_exceed_the_limit():
@@ -159,8 +163,8 @@ def test_restored_series_continues_when_the_life_is_seen_again():
     assert series.records[MINUTE][USED] == 4.0
     assert series.records[MINUTE][LIVE] == -float("inf")
     assert after.unix(series.born) == pytest.approx(1e9)
-    shown = [point.at for point in after.series("GPU-a", 10, "used", resolution=900)]
-    *closed, _ = [point.at for point in before.series("GPU-a", 10, "used", resolution=900)]
+    shown = [point.at for point in after.series(LIFE, "used", resolution=900)]
+    *closed, _ = [point.at for point in before.series(LIFE, "used", resolution=900)]
     assert shown == pytest.approx(closed)
 
 

@@ -18,7 +18,7 @@ FULL = replace(
                 make_process(11, None, start_ticks=None),
             ),
             sensors=Sensors(
-                0.1,
+                gpu_utilization_ratio=0.1,
                 throttle_reasons=("gpu_idle",),
                 persistence_mode=True,
                 compute_mode="Default",
@@ -37,7 +37,16 @@ FULL = replace(
     ),
     taken_at=1_790_000_000.123456,
     elapsed_seconds=0.1 + 0.2,
-    source=SourceState("nvml", False, True, "timeout", "x", "1", "2", "3"),
+    source=SourceState(
+        name="nvml",
+        up=False,
+        responsive=True,
+        reason="timeout",
+        detail="x",
+        driver_version="1",
+        library_version="2",
+        cuda_version="3",
+    ),
 )
 
 

@@ -159,7 +159,13 @@ class Agent:
         flush = Reclaimable(self._cached, self._cached, self._cached)
         held = self.held_bytes
         return PoolUsage(
-            allocator, self.options.device_uuid, held - self._cached, held, flush, 0, ooms=self.options.ooms
+            allocator=allocator,
+            device_uuid=self.options.device_uuid,
+            live_bytes=held - self._cached,
+            held_bytes=held,
+            reclaimable=flush,
+            stranded_bytes=0,
+            ooms=self.options.ooms,
         )
 
     def _answer(self, asked: FlushCommand) -> None:
@@ -188,7 +194,14 @@ class Agent:
 def many(allocator: str, number: int) -> Iterator[PoolChange]:
     """Return changes of pools that no report contained."""
     for each in range(number):
-        before = PoolUsage(allocator, f"GPU-unknown-{each}", 0, 0, Reclaimable(0, 0, 0), 0)
+        before = PoolUsage(
+            allocator=allocator,
+            device_uuid=f"GPU-unknown-{each}",
+            live_bytes=0,
+            held_bytes=0,
+            reclaimable=Reclaimable(0, 0, 0),
+            stranded_bytes=0,
+        )
         yield PoolChange(before, before, Expected(0, 0, 0))
 
 

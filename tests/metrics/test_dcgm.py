@@ -68,7 +68,7 @@ def make_frame() -> Frame:
     )
     other = make_device("pci-0000:03:00.0", index=2, name="Radeon", vendor="amd")
     xids = (XidErrors("GPU-a", 79, 2, 10.0), XidErrors("GPU-a", 31, 1, 20.0), XidErrors("GPU-a", 48, 9, 5.0))
-    source = SourceState("nvml", True, True, driver_version="580.65.06")
+    source = SourceState(name="nvml", up=True, responsive=True, driver_version="580.65.06")
     return Frame(make_snapshot(h200, h100, instance, other, source=source, xids=xids), Ledger())
 
 

@@ -37,7 +37,15 @@ def full_frame() -> Frame:
     """Return a frame with values of every kind."""
     frame = advance(EngineState(), BUILT_IN, SNAPSHOT).frame
     uuid = SNAPSHOT.devices[0].uuid
-    leak = Verdict(uuid, 4242, "leak", 1.0, (("slope", 1.0),), 3840.0)
+    leak = Verdict(
+        device_uuid=uuid,
+        pid=4242,
+        start_ticks=100,
+        kind="leak",
+        since=1.0,
+        evidence=(("slope", 1.0),),
+        time_to_oom_seconds=3840.0,
+    )
     return Frame(frame.snapshot, frame.ledger, (leak,), frame.alerts)
 
 
@@ -110,9 +118,9 @@ def test_unknown_value_is_absent():
 
 def test_removed_device_has_no_series():
     exposition = Exposition(Telemetry())
-    up = SourceState("sim", up=True, responsive=True)
-    first = observe(None, up, Reading((make_device("GPU-a"), make_device("GPU-b"))), (), 1.0, 1.0)
-    second = observe(first, up, Reading((make_device("GPU-b"),)), (), 2.0, 2.0)
+    up = SourceState(name="sim", up=True, responsive=True)
+    first = observe(None, up, Reading(devices=(make_device("GPU-a"), make_device("GPU-b"))), (), 1.0, 1.0)
+    second = observe(first, up, Reading(devices=(make_device("GPU-b"),)), (), 2.0, 2.0)
     assert b"GPU-a" in exposition.page(advance(EngineState(), (), first).frame, Form(False)).plain
     assert b"GPU-a" not in exposition.page(advance(EngineState(), (), second).frame, Form(False)).plain
 

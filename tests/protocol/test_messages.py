@@ -27,22 +27,40 @@ from tests.fuzzing import mutated
 
 POOL = make_pool(live=1, cached=2)
 PROGRAM = Program(
-    (ScopeUsage("epoch/forward", 2, 0, 1, 0, (ScopeDevice("GPU-a", ByteChange(-5), ByteChange(3), 7, True),)),),
-    StepUsage(3, 1.5, -0.5, 7, 0, 1),
-    (
-        Oom(
-            1,
-            2.5,
-            "retry",
-            "GPU-a",
-            5,
-            "epoch",
-            (OomPool("torch", "GPU-a", 1, 2, 3, 4),),
-            (ScopeKept("x", ByteChange(-1)),),
+    scopes=(
+        ScopeUsage(
+            name="epoch/forward",
+            entries=2,
+            ooms=0,
+            retries=1,
+            unmeasured=0,
+            devices=(ScopeDevice("GPU-a", ByteChange(-5), ByteChange(3), 7, True),),
         ),
     ),
-    2,
-    1,
+    step=StepUsage(steps=3, steps_per_second=1.5, kept_bytes=-0.5, live_bytes=7, stranded_bytes=0, retries=1),
+    ooms=(
+        Oom(
+            number=1,
+            at=2.5,
+            seen="retry",
+            device_uuid="GPU-a",
+            request_bytes=5,
+            scope="epoch",
+            pools=(
+                OomPool(
+                    allocator="torch",
+                    device_uuid="GPU-a",
+                    live_bytes=1,
+                    cached_bytes=2,
+                    stranded_bytes=3,
+                    largest_free_bytes=4,
+                ),
+            ),
+            scopes=(ScopeKept("x", ByteChange(-1)),),
+        ),
+    ),
+    oom_retries=2,
+    oom_rescues=1,
 )
 MESSAGES = [
     messages.Hello("train", "0.1.0", "3.11.7"),
@@ -69,7 +87,11 @@ def test_message_round_trips(message: messages.Message):
 
 
 def test_reading_round_trips():
-    reading = Reading((make_device(processes=(make_process(used_bytes=None),)),), (make_fault("GPU-a"),), "580.1")
+    reading = Reading(
+        devices=(make_device(processes=(make_process(used_bytes=None),)),),
+        faults=(make_fault("GPU-a"),),
+        driver_version="580.1",
+    )
     assert messages.from_json(Reading, messages.to_json(reading)) == reading
 
 
@@ -160,7 +182,16 @@ def test_text_is_cleaned_for_wire_log_and_terminal():
 
 
 def test_pool_usage_is_the_same_on_both_ends():
-    pool = PoolUsage("torch", "GPU-a", 1, 2, Reclaimable(0, 1, 1, "interval"), 0, inside="rmm", ooms=3)
+    pool = PoolUsage(
+        allocator="torch",
+        device_uuid="GPU-a",
+        live_bytes=1,
+        held_bytes=2,
+        reclaimable=Reclaimable(0, 1, 1, "interval"),
+        stranded_bytes=0,
+        inside="rmm",
+        ooms=3,
+    )
     message = messages.decode(messages.encode(messages.Report(pools=(pool,))))
     assert isinstance(message, messages.Report)
     assert message.pools == (pool,)

@@ -25,7 +25,11 @@ def test_message_round_trips(message: messages.Message):
 
 
 def test_reading_round_trips():
-    reading = Reading((make_device(processes=(make_process(used_bytes=None),)),), (make_fault("GPU-a"),), "580.1")
+    reading = Reading(
+        devices=(make_device(processes=(make_process(used_bytes=None),)),),
+        faults=(make_fault("GPU-a"),),
+        driver_version="580.1",
+    )
     assert validator.from_json(Reading, messages.to_json(reading)) == reading
 
 

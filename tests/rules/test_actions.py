@@ -24,12 +24,24 @@ from gpumond.rules.actions import (
 from gpumond.testing import GIB, make_pool, make_report
 
 LABELS = (("alertname", "waste"), ("gpu", "0"), ("uuid", "GPU-a"))
-ALERT = Alert("waste", "firing", LABELS, (("summary", "much"),), 0.5, 1.0, 2.0)
+ALERT = Alert(
+    rule="waste",
+    phase="firing",
+    labels=LABELS,
+    annotations=(("summary", "much"),),
+    value=0.5,
+    active_at=1.0,
+    fired_at=2.0,
+)
 
 
 def make_rule(**action: Any) -> Rule:
     return Rule(
-        "waste", "device", "reclaimable_ratio", above=0.3, action=Action(**{"cooldown_seconds": 100.0} | action)
+        name="waste",
+        scope="device",
+        value="reclaimable_ratio",
+        above=0.3,
+        action=Action(**{"cooldown_seconds": 100.0} | action),
     )
 
 
@@ -40,9 +52,24 @@ def wasting(pid: int = 10, cached: int = 4 * GIB, **fields: Any) -> AgentReport:
 def make_receipt(released: int, **fields: Any) -> Receipt:
     after = Held(5 * GIB - released, GIB, 4 * GIB - released, None)
     receipt = Receipt(
-        10, "train", "GPU-a", "torch", "freed" if released else "nothing", "", Expected(0, 4 * GIB, 4 * GIB), released,
-        None, None, after, (), False, "rule:waste", 1.0, 0.1,
-    )  # fmt: skip
+        pid=10,
+        start_ticks=100,
+        workload="train",
+        device_uuid="GPU-a",
+        allocator="torch",
+        outcome="freed" if released else "nothing",
+        reason="",
+        expected=Expected(0, 4 * GIB, 4 * GIB),
+        released_bytes=released,
+        driver_released_bytes=None,
+        before=None,
+        after=after,
+        steps=(),
+        raced=False,
+        requested_by="rule:waste",
+        started_at=1.0,
+        duration_seconds=0.1,
+    )
     return replace(receipt, **fields)
 
 

@@ -20,7 +20,7 @@ from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.rules import Rule
 from gpumond.testing import make_device, make_pool, make_process, make_report, make_snapshot
 
-RULE = Rule("hog", "device", "used_ratio", above=0.5, for_seconds=0.0)
+RULE = Rule(name="hog", scope="device", value="used_ratio", above=0.5, for_seconds=0.0)
 
 
 def make_frame(number: int, reports: int = 0, used: int = 0) -> Frame:
@@ -43,7 +43,16 @@ def test_packed_sample_unpacks_to_the_same_value():
 
 def test_hour_of_a_thousand_programs_needs_a_few_mebibytes():
     hour = PreviewWindow()
-    pool = PoolUsage("torch", "GPU-a", 1 << 30, 2 << 30, Reclaimable(5, 6, 7), 8, ooms=0, retries=0)
+    pool = PoolUsage(
+        allocator="torch",
+        device_uuid="GPU-a",
+        live_bytes=1 << 30,
+        held_bytes=2 << 30,
+        reclaimable=Reclaimable(5, 6, 7),
+        stranded_bytes=8,
+        ooms=0,
+        retries=0,
+    )
     for number in range(20):
         pools = (replace(pool, live_bytes=pool.live_bytes + number),)
         reports = tuple(make_report(pid, pools, age_seconds=pid / 999) for pid in range(1000))

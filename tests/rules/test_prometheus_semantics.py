@@ -22,7 +22,9 @@ HIDING = Hidden(devices=frozenset({"GPU-a"}))
 
 def states(series: Series, wall: Callable[[float], float] = lambda elapsed: 1e9 + elapsed) -> list[str]:
     """States of gpumond after each evaluation. An unknown value occurs in both its forms."""
-    rule = Rule("r", "device", "x", above=0.5, for_seconds=series.hold, keep_firing_for_seconds=series.keep)
+    rule = Rule(
+        name="r", scope="device", value="x", above=0.5, for_seconds=series.hold, keep_firing_for_seconds=series.keep
+    )
     activities: Activities = {}
     seen = []
     for number, (elapsed, value) in enumerate(zip(series.times, series.values, strict=True)):

@@ -10,7 +10,7 @@ from gpumond.rules import Rule
 from gpumond.rules.restore import GRACE_SECONDS, JUDGED_SECONDS, awaited, kept, resume
 from gpumond.testing import GIB, make_device, make_process, make_snapshot
 
-RULE = Rule("full", "device", "used_ratio", above=0.8, for_seconds=60.0)
+RULE = Rule(name="full", scope="device", value="used_ratio", above=0.8, for_seconds=60.0)
 BEGAN = 5000.0
 """Monotonic time at the start of the previous daemon."""
 
@@ -80,8 +80,8 @@ def test_alert_of_a_removed_rule_is_discarded():
     assert advance(memory, [], at(0.0)).frame.alerts == ()
 
 
-LEAK = Rule("leak", "process", "leak", above=0)
-VERDICT = Verdict("GPU-a", 10, "leak", 1.0)
+LEAK = Rule(name="leak", scope="process", value="leak", above=0)
+VERDICT = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0)
 
 
 def judged(memory: EngineState, elapsed: float, *verdicts: Verdict, alive: bool = True) -> Tick:

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gpumond.model.frame import Alert
+from gpumond.model.process import ProcessKey
 from gpumond.rules import Activities, Hidden, Rule, step
 from tests.rules.rows import Row, of
 
@@ -22,7 +25,7 @@ def run(rule: Rule, values: list[float | None], seconds: float = 1.0) -> list[st
 
 
 def make_rule(**fields: float) -> Rule:
-    return Rule("r", "device", "used_ratio", **({"above": 0.8} | fields))  # type: ignore[arg-type]
+    return Rule(name="r", scope="device", value="used_ratio", **({"above": 0.8} | fields))  # type: ignore[arg-type]
 
 
 def test_rule_without_for_fires_at_once():
@@ -53,6 +56,29 @@ def test_keep_firing_for_holds_for_a_connected_process_that_the_driver_no_longer
     connected = Hidden(connected=frozenset({"10"}))
     kept = step(rule, NONE, firing, connected, 1, 1)
     assert (len(kept), len(step(rule, NONE, kept, connected, 3, 3))) == (1, 0)
+    assert not step(rule, NONE, firing, Hidden(connected={ProcessKey(10, 101)}), 1, 1)
+
+
+@pytest.mark.parametrize("start", [100, None])
+def test_alert_of_a_process_without_a_known_start_continues_with_its_pid(start: int | None):
+    rule, labels = a_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
+    activities: Activities = {}
+    for at, known in enumerate((start, None, start, start)):
+        row = Row(labels, 0.9, process=ProcessKey(10, known))
+        activities = step(rule, of("used_ratio", row), activities, Hidden(), at, at)
+    (activity,) = activities.values()
+    assert (activity.alert.phase, activity.alert.process) == ("firing", ProcessKey(10, start))
+
+
+@pytest.mark.parametrize("between", [None, 100])
+def test_alert_begins_again_for_another_process_with_the_same_pid(between: int | None):
+    rule, labels = a_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
+    activities: Activities = {}
+    for at, start in enumerate((100, 100, 100, between, 101)):
+        row = Row(labels, 0.9, process=ProcessKey(10, start))
+        activities = step(rule, of("used_ratio", row), activities, Hidden(), at, at)
+    (activity,) = activities.values()
+    assert (activity.alert.phase, activity.alert.active_at) == ("pending", 4)
 
 
 def test_longer_for_makes_a_firing_alert_pending_again():
@@ -73,7 +99,7 @@ def test_alert_continues_until_the_clear_level():
 
 
 def test_below_works_like_above():
-    rule = Rule("r", "device", "used_ratio", below=0.2, clear=0.4)
+    rule = Rule(name="r", scope="device", value="used_ratio", below=0.2, clear=0.4)
     assert run(rule, [0.3, 0.1, 0.3, 0.4]) == [None, "firing", "firing", None]
 
 
@@ -88,13 +114,13 @@ def test_unknown_value_neither_fires_nor_resolves():
 
 
 def test_match_is_a_glob_on_labels():
-    rule = Rule("r", "workload", "used_ratio", above=0.5, match=(("workload", "train-*"),))
+    rule = Rule(name="r", scope="workload", value="used_ratio", above=0.5, match=(("workload", "train-*"),))
     rows = [Row((("workload", name),), 0.9) for name in ("train-1", "serve")]
     assert list(step(rule, of("used_ratio", *rows), {}, Hidden(), 0, 0)) == [(("workload", "train-1"),)]
 
 
 def test_device_matches_by_its_programs():
-    rule = Rule("r", "device", "used_ratio", above=0.5, match=(("workload", "train-*"),))
+    rule = Rule(name="r", scope="device", value="used_ratio", above=0.5, match=(("workload", "train-*"),))
     rows = [
         Row((("uuid", uuid),), 0.9, programs=programs)
         for uuid, programs in (("GPU-a", ("serve", "train-1")), ("GPU-b", ("serve",)))
@@ -104,9 +130,9 @@ def test_device_matches_by_its_programs():
 
 def test_alert_has_its_identity_and_filled_annotations():
     rule = Rule(
-        "full",
-        "device",
-        "used_ratio",
+        name="full",
+        scope="device",
+        value="used_ratio",
         above=0.5,
         labels=(("severity", "warning"),),
         annotations=(("summary", "{gpu}: {used} used, {value} is above {level}, {what}"),),

@@ -20,7 +20,16 @@ SNAPSHOT = make_snapshot(
     make_device(used_bytes=40 * GIB, processes=(make_process(42, 30 * GIB),)),
     reports=(make_report(42, (make_pool(live=GIB, cached=GIB),)),),
 )
-LEAK = Verdict("GPU-a", 42, "leak", 0.0, (("slope_bytes_per_second", 5.0),), 90.0, "it grows")
+LEAK = Verdict(
+    device_uuid="GPU-a",
+    pid=42,
+    start_ticks=100,
+    kind="leak",
+    since=0.0,
+    evidence=(("slope_bytes_per_second", 5.0),),
+    time_to_oom_seconds=90.0,
+    summary="it grows",
+)
 SEEN = RuleContext(SNAPSHOT, attribute(SNAPSHOT), remember(RuleWindow(), SNAPSHOT), active_verdicts([LEAK]))
 
 
@@ -94,8 +103,8 @@ def test_workloads_of_two_users_are_separate_with_any_names():
     own = make_report(42, (make_pool(live=GIB, cached=GIB),), uid=1000)
     other = make_report(66, (make_pool(live=50 * GIB),), uid=66)
     rules = (
-        Rule("above", "workload", "live_bytes", above=2 * GIB, match=(("uid", "1000"),)),
-        Rule("below", "workload", "live_bytes", below=2 * GIB),
+        Rule(name="above", scope="workload", value="live_bytes", above=2 * GIB, match=(("uid", "1000"),)),
+        Rule(name="below", scope="workload", value="live_bytes", below=2 * GIB),
     )
     first = advance(EngineState(), rules, make_snapshot(make_device(), reports=(own, other)))
     assert [dict(alert.labels)["uid"] for alert in first.frame.alerts] == ["1000"]

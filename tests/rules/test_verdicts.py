@@ -16,13 +16,14 @@ from gpumond.testing import GIB, make_device, make_fault, make_pool, make_proces
 
 MIB = 1024**2
 LEAK = Verdict(
-    "GPU-a",
-    10,
-    "leak",
-    1.0,
-    (("slope_bytes_per_second", 2.0 * MIB),),
-    3840.0,
-    "train (pid 10) keeps 120.0 MiB more each minute; GPU 0 is full in 1 h 4 min",
+    device_uuid="GPU-a",
+    pid=10,
+    start_ticks=100,
+    kind="leak",
+    since=1.0,
+    evidence=(("slope_bytes_per_second", 2.0 * MIB),),
+    time_to_oom_seconds=3840.0,
+    summary="train (pid 10) keeps 120.0 MiB more each minute; GPU 0 is full in 1 h 4 min",
 )
 RULES = tuple(rule for rule in BUILT_IN if rule.name == "leak")
 DEVICE = make_device(used_bytes=40 * GIB, processes=(make_process(10, 30 * GIB), make_process(11, 10 * GIB)))
@@ -31,7 +32,7 @@ DEVICE = make_device(used_bytes=40 * GIB, processes=(make_process(10, 30 * GIB),
 def always_firing(scope: str, value: str, level: float = -1.0) -> Rule:
     """Create a rule that always fires, so that its alerts have the values."""
     below = value == "time_to_oom_seconds"
-    return Rule("watch", scope, value, None if below else level, inf if below else None)  # type: ignore[arg-type]
+    return Rule(name="watch", scope=scope, value=value, above=None if below else level, below=inf if below else None)  # type: ignore[arg-type]
 
 
 def values_of_alerts(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEVICE) -> dict[str, float]:
@@ -55,10 +56,21 @@ def values_of_alerts(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEV
     ],
 )
 def test_verdict_is_a_value_of_its_process_and_its_device(scope: str, value: str, values: dict[str, float]):
-    on_device = Verdict("GPU-a", None, "crash-loop", 1.0), Verdict("GPU-a", 11, "pressure", 1.0, (), 600.0)
+    on_device = (
+        Verdict(device_uuid="GPU-a", pid=None, start_ticks=None, kind="crash-loop", since=1.0),
+        Verdict(
+            device_uuid="GPU-a",
+            pid=11,
+            start_ticks=100,
+            kind="pressure",
+            since=1.0,
+            evidence=(),
+            time_to_oom_seconds=600.0,
+        ),
+    )
     if value == "time_to_oom_seconds" and scope == "process":
         on_device = on_device[:1]
-    elsewhere = Verdict("GPU-b", 10, "fragmentation", 1.0)
+    elsewhere = Verdict(device_uuid="GPU-b", pid=10, start_ticks=100, kind="fragmentation", since=1.0)
     assert values_of_alerts(LEAK, *on_device, elsewhere, rule=always_firing(scope, value)) == values
 
 
@@ -72,7 +84,14 @@ def snapshots(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
     memory, ticks = EngineState(), []
     for second, (snapshot, verdicts) in enumerate(ticks):
         at = 1000.0 * second
-        moved = Snapshot(second + 1, at, at, snapshot.source, snapshot.devices, snapshot.reports)
+        moved = Snapshot(
+            seq=second + 1,
+            taken_at=at,
+            elapsed_seconds=at,
+            source=snapshot.source,
+            devices=snapshot.devices,
+            reports=snapshot.reports,
+        )
         ticks.append(judge(memory, RULES, moved, verdicts))
         memory = ticks[-1].memory
     return ticks
@@ -80,7 +99,16 @@ def snapshots(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
 
 def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():
     calm = make_snapshot(DEVICE)
-    well = Verdict("GPU-a", 10, "churn", 1.0, (), None, "train goes up and down")
+    well = Verdict(
+        device_uuid="GPU-a",
+        pid=10,
+        start_ticks=100,
+        kind="churn",
+        since=1.0,
+        evidence=(),
+        time_to_oom_seconds=None,
+        summary="train goes up and down",
+    )
     ticks = snapshots((calm, (well,)), (calm, (well, LEAK)), (calm, ()), (calm, ()))
     assert [len(tick.raised) for tick in ticks] == [0, 1, 0, 0]
     assert [len(tick.resolved) for tick in ticks] == [0, 0, 0, 1]
@@ -96,7 +124,12 @@ def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():
 
 
 def test_leak_without_a_process_fires():
-    (alert,) = snapshots((make_snapshot(make_device(processes=None)), (Verdict("GPU-a", None, "leak", 1.0),)))[0].raised
+    (alert,) = snapshots(
+        (
+            make_snapshot(make_device(processes=None)),
+            (Verdict(device_uuid="GPU-a", pid=None, start_ticks=None, kind="leak", since=1.0),),
+        )
+    )[0].raised
     assert dict(alert.labels)["pid"] == ""
 
 
@@ -108,9 +141,16 @@ def test_leak_alert_continues_without_the_agent_and_ends_with_the_process():
 
 
 KEEPING = (
-    Rule("hog", "process", "used_bytes", above=GIB, keep_firing_for_seconds=300, annotations=(("summary", "a hog"),)),
-    Rule("pool", "pool", "held_bytes", above=GIB, keep_firing_for_seconds=300),
-    Rule("workload", "workload", "held_bytes", above=GIB, keep_firing_for_seconds=300),
+    Rule(
+        name="hog",
+        scope="process",
+        value="used_bytes",
+        above=GIB,
+        keep_firing_for_seconds=300,
+        annotations=(("summary", "a hog"),),
+    ),
+    Rule(name="pool", scope="pool", value="held_bytes", above=GIB, keep_firing_for_seconds=300),
+    Rule(name="workload", scope="workload", value="held_bytes", above=GIB, keep_firing_for_seconds=300),
 )
 HOG = make_device(processes=(make_process(10, 9 * GIB),))
 REPORT = (make_report(10, (make_pool(live=9 * GIB),)),)

@@ -136,7 +136,10 @@ def test_cache_is_waste_only_while_memory_is_short():
     assert values_of([full], "wasted_ratio", "device") == [0.3]
 
 
-GONE = (Rule("agent-gone", "process", "agent_gone", above=0), Rule("hog", "pool", "held_bytes", above=GIB))
+GONE = (
+    Rule(name="agent-gone", scope="process", value="agent_gone", above=0),
+    Rule(name="hog", scope="pool", value="held_bytes", above=GIB),
+)
 
 
 def walk(*snapshots: Snapshot) -> list[Tick]:

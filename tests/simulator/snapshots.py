@@ -23,7 +23,7 @@ EPOCH = 1_750_000_000.0
 BOOTED_SECONDS = 10_000.0
 """Monotonic time of it."""
 
-SOURCE = SourceState("sim", up=True, responsive=True)
+SOURCE = SourceState(name="sim", up=True, responsive=True)
 _SENSORS = [Sensors(gpu_utilization_ratio=percent / 100) for percent in range(101)]
 
 
@@ -93,7 +93,14 @@ class _Machine:
         reports: tuple[AgentReport, ...] = ()
         if self._plan.observation.view == "agent":
             reports = tuple(process.report() for process in self._running.values() if process.planned.agent)
-        return Snapshot(seq, EPOCH + at, BOOTED_SECONDS + at, SOURCE, devices, reports)
+        return Snapshot(
+            seq=seq,
+            taken_at=EPOCH + at,
+            elapsed_seconds=BOOTED_SECONDS + at,
+            source=SOURCE,
+            devices=devices,
+            reports=reports,
+        )
 
     def _start(self, program: int, at: float) -> None:
         planned = self._plan.programs[program]
@@ -131,16 +138,32 @@ class _Machine:
     def _usage(self, process: Process) -> ProcessUsage:
         used = _with_noise(process.used_bytes, self._plan.size_bytes, self._plan.observation, self._rng)
         return ProcessUsage(
-            process.pid, process.start_ticks, used, ("compute",), process.planned.name, UID, state="alive"
+            pid=process.pid,
+            start_ticks=process.start_ticks,
+            used_bytes=used,
+            kinds=("compute",),
+            comm=process.planned.name,
+            uid=UID,
+            state="alive",
         )
 
     def _orphans(self, index: int) -> Iterator[ProcessUsage]:
         for process, ending in self._left:
             if process.planned.device == index and ending == "orphan-gone":
-                yield ProcessUsage(process.pid, None, process.used_bytes, ("compute",), state="gone")
+                yield ProcessUsage(
+                    pid=process.pid, start_ticks=None, used_bytes=process.used_bytes, kinds=("compute",), state="gone"
+                )
             elif process.planned.device == index and ending == "orphan-holder":
                 pid, ticks = process.pid + 1000, process.start_ticks + 500  # a worker that has survived its parent
-                yield ProcessUsage(pid, ticks, None, ("holder",), process.planned.name, UID, state="alive")
+                yield ProcessUsage(
+                    pid=pid,
+                    start_ticks=ticks,
+                    used_bytes=None,
+                    kinds=("holder",),
+                    comm=process.planned.name,
+                    uid=UID,
+                    state="alive",
+                )
 
 
 def _with_noise(used_bytes: int, size_bytes: int, seen: Observation, rng: Random) -> int:

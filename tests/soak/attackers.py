@@ -44,8 +44,10 @@ SEEDS = (
     encode(
         Report(pools=(make_pool(live=7), make_pool("GPU-b", live=1 << 33, cached=1 << 30)), frameworks=("torch 2",))
     ),
-    encode(Report(program=Program(tuple(ScopeUsage(f"epoch/{number}", 1) for number in range(SCOPES))))),
-    encode(Report(program=Program(ooms=(Oom(1, 1000.0, "observer", "GPU-a"),)))),
+    encode(
+        Report(program=Program(scopes=tuple(ScopeUsage(name=f"epoch/{number}", entries=1) for number in range(SCOPES))))
+    ),
+    encode(Report(program=Program(ooms=(Oom(number=1, at=1000.0, seen="observer", device_uuid="GPU-a"),)))),
     encode(FlushResult("one", "freed")),
     encode(AgentResponse("one", dump=Dump("torch", "/tmp/x", 5))),
     encode(Bye()),

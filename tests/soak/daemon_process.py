@@ -58,7 +58,7 @@ class ReportedWorld:
         self.rng = Random(began)
         self.elapsed, self.wall = 0.0, EPOCH
         self.receiver_down = False
-        self.state = SourceState("sim", up=False, responsive=True)
+        self.state = SourceState(name="sim", up=False, responsive=True)
         self._began = began
         self.server = AgentServer(listener, clock=lambda: self._began + self.elapsed)
 

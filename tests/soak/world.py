@@ -17,7 +17,7 @@ TICK_SECONDS = 10.0
 EPOCH = 1_750_000_000.0
 SIZE_BYTES = 80 * GIB
 UUIDS = ("GPU-0", "GPU-1")
-UP = SourceState("sim", up=True, responsive=True)
+UP = SourceState(name="sim", up=True, responsive=True)
 UID = 1000
 BUSY = Sensors(gpu_utilization_ratio=0.7)
 MAX_TICKS = 12
@@ -113,7 +113,7 @@ class World:
         devices = tuple(self._device(uuid) for uuid in UUIDS if uuid not in self.lost)
         faults = tuple(Fault("sim", "gpu_is_lost", uuid, "for a test") for uuid in sorted(self.lost))
         xids = tuple(XidErrors(uuid, 79, number, self.wall) for uuid, number in self.xids.items())
-        return Reading(devices, faults, "1", xids=xids)
+        return Reading(devices=devices, faults=faults, driver_version="1", xids=xids)
 
     def reports(self) -> tuple[AgentReport, ...]:
         speaking = (each for each in self._running.values() if each.planned.agent and each.pid not in self.silent)
@@ -139,5 +139,11 @@ class World:
             if process.uuid == uuid:
                 kinds, name = ("compute",), process.planned.name
                 yield ProcessUsage(
-                    process.pid, process.start_ticks, process.used_bytes, kinds, name, UID, state="alive"
+                    pid=process.pid,
+                    start_ticks=process.start_ticks,
+                    used_bytes=process.used_bytes,
+                    kinds=kinds,
+                    comm=name,
+                    uid=UID,
+                    state="alive",
                 )

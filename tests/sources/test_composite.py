@@ -35,7 +35,12 @@ class Stub:
         assert self.is_open
         if self.gone:
             raise SourceUnavailable(self.gone, "went away")
-        return Reading(self.devices, (Fault(self.name, "k", "u", ""),), f"driver of {self.name}", self.version)
+        return Reading(
+            devices=self.devices,
+            faults=(Fault(self.name, "k", "u", ""),),
+            driver_version=f"driver of {self.name}",
+            library_version=self.version,
+        )
 
     def close(self) -> None:
         self.is_open = False
@@ -99,15 +104,15 @@ def test_removed_driver_requests_a_new_process(machine: Machine):
 
 def test_missing_source_does_not_affect_devices_of_others(machine: Machine):
     """Its fault has no device: a removed AMD device is forgotten, but not an NVIDIA device whose driver is unloaded."""
-    up = SourceState("every", up=True, responsive=True)
+    up = SourceState(name="every", up=True, responsive=True)
     nvidia, amd, intel = (
         replace(device, source=source)
         for source, devices in (("nvml", machine.nvml.devices), ("drm", machine.drm.devices))
         for device in devices
     )
     gone = Fault("nvml", "driver_not_loaded", None, "no nvml")
-    first = observe(None, up, Reading((nvidia, amd, intel)), (), 0.0, 0.0)
-    second = observe(first, up, Reading((intel,), (gone,)), (), 1.0, 1.0)
+    first = observe(None, up, Reading(devices=(nvidia, amd, intel)), (), 0.0, 0.0)
+    second = observe(first, up, Reading(devices=(intel,), faults=(gone,)), (), 1.0, 1.0)
     assert [(device.uuid, device.up) for device in second.devices] == [("GPU-a", False), ("DRM-b", True)]
 
 

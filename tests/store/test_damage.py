@@ -27,7 +27,9 @@ from gpumond.store import Store, verify_audit
 from gpumond.store.history import HistoryPersistence
 from tests.store.opened import RECEIPT, over, with_store
 
-ALERT = Alert("full", "firing", (("alertname", "full"),), (), 1.0, 1.0, 2.0)
+ALERT = Alert(
+    rule="full", phase="firing", labels=(("alertname", "full"),), annotations=(), value=1.0, active_at=1.0, fired_at=2.0
+)
 TABLES = {
     "rules": "body",
     "audit": "detail",
@@ -55,7 +57,9 @@ async def fill(store: Store) -> None:
         await store.delivered(notices[1:], accepted=True)
         await store.add_receipts([replace(RECEIPT, started_at=time.time())])
         await store.put_baseline("before", Baseline(name, None, 1.0, 10.0, 10.0, True, ()))
-    series = Coarse("GPU-a", None, None, 1.0, ((None,) * 5,) * len(TIERS), ())
+    series = Coarse(
+        device_uuid="GPU-a", pid=None, start_ticks=None, born_at=1.0, records=((None,) * 5,) * len(TIERS), blocks=()
+    )
     await store.keep_history([series] * 3)
 
 

@@ -12,12 +12,13 @@ import pytest
 
 from gpumond.errors import StoreUnavailable
 from gpumond.history import Coarse, History
+from gpumond.model.process import ProcessKey
 from gpumond.store import Store
 from gpumond.store.history import EVERY_SECONDS, SERIES_A_TICK, HistoryPersistence
 from gpumond.testing import make_snapshot
 
 T = TypeVar("T")
-LIFE = ("GPU-a", 10, 100)
+LIFE = ("GPU-a", ProcessKey(10, 100))
 HOURS = 3
 
 
@@ -28,7 +29,7 @@ def history(lives: int = 1) -> History:
         seen.begin(make_snapshot(elapsed_seconds=float(second), taken_at=1e9 + second))
         seen.device("GPU-a").add((float(second), 5.0, 4.0, 3.0, 0.5, 0.0))
         for number in range(lives):
-            series = seen.life(("GPU-a", 10 + number, 100))
+            series = seen.life(("GPU-a", ProcessKey(10 + number, 100)))
             assert series
             series.add((float(second), float(second), float(second), float(second)))
     return seen
@@ -47,7 +48,7 @@ def with_store(path: Path, work: Callable[[Store], Awaitable[T]]) -> T:
 
 
 def quarters(seen: History) -> list[tuple[float, ...]]:
-    return [point[1:] for point in seen.series("GPU-a", 10, "used", resolution=900)]
+    return [point[1:] for point in seen.series(LIFE, "used", resolution=900)]
 
 
 def test_history_of_existing_lives_is_restored_after_a_restart(tmp_path: Path):
@@ -63,7 +64,7 @@ def test_history_of_existing_lives_is_restored_after_a_restart(tmp_path: Path):
     with_store(tmp_path, restore)
     at = HOURS * 3600.0
     after.begin(make_snapshot(elapsed_seconds=1.0, taken_at=1e9 + at))
-    after.life(("GPU-a", 10, 101))
+    after.life(("GPU-a", ProcessKey(10, 101)))
     assert quarters(after) == [], "that pid is another process now"
     after.life(LIFE)
     *ended, _ = quarters(before)  # the last block has not ended, and is not stored

@@ -56,7 +56,9 @@ def test_receipts_round_trip(path: Path):
 
 def test_alerts_are_resumed_with_their_age(path: Path):
     now = Heartbeat(1e6, 5000.0)
-    fired = Alert("full", "firing", (("alertname", "full"),), (), 1e6, 1e6 + 60)
+    fired = Alert(
+        rule="full", phase="firing", labels=(("alertname", "full"),), annotations=(), value=1e6, active_at=1e6 + 60
+    )
 
     async def fire(store: Store) -> None:
         nonlocal now

@@ -31,7 +31,16 @@ def make_frame(
     snapshot = make_snapshot(*devices, **fields)
     frame = Frame(snapshot, attribute(snapshot), verdicts, alerts)
     processes = tuple(holdings(frame))
-    whole = WholeFrame("0", snapshot, frame.ledger, verdicts, alerts, processes, faults, conditions)
+    whole = WholeFrame(
+        version="0",
+        snapshot=snapshot,
+        ledger=frame.ledger,
+        verdicts=verdicts,
+        alerts=alerts,
+        processes=processes,
+        faults=faults,
+        conditions=conditions,
+    )
     decoded: dict[str, Any] = FRAME.dump_python(whole, mode="json")
     return decoded
 

@@ -122,7 +122,14 @@ def test_cursor_stays_with_its_process_while_rows_move(fake: FakeDaemon):
 
 
 def test_details_show_all_values_and_follow_the_frames(fake: FakeDaemon):
-    verdict = Verdict("GPU-a", 10, "leak", 5.0, summary="train keeps 1.0 GiB more each minute")
+    verdict = Verdict(
+        device_uuid="GPU-a",
+        pid=10,
+        start_ticks=100,
+        kind="leak",
+        since=5.0,
+        form="train keeps 1.0 GiB more each minute",
+    )
     fake.show(busy_frame(verdicts=(verdict,)))
     points = [{"at": 999_700.0 + at, "low": GIB, "median": GIB, "high": at * GIB} for at in range(1, 41)]
     fake.answers["/api/v1/history"] = (200, {"points": points})
@@ -289,7 +296,7 @@ HOSTILE = "[bold]x[/bold]\x1b[2J\x1b]0;owned\x07‮⁦\n\r\tend" + "W" * 4096
 
 def test_names_of_programs_are_shown_as_plain_text(fake: FakeDaemon):
     device = make_device(name=HOSTILE, used_bytes=GIB, processes=(make_process(10, GIB, comm=HOSTILE, user=HOSTILE),))
-    verdict = Verdict("GPU-a", 10, "leak", 5.0, summary=HOSTILE)
+    verdict = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=5.0, form=HOSTILE)
     fake.show(make_frame(device, verdicts=(verdict,)))
     nasty = PLANNED | {"workload": HOSTILE, "reason": HOSTILE, "outcome": "refused"}
     fake.answers["/api/v1/flushes"] = (200, {"id": "1", "receipts": [nasty], "released_bytes": 0})

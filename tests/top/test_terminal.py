@@ -214,9 +214,17 @@ def test_values_equal_those_of_status_for_the_same_frame(demo: RunningDaemon):
 def test_missing_driver_shows_the_remedy_once_and_no_empty_table(fake: FakeDaemon, verb: tuple[str, ...]):
     remedy = "install the driver"
     words = f"the library was not found: {remedy}"
-    down = SourceState("nvml", up=False, responsive=False, reason="library_not_found", detail=words)
+    down = SourceState(name="nvml", up=False, responsive=False, reason="library_not_found", detail=words)
     fault = StatedFault("nvml", "library_not_found", None, words, remedy)
-    alert = Alert("driver-down", "firing", (), (("summary", f"no device can be read: {words}"),), 1.0, 0.0, 1.0)
+    alert = Alert(
+        rule="driver-down",
+        phase="firing",
+        labels=(),
+        annotations=(("summary", f"no device can be read: {words}"),),
+        value=1.0,
+        active_at=0.0,
+        fired_at=1.0,
+    )
     fake.show(make_frame(source=down, faults=(fault,), alerts=(alert,)))
     command = [sys.executable, "-m", "gpumond", *verb, "--url", fake.url]
     output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

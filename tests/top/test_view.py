@@ -15,14 +15,24 @@ from gpumond.top.rows import plain
 from gpumond.top.view import view
 from tests.top.frames import busy_frame, make_frame
 
-LEAK = Verdict("GPU-a", 10, "leak", 5.0, time_to_oom_seconds=60.0, summary="train leaks")
-CHURN = Verdict("GPU-a", 10, "churn", 1.0, summary="train goes up and down")
+LEAK = Verdict(
+    device_uuid="GPU-a",
+    pid=10,
+    start_ticks=100,
+    kind="leak",
+    since=5.0,
+    time_to_oom_seconds=60.0,
+    summary="train leaks",
+)
+CHURN = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="churn", since=1.0, summary="train goes up and down")
 
 
 def make_alert(rule: str, phase: str = "firing", severity: str = "warning", active_at: float = 999_900.0) -> Alert:
     labels, notes = (("severity", severity),), (("summary", f"{rule} it is"),)
     fired_at = active_at if phase == "firing" else None
-    return Alert(rule, phase, labels, notes, 1.0, active_at, fired_at)  # type: ignore[arg-type]
+    return Alert(
+        rule=rule, phase=phase, labels=labels, annotations=notes, value=1.0, active_at=active_at, fired_at=fired_at
+    )  # type: ignore[arg-type]
 
 
 def test_shares_are_those_of_the_ledger():
@@ -103,7 +113,7 @@ def test_faults_and_conditions_are_named_with_their_remedies():
 
 
 def test_source_that_is_down_is_shown_once():
-    source = SourceState("nvml", up=False, responsive=False, reason="timeout", detail="no answer in 5 s")
+    source = SourceState(name="nvml", up=False, responsive=False, reason="timeout", detail="no answer in 5 s")
     faults = (StatedFault("nvml", "timeout", None, "no answer in 5 s", "see dmesg"),)
     seen = view(make_frame(source=source, faults=faults))
     assert seen.notices == (FrameNotice("bad", "no device can be read: timeout", "no answer in 5 s: see dmesg"),)
@@ -111,13 +121,22 @@ def test_source_that_is_down_is_shown_once():
 
 def test_remedy_in_the_detail_of_a_fault_is_shown_once():
     words = "the library was not found: install the driver"
-    source = SourceState("nvml", up=False, responsive=False, reason="library_not_found", detail=words)
+    source = SourceState(name="nvml", up=False, responsive=False, reason="library_not_found", detail=words)
     faults = (
         StatedFault("nvml", "library_not_found", None, words, "install the driver"),
         StatedFault("drm", "unreadable", None, "no access: join the group video", "join the group video"),
     )
-    down = Alert("driver-down", "pending", (), (("summary", f"no device can be read: {words}"),), 1.0, 0.0)
-    full = Alert("full", "pending", (), (("summary", "full it is"),), 1.0, 0.0)
+    down = Alert(
+        rule="driver-down",
+        phase="pending",
+        labels=(),
+        annotations=(("summary", f"no device can be read: {words}"),),
+        value=1.0,
+        active_at=0.0,
+    )
+    full = Alert(
+        rule="full", phase="pending", labels=(), annotations=(("summary", "full it is"),), value=1.0, active_at=0.0
+    )
     seen = view(make_frame(source=source, faults=faults, alerts=(down, full)))
     assert [notice.text for notice in seen.notices] == [words, "no access: join the group video"]
     assert [alert.text for alert in seen.alerts] == ["", "full it is"]

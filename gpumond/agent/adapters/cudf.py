@@ -43,7 +43,18 @@ class CudfAdapter(AllocatorAdapter, Finishable, MainThreadBound):
         if uuid is None or not live:
             return ()
         nothing = Reclaimable(0, 0, 0, "not_releasable")
-        return (PoolUsage("cudf", uuid, live, live, nothing, 0, inside="rmm", spillable_bytes=spillable),)
+        return (
+            PoolUsage(
+                allocator="cudf",
+                device_uuid=uuid,
+                live_bytes=live,
+                held_bytes=live,
+                reclaimable=nothing,
+                stranded_bytes=0,
+                inside="rmm",
+                spillable_bytes=spillable,
+            ),
+        )
 
     def check(self) -> None:
         if not cuda.contexts():

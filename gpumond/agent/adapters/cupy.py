@@ -134,7 +134,15 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable):
                 low, high = low + (returned or 0), high + (idle if returned is None else returned)
             if uuid is not None and live + free:
                 reclaimable = Reclaimable(low, high, high, "exact" if low == high else "interval")
-                return PoolUsage("cupy", uuid, live, live + free, reclaimable, free - high, inside=source or None)
+                return PoolUsage(
+                    allocator="cupy",
+                    device_uuid=uuid,
+                    live_bytes=live,
+                    held_bytes=live + free,
+                    reclaimable=reclaimable,
+                    stranded_bytes=free - high,
+                    inside=source or None,
+                )
         return None
 
     def _on_devices(self, ordinals: Sequence[int], visit: Callable[[int], T]) -> list[T]:

@@ -153,7 +153,18 @@ class Ooms:
         device = only.pop() if len(only) == 1 else None
         with self._lock:
             self._count += 1
-            self._recent.append(Oom(self._count, time.time(), seen, device, request, scope, shown, keepers))
+            self._recent.append(
+                Oom(
+                    number=self._count,
+                    at=time.time(),
+                    seen=seen,
+                    device_uuid=device,
+                    request_bytes=request,
+                    scope=scope,
+                    pools=shown,
+                    scopes=keepers,
+                )
+            )
 
 
 OOMS = Ooms()
@@ -161,12 +172,12 @@ OOMS = Ooms()
 
 def _shown(pool: PoolUsage, largest_free: dict[tuple[str, str], int]) -> OomPool:
     return OomPool(
-        pool.allocator,
-        pool.device_uuid,
-        pool.live_bytes,
-        max(0, pool.held_bytes - pool.live_bytes - pool.stranded_bytes),
-        pool.stranded_bytes,
-        largest_free.get((pool.allocator, pool.device_uuid)),
+        allocator=pool.allocator,
+        device_uuid=pool.device_uuid,
+        live_bytes=pool.live_bytes,
+        cached_bytes=max(0, pool.held_bytes - pool.live_bytes - pool.stranded_bytes),
+        stranded_bytes=pool.stranded_bytes,
+        largest_free_bytes=largest_free.get((pool.allocator, pool.device_uuid)),
     )
 
 

@@ -177,7 +177,14 @@ class ScopeTotal:
             )
             for uuid, device in self.devices.items()
         )
-        return ScopeUsage(name, self.entries, self.ooms, self.retries, self.unmeasured, devices)
+        return ScopeUsage(
+            name=name,
+            entries=self.entries,
+            ooms=self.ooms,
+            retries=self.retries,
+            unmeasured=self.unmeasured,
+            devices=devices,
+        )
 
 
 class Scopes:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpumond.model.frame import Ledger
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
 from gpumond.model.units import human
 from gpumond.model.verdicts import PROBLEMS
@@ -56,10 +57,18 @@ class ScopeSpec(Generic[Row]):
     placeholders: Mapping[str, str]
     texts: Callable[[Row], Mapping[str, str]]
     programs: Callable[[Row], Sequence[str]] = lambda row: ()
+    process: Callable[[Row], ProcessKey | None] = lambda row: None
 
     def subjects(self, seen: RuleContext) -> Subjects[Row]:
         values = {value.name: value.read for value in self.values}
-        return Subjects(self.rows(seen), values, self.labels_of, self.texts, self.programs)
+        return Subjects(
+            rows=self.rows(seen),
+            values=values,
+            labels=self.labels_of,
+            texts=self.texts,
+            programs=self.programs,
+            process=self.process,
+        )
 
 
 class RuleRow(Protocol):

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from gpumond.model.claims import borne_out, complete_lists, listed
 from gpumond.model.frame import Line, Verdict
-from gpumond.model.snapshot import RELEASED, DeviceReading, ProcessUsage, Snapshot
+from gpumond.model.process import ProcessKey
+from gpumond.model.snapshot import RELEASED, DeviceReading, Snapshot
 from gpumond.model.units import counted
 from gpumond.rules.scopes.context import (
     DEVICE_LABELS,
@@ -40,7 +41,7 @@ class _Device(NamedTuple):
     stranded: int | None
     unclaimed: int | None
     used_ratio: float | None
-    short: set[int]
+    short: set[ProcessKey]
     xids: Mapping[int, int]
     verdicts: Sequence[Verdict]
     verdict_values: Mapping[str, float | None]
@@ -65,19 +66,19 @@ def devices(seen: RuleContext) -> Sequence[_Device]:
         sums = _sums(lines[uuid])
         xids = {e.xid: recent.xids[uuid, e.xid].increase for e in snapshot.xids if e.device_uuid == uuid}
         return _Device(
-            device,
-            lines[uuid],
-            sums["cached"] if known else None,
-            sums["stranded"] if known else None,
+            device=device,
+            lines=lines[uuid],
+            cached=sums["cached"] if known else None,
+            stranded=sums["stranded"] if known else None,
             # Without a process list the owner of memory is unknown.
-            sums["unclaimed"] if known and device.processes is not None else None,
-            ratio(device.used_bytes, device.size_bytes),
-            short[uuid],
-            xids,
-            judged[uuid],
-            values(judged[uuid], unjudged(device)),
-            released,
-            watched,
+            unclaimed=sums["unclaimed"] if known and device.processes is not None else None,
+            used_ratio=ratio(device.used_bytes, device.size_bytes),
+            short=short[uuid],
+            xids=xids,
+            verdicts=judged[uuid],
+            verdict_values=values(judged[uuid], unjudged(device)),
+            released=released,
+            watched=watched,
         )
 
     return tuple(map(row, snapshot.devices))
@@ -90,26 +91,27 @@ def _sums(lines: Sequence[Line]) -> Mapping[str, int]:
     return sums
 
 
-def _programs(lines: Sequence[Line]) -> dict[int, str]:
-    """The names of the programs on a device, by pid."""
-    return {line.pid: line.workload for line in lines if line.pid is not None and line.workload}
+def _programs(lines: Sequence[Line]) -> dict[ProcessKey, str]:
+    """Return the names of the programs on a device."""
+    return {line.process: line.workload for line in lines if line.process is not None and line.workload}
 
 
-def _caches(lines: Sequence[Line]) -> dict[int, int]:
-    return {line.pid: line.used_bytes for line in lines if line.pid is not None and line.share == "cached"}
+def _caches(lines: Sequence[Line]) -> dict[ProcessKey, int]:
+    cached = (line for line in lines if line.share == "cached")
+    return {line.process: line.used_bytes for line in cached if line.process is not None}
 
 
-def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[int]]:
+def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKey]]:
     """Return by device the processes that ran out of memory, or needed a retry, within the window.
 
     Where the driver's list of a device is complete, only processes in it count: they make others' caches waste.
     """
-    short: defaultdict[str, set[int]] = defaultdict(set)
+    short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
     complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
     counts = {device.uuid: listed(device) for device in snapshot.devices if device.uuid in complete}
-    for (pid, start_ticks, _, uuid), track in recent.pools.items():
-        if track.short and (uuid not in counts or borne_out(counts[uuid], (pid, start_ticks), True)):
-            short[uuid].add(pid)
+    for (process, _, uuid), track in recent.pools.items():
+        if track.short and (uuid not in counts or borne_out(counts[uuid], process, True)):
+            short[uuid].add(process)
     return short
 
 
@@ -117,7 +119,7 @@ def _wasted(row: _Device) -> int | None:
     if row.cached is None or row.used_ratio is None or row.used_ratio >= NEARLY_FULL:
         return row.cached
     caches = _caches(row.lines) if row.short else {}
-    return max((row.cached - caches.get(pid, 0) for pid in row.short), default=0)
+    return max((row.cached - caches.get(process, 0) for process in row.short), default=0)
 
 
 def _idle_used(row: _Device) -> float | None:
@@ -136,18 +138,20 @@ def _device_texts(row: _Device) -> dict[str, str]:
         "reclaimable": size(row.cached),
         "stranded": size(row.stranded),
         "unclaimed": size(row.unclaimed),
-        "top_process": _program(row, top) if top else "no visible process",
-        "top_cache": _program(row, cache) if cache else "no program with an agent",
+        "top_process": _program(row, top.key, top.used_bytes) if top else "no visible process",
+        "top_cache": _program(row, cache.process, cache.used_bytes)
+        if cache and cache.process
+        else "no program with an agent",
         "xids": ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count),
         **texts(row.verdicts),
     }
 
 
-def _program(row: _Device, part: Line | ProcessUsage) -> str:
+def _program(row: _Device, process: ProcessKey, used_bytes: int | None) -> str:
     """Return name, pid and size of a program."""
-    workload = next((line.workload for line in row.lines if line.pid == part.pid), "")
-    comm = next((process.comm for process in row.device.processes or () if process.pid == part.pid), None)
-    return f"{workload or comm or 'unknown program'} (pid {part.pid}, {size(part.used_bytes)})"
+    usage = row.device.processes_by_key.get(process)
+    name = _programs(row.lines).get(process) or (usage and usage.comm) or "unknown program"
+    return f"{name} (pid {process.pid}, {size(used_bytes)})"
 
 
 DEVICE = ScopeSpec(

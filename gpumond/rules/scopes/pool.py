@@ -37,10 +37,10 @@ class _Pool(NamedTuple):
 
 
 def pools(seen: RuleContext) -> Sequence[_Pool]:
-    recent, devices = seen.recent, {device.uuid: device for device in seen.snapshot.devices}
+    recent, snapshot = seen.recent, seen.snapshot
     return [
-        _Pool(devices.get(pool.device_uuid), report, pool, recent.pools[pool_of(report, pool)], recent)
-        for report in seen.snapshot.reports
+        _Pool(snapshot.device(pool.device_uuid), report, pool, recent.pools[pool_of(process, pool)], recent)
+        for process, report in snapshot.reports_by_process.items()
         for pool in report.pools
     ]
 
@@ -141,4 +141,5 @@ POOL = ScopeSpec(
     },
     texts=_pool_texts,
     programs=lambda row: (row.report.workload,),
+    process=lambda row: row.report.key,
 )

@@ -23,7 +23,7 @@ from gpumond.rules.scopes.context import (
 )
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, texts, values
 
-NOBODY = ProcessUsage(0, None, None)
+NOBODY = ProcessUsage(pid=0, start_ticks=None, used_bytes=None)
 """Owner of memory without a known process."""
 
 
@@ -45,17 +45,33 @@ def processes(seen: RuleContext) -> Sequence[_Process]:
     rows: list[_Process] = []
     for device in seen.snapshot.devices:
         uuid = device.uuid
-        for process in device.processes or ():
-            identity = (process.pid, process.start_ticks)
-            gone = identity in silent
-            verdicts = active_verdicts.get((uuid, process.pid), ())
+        for key, process in device.processes_by_key.items():
+            gone = key in silent
+            verdicts = active_verdicts.get((uuid, key), ())
             verdict_values = values(verdicts, UNKNOWN if gone else NOTHING)
-            workload = agents.get(identity)
-            name = None if workload is None else workload.name
-            rows.append(_Process(device, process, name, gone, verdicts, verdict_values))
+            workload = agents.get(key)
+            rows.append(
+                _Process(
+                    device=device,
+                    process=process,
+                    workload=None if workload is None else workload.name,
+                    silent=gone,
+                    verdicts=verdicts,
+                    verdict_values=verdict_values,
+                )
+            )
         verdicts = active_verdicts.get((uuid, None), ())
         verdict_values = values(verdicts, unjudged(device))
-        rows.append(_Process(device, NOBODY, None, False, verdicts, verdict_values))
+        rows.append(
+            _Process(
+                device=device,
+                process=NOBODY,
+                workload=None,
+                silent=False,
+                verdicts=verdicts,
+                verdict_values=verdict_values,
+            )
+        )
     return rows
 
 
@@ -114,4 +130,5 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
     },
     texts=_process_texts,
     programs=lambda row: (row.workload or "", row.process.comm or ""),
+    process=lambda row: None if row.process is NOBODY else row.process.key,
 )

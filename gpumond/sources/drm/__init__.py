@@ -25,7 +25,7 @@ from gpumond.sources.drm.clients import Client, client, utilization
 from gpumond.sources.drm.devices import DrmDevice, Kfd, cards, kind_of
 from gpumond.sources.process.device_nodes import Node, OpenDeviceNodes
 from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
-from gpumond.sources.validation import Listed, MemoryCounts, Tally, Usage, memory, usages
+from gpumond.sources.validation import Listed, MemoryCounts, Tally, Usage, memory, processes, usages
 
 Shared = Mapping[tuple[str, int], Mapping[int, Client]]
 """Processes that have a client open, by PCI address and client ID."""
@@ -89,9 +89,9 @@ class DrmSource:
             rocm = compute.get(card.pci_bus_id, {})
             by_pid = self._usages(card, size, own, rocm, tally)
             used_by = {pid: ratio for pid, ratio in self._used_by(card, own, now) if pid not in rocm}
-            processes = None if by_pid is None else tuple(_processes(by_pid, identities, used_by))
+            listed = None if by_pid is None else processes(by_pid, identities, used_by)
             working = {number: entry for number, (_, entry) in own.items()}
-            devices.append(self._device(card, size, processes, self._sensors(card, working, now, tally)))
+            devices.append(self._device(card, size, listed, self._sensors(card, working, now, tally)))
             if self._descriptors.hidden:
                 detail = f"{self._descriptors.hidden} processes of other users cannot be inspected"
                 tally.add(card.uuid, "processes_hidden", detail)
@@ -101,18 +101,20 @@ class DrmSource:
             )
         self._busy = now, {pci: {n: entry for n, (_, entry) in own.items()} for pci, own in clients.items()}
         devices.sort(key=lambda device: device.index)
-        return Reading(tuple(devices), tally.faults(self.name), driver_version=f"Linux {os.uname().release}")
+        return Reading(
+            devices=tuple(devices), faults=tally.faults(self.name), driver_version=f"Linux {os.uname().release}"
+        )
 
     def _device(
         self, card: DrmDevice, size: MemoryCounts, processes: tuple[ProcessUsage, ...] | None, sensors: Sensors
     ) -> DeviceReading:
         index, name = self._seen[card.uuid]
         return DeviceReading(
-            card.uuid,
-            index,
-            name,
-            card.vendor,
-            card.pci_bus_id,
+            uuid=card.uuid,
+            index=index,
+            name=name,
+            vendor=card.vendor,
+            pci_bus_id=card.pci_bus_id,
             size_bytes=size.size_bytes,
             used_bytes=size.used_bytes,
             free_bytes=size.free_bytes,
@@ -219,16 +221,3 @@ def _owned(shared: Shared, identities: Mapping[int, ProcessOwner]) -> dict[str, 
         pid = min(by_pid, key=lambda pid: (identities[pid].start_ticks or MAX_INTEGER, pid))
         owned.setdefault(address, {})[number] = (pid, by_pid[pid])
     return owned
-
-
-def _processes(
-    by_pid: Mapping[int, Usage], identities: Mapping[int, ProcessOwner], used_by: Mapping[int, float]
-) -> Iterator[ProcessUsage]:
-    for pid, usage in sorted(by_pid.items()):
-        yield ProcessUsage(
-            pid=pid,
-            used_bytes=usage.used_bytes,
-            kinds=usage.kinds,
-            utilization_ratio=used_by.get(pid),
-            **identities[pid]._asdict(),
-        )

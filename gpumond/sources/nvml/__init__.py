@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import pynvml
 
 from gpumond.errors import ReturnCode
 from gpumond.model.sensors import Sensors
-from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, ProcessUsage, Reading
+from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Reading
 from gpumond.protocol.messages import MAX_INTEGER
 from gpumond.sources import NOWHERE, ReadProgress
 from gpumond.sources.inventory import Device, DeviceLost, EnumerationFailed, Inventory, Unsupported
@@ -28,7 +28,7 @@ from gpumond.sources.nvml.loading import load_error, not_loadable
 from gpumond.sources.nvml.sensors import SensorClocks
 from gpumond.sources.nvml.unified import file_cache, shared_memory
 from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
-from gpumond.sources.validation import IMPOSSIBLE, Listed, MemoryCounts, Tally, Usage, memory, usages
+from gpumond.sources.validation import IMPOSSIBLE, Listed, MemoryCounts, Tally, Usage, memory, processes, usages
 
 NOT_AVAILABLE = 2**64 - 1
 """Value that NVML returns for unknown sizes."""
@@ -115,7 +115,15 @@ class NvmlSource:
             _with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ()))
             for device, reading, by_pid in observed
         )
-        return Reading(devices, tally.faults(self.name), *self._versions, self._events.counts)
+        driver, library, cuda = self._versions
+        return Reading(
+            devices=devices,
+            faults=tally.faults(self.name),
+            driver_version=driver,
+            library_version=library,
+            cuda_version=cuda,
+            xids=self._events.counts,
+        )
 
     def _observe(self, device: Device, tally: Tally) -> DeviceReading:
         """Return the device without its processes."""
@@ -217,18 +225,4 @@ def _with_processes(
     if reading.unified:
         known = [usage.used_bytes for usage in by_pid.values() if usage.used_bytes is not None]
         used = sum(known) if len(known) == len(by_pid) else None
-    return replace(reading, used_bytes=used, processes=tuple(_processes(by_pid, identities, used_by)))
-
-
-def _processes(
-    by_pid: Mapping[int, Usage], identities: Mapping[int, ProcessOwner], used_by: Mapping[int, float]
-) -> Iterator[ProcessUsage]:
-    for pid, usage in sorted(by_pid.items()):
-        yield ProcessUsage(
-            pid=pid,
-            used_bytes=usage.used_bytes,
-            kinds=usage.kinds,
-            utilization_ratio=used_by.get(pid),
-            idle_seconds=0.0 if used_by.get(pid) else None,  # the daemon counts from here
-            **identities[pid]._asdict(),
-        )
+    return replace(reading, used_bytes=used, processes=processes(by_pid, identities, used_by))

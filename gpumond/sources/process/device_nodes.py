@@ -139,7 +139,7 @@ class DeviceHolders:
         def held(device: DeviceReading) -> DeviceReading:
             listed = {p.pid for d in devices if device.uuid in (d.uuid, d.parent_uuid) for p in d.processes or ()}
             holders = tuple(
-                ProcessUsage(pid, start_ticks, None, ("holder",), *identities[pid][1:])
+                ProcessUsage(pid=pid, used_bytes=None, kinds=("holder",), **identities[pid]._asdict())
                 for pid, start_ticks in self._open.get(_address(device.pci_bus_id), ())
                 if pid not in listed and start_ticks is not None and identities[pid].start_ticks == start_ticks
             )

@@ -117,13 +117,13 @@ class ProcessMetadata:
             return process  # the pid has been reused since the reading
         owner = self._owner(process.pid, now.start_ticks)
         return ProcessUsage(  # replace() takes three times as long, for each process of each reading
-            process.pid,
-            process.start_ticks,
-            process.used_bytes,
-            process.kinds,
-            process.comm,
-            process.uid,
-            process.user,
+            pid=process.pid,
+            start_ticks=process.start_ticks,
+            used_bytes=process.used_bytes,
+            kinds=process.kinds,
+            comm=process.comm,
+            uid=process.uid,
+            user=process.user,
             container=owner.place.container,
             container_name=owner.names.container,
             pod_name=owner.names.pod,

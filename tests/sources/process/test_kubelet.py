@@ -218,7 +218,7 @@ class Host:
 
     def pods(self, *pids: int, **fields: Any) -> list[tuple[str | None, str | None]]:
         device: DeviceReading = make_device(used_bytes=GIB, processes=tuple(map(make_process, pids)), **fields)
-        (completed,) = self.owners.complete(Reading((device,))).devices
+        (completed,) = self.owners.complete(Reading(devices=(device,))).devices
         return [(process.pod_name, process.pod_namespace) for process in completed.processes or ()]
 
 

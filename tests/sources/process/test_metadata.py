@@ -35,7 +35,7 @@ class Host:
         )
 
     def complete(self, *devices: DeviceReading) -> tuple[DeviceReading, ...]:
-        return self.owners.complete(Reading(devices)).devices
+        return self.owners.complete(Reading(devices=devices)).devices
 
     def process(self, process: ProcessUsage, **fields: Any) -> ProcessUsage:
         (device,) = self.complete(make_device(processes=(process,), used_bytes=GIB, **fields))
@@ -97,7 +97,7 @@ def test_real_zombie_is_a_zombie():
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     start_ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
     device = make_device(used_bytes=GIB, processes=(make_process(child.pid, start_ticks=start_ticks),))
-    (completed,) = ProcessMetadata().complete(Reading((device,))).devices
+    (completed,) = ProcessMetadata().complete(Reading(devices=(device,))).devices
     assert [process.state for process in completed.processes or ()] == ["zombie"]
     child.wait()
 
@@ -108,7 +108,7 @@ def test_real_stopped_process_is_stopped():
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
         start_ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
         device = make_device(used_bytes=GIB, processes=(make_process(child.pid, start_ticks=start_ticks),))
-        (completed,) = ProcessMetadata().complete(Reading((device,))).devices
+        (completed,) = ProcessMetadata().complete(Reading(devices=(device,))).devices
         assert [process.state for process in completed.processes or ()] == ["stopped"]
         child.send_signal(signal.SIGCONT)
         child.communicate(b"\n")
@@ -193,7 +193,7 @@ def test_private_pid_namespace_is_noticed(tmp_path: Path, around: list[str], sho
         "from gpumond.sources.process.procfs import process_start\n"
         "listed = ProcessUsage(os.getpid(), process_start('/proc', os.getpid()).start_ticks, 1, comm='itself')\n"
         "owners = ProcessMetadata(dev=sys.argv[1])\n"
-        "(device,) = owners.complete(Reading((DeviceReading('GPU-a', 0, processes=(listed,)),))).devices\n"
+        "(device,) = owners.complete(Reading(devices=(device,))).devices\n"
         "print(device.processes[0].comm)"
     )
     command = [*around, sys.executable, "-c", program, str(tmp_path)]
@@ -264,7 +264,7 @@ def test_real_orphan_is_an_orphan(tmp_path: Path):
         listed = tuple(make_process(pid, start_ticks=ticks[pid]) for pid in pids)
         (device,) = (
             ProcessMetadata(dev=str(tmp_path))
-            .complete(Reading((make_device(used_bytes=GIB, processes=listed),)))
+            .complete(Reading(devices=(make_device(used_bytes=GIB, processes=listed),)))
             .devices
         )
         leads = {pid: os.getsid(pid) == pid for pid in pids}
@@ -297,7 +297,16 @@ def test_holders_are_listed_while_memory_is_unclaimed(host: Host):
     (device,) = host.complete(orphaned())
     (holder,) = device.processes or ()
     assert holder == ProcessUsage(
-        7, 100, None, ("holder",), "python", 1000, holder.user, A, state="alive", orphaned=False
+        pid=7,
+        start_ticks=100,
+        used_bytes=None,
+        kinds=("holder",),
+        comm="python",
+        uid=1000,
+        user=holder.user,
+        container=A,
+        state="alive",
+        orphaned=False,
     )
 
 
