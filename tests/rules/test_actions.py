@@ -199,7 +199,7 @@ def test_a_restart_forgets_no_flush_of_the_last_hour():
 
 
 def test_what_is_long_over_is_forgotten():
-    tracks = {(ALERT.rule, ALERT.labels, 1000): ActionTrack((0.0,), note="flushed")}
+    tracks = {(ALERT.rule, ALERT.labels, 1000): ActionTrack(attempts=(0.0,), note="flushed")}
     assert forget(tracks, [ALERT], 1e6) == tracks
     assert forget(tracks, [], 10.0)[ALERT.rule, ALERT.labels, 1000].note == ""
     assert forget(tracks, [], 1e6) == {}

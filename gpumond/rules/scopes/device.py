@@ -64,8 +64,8 @@ def devices(seen: RuleContext) -> Subjects[_Device]:
 
     released, watched = snapshot.source.reason == RELEASED, recent.elapsed >= WINDOW_SECONDS
     return Subjects(
-        tuple(map(row, snapshot.devices)),
-        {
+        rows=tuple(map(row, snapshot.devices)),
+        values={
             "up": lambda row: None if released else float(row.device.up),
             "used_bytes": lambda row: row.device.used_bytes,
             "free_bytes": lambda row: row.device.free_bytes,
@@ -80,9 +80,9 @@ def devices(seen: RuleContext) -> Subjects[_Device]:
             "xid_errors_increase": lambda row: float(sum(row.xids.values())) or (0.0 if watched else None),
             **VERDICTS,
         },
-        lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
-        _device_texts,
-        lambda row: tuple(_programs(row.lines).values()),
+        labels=lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
+        texts=_device_texts,
+        programs=lambda row: tuple(_programs(row.lines).values()),
     )
 
 

@@ -29,12 +29,12 @@ class _Pool(NamedTuple):
 def pools(seen: RuleContext) -> Subjects[_Pool]:
     recent, snapshot = seen.recent, seen.snapshot
     return Subjects(
-        [
+        rows=[
             _Pool(snapshot.device(pool.device_uuid), report, pool, recent.pools[pool_of(process, pool)])
             for process, report in snapshot.reports_by_process.items()
             for pool in report.pools
         ],
-        {
+        values={
             "live_bytes": lambda row: row.pool.live_bytes,
             "held_bytes": lambda row: row.pool.held_bytes,
             "reclaimable_bytes": lambda row: row.pool.reclaimable.likely,
@@ -46,10 +46,10 @@ def pools(seen: RuleContext) -> Subjects[_Pool]:
             "retries": lambda row: row.pool.retries,
             "retries_increase": lambda row: recent.increase(row.track.retries, row.track.since),
         },
-        _pool_labels,
-        _pool_texts,
-        lambda row: (row.report.workload,),
-        lambda row: row.report.key,
+        labels=_pool_labels,
+        texts=_pool_texts,
+        programs=lambda row: (row.report.workload,),
+        process=lambda row: row.report.key,
     )
 
 

@@ -46,17 +46,17 @@ def processes(seen: RuleContext) -> Subjects[_Process]:
         said = values(verdicts, unjudged(device))
         rows.append(_Process(device=device, process=NOBODY, workload=None, silent=False, verdicts=verdicts, said=said))
     return Subjects(
-        rows,
-        {
+        rows=rows,
+        values={
             "used_bytes": lambda row: row.process.used_bytes,
             "used_ratio": lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
             "agent_gone": lambda row: None if row.workload is None else float(row.silent),
             **VERDICTS,
         },
-        _labels,
-        _process_texts,
-        lambda row: (row.workload or "", row.process.comm or ""),
-        lambda row: None if row.process is NOBODY else row.process.key,
+        labels=_labels,
+        texts=_process_texts,
+        programs=lambda row: (row.workload or "", row.process.comm or ""),
+        process=lambda row: None if row.process is NOBODY else row.process.key,
     )
 
 

@@ -32,10 +32,10 @@ def workloads(seen: RuleContext) -> Subjects[_Workload]:
                 sums["reclaimable_bytes"] += pool.reclaimable.likely
                 sums["stranded_bytes"] += pool.stranded_bytes
     return Subjects(
-        [_Workload(workload, sums, workload not in partly) for workload, sums in named.items()],
-        {name: partial(_sum, name) for name in _SUMS},
-        lambda row: (("uid", str(row.workload.uid)), ("workload", row.workload.name)),
-        _workload_texts,
+        rows=[_Workload(workload, sums, workload not in partly) for workload, sums in named.items()],
+        values={name: partial(_sum, name) for name in _SUMS},
+        labels=lambda row: (("uid", str(row.workload.uid)), ("workload", row.workload.name)),
+        texts=_workload_texts,
     )
 
 
