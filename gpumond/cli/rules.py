@@ -195,11 +195,11 @@ def _subjects(scope: Scope, series: Iterable[InputValues], index: int) -> Subjec
         if entry.scope == scope and not isinstance(sample, str):
             rows.setdefault(entry.labels, {})[entry.value] = sample
     return Subjects(
-        tuple(rows.items()),
-        {name: partial(_value, name) for name in VALUES[scope]},
-        lambda row: row[0],
-        partial(_texts, scope),
-        lambda row: tuple(text for name, text in row[0] if name == "workload"),
+        rows=tuple(rows.items()),
+        values={name: partial(_value, name) for name in VALUES[scope]},
+        labels=lambda row: row[0],
+        texts=partial(_texts, scope),
+        programs=lambda row: tuple(text for name, text in row[0] if name == "workload"),
     )
 
 

@@ -83,7 +83,7 @@ class Rule:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Subjects(Generic[Row]):
     """Rows of one scope, and functions for the values, labels and texts of a row.
 

@@ -66,7 +66,7 @@ class ReleasedBytes:
     thrashes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionTrack:
     """Flushes of an action for one alert and one user. ``attempts``: elapsed seconds of those of the last hour.
 
@@ -145,7 +145,7 @@ def remembered(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
     for key, at in attempts:
         ago = max(0.0, now - at)
         if ago < HOUR_SECONDS:
-            tracks[key] = ActionTrack((*tracks.get(key, ActionTrack()).attempts, -ago))
+            tracks[key] = ActionTrack(attempts=(*tracks.get(key, ActionTrack()).attempts, -ago))
     return tracks
 
 

@@ -19,10 +19,10 @@ class Row(NamedTuple):
 
 def of(name: str, *rows: Row) -> Subjects[Row]:
     return Subjects(
-        rows,
-        {name: lambda row: row.value},
-        lambda row: row.labels,
-        lambda row: row.texts,
-        lambda row: row.programs,
-        lambda row: row.process,
+        rows=rows,
+        values={name: lambda row: row.value},
+        labels=lambda row: row.labels,
+        texts=lambda row: row.texts,
+        programs=lambda row: row.programs,
+        process=lambda row: row.process,
     )
