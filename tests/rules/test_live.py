@@ -58,7 +58,7 @@ def test_rule_created_over_http_fires_is_stored_and_audited(start: Callable[...,
     until(lambda: "no-agents" in firing(again))
     assert "rule.create" in again.run("audit").stdout
     verified = again.run("audit", "verify", "--state-dir", state)
-    assert (verified.returncode, "whole" in verified.stdout) == (0, True)
+    assert (verified.returncode, "intact" in verified.stdout) == (0, True)
 
 
 def test_resolved_alerts_survive_a_crash(

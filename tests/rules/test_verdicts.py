@@ -68,20 +68,20 @@ def test_unread_device_has_no_verdict_value():
     assert values_of_alerts(rule=always_firing("process", "leak"), device=lost) == {}
 
 
-def snapshots(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
-    memory, ticks = EngineState(), []
+def run_ticks(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
+    memory, results = EngineState(), []
     for second, (snapshot, verdicts) in enumerate(ticks):
         at = 1000.0 * second
         moved = Snapshot(second + 1, at, at, snapshot.source, snapshot.devices, snapshot.reports)
-        ticks.append(judge(memory, RULES, moved, verdicts))
-        memory = ticks[-1].memory
-    return ticks
+        results.append(judge(memory, RULES, moved, verdicts))
+        memory = results[-1].memory
+    return results
 
 
 def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():
     calm = make_snapshot(DEVICE)
     well = Verdict("GPU-a", 10, "churn", 1.0, (), None, "train goes up and down")
-    ticks = snapshots((calm, (well,)), (calm, (well, LEAK)), (calm, ()), (calm, ()))
+    ticks = run_ticks((calm, (well,)), (calm, (well, LEAK)), (calm, ()), (calm, ()))
     assert [len(tick.raised) for tick in ticks] == [0, 1, 0, 0]
     assert [len(tick.resolved) for tick in ticks] == [0, 0, 0, 1]
     (alert,) = ticks[1].raised
@@ -96,14 +96,14 @@ def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():
 
 
 def test_leak_without_a_process_fires():
-    (alert,) = snapshots((make_snapshot(make_device(processes=None)), (Verdict("GPU-a", None, "leak", 1.0),)))[0].raised
+    (alert,) = run_ticks((make_snapshot(make_device(processes=None)), (Verdict("GPU-a", None, "leak", 1.0),)))[0].raised
     assert dict(alert.labels)["pid"] == ""
 
 
 def test_leak_alert_continues_without_the_agent_and_ends_with_the_process():
     with_agent = make_snapshot(DEVICE, reports=(make_report(10, (make_pool(live=GIB),)),))
     without, gone = make_snapshot(DEVICE), make_snapshot(make_device())
-    ticks = snapshots((with_agent, (LEAK,)), (without, ()), (without, ()), (gone, ()), (gone, ()))
+    ticks = run_ticks((with_agent, (LEAK,)), (without, ()), (without, ()), (gone, ()), (gone, ()))
     assert [len(tick.frame.alerts) for tick in ticks] == [1, 1, 1, 0, 0]
 
 
