@@ -35,7 +35,7 @@ def leaking_snapshots(minutes: float = 60) -> Iterator[Snapshot]:
 
 
 def test_verdicts_depend_on_the_snapshots_alone():
-    def snapshots() -> list[object]:
+    def active_verdicts() -> list[object]:
         diagnosis = Diagnosis()
         active: list[object] = []
         for snapshot in leaking_snapshots():
@@ -43,7 +43,7 @@ def test_verdicts_depend_on_the_snapshots_alone():
             active.append(diagnosis.verdicts)
         return active
 
-    assert snapshots() == snapshots()
+    assert active_verdicts() == active_verdicts()
 
 
 def test_repeated_and_late_snapshots_change_nothing():

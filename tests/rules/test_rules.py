@@ -61,7 +61,7 @@ def test_keep_firing_for_holds_for_a_connected_process_that_the_driver_no_longer
 
 @pytest.mark.parametrize("start", [100, None])
 def test_alert_of_a_process_without_a_known_start_continues_with_its_pid(start: int | None):
-    rule, labels = a_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
+    rule, labels = make_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
     activities: Activities = {}
     for at, known in enumerate((start, None, start, start)):
         row = Row(labels, 0.9, process=ProcessKey(10, known))
@@ -72,7 +72,7 @@ def test_alert_of_a_process_without_a_known_start_continues_with_its_pid(start: 
 
 @pytest.mark.parametrize("between", [None, 100])
 def test_alert_begins_again_for_another_process_with_the_same_pid(between: int | None):
-    rule, labels = a_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
+    rule, labels = make_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
     activities: Activities = {}
     for at, start in enumerate((100, 100, 100, between, 101)):
         row = Row(labels, 0.9, process=ProcessKey(10, start))

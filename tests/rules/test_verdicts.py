@@ -80,8 +80,8 @@ def test_unread_device_has_no_verdict_value():
     assert values_of_alerts(rule=always_firing("process", "leak"), device=lost) == {}
 
 
-def snapshots(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
-    memory, ticks = EngineState(), []
+def run_ticks(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
+    memory, results = EngineState(), []
     for second, (snapshot, verdicts) in enumerate(ticks):
         at = 1000.0 * second
         moved = Snapshot(
@@ -92,9 +92,9 @@ def snapshots(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
             devices=snapshot.devices,
             reports=snapshot.reports,
         )
-        ticks.append(judge(memory, RULES, moved, verdicts))
-        memory = ticks[-1].memory
-    return ticks
+        results.append(judge(memory, RULES, moved, verdicts))
+        memory = results[-1].memory
+    return results
 
 
 def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():
@@ -109,7 +109,7 @@ def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():
         time_to_oom_seconds=None,
         summary="train goes up and down",
     )
-    ticks = snapshots((calm, (well,)), (calm, (well, LEAK)), (calm, ()), (calm, ()))
+    ticks = run_ticks((calm, (well,)), (calm, (well, LEAK)), (calm, ()), (calm, ()))
     assert [len(tick.raised) for tick in ticks] == [0, 1, 0, 0]
     assert [len(tick.resolved) for tick in ticks] == [0, 0, 0, 1]
     (alert,) = ticks[1].raised
@@ -124,7 +124,7 @@ def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():
 
 
 def test_leak_without_a_process_fires():
-    (alert,) = snapshots(
+    (alert,) = run_ticks(
         (
             make_snapshot(make_device(processes=None)),
             (Verdict(device_uuid="GPU-a", pid=None, start_ticks=None, kind="leak", since=1.0),),
@@ -136,7 +136,7 @@ def test_leak_without_a_process_fires():
 def test_leak_alert_continues_without_the_agent_and_ends_with_the_process():
     with_agent = make_snapshot(DEVICE, reports=(make_report(10, (make_pool(live=GIB),)),))
     without, gone = make_snapshot(DEVICE), make_snapshot(make_device())
-    ticks = snapshots((with_agent, (LEAK,)), (without, ()), (without, ()), (gone, ()), (gone, ()))
+    ticks = run_ticks((with_agent, (LEAK,)), (without, ()), (without, ()), (gone, ()), (gone, ()))
     assert [len(tick.frame.alerts) for tick in ticks] == [1, 1, 1, 0, 0]
 
 
@@ -159,9 +159,9 @@ REPORT = (make_report(10, (make_pool(live=9 * GIB),)),)
 def keeping(*snapshots: Snapshot) -> list[Tick]:
     memory, ticks = EngineState(), []
     for second, snapshot in enumerate(snapshots):
-        ticks.append(judge(memory, KEEPING, replace(snapshot, seq=second + 1, elapsed_seconds=float(second)), ()))
-        memory = ticks[-1].memory
-    return ticks
+        results.append(judge(memory, KEEPING, replace(snapshot, seq=second + 1, elapsed_seconds=float(second)), ()))
+        memory = results[-1].memory
+    return results
 
 
 def test_alerts_on_an_ended_process_resolve_with_the_next_reading_and_a_note():
