@@ -7,8 +7,7 @@ from typing import Any
 from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, ProcessUsage, Snapshot, SourceState
-
-GIB = 1024**3
+from gpumond.model.units import GIB as GIB
 
 
 def make_process(pid: int = 10, used_bytes: int | None = GIB, **fields: Any) -> ProcessUsage:

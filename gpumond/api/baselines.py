@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import bearer, require_rules
+from gpumond.api.auth import CHANGES, require_rules
 from gpumond.api.problems import responses
 from gpumond.baselines.service import BaselineService
 from gpumond.baselines.statistics import (
@@ -22,11 +22,11 @@ from gpumond.baselines.statistics import (
     Measured,
     WorkloadMeasures,
 )
+from gpumond.model.units import DAY_SECONDS
 from gpumond.protocol.text import Encodable
 
 router = APIRouter(tags=["baselines"])
 
-DAY_SECONDS = 86400.0
 Name = Annotated[str, Path(pattern=f"^{NAME}$", description="At most 64 of A-Za-z0-9._-")]
 
 
@@ -76,7 +76,6 @@ EXAMPLE_COMPARISON = Comparison(
 )
 ENTRIES, ONE = TypeAdapter(list[BaselineEntry]), TypeAdapter(Baseline)
 COMPARED = TypeAdapter(Comparison)
-CHANGES = [Depends(bearer)]
 
 
 def _answers(status: int, adapter: TypeAdapter[Any], kind: Any, example: Any, *problems: int) -> dict[str, Any]:

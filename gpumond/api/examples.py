@@ -8,9 +8,9 @@ from gpumond.model.pools import Expected, Held, PoolUsage, Receipt, Reclaimable,
 from gpumond.model.program import AppliedLimit, ByteChange, Dump, Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
+from gpumond.model.units import GIB as GIB
 from gpumond.store.audit_chain import follow
 
-GIB = 1024**3
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
 TAKEN_AT = 1_790_000_000.0
 

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import bearer, require_rules, user
+from gpumond.api.auth import CHANGES, require_rules, user
 from gpumond.api.problems import problem, responses
 from gpumond.config.rule_registry import RuleEntry, RuleRegistry
 from gpumond.engine.preview import Preview
@@ -53,9 +53,6 @@ def _tag(if_match: str | None) -> str | None:
 def _entry(entry: RuleEntry, status: int = 200) -> Response:
     headers = {"ETag": f'"{entry.etag}"', "Location": f"/api/v1/rules/{entry.name}"}
     return Response(ONE.dump_json(entry), status, headers, media_type="application/json")
-
-
-CHANGES = [Depends(bearer)]
 
 
 @router.get("/rules", summary="Rules in effect, with their origin", **_answers(200, list[RuleEntry], [ENTRY]))

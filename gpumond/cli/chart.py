@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from gpumond.model.units import human
+from gpumond.top.bars import BLOCKS
 
 WIDTH = 72
 LABEL = 11
 COLUMNS = WIDTH - LABEL
 ROWS = 4
 BINS = 4 * COLUMNS
-BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII = " ...:::##"
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from gpumond.baselines.statistics import Comparison, Difference
 from gpumond.errors import ConfigError
+from gpumond.model.units import GIB
 
 FORMATS = (".svg", ".png")
-GIB = 1024.0**3
 COLOURS = ("#8da0cb", "#fc8d62")
 
 

@@ -21,9 +21,8 @@ from gpumond.diagnosis.plateaus import PlateauStep
 from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
 from gpumond.history import HELD, USED, UTILIZATION
 from gpumond.history.series import FIVE_MINUTES, MEDIAN, MIN, MINUTE, QUARTER, SAMPLES, TIERS, Series
+from gpumond.model.units import MIB
 
-MIB = 1 << 20
-MINUTE_SECONDS = 60.0
 HOUR = 3600.0
 
 OUTSIDE = -1

@@ -11,8 +11,9 @@ from operator import itemgetter
 
 from gpumond.loadgen import scenarios
 from gpumond.loadgen.scenarios import SCENARIOS, Scenario
-from gpumond.loadgen.script import GIB, HOUR, MINUTE, Observation, ProgramScript, Script, ScriptStep, Truth, View
+from gpumond.loadgen.script import HOUR, MINUTE, Observation, ProgramScript, Script, ScriptStep, Truth, View
 from gpumond.loadgen.simulation import LeakedBytes, Simulated, simulate
+from gpumond.model.units import GIB
 
 __all__ = ["SCENARIOS", "Plan", "plan"]
 

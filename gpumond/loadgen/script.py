@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, NamedTuple
 
-MIB = 1 << 20
-GIB = 1 << 30
+from gpumond.model.units import MIB
+
 MINUTE = 60.0
 HOUR = 3600.0
 

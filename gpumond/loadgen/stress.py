@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpumond.loadgen.host_program import QUIET_BYTES, host, noise
-from gpumond.loadgen.script import CONTEXT_BYTES, GIB, HOUR, MIB, LevelStep, Script, Truth, every
+from gpumond.loadgen.script import CONTEXT_BYTES, HOUR, LevelStep, Script, Truth, every
+from gpumond.model.units import GIB, MIB
 
 NEARLY_ALL = 0.95
 """Used share above which a device is under pressure."""

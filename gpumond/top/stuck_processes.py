@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from gpumond.diagnosis.detectors import IDLE_SECONDS
 from gpumond.model.units import duration, human
 
 REMEDIES = {
@@ -26,8 +27,6 @@ REMEDIES = {
     "the agent; kill {pid} ends it",
 }
 LIKELY_MEANT = ("orphaned", "idle")
-IDLE_SECONDS = 1800.0
-"""The same threshold as in the rule idle-holder."""
 IDLE_BYTES = 1 << 30
 """Smaller amounts are ignored: a context alone takes half as much."""
 
