@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import bearer, require_rules
+from gpumond.api.auth import CHANGES, require_rules
 from gpumond.api.problems import responses
 from gpumond.api.view import view_of
 from gpumond.baselines.service import BaselineService
@@ -23,12 +23,11 @@ from gpumond.baselines.statistics import (
     Measured,
     WorkloadMeasures,
 )
-from gpumond.model.units import GIB
+from gpumond.model.units import DAY_SECONDS, GIB
 from gpumond.protocol.text import Encodable
 
 router = APIRouter(tags=["baselines"])
 
-DAY_SECONDS = 86400.0
 Name = Annotated[str, Path(pattern=f"^{NAME}$", description="At most 64 of A-Za-z0-9._-")]
 
 
@@ -85,7 +84,6 @@ EXAMPLE_COMPARISON = Comparison(
 )
 ENTRIES, ONE = TypeAdapter(list[BaselineEntry]), TypeAdapter(Baseline)
 COMPARED = TypeAdapter(Comparison)
-CHANGES = [Depends(bearer)]
 
 
 def _service(request: Request) -> BaselineService:

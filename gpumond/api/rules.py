@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import bearer, require_rules, user
+from gpumond.api.auth import CHANGES, require_rules, user
 from gpumond.api.problems import problem, responses
 from gpumond.api.view import view_of
 from gpumond.config.rule_registry import RuleEntry, RuleRegistry
@@ -60,9 +60,6 @@ def _encoding(preview: Preview) -> Steps[bytes]:
         yield
         alerts.append(FIRED.dump_json(preview.fired[start : start + ALERTS_AT_ONCE])[1:-1])
     return encoded.removesuffix(b"]}") + b",".join(alerts) + b"]}"
-
-
-CHANGES = [Depends(bearer)]
 
 
 @router.get("/rules", summary="Rules in effect, with their origin", **examples.described(list[RuleEntry], [ENTRY]))

@@ -16,7 +16,8 @@ from pathlib import Path
 from gpumond.cli.client import DEFAULT_URL
 from gpumond.cli.serve import add_common_arguments, flags, serve
 from gpumond.config import Settings, load
-from gpumond.sim.device import MIB, Spec, create
+from gpumond.model.units import MIB
+from gpumond.sim.device import Spec, create
 
 PROGRAMS = ("training", "serving", "leak", "fragmentation")
 DEVICE = Spec(

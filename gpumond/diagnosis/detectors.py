@@ -12,9 +12,7 @@ from gpumond.diagnosis.trend import sen
 from gpumond.history import USED
 from gpumond.history.series import MAX, Series
 from gpumond.model.program import Ending
-
-MIB = 1 << 20
-GIB = 1 << 30
+from gpumond.model.units import GIB, MIB
 
 FULL = 0.95
 FULL_CLEAR = 0.93

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from gpumond.model.pools import PoolUsage
 from gpumond.model.snapshot import AgentReport
+from gpumond.model.units import MINUTE_SECONDS
 
 MINUTES = 60
-MINUTE_SECONDS = 60.0
 
 
 class PoolPeak(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from gpumond.loadgen.host_program import QUIET_BYTES, WANDER_SECONDS, Wander, host, noise, work
-from gpumond.loadgen.script import GIB, HOUR, MIB, MINUTE, LevelStep, Script, every
+from gpumond.loadgen.script import HOUR, MINUTE, LevelStep, Script, every
+from gpumond.model.units import GIB, MIB
 
 
 def warm_up(script: Script) -> None:

@@ -6,7 +6,8 @@ from collections import deque
 from typing import cast
 
 from gpumond.loadgen.host_program import QUIET_BYTES, host, work
-from gpumond.loadgen.script import CONTEXT_BYTES, GIB, HOUR, MIB, MINUTE, Ending, LevelStep, Script, Truth, every
+from gpumond.loadgen.script import CONTEXT_BYTES, HOUR, MINUTE, Ending, LevelStep, Script, Truth, every
+from gpumond.model.units import GIB, MIB
 
 ORPHANS = ("unlisted", "gone", "holder")
 NEARLY_ALL = 0.95

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from gpumond.loadgen.host_program import NOISY_LIMIT, host, noise
-from gpumond.loadgen.script import GIB, HOUR, MIB, MINUTE, LevelStep, Script, Truth, every
+from gpumond.loadgen.script import HOUR, MINUTE, LevelStep, Script, Truth, every
+from gpumond.model.units import GIB, MIB
 
 MAX_RATE = 512 * MIB / MINUTE
 """Maximum rate: faster growth fills the device before a diagnosis is possible."""

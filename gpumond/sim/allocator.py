@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from gpumond.model.pools import PoolUsage, Reclaimable
-from gpumond.sim.device import MIB, Context, OutOfMemory, SimDevice
+from gpumond.model.units import MIB
+from gpumond.sim.device import Context, OutOfMemory, SimDevice
 
 ROUNDING_BYTES = 512
 SMALL_LIMIT = MIB

@@ -23,9 +23,9 @@ from pathlib import Path
 from gpumond.errors import GpumondError, ProtocolError
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import DeviceReading, ProcessUsage
+from gpumond.model.units import MIB
 from gpumond.protocol.messages import from_json, to_json
 
-MIB = 1 << 20
 RECORD_BYTES = 128
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from gpumond.errors import ConfigError
 from gpumond.loadgen import SCENARIOS, Plan, Truth, plan
-from gpumond.loadgen.script import CONTEXT_BYTES, GIB, HOUR, MIB, MINUTE, ScriptStep
+from gpumond.loadgen.script import CONTEXT_BYTES, HOUR, MINUTE, ScriptStep
+from gpumond.model.units import GIB, MIB
 
 LEAKS = [name for name, scenario in SCENARIOS.items() if scenario.verdict == "leak"]
 INJECTED = [name for name, scenario in SCENARIOS.items() if scenario.verdict and name != "stress"]

@@ -157,7 +157,7 @@ REPORT = (make_report(10, (make_pool(live=9 * GIB),)),)
 
 
 def keeping(*snapshots: Snapshot) -> list[Tick]:
-    memory, ticks = EngineState(), []
+    memory, results = EngineState(), []
     for second, snapshot in enumerate(snapshots):
         results.append(judge(memory, KEEPING, replace(snapshot, seq=second + 1, elapsed_seconds=float(second)), ()))
         memory = results[-1].memory

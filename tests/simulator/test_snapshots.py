@@ -9,9 +9,10 @@ import pytest
 
 from gpumond.engine.attribution import attribute
 from gpumond.loadgen import SCENARIOS, Plan, plan
-from gpumond.loadgen.script import CONTEXT_BYTES, GIB, MIB
+from gpumond.loadgen.script import CONTEXT_BYTES
 from gpumond.model.pools import PoolUsage
 from gpumond.model.snapshot import Snapshot
+from gpumond.model.units import GIB, MIB
 from tests.simulator.snapshots import EPOCH, snapshots
 
 QUIET = {"noise": 0, "gaps": 0, "neighbours": 0, "view": "agent"}
