@@ -82,7 +82,7 @@ def devices(seen: RuleContext) -> Subjects[_Device]:
         },
         labels=lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
         texts=_device_texts,
-        programs=lambda row: tuple(_programs(row.lines).values()),
+        programs=lambda row: _programs(row.lines),
     )
 
 
@@ -93,9 +93,9 @@ def _sums(lines: Sequence[Line]) -> Mapping[str, int]:
     return sums
 
 
-def _programs(lines: Sequence[Line]) -> dict[ProcessKey, str]:
-    """Return the names of the programs on a device."""
-    return {line.process: line.workload for line in lines if line.process is not None and line.workload}
+def _programs(lines: Sequence[Line]) -> tuple[str, ...]:
+    """Return the names of the programs on a device, each once."""
+    return tuple({line.workload: None for line in lines if line.workload})
 
 
 def _caches(lines: Sequence[Line]) -> dict[ProcessKey, int]:
@@ -152,5 +152,6 @@ def _device_texts(row: _Device) -> dict[str, str]:
 def _program(row: _Device, process: ProcessKey, used_bytes: int | None) -> str:
     """Return name, pid and size of a program."""
     usage = row.device.processes_by_key.get(process)
-    name = _programs(row.lines).get(process) or (usage and usage.comm) or "unknown program"
+    own = (line.workload for line in row.lines if (line.pid, line.start_ticks) == process)
+    name = next(own, "") or (usage and usage.comm) or "unknown program"
     return f"{name} (pid {process.pid}, {size(used_bytes)})"
