@@ -91,9 +91,9 @@ def _sums(lines: Sequence[Line]) -> Mapping[str, int]:
     return sums
 
 
-def _programs(lines: Sequence[Line]) -> dict[ProcessKey, str]:
-    """Return the names of the programs on a device."""
-    return {line.process: line.workload for line in lines if line.process is not None and line.workload}
+def _programs(lines: Sequence[Line]) -> tuple[str, ...]:
+    """Return the names of the programs on a device, each once."""
+    return tuple({line.workload: None for line in lines if line.workload})
 
 
 def _caches(lines: Sequence[Line]) -> dict[ProcessKey, int]:
@@ -150,7 +150,8 @@ def _device_texts(row: _Device) -> dict[str, str]:
 def _program(row: _Device, process: ProcessKey, used_bytes: int | None) -> str:
     """Return name, pid and size of a program."""
     usage = row.device.processes_by_key.get(process)
-    name = _programs(row.lines).get(process) or (usage and usage.comm) or "unknown program"
+    own = (line.workload for line in row.lines if (line.pid, line.start_ticks) == process)
+    name = next(own, "") or (usage and usage.comm) or "unknown program"
     return f"{name} (pid {process.pid}, {size(used_bytes)})"
 
 
@@ -213,5 +214,5 @@ DEVICE = ScopeSpec(
         **VERDICT_TEXTS,
     },
     texts=_device_texts,
-    programs=lambda row: tuple(_programs(row.lines).values()),
+    programs=lambda row: _programs(row.lines),
 )
