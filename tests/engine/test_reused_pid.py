@@ -18,7 +18,7 @@ from gpumond.rules import Action, Rule
 from gpumond.rules.actions import annotate, conclude, decide
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.top.view import view
-from tests.top.frames import a_frame
+from tests.top.frames import make_frame
 
 PID, UUID = 10, "GPU-a"
 OLD, NEW, UNKNOWN = ProcessKey(PID, 100), ProcessKey(PID, 200), ProcessKey(PID, None)
@@ -137,7 +137,7 @@ def test_note_of_a_flush_is_not_on_the_alert_of_the_new_process():
 def test_top_shows_no_old_report_and_no_old_verdict_for_the_new_process():
     refusing = make_report(PID, (POOL,), flush_policy="never", start_ticks=100)
     device = make_device(UUID, used_bytes=4 * GIB, processes=(listed(200),))
-    seen = view(a_frame(device, reports=(refusing,), verdicts=(LEAK,)))
+    seen = view(make_frame(device, reports=(refusing,), verdicts=(LEAK,)))
     (new,) = seen.processes
     assert (new.key[1], new.flush_policy, new.verdict) == (NEW, None, "")
 
