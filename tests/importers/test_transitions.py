@@ -8,7 +8,9 @@ from gpumond.model.frame import Verdict
 
 
 def make_verdict(kind: str = "leak", pid: int | None = 7, summary: str = "") -> Verdict:
-    return Verdict(device_uuid="GPU-a", pid=pid, start_ticks=100, kind=kind, since=0.0, form=summary)
+    return Verdict(
+        device_uuid="GPU-a", pid=pid, start_ticks=None if pid is None else 100, kind=kind, since=0.0, summary=summary
+    )
 
 
 def transitions(changes: Changes, at: float, *verdicts: Verdict) -> list[tuple[float, bool, str, int | None]]:

@@ -52,8 +52,8 @@ def test_ended_subject_resolves_at_once_and_a_hidden_one_does_not():
 
 def test_keep_firing_for_holds_for_a_connected_process_that_the_driver_no_longer_lists():
     rule, labels = make_rule(keep_firing_for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
-    firing = step(rule, of("used_ratio", Row(labels, 0.9)), {}, Hidden(), 0, 0)
-    connected = Hidden(connected=frozenset({"10"}))
+    firing = step(rule, of("used_ratio", Row(labels, 0.9, process=ProcessKey(10, 100))), {}, Hidden(), 0, 0)
+    connected = Hidden(connected={ProcessKey(10, 100)})
     kept = step(rule, NONE, firing, connected, 1, 1)
     assert (len(kept), len(step(rule, NONE, kept, connected, 3, 3))) == (1, 0)
     assert not step(rule, NONE, firing, Hidden(connected={ProcessKey(10, 101)}), 1, 1)

@@ -128,7 +128,7 @@ def test_details_show_all_values_and_follow_the_frames(fake: FakeDaemon):
         start_ticks=100,
         kind="leak",
         since=5.0,
-        form="train keeps 1.0 GiB more each minute",
+        summary="train keeps 1.0 GiB more each minute",
     )
     fake.show(busy_frame(verdicts=(verdict,)))
     points = [{"at": 999_700.0 + at, "low": GIB, "median": GIB, "high": at * GIB} for at in range(1, 41)]
@@ -296,7 +296,7 @@ HOSTILE = "[bold]x[/bold]\x1b[2J\x1b]0;owned\x07‮⁦\n\r\tend" + "W" * 4096
 
 def test_names_of_programs_are_shown_as_plain_text(fake: FakeDaemon):
     device = make_device(name=HOSTILE, used_bytes=GIB, processes=(make_process(10, GIB, comm=HOSTILE, user=HOSTILE),))
-    verdict = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=5.0, form=HOSTILE)
+    verdict = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=5.0, summary=HOSTILE)
     fake.show(make_frame(device, verdicts=(verdict,)))
     nasty = PLANNED | {"workload": HOSTILE, "reason": HOSTILE, "outcome": "refused"}
     fake.answers["/api/v1/flushes"] = (200, {"id": "1", "receipts": [nasty], "released_bytes": 0})
