@@ -73,7 +73,9 @@ server = HTTPServer(("127.0.0.1", 0), Handler)
 Thread(target=server.serve_forever, daemon=True).start()
 url = f"http://127.0.0.1:{server.server_port}"
 settings = Settings(receivers=[{"name": "n", "type": "ntfy", "topic": "gpus", "url": url}])
-alert = Alert("leak", "firing", (), (("summary", "it grows"),), 1.0, 0.0)
+alert = Alert(
+    rule="leak", phase="firing", labels=(), annotations=(("summary", "it grows"),), value=1.0, active_at=0.0
+)
 asyncio.run(settings.receivers[0].send((alert,), ()))
 assert bodies == [{"topic": "gpus", "title": "leak firing", "message": "it grows"}]
 from tools.docs.plugins import document

@@ -103,7 +103,7 @@ def test_history_of_64_devices_and_500_lives_needs_at_most_64_mib():
 
 def test_points_are_samples_or_the_longest_blocks_within_the_resolution():
     history = make_history([float(i) for i in range(1000)])
-    assert [point.median for point in history.series("GPU-a", 10, "used")] == list(range(100, 1000))
+    assert [point.median for point in history.series(LIFE, "used")] == list(range(100, 1000))
     for resolution, seconds in ((15, 15), (59, 15), (60, 60), (899, 300), (900, 900)):
         points = history.series(LIFE, "used", resolution=resolution)
         assert points
@@ -145,7 +145,7 @@ def test_ended_life_is_kept_and_the_newest_life_of_a_pid_is_returned():
 
 def test_lives_never_exceed_the_limit():
     history = make_history([1.0])
-    made = [history.life(("GPU-a", pid, 1)) for pid in range(1000, 1000 + module.MAX_LIVES)]
+    made = [history.life(("GPU-a", ProcessKey(pid, 1))) for pid in range(1000, 1000 + module.MAX_LIVES)]
     assert made[-2] is not None
     assert made[-1] is None
 
