@@ -35,6 +35,7 @@ DESCRIPTION = (
 AT_THE_ROOT = (page, operations)
 IN_THE_API = (resources, history, flushes, rules, baselines, events, agents)
 """Modules with a ``router``, in the order of the reference."""
+
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
 

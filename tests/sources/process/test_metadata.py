@@ -193,6 +193,7 @@ def test_private_pid_namespace_is_noticed(tmp_path: Path, around: list[str], sho
         "from gpumond.sources.process.procfs import process_start\n"
         "started = process_start('/proc', os.getpid()).start_ticks\n"
         "listed = ProcessUsage(pid=os.getpid(), start_ticks=started, used_bytes=1, comm='itself')\n"
+        "device = DeviceReading(uuid='GPU-a', index=0, processes=(listed,))\n"
         "owners = ProcessMetadata(dev=sys.argv[1])\n"
         "(device,) = owners.complete(Reading(devices=(device,))).devices\n"
         "print(device.processes[0].comm)"
