@@ -196,4 +196,5 @@ def test_newest_events_are_available_as_a_list():
     view.events.publish(frame_with_agents(1, 2), (), ())
     answer = ask(view, "/api/v1/events", headers={"Accept": "application/json"})
     assert [event["pid"] for event in answer.json()] == [1, 2]
-    assert set(answer.json()[0]) == {"id", "at", "kind", "device_uuid", "pid", "start_ticks", "workload", "summary", "details"}
+    fields = {"id", "at", "kind", "device_uuid", "pid", "start_ticks", "workload", "summary", "details"}
+    assert set(answer.json()[0]) == fields
