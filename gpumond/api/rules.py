@@ -29,7 +29,9 @@ MAX_PREVIEWS = 2
 
 BODY = written(BUILT_IN[0])
 ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
-PREVIEW = Preview(examples.TAKEN_AT - 3600, examples.TAKEN_AT, 30.0, 120, (ended(examples.ALERT, examples.TAKEN_AT),))
+PREVIEW = Preview(
+    examples.TAKEN_AT - 3600, examples.TAKEN_AT, 30.0, 120, 0, (ended(examples.ALERT, examples.TAKEN_AT),)
+)
 ENTRIES = TypeAdapter(list[RuleEntry])
 ONE = TypeAdapter(RuleEntry)
 PREVIEWED = TypeAdapter(Preview)

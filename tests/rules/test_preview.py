@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gpumond.api.examples import SNAPSHOT, VERDICT
 from gpumond.engine.preview import (
+    MAX_FIRED,
     REPORTS_AT_ONCE,
     RESOLUTION_SECONDS,
     PreviewWindow,
@@ -84,3 +85,18 @@ def test_samples_are_kept_every_30_seconds_and_a_preview_finds_firing_alerts():
 def test_preview_yields_between_programs_and_samples():
     moments = [pack(make_frame(number, reports=4 * REPORTS_AT_ONCE).snapshot, ()) for number in range(3)]
     assert sum(1 for _ in previewing(RULE, moments)) > 3 * 4
+
+
+def test_newest_alerts_are_kept_and_the_others_counted():
+    rule = Rule(name="held", scope="process", value="used_bytes", above=0, for_seconds=0.0)
+    moments = []
+    for number in range(8):
+        processes = tuple(make_process(pid, used_bytes=number % 2) for pid in range(1, 401))
+        device = make_device(used_bytes=400, size_bytes=1000, processes=processes)
+        at = RESOLUTION_SECONDS * number
+        moments.append(pack(make_snapshot(device, taken_at=1000.0 + at, elapsed_seconds=at), ()))
+    seen = preview(rule, moments)
+    assert (len(seen.fired), seen.omitted) == (MAX_FIRED, 4 * 400 - MAX_FIRED)
+    starts = [alert.active_at for alert in seen.fired]
+    assert starts == sorted(starts)
+    assert starts[-1] == 1000.0 + 7 * RESOLUTION_SECONDS
