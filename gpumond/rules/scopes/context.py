@@ -87,17 +87,17 @@ VERDICTS = (
         _verdict_value(kind.rule_value, f"1 while the [verdict](verdicts.md) {kind.name} is active")
         for kind in PROBLEMS
     ),
-    _verdict_value("leak_bytes_per_second", "by how much a leak grows; 0 without one"),
+    _verdict_value("leak_bytes_per_second", "growth rate of a leak; 0 without a leak"),
     _verdict_value(
-        "time_to_oom_seconds", "until the memory is full if it goes on growing; infinite where nothing does"
+        "time_to_oom_seconds", "time until the memory is full at the present growth rate; infinite without growth"
     ),
 )
 VERDICT_TEXTS = {
-    "verdicts": "what is said of it, in sentences",
-    "slope": "by how much its leak grows each minute",
-    "time_to_oom": "until the memory is full",
+    "verdicts": "summaries of the active verdicts",
+    "slope": "growth of its leak per minute",
+    "time_to_oom": "time until the memory is full",
 }
-DEVICE_LABELS = {"gpu": "index of the device", "uuid": "its UUID"}
+DEVICE_LABELS = {"gpu": "index of the device", "uuid": "UUID of the device"}
 NAMED = {**DEVICE_LABELS, "name": "model of the device", "size": "memory of the device"}
 
 IN_WINDOW = f"in the last {WINDOW_SECONDS / 60:.0f} minutes"

@@ -168,7 +168,9 @@ DEVICE = ScopeSpec(
         ),
         RuleAttribute("free_bytes", "memory free according to the driver", lambda row: row.device.free_bytes),
         RuleAttribute("used_ratio", "used bytes over size", lambda row: row.used_ratio),
-        RuleAttribute("reclaimable_bytes", "what a flush of all programs on it would return", lambda row: row.cached),
+        RuleAttribute(
+            "reclaimable_bytes", "bytes that a flush of all programs on it would release", lambda row: row.cached
+        ),
         RuleAttribute(
             "reclaimable_ratio",
             "reclaimable bytes over size",
@@ -180,10 +182,12 @@ DEVICE = ScopeSpec(
             f"{IN_WINDOW} (out of memory, or a retry), those of the other programs; else 0",
             lambda row: ratio(_wasted(row), row.device.size_bytes),
         ),
-        RuleAttribute("stranded_bytes", "held and free in pools, and out of a flush's reach", lambda row: row.stranded),
+        RuleAttribute(
+            "stranded_bytes", "held and free in pools, but not released by a flush", lambda row: row.stranded
+        ),
         RuleAttribute(
             "unclaimed_bytes",
-            "used, and no visible process owns it; unknown where the driver lists no processes",
+            "used memory without a visible owner; unknown where the driver lists no processes",
             lambda row: row.unclaimed,
         ),
         RuleAttribute(
@@ -205,9 +209,9 @@ DEVICE = ScopeSpec(
         **NAMED,
         "used": "memory in use",
         "free": "memory free",
-        "reclaimable": "what a flush would return",
-        "stranded": "held, free and out of a flush's reach",
-        "unclaimed": "used, and no visible process owns it",
+        "reclaimable": "bytes that a flush would release",
+        "stranded": "held and free, but not released by a flush",
+        "unclaimed": "used memory without a visible owner",
         "top_process": "the largest process: name, pid, size",
         "top_cache": "the program with the largest cache: name, pid, size",
         "xids": "XID errors of the window, by number",

@@ -91,11 +91,11 @@ def torch_setting(frameworks: Sequence[str]) -> str:
 POOL = ScopeSpec(
     rows=pools,
     values=(
-        RuleAttribute("live_bytes", "handed out to the program", lambda row: row.pool.live_bytes),
-        RuleAttribute("held_bytes", "taken from the driver", lambda row: row.pool.held_bytes),
-        RuleAttribute("reclaimable_bytes", "what a flush would return", lambda row: row.pool.reclaimable.likely),
+        RuleAttribute("live_bytes", "allocated by the program", lambda row: row.pool.live_bytes),
+        RuleAttribute("held_bytes", "held by the pool", lambda row: row.pool.held_bytes),
+        RuleAttribute("reclaimable_bytes", "bytes that a flush would release", lambda row: row.pool.reclaimable.likely),
         RuleAttribute(
-            "stranded_bytes", "held and free, and out of a flush's reach", lambda row: row.pool.stranded_bytes
+            "stranded_bytes", "held and free, but not released by a flush", lambda row: row.pool.stranded_bytes
         ),
         RuleAttribute(
             "stranded_ratio",
@@ -104,8 +104,8 @@ POOL = ScopeSpec(
         ),
         RuleAttribute(
             "fragmentation_ratio",
-            f"1 - most live bytes over most bytes that no flush returns (live and stranded), both {IN_WINDOW}, so that "
-            "it is judged at the peak; 0 for pools below 5 % of their device; unknown for the first minute",
+            f"1 - peak of live bytes over peak of the bytes that no flush releases (live and stranded), both {IN_WINDOW}; "
+            "0 for pools below 5 % of their device; unknown for the first minute",
             lambda row: _fragmentation(row.device, row.recent, row.track),
         ),
         RuleAttribute("ooms", "out-of-memory errors since the program started", lambda row: row.pool.ooms),
@@ -126,18 +126,23 @@ POOL = ScopeSpec(
             lambda row: row.recent.increase(row.track.retries, row.track.since),
         ),
     ),
-    labels={**DEVICE_LABELS, "pid": "of the process", "workload": "its workload", "allocator": "of the pool"},
+    labels={
+        **DEVICE_LABELS,
+        "pid": "pid of the process",
+        "workload": "workload of the process",
+        "allocator": "allocator of the pool",
+    },
     labels_of=_pool_labels,
     placeholders={
         **NAMED,
-        "pid": "of the process",
-        "workload": "its workload",
-        "allocator": "of the pool",
-        "live": "handed out to the program",
-        "held": "taken from the driver",
-        "reclaimable": "what a flush would return",
-        "stranded": "held, free and out of a flush's reach",
-        "torch_setting": "the environment variable that configures its PyTorch's allocator",
+        "pid": "pid of the process",
+        "workload": "workload of the process",
+        "allocator": "allocator of the pool",
+        "live": "allocated by the program",
+        "held": "held by the pool",
+        "reclaimable": "bytes that a flush would release",
+        "stranded": "held and free, but not released by a flush",
+        "torch_setting": "environment variable that configures the allocator of its PyTorch",
     },
     texts=_pool_texts,
     programs=lambda row: (row.report.workload,),
