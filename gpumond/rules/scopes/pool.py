@@ -104,8 +104,8 @@ POOL = ScopeSpec(
         ),
         RuleAttribute(
             "fragmentation_ratio",
-            f"1 - peak of live bytes over peak of the bytes that no flush releases (live and stranded), both {IN_WINDOW}; "
-            "0 for pools below 5 % of their device; unknown for the first minute",
+            f"1 - peak of live bytes over peak of the bytes that no flush releases (live and stranded), both "
+            f"{IN_WINDOW}; 0 for pools below 5 % of their device; unknown for the first minute",
             lambda row: _fragmentation(row.device, row.recent, row.track),
         ),
         RuleAttribute("ooms", "out-of-memory errors since the program started", lambda row: row.pool.ooms),
