@@ -39,7 +39,7 @@ def test_block_reports_kept_and_peak_bytes(allocator: CachingAllocator):
 
 def test_block_with_the_first_allocation_is_measured_from_zero(allocator: CachingAllocator):
     allocator.close()
-    again = CachingAllocator(allocator._card)
+    again = CachingAllocator(allocator._device)
     with agent.scope("setup"):
         again.malloc(64 * MIB)
     assert device("setup") == ScopeDevice(UUID, 64 * MIB, 64 * MIB, 64 * MIB, True)

@@ -158,7 +158,8 @@ def test_flush_shows_the_plan_asks_for_confirmation_and_shows_the_receipt(fake: 
         await until(pilot, top, "freed, 12.0 GiB of 12.0 GiB expected", "released 12.0 GiB")
         await pilot.press("y")
         asked = [(body["target"], body["dry_run"]) for path, body in fake.requests if path == "/api/v1/flushes"]
-        assert asked == [({"pid": 10}, True), ({"pid": 10}, False)]
+        process = {"pid": 10, "start_ticks": 100}
+        assert asked == [(process, True), (process, False)]
         await pilot.press("escape")
         await until(pilot, top, "train", without="released")
 
