@@ -30,7 +30,12 @@ MAX_PREVIEWS = 2
 BODY = written(BUILT_IN[0])
 ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
 PREVIEW = Preview(
-    examples.TAKEN_AT - 3600, examples.TAKEN_AT, 30.0, 120, 0, (ended(examples.ALERT, examples.TAKEN_AT),)
+    from_at=examples.TAKEN_AT - 3600,
+    to_at=examples.TAKEN_AT,
+    resolution_seconds=30.0,
+    snapshots=120,
+    omitted=0,
+    fired=(ended(examples.ALERT, examples.TAKEN_AT),),
 )
 ENTRIES = TypeAdapter(list[RuleEntry])
 ONE = TypeAdapter(RuleEntry)

@@ -28,7 +28,7 @@ SNAPSHOT, VERDICTS = TypeAdapter(Snapshot), TypeAdapter(tuple[Verdict, ...])
 REPORTS = TypeAdapter(tuple[AgentReport, ...])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """Alerts that ``fired`` between the two times, oldest first; one that still fires has no ``resolved_at``.
 
@@ -108,7 +108,14 @@ def previewing(rule: Rule, moments: Iterable[bytes]) -> Steps[Preview]:
     fired = sorted([*over, *firing.values()], key=lambda alert: alert.active_at)[-MAX_FIRED:]
     omitted = count + len(firing) - len(fired)
     first, last = (times[0], times[-1]) if times else (None, None)
-    return Preview(first, last, RESOLUTION_SECONDS, len(times), omitted, tuple(fired))
+    return Preview(
+        from_at=first,
+        to_at=last,
+        resolution_seconds=RESOLUTION_SECONDS,
+        snapshots=len(times),
+        omitted=omitted,
+        fired=tuple(fired),
+    )
 
 
 preview = synchronous(previewing)
