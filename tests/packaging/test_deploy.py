@@ -263,10 +263,10 @@ STATED = {
     "a message of an agent": f"{MAX_MESSAGE_BYTES // KIB} KiB",
     "agents of one uid": f"{LIMITS.peers_per_uid}",
     "agents in all": f"{LIMITS.peers}",
-    "connections that have not said hello": f"{LIMITS.pending_per_uid} of one uid, {LIMITS.pending} in all",
-    "a hello; an incomplete message": f"{LIMITS.hello_seconds:g} s, {LIMITS.shared_hello_seconds:g} s while the uid "
-    f"has others that have not said hello; {LIMITS.frame_seconds:g} s",
-    "a report's age; silence": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
+    "connections without a hello message": f"{LIMITS.pending_per_uid} of one uid, {LIMITS.pending} in all",
+    "time for a hello message; for the rest of a message": f"{LIMITS.hello_seconds:g} s, "
+    f"{LIMITS.shared_hello_seconds:g} s while the uid has other connections without one; {LIMITS.frame_seconds:g} s",
+    "age of a report; time without a message": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
     "messages and bytes of one uid": f"{LIMITS.frames_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
     "pools of one agent": f"{MAX_POOLS}",
     "pools of one message": f"{MAX_REPORTED_POOLS}",
