@@ -26,7 +26,7 @@ from gpumond.model.snapshot import (
     Snapshot,
     SourceState,
 )
-from gpumond.rules import Activities, Rule, Scope, Subjects, ended, located, same_process, stepping
+from gpumond.rules import Activities, Activity, Rule, Scope, Subjects, ended, located, same_process, stepping
 from gpumond.rules.restore import Awaited, hold
 from gpumond.rules.scopes import RuleContext, departure, hidden, subjects
 from gpumond.rules.verdicts import NOTHING, active_verdicts
@@ -153,12 +153,12 @@ def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) ->
         for labels, activity in active.items():
             if activity.alert.phase == "firing":
                 other = known.get(labels)
-                if other is None or other.alert.phase != "firing" or not _continues(other.alert, activity.alert):
+                if other is None or other.alert.phase != "firing" or not _continues(other, activity):
                     yield activity.alert
 
 
-def _continues(alert: Alert, other: Alert) -> bool:
-    return alert.labels == other.labels and same_process(alert.process, other.process)
+def _continues(one: Activity, other: Activity) -> bool:
+    return one.alert.labels == other.alert.labels and same_process(one.process, other.process)
 
 
 def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:

@@ -90,8 +90,9 @@ def checking(
     """
     sizes = {device.uuid: device.size_bytes for device in devices}
     before = previous.reports_by_process if previous else {}
-    compared = [(device, listed(device)) for device in devices if not device.missed]
-    on_device = {process for device in devices for process in listed(device)}
+    counts = {device.uuid: listed(device) for device in devices}
+    compared = {device.uuid: device for device in devices if not device.missed}
+    on_device = {process for each in counts.values() for process in each}
     checked: list[AgentReport] = []
     for report in reports:
         yield
@@ -110,7 +111,7 @@ def checking(
         if pools is not report.pools or uses != report.uses_device:
             report = replace(report, pools=pools, uses_device=uses)
         if earlier is not None and report.age_seconds < FRESH_SECONDS:
-            excess = _excess(report, earlier, compared, complete)
+            excess = _excess(process, pools, earlier.pools, compared, counts, complete)
             if excess is not None:
                 faults.append(excess)
         checked.append(report)
@@ -122,22 +123,24 @@ def _fits(pool: PoolUsage, size: int | None) -> bool:
 
 
 def _excess(
-    report: AgentReport,
-    earlier: AgentReport,
-    devices: Iterable[tuple[DeviceReading, Mapping[ProcessKey, int | None]]],
+    process: ProcessKey,
+    pools: tuple[PoolUsage, ...],
+    earlier: tuple[PoolUsage, ...],
+    devices: Mapping[str, DeviceReading],
+    counts: Mapping[str, Mapping[ProcessKey, int | None]],
     complete: Collection[str],
 ) -> Fault | None:
     """Return a fault if this report and the previous one claim more than the driver counts."""
-    now, then = held_by_device(report.pools), held_by_device(earlier.pools)
-    for device, counts in devices:
-        claimed = min(now.get(device.uuid, 0), then.get(device.uuid, 0))
-        if not claimed:
+    then = held_by_device(earlier)
+    for uuid, held in held_by_device(pools).items():
+        device, claimed = devices.get(uuid), min(held, then.get(uuid, 0))
+        if device is None or not claimed:
             continue
-        known = borne_out(counts, report.key, device.uuid in complete)
-        most = limit(device, counts, report.key) if known else 0
+        known = borne_out(counts[uuid], process, uuid in complete)
+        most = limit(device, counts[uuid], process) if known else 0
         if most is not None and claimed > most + slack(device):
             detail = (
-                f"the agent of pid {report.pid} claims {claimed} B on GPU {device.index}, the driver counts {most} B"
+                f"the agent of pid {process.pid} claims {claimed} B on GPU {device.index}, the driver counts {most} B"
             )
             return Fault("agent", "claim_over_driver", None, detail)
     return None

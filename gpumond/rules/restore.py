@@ -40,7 +40,8 @@ def resume(alerts: Iterable[KeptAlert], alive: Heartbeat | None, now: float) -> 
     activities: dict[str, dict[Labels, Activity]] = {}
     for each in alerts:
         cleared = None if each.cleared_monotonic is None else min(0.0, each.cleared_monotonic - alive.monotonic)
-        activity = Activity(each.alert, min(0.0, each.active_monotonic - alive.monotonic), cleared)
+        since = min(0.0, each.active_monotonic - alive.monotonic)
+        activity = Activity(each.alert, each.alert.process, since, cleared)
         activities.setdefault(each.alert.rule, {})[each.subject] = activity
     return activities
 
@@ -68,7 +69,7 @@ def hold(
     def waits(rule: str, labels: Labels) -> bool:
         if labels not in seen[rule]:
             return elapsed <= GRACE_SECONDS
-        if not same_process(before[rule][labels].alert.process, seen[rule][labels]):
+        if not same_process(before[rule][labels].process, seen[rule][labels]):
             return False
         activity = after[rule].get(labels)
         return rule in on_verdicts and (activity is None or activity.cleared_elapsed is not None)
