@@ -26,7 +26,7 @@ from gpumond.model.snapshot import (
     Snapshot,
     SourceState,
 )
-from gpumond.rules import Activities, Activity, Rule, Scope, Subjects, ended, located, same_process, stepping
+from gpumond.rules import Activities, Rule, Scope, Subjects, ended, located, same_process, stepping
 from gpumond.rules.restore import Awaited, hold
 from gpumond.rules.scopes import RuleContext, departure, hidden, subjects
 from gpumond.rules.verdicts import NOTHING, active_verdicts
@@ -151,14 +151,16 @@ def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) ->
     for rule, active in after.items():
         known = before.get(rule, {})
         for labels, activity in active.items():
-            if activity.alert.phase == "firing":
+            alert = activity.alert
+            if alert.phase == "firing":
                 other = known.get(labels)
-                if other is None or other.alert.phase != "firing" or not _continues(other, activity):
-                    yield activity.alert
-
-
-def _continues(one: Activity, other: Activity) -> bool:
-    return one.alert.labels == other.alert.labels and same_process(one.process, other.process)
+                if (
+                    other is None
+                    or other.alert.phase != "firing"
+                    or other.alert.labels != alert.labels
+                    or not same_process(other.process, activity.process)
+                ):
+                    yield alert
 
 
 def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:

@@ -24,6 +24,9 @@ OTHER = "other"
 
 SLACK_RATIO = 1 / 32
 """Share of the device's size by which a claim may exceed the driver's count, as both are read at different times."""
+REPORTS_AT_ONCE = 16
+"""Reports that are checked in one step: 0.1 ms."""
+
 FRESH_SECONDS = 2.0
 """Maximum age of a claim that is compared: the program may have freed the memory of an older one."""
 
@@ -94,13 +97,15 @@ def checking(
     compared = {device.uuid: device for device in devices if not device.missed}
     on_device = {process for each in counts.values() for process in each}
     checked: list[AgentReport] = []
-    for report in reports:
-        yield
+    for number, report in enumerate(reports):
+        if number % REPORTS_AT_ONCE == 0:
+            yield
         process = report.key
         earlier = before.get(process)
         pools = bounded(report.pools, sizes)
-        if not all(_fits(pool, sizes.get(pool.device_uuid)) for pool in pools):
-            pools = tuple(pool for pool in pools if _fits(pool, sizes.get(pool.device_uuid)))
+        possible = tuple([pool for pool in pools if _fits(pool, sizes.get(pool.device_uuid))])
+        if len(possible) < len(pools):
+            pools = possible
             detail = f"pid {report.pid} claims more memory than its device has"
             faults.append(Fault("agent", "impossible_value", None, detail))
         uses = bool(
@@ -119,7 +124,7 @@ def checking(
 
 
 def _fits(pool: PoolUsage, size: int | None) -> bool:
-    return size is None or max(pool.live_bytes, pool.held_bytes, pool.reclaimable.high) <= size
+    return size is None or (pool.live_bytes <= size and pool.held_bytes <= size and pool.reclaimable.high <= size)
 
 
 def _excess(
@@ -131,14 +136,18 @@ def _excess(
     complete: Collection[str],
 ) -> Fault | None:
     """Return a fault if this report and the previous one claim more than the driver counts."""
-    then = held_by_device(earlier)
     for uuid, held in held_by_device(pools).items():
-        device, claimed = devices.get(uuid), min(held, then.get(uuid, 0))
-        if device is None or not claimed:
+        if held <= (counts.get(uuid, {}).get(process) or 0):
+            continue  # nearly every pool of nearly every tick
+        device = devices.get(uuid)
+        if device is None:
             continue
         known = borne_out(counts[uuid], process, uuid in complete)
         most = limit(device, counts[uuid], process) if known else 0
-        if most is not None and claimed > most + slack(device):
+        if most is None or held <= most + slack(device):
+            continue
+        claimed = min(held, held_by_device(earlier).get(uuid, 0))
+        if claimed > most + slack(device):
             detail = (
                 f"the agent of pid {process.pid} claims {claimed} B on GPU {device.index}, the driver counts {most} B"
             )
@@ -147,6 +156,8 @@ def _excess(
 
 
 def held_by_device(pools: tuple[PoolUsage, ...]) -> dict[str, int]:
+    if len(pools) == 1:
+        return {pools[0].device_uuid: pools[0].held_bytes}  # nearly every report of nearly every tick
     sums: dict[str, int] = {}
     for pool in outermost(pools):
         sums[pool.device_uuid] = sums.get(pool.device_uuid, 0) + pool.held_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from functools import wraps
+from itertools import islice
 from typing import ParamSpec, TypeVar
 
 T = TypeVar("T")
@@ -15,11 +16,11 @@ Steps = Generator[None, None, T]
 
 def collecting(values: Iterable[T], at_once: int = 64) -> Steps[tuple[T, ...]]:
     """Return all values as a tuple; a step ends after ``at_once`` of them."""
+    iterator = iter(values)
     collected: list[T] = []
-    for value in values:
-        if len(collected) % at_once == 0:
-            yield
-        collected.append(value)
+    while some := tuple(islice(iterator, at_once)):
+        collected += some
+        yield
     return tuple(collected)
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -163,8 +163,8 @@ def stepping(
         if activity is not None and not same_process(activity.process, process):
             activity = None  # the process of the alert has ended, and its pid is reused
         if value is not None:
-            subject = _Subject(labels, process, partial(subjects.texts, row))
-            activity = _advance(rule, subject, value, activity, now, elapsed)
+            texts = partial(subjects.texts, row)
+            activity = _advance(rule, labels, process, texts, value, activity, now, elapsed)
         if activity is not None:
             after[labels] = activity
         if len(after) % ALERTS_AT_ONCE == 0:
@@ -212,22 +212,22 @@ def same_process(one: ProcessKey | None, other: ProcessKey | None) -> bool:
     return one == other or one is None or other is None or one.may_be(other)
 
 
-class _Subject(NamedTuple):
-    labels: Labels
-    process: ProcessKey | None
-    texts: Texts
-
-
 def _advance(
-    rule: Rule, subject: _Subject, value: float, before: Activity | None, now: float, elapsed: float
+    rule: Rule,
+    labels: Labels,
+    process: ProcessKey | None,
+    texts: Texts,
+    value: float,
+    before: Activity | None,
+    now: float,
+    elapsed: float,
 ) -> Activity | None:
     if not rule.breached(value, active=before is not None and before.cleared_elapsed is None):
         return _cleared(rule, before, elapsed) if before else None
-    identity = _identity(rule, subject.labels)
+    identity = _identity(rule.name, labels, rule.labels)
     if before is not None and before.alert.labels != identity:
         before = None  # the rule has other labels now: another alert
     active_at, since = (before.alert.active_at, before.active_elapsed) if before else (now, elapsed)
-    process = subject.process
     if before and before.process and process and process.start_ticks is None:
         process = before.process  # /proc no longer has the pid
     phase: Phase = "firing" if elapsed - since >= rule.for_seconds else "pending"
@@ -236,7 +236,7 @@ def _advance(
         rule=rule.name,
         phase=phase,
         labels=identity,
-        annotations=_annotations(rule, subject.texts, value),
+        annotations=_annotations(rule, texts, value),
         value=value,
         active_at=active_at,
         fired_at=fired_at,
@@ -256,8 +256,9 @@ def _cleared(rule: Rule, before: Activity, elapsed: float) -> Activity | None:
     return before._replace(cleared_elapsed=since) if elapsed - since < rule.keep_firing_for_seconds else None
 
 
-def _identity(rule: Rule, labels: Labels) -> Labels:
-    return tuple(sorted({"alertname": rule.name, **dict(labels), **dict(rule.labels)}.items()))
+@lru_cache(16_384)
+def _identity(rule: str, labels: Labels, own: Labels) -> Labels:
+    return tuple(sorted({"alertname": rule, **dict(labels), **dict(own)}.items()))
 
 
 def _annotations(rule: Rule, texts: Texts, value: float) -> Labels:
