@@ -23,6 +23,29 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited by the childr
 
 ANOTHER_PYTHON = "Skipped: needs Python "
 
+LONG = (
+    "tests/integration/test_systemd.py",
+    "tests/integration/test_chart.py",
+    "tests/grafana/",
+    "tests/cli/test_demo.py",
+    "tests/integration/",
+    "tests/agent/test_launchers.py",
+    "tests/api/test_flush_abuse.py",
+    "tests/api/test_openapi_fuzz.py",
+    "tests/daemon/test_daemon.py",
+    "tests/agent/test_fork.py",
+)
+"""Beginnings of the paths of files that take a minute or more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the files that take longest, so that no worker finishes long after the others."""
+
+    def place(item: pytest.Item) -> int:
+        return next((i for i, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG))
+
+    items.sort(key=place)
+
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail if a test was skipped where everything is installed, unless it needs another Python."""

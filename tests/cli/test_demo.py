@@ -164,7 +164,7 @@ def test_demo_shows_one_leak_and_fragmentation(demo: RunningDaemon):
             if alert["phase"] == "firing"
         }
 
-    alerts = until(lambda: (now := firing()).keys() >= {"leak", "fragmentation"} and now, 270)
+    alerts = until(lambda: (now := firing()).keys() >= {"leak", "fragmentation"} and now, 270, every=0.5)
     assert alerts["leak"]["pid"] == pids["leak"]
     assert "each minute" in alerts["leak"]["summary"]
     assert alerts["fragmentation"]["pid"] == pids["fragmentation"]

@@ -94,7 +94,7 @@ def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
         until(lambda: prometheus.instant('gpumond_device_power_watts{gpu="1"}'))
         lose(driver)
         send_invalid_message(demo)
-        until(lambda: demo.value("gpumond_time_to_oom_seconds"), 200)
+        until(lambda: demo.value("gpumond_time_to_oom_seconds"), 270, every=0.5)
         until(lambda: prometheus.instant("gpumond_time_to_oom_seconds"))
         yield Session(prometheus, demo)
     finally:

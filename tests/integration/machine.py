@@ -37,8 +37,12 @@ def tree() -> Path:
     if given := os.environ.get("GPUMOND_TEST_TREE"):
         return Path(given)
     directory = Path(_temporary("gpumond-tree-")) / SUITE
-    _run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(directory))
+    create_tree(directory)
     return directory
+
+
+def create_tree(directory: Path) -> None:
+    _run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(directory))
 
 
 @functools.cache
@@ -149,3 +153,7 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, f"{command[0]}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+if __name__ == "__main__":
+    create_tree(Path(sys.argv[1]))
