@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 REPORT_SECONDS = 1.0
 MAX_REQUESTS = 16
 LIMIT_REFUSED = (
-    "this program does not allow limits from outside; allow them with gpumond.agent.start(allow_limit=True) or "
+    "this program does not allow limits set by the daemon; allow them with gpumond.agent.start(allow_limit=True) or "
     "GPUMOND_ALLOW_LIMIT=1"
 )
 

@@ -219,7 +219,7 @@ class ReceiverQueue:
                 reason, text = "error", type(error).__name__
             failures += 1
             wait = max(after, self._pause(failures))
-            self._failed(reason, f"{text}; next try in {wait:.0f} s")
+            self._failed(reason, f"{text}; next attempt in {wait:.0f} s")
             await _within(self._changed.wait(), wait)
             self._changed.clear()
 

@@ -27,7 +27,7 @@ from gpumond.api.shares import Shares
 from gpumond.api.view import DaemonView
 
 DESCRIPTION = (
-    "GPU memory, every byte attributed, and given back with a receipt. Bytes are integers, times unix seconds, "
+    "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times unix seconds, "
     "unknown is null. Errors are RFC 9457 problem documents."
 )
 

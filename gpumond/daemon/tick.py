@@ -120,4 +120,4 @@ class Ticker:
         left_out = await self._parts.rulebook.load()
         self._parts.store.left_out("rules", len(left_out))
         for problem in left_out:
-            log.error("a rule of the store is left out: %s", problem)
+            log.error("a rule of the store is skipped: %s", problem)

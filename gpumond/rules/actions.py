@@ -132,7 +132,7 @@ def conclude(tracks: Tracks, order: FlushOrder, receipts: Sequence[Receipt], pro
     )
     note = _note(order, receipts, problem)
     if failed:
-        note += f"; next try in {_wait(track, order.action)}"
+        note += f"; next attempt in {_wait(track, order.action)}"
     return {**tracks, order.key: replace(track, note=note)}
 
 
@@ -190,8 +190,8 @@ def _judged(track: ActionTrack, action: Action, reports: Sequence[AgentReport], 
     if sum(_taken(each, pools) for each in track.released) < THRASHED_RATIO * released:
         return replace(track, failures=0, released=())
     track = replace(track, failures=track.failures + 1, released=())
-    note = f"the programs took again what the last flush released ({human(released)})"
-    return replace(track, note=f"{note}; next try in {_wait(track, action)} from that one")
+    note = f"the programs allocated again the memory that the last flush released ({human(released)})"
+    return replace(track, note=f"{note}; next attempt in {_wait(track, action)}after that flush")
 
 
 def _taken(each: ReleasedBytes, pools: Mapping[Pool, PoolUsage]) -> int:
@@ -261,7 +261,7 @@ def _note(order: FlushOrder, receipts: Sequence[Receipt], problem: str) -> str:
     programs = ", ".join(dict.fromkeys(receipt.workload or f"pid {receipt.pid}" for receipt in receipts))
     expected = human(sum(receipt.expected.likely for receipt in receipts if receipt.expected))
     if order.action.dry_run:
-        return f"rehearsed: a flush of {programs} would return {expected}"
+        return f"dry run: a flush of {programs} would return {expected}"
     released = sum(max(0, receipt.released_bytes) for receipt in receipts)
     if released > 0:
         return f"flushed {programs}: {human(released)} released of {expected} expected"

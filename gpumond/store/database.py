@@ -125,7 +125,7 @@ class Database:
 
     def _connected(self) -> sqlite3.Connection:
         if self._db and _inode(self.path) != self._inode:
-            log.error("the store %s was removed or replaced under the daemon; opening the present file", self.path)
+            log.error("the store %s was removed or replaced while it was in use; the current file is opened", self.path)
             self._disconnect()
         if self._db is None:
             aside, reason = "", self._damage
@@ -203,7 +203,7 @@ class Database:
             own = self.path.with_name(self.path.name + ending)
             if own.exists():
                 own.rename(own.with_name(aside + ending))
-        log.error("the store %s is corrupt (%s): it is set aside as %s; a new one is created", self.path, error, aside)
+        log.error("the store %s is corrupt (%s): renamed to %s, and a new one is created", self.path, error, aside)
         return aside
 
 
@@ -215,7 +215,7 @@ def prepare(directory: Path) -> None:
         _sync_names(each.parent)
     status = directory.lstat()
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
-        raise PermissionError(f"{directory} can be written by others; use one of your own, with --state-dir")
+        raise PermissionError(f"{directory} is writable by other users; use a directory of your own, with --state-dir")
 
 
 def _sync_names(directory: Path) -> None:
@@ -235,7 +235,7 @@ def _prepare_tables(db: sqlite3.Connection) -> Heartbeat | None:
         raise sqlite3.DatabaseError(f"database disk image is malformed: schema version {version}")
     if version > len(STEPS):
         raise sqlite3.OperationalError(
-            f"the file was written by a newer gpumond (schema {version}, this one knows {len(STEPS)})"
+            f"the file was written by a newer gpumond (schema {version}, this version supports up to {len(STEPS)})"
         )
     if version < len(STEPS):
         steps = "".join(STEPS[version:])
