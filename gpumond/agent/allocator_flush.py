@@ -1,6 +1,6 @@
 """One flush of one allocator: its steps, its result, and the free bytes that it could not return.
 
-A step that is unsafe now is skipped, and its result says so. The result compares the pools before and after.
+A step that is unsafe is skipped, and its result states the reason. The result compares the pools before and after.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Server of the agents' socket: connections, and the newest report of each agent.
 
-Every uid of the machine may connect, so no peer is trusted. Identity comes from the kernel, one uid's messages or
-connections cost others nothing, and a peer that violates the protocol is closed and counted. ``connection`` has the
-state and the limits of one peer.
+Every uid of the machine may connect, so no peer is trusted. The kernel states the identity of a peer. Messages and
+connections of one uid do not delay other uids, and the connection of a peer that violates the protocol is closed and
+counted. ``connection`` has the state and the limits of one peer.
 
 This module does *not* cover: the meaning of reports (``engine``) and when to flush (``flush``).
 """

@@ -1,8 +1,9 @@
 """Accepts HTTP connections within limits.
 
-At a limit the new connection is accepted, and the user with most connections loses the one that has waited longest: a
-client that sends its request is served however many others send none. A connection whose request is being answered is
-never closed; if there are only such connections, some places are reserved for /metrics and the probes.
+At the limit, a new connection is accepted, and the connection that has waited longest among those of the user with the
+most connections is closed. A client that sends its request is therefore served, independent of the number of clients
+that send none. A connection whose request is being answered is never closed. Some connections are reserved for
+/metrics and the probes.
 """
 
 from __future__ import annotations

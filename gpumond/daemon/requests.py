@@ -1,4 +1,4 @@
-"""Requests that change something, of people, programs, rules and signals. Each is audited and logged."""
+"""Requests of users, programs, rules and signals that change something. Each is audited and logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP server of a Daemon: its port, its signals, its end."""
+"""HTTP server of a Daemon: port, signals and shutdown."""
 
 from __future__ import annotations
 

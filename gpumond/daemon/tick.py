@@ -1,4 +1,4 @@
-"""One tick: read, conclude, show, then act. It runs once per interval."""
+"""One tick: read, compute, publish, then act. It runs once per interval."""
 
 from __future__ import annotations
 

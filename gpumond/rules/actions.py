@@ -1,9 +1,9 @@
 """Decisions of rule actions: which firing alerts flush which programs now. No I/O; time is an argument.
 
 An action waits its cooldown between two flushes and observes its limit per hour. A flush that released nothing, or
-whose memory was allocated again by the time of the next one, doubles the wait, so that an action without effect soon
-costs little, and its alert states this. All limits are counted for each user separately: one user's programs do not
-affect the flushes of another's.
+whose memory was allocated again by the time of the next one, doubles the wait, so that an action without effect
+soon has a low cost, and its alert states this. All limits are counted for each user separately: one user's programs do
+not affect the flushes of another's.
 """
 
 from __future__ import annotations

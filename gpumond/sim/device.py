@@ -1,11 +1,11 @@
-"""A simulated device: a directory in which processes allocate bytes that are only numbers.
+"""A simulated device: a directory in which processes allocate bytes that exist only as numbers.
 
     DIRECTORY/card.json             constant properties
     DIRECTORY/used                  its flock guards the device; a sum of bytes that is never below the true one
     DIRECTORY/processes/PID-TICKS   bytes held by one process, and the sensor values that it publishes
     DIRECTORY/orphans/PID-TICKS     bytes without an owner, until the file is removed
 
-A dead process holds nothing: the next reader of the device removes its file. All users of a device must be in one PID
+An ended process holds nothing: the next reader of the device removes its file. All users of a device must be in one PID
 namespace, and be the same user.
 """
 

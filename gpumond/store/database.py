@@ -1,4 +1,4 @@
-"""SQLite file of the store: open, check, lock, set aside if it is corrupt. For one thread."""
+"""SQLite file of the store: open, check, lock, rename if it is corrupt. For one thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the store, decoded one by one: a damaged row is left out and counted."""
+"""Rows of the store, decoded one by one: a damaged row is skipped and counted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """HTTP POST with one deadline for the whole exchange: no redirects, no proxy from the environment.
 
-Only the status and Retry-After of the answer are used. Its body is not read. No thread delays the daemon's end.
+Only the status and Retry-After of the answer are used. Its body is not read. No thread delays the exit of the daemon.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ DEVICE = ScopeSpec(
         ),
         *VERDICTS,
     ),
-    labels={**DEVICE_LABELS, "workload": "any program on it"},
+    labels={**DEVICE_LABELS, "workload": "workload of a program on the device"},
     labels_of=lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
     placeholders={
         **NAMED,
