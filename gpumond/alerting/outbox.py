@@ -81,7 +81,7 @@ class Outbox:
         await self.configure(self._notifiers)
 
     async def configure(self, notifiers: Iterable[Notifier]) -> None:
-        """Replace the receivers. One that stays keeps its queue and its knowledge; one that is removed is forgotten."""
+        """Replace the receivers. A remaining receiver keeps its queue; the queue of a removed one is deleted."""
         given = {notifier.name: notifier for notifier in notifiers}
         for name in self._queues.keys() - given.keys():
             del self._queues[name]

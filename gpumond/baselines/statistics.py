@@ -59,7 +59,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadMeasures:
-    """``retries`` is None where no allocator counts them. A program without an agent goes by its name in brackets."""
+    """``retries`` is None where no allocator counts them. The workload of a program without an agent is its name in
+    brackets.
+    """
 
     workload: str
     seconds: float

@@ -137,7 +137,7 @@ class Requests:
         return until, await self._parts.edges.collector.release(seconds)
 
     async def _note(self, actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
-        """Audit what has already happened. A store that cannot be written has logged that, and fails nothing here."""
+        """Audit a completed change. A store that cannot be written logs its error and does not fail the request."""
         try:
             await self._parts.store.audit(actor, action, detail)
             await self._parts.store.add_receipts(receipts)

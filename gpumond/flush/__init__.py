@@ -45,7 +45,7 @@ SETTLE_SECONDS = 5.0
 STABLE_SECONDS = 1.0
 COOLDOWN_SECONDS = 30.0
 PERSON_COOLDOWN_SECONDS = 5.0
-"""Longest wait of a person between two flushes of a process; a rule waits the whole cooldown."""
+"""Longest wait of a user between two flushes of a process; a rule waits the whole cooldown."""
 RECEIPTS_KEPT = 1000
 
 

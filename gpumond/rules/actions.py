@@ -56,7 +56,7 @@ class FlushOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasedBytes:
-    """Bytes that a flush released from a pool and left in it, from which its effect is judged later."""
+    """Bytes that a flush released from a pool and left in it, to evaluate its effect later."""
 
     process: ProcessKey
     device_uuid: str
@@ -182,7 +182,7 @@ def _of_process(track: ActionTrack, alert: Alert) -> ActionTrack:
 
 
 def _judged(track: ActionTrack, action: Action, reports: Sequence[AgentReport], elapsed: float) -> ActionTrack:
-    """Return the track, judged once its last flush is old enough."""
+    """Return the track, evaluated once its last flush is old enough."""
     if not track.released or track.under_way or elapsed < track.due_at(action):
         return track
     pools = {(report.key, pool.device_uuid, pool.allocator): pool for report in reports for pool in report.pools}

@@ -111,7 +111,7 @@ class SimDevice:
             os.close(lock)
 
     def _recount(self, lock: int) -> list[_Record]:
-        """Return every living process, remove the files of dead ones, and correct the sum. The lock must be held."""
+        """Return every running process, remove the files of ended ones, and correct the sum. The lock must be held."""
         records = []
         directory = str(self.directory / "processes")
         for name in os.listdir(directory):
@@ -258,7 +258,7 @@ def simulated_devices(root: str | os.PathLike[str]) -> list[SimDevice]:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return the start of a process in clock ticks after boot; None if it is dead or a zombie."""
+    """Return the start of a process in clock ticks after boot; None if it has ended or is a zombie."""
     try:
         stat = _contents(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):

@@ -68,7 +68,7 @@ class Database:
     """One SQLite file and its schema.
 
     Both callables get the connection: ``opened`` what is recorded of the audit's ends, ``replaced`` the name of a
-    corrupt file that was set aside and the reason. ``newest_ends`` reads the ends again after a change.
+    corrupt file that was renamed and the reason. ``newest_ends`` reads the ends again after a change.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Database:
 
 
 def prepare(directory: Path) -> None:
-    """Make the state directory, for this user alone, where a power loss leaves it. Raises OSError with the remedy."""
+    """Create the state directory, for this user only, and sync it. Raises OSError with the remedy."""
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for each in missing:
@@ -220,7 +220,7 @@ def prepare(directory: Path) -> None:
 
 def _sync_names(directory: Path) -> None:
     """Sync a directory's names: SQLite does this for its own files, but not for the directories above them."""
-    with suppress(OSError):  # not every file system can, and who may not read the directory may not either
+    with suppress(OSError):  # some file systems do not support it, and the directory may not be readable
         opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(opened)

@@ -25,7 +25,7 @@ from gpumond.rules.scopes.context import (
 from gpumond.rules.window import CounterTrack, RuleWindow, pool_of
 
 ALLOC_CONF_SINCE = (2, 11)
-"""PyTorch 2.9 knows ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 obeys it."""
+"""PyTorch 2.9 reads ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 applies it."""
 
 
 class _Pool(NamedTuple):
