@@ -12,7 +12,7 @@ RUN python3 -m venv --without-pip /opt/gpumond \
 
 FROM python:3.13.7-slim-trixie
 LABEL org.opencontainers.image.title="gpumond" \
-      org.opencontainers.image.description="Account for every byte of GPU memory, and give it back with a receipt." \
+      org.opencontainers.image.description="GPU memory accounting, alerts and flushes with a receipt." \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.documentation="docs/how-to/install.md" \

@@ -25,7 +25,7 @@ check: $(VENV)/.installed  ## style, types and tests
 	$(MAKE) test
 
 docs: $(VENV)/.installed  ## the pages of docs/reference that derive from the code, and the metrics that a test expects
-	for page in metrics rules verdicts plugins; do $(BIN)/python -m tools.docs.$$page > docs/reference/$$page.md || exit 1; done
+	for page in configuration metrics plugins responses rules verdicts; do $(BIN)/python -m tools.docs.$$page > docs/reference/$$page.md || exit 1; done
 	$(BIN)/python -m tests.metrics.test_metrics
 
 site: $(VENV)/.installed  ## the documentation as a site, in build/site

@@ -28,7 +28,7 @@ LEAST_QUIET, LEAST_NOISY = 32 * MIB_A_MINUTE, 64 * MIB_A_MINUTE
 SAMPLED = {"fleet": 57.0}
 """Seconds between two samples, if not 1: as for the fleet in section D of the protocol."""
 NEVER = ("warm-up", "autotune", "preallocated", "cache-saturates", "periodic-eval", "curriculum")
-ANSWERS = ("leak", "fragmentation", "orphan", "crash", "crash-loop", "silence")
+ANSWERS = ("leak", "fragmentation", "orphan", "crash", "crash-loop", "none")
 DOCUMENT = Path(__file__).parent.parent / "docs" / "explanation" / "diagnosis.md"
 BEGIN, END = "<!-- matrix -->", "<!-- end of matrix -->"
 
@@ -161,13 +161,13 @@ def matrix(episodes: Sequence[Episode]) -> str:
     for one in episodes:
         right = "" if one.twin else one.truth.kind
         if one.twin:
-            name = f"{one.scenario}, nothing injected"
+            name = f"{one.scenario}, without the fault"
         elif right == "leak" and not to_be_found(one):
             name = f"{one.scenario}: leak, slower"
         else:
-            name = f"{one.scenario}: {right or 'silence'}"
+            name = f"{one.scenario}: {right or 'none'}"
         rows[name][_answer(one, right)] += 1
-    lines = [f"| load: right answer | {' | '.join(ANSWERS)} |", "|---|" + "---:|" * len(ANSWERS)]
+    lines = [f"| scenario: correct verdict | {' | '.join(ANSWERS)} |", "|---|" + "---:|" * len(ANSWERS)]
     for name in sorted(rows):
         lines.append(f"| {name} | {' | '.join(str(rows[name][answer] or '') for answer in ANSWERS)} |")
     return "\n".join(lines)
@@ -176,7 +176,7 @@ def matrix(episodes: Sequence[Episode]) -> str:
 def _answer(one: Episode, right: str) -> str:
     if right and found(one, right) is not None:
         return right
-    return next((onset.kind for onset in one.onsets if onset.kind in ANSWERS), "silence")
+    return next((onset.kind for onset in one.onsets if onset.kind in ANSWERS), "none")
 
 
 def _within_factor_2(one: Episode) -> bool:

@@ -1,3 +1,3 @@
-"""Account for every byte of GPU memory, and give it back with a receipt."""
+"""GPU memory accounting, alerts and flushes with a receipt."""
 
 __version__ = "0.1.0"

@@ -95,7 +95,7 @@ GLANCE = [
 
 WORK = [
     series(
-        "How long a tick takes",
+        "Duration of a tick",
         "Processing time of a tick: median and 99th percentile.",
         "s",
         Query(quantile(0.5, "gpumond_tick_duration_seconds", FLEET), "{{instance}} half"),
@@ -161,7 +161,7 @@ AGENTS = [
 DONE = [
     series(
         "Events",
-        "What happened, by kind, a minute.",
+        "Events per minute, by kind.",
         "short",
         Query(a_minute("events_total", "kind"), "{{kind}}"),
     ),
@@ -172,7 +172,7 @@ DONE = [
         Query(a_minute("flushes_total", "outcome"), "{{outcome}}"),
     ),
     series(
-        "What flushes returned",
+        "Memory released by flushes",
         "Bytes that flushes released, and those that were expected.",
         "percentunit",
         Query(
@@ -226,8 +226,8 @@ BOARD = board(
     "Daemon",
     "Health of gpumond.",
     [machine(several=True)],
-    ("At a glance", GLANCE),
-    ("Its work", WORK),
-    ("Programs that report", AGENTS),
-    ("What it did", DONE),
+    ("Overview", GLANCE),
+    ("Performance", WORK),
+    ("Agents and their reports", AGENTS),
+    ("Activity", DONE),
 )

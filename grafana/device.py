@@ -304,10 +304,10 @@ BOARD = board(
     "Device",
     "Memory of one device by owner and share, and the health of the device.",
     [machine(several=False), device()],
-    ("At a glance", GLANCE),
+    ("Overview", GLANCE),
     ("Memory", LEDGER),
-    ("What could come back", POOLS),
-    ("Who holds it", HOLDERS),
+    ("Reclaimable memory", POOLS),
+    ("Use by processes", HOLDERS),
     ("Sensors", SENSORS),
     ("Health", HEALTH),
     marks=[

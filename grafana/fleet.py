@@ -115,7 +115,7 @@ OVER_TIME = [
 
 GIVEN_BACK = [
     series(
-        "Given back, by machine",
+        "Released by flushes, by machine",
         "Memory that flushes released, according to receipts.",
         "bytes",
         Query(happening("gpumond_flush_released_bytes_total", "instance", FLEET), "{{instance}}"),
@@ -124,7 +124,7 @@ GIVEN_BACK = [
         runbooks=("reclaimable-waste",),
     ),
     series(
-        "Given back, by workload",
+        "Released by flushes, by workload",
         "Memory that flushes of each workload released, according to receipts.",
         "bytes",
         Query(happening("gpumond_workload_flush_released_bytes_total", "workload", FLEET), "{{workload}}"),
@@ -180,7 +180,7 @@ def _pool(name: str) -> str:
 
 WASTE = [
     listing(
-        "What flushes would return",
+        "Reclaimable memory by pool",
         "The 25 pools with most unused memory, including pools that allocate from another pool.",
         (MACHINE, GPU, DEVICE, WORKLOAD, PID, Column("allocator", "Allocator")),
         Query(f"topk(25, {_pool('reclaimable')} > 0)", "Reclaimable", "bytes"),
@@ -209,7 +209,7 @@ LEFT = f"max by (job, instance, gpu, uuid, pid) (gpumond_time_to_oom_seconds{{{F
 JUDGED = [
     listing(
         "Verdicts",
-        "Verdicts on programs and devices, except ordinary ones.",
+        "Active verdicts on programs and devices, except those for healthy patterns.",
         (Column("kind", "Verdict", runbook_of("verdicts")), MACHINE, GPU, DEVICE, WORKLOAD, PID),
         Query(
             "max by (instance, gpu, uuid, workload, pid, kind) "
@@ -249,11 +249,11 @@ BOARD = board(
     "Fleet",
     "Machines with unused, leaking or nearly full memory.",
     [machine(several=True)],
-    ("At a glance", GLANCE),
+    ("Overview", GLANCE),
     ("Over time", OVER_TIME),
     ("Given back", GIVEN_BACK),
     ("Devices", RANKED),
-    ("Where to begin", WASTE),
+    ("Unused memory", WASTE),
     ("Verdicts and alerts", JUDGED),
     marks=[happened("Device lost", "red", "device-lost"), happened("Out of memory", "orange", "oom")],
 )

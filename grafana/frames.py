@@ -52,18 +52,24 @@ def happened(name: str, colour: str, kind: str, text: str = "{{instance}}") -> M
 
 def machine(several: bool) -> Variable:
     query = "label_values(gpumond_build_info, instance)"
-    return _chosen("machine", "Machine", query, several, "The address at which Prometheus scrapes its daemon.")
+    return _chosen(
+        "machine", "Machine", query, several, "Address at which Prometheus scrapes the daemon of the machine."
+    )
 
 
 def device() -> Variable:
     named = 'label_join(gpumond_device_info{instance="$machine"}, "text", " ", "gpu", "name")'
-    chosen = _chosen("device", "Device", f"query_result({named})", False, "Its index and name; the value is its UUID.")
+    chosen = _chosen(
+        "device", "Device", f"query_result({named})", False, "Index and name of the device; the value is its UUID."
+    )
     return chosen.regex('/text="(?<text>[^"]+).*uuid="(?<value>[^"]+)/')
 
 
 def workload() -> Variable:
     query = 'label_values(gpumond_agents{instance=~"$machine"}, workload)'
-    return _chosen("workload", "Workload", query, False, "The name that its user gave it; programs with an agent.")
+    return _chosen(
+        "workload", "Workload", query, False, "Name of the workload; only programs with an agent report one."
+    )
 
 
 def _chosen(name: str, label: str, query: str, several: bool, about: str) -> Variable:

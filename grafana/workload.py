@@ -38,7 +38,7 @@ GLANCE = [
         f"sum(gpumond_agents{{{WORKLOAD}}})",
         runbooks=("agent-gone",),
     ),
-    figure("Live", "Memory allocated by the programs.", "bytes", f"sum({share('live', WORKLOAD)})"),
+    figure("Live", "Memory allocated to the programs.", "bytes", f"sum({share('live', WORKLOAD)})"),
     figure(
         "Peak",
         "Peak of live memory of the largest pool, as reported by its allocator; the program may reset it.",
@@ -88,7 +88,7 @@ GLANCE = [
 
 LIFE = [
     ledger(
-        "Memory over its life",
+        "Memory by share",
         "Memory of the workload by share, on all devices. The dashed line is the peak of live memory reported by the "
         "allocators, summed over all pools.",
         WORKLOAD,
@@ -127,7 +127,7 @@ FLUSHES = [
         Query(f"sum(gpumond_pool_reclaimable_bytes{{{WORKLOAD}}})", "a flush would return"),
     ),
     series(
-        "Held before and after",
+        "Held before and after flushes",
         "Memory held by pools of the workload at the start and the end of flushes, according to receipts.",
         "bytes",
         Query(gained("flush_before_bytes"), "before"),
@@ -135,7 +135,7 @@ FLUSHES = [
         bars=True,
     ),
     series(
-        "Expected and given back",
+        "Expected and released",
         "Expected and released memory of flushes of the workload, according to receipts.",
         "bytes",
         Query(gained("flush_expected_bytes"), "expected"),
@@ -152,7 +152,7 @@ FLUSHES = [
         stacked=True,
     ),
     series(
-        "Pools shrank by",
+        "Decrease of pools",
         "Decrease of the allocators' pools between two points, by program and for any cause.",
         "bytes",
         Query(
@@ -163,7 +163,7 @@ FLUSHES = [
         stacked=True,
     ),
     series(
-        "How long flushes took",
+        "Duration of flushes",
         "Time from the request to the receipt of one pool on these machines: median and 99th percentile.",
         "s",
         Query(quantile(0.5, "gpumond_flush_duration_seconds", FLEET), "{{instance}} half"),
@@ -183,7 +183,7 @@ GROWTH = [
         runbooks=("leak",),
     ),
     series(
-        "Kept by each step",
+        "Kept per step",
         "Live memory that each step retains: the trend over the last steps. A value above zero for long is a leak.",
         "bytes",
         Query(f"max by (instance, pid) (gpumond_step_kept_bytes{{{WORKLOAD}}})", "{{instance}} {{pid}}"),
@@ -236,10 +236,10 @@ KEPT = f"{SCOPE} (gpumond_scope_kept_bytes{{{WORKLOAD}}})"
 DETAIL = [
     listing(
         "Scopes",
-        "Live memory retained by named blocks of the programs, in total and per pass, and its peak.",
+        "Live memory retained by named blocks of the programs, in total and per entry, and its peak.",
         (Column("scope", "Scope"), MACHINE, DEVICE, PID),
         Query(KEPT, "Kept", "bytes"),
-        Query(f"{KEPT} / on (instance, pid, scope) group_left () {ENTRIES}", "Kept each pass", "bytes"),
+        Query(f"{KEPT} / on (instance, pid, scope) group_left () {ENTRIES}", "Kept per entry", "bytes"),
         Query(f"{SCOPE} (gpumond_scope_peak_bytes{{{WORKLOAD}}})", "Peak", "bytes"),
         sort="Kept",
         width=16,
@@ -261,11 +261,11 @@ BOARD = board(
     "Workload",
     "Memory use of the programs of one workload over time.",
     [machine(several=True), workload()],
-    ("At a glance", GLANCE),
-    ("Its life", LIFE),
+    ("Overview", GLANCE),
+    ("Memory over time", LIFE),
     ("Flushes", FLUSHES),
-    ("Growth and trouble", GROWTH),
-    ("In detail", DETAIL),
+    ("Growth and errors", GROWTH),
+    ("Details", DETAIL),
     marks=[
         happened("Flush", "green", "flush"),
         happened("Out of memory", "orange", "oom"),

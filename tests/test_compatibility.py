@@ -215,7 +215,7 @@ def test_store_of_a_newer_version_is_unchanged_and_a_fault(serve: Serve, tmp_pat
     before = path.read_bytes()
     daemon = ready(serve("--source", "sim"))
     (fault,) = until(lambda: [fault for fault in daemon.get("status")["faults"] if fault["source"] == "store"])
-    assert f"written by a newer gpumond (schema 99, this one knows {len(STEPS)})" in fault["detail"]
+    assert f"written by a newer gpumond (schema 99, this version supports up to {len(STEPS)})" in fault["detail"]
     assert daemon.value("gpumond_store_writable") == 0
     assert daemon.flush(target={"all": True})[0] in (404, 503)
     assert daemon.stop() == 0

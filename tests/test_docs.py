@@ -15,6 +15,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from gpumond.config import Settings, load
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "grafana/README.md")),
@@ -71,10 +73,25 @@ def test_site_builds_without_a_warning(tmp_path: Path):
     assert (tmp_path / "explanation/code-tour.html").exists()
 
 
-@pytest.mark.parametrize("page", ["verdicts", "plugins"])
+@pytest.mark.parametrize("page", ["configuration", "plugins", "responses", "verdicts"])
 def test_generated_pages_are_current(page: str):
     document = import_module(f"tools.docs.{page}").document()
     assert (ROOT / f"docs/reference/{page}.md").read_text() == document, "run `make docs`"
+
+
+def test_configuration_page_describes_every_setting():
+    page = (ROOT / "docs/reference/configuration.md").read_text()
+    for name, field in Settings.model_fields.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert field.description
+        assert field.description in row
+
+
+def test_configuration_example_is_valid(tmp_path: Path):
+    page = (ROOT / "docs/reference/configuration.md").read_text()
+    file = tmp_path / "gpumond.yaml"
+    file.write_text(page.split("```yaml\n")[1].split("```")[0])
+    assert load(file, environ={}).own_rules()
 
 
 def definitions(path: Path) -> set[str]:

@@ -15,7 +15,7 @@ PACKAGE = Path(gpumond.__file__).parent
 ROOT = PACKAGE.parent
 REJECTED = re.compile(
     r"\b(anew|told|tells?|mends?|mended|let(s)? go of|who is told|wants|beside|whoever|nobody|somebody"
-    r"|gpu id|cards?|a stranger'?s?|strangers?|whose turn)\b",
+    r"|gpu id|cards?|a stranger'?s?|strangers?|whose turn|judge[sd]?|rehears\w+|under way|set aside|give[ns]? back)\b",
     re.IGNORECASE,
 )
 DOCUMENTS = (
@@ -24,6 +24,7 @@ DOCUMENTS = (
     ROOT / "SECURITY.md",
     *(path for path in sorted((ROOT / "docs").rglob("*.md"))),
     ROOT / "grafana" / "README.md",
+    *(path for path in sorted((PACKAGE / "api/page").iterdir()) if path.suffix in (".html", ".js")),
 )
 CODES = re.compile(r"```.*?```|`[^`]*`|--card|card\.json|^\s*(SELECT|INSERT|DELETE|CREATE)\b.*", re.DOTALL)
 """Text that is not prose: code, an option, a file and SQL."""

@@ -1,6 +1,6 @@
 """One flush of one allocator: its steps, its result, and the free bytes that it could not return.
 
-A step that is unsafe now is skipped, and its result says so. The result compares the pools before and after.
+A step that is unsafe is skipped, and its result states the reason. The result compares the pools before and after.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def released_bytes(change: PoolChange) -> int:
 
 
 def raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool:
-    """Return whether the program allocated or freed during the flush, judged by changes that no step can cause."""
+    """Return whether the program allocated or freed during the flush, based on changes that no step can cause."""
     allocated = (after.device_allocations or 0) > (before.device_allocations or 0)
     grew = after.live_bytes > before.live_bytes
     shrank = after.live_bytes < before.live_bytes and not RELEASING.intersection(steps)

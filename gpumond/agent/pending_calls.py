@@ -1,6 +1,6 @@
 """Calls that the main thread makes between two of its bytecodes (Py_AddPendingCall).
 
-It makes none while it waits inside a library, so that the requester sets a deadline. Exceptions that a signal handler
+It makes none while it waits inside a library, so the requester sets a deadline. Exceptions that a signal handler
 of the program raises during a call are passed on to the program.
 """
 

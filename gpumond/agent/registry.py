@@ -1,6 +1,6 @@
 """The allocators of this process: reads them, flushes one, limits them, and builds receipts.
 
-A flush is judged by the allocator's own count of held bytes, before minus after. The driver's count belongs to the
+The result of a flush is the allocator's own count of held bytes, before minus after. The driver's count belongs to the
 daemon. Commands of the daemon are limited in rate.
 """
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 REPORT_SECONDS = 1.0
 MAX_REQUESTS = 16
 LIMIT_REFUSED = (
-    "this program does not allow limits from outside; allow them with gpumond.agent.start(allow_limit=True) or "
+    "this program does not allow limits set by the daemon; allow them with gpumond.agent.start(allow_limit=True) or "
     "GPUMOND_ALLOW_LIMIT=1"
 )
 
@@ -111,7 +111,7 @@ class Session:
                 self._thread.wake.set()
 
     def _cancel(self, name: str) -> None:
-        """Cancel a waiting flush. Every command gets a result, also this one: the daemon then knows that it is over."""
+        """Cancel a waiting flush. Every command has a result, so that the daemon detects its end."""
         if self._commands.pop(name, None) or self._thread.waiting.pop(name, None):
             self._transport.send(FlushResult(name, "deferred", "the daemon cancelled the flush; nothing was done"))
 

@@ -1,7 +1,7 @@
 """The agent's thread: its lifetime, and its behaviour at fork, exec, signals and exit.
 
 Its work is in session.py, which the thread imports after `GRACE_SECONDS`. A program that has ended by then, or a child
-that has called exec, has paid for one thread and one pipe only.
+that has called exec, has only created one thread and one pipe.
 """
 
 from __future__ import annotations

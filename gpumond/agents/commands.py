@@ -1,4 +1,4 @@
-"""Commands of an administrator to one program besides a flush: a soft limit, the framework's memory snapshot."""
+"""Commands of an administrator to one program other than a flush: a soft limit, the framework's memory snapshot."""
 
 from __future__ import annotations
 

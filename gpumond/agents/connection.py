@@ -105,10 +105,10 @@ class AgentConnection:
         """Cancel all waits for an answer of this agent."""
         for answer in self.answers.values():
             if not answer.done():
-                answer.set_exception(ConnectionResetError("the agent left"))
+                answer.set_exception(ConnectionResetError("the agent disconnected"))
         for request in self.requests.values():
             if not request.done():
-                request.set_exception(ConnectionResetError("the agent left"))
+                request.set_exception(ConnectionResetError("the agent disconnected"))
 
 
 def check_hello(hello: Hello) -> None:

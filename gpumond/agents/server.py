@@ -1,8 +1,8 @@
 """Server of the agents' socket: connections, and the newest report of each agent.
 
-Every uid of the machine may connect, so no peer is trusted. Identity comes from the kernel, one uid's messages or
-connections cost others nothing, and a peer that violates the protocol is closed and counted. ``connection`` has the
-state and the limits of one peer.
+Every uid of the machine may connect, so no peer is trusted. The kernel states the identity of a peer. Messages and
+connections of one uid do not delay other uids, and the connection of a peer that violates the protocol is closed and
+counted. ``connection`` has the state and the limits of one peer.
 
 This module does *not* cover: the meaning of reports (``engine``) and when to flush (``flush``).
 """
@@ -48,7 +48,7 @@ REPORT = b'{"v":%d,"type":"report"' % VERSION
 DEPARTED_KEPT = 256
 ENDS_KEPT = 8192
 UNASKED = {
-    "limit": "this program does not allow it, or its agent is too old; it does with "
+    "limit": "this program does not allow it, or its agent is too old; allow it with "
     "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
     "snapshot": "this program's agent is too old",
 }
@@ -212,7 +212,7 @@ class AgentServer:
             except BlockingIOError:
                 return
             except OSError as error:
-                log.warning("cannot accept agents for a moment: %s", error)
+                log.warning("cannot accept agents at the moment: %s", error)
                 self._accept_no_more()
                 return
             self._admit(connection)

@@ -64,7 +64,7 @@ class Dispatch:
     resolved: tuple[Alert, ...]
     """Those whose flushes, if any, are complete."""
     incomplete: Mapping[Labels, Alert]
-    """Alerts that resolved while a flush for them is under way."""
+    """Alerts that resolved while a flush for them is in progress."""
     changed: Mapping[Labels, Alert]
     """Alerts with new annotations."""
     orders: tuple[FlushOrder, ...]

@@ -81,7 +81,7 @@ class Outbox:
         await self.configure(self._notifiers)
 
     async def configure(self, notifiers: Iterable[Notifier]) -> None:
-        """Replace the receivers. One that stays keeps its queue and its knowledge; one that is removed is forgotten."""
+        """Replace the receivers. A remaining receiver keeps its queue; the queue of a removed one is deleted."""
         given = {notifier.name: notifier for notifier in notifiers}
         for name in self._queues.keys() - given.keys():
             del self._queues[name]
@@ -219,7 +219,7 @@ class ReceiverQueue:
                 reason, text = "error", type(error).__name__
             failures += 1
             wait = max(after, self._pause(failures))
-            self._failed(reason, f"{text}; next try in {wait:.0f} s")
+            self._failed(reason, f"{text}; next attempt in {wait:.0f} s")
             await _within(self._changed.wait(), wait)
             self._changed.clear()
 

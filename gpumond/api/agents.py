@@ -98,4 +98,4 @@ async def _ask(
         succeeded = any(one.applied for one in answer.limits)
     else:
         succeeded = answer.dump is not None and answer.dump.path is not None
-    return answer if succeeded else problem(409, answer.reason or "the program did nothing")
+    return answer if succeeded else problem(409, answer.reason or "the program did not carry out the request")

@@ -1,4 +1,4 @@
-"""The HTTP face: an ASGI application over one View. Nothing here touches the driver, /proc or the disk."""
+"""The ASGI application over one DaemonView. It accesses neither the driver, /proc nor the disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpumond.api.shares import Shares
 from gpumond.api.view import DaemonView
 
 DESCRIPTION = (
-    "GPU memory, every byte attributed, and given back with a receipt. Bytes are integers, times unix seconds, "
+    "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times unix seconds, "
     "unknown is null. Errors are RFC 9457 problem documents."
 )
 
@@ -40,7 +40,7 @@ Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
 
 def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
-    """The application; ``lifespan`` starts and stops what the view lives on."""
+    """Return the application. ``lifespan`` starts and stops the parts that the view reads."""
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:

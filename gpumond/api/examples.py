@@ -124,7 +124,8 @@ VERDICT = Verdict(
     since=TAKEN_AT - 900,
     evidence=(("slope_bytes_per_second", 559_240.0),),
     time_to_oom_seconds=3840.0,
-    summary="train (pid 4242) keeps 32.0 MiB more each minute; at this rate GPU 0 is full in 1 h 4 min",
+    summary="memory of train (pid 4242) on GPU 0 has grown by 32.0 MiB each minute since 13:38:20 UTC; "
+    "GPU 0 is full in 1 h 4 min",
 )
 RECEIPT = Receipt(
     pid=4242,
@@ -155,7 +156,7 @@ EVENT = Event(
     pid=4242,
     start_ticks=START_TICKS,
     workload="train",
-    summary="train (pid 4242) ran out of memory on GPU 0 in epoch/forward when it asked for 2.0 GiB: "
+    summary="train (pid 4242) ran out of memory on GPU 0 in epoch/forward when it requested 2.0 GiB: "
     "31.0 GiB live, 40.0 GiB cached, 5.0 GiB stranded",
     details=(
         ("number", 1),

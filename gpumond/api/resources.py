@@ -201,7 +201,7 @@ def _frame(request: Request) -> Frame:
 
 @router.get(
     "/frame",
-    summary="One complete frame: observations and conclusions",
+    summary="The complete result of the last tick",
     **examples.described(WholeFrame, EXAMPLE_FRAME, 503),
 )
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
@@ -216,7 +216,9 @@ async def frame(request: Request, if_none_match: Annotated[str | None, Header()]
 
 
 @router.get(
-    "/snapshot", summary="Observations of the last tick", **examples.described(Snapshot, examples.SNAPSHOT, 503)
+    "/snapshot",
+    summary="Values that were read for the last tick",
+    **examples.described(Snapshot, examples.SNAPSHOT, 503),
 )
 async def snapshot(request: Request) -> Response:
     return answer_once(request, Snapshot, lambda frame: frame.snapshot)

@@ -1,4 +1,4 @@
-"""The daemon as the API sees it."""
+"""Interface of the daemon that the API uses."""
 
 from __future__ import annotations
 

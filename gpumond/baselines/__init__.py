@@ -1,1 +1,1 @@
-"""Baselines: record how workloads hold memory, and compare two records."""
+"""Baselines: record the memory use of workloads, and compare two records."""

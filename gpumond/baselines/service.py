@@ -54,7 +54,7 @@ class BaselineService:
     async def record(self, name: str, for_seconds: float, workload: str | None, by: str) -> None:
         """Record a baseline; one of that name is replaced at the end. Raises StoreUnavailable, TooManyBaselines."""
         if not await self._store.baselines_have_room():
-            raise TooManyBaselines("there are too many baselines; delete one that is not needed any more")
+            raise TooManyBaselines("there are too many baselines; delete one that is no longer needed")
         detail = {"name": name, "for_seconds": for_seconds, "workload": workload}
         await self._store.audit(by, "baseline.record", detail)
         self._under_way[name, "before"] = BaselineRecorder(name, for_seconds, workload)
@@ -124,5 +124,5 @@ def _none(side: Side, name: str) -> NoSuchBaseline:
     if side == "before":
         return NoSuchBaseline(f"there is no baseline {name}; record one with: gpumond baseline record {name} --for 10m")
     return NoSuchBaseline(
-        f"nothing was measured yet to compare {name} with; measure with: gpumond baseline compare {name} --for 10m"
+        f"there is no measurement to compare {name} with; start one with: gpumond baseline compare {name} --for 10m"
     )

@@ -59,7 +59,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadMeasures:
-    """``retries`` is None where no allocator counts them. A program without an agent goes by its name in brackets."""
+    """``retries`` is None where no allocator counts them. The workload of a program without an agent is its name in
+    brackets.
+    """
 
     workload: str
     seconds: float
@@ -212,7 +214,8 @@ def threshold(text: str) -> Threshold:
     names = {*MEASURES, "retries"}
     if match is None or match[1] not in names or (match[2] == "rate") != (match[1] == "retries"):
         raise ValueError(
-            f"expected such as live_peak>5%, used_typical>512MiB or retries_rate>0; measures: {', '.join(MEASURES)}"
+            "expected a condition such as live_peak>5%, used_typical>512MiB or retries_rate>0; "
+            f"measures: {', '.join(MEASURES)}"
         )
     return Threshold(text, f"{match[1]}_{match[2]}", match[3] == ">", level(match[4]), match[4].endswith("%"))
 

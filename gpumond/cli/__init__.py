@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = Parser(
         prog="gpumond",
-        description="Attribute every byte of GPU memory to a process, and release unused memory with a receipt.",
+        description="GPU memory accounting, alerts and flushes with a receipt.",
         epilog="Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 nothing to do.",
     )
     parser.add_argument("--version", action="version", version=f"gpumond {__version__}")

@@ -40,7 +40,7 @@ so that a diagnosed minute has enough readings."""
 
 RULES = (
     {
-        "name": "give-back-after-fragmentation",
+        "name": "flush-after-fragmentation",
         "scope": "pool",
         "value": "reclaimable_bytes",
         "above": "1GiB",
@@ -127,6 +127,6 @@ A simulated device with four programs: {", ".join(PROGRAMS)}. In another termina
   {command} flush{option} --all --dry-run
   {command} flush{option} --workload training
 
-The demo judges memory curves {PACE:.0f} times as fast as usual: the alerts for the fragmented program and for the
+The demo evaluates memory curves {PACE:.0f} times as fast as usual: the alerts for the fragmented program and for the
 leak fire within two minutes. Press Ctrl-C to stop.
 """

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="show the memory that a flush would release; flush nothing"
     )
-    parser.add_argument("--force", action="store_true", help="flush even during the cool-down after a flush")
+    parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
     parser.add_argument("--plan", metavar="ID", help="plan to compare the receipts with (`id` of --dry-run --json)")
     parser.add_argument(
         "--timeout", type=float, default=30.0, metavar="SECONDS", help="time limit for each program (default: 30)"

@@ -105,7 +105,7 @@ class Collector:
         return gone
 
     async def stop(self) -> None:
-        """Close the pipes, let the children shut the driver down, then send SIGTERM. Takes less than a second."""
+        """Close the pipes, wait until the children have closed the driver, then send SIGTERM. Takes less than 1 s."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()

@@ -32,6 +32,9 @@ from gpumond.sources import SOURCES
 RELOADED = ("interval", "compat", "flush_cooldown", "retention", "disabled_rules", "rules", "receivers")
 """Settings that a reload changes; the others require a restart."""
 
+ONLY_IN_FILE = ("disabled_rules", "rules", "receivers")
+"""Settings that have neither a flag nor an environment variable."""
+
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -53,26 +56,71 @@ def known_source(name: str) -> str:
 
 
 class Settings(Strict):
-    """All settings. ``check-config --help`` and docs/reference/configuration.md describe the keys."""
+    """All settings. docs/reference/configuration.md is generated from their descriptions."""
 
-    source: Annotated[str, AfterValidator(known_source)] = "auto"
-    listen: str = "127.0.0.1:9917"
-    socket: Path | None = None
-    socket_mode: str | None = Field(default=None, pattern=r"^0?[0-7]{3}$")
-    runtime_dir: Path | None = None
-    state_dir: Path | None = None
-    interval: Seconds = Field(default=1.0, ge=0.1, le=60)
-    insecure: bool = False
-    hosts: tuple[str, ...] = ()
-    web_config: Path | None = None
-    tokens_file: Path | None = None
-    log_format: LogFormat = "text"
-    compat: Literal["dcgm"] | None = None
-    flush_cooldown: Seconds = 30.0
-    retention: Seconds = Field(default=90 * 86400.0, ge=86400)
-    disabled_rules: tuple[str, ...] = ()
-    rules: tuple[RuleConfig, ...] = ()
-    receivers: tuple[Annotated[Receiver, Field(discriminator="type")], ...] = (Log(name="log"),)
+    source: Annotated[str, AfterValidator(known_source)] = Field(
+        "auto",
+        description="the [source](plugins.md#sources-of-devices) of device readings; `auto` selects the drivers that "
+        "are present at the start, `every` also uses drivers that are loaded later",
+    )
+    listen: str = Field(
+        "127.0.0.1:9917",
+        description="address and port of metrics, API and page; an address other than loopback requires a "
+        "`web_config` with TLS, or `insecure`",
+    )
+    socket: Path | None = Field(
+        None, description="Unix socket of the agents; the default depends on the [user](#sockets-and-directories)"
+    )
+    socket_mode: str | None = Field(
+        None,
+        pattern=r"^0?[0-7]{3}$",
+        description="mode of the agents' socket in octal, in quotes; by default `0666` below `/run/gpumond`, "
+        "else `0600`",
+    )
+    runtime_dir: Path | None = Field(
+        None, description="directory of the token and `api.sock`; by default the directory of `socket`"
+    )
+    state_dir: Path | None = Field(
+        None,
+        description="directory of the [store](store.md); by default `/var/lib/gpumond` for root, else "
+        "`gpumond` in `$XDG_STATE_HOME` (`~/.local/state`)",
+    )
+    interval: Seconds = Field(1.0, ge=0.1, le=60, description="time between two ticks (readings and evaluations)")
+    insecure: bool = Field(False, description="permits an address other than loopback without TLS and authentication")
+    hosts: tuple[str, ...] = Field(
+        (), description="[host names](../how-to/access.md#host-names) that the daemon accepts in addition to its own"
+    )
+    web_config: Path | None = Field(
+        None,
+        description="file with TLS settings and users, in the format of [Prometheus' "
+        "exporters](../how-to/access.md#from-other-machines)",
+    )
+    tokens_file: Path | None = Field(
+        None, description="file with [tokens](../how-to/access.md#tokens) and their scopes"
+    )
+    log_format: LogFormat = Field("text", description="format of the log on standard error")
+    compat: Literal["dcgm"] | None = Field(
+        None,
+        description="`dcgm` adds metrics with [DCGM's names](metrics.md#dcgms-names) to `/metrics`; by default they "
+        "are exported only with `?compat=dcgm`",
+    )
+    flush_cooldown: Seconds = Field(
+        30.0,
+        description="minimum time between two flushes of a program by rules; for users it is 5 s, or this value "
+        "if it is less",
+    )
+    retention: Seconds = Field(
+        90 * 86400.0, ge=86400, description="age limit of the audit, receipts and resolved alerts"
+    )
+    disabled_rules: tuple[str, ...] = Field(
+        (), description="names of [built-in rules](rules.md#built-in-rules) that are not evaluated"
+    )
+    rules: tuple[RuleConfig, ...] = Field(
+        (), description="[rules](rules.md#write-a-rule); a rule with the name of a built-in rule replaces it"
+    )
+    receivers: tuple[Annotated[Receiver, Field(discriminator="type")], ...] = Field(
+        (Log(name="log"),), description="[receivers](../how-to/notifications.md) of alerts"
+    )
 
     @field_validator("listen")
     @classmethod
@@ -204,7 +252,7 @@ def load(
     origin = dict.fromkeys(values, where)
     for name in Settings.model_fields:
         variable = f"GPUMOND_{name.upper()}"
-        if environ.get(variable) and name not in ("rules", "disabled_rules", "receivers"):
+        if environ.get(variable) and name not in ONLY_IN_FILE:
             values[name], origin[name] = environ[variable], f"environment variable {variable}"
         if flags and flags.get(name) is not None:
             values[name], origin[name] = flags[name], f"--{name.replace('_', '-')}"

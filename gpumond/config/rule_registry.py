@@ -83,7 +83,7 @@ class RuleRegistry:
     def get(self, name: str) -> RuleEntry:
         """Return the rule. Raises NoSuchRule."""
         if name not in self._entries:
-            raise NoSuchRule(f"no rule is called {name}")
+            raise NoSuchRule(f"no rule has the name {name}")
         return self._entries[name]
 
     async def put(self, config: RuleConfig, actor: str, if_match: str | None = None, new: bool = False) -> RuleEntry:

@@ -1,6 +1,7 @@
 """The daemon: its parts, their lifetimes, and the view of it that the API reads.
 
-``edges`` has what does I/O, ``tick`` what happens once a second, ``requests`` what people and programs ask for.
+``edges`` contains all I/O, ``tick`` the work of each interval, and ``requests`` the changes that users
+and programs request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The garbage collector's policy for a process that serves: it runs between two ticks, never during one.
+"""Garbage collection policy of the daemon's process: collections run only between two ticks.
 
 docs/decisions/015-garbage-collection.md has the reasons and figures.
 """

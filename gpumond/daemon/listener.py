@@ -1,8 +1,9 @@
 """Accepts HTTP connections within limits.
 
-At a limit the new connection is accepted, and the user with most connections loses the one that has waited longest: a
-client that sends its request is served however many others send none. A connection whose request is being answered is
-never closed; if there are only such connections, some places are reserved for /metrics and the probes.
+At the limit, a new connection is accepted, and the connection that has waited longest among those of the user with the
+most connections is closed. A client that sends its request is therefore served, independent of the number of clients
+that send none. A connection whose request is being answered is never closed. Some connections are reserved for
+/metrics and the probes.
 """
 
 from __future__ import annotations
@@ -246,7 +247,7 @@ class HttpListener:
 
     def _exhausted(self, listener: socket.socket, error: OSError) -> None:
         """Free a descriptor, and accept again after a pause."""
-        log.warning("cannot accept connections for a moment: %s", error.strerror)
+        log.warning("cannot accept connections at the moment: %s", error.strerror)
         self._rejected("descriptors")
         self._close_one(self._connections, self._connections.users())
         self._loop.remove_reader(listener.fileno())

@@ -25,7 +25,7 @@ FLUSH_READ_SECONDS = 2.0
 
 
 class CurrentFrame:
-    """The frame that every reader gets, and its metrics pages."""
+    """The frame that all readers use, and its metrics pages."""
 
     def __init__(self, edges: Edges, settings: Settings) -> None:
         self.frame: Frame | None = None

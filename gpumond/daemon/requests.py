@@ -1,4 +1,4 @@
-"""Requests that change something, of people, programs, rules and signals. Each is audited and logged."""
+"""Requests of users, programs, rules and signals that change something. Each is audited and logged."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Requests:
                 raise ConfigError("this daemon was started without a configuration that could be read again")
             settings = await asyncio.to_thread(self._load)
         except ConfigError as error:
-            log.error("the configuration is invalid, the previous one remains: %s", error)
+            log.error("the configuration is invalid, the previous one remains in effect: %s", error)
             raise
         later = parts.settings.differs(settings)
         parts.settings = parts.settings.model_copy(update={name: getattr(settings, name) for name in RELOADED})
@@ -103,13 +103,13 @@ class Requests:
         parts.store.bounds = Bounds(settings.retention)
         await parts.outbox.configure(parts.edges.receivers(settings))
         effect = f"reloaded; {len(parts.rulebook.rules)} rules" + (
-            f"; needs a restart: {', '.join(later)}" if later else ""
+            f"; requires a restart: {', '.join(later)}" if later else ""
         )
         log.info("configuration %s, by %s", effect, requested_by)
         try:
             await parts.store.audit(requested_by, "reload", {"rules": len(settings.rules), "needs_restart": later})
         except StoreUnavailable as error:
-            log.error("a reload is not in the audit: %s", error)
+            log.error("a reload could not be recorded in the audit: %s", error)
         return effect
 
     def reload_on_signal(self) -> None:
@@ -137,7 +137,7 @@ class Requests:
         return until, await self._parts.edges.collector.release(seconds)
 
     async def _note(self, actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
-        """Audit what has already happened. A store that cannot be written has logged that, and fails nothing here."""
+        """Audit a completed change. A store that cannot be written logs its error and does not fail the request."""
         try:
             await self._parts.store.audit(actor, action, detail)
             await self._parts.store.add_receipts(receipts)

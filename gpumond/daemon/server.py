@@ -1,4 +1,4 @@
-"""The HTTP server of a Daemon: its port, its signals, its end."""
+"""HTTP server of a Daemon: port, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -190,6 +190,7 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         taken = error.errno == errno.EADDRINUSE
-        remedy = "another program has the port; stop it or choose another with --listen" if taken else "see --listen"
+        used = "another program uses the port; stop it or choose another one with --listen"
+        remedy = used if taken else "see --listen"
         raise ConfigError(f"cannot listen on {settings.listen}: {error.strerror}: {remedy}") from None
     return listener

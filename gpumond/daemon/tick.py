@@ -1,4 +1,4 @@
-"""One tick: read, conclude, show, then act. It runs once per interval."""
+"""One tick: read, compute, publish, then act. It runs once per interval."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Ticker:
         self._between_ticks = between_ticks
 
     async def tick(self) -> Tick:
-        """Carry out one tick. The frame is swapped before anybody is notified or flushed."""
+        """Carry out one tick. The frame is swapped before receivers are notified and programs are flushed."""
         parts, interval = self._parts, self._parts.settings.interval
         reading = await parts.edges.collector.read(wait=READ_SHARE * interval)
         with parts.telemetry.tick_duration.time():
@@ -116,8 +116,8 @@ class Ticker:
                 pass
 
     async def load_rules(self) -> None:
-        """Load the rules of the store. Logs each rule that is left out; raises StoreUnavailable."""
+        """Load the rules of the store. Logs each rule that is skipped; raises StoreUnavailable."""
         left_out = await self._parts.rulebook.load()
         self._parts.store.left_out("rules", len(left_out))
         for problem in left_out:
-            log.error("a rule of the store is left out: %s", problem)
+            log.error("a rule of the store is skipped: %s", problem)

@@ -1,8 +1,8 @@
 """Leak test on one curve of one device or life, and the development of a leak that was found. No I/O.
 
-Growth is a leak if it is significant (Mann-Kendall), large enough (Sen's slope), goes on to the end of the window, and
-is a *record*: the last blocks lie above all that this life used before, which is not the case for load that comes and
-goes. It must be new, or have lasted for two windows without slowing down, as a warm-up or a cache that fills does.
+Growth is a leak if it is significant (Mann-Kendall), large enough (Sen's slope), continues to the end of the window,
+and is a *record*: the last blocks exceed all earlier use of this life, unlike a load that rises and falls. It must be
+new, or have lasted for two windows without slowing down, unlike a warm-up or a cache that fills.
 
 Blocks are never shorter than a minute. *Clean* tests require little growth and an almost undisturbed line, and many
 samples in a block; *rough* tests tolerate the noise of serving, and require more growth and a device that fills soon.
@@ -270,7 +270,7 @@ def update(leak: Leak, series: Series, closed: int) -> Leak | None:
     begin = min(begin, max(0, len(times) - leak.blocks))
     slope = sen(times[begin:][-2 * leak.blocks :], values[begin:][-2 * leak.blocks :])
     half = wanted // 2
-    # A program that ends is a fall in one of the halves; the leak goes on in the other.
+    # A program that ends is a fall in one of the halves; the leak continues in the other.
     late = max(sen(times[-half:], values[-half:]), sen(times[-2 * half : -half], values[-2 * half : -half]))
     if late < STOPPED_RATIO * leak.first_slope and times[-1] - leak.onset > STOPPED_SECONDS:
         return None

@@ -14,25 +14,26 @@ def leak(who: str, device: str, per_minute: float, since: float, left: float | N
     """Describe a leak; ``who`` is the device where no process is known."""
     owner = f"{who} on {device}" if who != device else f"{device} without a known process"
     part = " outside its allocators' pools" if outside else ""
-    pace = f"grows by {human(per_minute)} each minute{FORMS.get(form, '')} since {clock(since)}"
-    likely = ", as a cache of compiled kernels or graphs does" if outside else ""
+    pace = f"has grown by {human(per_minute)} each minute{FORMS.get(form, '')} since {clock(since)}"
+    likely = ", possibly in a cache of compiled kernels or graphs" if outside else ""
     end = f"; {device} is full in {duration(left)}" if left is not None else ""
     return f"memory of {owner}{part} {pace}{likely}{end}"
 
 
 def together(one: str, programs: int, devices: int) -> str:
-    return f"{programs} programs on {devices} devices grow together, from more load or a shared defect: {one}"
+    cause = "because of a higher load or a common defect"
+    return f"{programs} programs on {devices} devices began to grow at the same time, {cause}: {one}"
 
 
 def fragmentation(who: str, device: str, ratio: float, kept: float, live: float) -> str:
     return (
-        f"{who} holds {human(kept)} of {device} for at most {human(live)} of live memory: "
-        f"{ratio:.0%} of its pool is fragmented, and no flush returns it"
+        f"{who} holds {human(kept)} of {device}, but at most {human(live)} of it are live: "
+        f"{ratio:.0%} of its pool is fragmented, and a flush cannot return it"
     )
 
 
 def pressure(device: str, ratio: float, left: float | None) -> str:
-    end = f" and has no free memory in {duration(left)}" if left is not None else ""
+    end = f" and will be full in {duration(left)}" if left is not None else ""
     return f"{device} is {ratio:.1%} full{end}"
 
 
@@ -46,7 +47,7 @@ def orphan(device: str, size: float, seconds: float, who: str, holder: str) -> s
 
 def idle(who: str, device: str, size: float, seconds: float) -> str:
     held = f"{who} holds {human(size)} of {device}" if who != device else f"{device} has {human(size)} in use"
-    return f"{held} and has run nothing for {duration(seconds)}"
+    return f"{held} and has been idle for {duration(seconds)}"
 
 
 def crash(who: str, device: str, size: float, cause: str, certain: bool) -> str:

@@ -1,7 +1,7 @@
 """Peaks of live and kept memory of one process's pools, in each minute. No I/O.
 
-Fragmentation is measured at peaks and never at an instant: at a moment of low use, a healthy pool looks as fragmented
-as any; at its peak it does not.
+Fragmentation is measured at peaks and never at an instant, because a healthy pool also appears fragmented while its use
+is low.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) ->
 
 
 def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
-    """Yield the alerts as resolved. The text of an alert whose subject has ended says so."""
+    """Yield the alerts as resolved. The text of an alert whose subject has ended states this."""
     scopes: dict[str, Scope] = {rule.name: rule.scope for rule in rules}
     for alert in alerts:
         scope = scopes.get(alert.rule)

@@ -185,13 +185,13 @@ def _agents(
     endings = {end.key: end.ending for end in snapshot.ends}
     for process, report in now.items():
         if report.uses_device and (process not in previous or not previous[process].uses_device):
-            summary = f"{_name(report)} is connected: {', '.join(report.frameworks) or 'no framework yet'}"
+            summary = f"{_name(report)} connected: {', '.join(report.frameworks) or 'no framework yet'}"
             yield _by_report(report, "agent-connected", at, summary)
     for process, report in previous.items():
         if report.uses_device and process not in now:
             held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
             ending = endings.get(process)
-            summary = f"{_name(report)} is gone{ENDINGS.get(ending, '')}; it held {human(held)}"
+            summary = f"{_name(report)} disconnected{ENDINGS.get(ending, '')}; it held {human(held)}"
             details: Details = (("held_bytes", held), *((("ending", ending),) if ending else ()))
             yield _by_report(report, "agent-gone", at, summary, details=details)
 
@@ -233,7 +233,7 @@ def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator
 
 def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
     where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
-    request = "" if oom.request_bytes is None else f" when it asked for {human(oom.request_bytes)}"
+    request = "" if oom.request_bytes is None else f" when it requested {human(oom.request_bytes)}"
     scope = f" in {oom.scope}" if oom.scope else ""
     live, cached, stranded = _sums(oom)
     return (

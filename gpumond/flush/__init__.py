@@ -45,7 +45,7 @@ SETTLE_SECONDS = 5.0
 STABLE_SECONDS = 1.0
 COOLDOWN_SECONDS = 30.0
 PERSON_COOLDOWN_SECONDS = 5.0
-"""Longest wait of a person between two flushes of a process; a rule waits the whole cooldown."""
+"""Longest wait of a user between two flushes of a process; a rule waits the whole cooldown."""
 RECEIPTS_KEPT = 1000
 
 
@@ -179,7 +179,7 @@ class Flusher:
             who = identity_of(report)
             ago = now - self._flushed_at.get(who, float("-inf"))
             if who in self._under_way:
-                refusals[who] = "another flush of it is under way; wait for its receipt"
+                refusals[who] = "another flush of this program is in progress; wait for its receipt"
             elif ago < rest and not request.force:
                 refusals[who] = resting[rest - ago] = _resting(ago, rest - ago)
         if len(refusals) == len(targets):
@@ -187,7 +187,7 @@ class Flusher:
                 wait = max(resting)
                 raise CoolingDown(f"{request.target}: {resting[wait]}", max(1.0, wait))
             if request.target.pid is not None:
-                raise AlreadyUnderWay(f"a flush of {request.target} is under way; wait for its receipt")
+                raise AlreadyUnderWay(f"a flush of {request.target} is in progress; wait for its receipt")
         return refusals
 
     def _finish(self, report: AgentReport, request: FlushRequest) -> None:
@@ -203,7 +203,7 @@ class Flusher:
                 break
             receipts += await self._allocator(report, allocator, request, requested_by)
         self._finish(report, request)
-        receipts = receipts or [blank(report, "nothing", "its agent sees no pool", requested_by, time.time())]
+        receipts = receipts or [blank(report, "nothing", "its agent reports no pool", requested_by, time.time())]
         return [replace(receipt, planned=promises.get(pool_of(receipt))) for receipt in receipts]
 
     async def _allocator(
@@ -218,21 +218,24 @@ class Flusher:
 
         reported = sum(pool.reclaimable.likely for pool in report.pools if pool.allocator == allocator)
         if reported < request.min_reclaimable_bytes:
-            reason = f"{human(reported)} is reclaimable, less than the {human(request.min_reclaimable_bytes)} asked for"
+            reason = f"{human(reported)} is reclaimable, less than the {human(request.min_reclaimable_bytes)} requested"
             return [receipt("nothing", reason)]
         order = FlushCommand(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
         async with nullcontext() if request.dry_run else self._locks.held(report):
             started_at, began = time.time(), self._clock()
             silent = None if request.dry_run else self._locks.unanswering(report, self._agents.flushing)
             if silent is not None:
-                return [receipt("refused", f"pid {silent.pid} of the same workload or job may be in a flush still")]
+                reason = f"pid {silent.pid} of the same workload or job may still be executing a flush"
+                return [receipt("refused", reason)]
             report_before = self._agents.report(identity)
             before = await self._driver_counts(identity)
             result = await self._agents.flush(identity, order)
             if result is None and not request.dry_run:
                 self._locks.unanswered(report)
         if result is None:
-            return [receipt("timeout", f"the agent did not answer within {request.timeout_seconds:g} s, or left")]
+            return [
+                receipt("timeout", f"the agent did not answer within {request.timeout_seconds:g} s, or disconnected")
+            ]
         reported_pools = (*report.pools, *(report_before.pools if report_before else ()))
         result = of_reported(result, allocator, reported_pools, request.steps)
         if had_effect(result):
@@ -282,5 +285,5 @@ class Flusher:
 
 
 def _resting(ago: float, wait: float) -> str:
-    again = f"allowed again in {math.ceil(wait)} s"
+    again = f"the next flush is allowed in {math.ceil(wait)} s"
     return f'it was flushed {ago:.0f} s ago; {again}, or now with --force (in a request: "force": true)'

@@ -102,7 +102,7 @@ def verify(
         outcome = "nothing" if outcome in ("freed", "partial") else outcome
         reason = "; ".join(filter(None, (reason, doubt)))
     elif outcome == "freed" and seen is not None and seen < released and not raced:
-        outcome, reason = "partial", f"the driver saw {human(seen)} of {human(released)} come back"
+        outcome, reason = "partial", f"the driver counts only {human(seen)} of {human(released)} as released"
     planned = outcome == "planned"
     return replace(
         receipt,
@@ -124,17 +124,21 @@ def _possible(stated: int, driver_used: int | None, size: int | None) -> tuple[i
     if stated < 0:
         return 0, f"the pool holds {human(-stated)} more than before"
     if driver_used is not None and stated > driver_used:
-        return 0, f"the agent states {human(stated)} released, the driver had counted {human(driver_used)}: not counted"
+        return 0, _impossible(stated, f"the driver counted only {human(driver_used)} before")
     if size is not None and stated > size:
-        return 0, f"the agent states {human(stated)} released, the device has {human(size)}: not counted"
+        return 0, _impossible(stated, f"the device has only {human(size)}")
     return stated, ""
+
+
+def _impossible(stated: int, bound: str) -> str:
+    return f"the agent states that {human(stated)} were released, but {bound}; this does not count as released"
 
 
 def with_thrash(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:
     """Return the receipt, with a note if the agent observed that the program allocated its memory again."""
     if before is None or after is None or _thrashes(receipt, after) <= _thrashes(receipt, before):
         return receipt
-    reasons = (receipt.reason, "thrash: the program took half of it or more again at once")
+    reasons = (receipt.reason, "thrash: the program allocated half of it or more again at once")
     return replace(receipt, reason="; ".join(filter(None, reasons)))
 
 

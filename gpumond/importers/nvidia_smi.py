@@ -126,7 +126,7 @@ class _Log:
         self._identity = next((columns[name] for name in IDENTITIES if name in columns), None)
         if self._identity is None:
             self._remarks.note(
-                "identity", "no column identifies devices (uuid, pci.bus_id, index): all rows are taken as one device"
+                "identity", "no column identifies devices (uuid, pci.bus_id, index): all rows are treated as one device"
             )
 
     def read(self, numbered: Iterator[tuple[int, str]]) -> Iterator[Row]:

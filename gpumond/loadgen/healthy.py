@@ -79,7 +79,7 @@ def periodic_evaluation(script: Script) -> None:
 
 
 def curriculum(script: Script) -> None:
-    """The batch size grows permanently, in steps hours apart."""
+    """The batch size grows permanently, in steps that are hours apart."""
     steps = int(script.number("times", script.dice.choice((1, 2, 3))))
     script.last(9 * HOUR)
     at = host(script, (0.1, 0.2), noise(script)) + script.dice.uniform(0.5, 2.0) * HOUR

@@ -75,7 +75,7 @@ def orphan(script: Script) -> None:
 
 
 def crash(script: Script) -> None:
-    """Memory runs out and the program dies, once or in a loop of restarts."""
+    """Memory runs out and the program crashes, once or in a loop of restarts."""
     times = int(script.number("times", script.dice.choice((1, 1, 4))))
     end = script.last(3 * HOUR)
     script.number("noise", QUIET_BYTES)

@@ -137,7 +137,7 @@ def _complete(script: Script, walked: Simulated) -> Truth:
 @dataclass(frozen=True, slots=True)
 class Simulated:
     steps: list[ScriptStep]
-    """Steps, without those of programs that are dead."""
+    """Steps, without those of programs that have ended."""
     oom_at: float | None
     peak_bytes: int
     peak_without_leak_bytes: float
@@ -145,7 +145,7 @@ class Simulated:
 
 
 def simulate(steps: Iterable[ScriptStep], script: Script) -> Simulated:
-    """Simulate ``steps`` in order of time. A program dies when the device is full."""
+    """Simulate ``steps`` in order of time. A program ends when the device is full."""
     devices = [program.device for program in script.programs]
     used = [0] * (max(devices) + 1)
     held: list[dict[int, int]] = [{} for _ in devices]

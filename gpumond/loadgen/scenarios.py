@@ -77,7 +77,7 @@ COMMON = (
     Option("neighbours", "number", "0 or 1", "1: other programs start and end on the device", 0, 1),
 )
 
-_KEPT, _PERIOD = "leaked each time", "time between two"
+_PERIOD = "time between two evaluations"
 
 TABLE = (
     Scenario(
@@ -88,8 +88,8 @@ TABLE = (
         ("      /|/|/|", "  /|/|‾ ‾ ‾ ", "/|‾ ‾       "),
         leaks.per_epoch,
         (
-            Option("step", "size", "4, 100 or 254 MiB", _KEPT, 1),
-            Option("period", "duration", "1, 5 or 20 min", "one epoch", 10.0),
+            Option("step", "size", "4, 100 or 254 MiB", "leaked by each epoch", 1),
+            Option("period", "duration", "1, 5 or 20 min", "duration of an epoch", 10.0),
         ),
     ),
     Scenario(
@@ -120,7 +120,7 @@ TABLE = (
         "leak",
         ("           |‾‾", "   |‾‾‾‾‾‾‾   ", "|‾‾           "),
         leaks.irregular,
-        (Option("period", "duration", "20 min", "mean time between two", 1.0),),
+        (Option("period", "duration", "20 min", "mean time between two leaks", 1.0),),
     ),
     Scenario(
         "leak-compile-cache",
@@ -154,13 +154,13 @@ TABLE = (
         "orphan",
         ("used ---------", "             ", "pid  ----x    "),
         incidents.orphan,
-        (Option("as", "word", "by the seed", "what the driver still lists", words=incidents.ORPHANS),),
+        (Option("as", "word", "by the seed", "entry that the driver still lists", words=incidents.ORPHANS),),
         ("agent", "process"),
     ),
     Scenario(
         "crash",
         "p8",
-        "memory runs out and the program dies, once or in a loop of restarts",
+        "memory runs out and the program crashes, once or in a loop of restarts",
         "crash",
         ("    |‾|       ", "    / |    /‾|", "---'  |___/  |"),
         incidents.crash,
@@ -209,7 +209,7 @@ TABLE = (
     Scenario(
         "cache-saturates",
         "n4",
-        "a cache grows with every request larger than all previous ones; these become rare",
+        "a cache grows with each request that is larger than all previous ones; such requests become rare",
         "",
         ("       .--'‾", "   .-'      ", " /'         "),
         healthy.saturating_cache,
@@ -234,13 +234,13 @@ TABLE = (
     Scenario(
         "curriculum",
         "n6",
-        "the batch size grows permanently, in steps hours apart",
+        "the batch size grows permanently, in steps that are hours apart",
         "",
         ("         ___", "    ____|   ", "___|        "),
         healthy.curriculum,
         (
             Option("times", "number", "1 to 3", "number of steps", 1, 10),
-            Option("step", "size", "2 to 20 GiB", _KEPT, 1),
+            Option("step", "size", "2 to 20 GiB", "added by each step", 1),
         ),
     ),
     Scenario(

@@ -1,4 +1,4 @@
-"""Permanent limits of a reading that are no faults: they change what the numbers mean. No I/O."""
+"""Permanent limits of a reading that are not faults: they change what the numbers mean. No I/O."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ def device_uuid(name: str, devices: Sequence[DeviceReading], others: Iterable[st
     if len(found) == 1:
         return found[0]
     if found:
-        raise AmbiguousDevice(f"device {name!r:.128} is ambiguous: {_listed(devices, found)}; type more of the UUID")
+        raise AmbiguousDevice(f"device {name!r:.128} is ambiguous: {_listed(devices, found)}; specify more of the UUID")
     known = f"the devices are {_listed(devices, uuids)}" if uuids else "no device is known"
-    raise NoSuchDevice(f"no device {name!r:.128}: {known}; a device is named by {NAMED_BY}")
+    raise NoSuchDevice(f"no device {name!r:.128}: {known}; expected {NAMED_BY}")
 
 
 def _address(text: str) -> tuple[int, ...] | None:

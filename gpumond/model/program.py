@@ -1,4 +1,4 @@
-"""Facts that a program reports besides its pools: scopes, steps and out-of-memory errors.
+"""Facts that a program reports in addition to its pools: scopes, steps and out-of-memory errors.
 
 All counters start with the process, so that a lost report loses no information.
 """

@@ -25,7 +25,7 @@ FAULTS: Mapping[str, str] = {
     "no_permission": "give this user read and write access to /dev/nvidia* (AMD, Intel: the group render, and "
     "CAP_PERFMON for the memory in use)",
     "device_access_lost": "recreate the container with CDI or explicit --device options",
-    "lib_rm_version_mismatch": "reboot, or stop all users of the GPU and reload the module",
+    "lib_rm_version_mismatch": "reboot, or stop all programs that use the GPU and reload the module",
     "timeout": "look for Xid 119, 79 or 45 in dmesg; values are withheld until the call returns, and "
     "return automatically",
     "crashed": "it is restarted automatically; look for Xid in dmesg, and check that driver and library match",
@@ -48,7 +48,7 @@ FAULTS: Mapping[str, str] = {
     "insufficient_size": "check that the driver matches its library and nvidia-ml-py; only that field is missing",
     "unreadable": "check that the driver matches its library; only that field is missing",
     "unknown": "look for Xid in dmesg; in a container, check that its device rules are complete (CDI)",
-    "corrupt": "inspect the file that was set aside (sqlite3 FILE .recover), then remove it",
+    "corrupt": "inspect the renamed file (sqlite3 FILE .recover), then remove it",
     "row_unreadable": "no action needed: the other rows are used; to keep such rows, copy the file before they are "
     "replaced (docs/reference/store.md)",
     "not_writable": "free space in the state directory, and check that the daemon's user owns it; writing is retried "
@@ -62,17 +62,21 @@ OF_A_RETURN_CODE = "only that field is missing; the name is NVML's return code: 
 """Remedy for the kinds that are not listed: the other return codes of NVML."""
 
 CONDITIONS: Mapping[str, str] = {
-    "private_pid_namespace": "the driver's pids may mean other processes here: run the daemon with the host's PID "
-    "namespace (hostPID: true, --pid=host); until then agents and open device files are the source",
-    "unified_memory": "size is the machine's memory and used the sum of the processes: use the free memory to judge it",
+    "private_pid_namespace": "the driver's pids may denote other processes here: run the daemon with the host's PID "
+    "namespace (hostPID: true, --pid=host); until then, agents and open device files identify the processes",
+    "unified_memory": "size is the memory of the machine, and used is the sum of the processes; free is the "
+    "memory that is available",
     "coherent_memory": "the host has the device's memory as a NUMA node, where the kernel may keep files: unclaimed "
-    "memory is no leak (numastat -m; gpumond_device_file_cache_bytes)",
-    "vgpu": "this is a part of a device: its host has the sensors and the process list; agents show the programs",
-    "host_vgpu": "virtual machines share this device: their memory is unclaimed here, their programs run inside them",
-    "host_vsga": "virtual machines share this device: their memory is unclaimed here, their programs run inside them",
-    "mps": "memory of MPS clients may be counted for the server, and an error of one ends all: agents show the clients",
-    "no_process_list": "the driver lists no processes (old vGPU, a container without the host's PID namespace): agents "
-    "are the only source: gpumond run -- COMMAND",
+    "memory is not a leak (numastat -m; gpumond_device_file_cache_bytes)",
+    "vgpu": "this is a part of a device: its host reports the sensors and the process list; agents report the programs",
+    "host_vgpu": "virtual machines share this device: their memory is unclaimed here, and their programs run inside "
+    "them",
+    "host_vsga": "virtual machines share this device: their memory is unclaimed here, and their programs run inside "
+    "them",
+    "mps": "memory of MPS clients may be counted for the server, and an error of one client ends all of "
+    "them: agents report the memory of each client",
+    "no_process_list": "the driver lists no processes (old vGPU, a container without the host's PID namespace): "
+    "programs with agents are the only source: start them with gpumond run -- COMMAND",
     "reserved_in_used": "this driver counts its own reserved memory as used: update it (510 or later reports both "
     "separately)",
 }

@@ -1,4 +1,4 @@
-"""Measurements of a device besides its memory. Base units; unknown is None."""
+"""Measurements of a device other than its memory. Base units; unknown is None."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class XidErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The values of one source at one moment. ``xids`` remain after the device that reported them is gone."""
+    """The values of one source at one moment. ``xids`` remain after the device that reported them is removed."""
 
     devices: tuple[DeviceReading, ...] = ()
     faults: tuple[Fault, ...] = ()

@@ -73,7 +73,8 @@ KINDS = (
     ),
     VerdictKind(
         name="step-change",
-        meaning="rests at another level than before, by 5 % of the device or more; active for a quarter of an hour",
+        meaning="stays at a level that differs from the previous one by 5 % of the device or more; active for a "
+        "quarter of an hour",
         evidence="size of the step",
         is_shape=True,
     ),
@@ -82,12 +83,12 @@ KINDS = (
         meaning="grows without stopping; `form` is `linear`, `stairs` or `load-proportional`",
         evidence="slope, growth, significance, window, processes, devices, `outside_pools`",
         remedy="look for memory that the program keeps (tensors in a list, autograd graphs, an unbounded cache), and "
-        "restart it",
+        "restart the program",
     ),
     VerdictKind(
         name="fragmentation",
-        meaning="the pool holds much more than its peak of live memory, increasingly so, or allocations had to be "
-        "retried",
+        meaning="the pool holds much more than its peak of live memory, and the difference grows, or allocations "
+        "had to be retried",
         evidence="ratio, peak live, peak kept, growth of the kept memory",
         remedy="for PyTorch set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, else restart the program",
     ),

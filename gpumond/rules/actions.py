@@ -1,9 +1,9 @@
 """Decisions of rule actions: which firing alerts flush which programs now. No I/O; time is an argument.
 
 An action waits its cooldown between two flushes and observes its limit per hour. A flush that released nothing, or
-whose memory was allocated again by the time of the next one, doubles the wait, so that an action without effect soon
-costs little, and its alert states this. All limits are counted for each user separately: one user's programs do not
-affect the flushes of another's.
+whose memory was allocated again by the time of the next one, doubles the wait, so that an action without effect
+soon has a low cost, and its alert states this. All limits are counted for each user separately: one user's programs do
+not affect the flushes of another's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FlushOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasedBytes:
-    """Bytes that a flush released from a pool and left in it, from which its effect is judged later."""
+    """Bytes that a flush released from a pool and left in it, to evaluate its effect later."""
 
     process: ProcessKey
     device_uuid: str
@@ -132,7 +132,7 @@ def conclude(tracks: Tracks, order: FlushOrder, receipts: Sequence[Receipt], pro
     )
     note = _note(order, receipts, problem)
     if failed:
-        note += f"; next try in {_wait(track, order.action)}"
+        note += f"; next attempt in {_wait(track, order.action)}"
     return {**tracks, order.key: replace(track, note=note)}
 
 
@@ -182,7 +182,7 @@ def _of_process(track: ActionTrack, alert: Alert) -> ActionTrack:
 
 
 def _judged(track: ActionTrack, action: Action, reports: Sequence[AgentReport], elapsed: float) -> ActionTrack:
-    """Return the track, judged once its last flush is old enough."""
+    """Return the track, evaluated once its last flush is old enough."""
     if not track.released or track.under_way or elapsed < track.due_at(action):
         return track
     pools = {(report.key, pool.device_uuid, pool.allocator): pool for report in reports for pool in report.pools}
@@ -190,8 +190,8 @@ def _judged(track: ActionTrack, action: Action, reports: Sequence[AgentReport], 
     if sum(_taken(each, pools) for each in track.released) < THRASHED_RATIO * released:
         return replace(track, failures=0, released=())
     track = replace(track, failures=track.failures + 1, released=())
-    note = f"the programs took again what the last flush released ({human(released)})"
-    return replace(track, note=f"{note}; next try in {_wait(track, action)} from that one")
+    note = f"the programs allocated again the memory that the last flush released ({human(released)})"
+    return replace(track, note=f"{note}; next attempt in {_wait(track, action)}after that flush")
 
 
 def _taken(each: ReleasedBytes, pools: Mapping[Pool, PoolUsage]) -> int:
@@ -261,7 +261,7 @@ def _note(order: FlushOrder, receipts: Sequence[Receipt], problem: str) -> str:
     programs = ", ".join(dict.fromkeys(receipt.workload or f"pid {receipt.pid}" for receipt in receipts))
     expected = human(sum(receipt.expected.likely for receipt in receipts if receipt.expected))
     if order.action.dry_run:
-        return f"rehearsed: a flush of {programs} would return {expected}"
+        return f"dry run: a flush of {programs} would return {expected}"
     released = sum(max(0, receipt.released_bytes) for receipt in receipts)
     if released > 0:
         return f"flushed {programs}: {human(released)} released of {expected} expected"

@@ -39,7 +39,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "device",
         "wasted_ratio",
         "warning",
-        "GPU {gpu} ({name}): {reclaimable} are cache while memory is short; {top_cache} holds most of it; "
+        "GPU {gpu} ({name}): {reclaimable} is unused cache while memory is short; {top_cache} holds most of it; "
         "gpumond flush --device {uuid} returns it",
         above=0.20,
         clear=0.15,
@@ -91,7 +91,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "device",
         "unclaimed_ratio",
         "warning",
-        "GPU {gpu} ({name}): {unclaimed} are used and no visible process owns them; gpumond status names the holders",
+        "GPU {gpu} ({name}): {unclaimed} is used, but no visible process owns it; gpumond status lists the holders",
         above=0.05,
         for_seconds=300,
     ),
@@ -117,7 +117,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "device",
         "xid_errors_increase",
         "warning",
-        "GPU {gpu} ({name}) reported Xid {xids}; NVIDIA's Xid catalogue explains each number, dmesg names the process",
+        "GPU {gpu} ({name}) reported Xid {xids}; NVIDIA's Xid catalogue explains the numbers, dmesg shows the process",
         above=0,
     ),
     _rule(
@@ -125,7 +125,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "daemon",
         "driver_responsive",
         "critical",
-        "a driver call does not return ({reason}); its devices have no values until it does; look for Xid in dmesg",
+        "a driver call does not return ({reason}); its devices have no values until it returns; look for Xid in dmesg",
         below=1,
     ),
     _rule(

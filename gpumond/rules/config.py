@@ -86,12 +86,12 @@ class RuleConfig(Strict):
         if (self.above is None) == (self.below is None):
             raise ValueError("expected exactly one of above and below")
         if self.value == "time_to_oom_seconds" and self.below is None:
-            raise ValueError("time_to_oom_seconds is infinite where nothing grows: expected below")
+            raise ValueError("time_to_oom_seconds is infinite without growth; expected below instead of above")
         if self.clear is not None:
             bound = self.above if self.above is not None else self.below
             assert bound is not None
             if (self.clear > bound) if self.above is not None else (self.clear < bound):
-                raise ValueError("clear must lie on the safe side of the level")
+                raise ValueError("clear: expected at most the level of above, or at least the level of below")
         _check(self.match, matches(self.scope), f"scope {self.scope} has no label", "match")
         for name, text in self.annotations.items():
             used = PLACEHOLDER.findall(text)

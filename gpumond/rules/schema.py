@@ -1,6 +1,6 @@
-"""Words of rules by scope, from the scopes: values, labels to match, placeholders.
+"""Names that rules of each scope can use: values, labels to match, placeholders.
 
-docs/reference/rules.md is generated from these tables, and a rule with another word is rejected.
+docs/reference/rules.md is generated from these tables, and a rule with another name is rejected.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
 
 def matches(scope: Scope) -> Mapping[str, str]:
     """Return the keys of ``match``: the labels, and the device by any of its names."""
-    named = {"device": "its index, UUID, the beginning of its UUID, or its PCI address; no glob"}
+    named = {"device": "index, UUID, beginning of the UUID, or PCI address of the device; no glob"}
     return {**LABELS[scope], **(named if "uuid" in LABELS[scope] else {})}

@@ -1,11 +1,11 @@
-"""A simulated device: a directory in which processes allocate bytes that are only numbers.
+"""A simulated device: a directory in which processes allocate bytes that exist only as numbers.
 
     DIRECTORY/card.json             constant properties
     DIRECTORY/used                  its flock guards the device; a sum of bytes that is never below the true one
     DIRECTORY/processes/PID-TICKS   bytes held by one process, and the sensor values that it publishes
     DIRECTORY/orphans/PID-TICKS     bytes without an owner, until the file is removed
 
-A dead process holds nothing: the next reader of the device removes its file. All users of a device must be in one PID
+An ended process holds nothing: the next reader of the device removes its file. All users of a device must be in one PID
 namespace, and be the same user.
 """
 
@@ -111,7 +111,7 @@ class SimDevice:
             os.close(lock)
 
     def _recount(self, lock: int) -> list[_Record]:
-        """Return every living process, remove the files of dead ones, and correct the sum. The lock must be held."""
+        """Return every running process, remove the files of ended ones, and correct the sum. The lock must be held."""
         records = []
         directory = str(self.directory / "processes")
         for name in os.listdir(directory):
@@ -258,7 +258,7 @@ def simulated_devices(root: str | os.PathLike[str]) -> list[SimDevice]:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return the start of a process in clock ticks after boot; None if it is dead or a zombie."""
+    """Return the start of a process in clock ticks after boot; None if it has ended or is a zombie."""
     try:
         stat = _contents(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):

@@ -91,13 +91,13 @@ class Store:
             self._beating.cancel()
         closed = asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
         if not (await asyncio.wait({closed}, timeout=patience))[0]:
-            log.error("the store %s does not answer: what is not written yet is lost", self.path)
+            log.error("the store %s does not respond; data that has not been written is lost", self.path)
         self._thread.shutdown()
 
     def faults(self) -> tuple[Fault, ...]:
         """Return the store's problems as faults for the snapshot."""
         faults = [
-            Fault("store", "corrupt", None, f"{name} could not be read and is set aside in {self.path.parent}")
+            Fault("store", "corrupt", None, f"{name} could not be read and was renamed in {self.path.parent}")
             for name in self._set_aside
         ]
         faults += self._rows.faults()
@@ -290,7 +290,7 @@ class Store:
         full = "full" in str(error) or _full(self.path.parent)
         trouble = f"the store {self.path} cannot be written: {error}{' (the disk is full)' if full else ''}"
         if trouble != self.trouble:
-            log.error("%s; monitoring and alerting go on, changes are refused", trouble)
+            log.error("%s; monitoring and alerting continue, changes are refused", trouble)
         self.writable, self.trouble = False, trouble
         return StoreUnavailable(trouble, full)
 
@@ -346,7 +346,7 @@ class Store:
 def _rule(name: object, etag: object, body: object) -> tuple[str, tuple[str, dict[str, Any]]]:
     own = decode.rule_body(body)
     if own.get("name", name) != name:
-        raise ValueError("its name is not the one in its body")
+        raise ValueError("its name differs from the name in its body")
     return text(name), (text(etag), own)
 
 
@@ -363,7 +363,7 @@ def _etag(db: sqlite3.Connection, name: str) -> str | None:
 
 def _require(name: str, known: str | None, if_match: str | None) -> None:
     if if_match is not None and if_match != known:
-        raise RuleChanged(f"rule {name} is not what was asked for: its etag is {known or 'none, it does not exist'}")
+        raise RuleChanged(f"rule {name} has changed: its ETag is {known or 'none, it does not exist'}")
 
 
 def _full(directory: Path) -> bool:

@@ -73,5 +73,5 @@ def verify(entries: Iterable[AuditEntry]) -> list[str]:
         stated = removed.detail if removed else {"through": 0, "hash": GENESIS}
         start = {"through": first.seq - 1, "hash": first.prev_hash}
         if stated != start:
-            problems.append(f"entries before {first.seq} are missing, and no entry says that they were trimmed")
+            problems.append(f"entries before {first.seq} are missing, and no entry records their removal")
     return problems

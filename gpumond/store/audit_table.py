@@ -1,4 +1,4 @@
-"""The audit in the store's file: append, trim, read, verify. All within the transaction that is open.
+"""The audit in the store's file: append, trim, read, verify. All within the open transaction.
 
 There is one chain for administrators (tokens, root, the daemon's own user, rules, gpumond itself) in the table
 ``audit``, and one for each other user in ``user_audit``. So a user's entries can only displace the same user's.

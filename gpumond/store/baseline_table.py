@@ -1,5 +1,5 @@
-"""Baselines in the store's file: each with the last measurement that was compared with it. All within the transaction
-under way."""
+"""Baselines in the store's file: each with the last measurement that was compared with it. All within the open
+transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQLite file of the store: open, check, lock, set aside if it is corrupt. For one thread."""
+"""SQLite file of the store: open, check, lock, rename if it is corrupt. For one thread."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Database:
     """One SQLite file and its schema.
 
     Both callables get the connection: ``opened`` what is recorded of the audit's ends, ``replaced`` the name of a
-    corrupt file that was set aside and the reason. ``newest_ends`` reads the ends again after a change.
+    corrupt file that was renamed and the reason. ``newest_ends`` reads the ends again after a change.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Database:
 
     def _connected(self) -> sqlite3.Connection:
         if self._db and _inode(self.path) != self._inode:
-            log.error("the store %s was removed or replaced under the daemon; opening the present file", self.path)
+            log.error("the store %s was removed or replaced while it was in use; the current file is opened", self.path)
             self._disconnect()
         if self._db is None:
             aside, reason = "", self._damage
@@ -203,24 +203,24 @@ class Database:
             own = self.path.with_name(self.path.name + ending)
             if own.exists():
                 own.rename(own.with_name(aside + ending))
-        log.error("the store %s is corrupt (%s): it is set aside as %s; a new one is created", self.path, error, aside)
+        log.error("the store %s is corrupt (%s): renamed to %s, and a new one is created", self.path, error, aside)
         return aside
 
 
 def prepare(directory: Path) -> None:
-    """Make the state directory, for this user alone, where a power loss leaves it. Raises OSError with the remedy."""
+    """Create the state directory, for this user only, and sync it. Raises OSError with the remedy."""
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for each in missing:
         _sync_names(each.parent)
     status = directory.lstat()
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
-        raise PermissionError(f"{directory} can be written by others; use one of your own, with --state-dir")
+        raise PermissionError(f"{directory} is writable by other users; use a directory of your own, with --state-dir")
 
 
 def _sync_names(directory: Path) -> None:
     """Sync a directory's names: SQLite does this for its own files, but not for the directories above them."""
-    with suppress(OSError):  # not every file system can, and who may not read the directory may not either
+    with suppress(OSError):  # some file systems do not support it, and the directory may not be readable
         opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(opened)
@@ -235,7 +235,7 @@ def _prepare_tables(db: sqlite3.Connection) -> Heartbeat | None:
         raise sqlite3.DatabaseError(f"database disk image is malformed: schema version {version}")
     if version > len(STEPS):
         raise sqlite3.OperationalError(
-            f"the file was written by a newer gpumond (schema {version}, this one knows {len(STEPS)})"
+            f"the file was written by a newer gpumond (schema {version}, this version supports up to {len(STEPS)})"
         )
     if version < len(STEPS):
         steps = "".join(STEPS[version:])

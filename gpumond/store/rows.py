@@ -1,4 +1,4 @@
-"""Rows of the store, decoded one by one: a damaged row is left out and counted."""
+"""Rows of the store, decoded one by one: a damaged row is skipped and counted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Rows:
                 found.append(decode(*row))
             except (ValueError, TypeError, ProtocolError, RecursionError, OverflowError) as error:
                 left_out += 1
-                log.error("a row of the table %s cannot be read and is left out: %.200s", table, _line(error))
+                log.error("a row of the table %s cannot be read and is skipped: %.200s", table, _line(error))
         self.left_out(table, left_out)
         return found
 
@@ -48,7 +48,7 @@ class Rows:
 
     def faults(self) -> list[Fault]:
         return [
-            Fault("store", "row_unreadable", None, f"{rows} of the table {table} cannot be read and are left out")
+            Fault("store", "row_unreadable", None, f"{rows} of the table {table} cannot be read and are skipped")
             for table, rows in self._left_out.items()
             if rows
         ]

@@ -1,4 +1,4 @@
-"""One process in full: its shares, its attributes and its verdicts; and the curve of the last ten minutes."""
+"""Details of one process: its shares, its attributes and its verdicts; and the curve of the last ten minutes."""
 
 from __future__ import annotations
 

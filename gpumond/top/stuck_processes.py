@@ -23,7 +23,7 @@ REMEDIES = {
     "(ps -fp {pid}); kill {pid} ends it",
     "orphaned": "its parent has ended, and no service manager runs it (nohup has the same effect): if it is not "
     "needed, kill {pid} ends it",
-    "idle": "the process runs no work and keeps its memory: gpumond flush --pid {pid} releases its cache if it runs "
+    "idle": "the process is idle and keeps its memory: gpumond flush --pid {pid} releases its cache if it runs "
     "the agent; kill {pid} ends it",
 }
 LIKELY_MEANT = ("orphaned", "idle")
@@ -74,7 +74,7 @@ def _is_idle(process: Mapping[str, Any]) -> bool:
     return (process.get("idle_seconds") or 0) >= IDLE_SECONDS and (process["used_bytes"] or 0) >= IDLE_BYTES
 
 
-_WORDS = {"holder": "a holder without an entry in the driver's list", "zombie": "a zombie"}
+_WORDS = {"holder": "a holder of the device that the driver does not list", "zombie": "a zombie"}
 _PLACES = (
     ("pod", "pod_name"),
     ("container", "container_name"),

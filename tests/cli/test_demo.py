@@ -62,8 +62,8 @@ def test_port_in_use_prints_the_error_only(tmp_path: Path):
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
-        f"gpumond: cannot listen on {listen}: Address already in use: another program has the port; stop it or choose "
-        "another with --listen"
+        f"gpumond: cannot listen on {listen}: Address already in use: another program uses the port; stop it or choose "
+        "another one with --listen"
     ]
 
 

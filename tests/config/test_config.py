@@ -70,7 +70,10 @@ rules:
         ("rules: [{name: a, scope: device, value: mood, above: 1}]", ["rules[0]", "'mood'", "used_ratio"]),
         ("rules: [{name: a, scope: device, value: used_ratio}]", ["rules[0]", "above", "below"]),
         ("rules: [{name: a, scope: device, value: used_ratio, above: lots}]", ["rules[0].above", "'lots'", "80%"]),
-        ("rules: [{name: a, scope: device, value: used_ratio, above: 1, clear: 2}]", ["rules[0]", "safe side"]),
+        (
+            "rules: [{name: a, scope: device, value: used_ratio, above: 1, clear: 2}]",
+            ["rules[0]", "at most the level of above"],
+        ),
         ("rules: [{name: a, scope: device, value: used_ratio, above: 1, fro: 5s}]", ["rules[0].fro", "mean for?"]),
         ("- a list", ["expected keys and values"]),
         ("a: [", ["not YAML"]),

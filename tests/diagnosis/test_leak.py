@@ -193,11 +193,11 @@ def test_leak_of_ranks_is_one_verdict_with_their_number():
     assert len(leaks) == 1
     evidence = dict(leaks[0].evidence)
     assert (evidence["processes"], evidence["devices"]) == (4, 4)
-    assert leaks[0].summary.startswith("4 programs on 4 devices grow together")
+    assert leaks[0].summary.startswith("4 programs on 4 devices began to grow at the same time")
 
 
 def test_leak_summary_has_pace_onset_and_end():
     found = first(onsets(by_process(leaking(64 * MIB, onset=20, base=40 * GIB), steps_of(36))), "leak")
     assert found is not None
-    assert found[1].summary.startswith("memory of train (pid 10) on GPU 0 grows by 64.0 MiB each minute since 02:")
+    assert found[1].summary.startswith("memory of train (pid 10) on GPU 0 has grown by 64.0 MiB each minute since 02:")
     assert "; GPU 0 is full in 10 h" in found[1].summary

@@ -69,7 +69,7 @@ def test_agent_connects_and_disconnects():
     frame = make_frame(reports=(make_report(pools=(make_pool(live=GIB),)),))
     (came,) = between(make_frame(), frame)
     assert (came.kind, came.pid, came.workload, came.at) == ("agent-connected", 10, "train", 1_000_000.0)
-    assert came.summary == "train (pid 10) is connected: torch 2.13.0"
+    assert came.summary == "train (pid 10) connected: torch 2.13.0"
     (gone,) = between(frame, make_frame())
     assert (gone.kind, gone.details) == ("agent-gone", (("held_bytes", GIB),))
 
@@ -106,7 +106,7 @@ def test_oom_event_has_the_details_of_its_snapshot():
     )
     assert (event.kind, event.at, event.device_uuid, event.pid) == ("oom", 1_000_000.0, UUID, 10)
     assert event.summary == (
-        "train (pid 10) ran out of memory on GPU 0 in epoch/forward when it asked for 3.0 GiB: "
+        "train (pid 10) ran out of memory on GPU 0 in epoch/forward when it requested 3.0 GiB: "
         "5.0 GiB live, 2.0 GiB cached, 1.0 GiB stranded"
     )
     assert dict(event.details) == {

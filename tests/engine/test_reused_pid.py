@@ -128,8 +128,8 @@ def test_note_of_a_flush_is_not_on_the_alert_of_the_new_process():
     rules = (replace(RULES[0], action=Action()),)
     alert = next(alert for alert in with_old().frame.alerts if alert.rule == "full")
     (order,), tracks = decide(rules, [alert], (REPORT,), {}, 0.0)
-    tracks = conclude(tracks, order, (), "the agent left")
-    assert dict(annotate([alert], tracks)[0].annotations)["action"].startswith("no flush: the agent left")
+    tracks = conclude(tracks, order, (), "the agent disconnected")
+    assert dict(annotate([alert], tracks)[0].annotations)["action"].startswith("no flush: the agent disconnected")
     new = replace(alert, start_ticks=200)
     assert annotate([new], tracks) == (new,)
 

@@ -143,7 +143,7 @@ def test_slow_driver_is_waited_for():
 def test_release_that_the_driver_does_not_see_is_partial():
     (receipt,) = ScriptedPrograms(train(), lag=10**6).run().receipts
     assert (receipt.outcome, receipt.released_bytes, receipt.driver_released_bytes) == ("partial", 3 * GIB, 0)
-    assert "driver saw 0" in receipt.reason
+    assert "driver counts only 0" in receipt.reason
 
 
 def test_allocation_during_the_flush_is_a_race_and_not_partial():
@@ -345,8 +345,8 @@ def test_receipt_contains_the_plan():
     ("before", "after", "driver", "text"),
     [
         (2 * GIB, 62 * GIB, 70 * GIB, "the pool holds 60.0 GiB more than before"),
-        (60 * GIB, GIB, 5 * GIB, "59.0 GiB released, the driver had counted 5.0 GiB"),
-        (600 * GIB, GIB, None, "599.0 GiB released, the device has 80.0 GiB"),
+        (60 * GIB, GIB, 5 * GIB, "59.0 GiB were released, but the driver counted only 5.0 GiB"),
+        (600 * GIB, GIB, None, "599.0 GiB were released, but the device has only 80.0 GiB"),
     ],
 )
 def test_impossible_release_counts_as_zero(before: int, after: int, driver: int | None, text: str):
@@ -385,4 +385,4 @@ def test_timeout_of_one_allocator_skips_the_other_allocators():
 
 def test_reasons_have_readable_sizes():
     (receipt,) = ScriptedPrograms(train(cached=GIB)).run(min_reclaimable_bytes=100 * GIB).receipts
-    assert receipt.reason == "1.0 GiB is reclaimable, less than the 100.0 GiB asked for"
+    assert receipt.reason == "1.0 GiB is reclaimable, less than the 100.0 GiB requested"

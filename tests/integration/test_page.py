@@ -161,7 +161,7 @@ def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browse
         facts = dict(zip(*session.texts("#receipts dt", "#receipts dd"), strict=True))
         assert session.texts("#flush-words")[0] == [f"{human(receipt['released_bytes'])} released."]
         assert facts["released"] == human(receipt["released_bytes"])
-        assert facts["seen by the driver"] == human(receipt["driver_released_bytes"])
+        assert facts["counted by the driver"] == human(receipt["driver_released_bytes"])
         plan, _ = receipts_of(daemon, "training")
         assert facts["planned"].startswith(f"{human(plan['expected']['low'])} at ")
         assert facts["expected at start"] == human(receipt["expected"]["low"])

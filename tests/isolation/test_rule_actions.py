@@ -36,7 +36,7 @@ def check_repeated_flushes(machine: Machine, victim: Agents) -> None:
     until(lambda: victim.flushes() >= FLUSHES, SECONDS)
     _, flushed, rest = until(lambda: note(machine)).rpartition("flushed train: 1.0 GiB released")
     assert flushed
-    assert "next try" not in rest.partition(";")[0]
+    assert "next attempt" not in rest.partition(";")[0]
 
 
 def note(machine: Machine) -> str:

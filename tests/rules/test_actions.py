@@ -137,7 +137,7 @@ def test_flushes_without_release_back_off_exponentially_with_a_note():
     flushed = list(flushes_of(make_rule(max_per_hour=1000), released=0, regrows=False))
     assert [now for now, _ in flushed] == [0, 200, 600, 1400, 3000, 6200, 12600]
     assert "released nothing" in flushed[1][1].note
-    assert "next try in 6 min 40 s" in flushed[1][1].note
+    assert "next attempt in 6 min 40 s" in flushed[1][1].note
 
 
 def test_flushes_with_thrash_back_off_exponentially_with_a_note():
@@ -146,7 +146,7 @@ def test_flushes_with_thrash_back_off_exponentially_with_a_note():
     flush_requests, tracks = decide([rule], [ALERT], [wasting()], {}, 0.0)
     tracks = conclude(tracks, flush_requests[0], [make_receipt(4 * GIB)])
     _, tracks = decide([rule], [ALERT], [wasting()], tracks, 100.0)
-    assert "took again" in tracks[flush_requests[0].key].note
+    assert "allocated again" in tracks[flush_requests[0].key].note
 
 
 def test_thrash_reported_by_an_agent_counts_after_the_memory_is_free_again():
@@ -159,7 +159,7 @@ def test_thrash_reported_by_an_agent_counts_after_the_memory_is_free_again():
     _, thrashed = decide([make_rule()], [ALERT], [reports_with_thrashes(4)], tracks, 100.0)
     assert without[flush_request.key].failures == 0
     assert thrashed[flush_request.key].failures == 1
-    assert "took again" in thrashed[flush_request.key].note
+    assert "allocated again" in thrashed[flush_request.key].note
 
 
 def test_flush_that_cannot_start_backs_off():
@@ -179,7 +179,7 @@ def test_flush_is_not_repeated_while_one_is_in_progress():
 def test_dry_run_notes_the_expected_bytes_and_is_no_failure():
     flush_request = FlushOrder(ALERT, Action(dry_run=True), 1000, (wasting(),))
     track = conclude({}, flush_request, [make_receipt(0, outcome="planned")])[flush_request.key]
-    assert track.note == "rehearsed: a flush of train would return 4.0 GiB"
+    assert track.note == "dry run: a flush of train would return 4.0 GiB"
     assert track.failures == 0
 
 

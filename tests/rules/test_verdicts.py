@@ -23,7 +23,7 @@ LEAK = Verdict(
     since=1.0,
     evidence=(("slope_bytes_per_second", 2.0 * MIB),),
     time_to_oom_seconds=3840.0,
-    summary="train (pid 10) keeps 120.0 MiB more each minute; GPU 0 is full in 1 h 4 min",
+    summary="train (pid 10) has grown by 120.0 MiB each minute; GPU 0 is full in 1 h 4 min",
 )
 RULES = tuple(rule for rule in BUILT_IN if rule.name == "leak")
 DEVICE = make_device(used_bytes=40 * GIB, processes=(make_process(10, 30 * GIB), make_process(11, 10 * GIB)))

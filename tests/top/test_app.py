@@ -128,7 +128,7 @@ def test_details_show_all_values_and_follow_the_frames(fake: FakeDaemon):
         start_ticks=100,
         kind="leak",
         since=5.0,
-        summary="train keeps 1.0 GiB more each minute",
+        summary="train has grown by 1.0 GiB each minute",
     )
     fake.show(busy_frame(verdicts=(verdict,)))
     points = [{"at": 999_700.0 + at, "low": GIB, "median": GIB, "high": at * GIB} for at in range(1, 41)]
@@ -137,7 +137,7 @@ def test_details_show_all_values_and_follow_the_frames(fake: FakeDaemon):
     async def act(top: Top, pilot: Pilot[None]) -> None:
         await until(pilot, top, "train (pid 10) used in the last 4 min 59 s: 1.0 GiB to 40.0 GiB")
         await pilot.press("enter")
-        await until(pilot, top, "train keeps 1.0 GiB more each minute", "frameworks torch 2.13.0", "flush allowed")
+        await until(pilot, top, "train has grown by 1.0 GiB each minute", "frameworks torch 2.13.0", "flush allowed")
         fake.show(make_frame(make_device(), seq=2))
         await until(pilot, top, "pid 10 no longer uses a device")
         await pilot.press("escape")
@@ -199,7 +199,7 @@ def test_flush_without_releasable_memory_is_not_offered(fake: FakeDaemon):
 
 @pytest.mark.parametrize(
     ("status", "text_shown"),
-    [(404, "no agent matches"), (401, "GPUMOND_TOKEN"), (409, "already under way"), (429, "flushed a moment ago")],
+    [(404, "no agent matches"), (401, "GPUMOND_TOKEN"), (409, "already in progress"), (429, "flushed a moment ago")],
 )
 def test_refusal_is_shown(fake: FakeDaemon, status: int, text_shown: str):
     detail = "this requires a token" if status == 401 else text_shown
@@ -267,7 +267,7 @@ def test_frame_without_a_successor_is_stale(fake: FakeDaemon):
 @pytest.mark.parametrize(
     ("status", "answer", "text_shown"),
     [
-        (503, {"detail": "the first reading is under way; try again in a second"}, "STARTING"),
+        (503, {"detail": "the first reading is in progress; retry in a second"}, "STARTING"),
         (200, {"status": "ok"}, "the server is not gpumond"),
         (200, [1, 2], "the server is not gpumond"),
         (200, make_frame(), "no device found"),

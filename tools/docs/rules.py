@@ -29,13 +29,13 @@ with the name of a built-in rule replaces it; `disabled_rules: [name]` disables 
 
 | key | meaning |
 |---|---|
-| `name` | `a-z`, `0-9`, `_`, `-` |
+| `name` | 1 to 64 characters of `a-z`, `0-9`, `_`, `-` |
 | `scope` | `device`, `process`, `pool`, `workload`, `daemon` |
-| `value` | one of the scope's values, below |
+| `value` | one of the values of the scope, below |
 | `above` or `below` | the level: `0.8`, `80%`, `1GiB` |
 | `clear` | an active alert stays until the value passes this second level |
 | `for`, `keep_firing_for` | durations: `30s`, `5m`, `1h30m` |
-| `match` | globs on the scope's labels, as `{workload: "train-*"}`; all must match |
+| `match` | globs on the scope's labels, for example `{workload: "train-*"}`; all must match |
 | `labels` | added to the labels of the alert |
 | `annotations` | texts, with placeholders such as `{used}` |
 | `receivers` | names from `receivers:`; the default is all receivers |
@@ -60,7 +60,7 @@ tests:
     alert_rule_test:
       - eval_time: 6m
         alertname: device-nearly-full
-        exp_alerts:                                           # firing alerts; none if left out
+        exp_alerts:                                           # firing alerts; none if omitted
           - exp_labels: {gpu: "0", uuid: GPU-a, severity: warning}
             exp_annotations: {summary: "..."}                 # compared if given
 ```
@@ -90,13 +90,14 @@ def values() -> Iterator[str]:
     for scope in VALUES:
         yield f"\n## Scope {scope}\n\n| value | meaning |\n|---|---|"
         yield from (f"| `{name}` | {meaning} |" for name, meaning in VALUES[scope].items())
-        yield from listed("Labels to match", {name: matches(name) for name in VALUES}, scope)
-        yield from listed("Placeholders", PLACEHOLDERS, scope)
+        yield from listed("label to match", {name: matches(name) for name in VALUES}, scope)
+        yield from listed("placeholder", PLACEHOLDERS, scope)
 
 
 def listed(title: str, table: Mapping[Scope, Mapping[str, str]], scope: Scope) -> Iterator[str]:
     if table[scope]:
-        yield f"\n{title}: " + "; ".join(f"`{name}` {meaning}" for name, meaning in table[scope].items()) + "."
+        yield f"\n| {title} | meaning |\n|---|---|"
+        yield from (f"| `{name}` | {meaning} |" for name, meaning in table[scope].items())
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ ADAPTERS = (
 
 
 class FlushRefused(Exception):
-    """A flush, limit or snapshot is unsafe or impossible now; the message says why. Nothing was done."""
+    """A flush, limit or snapshot is unsafe or impossible; the message states the reason. Nothing was done."""
 
 
 class AllocatorAdapter(Protocol):

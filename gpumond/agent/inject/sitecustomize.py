@@ -1,8 +1,8 @@
-"""Starts the agent in a program that knows nothing of it: `gpumond run` puts this directory on PYTHONPATH.
+"""Starts the agent in an unmodified program: `gpumond run` puts this directory on PYTHONPATH.
 
-Python imports a module of this name at every start, and only one: this one steps out of the way and imports
-the user's own, if there is one. PYTHONPATH stays, so that Python programs started by this one have the agent too.
-Tools that the program calls may run in a much older Python: every line here must be one that it understands.
+Python imports one module of this name at every start. This module therefore imports the user's own, if there is one.
+PYTHONPATH is unchanged, so that Python programs started by this one have the agent too. Tools that the program calls
+may run in a much older Python, so every line of this file must be valid there.
 """
 
 import os

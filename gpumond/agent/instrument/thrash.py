@@ -1,4 +1,4 @@
-"""Flushes without benefit: the program takes the released memory again at once.
+"""Flushes without benefit: the program allocates the released memory again at once.
 
 Without I/O; the time is an argument. The counts grow from the start of the process, as do all counters of a report.
 """

@@ -1,6 +1,6 @@
 """HTTP POST with one deadline for the whole exchange: no redirects, no proxy from the environment.
 
-Only the status and Retry-After of the answer are used. Its body is not read. No thread delays the daemon's end.
+Only the status and Retry-After of the answer are used. Its body is not read. No thread delays the exit of the daemon.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MAX_RETRY_AFTER_SECONDS = 3600.0
 class HttpReceiver(ReceiverType):
     """Base of the types that send over HTTP. A URL can be a secret: it is never shown, and can be read from a file."""
 
-    url: str | None = Field(None, description="the address; it is a secret and is never shown or logged")
-    url_file: Path | None = Field(None, description="a file with the address, instead of `url`")
+    url: str | None = Field(None, description="address; it is treated as a secret, never shown or logged")
+    url_file: Path | None = Field(None, description="file that contains the address, instead of `url`")
     bearer_token_file: Path | None = Field(
         None,
-        description="send `Authorization: Bearer …`; one line. A file with another line end or a control character is "
+        description="file with a token for `Authorization: Bearer …`, in one line; a token with a control character is "
         "not sent",
     )
     ca_file: Path | None = Field(None, description="trust this CA instead of the system's")
@@ -80,7 +80,7 @@ async def post(
     except (asyncio.TimeoutError, TimeoutError):
         raise Retry("timeout", f"no answer within {timeout_seconds:g} s") from None
     except socket.gaierror as error:
-        raise Retry("dns", f"its name has no address: {error.strerror}") from None
+        raise Retry("dns", f"the host name cannot be resolved: {error.strerror}") from None
     except ssl.SSLError as error:
         raise Retry("tls", f"no secure connection: {error.reason or 'failed'}") from None
     except (OSError, ValueError, HTTPException) as error:

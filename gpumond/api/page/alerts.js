@@ -56,8 +56,8 @@ export function showVerdicts() {
     },
   );
   const ordinary = state.frame.verdicts.length - notable.length;
-  const judged = `${many(ordinary, "memory curve")} judged, no problem found.`;
-  const none = ordinary ? judged : "None yet. A memory curve is judged when it is long enough.";
+  const healthy = `${many(ordinary, "memory curve")} evaluated, no problem found.`;
+  const none = ordinary ? healthy : "None yet. A memory curve is evaluated when it is long enough.";
   put($("no-verdicts"), notable.length ? "" : none);
 }
 

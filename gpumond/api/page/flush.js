@@ -99,7 +99,7 @@ function receiptArticle(receipt, plan) {
     ["planned", planned],
     ["expected at start", expected && extent(expected)],
     ["released", human(receipt.released_bytes)],
-    ["seen by the driver", human(receipt.driver_released_bytes)],
+    ["counted by the driver", human(receipt.driver_released_bytes)],
     ["held", before && after && `${human(before.held_bytes)} → ${human(after.held_bytes)}`],
     ["took", seconds < 1 ? `${Math.ceil(1000 * seconds)} ms` : `${seconds.toFixed(1)} s`],
     ["steps", receipt.steps.map((step) => `${step.step} ${human(step.released_bytes)}`).join(", ")],

@@ -17,7 +17,7 @@ DAEMON = ScopeSpec(
     values=(
         RuleAttribute(
             "driver_up",
-            "1 while the driver can be read, else 0; unknown until it was tried",
+            "1 while the driver can be read, else 0; unknown before the first attempt",
             lambda row: None if row.source.reason in (STARTING, RELEASED) else float(row.source.up),
         ),
         RuleAttribute(
@@ -26,7 +26,7 @@ DAEMON = ScopeSpec(
         RuleAttribute("agents", "programs with an agent", lambda row: float(len(row.reports))),
         RuleAttribute(
             "store_writable",
-            "1 while changes and alerts can be kept on disk, else 0",
+            "1 while changes and alerts can be written to disk, else 0",
             lambda row: None if row.store_writable is None else float(row.store_writable),
         ),
     ),

@@ -178,8 +178,8 @@ DEVICE = ScopeSpec(
         ),
         RuleAttribute(
             "wasted_ratio",
-            "reclaimable bytes over size while the device is at least 80 % full; while a program on it ran short "
-            f"{IN_WINDOW} (out of memory, or a retry), those of the other programs; else 0",
+            "reclaimable bytes over size while the device is at least 80 % full; if a program on it had an "
+            f"out-of-memory error or a retry {IN_WINDOW}, reclaimable bytes of the other programs over size; else 0",
             lambda row: ratio(_wasted(row), row.device.size_bytes),
         ),
         RuleAttribute(
@@ -203,7 +203,7 @@ DEVICE = ScopeSpec(
         ),
         *VERDICTS,
     ),
-    labels={**DEVICE_LABELS, "workload": "any program on it"},
+    labels={**DEVICE_LABELS, "workload": "workload of a program on the device"},
     labels_of=lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
     placeholders={
         **NAMED,

@@ -25,7 +25,7 @@ from gpumond.rules.scopes.context import (
 from gpumond.rules.window import CounterTrack, RuleWindow, pool_of
 
 ALLOC_CONF_SINCE = (2, 11)
-"""PyTorch 2.9 knows ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 obeys it."""
+"""PyTorch 2.9 reads ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 applies it."""
 
 
 class _Pool(NamedTuple):
@@ -91,7 +91,7 @@ def torch_setting(frameworks: Sequence[str]) -> str:
 POOL = ScopeSpec(
     rows=pools,
     values=(
-        RuleAttribute("live_bytes", "allocated by the program", lambda row: row.pool.live_bytes),
+        RuleAttribute("live_bytes", "allocated to the program", lambda row: row.pool.live_bytes),
         RuleAttribute("held_bytes", "held by the pool", lambda row: row.pool.held_bytes),
         RuleAttribute("reclaimable_bytes", "bytes that a flush would release", lambda row: row.pool.reclaimable.likely),
         RuleAttribute(
@@ -111,7 +111,7 @@ POOL = ScopeSpec(
         RuleAttribute("ooms", "out-of-memory errors since the program started", lambda row: row.pool.ooms),
         RuleAttribute(
             "ooms_increase",
-            f"out-of-memory errors {IN_WINDOW}, without those after which `retry_on_oom` tried again; "
+            f"out-of-memory errors {IN_WINDOW}, except errors after which `retry_on_oom` made another attempt; "
             f"{FROM_A_FULL_WINDOW}",
             lambda row: row.recent.ooms(row.report, row.track),
         ),
@@ -138,7 +138,7 @@ POOL = ScopeSpec(
         "pid": "pid of the process",
         "workload": "workload of the process",
         "allocator": "allocator of the pool",
-        "live": "allocated by the program",
+        "live": "allocated to the program",
         "held": "held by the pool",
         "reclaimable": "bytes that a flush would release",
         "stranded": "held and free, but not released by a flush",

@@ -47,8 +47,8 @@ def _workload_texts(row: _Workload) -> dict[str, str]:
 WORKLOAD = ScopeSpec(
     rows=workloads,
     values=(
-        _sum("live_bytes", "handed out to the programs of that name"),
-        _sum("held_bytes", "taken from the driver by the programs of that name"),
+        _sum("live_bytes", "allocated to the programs of that name"),
+        _sum("held_bytes", "reserved from the driver by the programs of that name"),
         _sum("reclaimable_bytes", "bytes that a flush of them would release"),
         _sum("stranded_bytes", "held and free, but not released by a flush"),
     ),
@@ -57,7 +57,7 @@ WORKLOAD = ScopeSpec(
     placeholders={
         "uid": "uid of the user",
         "workload": "name of the workload",
-        "live": "allocated by its programs",
+        "live": "allocated to its programs",
         "held": "held by the pools of its programs",
         "reclaimable": "bytes that a flush of them would release",
         "stranded": "held and free, but not released by a flush",
