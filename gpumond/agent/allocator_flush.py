@@ -232,7 +232,7 @@ def _live_bytes(adapter: AllocatorAdapter) -> int:
     return sum(pool.live_bytes for pool in adapter.read())
 
 
-def judge(released: int, expected: Expected) -> Outcome:
+def outcome_of(released: int, expected: Expected) -> Outcome:
     if released <= 0:
         return "nothing"
     return "freed" if released >= expected.low else "partial"
@@ -243,7 +243,7 @@ def released_bytes(change: PoolChange) -> int:
 
 
 def raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool:
-    """Return whether the program allocated or freed during the flush, judged by changes that no step can cause."""
+    """Return whether the program allocated or freed during the flush: a change that no step can cause."""
     allocated = (after.device_allocations or 0) > (before.device_allocations or 0)
     grew = after.live_bytes > before.live_bytes
     shrank = after.live_bytes < before.live_bytes and not RELEASING.intersection(steps)
@@ -315,7 +315,7 @@ def conclude(
     if len(refused) == len(done):
         return "refused", "; ".join(refused)
     low = sum(each.expected.low for each in change)
-    return judge(sum(map(released_bytes, change)), Expected(low, low, low)), "; ".join(refused)
+    return outcome_of(sum(map(released_bytes, change)), Expected(low, low, low)), "; ".join(refused)
 
 
 def _change(before: PoolUsage, after: PoolUsage | None, steps: Sequence[str], promise: Expected) -> PoolChange:

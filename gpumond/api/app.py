@@ -40,7 +40,7 @@ Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
 
 def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
-    """The application; ``lifespan`` starts and stops what the view lives on."""
+    """The application; ``lifespan`` starts and stops what the view uses."""
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:

@@ -1,7 +1,7 @@
-"""Leak test on one curve of one device or life, and the development of a leak that was found. No I/O.
+"""Leak test on one curve of one device or process, and the development of a leak that was found. No I/O.
 
 Growth is a leak if it is significant (Mann-Kendall), large enough (Sen's slope), goes on to the end of the window, and
-is a *record*: the last blocks lie above all that this life used before, which is not the case for load that comes and
+is a *record*: the last blocks lie above all that it used before, which is not the case for load that comes and
 goes. It must be new, or have lasted for two windows without slowing down, as a warm-up or a cache that fills does.
 
 Blocks are never shorter than a minute. *Clean* tests require little growth and an almost undisturbed line, and many
@@ -196,7 +196,7 @@ def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int =
 
 
 class LeakCase(NamedTuple):
-    """The curve to be tested: one signal of one device or life that begins at ``born``.
+    """The curve to be tested: one signal of one device or process that begins at ``born``.
 
     ``size`` is the device's, ``room`` the bytes until it is full. ``pace``: seconds of the series in one real
     second.

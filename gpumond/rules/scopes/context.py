@@ -26,7 +26,7 @@ class RuleContext(NamedTuple):
     active_verdicts: ActiveVerdicts = MappingProxyType({})
 
 
-def unjudged(device: DeviceReading) -> Mapping[str, float | None]:
+def values_without_verdict(device: DeviceReading) -> Mapping[str, float | None]:
     return UNKNOWN if device.missed >= MISSED_LIMIT else NOTHING
 
 
@@ -59,10 +59,10 @@ class ScopeSpec(Generic[Row]):
     programs: Callable[[Row], Sequence[str]] = lambda row: ()
     process: Callable[[Row], ProcessKey | None] = lambda row: None
 
-    def subjects(self, seen: RuleContext) -> Subjects[Row]:
+    def subjects(self, context: RuleContext) -> Subjects[Row]:
         values = {value.name: value.read for value in self.values}
         return Subjects(
-            rows=self.rows(seen),
+            rows=self.rows(context),
             values=values,
             labels=self.labels_of,
             texts=self.texts,

@@ -8,8 +8,8 @@ from gpumond.model.snapshot import RELEASED, STARTING, Snapshot
 from gpumond.rules.scopes.context import RuleAttribute, RuleContext, ScopeSpec
 
 
-def daemon(seen: RuleContext) -> Sequence[Snapshot]:
-    return (seen.snapshot,)
+def daemon(context: RuleContext) -> Sequence[Snapshot]:
+    return (context.snapshot,)
 
 
 DAEMON = ScopeSpec(

@@ -24,7 +24,7 @@ from gpumond.rules.scopes.context import (
     named,
     ratio,
     size,
-    unjudged,
+    values_without_verdict,
 )
 from gpumond.rules.verdicts import texts, values
 from gpumond.rules.window import WINDOW_SECONDS, RuleWindow
@@ -50,14 +50,14 @@ class _Device(NamedTuple):
     """True if a full window has been observed."""
 
 
-def devices(seen: RuleContext) -> Sequence[_Device]:
-    snapshot, recent = seen.snapshot, seen.recent
+def devices(context: RuleContext) -> Sequence[_Device]:
+    snapshot, recent = context.snapshot, context.recent
     lines: defaultdict[str, list[Line]] = defaultdict(list)
-    for line in seen.ledger.lines:
+    for line in context.ledger.lines:
         lines[line.device_uuid].append(line)
-    judged: defaultdict[str, list[Verdict]] = defaultdict(list)
-    for (uuid, _), verdicts in seen.active_verdicts.items():
-        judged[uuid] += verdicts
+    verdicts_by_device: defaultdict[str, list[Verdict]] = defaultdict(list)
+    for (uuid, _), verdicts in context.active_verdicts.items():
+        verdicts_by_device[uuid] += verdicts
     short = _short(recent, snapshot)
     released, watched = snapshot.source.reason == RELEASED, recent.elapsed >= WINDOW_SECONDS
 
@@ -75,8 +75,8 @@ def devices(seen: RuleContext) -> Sequence[_Device]:
             used_ratio=ratio(device.used_bytes, device.size_bytes),
             short=short[uuid],
             xids=xids,
-            verdicts=judged[uuid],
-            verdict_values=values(judged[uuid], unjudged(device)),
+            verdicts=verdicts_by_device[uuid],
+            verdict_values=values(verdicts_by_device[uuid], values_without_verdict(device)),
             released=released,
             watched=watched,
         )

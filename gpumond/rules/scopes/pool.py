@@ -36,8 +36,8 @@ class _Pool(NamedTuple):
     recent: RuleWindow
 
 
-def pools(seen: RuleContext) -> Sequence[_Pool]:
-    recent, snapshot = seen.recent, seen.snapshot
+def pools(context: RuleContext) -> Sequence[_Pool]:
+    recent, snapshot = context.recent, context.snapshot
     return [
         _Pool(snapshot.device(pool.device_uuid), report, pool, recent.pools[pool_of(process, pool)], recent)
         for process, report in snapshot.reports_by_process.items()

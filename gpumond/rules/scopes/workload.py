@@ -17,8 +17,8 @@ class _Workload(NamedTuple):
     known: bool
 
 
-def workloads(seen: RuleContext) -> Sequence[_Workload]:
-    snapshot, recent = seen.snapshot, seen.recent
+def workloads(context: RuleContext) -> Sequence[_Workload]:
+    snapshot, recent = context.snapshot, context.recent
     partly = {recent.agents[identity] for identity in recent.silent}
     named: defaultdict[Workload, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0))
     for report in snapshot.reports:
