@@ -28,6 +28,8 @@ Scope = Literal["device", "process", "pool", "workload", "daemon"]
 Labels = tuple[tuple[str, str], ...]
 Row = TypeVar("Row")
 Texts = Callable[[], Mapping[str, str]]
+Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean"]
+"""Unit of a value; a boolean is 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,7 @@ class Subjects(Generic[Row]):
 
     rows: Sequence[Row]
     values: Mapping[str, Callable[[Row], float | None]]
+    units: Mapping[str, Unit]
     labels: Callable[[Row], Labels]
     texts: Callable[[Row], Mapping[str, str]]
     programs: Callable[[Row], Sequence[str]] = lambda row: ()
@@ -163,7 +166,7 @@ def stepping(
         if activity is not None and not same_process(activity.process, process):
             activity = None  # the process of the alert has ended, and its pid is reused
         if value is not None:
-            subject = _Subject(labels, process, partial(subjects.texts, row))
+            subject = _Subject(labels, process, partial(subjects.texts, row), subjects.units[rule.value])
             activity = _advance(rule, subject, value, activity, now, elapsed)
         if activity is not None:
             after[labels] = activity
@@ -216,6 +219,7 @@ class _Subject(NamedTuple):
     labels: Labels
     process: ProcessKey | None
     texts: Texts
+    unit: Unit
 
 
 def _advance(
@@ -236,7 +240,7 @@ def _advance(
         rule=rule.name,
         phase=phase,
         labels=identity,
-        annotations=_annotations(rule, subject.texts, value),
+        annotations=_annotations(rule, subject, value),
         value=value,
         active_at=active_at,
         fired_at=fired_at,
@@ -260,11 +264,11 @@ def _identity(rule: Rule, labels: Labels) -> Labels:
     return tuple(sorted({"alertname": rule.name, **dict(labels), **dict(rule.labels)}.items()))
 
 
-def _annotations(rule: Rule, texts: Texts, value: float) -> Labels:
+def _annotations(rule: Rule, subject: _Subject, value: float) -> Labels:
     if not rule.annotations:
         return ()
     level = rule.above if rule.above is not None else rule.below
-    words = {**texts(), "value": readable(rule.value, value), "level": readable(rule.value, level or 0.0)}
+    words = {**subject.texts(), "value": readable(subject.unit, value), "level": readable(subject.unit, level or 0.0)}
 
     def text(match: re.Match[str]) -> str:
         return words.get(match[1], match[0])
@@ -275,12 +279,12 @@ def _annotations(rule: Rule, texts: Texts, value: float) -> Labels:
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
-def readable(name: str, value: float) -> str:
-    """Format a value by the unit in which its name ends."""
-    if name.endswith("_bytes"):
+def readable(unit: Unit, value: float) -> str:
+    """Format a value with its unit."""
+    if unit == "bytes":
         return human(value)
-    if name.endswith("_bytes_per_second"):
+    if unit == "bytes/s":
         return f"{human(60 * value)}/min"
-    if name.endswith("_seconds"):
+    if unit == "seconds":
         return duration(value)
-    return f"{100 * value:.1f} %" if name.endswith("_ratio") else f"{value:g}"
+    return f"{100 * value:.1f} %" if unit == "ratio" else f"{value:g}"

@@ -8,9 +8,9 @@ from gpumond.engine import EngineState, advance
 from gpumond.engine.attribution import attribute
 from gpumond.model.frame import Verdict
 from gpumond.model.snapshot import Snapshot
-from gpumond.rules import Rule, Scope
+from gpumond.rules import Rule, Scope, Unit, readable
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.schema import LABELS, PLACEHOLDERS, VALUES
+from gpumond.rules.schema import LABELS, PLACEHOLDERS, UNITS, VALUES
 from gpumond.rules.scopes import RuleContext, subjects
 from gpumond.rules.verdicts import active_verdicts
 from gpumond.rules.window import RuleWindow, remember
@@ -43,6 +43,21 @@ def test_documented_values_and_words_exist_for_each_row(scope: Scope):
         assert all(value is None or value >= 0 for value in known)
         assert {name for name, _ in found.labels(row)} | {"workload"} == LABELS[scope].keys() | {"workload"}
         assert found.texts(row).keys() | {"value", "level"} == PLACEHOLDERS[scope].keys()
+
+
+@pytest.mark.parametrize("scope", VALUES)
+def test_name_of_a_value_ends_in_its_unit(scope: Scope):
+    suffixes = {"bytes": "_bytes", "bytes/s": "_bytes_per_second", "seconds": "_seconds", "ratio": "_ratio"}
+    for name, unit in UNITS[scope].items():
+        assert [each for each, suffix in suffixes.items() if name.endswith(suffix)] == [unit] * (unit in suffixes)
+
+
+@pytest.mark.parametrize(
+    ("unit", "text"),
+    [("bytes", "5.0 GiB"), ("bytes/s", "300.0 GiB/min"), ("seconds", "1 h"), ("ratio", "50.0 %"), ("count", "3")],
+)
+def test_value_is_formatted_with_its_unit(unit: Unit, text: str):
+    assert readable(unit, {"seconds": 3600.0, "ratio": 0.5, "count": 3.0}.get(unit, 5.0 * GIB)) == text
 
 
 @pytest.mark.parametrize(

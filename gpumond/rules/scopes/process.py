@@ -98,16 +98,19 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
     values=(
         RuleAttribute(
             "used_bytes",
+            "bytes",
             "the driver's count for the process on the device",
             lambda row: row.process.used_bytes,
         ),
         RuleAttribute(
             "used_ratio",
+            "ratio",
             "used bytes over the device's size",
             lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
         ),
         RuleAttribute(
             "agent_gone",
+            "boolean",
             "1 if the agent of the process has stopped reporting, 0 while it reports; unknown without an agent",
             lambda row: None if row.workload is None else float(row.silent),
         ),

@@ -36,7 +36,7 @@ _SUMS = ("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes")
 
 
 def _sum(name: str, meaning: str) -> RuleAttribute[_Workload]:
-    return RuleAttribute(name, meaning, lambda row: float(row.sums[name]) if row.known else None)
+    return RuleAttribute(name, "bytes", meaning, lambda row: float(row.sums[name]) if row.known else None)
 
 
 def _workload_texts(row: _Workload) -> dict[str, str]:
