@@ -22,17 +22,17 @@ def poll() -> None:
 
     source = NvmlSource()
     source.open()
-    seen = {}
+    resources = {}
     for count in range(POLLS + 1):
         source.read()
         if count in (WARM, POLLS):
-            seen[f"after_{count}"] = {
+            resources[f"after_{count}"] = {
                 "descriptors": len(os.listdir("/proc/self/fd")),
                 "threads": threading.active_count(),
                 "rss_kib": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024,
             }
     source.close()
-    print(json.dumps(seen))
+    print(json.dumps(resources))
 
 
 def main() -> None:

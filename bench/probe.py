@@ -44,8 +44,8 @@ def main() -> None:
     path, uid, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     os.setgroups([])
     os.setuid(uid)
-    seen = list(latencies(path, seconds))
-    print(json.dumps({"seconds": [each for each in seen if each is not None], "failed": seen.count(None)}))
+    found = list(latencies(path, seconds))
+    print(json.dumps({"seconds": [each for each in found if each is not None], "failed": found.count(None)}))
 
 
 if __name__ == "__main__":

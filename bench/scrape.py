@@ -70,14 +70,14 @@ def get(connection: http.client.HTTPConnection, encoding: str) -> bytes:
 
 def scrape(daemon: RunningDaemon, encoding: str) -> list[float]:
     """Time sequential scrapes; the first ones of a new frame are omitted."""
-    connection, seconds, seen = connect(daemon), [], b""
+    connection, seconds, last = connect(daemon), [], b""
     while len(seconds) < SCRAPES:
         began = time.perf_counter()
         body = get(connection, encoding)
         took = time.perf_counter() - began
-        if body == seen:
+        if body == last:
             seconds.append(took)
-        seen = body
+        last = body
     return seconds
 
 

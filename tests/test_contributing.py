@@ -101,7 +101,7 @@ rule = RuleConfig(name="low", scope="device", value="free_ratio", below="10%").r
 (alert,) = advance(EngineState(), (rule,), make_snapshot(make_device(free_bytes=4 * GIB))).frame.alerts
 assert (alert.rule, alert.value) == ("low", 0.05)
 from tools.docs.rules import document
-assert "| `free_ratio` | free bytes over size |" in document()
+assert "| `free_ratio` | ratio | free bytes over size |" in document()
 """
 
 VERDICT = """

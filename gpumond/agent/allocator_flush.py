@@ -232,7 +232,7 @@ def _live_bytes(adapter: AllocatorAdapter) -> int:
     return sum(pool.live_bytes for pool in adapter.read())
 
 
-def judge(released: int, expected: Expected) -> Outcome:
+def outcome_of(released: int, expected: Expected) -> Outcome:
     if released <= 0:
         return "nothing"
     return "freed" if released >= expected.low else "partial"
@@ -315,7 +315,7 @@ def conclude(
     if len(refused) == len(done):
         return "refused", "; ".join(refused)
     low = sum(each.expected.low for each in change)
-    return judge(sum(map(released_bytes, change)), Expected(low, low, low)), "; ".join(refused)
+    return outcome_of(sum(map(released_bytes, change)), Expected(low, low, low)), "; ".join(refused)
 
 
 def _change(before: PoolUsage, after: PoolUsage | None, steps: Sequence[str], promise: Expected) -> PoolChange:

@@ -1,7 +1,7 @@
 """The allocators of this process: reads them, flushes one, limits them, and builds receipts.
 
-The result of a flush is the allocator's own count of held bytes, before minus after. The driver's count belongs to the
-daemon. Commands of the daemon are limited in rate.
+The outcome of a flush follows from the allocator's own count of held bytes, before minus after. The driver's count
+belongs to the daemon. Commands of the daemon are limited in rate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpumond.agent.allocator_flush import (
     carry_out,
     estimated,
     held,
-    judge,
+    outcome_of,
     released_bytes,
 )
 from gpumond.agent.daemon_trust import RateLimit
@@ -166,7 +166,7 @@ def receipts(
         for change in result.pools or (None,):
             outcome = result.outcome
             if change and outcome in ("freed", "partial", "nothing"):
-                outcome = judge(released_bytes(change), change.expected)
+                outcome = outcome_of(released_bytes(change), change.expected)
             found.append(
                 Receipt(
                     pid=os.getpid(),

@@ -33,13 +33,13 @@ class Limits:
     hello_seconds: float = 2.0
     shared_hello_seconds: float = 0.5
     """The same for a uid that has other connections without a hello."""
-    frame_seconds: float = 5.0
+    message_seconds: float = 5.0
     idle_seconds: float = 60.0
     answer_seconds: float = 0.5
     """Longer than a flush may take, so that an agent can report why it failed."""
     stale_seconds: float = 15.0
     """Age in seconds at which a report is no longer used."""
-    frames_per_second: int = 512
+    messages_per_second: int = 512
     bytes_per_second: int = 2 << 20
     reserved_descriptors: int = 64
 
@@ -49,15 +49,15 @@ class Budget:
 
     def __init__(self, limits: Limits, now: float) -> None:
         self._limits, self._filled_at = limits, now
-        self.messages, self.bytes = float(limits.frames_per_second), float(limits.bytes_per_second)
+        self.messages, self.bytes = float(limits.messages_per_second), float(limits.bytes_per_second)
 
     def wait(self, now: float) -> float:
         """Return the seconds until this uid may be read again; 0 if at once."""
         limits, passed = self._limits, now - self._filled_at
         self._filled_at = now
-        self.messages = min(limits.frames_per_second, self.messages + passed * limits.frames_per_second)
+        self.messages = min(limits.messages_per_second, self.messages + passed * limits.messages_per_second)
         self.bytes = min(limits.bytes_per_second, self.bytes + passed * limits.bytes_per_second)
-        return max(0.0, -self.messages / limits.frames_per_second, -self.bytes / limits.bytes_per_second)
+        return max(0.0, -self.messages / limits.messages_per_second, -self.bytes / limits.bytes_per_second)
 
 
 class AgentConnection:

@@ -375,7 +375,7 @@ class AgentServer:
         for peer in list(self._peers.values()):
             if peer.hello is None and now - peer.received_at > limits.hello_seconds:
                 self._drop(peer, "hello_timeout")
-            elif peer.buffer and now - peer.partial_since > limits.frame_seconds:
+            elif peer.buffer and now - peer.partial_since > limits.message_seconds:
                 self._drop(peer, "frame_timeout")
             elif now - peer.received_at > limits.idle_seconds:
                 self._drop(peer, "idle")

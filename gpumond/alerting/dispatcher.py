@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from gpumond.errors import FlushError, StoreUnavailable
 from gpumond.flush import FlushOutcome, FlushRequest, Target
-from gpumond.flush.receipts import blank
+from gpumond.flush.receipts import empty_receipt
 from gpumond.model.frame import Alert
 from gpumond.model.persisted import Heartbeat, KeptAlert, Labels, Notice
 from gpumond.model.pools import Receipt
@@ -209,7 +209,7 @@ class AlertDispatcher:
             try:
                 return (await self._flush(request, actor)).receipts
             except (FlushError, StoreUnavailable) as error:
-                return (blank(program, "refused", str(error), actor, time.time()),)
+                return (empty_receipt(program, "refused", str(error), actor, time.time()),)
 
     def _start(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Future[None]]) -> None:
         task = asyncio.ensure_future(work)

@@ -206,8 +206,8 @@ def _frame(request: Request) -> Frame:
 )
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
-    seen = _frame(request)
-    headers = {"ETag": f'"{view_of(request).started_at:.3f}-{seen.snapshot.seq}"', "Cache-Control": "no-cache"}
+    frame = _frame(request)
+    headers = {"ETag": f'"{view_of(request).started_at:.3f}-{frame.snapshot.seq}"', "Cache-Control": "no-cache"}
     if if_none_match == headers["ETag"]:
         return Response(status_code=304, headers=headers)
     whole = answer_once(request, WholeFrame, _whole)
@@ -303,23 +303,22 @@ async def receipts(request: Request) -> Response:
 
 @router.get("/status", summary="Status of the daemon", **examples.described(Status, EXAMPLE_STATUS, 503))
 async def status(request: Request) -> Response:
-    frame, started_at = _frame(request), view_of(request).started_at
-    seen = frame.snapshot
+    snapshot, started_at = _frame(request).snapshot, view_of(request).started_at
     return answer(
         Status,
         Status(
             version=__version__,
             started_at=started_at,
             uptime_seconds=time.time() - started_at,
-            source=seen.source,
-            snapshot_seq=seen.seq,
-            snapshot_taken_at=seen.taken_at,
-            devices=len(seen.devices),
-            devices_up=sum(device.up for device in seen.devices),
-            agents=len(seen.reports),
-            private_pid_namespace=seen.private_pid_namespace,
-            faults=_faults(seen),
-            conditions=_conditions(seen),
+            source=snapshot.source,
+            snapshot_seq=snapshot.seq,
+            snapshot_taken_at=snapshot.taken_at,
+            devices=len(snapshot.devices),
+            devices_up=sum(device.up for device in snapshot.devices),
+            agents=len(snapshot.reports),
+            private_pid_namespace=snapshot.private_pid_namespace,
+            faults=_faults(snapshot),
+            conditions=_conditions(snapshot),
         ),
     )
 

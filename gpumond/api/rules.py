@@ -133,7 +133,7 @@ async def preview(request: Request, body: RuleConfig) -> Response:
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
     previews.add(who, this)
     try:
-        seen = await view_of(request).preview(body.rule())
+        result = await view_of(request).preview(body.rule())
     finally:
         previews.remove(who, this)
-    return Response(await in_slices(_encoding(seen)), media_type="application/json")
+    return Response(await in_slices(_encoding(result)), media_type="application/json")

@@ -226,20 +226,20 @@ def _differences(workload: str, old: WorkloadMeasures | None, new: WorkloadMeasu
         one, other = before.get(measure), after.get(measure)
         if one is not None or other is not None:
             yield _difference(workload, measure, "peak", one.peak if one else None, other.peak if other else None)
-            moved = shift(one.levels, other.levels) if one and other else None
+            estimated = shift(one.levels, other.levels) if one and other else None
             levels = one.typical if one else None, other.typical if other else None
-            yield _difference(workload, measure, "typical", *levels, moved)
+            yield _difference(workload, measure, "typical", *levels, estimated)
     rates = _per_hour(old), _per_hour(new)
     if rates != (None, None):
         yield _difference(workload, "retries", "rate", *rates)
 
 
 def _difference(
-    workload: str, measure: str, stat: str, before: float | None, after: float | None, moved: Shift | None = None
+    workload: str, measure: str, stat: str, before: float | None, after: float | None, estimated: Shift | None = None
 ) -> Difference:
     if before is None or after is None:
         return Difference(workload, measure, stat, before, after)
-    change, low, high = moved or (after - before, None, None)
+    change, low, high = estimated or (after - before, None, None)
     return Difference(workload, measure, stat, before, after, change, change / before if before else None, low, high)
 
 

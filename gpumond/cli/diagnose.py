@@ -153,20 +153,22 @@ class Findings:
         self._last = snapshot
         self._count += 1
         elapsed = snapshot.elapsed_seconds
-        lives = {
+        held_bytes = {
             (pool.device_uuid, report.key): pool.live_bytes for report in snapshot.reports for pool in report.pools
         }
         for device in snapshot.devices:
             used = device.used_bytes
             if used is None:
-                nameless = (held for (uuid, key), held in lives.items() if (uuid, key.pid) == (device.uuid, NAMELESS))
+                nameless = (
+                    held for (uuid, key), held in held_bytes.items() if (uuid, key.pid) == (device.uuid, NAMELESS)
+                )
                 used = next(nameless, None)
             if used is not None and not device.missed:
                 self._point(
                     (device.uuid, None), f"gpu {device.index} {device.name}".rstrip(), elapsed, used, device.size_bytes
                 )
             for process_key, process in device.processes_by_key.items():
-                held = lives.get((device.uuid, process_key), process.used_bytes)
+                held = held_bytes.get((device.uuid, process_key), process.used_bytes)
                 if held is not None and not device.missed:
                     self._point((device.uuid, process_key), process.comm or "", elapsed, held, None)
 

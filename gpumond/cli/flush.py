@@ -80,13 +80,13 @@ def _exit_code(receipts: Iterable[dict[str, Any]]) -> int:
     receipts = list(receipts)
     if any(receipt["outcome"] in ("failed", "timeout") for receipt in receipts):
         return FAILED
-    moved = [
+    effective = [
         receipt
         for receipt in receipts
         if receipt["outcome"] in ("freed", "partial")
         or (receipt["outcome"] == "planned" and receipt["expected"] and receipt["expected"]["high"] > 0)
     ]
-    return DONE if moved else NOTHING_TO_DO
+    return DONE if effective else NOTHING_TO_DO
 
 
 def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:

@@ -22,9 +22,10 @@ from gpumond.cli import DONE, FAILED
 from gpumond.config import load, read_yaml
 from gpumond.errors import ConfigError
 from gpumond.model.frame import Alert
+from gpumond.model.units import human
 from gpumond.rules import Activities, Hidden, Labels, Rule, Scope, Subjects, readable, step
 from gpumond.rules.config import Seconds, Strict, written
-from gpumond.rules.schema import PLACEHOLDERS, VALUES
+from gpumond.rules.schema import PLACEHOLDERS, UNITS, VALUES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +58,7 @@ def _sentence(rule: Rule) -> str:
     side, level = ("above", rule.above) if rule.above is not None else ("below", rule.below)
     held = f" for {rule.for_seconds:g} s" if rule.for_seconds else ""
     whom = "".join(f", {name} {pattern}" for name, pattern in rule.match)
-    return f"{rule.scope} {rule.value} {side} {readable(rule.value, level or 0.0)}{held}{whom}"
+    return f"{rule.scope} {rule.value} {side} {readable(UNITS[rule.scope][rule.value], level or 0.0)}{held}{whom}"
 
 
 def _test(files: list[Path]) -> int:
@@ -197,6 +198,7 @@ def _subjects(scope: Scope, series: Iterable[InputValues], index: int) -> Subjec
     return Subjects(
         rows=tuple(rows.items()),
         values={name: partial(_value, name) for name in VALUES[scope]},
+        units=UNITS[scope],
         labels=lambda row: row[0],
         texts=partial(_texts, scope),
         programs=lambda row: tuple(text for name, text in row[0] if name == "workload"),
@@ -213,7 +215,7 @@ def _texts(scope: Scope, row: _Row) -> dict[str, str]:
 
     def text(name: str) -> str:
         value = values.get(f"{name}_bytes")
-        return labels.get(name) or ("unknown" if value is None else readable(f"{name}_bytes", value))
+        return labels.get(name) or ("unknown" if value is None else human(value))
 
     return {name: text(name) for name in PLACEHOLDERS[scope]}
 

@@ -30,8 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_combined(frame, client.get(arguments.url, "/api/v1/status")), indent=2))
         return DONE
-    seen = view(frame)
-    sections = (device_table(seen, arguments.verbose), process_table(seen), *notes(seen))
+    content = view(frame)
+    sections = (device_table(content, arguments.verbose), process_table(content), *notes(content))
     print("\n\n".join(section for section in sections if section))
     return DONE
 
@@ -43,7 +43,7 @@ def _combined(frame: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
     return facts | {name: frame[name] for name in ("processes", "ledger", "verdicts", "alerts")}
 
 
-def device_table(seen: View, verbose: bool = False) -> str:
+def device_table(content: View, verbose: bool = False) -> str:
     """Return a table of devices, with UUID and PCI address if ``verbose``; empty without a device."""
     header = ["GPU", "NAME", ">SIZE", ">USED", ">CACHED", ">STRANDED", ">UNCLAIMED", "STATE"]
     rows = [
@@ -56,12 +56,12 @@ def device_table(seen: View, verbose: bool = False) -> str:
             device.state or "up",
             *((device.uuid, device.pci_bus_id or "-") if verbose else ()),
         ]
-        for device in seen.devices
+        for device in content.devices
     ]
     return table([*header, "UUID", "PCI"] if verbose else header, rows) if rows else ""
 
 
-def process_table(seen: View) -> str:
+def process_table(content: View) -> str:
     """Return a table of processes; empty without a process."""
     header = ("GPU", ">PID", "PROGRAM", "USER", ">USED", *(f">{name.upper()}" for name in HOLDINGS), "VERDICT")
     rows = [
@@ -74,21 +74,21 @@ def process_table(seen: View) -> str:
             *(size(process.shares[name]) for name in HOLDINGS),
             process.verdict,
         ]
-        for process in seen.processes
+        for process in content.processes
     ]
     return table(header, rows) if rows else ""
 
 
-def notes(seen: View) -> Iterator[str]:
+def notes(content: View) -> Iterator[str]:
     """Yield paragraphs of notices, alerts and verdicts with their remedies. Some may be empty."""
-    yield _lines("", seen.notices)
-    yield _lines("", seen.stuck)
-    if seen.returnable_bytes:
-        yield f"{flush_estimate(seen)}: gpumond flush --all"
-    if seen.processes and not seen.agents:
+    yield _lines("", content.notices)
+    yield _lines("", content.stuck)
+    if content.returnable_bytes:
+        yield f"{flush_estimate(content)}: gpumond flush --all"
+    if content.processes and not content.agents:
         yield "no program runs the agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
-    yield _lines("alert ", seen.alerts)
-    yield "\n".join(_verdict(remark) for remark in seen.verdicts)
+    yield _lines("alert ", content.alerts)
+    yield "\n".join(_verdict(remark) for remark in content.verdicts)
 
 
 def _verdict(remark: FrameNotice) -> str:

@@ -60,13 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
     return top.return_code or DONE
 
 
-def _page(seen: View) -> str:
+def _page(content: View) -> str:
     terminal = sys.stdout.isatty()
     coloured = terminal and not os.environ.get("NO_COLOR") and os.environ.get("COLORTERM") in ("truecolor", "24bit")
     width = shutil.get_terminal_size().columns if terminal else 80
-    lines = device_lines(seen, width, sys.maxsize, monochrome=not coloured)
+    lines = device_lines(content, width, sys.maxsize, monochrome=not coloured)
     devices = "\n".join(_ansi(line) if coloured else _text(line) for line in lines)
-    return "\n\n".join(section for section in (devices, process_table(seen), *notes(seen)) if section)
+    return "\n\n".join(section for section in (devices, process_table(content), *notes(content)) if section)
 
 
 def _text(line: Line) -> str:

@@ -94,7 +94,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
         self.transport.set_write_buffer_limits(1, 0)  # the application waits until its last piece is read
-        self._peer.leave, self._peer.begun = self.transport.abort, self._begun
+        self._peer.close, self._peer.begun = self.transport.abort, self._begun
         if not self._admit(transport):
             self._reject("certificate")
             return
@@ -109,7 +109,7 @@ class HttpProtocol(HttpToolsProtocol):
         for cycle, _ in self.pipeline:
             cycle.on_response = _nothing
         self.pipeline.clear()
-        self._peer.leave, self._peer.begun = _nothing, bool
+        self._peer.close, self._peer.begun = _nothing, bool
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -165,7 +165,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._disarm()
         self._head_complete, self._request_bytes = False, 0
-        self._peer.turn("serving", time.monotonic())
+        self._peer.enter("serving", time.monotonic())
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -174,7 +174,7 @@ class HttpProtocol(HttpToolsProtocol):
         if unread:
             self.transport.close()  # answered before the body had arrived: the rest is not read
         elif not self.pipeline:
-            self._peer.turn("idle" if self._receiving is None else "waiting", time.monotonic())
+            self._peer.enter("idle" if self._receiving is None else "waiting", time.monotonic())
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -207,7 +207,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _wait(self) -> None:
         if self._peer.stage != "waiting":  # a partial request does not move behind connections that sent nothing
-            self._peer.turn("waiting", time.monotonic())
+            self._peer.enter("waiting", time.monotonic())
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -234,7 +234,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 def _drop(peer: HttpPeer, rejected: Callable[[str], None]) -> None:
     rejected("unread")
-    peer.leave()
+    peer.close()
 
 
 def _nothing() -> None:

@@ -27,7 +27,7 @@ from gpumond.host.runtime_directory import BACKLOG
 log = logging.getLogger(__name__)
 
 State = Literal["waiting", "idle", "streaming", "serving"]
-LEAVING: tuple[State, ...] = ("idle", "streaming")
+CLOSABLE: tuple[State, ...] = ("idle", "streaming")
 """States in which a connection may be closed for another one, after those that have sent no request."""
 
 HEAD_SECONDS = HANDSHAKE_SECONDS = 10.0
@@ -50,11 +50,11 @@ class HttpPeer:
     since: float
     reserved: bool = False
     stage: Literal["waiting", "idle", "serving"] = "waiting"
-    leave: Callable[[], object] = field(default=lambda: None)
+    close: Callable[[], object] = field(default=lambda: None)
     begun: Callable[[], bool] = field(default=lambda: False)
     """Return True if the answer has begun."""
 
-    def turn(self, stage: Literal["waiting", "idle", "serving"], now: float) -> None:
+    def enter(self, stage: Literal["waiting", "idle", "serving"], now: float) -> None:
         self.stage, self.since = stage, now
 
     @property
@@ -62,13 +62,13 @@ class HttpPeer:
         return "streaming" if self.stage == "serving" and self.begun() else self.stage
 
 
-def first_to_leave(peers: Sequence[HttpPeer]) -> HttpPeer | None:
+def first_to_close(peers: Sequence[HttpPeer]) -> HttpPeer | None:
     """Return the connection to close for a new one; None if all are being served. ``peers`` are in order of arrival."""
     waiting = next((peer for peer in peers if peer.stage == "waiting"), None)
     if waiting is not None:
         return waiting
-    leaving = [peer for peer in peers if peer.state in LEAVING]
-    return min(leaving, key=lambda peer: (LEAVING.index(peer.state), peer.since), default=None)
+    closable = [peer for peer in peers if peer.state in CLOSABLE]
+    return min(closable, key=lambda peer: (CLOSABLE.index(peer.state), peer.since), default=None)
 
 
 class HttpListener:
@@ -111,12 +111,12 @@ class HttpListener:
             task.cancel()
         for peer in self._peers():
             if peer.stage == "waiting":
-                peer.leave()
+                peer.close()
         self._loop.call_later(GRACE_SECONDS, self._clear)
 
     def _clear(self) -> None:
         for peer in self._peers():
-            peer.leave()
+            peer.close()
 
     def _peers(self) -> list[HttpPeer]:
         return [
@@ -165,12 +165,12 @@ class HttpListener:
 
     def _close_one(self, shares: Shares[HttpPeer], users: Sequence[str]) -> bool:
         """Close a connection of the first of these users that has one which may be closed; False if none has."""
-        longest = next((found for user in users if (found := first_to_leave(shares.holders(user)))), None)
+        longest = next((found for user in users if (found := first_to_close(shares.holders(user)))), None)
         if longest is None:
             return False
         self._rejected("crowd")
         self.gone(longest)
-        longest.leave()
+        longest.close()
         return True
 
     def _admit(self, connection: socket.socket, peer: HttpPeer) -> None:
@@ -180,7 +180,7 @@ class HttpListener:
             self._start(connection, peer)
             return
         timer = self._loop.call_later(HEAD_SECONDS, self._too_slow, peer)
-        peer.leave = partial(self._abandon, connection, peer, timer)
+        peer.close = partial(self._abandon, connection, peer, timer)
         if not self._listen(connection, peer, timer):
             self._loop.add_reader(connection.fileno(), self._readable, connection, peer, timer)
 
@@ -198,15 +198,15 @@ class HttpListener:
         Until then it costs nothing but its descriptor; nearly every client sends the whole head at once.
         """
         try:
-            said = connection.recv(PEEKED_BYTES, socket.MSG_PEEK)
+            head = connection.recv(PEEKED_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
-            said = b""
-        if not said:
-            peer.leave()
+            head = b""
+        if not head:
+            peer.close()
             return True
-        if b"\r\n\r\n" not in said and len(said) < PEEKED_BYTES:
+        if b"\r\n\r\n" not in head and len(head) < PEEKED_BYTES:
             return False
         timer.cancel()
         peer.stage = "serving"  # else a flood could evict it before it is read
@@ -215,7 +215,7 @@ class HttpListener:
 
     def _too_slow(self, peer: HttpPeer) -> None:
         self._rejected("slow")
-        peer.leave()
+        peer.close()
 
     def _abandon(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
         timer.cancel()
@@ -225,7 +225,7 @@ class HttpListener:
 
     def _start(self, connection: socket.socket, peer: HttpPeer) -> None:
         task = self._loop.create_task(self._connect(connection, peer))
-        peer.leave = task.cancel
+        peer.close = task.cancel
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 

@@ -1,8 +1,8 @@
-"""Verdicts on the memory curves of devices and process lives, from one snapshot after another. No I/O.
+"""Verdicts on the memory curves of devices and processes, from one snapshot after another. No I/O.
 
-Covers the development of memory over time. Every device and life has at most one *shape* (warm-up, steady, churn,
+Covers the development of memory over time. Every device and process has at most one *shape* (warm-up, steady, churn,
 periodic, step-change) and the alarms that apply (leak, fragmentation, pressure, orphan, idle-holder, crash,
-crash-loop); release means that a life ended in order. A leak replaces the shape.
+crash-loop); release means that a process ended in order. A leak replaces the shape.
 
 Does not cover levels and counters as such (rules) and the owners of memory (the ledger).
 """
@@ -25,15 +25,15 @@ class Diagnosis:
     seconds. ``diagnose`` changes the diagnosis that it is given, so that no old one is used.
     """
 
-    __slots__ = ("judge", "verdicts")
+    __slots__ = ("classifier", "verdicts")
 
     def __init__(self, pace: float = 1.0) -> None:
-        self.judge = Classifier(pace)
+        self.classifier = Classifier(pace)
         self.verdicts: tuple[Verdict, ...] = ()
 
     @property
     def history(self) -> History:
-        return self.judge.history
+        return self.classifier.history
 
 
 def diagnosing(before: Diagnosis, snapshot: Snapshot) -> Steps[Diagnosis]:
@@ -42,8 +42,8 @@ def diagnosing(before: Diagnosis, snapshot: Snapshot) -> Steps[Diagnosis]:
     Durations are those of ``elapsed_seconds``; a snapshot that is not newer than the last one changes nothing.
     Between two slices ``before`` must not be changed, but its history may be read.
     """
-    if (yield from before.judge.adding(snapshot)):
-        before.verdicts = before.judge.verdicts()
+    if (yield from before.classifier.adding(snapshot)):
+        before.verdicts = before.classifier.verdicts()
     return before
 
 

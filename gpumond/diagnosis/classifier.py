@@ -1,4 +1,4 @@
-"""Classification of tracked devices and lives: their verdicts. No I/O."""
+"""Classification of tracked devices and processes: their verdicts. No I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpumond.model.verdicts import SHAPES, VerdictName
 
 RECENT_MINUTES = 15
 MIN_RELEASE_RATIO = 0.02
-"""Share of its device that a life must have held for a release verdict."""
+"""Share of its device that a process must have held for a release verdict."""
 RELEASE_SECONDS = 60.0
 CRASH_SECONDS = 900.0
 """Seconds for which these verdicts remain active."""
@@ -75,7 +75,7 @@ class Classifier:
         for tracked, closed in self._tracker.due:
             device = self._devices[tracked.uuid]
             if closed > MINUTE and tracked.uuid not in self._parents:
-                self._judge_curve(tracked, device, closed)
+                self._classify_curve(tracked, device, closed)
             if tracked.pid is None and device.size_bytes:
                 left = detectors.ramp(tracked.series, float(device.used_bytes or 0), device.size_bytes)
                 if left is not None:
@@ -85,9 +85,9 @@ class Classifier:
             self._explain(fall, snapshot)
         for device in snapshot.devices:
             device_series = self._tracker.tracked_series.get((device.uuid, None))
-            if device_series is not None and device_series.seen == now:
-                self._judge_device(device_series, device)
-                self._judge_orphans(device_series, device)
+            if device_series is not None and device_series.sampled_at == now:
+                self._check_device(device_series, device)
+                self._check_orphans(device_series, device)
         self._events = [event for event in self._events if event[0] > now]
         self._loops = {key: loop for key, loop in self._loops.items() if loop[0] > now}
         return True
@@ -101,7 +101,7 @@ class Classifier:
                 active = [verdict for tracked in tracked_series for verdict in _shown(tracked, instead)]
         return (*active, *(verdict for _, verdict in (*self._events, *self._loops.values())))
 
-    def _judge_curve(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> None:
+    def _classify_curve(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> None:
         """Judge shape, leak and fragmentation: the verdicts that can change once a minute."""
         size = device.size_bytes
         if tracked.pid is None and not self._is_classified_alone(tracked, device):
@@ -120,10 +120,10 @@ class Classifier:
         found = None if tracked.leak else shape(series, what, tracked.born, tracked.levels, size)
         self._set_shape(tracked, found)
         if tracked.pid is not None:
-            self._judge_fragmentation(tracked, device)
-            self._judge_idle(tracked, device)
+            self._check_fragmentation(tracked, device)
+            self._check_idle(tracked, device)
         elif device.processes is None:
-            self._judge_idle(tracked, device)
+            self._check_idle(tracked, device)
 
     def _is_classified_alone(self, tracked: TrackedSeries, device: DeviceReading) -> bool:
         if device.processes is None or tracked.leak is not None:
@@ -205,7 +205,7 @@ class Classifier:
                 found.kind, since, evidence, messages.of_shape(found.kind, who, dict(evidence), since)
             )
 
-    def _judge_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+    def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         found = detectors.find_fragmentation(
             tracked.peaks.minutes,
             device.size_bytes,
@@ -227,7 +227,7 @@ class Classifier:
             "fragmentation", self._since(tracked, "fragmentation", found.since), evidence, summary
         )
 
-    def _judge_idle(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+    def _check_idle(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         process = device.processes_by_key.get(tracked.process) if tracked.process else None
         seconds = self._idle_seconds(tracked, device, process)
         held = tracked.series.column(MINUTE, USED if tracked.pid else UNCLAIMED, count=1)[-1]
@@ -253,7 +253,7 @@ class Classifier:
         since = self._tracker.idle_at.get(tracked.uuid, inf)
         return max(0.0, self.history.now - max(since, tracked.born))
 
-    def _judge_device(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+    def _check_device(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         size, used, now = device.size_bytes, device.used_bytes, self.history.now
         if not size or used is None:
             return
@@ -268,25 +268,25 @@ class Classifier:
             else:
                 tracked.verdicts[kind] = tracked.verdict(kind, self._since(tracked, kind, now), *found)
 
-    def _judge_orphans(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+    def _check_orphans(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         if device.processes is None:
             return
         unclaimed = self._tracker.unclaimed.get(device.uuid, 0.0)
         if unclaimed >= detectors.ORPHAN_BYTES or "orphan" in tracked.verdicts:
-            self._judge_orphan(tracked, device, unclaimed, None)
+            self._check_orphan(tracked, device, unclaimed, None)
         else:
-            self._flat.pop(tracked.life, None)
+            self._flat.pop(tracked.key, None)
         for process in device.processes:
             if process.state in ("gone", "zombie") and process.used_bytes is not None:
                 own = self._tracker.tracked_series.get((device.uuid, process.key))
                 if own is not None:
-                    self._judge_orphan(own, device, float(process.used_bytes), process)
+                    self._check_orphan(own, device, float(process.used_bytes), process)
 
-    def _judge_orphan(
+    def _check_orphan(
         self, tracked: TrackedSeries, device: DeviceReading, size: float, process: ProcessUsage | None
     ) -> None:
         now, busy = self.history.now, device.sensors.gpu_utilization_ratio
-        flat_period = self._flat[tracked.life] = detectors.flat(self._flat.get(tracked.life), size, now)
+        flat_period = self._flat[tracked.key] = detectors.flat(self._flat.get(tracked.key), size, now)
         idle = max(0.0, now - self._tracker.idle_at.get(device.uuid, inf))
         if not detectors.orphaned(flat_period, now, busy, idle, device.size_bytes):
             tracked.verdicts.pop("orphan", None)
@@ -303,7 +303,7 @@ class Classifier:
 
     def _explain(self, fall: Fall, snapshot: Snapshot) -> None:
         tracked, now = fall.tracked, self.history.now
-        self._flat.pop(tracked.life, None)
+        self._flat.pop(tracked.key, None)
         device = self._devices[tracked.uuid]
         size = device.size_bytes or 0
         if not fall.given_back or fall.size_bytes < MIN_RELEASE_RATIO * size:
@@ -367,12 +367,12 @@ class Classifier:
                     tracked.ending = endings.get(process, tracked.ending)
 
     def _record_xids(self, snapshot: Snapshot) -> None:
-        for seen in snapshot.xids:
-            key = (seen.device_uuid, seen.xid)
+        for error in snapshot.xids:
+            key = (error.device_uuid, error.xid)
             # Errors from before the first snapshot are not new.
-            if seen.count > self._xids.get(key, 0) and self._begun:
-                self._xid_at[seen.device_uuid] = self.history.now
-            self._xids[key] = seen.count
+            if error.count > self._xids.get(key, 0) and self._begun:
+                self._xid_at[error.device_uuid] = self.history.now
+            self._xids[key] = error.count
         self._begun = True
 
     def _since(self, tracked: TrackedSeries, kind: str, at: float) -> float:
@@ -384,7 +384,7 @@ class Classifier:
 def _shown(tracked: TrackedSeries, instead: Mapping[SeriesKey, Verdict | None]) -> Iterator[Verdict]:
     """Yield the verdicts of a series, its leak replaced by the verdict of its group."""
     for verdict in tracked.verdicts.values():
-        shown = instead.get(tracked.life, verdict) if verdict.kind == "leak" else verdict
+        shown = instead.get(tracked.key, verdict) if verdict.kind == "leak" else verdict
         if shown is not None:
             yield shown
 

@@ -1,4 +1,4 @@
-"""Detectors without a trend: pressure, orphan, idle holder, fragmentation, and the cause of a life's end. No I/O."""
+"""Detectors without a trend: pressure, orphan, idle holder, fragmentation, and the cause of a process's end. No I/O."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Fragmentation(NamedTuple):
 def find_fragmentation(
     recent: Iterable[PoolPeak], size: float | None, retried: bool, active: bool
 ) -> Fragmentation | None:
-    """Return the fragmentation of a life's pools at their peaks, if it grows or the program had to retry."""
+    """Return the fragmentation of a process's pools at their peaks, if it grows or the program had to retry."""
     peaks = list(recent)
     if len(peaks) < MIN_MINUTES or not size:
         return None
@@ -115,7 +115,7 @@ UNHANDLED = "after an out-of-memory error that it did not handle"
 
 
 def cause(ending: Ending | None, oom_at: float, now: float, nearly_full_at: float, xid_at: float) -> str:
-    """Return the reason why the end of this life is a crash; empty if it is none.
+    """Return the reason why the end of this process is a crash; empty if it is none.
 
     ``ending`` is the ending that the program's agent reported. It decides, unless it is ``error`` or unknown: then
     an event shortly before the end makes a crash probable.

@@ -47,17 +47,17 @@ class RankGroup:
             if len({tracked.uuid for tracked in peers}) < MIN_DEVICES or len(group) < MIN_SHARE * len(peers):
                 self._representatives.pop(name, None)
                 continue
-            replacements.update((tracked.life, None) for tracked in group)
+            replacements.update((tracked.key, None) for tracked in group)
             representative = self._representative(name, group)
-            replacements[representative.life] = _for_all(representative, group)
+            replacements[representative.key] = _for_all(representative, group)
         return replacements
 
     def _representative(self, name: str, group: Collection[TrackedSeries]) -> TrackedSeries:
         known = self._representatives.get(name)
-        representative = next((tracked for tracked in group if tracked.life == known), None)
+        representative = next((tracked for tracked in group if tracked.key == known), None)
         if representative is None:
             representative = max(group, key=lambda tracked: tracked.leak.growth if tracked.leak else 0.0)
-            self._representatives[name] = representative.life
+            self._representatives[name] = representative.key
         return representative
 
 

@@ -1,4 +1,4 @@
-"""Leak test on one curve of one device or life, and the development of a leak that was found. No I/O.
+"""Leak test on one curve of one device or process, and the development of a leak that was found. No I/O.
 
 Growth is a leak if it is significant (Mann-Kendall), large enough (Sen's slope), continues to the end of the window,
 and is a *record*: the last blocks exceed all earlier use of this life, unlike a load that rises and falls. It must be
@@ -196,7 +196,7 @@ def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int =
 
 
 class LeakCase(NamedTuple):
-    """The curve to be tested: one signal of one device or life that begins at ``born``.
+    """The curve to be tested: one signal of one device or process that begins at ``born``.
 
     ``size`` is the device's, ``room`` the bytes until it is full. ``pace``: seconds of the series in one real
     second.

@@ -1,4 +1,4 @@
-"""State of one tracked device or process life: last values, leak, levels and verdicts. No I/O."""
+"""State of one tracked device or process: last values, leak, levels and verdicts. No I/O."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ Evidence = tuple[tuple[str, float], ...]
 
 
 class TrackedSeries:
-    """One tracked device or process life. Times are those of the History's clock."""
+    """One tracked device or process. Times are those of the History's clock."""
 
     __slots__ = (
         "born",
         "counted",
         "disagreements",
         "ending",
+        "key",
         "leak",
         "levels",
-        "life",
         "name",
         "peaks",
-        "seen",
+        "sampled_at",
         "series",
         "used",
         "verdicts",
     )
 
-    def __init__(self, life: SeriesKey, name: str, series: Series) -> None:
-        self.life = life
+    def __init__(self, key: SeriesKey, name: str, series: Series) -> None:
+        self.key = key
         self.name = name
         self.series = series
         self.born = series.born
-        self.seen = -inf
+        self.sampled_at = -inf
         self.used = nan
         """Bytes of the most reliable signal."""
         self.counted = False
@@ -57,15 +57,15 @@ class TrackedSeries:
 
     @property
     def uuid(self) -> str:
-        return self.life[0]
+        return self.key[0]
 
     @property
     def process(self) -> ProcessKey | None:
-        return self.life[1]
+        return self.key[1]
 
     @property
     def pid(self) -> int | None:
-        return self.life[1].pid if self.life[1] else None
+        return self.key[1].pid if self.key[1] else None
 
     @property
     def main(self) -> int:
@@ -73,7 +73,7 @@ class TrackedSeries:
         return UNCLAIMED if self.process is None else LIVE if self.counted else USED
 
     def restart(self, now: float) -> None:
-        """Discard the earlier curve, as for another life."""
+        """Discard the earlier curve, as for another process."""
         self.born = now
         self.leak = None
         self.levels = Plateaus()
@@ -87,11 +87,11 @@ class TrackedSeries:
         time_to_oom_seconds: float | None = None,
         form: str = "",
     ) -> Verdict:
-        """Make a verdict on this device or life."""
+        """Make a verdict on this device or process."""
         return Verdict(
             device_uuid=self.uuid,
             pid=self.pid,
-            start_ticks=self.life[1].start_ticks if self.life[1] else None,
+            start_ticks=self.key[1].start_ticks if self.key[1] else None,
             kind=kind,
             since=since,
             evidence=evidence,

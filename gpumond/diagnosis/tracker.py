@@ -1,4 +1,4 @@
-"""Tracking of devices and lives: snapshots to the History, beginnings and ends of lives. No I/O."""
+"""Tracking of devices and processes: snapshots to the History, beginnings and ends of processes. No I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import nan
 from typing import NamedTuple
 
 from gpumond.diagnosis.tracked_series import TrackedSeries
-from gpumond.history import History, Life, SeriesKey
+from gpumond.history import History, ProcessSeriesKey, SeriesKey
 from gpumond.model.claims import borne_out, complete_lists, listed, outermost
 from gpumond.model.cooperative import Steps
 from gpumond.model.process import ProcessKey
@@ -27,7 +27,7 @@ _Reports = dict[ProcessKey, _Report]
 
 
 class Fall(NamedTuple):
-    """Memory that was released between two samples: by the end of a life (``ended``), or by a fall that looks like
+    """Memory that was released between two samples: by the end of a process (``ended``), or by a fall that looks like
     one.
 
     ``emptied``: hardly any memory is left. ``given_back``: most of it is free on the device as a whole.
@@ -41,7 +41,7 @@ class Fall(NamedTuple):
 
 
 class Tracker:
-    """All tracked devices and lives."""
+    """All tracked devices and processes."""
 
     def __init__(self, pace: float) -> None:
         self.history = History(pace)
@@ -64,16 +64,16 @@ class Tracker:
         self.due, self.falls = [], []
         pools = _pools(snapshot)
         complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
-        present, seen = set(), set()
+        present, answered = set(), set()
         yield
         for device in snapshot.devices:
             present.add(device.uuid)
             # A device that did not answer says nothing about its memory and its processes.
             if not device.missed and device.used_bytes is not None:
                 self._device(device, _borne_out(device, pools.get(device.uuid, {}), device.uuid in complete))
-                seen.add(device.uuid)
+                answered.add(device.uuid)
                 yield
-        self._end(seen)
+        self._end(answered)
         yield
         for key in [key for key in self.tracked_series if key[0] not in present]:
             self._remove(self.tracked_series.pop(key))
@@ -88,13 +88,13 @@ class Tracker:
         all_held = sum(held for _, _, held in reports.values()) if reports else nan
         known = 0
         for process, usage in device.processes_by_key.items():
-            known += self._life((uuid, process), usage, reports.pop(process, None) if reports else None, size)
+            known += self._process((uuid, process), usage, reports.pop(process, None) if reports else None, size)
         for process, report in reports.items():
-            known += self._life((uuid, process), None, report, size)
+            known += self._process((uuid, process), None, report, size)
         tracked = self.tracked_series.get((uuid, None))
         if tracked is None:
             tracked = self.tracked_series[uuid, None] = TrackedSeries((uuid, None), "", history.device(uuid))
-        tracked.seen = now
+        tracked.sampled_at = now
         unclaimed = float(max(0, used - known))
         if device.processes is None:
             self._record_fall(tracked, unclaimed, size)
@@ -111,19 +111,19 @@ class Tracker:
         if closed:
             self.due.append((tracked, closed))
 
-    def _life(self, life: Life, process: ProcessUsage | None, report: _Report | None, size: float) -> int:
+    def _process(self, key: ProcessSeriesKey, process: ProcessUsage | None, report: _Report | None, size: float) -> int:
         """Add one process on one device. Returns the bytes of the device that it is known to use."""
         own = process.used_bytes if process is not None else None
         if own is None and report is None:
             return 0
-        tracked = self.tracked_series.get(life) or self._begin(life, process, report)
+        tracked = self.tracked_series.get(key) or self._begin(key, process, report)
         if tracked is None:
             return own or 0
         now = self.history.now
-        tracked.seen = now
+        tracked.sampled_at = now
         if report is None:
             used, held = float(own or 0), 0
-            if life[1].start_ticks is None:
+            if key[1].start_ticks is None:
                 self._record_fall(tracked, used, size)
             tracked.counted = False
             tracked.used = used
@@ -135,14 +135,16 @@ class Tracker:
             tracked.counted = True
             tracked.name = full.workload or tracked.name
             tracked.used = float(live)
-            tracked.peaks.add(full, life[0], now)
+            tracked.peaks.add(full, key[0], now)
             closed = tracked.series.add((now, nan if own is None else own, live, held))
         if closed:
             self.due.append((tracked, closed))
         return own if own is not None else held
 
-    def _begin(self, life: Life, process: ProcessUsage | None, report: _Report | None) -> TrackedSeries | None:
-        series = self.history.life(life)
+    def _begin(
+        self, key: ProcessSeriesKey, process: ProcessUsage | None, report: _Report | None
+    ) -> TrackedSeries | None:
+        series = self.history.process(key)
         if series is None:
             return None
         name = report[0].workload if report is not None else ""
@@ -150,26 +152,26 @@ class Tracker:
             name = name or process.comm or ""
             if process.state not in ("gone", "zombie"):
                 # Memory that a new process allocated was released by an ended one.
-                self._returned[life[0]] += process.used_bytes or 0
-        tracked = self.tracked_series[life] = TrackedSeries(life, name, series)
+                self._returned[key[0]] += process.used_bytes or 0
+        tracked = self.tracked_series[key] = TrackedSeries(key, name, series)
         return tracked
 
     def _end(self, devices: set[str]) -> None:
-        """End the lives on those devices that the snapshot does not contain."""
+        """End the processes on those devices that the snapshot does not contain."""
         now = self.history.now
         gone = [
             tracked
             for (uuid, process), tracked in self.tracked_series.items()
-            if tracked.seen != now and process is not None and uuid in devices
+            if tracked.sampled_at != now and process is not None and uuid in devices
         ]
         for tracked in gone:
-            del self.tracked_series[tracked.life]
+            del self.tracked_series[tracked.key]
             size = _last(tracked)
             self.falls.append(Fall(tracked, size, True, True, self._returned[tracked.uuid] >= RETURNED_RATIO * size))
             self._remove(tracked)
 
     def _remove(self, tracked: TrackedSeries) -> None:
-        uuid, process = tracked.life
+        uuid, process = tracked.key
         if process is None:
             self.history.forget(uuid)
             self.unclaimed.pop(uuid, None)
@@ -198,7 +200,7 @@ class Tracker:
 
 
 def _last(tracked: TrackedSeries) -> float:
-    """Return the last known memory of the life."""
+    """Return the last known memory of the process."""
     row = tracked.series.rows.newest(1)
     known = [value for value in row[1:] if value == value]
     return max(known, default=0.0)

@@ -70,17 +70,17 @@ def observing(
     A device that did not answer keeps the values of its last reading for two ticks. After that all its values are
     unknown until it answers again or the source no longer lists it.
     """
-    seen = [*(reading.faults if reading else ()), *faults]
+    all_faults = [*(reading.faults if reading else ()), *faults]
     known = previous.devices if previous else ()
     seconds = elapsed_seconds - previous.elapsed_seconds if previous else 0.0
     devices: list[DeviceReading] = []
     for device in _devices(known, reading, seconds):
         devices.append(device)
         yield
-    complete = complete_lists(devices, seen, private_pid_namespace)
-    reports = yield from checking(reports, devices, complete, previous, seen)
+    complete = complete_lists(devices, all_faults, private_pid_namespace)
+    reports = yield from checking(reports, devices, complete, previous, all_faults)
     if not source.up and source.reason and source.reason != STARTING:
-        seen.append(Fault(source.name, source.reason, None, source.detail))
+        all_faults.append(Fault(source.name, source.reason, None, source.detail))
     seq = previous.seq + 1 if previous else 1
     xids = reading.xids if reading else previous.xids if previous else ()
     return Snapshot(
@@ -90,7 +90,7 @@ def observing(
         source=source,
         devices=tuple(devices),
         reports=reports,
-        faults=tuple(seen),
+        faults=tuple(all_faults),
         xids=xids,
         store_writable=store_writable,
         private_pid_namespace=private_pid_namespace,
@@ -105,13 +105,15 @@ def advancing(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot) ->
     """Make the next frame, and the alerts that began or ceased to fire. ``memory`` must not be used meanwhile."""
     diagnosis = yield from diagnosing(memory.diagnosis, snapshot)
     yield
-    return (yield from judging(replace(memory, diagnosis=diagnosis), rules, snapshot, diagnosis.verdicts))
+    return (yield from evaluating(replace(memory, diagnosis=diagnosis), rules, snapshot, diagnosis.verdicts))
 
 
 advance = synchronous(advancing)
 
 
-def judging(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Steps[Tick]:
+def evaluating(
+    memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]
+) -> Steps[Tick]:
     """Make the next frame from known verdicts."""
     ledger = yield from attributing(snapshot)
     recent = yield from remembering(memory.recent, snapshot)
@@ -133,9 +135,9 @@ def judging(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verd
     awaited = memory.awaited
     if awaited:
         present = {scope: {each.labels(row): each.process(row) for row in each.rows} for scope, each in scopes.items()}
-        seen = {rule.name: present[rule.scope] for rule in rules}
+        subjects_by_rule = {rule.name: present[rule.scope] for rule in rules}
         on_verdicts = frozenset(rule.name for rule in rules if rule.value in NOTHING)
-        activities, awaited = hold(awaited, memory.activities, activities, seen, on_verdicts, elapsed)
+        activities, awaited = hold(awaited, memory.activities, activities, subjects_by_rule, on_verdicts, elapsed)
     alerts = yield from collecting(activity.alert for active in activities.values() for activity in active.values())
     raised = yield from collecting(_began(memory.activities, activities))
     resolved = yield from collecting(_resolved(_began(activities, memory.activities), rules, snapshot))
@@ -143,7 +145,7 @@ def judging(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verd
     return Tick(state, Frame(snapshot, ledger, tuple(verdicts), alerts), raised, resolved)
 
 
-judge = synchronous(judging)
+evaluate = synchronous(evaluating)
 
 
 def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) -> Iterator[Alert]:

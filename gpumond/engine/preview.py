@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
-from gpumond.engine import EngineState, judging
+from gpumond.engine import EngineState, evaluating
 from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.snapshot import AgentReport, Snapshot
@@ -97,7 +97,7 @@ def previewing(rule: Rule, moments: Iterable[bytes]) -> Steps[Preview]:
     over, count = deque[Alert](maxlen=MAX_FIRED), 0
     for moment in moments:
         snapshot, verdicts = yield from unpacking(moment)
-        tick = yield from judging(memory, (rule,), snapshot, verdicts)
+        tick = yield from evaluating(memory, (rule,), snapshot, verdicts)
         memory = tick.memory
         for alert in tick.resolved:
             firing.pop(alert.labels, None)

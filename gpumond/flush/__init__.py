@@ -25,9 +25,9 @@ from gpumond.flush.receipts import (
     DriverCounts,
     Plans,
     Promises,
-    blank,
+    empty_receipt,
     had_effect,
-    moved,
+    has_changed_around,
     of_reported,
     pool_of,
     verify,
@@ -155,7 +155,7 @@ class Flusher:
             for report in free:
                 self._finish(report, request)
         refused = [
-            blank(report, "refused", refusals[identity_of(report)], requested_by, time.time())
+            empty_receipt(report, "refused", refusals[identity_of(report)], requested_by, time.time())
             for report in targets
             if identity_of(report) in refusals
         ]
@@ -203,7 +203,9 @@ class Flusher:
                 break
             receipts += await self._allocator(report, allocator, request, requested_by)
         self._finish(report, request)
-        receipts = receipts or [blank(report, "nothing", "its agent reports no pool", requested_by, time.time())]
+        receipts = receipts or [
+            empty_receipt(report, "nothing", "its agent reports no pool", requested_by, time.time())
+        ]
         return [replace(receipt, planned=promises.get(pool_of(receipt))) for receipt in receipts]
 
     async def _allocator(
@@ -213,7 +215,7 @@ class Flusher:
         started_at, began = time.time(), self._clock()
 
         def receipt(outcome: Outcome, reason: str) -> Receipt:
-            bare = blank(report, outcome, reason, requested_by, started_at)
+            bare = empty_receipt(report, outcome, reason, requested_by, started_at)
             return replace(bare, allocator=allocator, duration_seconds=self._clock() - began)
 
         reported = sum(pool.reclaimable.likely for pool in report.pools if pool.allocator == allocator)
@@ -245,9 +247,12 @@ class Flusher:
             return [replace(receipt(result.outcome, result.reason), steps=result.steps)]
         bare = receipt(result.outcome, result.reason)
         report_after = self._agents.report(identity)
-        reported_by_agent = [pool for seen in (report_before, report_after) for pool in (seen.pools if seen else ())]
+        reported_by_agent = [
+            pool for report in (report_before, report_after) for pool in (report.pools if report else ())
+        ]
         receipts = [
-            verify(bare, result, change, moved(change, reported_by_agent), before, after) for change in result.pools
+            verify(bare, result, change, has_changed_around(change, reported_by_agent), before, after)
+            for change in result.pools
         ]
         return [with_thrash(one, report_before, report_after) for one in receipts]
 
@@ -259,7 +264,7 @@ class Flusher:
         for change in changes:
             device = change.before.device_uuid
             released[device] = released.get(device, 0) + change.before.held_bytes - change.after.held_bytes
-        began = moved = self._clock()
+        started_at = changed_at = self._clock()
         counts, pause = await self._driver_counts(identity), 0.02
         while any(
             before.used[device] - counts.used[device] < amount
@@ -267,12 +272,12 @@ class Flusher:
             if device in before.used and device in counts.used
         ):
             now = self._clock()
-            if now - began > self._settle_seconds or now - moved > STABLE_SECONDS:
+            if now - started_at > self._settle_seconds or now - changed_at > STABLE_SECONDS:
                 break
             await asyncio.sleep(pause)
             pause = min(0.2, pause * 1.5)
             latest = await self._driver_counts(identity)
-            moved = self._clock() if latest != counts else moved
+            changed_at = self._clock() if latest != counts else changed_at
             counts = latest
         return counts
 

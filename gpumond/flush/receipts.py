@@ -20,7 +20,7 @@ class DriverCounts(NamedTuple):
     sizes: Mapping[str, int]
 
 
-def blank(report: AgentReport, outcome: Outcome, reason: str, requested_by: str, started_at: float) -> Receipt:
+def empty_receipt(report: AgentReport, outcome: Outcome, reason: str, requested_by: str, started_at: float) -> Receipt:
     """Make the receipt of a flush that no pool has answered."""
     return Receipt(
         pid=report.pid,
@@ -65,22 +65,24 @@ def had_effect(result: FlushResult) -> bool:
     )
 
 
-def moved(change: PoolChange, reports: Iterable[PoolUsage]) -> bool:
+def has_changed_around(change: PoolChange, reports: Iterable[PoolUsage]) -> bool:
     """Return True if the program allocated or freed device memory just before or after the flush.
 
     The driver is read a moment before and a moment after the agent reads its pools. ``reports`` are the agent's
     reports around both: if they differ from its pools, the program changed its memory in between.
     """
-    seen = {_allocation_state(change.before), _allocation_state(change.after)}
+    known_states = {_allocation_state(change.before), _allocation_state(change.after)}
     pool = (change.before.allocator, change.before.device_uuid)
-    return any(_allocation_state(own) not in seen for own in reports if (own.allocator, own.device_uuid) == pool)
+    return any(
+        _allocation_state(own) not in known_states for own in reports if (own.allocator, own.device_uuid) == pool
+    )
 
 
 def verify(
     receipt: Receipt,
     result: FlushResult,
     change: PoolChange,
-    has_moved: bool,
+    has_changed: bool,
     before: DriverCounts,
     after: DriverCounts,
 ) -> Receipt:
@@ -94,15 +96,16 @@ def verify(
     device = change.before.device_uuid
     stated = change.before.held_bytes - change.after.held_bytes
     driver_before, driver_after = before.used.get(device), after.used.get(device)
-    seen = None if driver_before is None or driver_after is None else driver_before - driver_after
-    raced = change.raced or (has_moved and seen not in (None, stated))
+    driver_released = None if driver_before is None or driver_after is None else driver_before - driver_after
+    raced = change.raced or (has_changed and driver_released not in (None, stated))
     outcome, reason = result.outcome, result.reason
     released, doubt = _possible(stated, driver_before, before.sizes.get(device))
     if doubt:
         outcome = "nothing" if outcome in ("freed", "partial") else outcome
         reason = "; ".join(filter(None, (reason, doubt)))
-    elif outcome == "freed" and seen is not None and seen < released and not raced:
-        outcome, reason = "partial", f"the driver counts only {human(seen)} of {human(released)} as released"
+    elif outcome == "freed" and driver_released is not None and driver_released < released and not raced:
+        counted = human(driver_released)
+        outcome, reason = "partial", f"the driver counts only {counted} of {human(released)} as released"
     planned = outcome == "planned"
     return replace(
         receipt,
@@ -111,7 +114,7 @@ def verify(
         reason=reason,
         expected=change.expected,
         released_bytes=released,
-        driver_released_bytes=None if planned else seen,
+        driver_released_bytes=None if planned else driver_released,
         before=_held(change.before, driver_before),
         after=None if planned else _held(change.after, driver_after),
         steps=result.steps,

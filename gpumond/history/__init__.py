@@ -1,6 +1,6 @@
-"""Bounded history of each device and each process life. No I/O.
+"""Bounded history of each device and of each process on a device. No I/O.
 
-A *life* is one process on one device. Each device and each life has the newest 900
+A series belongs to one device, or to one process on one device. Each has the newest 900
 samples, at most one a second, and blocks (minimum, median, maximum, number of samples):
 
     block    15 s   1 min   5 min   15 min
@@ -10,8 +10,8 @@ Medians of 15 s and 1 min are those of the samples, of 5 and 15 min those of the
 exists if it has at least one sample; a gap has no block.
 
 Memory: a row of samples is 8 bytes for its time and for each signal, a row of blocks 8 bytes for its time, its count
-and three for each signal. A life (3 signals) needs 900 x 32 + 720 x 88 = 92 kB, a device (5 signals) 900 x 48 + 720 x
-136 = 141 kB: 55 MB for 64 devices and 500 lives, which is 53 MiB.
+and three for each signal. A process (3 signals) needs 900 x 32 + 720 x 88 = 92 kB, a device (5 signals) 900 x 48 + 720
+x 136 = 141 kB: 55 MB for 64 devices and 500 processes, which is 53 MiB.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ Signal = Literal["used", "live", "held", "utilization", "unclaimed"]
 SIGNALS: tuple[Signal, ...] = ("used", "live", "held", "utilization", "unclaimed")
 """Signals in bytes; the utilisation is a ratio. Live and held are reported by agents and summed over their pools."""
 USED, LIVE, HELD, UTILIZATION, UNCLAIMED = range(5)
-LIFE_SIGNALS = 3
-"""Number of signals of a life: the first three."""
+PROCESS_SIGNALS = 3
+"""Number of signals of a process: the first three."""
 
-MAX_LIVES = 1000
-"""Maximum number of lives with a history; a further program is observed without one."""
+MAX_PROCESSES = 1000
+"""Maximum number of processes with a history; a further one is observed without it."""
 MAX_ENDED = 32
-"""Number of ended lives that are kept, the newest."""
+"""Number of ended processes whose series are kept, the newest."""
 AWAITED_SECONDS = 600.0
-"""Time that a restored life waits for its process."""
+"""Time that a restored series waits for its process."""
 
-Life = tuple[str, ProcessKey]
+ProcessSeriesKey = tuple[str, ProcessKey]
 """Device UUID and process"""
 
 SeriesKey = tuple[str, ProcessKey | None]
-"""A life, or a device as a whole without a process"""
+"""Device UUID and process; None for the device as a whole"""
 
 
 class Point(NamedTuple):
@@ -58,7 +58,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coarse:
-    """Series of one device (``pid`` None) or life in the form that the store keeps.
+    """Series of one device (``pid`` None) or process in the form that the store keeps.
 
     ``blocks`` are rows of the 15-minute tier: unix time, count, then minimum, median, maximum of each signal;
     ``records`` the highest median of each signal in each tier so far. Unknown is None.
@@ -73,7 +73,7 @@ class Coarse:
 
 
 class History:
-    """Series of all devices and lives, extended by each snapshot.
+    """Series of all devices and processes, extended by each snapshot.
 
     Time is the snapshots' monotonic clock, times ``pace``. Unix times are derived from the newest snapshot, so that
     a step of the wall clock moves no sample relative to another.
@@ -84,8 +84,8 @@ class History:
         self.now = -inf
         self.taken_at = 0.0
         self.devices: dict[str, Series] = {}
-        self.lives: dict[Life, Series] = {}
-        self._ended: dict[Life, Series] = {}
+        self.processes: dict[ProcessSeriesKey, Series] = {}
+        self._ended: dict[ProcessSeriesKey, Series] = {}
         self._awaited: dict[SeriesKey, Coarse] = {}
         self._awaited_until = inf
         self._born = 0
@@ -113,19 +113,19 @@ class History:
             series = self.devices[uuid] = self._series((uuid, None), len(SIGNALS))
         return series
 
-    def life(self, life: Life) -> Series | None:
-        """Return the series of a life; create it if necessary. None if there are too many."""
-        series = self.lives.get(life)
-        if series is None and len(self.lives) < MAX_LIVES:
-            series = self.lives[life] = self._series(life, LIFE_SIGNALS)
+    def process(self, key: ProcessSeriesKey) -> Series | None:
+        """Return the series of a process; create it if necessary. None if there are too many."""
+        series = self.processes.get(key)
+        if series is None and len(self.processes) < MAX_PROCESSES:
+            series = self.processes[key] = self._series(key, PROCESS_SIGNALS)
         return series
 
-    def end(self, life: Life) -> None:
-        """Mark a life as ended. Its series is kept for some time."""
-        series = self.lives.pop(life, None)
+    def end(self, key: ProcessSeriesKey) -> None:
+        """Mark a process as ended. Its series is kept for some time."""
+        series = self.processes.pop(key, None)
         if series is not None:
-            self._ended.pop(life, None)
-            self._ended[life] = series
+            self._ended.pop(key, None)
+            self._ended[key] = series
             if len(self._ended) > MAX_ENDED:
                 del self._ended[next(iter(self._ended))]
 
@@ -134,9 +134,9 @@ class History:
         self.devices.pop(uuid, None)
 
     def newest(self, device_uuid: str, pid: int) -> ProcessKey | None:
-        """Return the newest process with this pid that has or had a life on the device."""
-        for lives in (self.lives, self._ended):
-            for uuid, process in reversed(lives):
+        """Return the newest process with this pid that has or had a series on the device."""
+        for series in (self.processes, self._ended):
+            for uuid, process in reversed(series):
                 if (uuid, process.pid) == (device_uuid, pid):
                     return process
         return None
@@ -148,7 +148,7 @@ class History:
         ``resolution``.
 
         ``since`` is unix time. Times at which the signal was unknown are left out. The last block is the one that
-        has not closed yet. Empty if the device, life or signal is unknown.
+        has not closed yet. Empty if the device, process or signal is unknown.
         """
         found = self._find(key)
         place = SIGNALS.index(signal)
@@ -168,7 +168,7 @@ class History:
         return tuple(point for point in points if point.at >= since)
 
     def age(self, key: SeriesKey) -> float:
-        """Return the seconds of this clock since the device or life was first seen; 0 if it is unknown."""
+        """Return the seconds of this clock since the first sample of the device or process; 0 if it is unknown."""
         found = self._find(key)
         return 0.0 if found is None else self.now - found.born
 
@@ -177,13 +177,13 @@ class History:
         for uuid in tuple(self.devices):
             if uuid in self.devices:
                 yield self._coarse((uuid, None), self.devices[uuid])
-        for life in tuple(self.lives):
-            if life in self.lives:
-                yield self._coarse(life, self.lives[life])
+        for key in tuple(self.processes):
+            if key in self.processes:
+                yield self._coarse(key, self.processes[key])
         yield from tuple(self._awaited.values())
 
     def restore(self, coarse: Iterable[Coarse]) -> None:
-        """Restore series: each when its device or life is seen again within ten minutes."""
+        """Restore series: each when its device or process has a sample again within ten minutes."""
         self._awaited.update(((one.device_uuid, process_key(one.pid, one.start_ticks)), one) for one in coarse)
 
     def _series(self, key: SeriesKey, signals: int) -> Series:
@@ -211,7 +211,7 @@ class History:
         uuid, process = key
         if process is None:
             return self.devices.get(uuid)
-        return self.lives.get((uuid, process)) or self._ended.get((uuid, process))
+        return self.processes.get((uuid, process)) or self._ended.get((uuid, process))
 
     def _coarse(self, key: SeriesKey, series: Series) -> Coarse:
         records = tuple(

@@ -1,4 +1,4 @@
-"""Samples and blocks of one device or one process life, in rows of numbers. No I/O."""
+"""Samples and blocks of one device, or of one process on a device, in rows of numbers. No I/O."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Rows:
 
 
 class Series:
-    """Samples and blocks of one device or life. Times are those of the History's clock."""
+    """Samples and blocks of one device or process. Times are those of the History's clock."""
 
     __slots__ = (
         "_closes",

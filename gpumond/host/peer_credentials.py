@@ -13,6 +13,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
+from gpumond.host.processes import start_ticks
 from gpumond.model.process import ProcessKey
 
 _CREDENTIALS = struct.Struct("3i")
@@ -82,16 +83,6 @@ def loopback_uid(connection: socket.socket) -> int | None:
         return None
     uid, inode = _OWNER.unpack_from(answer, _NETLINK_HEADER.size + OWNER_OFFSET)
     return int(uid) if inode else None  # a socket closed by its program has no inode, and is reported as root's
-
-
-def start_ticks(pid: int, proc: str = "/proc") -> int | None:
-    """Return field 22 of /proc/PID/stat: clock ticks from boot to the start of the process."""
-    try:
-        with open(f"{proc}/{pid}/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
-        return int(fields[19])
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 def in_private_pid_namespace(proc: str = "/proc") -> bool | None:

@@ -43,12 +43,12 @@ async def keep_alive(frame: Callable[[], Frame | None], environ: Mapping[str, st
     limit = int(environ.get("WATCHDOG_USEC", 0)) / 1e6
     period = min(STATUS_SECONDS, limit / 3) if limit else STATUS_SECONDS
     clock = asyncio.get_running_loop().time
-    seen, seen_at = frame(), clock()
+    last, last_at = frame(), clock()
     while True:
         newest = frame()
-        if newest is not seen:
-            seen, seen_at = newest, clock()
-        alive = clock() - seen_at < STALLED_SECONDS
+        if newest is not last:
+            last, last_at = newest, clock()
+        alive = clock() - last_at < STALLED_SECONDS
         notify(f"STATUS={status(newest)}" + ("\nWATCHDOG=1" if alive else ""), environ)
         await asyncio.sleep(period)
 

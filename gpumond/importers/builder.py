@@ -33,19 +33,19 @@ Key = tuple[str, int | None]
 @dataclass(slots=True)
 class _Series:
     row: Row
-    seen: float
+    updated_at: float
     every: float | None = None
-    life: int = 0
+    run: int = 0
     in_step: int = 0
     """Number of consecutive snapshots that contained it, at exactly their time."""
 
-    def update(self, row: Row, seen: float) -> None:
-        passed = seen - self.seen
+    def update(self, row: Row, updated_at: float) -> None:
+        passed = updated_at - self.updated_at
         self.every = passed if self.every is None else self.every + 0.2 * (min(passed, 3 * self.every) - self.every)
-        self.row, self.seen = row, seen
+        self.row, self.updated_at = row, updated_at
 
     def fresh(self, now: float, usual: float | None) -> bool:
-        return now - self.seen <= KEPT_INTERVALS * (self.every or usual or 1.0)
+        return now - self.updated_at <= KEPT_INTERVALS * (self.every or usual or 1.0)
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class SnapshotBuilder:
         self._seq = 0
         self._started = 0.0
         self._every: float | None = None
-        self._unseen = 0.0
+        self._gap_seconds = 0.0
 
     def snapshots(self, rows: Iterable[Row]) -> Iterator[Snapshot]:
         together: dict[Key, Row] = {}
@@ -99,7 +99,7 @@ class SnapshotBuilder:
             elif key in self._ended:
                 series = self._series[key] = self._ended.pop(key)
                 series.update(row, now)
-                series.life += 1
+                series.run += 1
             else:
                 self._series[key] = _Series(row, now)
             series = self._series[key]
@@ -144,10 +144,10 @@ class SnapshotBuilder:
             self._every = passed
         elif self._every is not None:
             if passed > GAP_INTERVALS * self._every:
-                self._unseen += passed - self._every
+                self._gap_seconds += passed - self._every
             self._every += 0.2 * (min(passed, 3 * self._every) - self._every)
         self._started = elapsed
-        return elapsed - self._unseen
+        return elapsed - self._gap_seconds
 
     def _describe(self, row: Row) -> None:
         device = self._devices.get(row.device)
@@ -188,7 +188,7 @@ class SnapshotBuilder:
 
     def _reading(self, uuid: str, device: _Device, reports: list[AgentReport]) -> DeviceReading:
         whole = self._series.get((uuid, None))
-        if whole is not None and not whole.fresh(self._started - self._unseen, self._every):
+        if whole is not None and not whole.fresh(self._started - self._gap_seconds, self._every):
             whole = None
         own = [(pid, self._series[uuid, pid]) for pid in sorted(device.pids or ())]
         loads = [series.row.utilization_ratio for _, series in own]
@@ -225,7 +225,7 @@ def _process(pid: int, series: _Series) -> ProcessUsage:
     """Return the usage of a process. A log has no start_ticks, so reuses of its pid are counted instead."""
     return ProcessUsage(
         pid=pid,
-        start_ticks=series.life,
+        start_ticks=series.run,
         used_bytes=series.row.used_bytes,
         kinds=("compute",),
         comm=series.row.name or None,
@@ -247,7 +247,7 @@ def _report(uuid: str, pid: int, series: _Series) -> AgentReport:
     )
     return AgentReport(
         pid=pid,
-        start_ticks=series.life,
+        start_ticks=series.run,
         uid=0,
         workload=series.row.name,
         age_seconds=0.0,

@@ -153,7 +153,7 @@ def simulate(steps: Iterable[ScriptStep], script: Script) -> Simulated:
     peak, without_leak, oom_at = 0, 0.0, None
     onset = script.truth.injected_at
     rest, kept = LeakedBytes(script.kept), 0.0
-    lived: list[ScriptStep] = []
+    executed: list[ScriptStep] = []
     for step in steps:
         at, action, program, block, size, _, _ = step
         if action == "start":
@@ -161,7 +161,7 @@ def simulate(steps: Iterable[ScriptStep], script: Script) -> Simulated:
             size = CONTEXT_BYTES
         if not running[program]:
             continue
-        lived.append(step)
+        executed.append(step)
         if action in ("start", "take", "take-outside"):
             if used[devices[program]] + size > script.size_bytes:
                 if program == 0 and oom_at is None:
@@ -183,7 +183,7 @@ def simulate(steps: Iterable[ScriptStep], script: Script) -> Simulated:
             if onset is not None and at >= onset and oom_at is None:
                 kept = rest.until(at)
                 without_leak = max(without_leak, sums[0] - kept)
-    return Simulated(lived, oom_at, peak, without_leak)
+    return Simulated(executed, oom_at, peak, without_leak)
 
 
 class LeakedBytes:

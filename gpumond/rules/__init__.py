@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import inf
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -27,7 +27,8 @@ from gpumond.model.units import duration, human
 Scope = Literal["device", "process", "pool", "workload", "daemon"]
 Labels = tuple[tuple[str, str], ...]
 Row = TypeVar("Row")
-Texts = Callable[[], Mapping[str, str]]
+Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean"]
+"""Unit of a value; a boolean is 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ class Subjects(Generic[Row]):
 
     rows: Sequence[Row]
     values: Mapping[str, Callable[[Row], float | None]]
+    units: Mapping[str, Unit]
     labels: Callable[[Row], Labels]
     texts: Callable[[Row], Mapping[str, str]]
     programs: Callable[[Row], Sequence[str]] = lambda row: ()
@@ -163,8 +165,7 @@ def stepping(
         if activity is not None and not same_process(activity.process, process):
             activity = None  # the process of the alert has ended, and its pid is reused
         if value is not None:
-            texts = partial(subjects.texts, row)
-            activity = _advance(rule, labels, process, texts, value, activity, now, elapsed)
+            activity = _advance(rule, subjects, row, labels, process, value, activity, now, elapsed)
         if activity is not None:
             after[labels] = activity
         if len(after) % ALERTS_AT_ONCE == 0:
@@ -214,9 +215,10 @@ def same_process(one: ProcessKey | None, other: ProcessKey | None) -> bool:
 
 def _advance(
     rule: Rule,
+    subjects: Subjects[Row],
+    row: Row,
     labels: Labels,
     process: ProcessKey | None,
-    texts: Texts,
     value: float,
     before: Activity | None,
     now: float,
@@ -236,7 +238,7 @@ def _advance(
         rule=rule.name,
         phase=phase,
         labels=identity,
-        annotations=_annotations(rule, texts, value),
+        annotations=_annotations(rule, subjects, row, value),
         value=value,
         active_at=active_at,
         fired_at=fired_at,
@@ -261,11 +263,11 @@ def _identity(rule: str, labels: Labels, own: Labels) -> Labels:
     return tuple(sorted({"alertname": rule, **dict(labels), **dict(own)}.items()))
 
 
-def _annotations(rule: Rule, texts: Texts, value: float) -> Labels:
+def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float) -> Labels:
     if not rule.annotations:
         return ()
-    level = rule.above if rule.above is not None else rule.below
-    words = {**texts(), "value": readable(rule.value, value), "level": readable(rule.value, level or 0.0)}
+    level, unit = rule.above if rule.above is not None else rule.below, subjects.units[rule.value]
+    words = {**subjects.texts(row), "value": readable(unit, value), "level": readable(unit, level or 0.0)}
 
     def text(match: re.Match[str]) -> str:
         return words.get(match[1], match[0])
@@ -276,12 +278,12 @@ def _annotations(rule: Rule, texts: Texts, value: float) -> Labels:
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
-def readable(name: str, value: float) -> str:
-    """Format a value by the unit in which its name ends."""
-    if name.endswith("_bytes"):
+def readable(unit: Unit, value: float) -> str:
+    """Format a value with its unit."""
+    if unit == "bytes":
         return human(value)
-    if name.endswith("_bytes_per_second"):
+    if unit == "bytes/s":
         return f"{human(60 * value)}/min"
-    if name.endswith("_seconds"):
+    if unit == "seconds":
         return duration(value)
-    return f"{100 * value:.1f} %" if name.endswith("_ratio") else f"{value:g}"
+    return f"{100 * value:.1f} %" if unit == "ratio" else f"{value:g}"

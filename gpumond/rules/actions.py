@@ -109,7 +109,7 @@ def decide(
         before = (uid for rule, labels, uid in own if (rule, labels) == (alert.rule, alert.labels) and uid is not None)
         for uid in sorted({*programs, *before}):
             key = (alert.rule, alert.labels, uid)
-            track = _judged(_of_process(own.get(key, ActionTrack()), alert), action, reports, elapsed)
+            track = _with_effect(_of_process(own.get(key, ActionTrack()), alert), action, reports, elapsed)
             due = not track.under_way and elapsed >= track.due_at(action)
             if uid in programs and due and _attempts(own, alert.rule, uid, elapsed) < action.max_per_hour:
                 orders.append(FlushOrder(alert, action, uid, tuple(programs[uid]), _thrashes(reports)))
@@ -181,8 +181,8 @@ def _of_process(track: ActionTrack, alert: Alert) -> ActionTrack:
     return ActionTrack(attempts=track.attempts)
 
 
-def _judged(track: ActionTrack, action: Action, reports: Sequence[AgentReport], elapsed: float) -> ActionTrack:
-    """Return the track, evaluated once its last flush is old enough."""
+def _with_effect(track: ActionTrack, action: Action, reports: Sequence[AgentReport], elapsed: float) -> ActionTrack:
+    """Return the track with the effect of its last flush, once that is old enough."""
     if not track.released or track.under_way or elapsed < track.due_at(action):
         return track
     pools = {(report.key, pool.device_uuid, pool.allocator): pool for report in reports for pool in report.pools}

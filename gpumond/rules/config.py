@@ -12,7 +12,7 @@ from gpumond.model import units
 from gpumond.model.pools import DEFAULT_STEPS, ordered_steps
 from gpumond.protocol.text import Encodable, has_control_characters
 from gpumond.rules import PLACEHOLDER, Action, Rule, Scope
-from gpumond.rules.schema import LABELS, PLACEHOLDERS, VALUES, matches
+from gpumond.rules.schema import LABELS, PLACEHOLDERS, UNITS, VALUES, matches
 
 Seconds = Annotated[float, BeforeValidator(units.seconds)]
 Level = Annotated[float, BeforeValidator(units.level)]
@@ -48,10 +48,18 @@ class ActionConfig(Strict):
         )
 
 
+def _values() -> str:
+    """Return the values of all scopes with their units."""
+    scopes = (
+        f"{scope}: " + ", ".join(f"{name} ({unit})" for name, unit in units.items()) for scope, units in UNITS.items()
+    )
+    return "one of the scope's values. " + ". ".join(scopes)
+
+
 class RuleConfig(Strict):
     name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
     scope: Scope
-    value: str
+    value: str = Field(description=_values())
     above: Level | None = None
     below: Level | None = None
     clear: Level | None = None

@@ -16,7 +16,7 @@ from gpumond.rules import Activities, Activity, same_process
 
 OUTAGE_TOLERANCE_SECONDS = 3600.0
 GRACE_SECONDS = 600.0
-JUDGED_SECONDS = 7200.0
+VERDICT_GRACE_SECONDS = 7200.0
 """Time for which a missing verdict does not resolve an alert after a start: a verdict needs a longer observation."""
 
 Awaited = frozenset[tuple[str, Labels]]
@@ -54,22 +54,22 @@ def hold(
     awaited: Awaited,
     before: Mapping[str, Activities],
     after: Mapping[str, Activities],
-    seen: Mapping[str, Mapping[Labels, ProcessKey | None]],
+    present: Mapping[str, Mapping[Labels, ProcessKey | None]],
     on_verdicts: frozenset[str],
     elapsed: float,
 ) -> tuple[Mapping[str, Activities], Awaited]:
     """Return ``after`` with the awaited alerts unchanged, and the alerts that are still awaited.
 
-    A subject that was ``seen`` (by rule, each with its process) is no longer awaited; an alert of a rule
+    A subject that was ``present`` (by rule, each with its process) is no longer awaited; an alert of a rule
     ``on_verdicts`` is awaited until its verdict is active again, or its pid is found to be reused.
     """
-    if not awaited or elapsed > max(GRACE_SECONDS, JUDGED_SECONDS):
+    if not awaited or elapsed > max(GRACE_SECONDS, VERDICT_GRACE_SECONDS):
         return after, frozenset()
 
     def waits(rule: str, labels: Labels) -> bool:
-        if labels not in seen[rule]:
+        if labels not in present[rule]:
             return elapsed <= GRACE_SECONDS
-        if not same_process(before[rule][labels].process, seen[rule][labels]):
+        if not same_process(before[rule][labels].process, present[rule][labels]):
             return False
         activity = after[rule].get(labels)
         return rule in on_verdicts and (activity is None or activity.cleared_elapsed is not None)

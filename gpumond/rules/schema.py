@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpumond.rules import Scope
+from gpumond.rules import Scope, Unit
 from gpumond.rules.scopes import SCOPES
 
 VALUES: Mapping[Scope, Mapping[str, str]] = {
     scope: {value.name: value.meaning for value in spec.values} for scope, spec in SCOPES.items()
+}
+UNITS: Mapping[Scope, Mapping[str, Unit]] = {
+    scope: {value.name: value.unit for value in spec.values} for scope, spec in SCOPES.items()
 }
 LABELS: Mapping[Scope, Mapping[str, str]] = {scope: spec.labels for scope, spec in SCOPES.items()}
 """Labels that ``match`` can use."""

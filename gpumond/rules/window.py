@@ -137,8 +137,10 @@ def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
         retried.update((who, growth) for who, growth in before.retried.items() if who in silent)
     # The count of an XID starts with the daemon, so that its first report is an increase.
     xids = {
-        (seen.device_uuid, seen.xid): _grown(before.xids.get((seen.device_uuid, seen.xid), NONE), seen.count, elapsed)
-        for seen in snapshot.xids
+        (error.device_uuid, error.xid): _grown(
+            before.xids.get((error.device_uuid, error.xid), NONE), error.count, elapsed
+        )
+        for error in snapshot.xids
     }
     return RuleWindow(elapsed=elapsed, pools=pools, xids=xids, agents=agents, retried=retried, silent=silent)
 

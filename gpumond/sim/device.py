@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpumond.errors import GpumondError, ProtocolError
+from gpumond.host.processes import ENDED_STATES, read_head, start_of, stat_fields
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import DeviceReading, ProcessUsage
 from gpumond.model.units import MIB
@@ -117,8 +118,8 @@ class SimDevice:
         for name in os.listdir(directory):
             pid, _, ticks = name.partition("-")
             path = f"{directory}/{name}"
-            if start_ticks(int(pid)) == int(ticks):
-                used_bytes, *sensors = json.loads(_contents(path))
+            if start_if_running(int(pid)) == int(ticks):
+                used_bytes, *sensors = json.loads(read_head(path))
                 records.append(_Record(int(pid), int(ticks), used_bytes, sensors))
             else:
                 os.unlink(path)
@@ -132,7 +133,7 @@ class SimDevice:
             names = os.listdir(directory)
         except FileNotFoundError:
             return 0
-        return sum(int(json.loads(_contents(f"{directory}/{name}"))[0]) for name in names)
+        return sum(int(json.loads(read_head(f"{directory}/{name}"))[0]) for name in names)
 
 
 class Context:
@@ -147,7 +148,7 @@ class Context:
         self._capacity = self.spec.size_bytes - self.spec.reserved_bytes
         self._mutex = threading.Lock()
         pid = os.getpid()
-        self._path = device.directory / "processes" / f"{pid}-{start_ticks(pid)}"
+        self._path = device.directory / "processes" / f"{pid}-{start_if_running(pid)}"
         self._lock = os.open(device.directory / "used", os.O_RDWR | os.O_CLOEXEC)
         self._file = -1
         try:
@@ -257,14 +258,13 @@ def simulated_devices(root: str | os.PathLike[str]) -> list[SimDevice]:
     return [SimDevice(path.parent) for path in sorted(Path(root).glob("*/card.json"))]
 
 
-def start_ticks(pid: int) -> int | None:
+def start_if_running(pid: int) -> int | None:
     """Return the start of a process in clock ticks after boot; None if it has ended or is a zombie."""
     try:
-        stat = _contents(f"/proc/{pid}/stat")
+        start = start_of(stat_fields(read_head(f"/proc/{pid}/stat")))
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, *fields = stat[stat.rindex(b")") + 1 :].split()  # comm may contain spaces and brackets
-    return None if state in (b"Z", b"X") else int(fields[18])
+    return None if start.state in ENDED_STATES else start.start_ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,14 +285,6 @@ def _sensors(spec: Spec, published: list[list[float | None]]) -> Sensors:
         gpu_temperature_celsius=celsius,
         power_watts=watts,
     )
-
-
-def _contents(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, 1024)
-    finally:
-        os.close(descriptor)
 
 
 def _read(lock: int) -> int:

@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 from gpumond.errors import SourceUnavailable
+from gpumond.host.processes import ProcessStart
 from gpumond.model.snapshot import Reading
-from gpumond.sources.process.procfs import ProcessStart
 
 NOWHERE = -1
 

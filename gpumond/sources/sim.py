@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpumond import __version__
 from gpumond.errors import SourceUnavailable
+from gpumond.model.process import ProcessKey
 from gpumond.model.remedies import remedy
 from gpumond.model.snapshot import DeviceReading, Fault, Reading
 from gpumond.sim.device import Damaged, simulated_devices
@@ -26,8 +27,8 @@ class SimSource:
         self._environ = environ
         self._root = Path()
         self._table = ProcessTable()
-        self._known: dict[tuple[int, int | None], ProcessOwner] = {}
-        self._seen: dict[Path, str] = {}
+        self._known: dict[ProcessKey, ProcessOwner] = {}
+        self._uuids: dict[Path, str] = {}
         """UUIDs of devices that have been read once; they are reported as lost if they cannot be read."""
 
     def open(self) -> None:
@@ -48,26 +49,26 @@ class SimSource:
             try:
                 device = simulated.read()
             except Damaged as error:
-                faults.append(Fault(self.name, "damaged", self._seen.get(simulated.directory), str(error)))
+                faults.append(Fault(self.name, "damaged", self._uuids.get(simulated.directory), str(error)))
             else:
-                self._seen[simulated.directory] = device.uuid
+                self._uuids[simulated.directory] = device.uuid
                 devices.append(device)
-        for directory in self._seen.keys() - {simulated.directory for simulated in present}:
-            faults.append(Fault(self.name, "lost", self._seen[directory], f"{directory} is gone"))
+        for directory in self._uuids.keys() - {simulated.directory for simulated in present}:
+            faults.append(Fault(self.name, "lost", self._uuids[directory], f"{directory} is gone"))
         devices.sort(key=lambda device: device.index)
         known, self._known = self._known, {}
         named = tuple(self._named(device, known) for device in devices)
         return Reading(devices=named, faults=tuple(faults), driver_version=f"sim {__version__}")
 
     def close(self) -> None:
-        self._seen.clear()
+        self._uuids.clear()
 
-    def _named(self, device: DeviceReading, known: Mapping[tuple[int, int | None], ProcessOwner]) -> DeviceReading:
+    def _named(self, device: DeviceReading, known: Mapping[ProcessKey, ProcessOwner]) -> DeviceReading:
         """Return the device with names and owners of its processes, each looked up once per process."""
         processes = []
         for process in device.processes or ():
-            life = process.key
-            identity = self._known[life] = known.get(life) or self._table.read([process.pid])[process.pid]
+            key = process.key
+            identity = self._known[key] = known.get(key) or self._table.read([process.pid])[process.pid]
             if identity.start_ticks == process.start_ticks:
                 process = replace(process, comm=identity.comm, uid=identity.uid, user=identity.user)
             processes.append(process)

@@ -31,10 +31,10 @@ class Devices(VerticalScroll):
 
     def show(self, view: View | None, monochrome: bool, chosen: str | None) -> None:
         shown = self.display_widget  # the widget may not be mounted
-        moved = shown.chosen != chosen
+        chosen_changed = shown.chosen != chosen
         shown.view, shown.monochrome, shown.chosen = view, monochrome, chosen
         shown.refresh(layout=True)
-        if moved:
+        if chosen_changed:
             self.call_after_refresh(self._reveal)
 
     def _reveal(self) -> None:

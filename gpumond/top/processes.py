@@ -79,11 +79,11 @@ def fitting(width: int) -> list[TableColumn]:
 
 def arranged(rows: Iterable[ProcessRow], order: SortOrder, words: str) -> list[ProcessRow]:
     """Return the sorted rows that contain every word of the filter. Equal rows are ordered by pid."""
-    seen = [row for row in rows if all(word in row.words for word in words.lower().split())]
+    matching = [row for row in rows if all(word in row.words for word in words.lower().split())]
     column = next(column for column in COLUMNS if column.name == order.column)
-    seen.sort(key=lambda row: (row.pid, row.key[0]))
-    seen.sort(key=column.key, reverse=(column.number is not None) != order.reverse)
-    return seen
+    matching.sort(key=lambda row: (row.pid, row.key[0]))
+    matching.sort(key=column.key, reverse=(column.number is not None) != order.reverse)
+    return matching
 
 
 class Processes(DataTable[Text]):

@@ -137,15 +137,15 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
         verdicts.setdefault((each["device_uuid"], process_of(each)), []).append(each)
     for process in sorted(frame["processes"], key=lambda process: -(process["used_bytes"] or 0)):
         uuid, pid = process["device_uuid"], int(process["pid"])
-        life = (uuid, ProcessKey(pid, process["start_ticks"]))
-        report, judged = reports.get(life[1]), verdicts.get(life, [])
+        key = (uuid, ProcessKey(pid, process["start_ticks"]))
+        report, process_verdicts = reports.get(key[1]), verdicts.get(key, [])
         gpu = index.get(uuid, "?")
         program = plain(process["workload"] or process["comm"] or "?", 64)
         user = plain(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
         facts = tuple((term, plain(value, 120)) for term, value in _facts(process, report) if value)
-        verdict = plain(judged[0]["kind"], 20) if judged else ""
+        verdict = plain(process_verdicts[0]["kind"], 20) if process_verdicts else ""
         yield ProcessRow(
-            key=life,
+            key=key,
             gpu=gpu,
             pid=pid,
             program=program,
@@ -153,11 +153,11 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             used_bytes=process["used_bytes"],
             shares={share: process[f"{share}_bytes"] for share in HOLDINGS},
             verdict=verdict,
-            notable=bool(judged) and judged[0]["kind"] not in SHAPES,
+            notable=bool(process_verdicts) and process_verdicts[0]["kind"] not in SHAPES,
             state=_process_state(process),
             flush_policy=report["flush_policy"] if report else None,
             facts=facts,
-            verdicts=tuple(plain(each["summary"], 400) for each in judged),
+            verdicts=tuple(plain(each["summary"], 400) for each in process_verdicts),
             words=" ".join((f"gpu {gpu}", str(pid), program, user, verdict, *(value for _, value in facts))).lower(),
         )
 

@@ -1,4 +1,4 @@
-"""Processes that hold device memory without using it, and the remedy for each. Pure.
+"""Processes that hold device memory without using it, and the remedy for each..
 
 gpumond ends no process; that is the operator's decision. Kinds in ``LIKELY_MEANT`` may be intended.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gpumond.diagnosis.detectors import IDLE_SECONDS
+from gpumond.model.process import ProcessKey
 from gpumond.model.units import duration, human
 
 REMEDIES = {
@@ -40,10 +41,10 @@ class Stuck(NamedTuple):
 
 def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
     """Yield the stuck ones of the API's processes. A process on several devices is yielded once."""
-    named: set[tuple[int, int | None]] = set()
+    named: set[ProcessKey] = set()
     for process in processes:
         kind = _kind(process)
-        key = (process["pid"], process.get("start_ticks"))
+        key = ProcessKey(process["pid"], process.get("start_ticks"))
         if kind is None or key in named:
             continue
         named.add(key)

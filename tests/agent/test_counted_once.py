@@ -48,7 +48,7 @@ DEFAULT_POOL = "lambda mr: mr.CudaAsyncViewMemoryResource(0)"
 
 
 @pytest.mark.parametrize(
-    ("program", "seen", "held"),
+    ("program", "expected", "held"),
     [
         pytest.param("fake(0, 90, 50); torch_holds(90, 50, 'cudaMallocAsync')", "torch/None", 90, id="torch async"),
         pytest.param(
@@ -112,8 +112,8 @@ DEFAULT_POOL = "lambda mr: mr.CudaAsyncViewMemoryResource(0)"
         ),
     ],
 )
-def test_bytes_of_shared_pools_are_counted_once(library: Path, program: str, seen: str, held: int) -> None:
-    assert run(f"{PROGRAM}{program}{SHOW}", library, "c", **ASYNC) == [seen, str(held)]
+def test_bytes_of_shared_pools_are_counted_once(library: Path, program: str, expected: str, held: int) -> None:
+    assert run(f"{PROGRAM}{program}{SHOW}", library, "c", **ASYNC) == [expected, str(held)]
 
 
 def test_best_fit_arena_is_inside_no_pool(library: Path) -> None:

@@ -83,14 +83,14 @@ READ = "print([(u.live_bytes, u.held_bytes, u.reclaimable.low, u.reclaimable.lik
 
 
 @pytest.mark.parametrize(
-    ("use", "seen"),
+    ("use", "expected"),
     [
         ("MemoryPool()", [(5, 25, 20, 20, None)]),
         ("MemoryPool(cupy.cuda.malloc_managed)", [(5, 5, 0, 0, None)]),
         ("MemoryPool(lambda size: None)", [(5, 5, 0, 0, None)]),
     ],
 )
-def test_replaced_pool_counts_if_it_is_device_memory(library: Path, use: str, seen: list[object]) -> None:
+def test_replaced_pool_counts_if_it_is_device_memory(library: Path, use: str, expected: list[object]) -> None:
     code = f"""{PROGRAM}
 from gpumond.agent import report
 pool.chunks = {{0: [5, 0, 0]}}
@@ -100,7 +100,7 @@ cupy.cuda.set_allocator(other.malloc)
 {READ}
 """
     (line,) = run(code, library, "c")
-    assert line == repr(seen)
+    assert line == repr(expected)
 
 
 def test_allocator_of_another_library_is_not_reported_by_cupy(library: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from gpumond.agent.allocator_flush import judge, raced
+from gpumond.agent.allocator_flush import outcome_of, raced
 from gpumond.model.pools import Expected, PoolUsage, Reclaimable
 from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, Report
 from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
@@ -266,7 +266,7 @@ def test_program_can_flush_without_a_daemon() -> None:
     [(-5, "nothing"), (0, "nothing"), (1, "partial"), (9, "partial"), (10, "freed"), (99, "freed")],
 )
 def test_outcome_depends_on_the_released_bytes(released: int, outcome: str) -> None:
-    assert judge(released, Expected(10, 20, 30)) == outcome
+    assert outcome_of(released, Expected(10, 20, 30)) == outcome
 
 
 @pytest.mark.parametrize(

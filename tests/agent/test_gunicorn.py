@@ -70,7 +70,7 @@ def test_workers_report_serve_reload_and_end(
 ) -> None:
     with serving(daemon, tmp_path, *preload, "--worker-class", *worker) as master:
         many = WORKERS + len(preload)  # the master loads the application, too
-        first = daemon.wait(lambda d: seen if len(seen := reporting(d)) == many else None)
+        first = daemon.wait(lambda d: pids if len(pids := reporting(d)) == many else None)
         assert (master.pid in first) == bool(preload)
         assert {daemon.wait_message(Hello, pid).workload for pid in first} == {"web"}
         assert {ask(tmp_path) for _ in range(20)} <= first - {master.pid}

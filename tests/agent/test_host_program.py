@@ -229,10 +229,10 @@ sys.stdin.readline()
         assert daemon.wait_message(Hello).workload == "from/env"
         assert daemon.wait_message(Report).flush_policy == "never"
         for _ in range(2):
-            seen = len(daemon.received(Hello))
+            received = len(daemon.received(Hello))
             process.stdin.write("\n")
             process.stdin.flush()
-            daemon.wait(lambda d, seen=seen: d.received(Hello)[seen:] or None)
+            daemon.wait(lambda d, received=received: d.received(Hello)[received:] or None)
             assert daemon.received(Hello)[-1].workload == "named"
         daemon.wait(lambda d: True if d.received(Report)[-1].flush_policy == "step" else None)
         finished(process)

@@ -149,8 +149,8 @@ def test_program_continues_after_harmful_data(daemon: FakeDaemon, name: str) -> 
         daemon.wait_message(Report)
         peer = daemon.wait_peer()
         peer.connection.sendall(HARMFUL[name]())
-        seen = len(daemon.received(Report))
-        daemon.wait(lambda d: True if len(d.received(Report)) > seen + 1 else None)
+        received = len(daemon.received(Report))
+        daemon.wait(lambda d: True if len(d.received(Report)) > received + 1 else None)
         assert finished(process) == "worked True\n"
 
 

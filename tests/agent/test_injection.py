@@ -97,11 +97,11 @@ def test_search_path_and_sitecustomize_of_the_user_are_kept(tmp_path: Path) -> N
 def test_errors_of_the_users_sitecustomize_are_shown(tmp_path: Path, text: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(text)
     plain = own_environment("/nowhere", tmp_path)
-    seen = [
+    first, second = (
         subprocess.run([sys.executable, "-c", "print('ran')"], env=environ, capture_output=True, timeout=SECONDS)
         for environ in (plain, environment(plain, None, None))
-    ]
-    assert (seen[0].returncode, seen[0].stdout, seen[0].stderr) == (seen[1].returncode, seen[1].stdout, seen[1].stderr)
+    )
+    assert (first.returncode, first.stdout, first.stderr) == (second.returncode, second.stdout, second.stderr)
 
 
 def test_environment_without_gpumond_uses_the_one_that_started_it(daemon: FakeDaemon) -> None:

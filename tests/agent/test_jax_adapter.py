@@ -20,13 +20,13 @@ STATS = {"bytes_in_use": 30, "peak_bytes_in_use": 50, "num_allocs": 1}
 
 
 @pytest.mark.parametrize(
-    ("stats", "seen"),
+    ("stats", "expected"),
     [
         ('{**STATS, "pool_bytes": 100}', "30 100 True 70 50"),
         ("STATS", "30 30 False 0 50"),
     ],
 )
-def test_arena_is_not_releasable(library: Path, stats: str, seen: str) -> None:
+def test_arena_is_not_releasable(library: Path, stats: str, expected: str) -> None:
     code = f"""{PROGRAM}
 xla_bridge._backends["cuda"] = Client(Device(1, {stats}), Device(0, STATS))
 (pool,) = report()
@@ -38,7 +38,7 @@ print(cuda.contexts())
 """
     assert run(code, library, "-c") == [
         "jax 1 not_releasable None",
-        seen,
+        expected,
         "nothing 0 jax keeps its memory until the program ends",
         "[1]",
     ]

@@ -68,13 +68,13 @@ def test_scopes_steps_and_errors_are_in_the_next_report(daemon: FakeDaemon, tmp_
         run_in_program(process, "with agent.scope('epoch'): allocator.malloc(100 * MIB)")
         run_in_program(process, attempt("agent.retry_on_oom(allocator.malloc, attempts=2)(2000 * MIB)"))
         daemon.wait(lambda _: newest_program(daemon).ooms[1:] or None)
-        seen = newest_program(daemon)
-        (scope,) = seen.scopes
+        newest = newest_program(daemon)
+        (scope,) = newest.scopes
         assert (scope.name, scope.devices[0].kept_bytes) == ("epoch", 100 * MIB)
-        assert seen.step is not None
-        assert seen.step.steps == 7
-        assert [oom.request_bytes for oom in seen.ooms] == [2000 * MIB] * 2
-        assert (seen.oom_retries, seen.oom_rescues) == (1, 0)
+        assert newest.step is not None
+        assert newest.step.steps == 7
+        assert [oom.request_bytes for oom in newest.ooms] == [2000 * MIB] * 2
+        assert (newest.oom_retries, newest.oom_rescues) == (1, 0)
         finished(process)
 
 

@@ -45,7 +45,7 @@ def test_arguments_shrink_until_the_call_fits(allocator: CachingAllocator):
 
 def test_memory_of_a_failed_attempt_is_free_at_the_next(allocator: CachingAllocator):
     """The tensors are in frames of the traceback, one of them in a cycle with the error."""
-    seen: list[int] = []
+    live_at_retry: list[int] = []
 
     def inner(size: int) -> Tensor:
         kept = Tensor(allocator, size)
@@ -56,7 +56,7 @@ def test_memory_of_a_failed_attempt_is_free_at_the_next(allocator: CachingAlloca
             raise ValueError("wrapped") from cycle[0]  # type: ignore[misc]
 
     def outer(size: int) -> Tensor:
-        seen.append(allocator.statistics().live_bytes)
+        live_at_retry.append(allocator.statistics().live_bytes)
         activations = Tensor(allocator, 100 * MIB)
         try:
             return inner(size)
@@ -64,7 +64,7 @@ def test_memory_of_a_failed_attempt_is_free_at_the_next(allocator: CachingAlloca
             raise OutOfMemory(f"out of memory next to {activations}") from error
 
     result = agent.retry_on_oom(outer, shrink=halved)(800 * MIB)
-    assert seen == [0, 0]
+    assert live_at_retry == [0, 0]
     assert allocator.statistics().live_bytes == 400 * MIB
     del result
 
@@ -120,15 +120,15 @@ def no_automatic_collection(allocator: CachingAllocator) -> Iterator[None]:
 @pytest.mark.usefixtures("no_automatic_collection")
 @pytest.mark.parametrize(("attempts", "live"), [(2, [900, 0]), (3, [900, 900, 0])])
 def test_garbage_is_collected_before_the_last_attempt(allocator: CachingAllocator, attempts: int, live: list[int]):
-    seen: list[int] = []
+    live_at_retry: list[int] = []
 
     def work() -> None:
-        seen.append(allocator.statistics().live_bytes // MIB)
+        live_at_retry.append(allocator.statistics().live_bytes // MIB)
         allocator.free(allocator.malloc(500 * MIB))
 
     Cyclic(allocator, 900 * MIB)
     agent.retry_on_oom(work, attempts=attempts)()
-    assert seen == live
+    assert live_at_retry == live
 
 
 @pytest.mark.usefixtures("no_automatic_collection")

@@ -35,7 +35,7 @@ mr.allocate(50), mr.deallocate(mr.allocate(30), 30)
 
 @pytest.mark.parametrize("by", ["StatisticsResourceAdaptor", "TrackingResourceAdaptor", "LimitingResourceAdaptor"])
 @pytest.mark.parametrize(
-    ("below", "seen"),
+    ("below", "expected"),
     [
         ("CudaMemoryResource()", "0 50 50 0 exact 0"),
         ("LoggingResourceAdaptor(CudaMemoryResource())", "0 50 50 0 exact 0"),
@@ -45,8 +45,8 @@ mr.allocate(50), mr.deallocate(mr.allocate(30), 30)
         ("CudaAsyncMemoryResource()", "0 50 None 0 interval 0"),
     ],
 )
-def test_bytes_counted_by_an_adaptor_are_live(library: Path, by: str, below: str, seen: str) -> None:
-    assert run(f"{PROGRAM}{counted(by, below)}{SHOW}", library, "c-") == [seen]
+def test_bytes_counted_by_an_adaptor_are_live(library: Path, by: str, below: str, expected: str) -> None:
+    assert run(f"{PROGRAM}{counted(by, below)}{SHOW}", library, "c-") == [expected]
 
 
 @pytest.mark.parametrize(

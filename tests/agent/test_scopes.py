@@ -75,7 +75,7 @@ def test_peak_below_an_older_one_is_a_lower_bound(allocator: CachingAllocator):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "seen", "peak", "exact"),
+    ("before", "after", "sampled", "peak", "exact"),
     [
         (DeviceLevel(10, peak_bytes=50), DeviceLevel(20, peak_bytes=80), 30, 80, True),
         (DeviceLevel(10, peak_bytes=50), DeviceLevel(20, peak_bytes=50), 30, 30, False),
@@ -85,7 +85,7 @@ def test_peak_below_an_older_one_is_a_lower_bound(allocator: CachingAllocator):
             0,
             50,
             True,
-        ),  # no room between the seen peak and the mark
+        ),  # no room between the sampled peak and the mark
         (
             DeviceLevel(10, peak_bytes=90),
             DeviceLevel(20, peak_bytes=40),
@@ -97,11 +97,11 @@ def test_peak_below_an_older_one_is_a_lower_bound(allocator: CachingAllocator):
         (DeviceLevel(10, peak_bytes=50, alone=False), DeviceLevel(20, peak_bytes=80, alone=False), 30, 30, False),
     ],
 )
-def test_peak_is_exact_or_a_lower_bound(before: DeviceLevel, after: DeviceLevel, seen: int, peak: int, exact: bool):
+def test_peak_is_exact_or_a_lower_bound(before: DeviceLevel, after: DeviceLevel, sampled: int, peak: int, exact: bool):
     block = Block("x", None)
     block.before = {UUID: before}
     block.sample({UUID: before})
-    block.sample({UUID: DeviceLevel(seen)})
+    block.sample({UUID: DeviceLevel(sampled)})
     block.end({UUID: after})
     assert block.peaks is not None
     found = block.peaks[UUID]

@@ -36,7 +36,7 @@ print(receipt.outcome, receipt.steps[0].detail)
 
 
 @pytest.mark.parametrize(
-    ("layout", "seen"),
+    ("layout", "expected"),
     [
         pytest.param('2, {"/device:GPU:0": (1, 2), "/device:GPU:1": (3, 4)}', [(0, 1, 2), (1, 3, 4)], id="two"),
         pytest.param('2, {"/device:GPU:0": (1, 2)}, hidden=[0]', [(1, 1, 2)], id="one hidden"),
@@ -48,9 +48,9 @@ print(receipt.outcome, receipt.steps[0].detail)
         pytest.param('2, {"/device:GPU:0": (1, 2)}', [], id="one left out by TensorFlow itself"),
     ],
 )
-def test_tensorflow_devices_are_identified(library: Path, layout: str, seen: list[tuple[int, ...]]) -> None:
+def test_tensorflow_devices_are_identified(library: Path, layout: str, expected: list[tuple[int, ...]]) -> None:
     code = f"{PROGRAM}\ncontext.initialize({layout})\n{SHOW}\nprint(cuda.contexts())"
-    shown = [(str(ordinal), live, peak, None) for ordinal, live, peak in seen]
+    shown = [(str(ordinal), live, peak, None) for ordinal, live, peak in expected]
     assert run(code, library, "cc") == [repr(shown), "[0, 1]"]
 
 

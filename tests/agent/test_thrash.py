@@ -22,7 +22,7 @@ def flushed(before: int = 10, after: int = 2, device_allocations: int | None = 5
 
 
 @pytest.mark.parametrize(
-    ("now", "seen", "thrashes"),
+    ("now", "reported", "thrashes"),
     [
         pytest.param(101.0, pool(6, 6), 1, id="half of it"),
         pytest.param(101.0, pool(5, 6), 0, id="less than half"),
@@ -32,8 +32,8 @@ def flushed(before: int = 10, after: int = 2, device_allocations: int | None = 5
         pytest.param(101.0, pool(6, 6, "GPU-b"), 0, id="another device"),
     ],
 )
-def test_memory_that_is_taken_again_soon_is_thrash(now: float, seen: PoolUsage, thrashes: int) -> None:
-    (counted,) = flushed().counted([seen], now)
+def test_memory_that_is_taken_again_soon_is_thrash(now: float, reported: PoolUsage, thrashes: int) -> None:
+    (counted,) = flushed().counted([reported], now)
     assert counted.thrashes == thrashes
 
 

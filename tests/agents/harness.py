@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gpumond.agents.server import AgentServer, Limits
-from gpumond.host.peer_credentials import Identity, start_ticks
+from gpumond.host.peer_credentials import Identity
+from gpumond.host.processes import start_ticks
 from gpumond.host.runtime_directory import bind_agent_socket
 from gpumond.model.snapshot import AgentReport
 from gpumond.protocol.messages import Hello, Report, encode

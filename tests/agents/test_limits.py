@@ -78,7 +78,7 @@ def _is_open(connection: socket.socket) -> bool:
 
 @in_event_loop
 async def test_silent_and_incomplete_connections_are_closed_after_their_timeouts(tmp_path: Path):
-    async with serving(tmp_path, Limits(hello_seconds=0.1, frame_seconds=0.1)) as harness:
+    async with serving(tmp_path, Limits(hello_seconds=0.1, message_seconds=0.1)) as harness:
         with harness.connect() as silent, harness.connect() as slow:
             slow.sendall(HELLO + REPORT[:10])
             await closed(silent)
@@ -99,7 +99,7 @@ async def test_silent_connections_delay_others_only_until_their_timeout(tmp_path
 
 @in_event_loop
 async def test_flood_of_reports_is_read_more_slowly_and_without_loss(tmp_path: Path):
-    async with serving(tmp_path, Limits(frames_per_second=200)) as harness:
+    async with serving(tmp_path, Limits(messages_per_second=200)) as harness:
         with harness.connect() as agent:
             last = encode(Report(pools=(make_pool(live=9),)))
             agent.setblocking(False)

@@ -111,7 +111,7 @@ def test_reports_of_100_agents_in_one_process_are_all_received(tmp_path: Path):
         listener = bind_agent_socket(tmp_path / "agent.sock", 0o600)
         intake = AgentServer(
             listener,
-            limits=Limits(frames_per_second=10**6),
+            limits=Limits(messages_per_second=10**6),
             reported=lambda count: counts_received.update(report=count),
             rejected=lambda reason: counts_received.update([reason]),
         )

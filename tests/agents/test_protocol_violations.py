@@ -69,7 +69,7 @@ async def test_fuzzed_messages_do_not_affect_a_valid_agent(tmp_path: Path):
         b'{"v":1,"type":"report","pools":[[]]}\n',
     ]
     loop = asyncio.get_running_loop()
-    limits = Limits(frames_per_second=10**7, bytes_per_second=10**10)
+    limits = Limits(messages_per_second=10**7, bytes_per_second=10**10)
     async with serving(tmp_path, limits) as harness:
         with harness.connect() as valid:
             valid.sendall(HELLO + REPORT)

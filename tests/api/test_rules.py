@@ -124,8 +124,8 @@ def test_rule_that_cannot_be_stored_is_not_in_effect():
 def test_preview_lists_alerts_and_changes_nothing():
     view = View()
     full = {"name": "full", "scope": "device", "value": "used_ratio", "above": "90%"}
-    seen = ask(view, "/api/v1/rules/preview", "POST", json=full).json()
-    assert [(past["rule"], past["resolved_at"]) for past in seen["fired"]] == [("full", None)]
+    result = ask(view, "/api/v1/rules/preview", "POST", json=full).json()
+    assert [(past["rule"], past["resolved_at"]) for past in result["fired"]] == [("full", None)]
     assert ask(view, "/api/v1/rules/preview", "POST", json=full | {"above": 2}).json()["fired"] == []
     assert "full" not in names(view)
 

@@ -110,8 +110,8 @@ def test_record_writes_snapshots_of_a_real_daemon_until_it_is_interrupted(
     until(lambda: file.exists() and file.read_bytes().count(b"\n") > 5)
     recorder.send_signal(signal.SIGINT)
     _, errors = recorder.communicate(timeout=20)
-    seen = recorded(file.read_bytes())
+    snapshots = recorded(file.read_bytes())
     assert recorder.returncode == 0
-    assert errors.decode().splitlines()[-1].startswith(f"gpumond: {len(seen)} snapshots recorded")
-    assert all(one.seq < other.seq for one, other in pairwise(seen))
-    assert {device.uuid for device in seen[-1].devices} == {device.uuid for device in driver.devices}
+    assert errors.decode().splitlines()[-1].startswith(f"gpumond: {len(snapshots)} snapshots recorded")
+    assert all(one.seq < other.seq for one, other in pairwise(snapshots))
+    assert {device.uuid for device in snapshots[-1].devices} == {device.uuid for device in driver.devices}

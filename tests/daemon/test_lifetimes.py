@@ -143,14 +143,14 @@ def test_rule_flush_interrupted_by_the_stop_is_in_the_audit(tmp_path: Path):
 
 
 def test_receiver_is_notified_after_the_frame_is_replaced(tmp_path: Path):
-    seen: list[tuple[str, ...]] = []
+    notified: list[tuple[str, ...]] = []
 
     class Receiver:
         name, resend_seconds = "receiver", None
 
         async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
             assert daemon.frame is not None
-            seen.append(tuple(alert.rule for alert in daemon.frame.alerts if alert in raised))
+            notified.append(tuple(alert.rule for alert in daemon.frame.alerts if alert in raised))
 
     async def run() -> None:
         nonlocal daemon
@@ -159,12 +159,12 @@ def test_receiver_is_notified_after_the_frame_is_replaced(tmp_path: Path):
         daemon = Daemon(Settings(interval=1.0, rules=[FULL]), edges)
         async with daemon.started():
             await daemon.tick()
-            while not seen:
+            while not notified:
                 await asyncio.sleep(0)
 
     daemon: Daemon
     asyncio.run(run())
-    assert "full" in seen[0]
+    assert "full" in notified[0]
 
 
 def test_frame_is_replaced_before_its_dispatch_is_executed(tmp_path: Path):

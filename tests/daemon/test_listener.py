@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.daemon.listener import HttpListener, HttpPeer, first_to_leave
+from gpumond.daemon.listener import HttpListener, HttpPeer, first_to_close
 from gpumond.host.fd_limits import OTHERS, http_connections
 from gpumond.host.peer_credentials import loopback_uid
 
 
 def make_peer(stage: str, since: float, begun: bool = False) -> HttpPeer:
     peer = HttpPeer("10.0.0.1", None, 0.0, begun=lambda: begun)
-    peer.turn(stage, since)  # type: ignore[arg-type]
+    peer.enter(stage, since)  # type: ignore[arg-type]
     return peer
 
 
@@ -34,9 +34,9 @@ def test_eviction_prefers_waiting_connections_and_never_served_ones():
     served = make_peer("serving", 0.0)
     left = [served, *order[:2], *reversed(order[2:])]  # in the order in which they connected
     for expected in order:
-        assert first_to_leave(left) is expected
+        assert first_to_close(left) is expected
         left.remove(expected)
-    assert first_to_leave(left) is None
+    assert first_to_close(left) is None
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ class StageProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.peer.leave = transport.abort
+        self.peer.close = transport.abort
 
     def data_received(self, data: bytes) -> None:
-        self.peer.turn(data.decode().strip(), time.monotonic())  # type: ignore[arg-type]
+        self.peer.enter(data.decode().strip(), time.monotonic())  # type: ignore[arg-type]
         self.transport.write(b"!")
 
     def connection_lost(self, exc: Exception | None) -> None:

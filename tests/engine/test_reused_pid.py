@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpumond.api.resources import holdings
-from gpumond.engine import EngineState, Tick, advance, judge, observe
+from gpumond.engine import EngineState, Tick, advance, evaluate, observe
 from gpumond.engine.events import EventState, advance_events
 from gpumond.flush import Target
 from gpumond.metrics.catalogue import FAMILIES
@@ -48,7 +48,7 @@ def after(before: Snapshot | None, processes: tuple[ProcessUsage, ...], reports:
 def with_old() -> Tick:
     first = after(None, (listed(100),), (REPORT,))
     second = after(first, (listed(100),), (REPORT,))
-    return judge(judge(EngineState(), RULES, first, (LEAK,)).memory, RULES, second, (LEAK,))
+    return evaluate(evaluate(EngineState(), RULES, first, (LEAK,)).memory, RULES, second, (LEAK,))
 
 
 @pytest.mark.parametrize("start", [200, None])
@@ -56,7 +56,7 @@ def with_old() -> Tick:
 def test_old_report_gives_the_new_process_neither_workload_nor_shares(
     start: int | None, reports: tuple[AgentReport, ...]
 ):
-    tick = judge(EngineState(), RULES, after(None, (listed(start),), reports), ())
+    tick = evaluate(EngineState(), RULES, after(None, (listed(start),), reports), ())
     new = next(each for each in holdings(tick.frame) if each.start_ticks == start)
     assert (new.workload, new.live_bytes, new.opaque_bytes) == ("", None, 4 * GIB)
     info = next(family for family in FAMILIES if family.name == "gpumond_process_info")
@@ -67,7 +67,7 @@ def test_old_report_gives_the_new_process_neither_workload_nor_shares(
 def test_old_alerts_resolve_and_those_of_the_new_process_begin():
     before = with_old()
     snapshot = after(before.frame.snapshot, (listed(200),), ())
-    tick = judge(before.memory, RULES, snapshot, ())
+    tick = evaluate(before.memory, RULES, snapshot, ())
     alerts = {alert.rule: alert for alert in tick.frame.alerts}
     assert set(alerts) == {"full", "slow"}
     assert {alert.process for alert in alerts.values()} == {NEW}
@@ -81,16 +81,16 @@ def test_old_alerts_resolve_and_those_of_the_new_process_begin():
 
 def test_alerts_continue_while_the_start_is_unknown():
     before = with_old()
-    tick = judge(before.memory, RULES, after(before.frame.snapshot, (listed(None),), ()), ())
+    tick = evaluate(before.memory, RULES, after(before.frame.snapshot, (listed(None),), ()), ())
     full = next(alert for alert in tick.frame.alerts if alert.rule == "full")
     assert (full.process, full.active_at, full in tick.raised) == (OLD, 1e6, False)
-    again = judge(tick.memory, RULES, after(tick.frame.snapshot, (listed(200),), ()), ())
+    again = evaluate(tick.memory, RULES, after(tick.frame.snapshot, (listed(200),), ()), ())
     assert [(alert.rule, alert.process) for alert in again.raised] == [("full", NEW)]
 
 
 @pytest.mark.parametrize("start", [200, None])
 def test_old_verdict_is_no_value_of_the_new_process(start: int | None):
-    tick = judge(EngineState(), RULES, after(None, (listed(start),), ()), (LEAK,))
+    tick = evaluate(EngineState(), RULES, after(None, (listed(start),), ()), (LEAK,))
     assert "leak" not in {alert.rule for alert in tick.frame.alerts}
 
 
@@ -137,8 +137,8 @@ def test_note_of_a_flush_is_not_on_the_alert_of_the_new_process():
 def test_top_shows_no_old_report_and_no_old_verdict_for_the_new_process():
     refusing = make_report(PID, (POOL,), flush_policy="never", start_ticks=100)
     device = make_device(UUID, used_bytes=4 * GIB, processes=(listed(200),))
-    seen = view(make_frame(device, reports=(refusing,), verdicts=(LEAK,)))
-    (new,) = seen.processes
+    content = view(make_frame(device, reports=(refusing,), verdicts=(LEAK,)))
+    (new,) = content.processes
     assert (new.key[1], new.flush_policy, new.verdict) == (NEW, None, "")
 
 

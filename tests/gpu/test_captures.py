@@ -18,7 +18,7 @@ faulthandler.dump_traceback_later(60, exit=True)
 sys.setswitchinterval(1e-4)
 from gpumond import agent
 from gpumond.agent import cuda
-def seen():
+def held_now():
     with cuda.capture_safe():  # to look at a stream-ordered pool would end the capture that looks
         return held()
 """
@@ -102,8 +102,8 @@ def elsewhere(call):
 agent.report()
 during = []
 waste()
-before = seen()
-capture(lambda: during.extend((elsewhere(agent.flush), elsewhere(lambda: agent.flush(dry_run=True)), seen())))
+before = held_now()
+capture(lambda: during.extend((elsewhere(agent.flush), elsewhere(lambda: agent.flush(dry_run=True)), held_now())))
 receipts, plans, then = during
 print({(receipt.outcome, receipt.reason) for receipt in receipts + plans}, then >= before)
 print(sum(receipt.released_bytes for receipt in agent.flush()) > 0)
@@ -117,14 +117,14 @@ def slow():
     time.sleep(0.3)
 agent.report()
 waste()
-before = seen()
+before = held_now()
 def flush():
     released.extend(receipt.released_bytes for receipt in agent.flush(("hooks", "cache", "trim")))
 flusher = threading.Thread(target=flush)
 flusher.start()
 under_way.wait()
 during = []
-capture(lambda: during.append(seen()))
+capture(lambda: during.append(held_now()))
 flusher.join()
 own = 4 << 20  # a capture begins with small blocks of its own
 print(sum(released) > 2 * own, during[0] <= before - sum(released) + own)

@@ -7,13 +7,13 @@ from statistics import median
 import pytest
 
 from gpumond import history as module
-from gpumond.history import LIFE_SIGNALS, LIVE, SIGNALS, USED, Coarse, History
+from gpumond.history import LIVE, PROCESS_SIGNALS, SIGNALS, USED, Coarse, History
 from gpumond.history.series import MAX, MEDIAN, MIN, MINUTE, QUARTER, SAMPLES, TIERS, Rows, Series
 from gpumond.model.process import ProcessKey
 from gpumond.protocol.messages import from_json, to_json
 from gpumond.testing import make_snapshot
 
-LIFE = ("GPU-a", ProcessKey(10, 100))
+PROCESS_SERIES = ("GPU-a", ProcessKey(10, 100))
 NAN = float("nan")
 
 
@@ -29,7 +29,7 @@ def make_history(values: Sequence[float], every: float = 1.0, begin: float = 0.0
     for number, value in enumerate(values):
         at = begin + number * every
         assert history.begin(make_snapshot(elapsed_seconds=at, taken_at=taken_at + at))
-        series = history.life(LIFE)
+        series = history.process(PROCESS_SERIES)
         assert series is not None
         series.add((at, value, NAN, NAN))
     return history
@@ -89,34 +89,34 @@ def test_record_includes_blocks_that_are_no_longer_kept():
     assert series.records[MINUTE] == [1000.0]
 
 
-def test_history_of_64_devices_and_500_lives_needs_at_most_64_mib():
+def test_history_of_64_devices_and_500_processes_needs_at_most_64_mib():
     """Measured with every row of every tier in use."""
-    life, device = Series(LIFE_SIGNALS, 0.0, 0.0), Series(len(SIGNALS), 0.0, 0.0)
-    for series in (life, device):
+    process, device = Series(PROCESS_SIGNALS, 0.0, 0.0), Series(len(SIGNALS), 0.0, 0.0)
+    for series in (process, device):
         for rows, capacity in ((series.rows, SAMPLES), *zip(series.tiers, (tier.rows for tier in TIERS), strict=True)):
             for _ in range(capacity + 10):
                 rows.append([0.0] * rows.width)
             assert len(rows) == capacity
-    one_life, one_device = (sum(rows.bytes for rows in (s.rows, *s.tiers)) for s in (life, device))
-    assert 500 * one_life + 64 * one_device <= 64 * 1024 * 1024
+    one_process, one_device = (sum(rows.bytes for rows in (s.rows, *s.tiers)) for s in (process, device))
+    assert 500 * one_process + 64 * one_device <= 64 * 1024 * 1024
 
 
 def test_points_are_samples_or_the_longest_blocks_within_the_resolution():
     history = make_history([float(i) for i in range(1000)])
-    assert [point.median for point in history.series(LIFE, "used")] == list(range(100, 1000))
+    assert [point.median for point in history.series(PROCESS_SERIES, "used")] == list(range(100, 1000))
     for resolution, seconds in ((15, 15), (59, 15), (60, 60), (899, 300), (900, 900)):
-        points = history.series(LIFE, "used", resolution=resolution)
+        points = history.series(PROCESS_SERIES, "used", resolution=resolution)
         assert points
         assert {round(b.at - a.at) % seconds for a, b in pairwise(points)} <= {0}
-    assert history.series(LIFE, "used", since=1e9 + 990.5)[0].median == 991
-    assert history.series(LIFE, "live") == ()
+    assert history.series(PROCESS_SERIES, "used", since=1e9 + 990.5)[0].median == 991
+    assert history.series(PROCESS_SERIES, "live") == ()
     assert history.series(("GPU-a", ProcessKey(11, 100)), "used") == history.series(("GPU-b", None), "used") == ()
 
 
 def test_wall_clock_step_moves_no_sample_relative_to_another():
     history = make_history([1.0] * 10)
     history.begin(make_snapshot(elapsed_seconds=10.0, taken_at=5e8))
-    times = [point.at for point in history.series(LIFE, "used")]
+    times = [point.at for point in history.series(PROCESS_SERIES, "used")]
     assert times == [5e8 - 10 + i for i in range(10)]
 
 
@@ -128,24 +128,24 @@ def test_snapshot_that_is_not_newer_is_ignored():
 
 def test_ended_life_is_kept_and_the_newest_life_of_a_pid_is_returned():
     history = make_history([1.0] * 3)
-    history.end(LIFE)
-    assert len(history.series(LIFE, "used")) == 3
+    history.end(PROCESS_SERIES)
+    assert len(history.series(PROCESS_SERIES, "used")) == 3
     reused = ProcessKey(10, 101)
-    other = history.life(("GPU-a", reused))
+    other = history.process(("GPU-a", reused))
     assert other is not None
     other.add((3.0, 7.0, NAN, NAN))
     assert history.newest("GPU-a", 10) == reused
     assert [point.median for point in history.series(("GPU-a", reused), "used")] == [7.0]
-    assert len(history.series(LIFE, "used")) == 3
+    assert len(history.series(PROCESS_SERIES, "used")) == 3
     for pid in range(module.MAX_ENDED + 1):
-        history.life(("GPU-b", ProcessKey(pid, 1)))
+        history.process(("GPU-b", ProcessKey(pid, 1)))
         history.end(("GPU-b", ProcessKey(pid, 1)))
     assert history.series(("GPU-b", ProcessKey(0, 1)), "used") == ()
 
 
-def test_lives_never_exceed_the_limit():
+def test_processes_never_exceed_the_limit():
     history = make_history([1.0])
-    made = [history.life(("GPU-a", ProcessKey(pid, 1))) for pid in range(1000, 1000 + module.MAX_LIVES)]
+    made = [history.process(("GPU-a", ProcessKey(pid, 1))) for pid in range(1000, 1000 + module.MAX_PROCESSES)]
     assert made[-2] is not None
     assert made[-1] is None
 
@@ -157,14 +157,14 @@ def test_restored_series_continues_when_the_life_is_seen_again():
     after.restore(kept)
     # After a reboot the monotonic clock starts again; an hour of wall time has passed.
     after.begin(make_snapshot(elapsed_seconds=50.0, taken_at=1e9 + 4000 + 3600))
-    series = after.life(LIFE)
+    series = after.process(PROCESS_SERIES)
     assert series is not None
-    assert list(series.column(QUARTER, USED)) == list(before.lives[LIFE].column(QUARTER, USED))
+    assert list(series.column(QUARTER, USED)) == list(before.processes[PROCESS_SERIES].column(QUARTER, USED))
     assert series.records[MINUTE][USED] == 4.0
     assert series.records[MINUTE][LIVE] == -float("inf")
     assert after.unix(series.born) == pytest.approx(1e9)
-    shown = [point.at for point in after.series(LIFE, "used", resolution=900)]
-    *closed, _ = [point.at for point in before.series(LIFE, "used", resolution=900)]
+    shown = [point.at for point in after.series(PROCESS_SERIES, "used", resolution=900)]
+    *closed, _ = [point.at for point in before.series(PROCESS_SERIES, "used", resolution=900)]
     assert shown == pytest.approx(closed)
 
 
@@ -174,16 +174,16 @@ def test_restored_series_is_discarded_without_its_life():
     after.restore(kept)
     for at in (0.0, module.AWAITED_SECONDS + 1):
         after.begin(make_snapshot(elapsed_seconds=at, taken_at=2e9 + at))
-    series = after.life(LIFE)
+    series = after.process(PROCESS_SERIES)
     assert series is not None
     assert len(series.tiers[QUARTER]) == 0
 
 
-def test_blocks_of_lives_that_begin_together_close_at_different_times():
+def test_blocks_of_processes_that_begin_together_close_at_different_times():
     history = make_history([1.0])
     ends = set()
     for pid in range(60):
-        series = history.life(("GPU-a", pid + 50, 1))
+        series = history.process(("GPU-a", pid + 50, 1))
         assert series is not None
         at = 0.5
         while not series.add((at, 0.0, 0.0, 0.0)):

@@ -21,8 +21,8 @@ from gpumond.host.peer_credentials import (
     in_private_pid_namespace,
     peer_pidfd,
     sender_pid,
-    start_ticks,
 )
+from gpumond.host.processes import start_ticks
 from gpumond.sources.process.procfs import ProcessTable
 
 TRIALS = 10_000

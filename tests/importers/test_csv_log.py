@@ -14,16 +14,16 @@ HEADER = "time,uuid,pid,used_bytes,live_bytes,held_bytes,size_bytes,utilization\
 
 
 def test_rows_have_devices_processes_and_their_allocators():
-    seen = read(
+    snapshots = read(
         HEADER + f"0,GPU-a,,300,,,{80 * GIB},0.5\n0,GPU-a,7,200,100,150,,\n1,GPU-a,,301,,,,\n1,GPU-a,7,201,,,,\n"
     )
-    device, report = seen[0].devices[0], seen[0].reports[0]
+    device, report = snapshots[0].devices[0], snapshots[0].reports[0]
     assert (device.uuid, device.used_bytes, device.size_bytes) == ("GPU-a", 300, 80 * GIB)
     assert device.sensors.gpu_utilization_ratio == 0.5
     assert [(p.pid, p.used_bytes, p.start_ticks) for p in device.processes or ()] == [(7, 200, report.start_ticks)]
     assert (report.pid, report.pools[0].live_bytes, report.pools[0].held_bytes) == (7, 100, 150)
-    assert seen[1].devices[0].size_bytes == 80 * GIB
-    assert seen[1].reports == ()
+    assert snapshots[1].devices[0].size_bytes == 80 * GIB
+    assert snapshots[1].reports == ()
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_rows_have_devices_processes_and_their_allocators():
     ids=["named", "order", "unnamed", "semicolons", "quoted", "half", "header-again"],
 )
 def test_equal_readings_in_different_notations_are_equal(log: str):
-    seen = read(log)
-    assert (elapsed(seen), used(seen, "GPU-a")) == ([0, 1], [5, 6])
+    snapshots = read(log)
+    assert (elapsed(snapshots), used(snapshots, "GPU-a")) == ([0, 1], [5, 6])
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,11 @@ def test_utilization_is_a_ratio_or_percent(cells: tuple[str, str], ratios: list[
 
 
 def test_allocator_without_a_pid_has_a_report_without_a_name():
-    seen = read("time,uuid,pid,used_bytes,live_bytes,held_bytes\n0,GPU-a,,500,100,300\n")
-    assert [(r.pid, r.pools[0].live_bytes, r.pools[0].held_bytes) for r in seen[0].reports] == [(NAMELESS, 100, 300)]
-    assert seen[0].devices[0].used_bytes == 500
+    snapshots = read("time,uuid,pid,used_bytes,live_bytes,held_bytes\n0,GPU-a,,500,100,300\n")
+    assert [(r.pid, r.pools[0].live_bytes, r.pools[0].held_bytes) for r in snapshots[0].reports] == [
+        (NAMELESS, 100, 300)
+    ]
+    assert snapshots[0].devices[0].used_bytes == 500
 
 
 @pytest.mark.parametrize(
@@ -109,19 +111,19 @@ def test_unusable_log_is_refused_with_the_line_and_the_remedy(log: str, complain
 
 def test_less_frequent_rows_are_kept_until_their_next_row():
     rows = [f"{t},GPU-a,7,{t}\n" + (f"{t},GPU-a,8,1000\n" if t % 10 == 0 else "") for t in range(60)]
-    seen = read("time,uuid,pid,used_bytes\n" + "".join(rows))
-    assert all(len(s.devices[0].processes or ()) == 2 for s in seen[20:])
+    snapshots = read("time,uuid,pid,used_bytes\n" + "".join(rows))
+    assert all(len(s.devices[0].processes or ()) == 2 for s in snapshots[20:])
 
 
 def test_missing_process_has_ended_and_its_pid_returns_as_another():
     rows = [f"{t},a,,9,\n" + (f"{t},a,7,5,4\n" if t < 10 or t >= 20 else "") for t in range(30)]
-    seen = read("time,uuid,pid,used_bytes,live_bytes\n" + "".join(rows))
-    lives = [[(p.pid, p.start_ticks) for p in s.devices[0].processes or ()] for s in seen]
+    snapshots = read("time,uuid,pid,used_bytes,live_bytes\n" + "".join(rows))
+    lives = [[(p.pid, p.start_ticks) for p in s.devices[0].processes or ()] for s in snapshots]
     assert (lives[9], lives[15], lives[25]) == ([(7, 0)], [], [(7, 1)])
-    assert [[(r.pid, r.start_ticks) for r in s.reports] for s in seen] == lives
+    assert [[(r.pid, r.start_ticks) for r in s.reports] for s in snapshots] == lives
 
 
 def test_duplicates_are_skipped_with_a_notice():
-    seen, remarks = read_with_notices("time,uuid,pid,used_bytes\n0,a,,5\n0,a,,5\n1,a,,6\n")
-    assert used(seen, "a") == [5, 6]
+    snapshots, remarks = read_with_notices("time,uuid,pid,used_bytes\n0,a,,5\n0,a,,5\n1,a,,6\n")
+    assert used(snapshots, "a") == [5, 6]
     assert [r for r in remarks if r.startswith("1 lines repeat")]

@@ -60,9 +60,9 @@ def damaged(draw: st.DrawFn) -> bytes:
 @given(data=st.one_of(damaged(), st.binary(max_size=200)))
 def test_arbitrary_file_is_read_or_refused(format_name: str, data: bytes):
     try:
-        seen = read(data, format_name)
+        snapshots = read(data, format_name)
     except ConfigError:
         return
-    for snapshot in seen:
+    for snapshot in snapshots:
         assert from_json(Snapshot, to_json(snapshot)) == snapshot
-    assert all(one.elapsed_seconds < other.elapsed_seconds for one, other in pairwise(seen))
+    assert all(one.elapsed_seconds < other.elapsed_seconds for one, other in pairwise(snapshots))

@@ -49,10 +49,10 @@ HEADERLESS = WITH_UNITS.split("\n", 1)[1]
     ids=["units", "nounits", "order", "repeated", "noheader", "bare", "crlf", "bom", "utf16", "gzip", "half", "blank"],
 )
 def test_equal_readings_in_different_notations_are_equal(log: str | bytes):
-    seen = read(log)
-    assert [(round(s.taken_at, 3), s.devices[0].uuid) for s in seen] == [(AT, UUID), (AT + 1, UUID)]
-    assert used(seen, UUID) == [500 * MIB, 501 * MIB]
-    device = seen[0].devices[0]
+    snapshots = read(log)
+    assert [(round(s.taken_at, 3), s.devices[0].uuid) for s in snapshots] == [(AT, UUID), (AT + 1, UUID)]
+    assert used(snapshots, UUID) == [500 * MIB, 501 * MIB]
+    device = snapshots[0].devices[0]
     assert device.size_bytes == 81559 * MIB
     assert device.processes is None
     assert device.sensors.gpu_utilization_ratio in (0.07, None)
@@ -65,8 +65,8 @@ def test_units_other_than_mebibytes_are_converted():
 
 @pytest.mark.parametrize("cell", ["[N/A]", "[Not Supported]", "[Unknown Error]", "[GPU is lost]", "N/A", "ERR!"])
 def test_absent_values_are_unknown_and_not_zero(cell: str):
-    seen = read(WITH_UNITS.replace("501 MiB", cell))
-    assert used(seen, UUID) == [500 * MIB, None]
+    snapshots = read(WITH_UNITS.replace("501 MiB", cell))
+    assert used(snapshots, UUID) == [500 * MIB, None]
 
 
 def test_used_follows_from_size_and_free():
@@ -93,10 +93,10 @@ def many(identity: str, *devices: str) -> str:
     ],
 )
 def test_devices_of_one_reading_are_one_snapshot(identity: str, devices: tuple[str, ...], uuids: tuple[str, ...]):
-    seen = read(many(identity, *devices))
-    assert elapsed(seen) == [0, 1, 2]
-    assert [tuple(device.uuid for device in snapshot.devices) for snapshot in seen] == [uuids] * 3
-    assert used(seen, uuids[1]) == [100 * MIB, 101 * MIB, 102 * MIB]
+    snapshots = read(many(identity, *devices))
+    assert elapsed(snapshots) == [0, 1, 2]
+    assert [tuple(device.uuid for device in snapshot.devices) for snapshot in snapshots] == [uuids] * 3
+    assert used(snapshots, uuids[1]) == [100 * MIB, 101 * MIB, 102 * MIB]
 
 
 def test_devices_without_a_distinguishing_column_are_refused():
@@ -107,9 +107,9 @@ def test_devices_without_a_distinguishing_column_are_refused():
 
 def test_replaced_device_is_another_device():
     rows = [f"2024/05/01 12:00:0{n}, 0, {card}, 5 MiB, {size} MiB" for n, (card, size) in enumerate(DEVICES)]
-    seen = read("\n".join(["timestamp, index, name, memory.used [MiB], memory.total [MiB]", *rows, ""]))
-    assert [snapshot.devices[-1].uuid for snapshot in seen] == ["gpu0", "gpu0", "gpu0#2"]
-    assert seen[-1].devices[-1].size_bytes == 40000 * MIB
+    snapshots = read("\n".join(["timestamp, index, name, memory.used [MiB], memory.total [MiB]", *rows, ""]))
+    assert [snapshot.devices[-1].uuid for snapshot in snapshots] == ["gpu0", "gpu0", "gpu0#2"]
+    assert snapshots[-1].devices[-1].size_bytes == 40000 * MIB
 
 
 DEVICES = (("Tesla T4", 15360), ("Tesla T4", 15360), ("NVIDIA A100", 40000))
@@ -117,8 +117,8 @@ DEVICES = (("Tesla T4", 15360), ("Tesla T4", 15360), ("NVIDIA A100", 40000))
 
 def test_messages_between_readings_are_not_malformed_lines():
     message = "Unable to determine the device handle for GPU0000:1B:00.0: GPU is lost.  Reboot the system.\n"
-    seen, remarks = read_with_notices(WITH_UNITS + message * 50)
-    assert len(seen) == 2
+    snapshots, remarks = read_with_notices(WITH_UNITS + message * 50)
+    assert len(snapshots) == 2
     assert [remark for remark in remarks if "line 4: nvidia-smi reported: Unable to" in remark]
 
 
@@ -143,16 +143,16 @@ def test_log_of_processes_lists_them():
         [(7, 110 * MIB, "python")],
         [(7, 120 * MIB, "python"), (8, 60 * MIB, "/usr/bin/x")],
     ]
-    seen, remarks = read_with_notices(log)
-    assert used(seen, "GPU-a") == [150 * MIB, 110 * MIB, 180 * MIB]
+    snapshots, remarks = read_with_notices(log)
+    assert used(snapshots, "GPU-a") == [150 * MIB, 110 * MIB, 180 * MIB]
     assert remarks == ["the log has no used memory of a device: the sum of its processes is used"]
 
 
 def test_program_name_with_a_comma_is_complete():
     log = PROCESSES.replace("/usr/bin/x", "x").replace("8, x", "8, python, other.py")
     first, *rest = log.splitlines()
-    seen = read("\n".join([first, "2024/05/01 11:59:59.100, GPU-a, 7, python, 90 MiB", *rest, ""]))
-    assert processes(seen[1])[0] == (7, 100 * MIB, "python, serve.py")
+    snapshots = read("\n".join([first, "2024/05/01 11:59:59.100, GPU-a, 7, python, 90 MiB", *rest, ""]))
+    assert processes(snapshots[1])[0] == (7, 100 * MIB, "python, serve.py")
 
 
 @pytest.mark.parametrize(
@@ -178,23 +178,23 @@ def test_unusable_log_is_refused_with_the_remedy(log: str, complaint: str):
 
 def test_log_without_timestamps_needs_only_the_interval():
     log = "index, memory.used [MiB], memory.total [MiB]\n" + "0, 5 MiB, 9000 MiB\n1, 6 MiB, 9000 MiB\n" * 3
-    seen = read(log, interval=5.0)
-    assert elapsed(seen) == [0, 5, 10]
-    assert [len(snapshot.devices) for snapshot in seen] == [2, 2, 2]
+    snapshots = read(log, interval=5.0)
+    assert elapsed(snapshots) == [0, 5, 10]
+    assert [len(snapshot.devices) for snapshot in snapshots] == [2, 2, 2]
 
 
 def test_headerless_log_has_the_index_in_its_counting_column():
     rows = [f"2024/05/01 12:00:0{s}.{g}00, {g}, {40 + g}, {2000 + 10 * s + g}, 81559" for s in range(3) for g in (0, 1)]
-    seen = read("\n".join([*rows, ""]))
-    assert [d.uuid for d in seen[-1].devices] == ["gpu0", "gpu1"]
-    assert used(seen, "gpu1") == [2001 * MIB, 2011 * MIB, 2021 * MIB]
+    snapshots = read("\n".join([*rows, ""]))
+    assert [d.uuid for d in snapshots[-1].devices] == ["gpu0", "gpu1"]
+    assert used(snapshots, "gpu1") == [2001 * MIB, 2011 * MIB, 2021 * MIB]
 
 
 def test_malformed_line_is_skipped_with_a_notice():
     rows = "".join(f"2024/05/01 12:00:{s:02}, GPU-a, {s} MiB\n" for s in range(20))
     log = "timestamp, uuid, memory.used [MiB]\n" + rows.replace("05, GPU-a, 5 MiB", "05, GPU-a, lots")
-    seen, remarks = read_with_notices(log)
-    assert len(seen) == 19
+    snapshots, remarks = read_with_notices(log)
+    assert len(snapshots) == 19
     assert [remark for remark in remarks if remark.startswith("1 malformed") and "line 7: " in remark]
 
 

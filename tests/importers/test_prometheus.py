@@ -58,21 +58,21 @@ DCGM = {"gpu": "3", "UUID": "GPU-a", "instance": "node1:9400", "modelName": "NVI
     ids=["gpumond", "dcgm", "nvidia_gpu_exporter", "nvitop", "expression", "with-others"],
 )
 def test_exporters_are_read_in_their_own_units(log: list[dict[str, Any]], size: int | None):
-    seen = read(answer(*log))
-    assert (elapsed(seen), used(seen, "GPU-a")) == ([0, 15], [100 * MIB, 200 * MIB])
-    assert seen[0].devices[0].size_bytes == size
-    assert seen[0].devices[0].processes is None
+    snapshots = read(answer(*log))
+    assert (elapsed(snapshots), used(snapshots, "GPU-a")) == ([0, 15], [100 * MIB, 200 * MIB])
+    assert snapshots[0].devices[0].size_bytes == size
+    assert snapshots[0].devices[0].processes is None
 
 
 def test_dcgm_has_name_index_and_utilization():
-    seen = read(answer(series("DCGM_FI_DEV_FB_USED", 1, **DCGM), series("DCGM_FI_DEV_GPU_UTIL", 50, **DCGM)))
-    device = seen[0].devices[0]
+    snapshots = read(answer(series("DCGM_FI_DEV_FB_USED", 1, **DCGM), series("DCGM_FI_DEV_GPU_UTIL", 50, **DCGM)))
+    device = snapshots[0].devices[0]
     assert (device.index, device.name, device.sensors.gpu_utilization_ratio) == (3, "NVIDIA H100", 0.5)
 
 
 def test_answer_has_processes_and_their_pools():
     own = {"uuid": "GPU-a", "pid": "7"}
-    seen = read(
+    snapshots = read(
         answer(
             series("gpumond_process_memory_used_bytes", 50, 60, **own),
             series("gpumond_pool_live_bytes", 10, 20, allocator="torch", **own),
@@ -81,8 +81,11 @@ def test_answer_has_processes_and_their_pools():
             series("gpumond_process_memory_used_bytes", 9, 9, uuid="GPU-a", pid="other"),
         )
     )
-    assert [[(p.pid, p.used_bytes) for p in s.devices[0].processes or ()] for s in seen] == [[(7, 50)], [(7, 60)]]
-    assert [(s.reports[0].pools[0].live_bytes, s.reports[0].pools[0].held_bytes) for s in seen] == [(11, 30), (21, 30)]
+    assert [[(p.pid, p.used_bytes) for p in s.devices[0].processes or ()] for s in snapshots] == [[(7, 50)], [(7, 60)]]
+    assert [(s.reports[0].pools[0].live_bytes, s.reports[0].pools[0].held_bytes) for s in snapshots] == [
+        (11, 30),
+        (21, 30),
+    ]
 
 
 def test_device_in_two_instances_remains_two_series():

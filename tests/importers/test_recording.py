@@ -64,35 +64,35 @@ def at(seq: int, elapsed_seconds: float, taken_at: float) -> Snapshot:
 
 
 def test_time_continues_after_a_restart_of_the_daemon():
-    seen, remarks = read_with_notices(lines(at(1, 1, 100), at(2, 2, 101), at(1, 0.5, 111), at(2, 1.5, 112)))
-    assert elapsed(seen) == [1, 2, 12, 13]
+    snapshots, remarks = read_with_notices(lines(at(1, 1, 100), at(2, 2, 101), at(1, 0.5, 111), at(2, 1.5, 112)))
+    assert elapsed(snapshots) == [1, 2, 12, 13]
     assert "line 3: the daemon was restarted" in remarks[0]
 
 
 def test_duplicate_rows_count_once():
-    seen, _ = read_with_notices(lines(at(1, 1, 100), at(1, 1, 100), at(2, 2, 101)))
-    assert elapsed(seen) == [1, 2]
+    snapshots, _ = read_with_notices(lines(at(1, 1, 100), at(1, 1, 100), at(2, 2, 101)))
+    assert elapsed(snapshots) == [1, 2]
 
 
 def test_incomplete_last_line_causes_no_notice():
-    seen, remarks = read_with_notices(lines(at(1, 1, 100), at(2, 2, 101))[:-20])
-    assert (elapsed(seen), remarks) == ([1], [])
+    snapshots, remarks = read_with_notices(lines(at(1, 1, 100), at(2, 2, 101))[:-20])
+    assert (elapsed(snapshots), remarks) == ([1], [])
 
 
 def test_invalid_line_is_skipped_with_a_notice():
     many = [at(n, n, 100 + n) for n in range(1, 21)]
-    seen, remarks = read_with_notices(lines(*many) + b'{"seq":"x"}\n' + lines(at(30, 30, 200)))
-    assert len(seen) == 21
+    snapshots, remarks = read_with_notices(lines(*many) + b'{"seq":"x"}\n' + lines(at(30, 30, 200)))
+    assert len(snapshots) == 21
     assert remarks[0].startswith("1 malformed lines are ignored; the first is line 21: ")
 
 
 def test_out_of_range_number_makes_a_line_invalid():
     huge = to_json(at(1, 1, 100)).replace(b'"elapsed_seconds":1', b'"elapsed_seconds":1' + b"9" * 400) + b"\n"
-    seen, remarks = read_with_notices(huge + lines(*[at(n, n, 100 + n) for n in range(1, 21)]))
-    assert len(seen) == 20
+    snapshots, remarks = read_with_notices(huge + lines(*[at(n, n, 100 + n) for n in range(1, 21)]))
+    assert len(snapshots) == 20
     assert "line 1: Snapshot.elapsed_seconds: expected a finite number" in remarks[0]
 
 
 def test_missing_capacity_can_be_given():
-    seen = read(lines(make_snapshot(make_device(size_bytes=None), make_device("GPU-b"))), size=5)
-    assert [device.size_bytes for device in seen[0].devices] == [5, 80 * GIB]
+    snapshots = read(lines(make_snapshot(make_device(size_bytes=None), make_device("GPU-b"))), size=5)
+    assert [device.size_bytes for device in snapshots[0].devices] == [5, 80 * GIB]

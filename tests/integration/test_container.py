@@ -123,8 +123,8 @@ def test_image_adds_little_to_its_base(engine: Engine):
 
 def test_programs_of_the_demo_are_listed(engine: Engine, demo: str):
     def workloads() -> set[str]:
-        seen = json.loads(engine("podman", "exec", demo, "gpumond", "status", "--json"))
-        return {entry["workload"] for entry in seen["agents"]}
+        status = json.loads(engine("podman", "exec", demo, "gpumond", "status", "--json"))
+        return {entry["workload"] for entry in status["agents"]}
 
     until(lambda: workloads() == {"training", "serving", "leak", "fragmentation"})
 

@@ -186,8 +186,8 @@ DIFFERENCES = """async ([plan, receipt]) => {
 def flushed(expected: int, released: int, driver: int | None, raced: bool = False) -> dict[str, Any]:
     interval = {"low": expected * GIB, "high": expected * GIB}
     held = {"held_bytes": 6 * GIB, "live_bytes": (6 - expected) * GIB}
-    seen = None if driver is None else driver * GIB
-    amounts = {"released_bytes": released * GIB, "driver_released_bytes": seen}
+    driver_released = None if driver is None else driver * GIB
+    amounts = {"released_bytes": released * GIB, "driver_released_bytes": driver_released}
     return {"expected": interval, "before": held, "raced": raced, **amounts}
 
 
@@ -278,11 +278,11 @@ def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: Running
         rows.first.wait_for()
 
         def orders(seconds: int) -> set[tuple[str, ...]]:
-            seen = set()
+            pids = set()
             for _ in range(10 * seconds):
-                seen.add(tuple(session.texts("tbody .of-pid")[0]))
+                pids.add(tuple(session.texts("tbody .of-pid")[0]))
                 session.page.wait_for_timeout(100)
-            return seen
+            return pids
 
         rows.nth(1).hover()
         session.page.wait_for_timeout(100)

@@ -37,7 +37,7 @@ from gpumond.daemon.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
 from gpumond.daemon.listener import HEAD_SECONDS
 from gpumond.engine import EngineState, advance
 from gpumond.flush import COOLDOWN_SECONDS, RECEIPTS_KEPT
-from gpumond.history import MAX_LIVES
+from gpumond.history import MAX_PROCESSES
 from gpumond.host.fd_limits import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_connections_of_user
 from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
 from gpumond.metrics import MAX_SERIES, Exposition, Form
@@ -265,9 +265,9 @@ STATED = {
     "agents in all": f"{LIMITS.peers}",
     "connections without a hello message": f"{LIMITS.pending_per_uid} of one uid, {LIMITS.pending} in all",
     "time for a hello message; for the rest of a message": f"{LIMITS.hello_seconds:g} s, "
-    f"{LIMITS.shared_hello_seconds:g} s while the uid has other connections without one; {LIMITS.frame_seconds:g} s",
+    f"{LIMITS.shared_hello_seconds:g} s while the uid has other connections without one; {LIMITS.message_seconds:g} s",
     "age of a report; time without a message": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
-    "messages and bytes of one uid": f"{LIMITS.frames_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
+    "messages and bytes of one uid": f"{LIMITS.messages_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
     "pools of one agent": f"{MAX_POOLS}",
     "pools of one message": f"{MAX_REPORTED_POOLS}",
     "scopes of one program": f"{SCOPES} names",
@@ -287,7 +287,7 @@ STATED = {
     "series of processes": f"{PROCESSES_PER_DEVICE} processes a device",
     "workloads with counts of flushes": f"{MAX_WORKLOADS}",
     "series of a page": f"{MAX_SERIES:,}",
-    "processes with a history": f"{MAX_LIVES}",
+    "processes with a history": f"{MAX_PROCESSES}",
     "rules over the API": f"{MAX_RULES}",
     "baselines": f"{MAX_BASELINES}",
     "receipts, events in memory": f"{RECEIPTS_KEPT} each",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpumond.model.process import ProcessKey
-from gpumond.rules import Labels, Subjects
+from gpumond.rules import Labels, Subjects, Unit
 
 
 class Row(NamedTuple):
@@ -17,10 +17,11 @@ class Row(NamedTuple):
     process: ProcessKey | None = None
 
 
-def of(name: str, *rows: Row) -> Subjects[Row]:
+def of(name: str, *rows: Row, unit: Unit = "count") -> Subjects[Row]:
     return Subjects(
         rows=rows,
         values={name: lambda row: row.value},
+        units={name: unit},
         labels=lambda row: row.labels,
         texts=lambda row: row.texts,
         programs=lambda row: row.programs,

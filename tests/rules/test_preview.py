@@ -67,9 +67,9 @@ def test_oldest_of_large_samples_are_dropped():
     hour = PreviewWindow(kept_bytes=4 * size)
     for number in range(1, 20):
         hour.add(make_frame(number, reports=50, used=60))
-    seen = preview(RULE, hour.moments())
-    assert 2 <= seen.snapshots <= 5
-    assert (seen.from_at, seen.to_at) == (1000.0 + 30 * (20 - seen.snapshots), 1570.0)
+    result = preview(RULE, hour.moments())
+    assert 2 <= result.snapshots <= 5
+    assert (result.from_at, result.to_at) == (1000.0 + 30 * (20 - result.snapshots), 1570.0)
 
 
 def test_samples_are_kept_every_30_seconds_and_a_preview_finds_firing_alerts():
@@ -77,9 +77,9 @@ def test_samples_are_kept_every_30_seconds_and_a_preview_finds_firing_alerts():
     for number, used in enumerate((10, 90, 90, 10)):
         hour.add(make_frame(number, used=used))
         hour.add(replace(frame := make_frame(number, used=99), snapshot=replace(frame.snapshot, seq=9)))
-    seen = preview(RULE, hour.moments())
-    assert seen.snapshots == 4
-    assert [(alert.fired_at, alert.resolved_at) for alert in seen.fired] == [(1030.0, 1090.0)]
+    result = preview(RULE, hour.moments())
+    assert result.snapshots == 4
+    assert [(alert.fired_at, alert.resolved_at) for alert in result.fired] == [(1030.0, 1090.0)]
 
 
 def test_preview_yields_between_programs_and_samples():
@@ -95,8 +95,8 @@ def test_newest_alerts_are_kept_and_the_others_counted():
         device = make_device(used_bytes=400, size_bytes=1000, processes=processes)
         at = RESOLUTION_SECONDS * number
         moments.append(pack(make_snapshot(device, taken_at=1000.0 + at, elapsed_seconds=at), ()))
-    seen = preview(rule, moments)
-    assert (len(seen.fired), seen.omitted) == (MAX_FIRED, 4 * 400 - MAX_FIRED)
-    starts = [alert.active_at for alert in seen.fired]
+    result = preview(rule, moments)
+    assert (len(result.fired), result.omitted) == (MAX_FIRED, 4 * 400 - MAX_FIRED)
+    starts = [alert.active_at for alert in result.fired]
     assert starts == sorted(starts)
     assert starts[-1] == 1000.0 + 7 * RESOLUTION_SECONDS

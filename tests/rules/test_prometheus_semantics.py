@@ -26,14 +26,14 @@ def states(series: Series, wall: Callable[[float], float] = lambda elapsed: 1e9 
         name="r", scope="device", value="x", above=0.5, for_seconds=series.hold, keep_firing_for_seconds=series.keep
     )
     activities: Activities = {}
-    seen = []
+    phases = []
     for number, (elapsed, value) in enumerate(zip(series.times, series.values, strict=True)):
         hidden = HIDING if value == UNKNOWN and number % 2 else Hidden()
         known = value if isinstance(value, float) else None
         subjects = of("x") if value == GONE or hidden is HIDING else of("x", Row(LABELS, known))
         activities = step(rule, subjects, activities, hidden, wall(elapsed), elapsed)
-        seen.append(activities[LABELS].alert.phase if activities else "inactive")
-    return seen
+        phases.append(activities[LABELS].alert.phase if activities else "inactive")
+    return phases
 
 
 def expected(series: Series) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpumond.engine import EngineState, Tick, advance, judge
+from gpumond.engine import EngineState, Tick, advance, evaluate
 from gpumond.model.frame import Verdict
 from gpumond.model.persisted import Heartbeat
 from gpumond.model.snapshot import DeviceReading, Snapshot
 from gpumond.rules import Rule
-from gpumond.rules.restore import GRACE_SECONDS, JUDGED_SECONDS, awaited, kept, resume
+from gpumond.rules.restore import GRACE_SECONDS, VERDICT_GRACE_SECONDS, awaited, kept, resume
 from gpumond.testing import GIB, make_device, make_process, make_snapshot
 
 RULE = Rule(name="full", scope="device", value="used_ratio", above=0.8, for_seconds=60.0)
@@ -84,17 +84,17 @@ LEAK = Rule(name="leak", scope="process", value="leak", above=0)
 VERDICT = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0)
 
 
-def judged(memory: EngineState, elapsed: float, *verdicts: Verdict, alive: bool = True) -> Tick:
+def evaluated(memory: EngineState, elapsed: float, *verdicts: Verdict, alive: bool = True) -> Tick:
     device = make_device(processes=(make_process(10),) if alive else ())
-    return judge(memory, [LEAK], at(elapsed, device), verdicts)
+    return evaluate(memory, [LEAK], at(elapsed, device), verdicts)
 
 
 def test_alert_on_a_leak_is_kept_for_an_hour():
-    memory = restart(judged(EngineState(), 0.0, VERDICT).memory, 60.0)
-    early = judged(memory, 10.0)
+    memory = restart(evaluated(EngineState(), 0.0, VERDICT).memory, 60.0)
+    early = evaluated(memory, 10.0)
     assert (len(early.frame.alerts), early.resolved) == (1, ())
-    assert len(judged(early.memory, JUDGED_SECONDS + 1).resolved) == 1
-    found = judged(early.memory, 1200.0, VERDICT)
+    assert len(evaluated(early.memory, VERDICT_GRACE_SECONDS + 1).resolved) == 1
+    found = evaluated(early.memory, 1200.0, VERDICT)
     assert (len(found.frame.alerts), found.raised) == (1, ())
-    assert len(judged(found.memory, 1300.0).resolved) == 1, "once found, it is over when it is over"
-    assert len(judged(early.memory, GRACE_SECONDS + 1, alive=False).resolved) == 1
+    assert len(evaluated(found.memory, 1300.0).resolved) == 1, "once found, it is over when it is over"
+    assert len(evaluated(early.memory, GRACE_SECONDS + 1, alive=False).resolved) == 1

@@ -8,9 +8,9 @@ from gpumond.engine import EngineState, advance
 from gpumond.engine.attribution import attribute
 from gpumond.model.frame import Verdict
 from gpumond.model.snapshot import Snapshot
-from gpumond.rules import Rule, Scope
+from gpumond.rules import Rule, Scope, Unit, readable
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.schema import LABELS, PLACEHOLDERS, VALUES
+from gpumond.rules.schema import LABELS, PLACEHOLDERS, UNITS, VALUES
 from gpumond.rules.scopes import RuleContext, subjects
 from gpumond.rules.verdicts import active_verdicts
 from gpumond.rules.window import RuleWindow, remember
@@ -30,19 +30,34 @@ LEAK = Verdict(
     time_to_oom_seconds=90.0,
     summary="it grows",
 )
-SEEN = RuleContext(SNAPSHOT, attribute(SNAPSHOT), remember(RuleWindow(), SNAPSHOT), active_verdicts([LEAK]))
+CONTEXT = RuleContext(SNAPSHOT, attribute(SNAPSHOT), remember(RuleWindow(), SNAPSHOT), active_verdicts([LEAK]))
 
 
 @pytest.mark.parametrize("scope", VALUES)
 def test_documented_values_and_words_exist_for_each_row(scope: Scope):
-    seen = subjects(scope, SEEN)
-    assert seen.rows
-    assert seen.values.keys() == VALUES[scope].keys()
-    for row in seen.rows:
-        known = [value_of(row) for value_of in seen.values.values()]
+    found = subjects(scope, CONTEXT)
+    assert found.rows
+    assert found.values.keys() == VALUES[scope].keys()
+    for row in found.rows:
+        known = [value_of(row) for value_of in found.values.values()]
         assert all(value is None or value >= 0 for value in known)
-        assert {name for name, _ in seen.labels(row)} | {"workload"} == LABELS[scope].keys() | {"workload"}
-        assert seen.texts(row).keys() | {"value", "level"} == PLACEHOLDERS[scope].keys()
+        assert {name for name, _ in found.labels(row)} | {"workload"} == LABELS[scope].keys() | {"workload"}
+        assert found.texts(row).keys() | {"value", "level"} == PLACEHOLDERS[scope].keys()
+
+
+@pytest.mark.parametrize("scope", VALUES)
+def test_name_of_a_value_ends_in_its_unit(scope: Scope):
+    suffixes = {"bytes": "_bytes", "bytes/s": "_bytes_per_second", "seconds": "_seconds", "ratio": "_ratio"}
+    for name, unit in UNITS[scope].items():
+        assert [each for each, suffix in suffixes.items() if name.endswith(suffix)] == [unit] * (unit in suffixes)
+
+
+@pytest.mark.parametrize(
+    ("unit", "text"),
+    [("bytes", "5.0 GiB"), ("bytes/s", "300.0 GiB/min"), ("seconds", "1 h"), ("ratio", "50.0 %"), ("count", "3")],
+)
+def test_value_is_formatted_with_its_unit(unit: Unit, text: str):
+    assert readable(unit, {"seconds": 3600.0, "ratio": 0.5, "count": 3.0}.get(unit, 5.0 * GIB)) == text
 
 
 @pytest.mark.parametrize(
@@ -62,17 +77,19 @@ def test_advice_on_fragmentation_names_the_variable_of_the_programs_pytorch_vers
     rule = next(rule for rule in BUILT_IN if rule.name == "fragmentation")
     report = make_report(42, (make_pool(live=GIB, cached=GIB),), frameworks=frameworks)
     snapshot = make_snapshot(make_device(used_bytes=40 * GIB), reports=(report,))
-    seen = subjects(
+    found = subjects(
         "pool", RuleContext(snapshot, attribute(snapshot), remember(RuleWindow(), snapshot), active_verdicts([]))
     )
-    words = {**seen.texts(seen.rows[0]), "value": "", "level": ""}
+    words = {**found.texts(found.rows[0]), "value": "", "level": ""}
     assert f"set {name}=expandable_segments:True for torch" in dict(rule.annotations)["summary"].format(**words)
 
 
 def test_verdict_is_a_value_of_its_process_and_its_device():
     for scope, pids in (("process", ("42", "")), ("device", ("",))):
-        seen = subjects(scope, SEEN)  # type: ignore[arg-type]
-        leaks = {dict(seen.labels(row)).get("pid", ""): seen.values["leak_bytes_per_second"](row) for row in seen.rows}
+        found = subjects(scope, CONTEXT)  # type: ignore[arg-type]
+        leaks = {
+            dict(found.labels(row)).get("pid", ""): found.values["leak_bytes_per_second"](row) for row in found.rows
+        }
         assert leaks == dict(zip(pids, (5.0, 0.0) if scope == "process" else (5.0,), strict=True))
 
 
@@ -92,8 +109,8 @@ def test_agent_of_an_unlisted_process_does_not_make_cache_waste():
             make_snapshot(device, elapsed_seconds=at, reports=(own, make_report(pid, (make_pool(ooms=count),), uid=66)))
             for at, count in ((1.0, 0), (2.0, 1))
         ]
-        seen = subjects("device", advanced(*ticks))
-        return seen.values["wasted_ratio"](seen.rows[0])
+        found = subjects("device", advanced(*ticks))
+        return found.values["wasted_ratio"](found.rows[0])
 
     assert wasted(43) == 20 / 80
     assert wasted(66) == 0

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from gpumond.engine import EngineState, Tick, judge
+from gpumond.engine import EngineState, Tick, evaluate
 from gpumond.model.frame import Verdict
 from gpumond.model.snapshot import DeviceReading, Snapshot
 from gpumond.rules import Rule
@@ -36,7 +36,7 @@ def always_firing(scope: str, value: str, level: float = -1.0) -> Rule:
 
 
 def values_of_alerts(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEVICE) -> dict[str, float]:
-    tick = judge(EngineState(), [rule], make_snapshot(device), verdicts)
+    tick = evaluate(EngineState(), [rule], make_snapshot(device), verdicts)
     return {dict(alert.labels).get("pid", "device"): alert.value for alert in tick.frame.alerts}
 
 
@@ -92,7 +92,7 @@ def run_ticks(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
             devices=snapshot.devices,
             reports=snapshot.reports,
         )
-        results.append(judge(memory, RULES, moved, verdicts))
+        results.append(evaluate(memory, RULES, moved, verdicts))
         memory = results[-1].memory
     return results
 
@@ -159,7 +159,7 @@ REPORT = (make_report(10, (make_pool(live=9 * GIB),)),)
 def keeping(*snapshots: Snapshot) -> list[Tick]:
     memory, results = EngineState(), []
     for second, snapshot in enumerate(snapshots):
-        results.append(judge(memory, KEEPING, replace(snapshot, seq=second + 1, elapsed_seconds=float(second)), ()))
+        results.append(evaluate(memory, KEEPING, replace(snapshot, seq=second + 1, elapsed_seconds=float(second)), ()))
         memory = results[-1].memory
     return results
 

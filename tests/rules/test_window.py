@@ -28,9 +28,9 @@ def snapshot_at(
 
 def value(recent: RuleWindow, snapshot: Snapshot, name: str, scope: str = "pool") -> float | None:
     ledger = advance(EngineState(), (), snapshot).frame.ledger
-    seen = subjects(scope, RuleContext(snapshot, ledger, recent))  # type: ignore[arg-type]
-    (row,) = seen.rows
-    return seen.values[name](row)
+    found = subjects(scope, RuleContext(snapshot, ledger, recent))  # type: ignore[arg-type]
+    (row,) = found.rows
+    return found.values[name](row)
 
 
 def values_of(snapshots: Sequence[Snapshot], name: str, scope: str = "pool") -> list[float | None]:

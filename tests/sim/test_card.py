@@ -19,7 +19,7 @@ from gpumond.sim.device import (
     Spec,
     create,
     simulated_devices,
-    start_ticks,
+    start_if_running,
 )
 from tests.sim.holding import holder, run, small_device
 
@@ -41,7 +41,7 @@ def test_attaching_costs_the_context(device: SimDevice, context: Context) -> Non
     reading = device.read()
     assert reading.processes is not None
     assert [(p.pid, p.start_ticks, p.used_bytes) for p in reading.processes] == [
-        (os.getpid(), start_ticks(os.getpid()), 116 * MIB)
+        (os.getpid(), start_if_running(os.getpid()), 116 * MIB)
     ]
     assert (reading.used_bytes, reading.reserved_bytes, reading.free_bytes) == (116 * MIB, 24 * MIB, 884 * MIB)
 
@@ -111,7 +111,7 @@ def test_process_name_with_brackets_and_spaces_is_read(device: SimDevice, tmp_pa
     python = tmp_path / "x) Z 1 (y"
     python.symlink_to(sys.executable)
     with subprocess.Popen([python, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert start_ticks(process.pid) is not None
+        assert start_if_running(process.pid) is not None
         process.kill()
 
 

@@ -24,15 +24,15 @@ SIZE = 24 * 1024 * MIB
 def minutes(name: str, device: SimDevice, number: int, seed: int = 1) -> list[Statistics]:
     """Statistics of a program's allocator after each second of its virtual time."""
     memory, seconds = ProgramMemory(device), 0.0
-    seen: list[Statistics] = []
+    statistics: list[Statistics] = []
     for pause in PROGRAMS[name](memory, Random(seed)):
         seconds += pause
-        while len(seen) < seconds:
-            seen.append(memory.allocator.statistics())
+        while len(statistics) < seconds:
+            statistics.append(memory.allocator.statistics())
         if seconds > 60 * number:
             break
     memory.allocator.close()
-    return seen
+    return statistics
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def device(tmp_path: Path) -> SimDevice:
 
 
 def test_training_leaves_a_large_cache(device: SimDevice) -> None:
-    seen = minutes("training", device, 3)
-    assert max(now.reclaimable_bytes for now in seen) > 0.1 * SIZE
-    assert max(now.stranded_bytes for now in seen) == 0
-    steps = [now.live_bytes for now in seen[60:80]]
+    statistics = minutes("training", device, 3)
+    assert max(now.reclaimable_bytes for now in statistics) > 0.1 * SIZE
+    assert max(now.stranded_bytes for now in statistics) == 0
+    steps = [now.live_bytes for now in statistics[60:80]]
     assert max(steps) - min(steps) > 0.04 * SIZE, "activations rise and fall"
 
 
@@ -63,13 +63,13 @@ def test_leak_keeps_more_every_minute_and_ends(device: SimDevice) -> None:
 
 def test_fragmentation_strands_more_bytes_at_constant_live_bytes(device: SimDevice) -> None:
     both = minutes("fragmentation", device, 2)
-    seen, then = both[:100], both[100:]
-    live = [now.live_bytes for now in seen[10:]]
+    statistics, then = both[:100], both[100:]
+    live = [now.live_bytes for now in statistics[10:]]
     assert max(live) - min(live) < 0.008 * SIZE
-    stranded = [now.stranded_bytes for now in seen[10::30]]
+    stranded = [now.stranded_bytes for now in statistics[10::30]]
     assert stranded == sorted(stranded)
     assert stranded[-1] > live[-1]
-    assert max(now.reclaimable_bytes for now in seen) == 0
+    assert max(now.reclaimable_bytes for now in statistics) == 0
     assert max(now.reclaimable_bytes for now in then) > max(stranded)  # in the end it needs none of it
 
 

@@ -119,9 +119,9 @@ class _Machine:
             self._left.append((process, ending))
 
     def _device(self, index: int) -> DeviceReading:
-        memory, seen = self._memories[index], self._plan.observation
+        memory, observation = self._memories[index], self._plan.observation
         here = [process for process in self._running.values() if process.planned.device == index]
-        used = _with_noise(memory.used_bytes, memory.size_bytes, seen, self._rng)
+        used = _with_noise(memory.used_bytes, memory.size_bytes, observation, self._rng)
         return DeviceReading(
             uuid=self._uuids[index],
             index=index,
@@ -131,7 +131,7 @@ class _Machine:
             used_bytes=used,
             free_bytes=memory.size_bytes - used,
             reserved_bytes=0,
-            processes=None if seen.view == "device" else (*map(self._usage, here), *self._orphans(index)),
+            processes=None if observation.view == "device" else (*map(self._usage, here), *self._orphans(index)),
             sensors=_SENSORS[min(100, round(100 * sum(process.busy for process in here)))],
         )
 
@@ -166,7 +166,7 @@ class _Machine:
                 )
 
 
-def _with_noise(used_bytes: int, size_bytes: int, seen: Observation, rng: Random) -> int:
+def _with_noise(used_bytes: int, size_bytes: int, observation: Observation, rng: Random) -> int:
     """Return the driver's value: with noise, and rounded to whole quanta."""
-    noisy = used_bytes + (rng.gauss(0.0, seen.noise_bytes) if seen.noise_bytes else 0.0)
-    return min(size_bytes, max(0, round(noisy / seen.quantum_bytes) * seen.quantum_bytes))
+    noisy = used_bytes + (rng.gauss(0.0, observation.noise_bytes) if observation.noise_bytes else 0.0)
+    return min(size_bytes, max(0, round(noisy / observation.quantum_bytes) * observation.quantum_bytes))

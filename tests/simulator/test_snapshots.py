@@ -55,21 +55,21 @@ def test_two_plans_can_run_at_the_same_time():
 
 def test_held_bytes_are_a_maximum_of_whole_segments_until_a_flush():
     made = plan("periodic-eval", 0, duration="1h", period="10m", step="8GiB", **QUIET)
-    seen = list(pools(made, 1.0))
-    assert all(pool.live_bytes <= pool.held_bytes and pool.held_bytes % (2 * MIB) == 0 for _, pool in seen)
-    assert all(pool.held_bytes == pool.live_bytes + pool.reclaimable.likely + pool.stranded_bytes for _, pool in seen)
+    found = list(pools(made, 1.0))
+    assert all(pool.live_bytes <= pool.held_bytes and pool.held_bytes % (2 * MIB) == 0 for _, pool in found)
+    assert all(pool.held_bytes == pool.live_bytes + pool.reclaimable.likely + pool.stranded_bytes for _, pool in found)
     flushes = [step.at for step in made.steps if step.action == "flush"]
     assert flushes
     for at in flushes:
-        before = next(pool for moment, pool in seen if moment >= at - 1.0)
-        after = next(pool for moment, pool in seen if moment >= at)
+        before = next(pool for moment, pool in found if moment >= at - 1.0)
+        after = next(pool for moment, pool in found if moment >= at)
         assert before.held_bytes - after.held_bytes >= 7 * GIB
 
 
 def test_fragmentation_strands_more_bytes_at_constant_live_bytes():
     made = plan("fragmentation", 0, neighbours=0, gaps=0)
-    seen = list(pools(made))
-    early, late = seen[len(seen) // 20][1], seen[-1][1]
+    found = list(pools(made))
+    early, late = found[len(found) // 20][1], found[-1][1]
     assert made.truth.injected_at is not None
     assert late.held_bytes > 1.5 * late.live_bytes
     assert late.stranded_bytes > 15 * GIB > early.stranded_bytes
@@ -164,8 +164,8 @@ def test_noise_has_the_planned_size():
 
 def test_neighbours_start_and_end_without_an_agent():
     made = plan("steady", 0, duration="3h", neighbours=1, view="agent")
-    seen = [len(snapshot.devices[0].processes or ()) for snapshot in snapshots(made, 30.0)]
-    assert {1, 2} <= set(seen)
+    numbers = [len(snapshot.devices[0].processes or ()) for snapshot in snapshots(made, 30.0)]
+    assert {1, 2} <= set(numbers)
     assert {report.workload for snapshot in snapshots(made, 60.0) for report in snapshot.reports} == {"load"}
 
 

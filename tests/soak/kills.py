@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpumond.host.peer_credentials import start_ticks
+from gpumond.host.processes import start_ticks
 from gpumond.model.persisted import Labels
 from gpumond.model.snapshot import Reading
 from gpumond.protocol.messages import Hello, Report, encode, to_json

@@ -74,10 +74,10 @@ def record(directory: Path, library: Path, number: int) -> list[Event]:
     place.mkdir(mode=0o755)
     log = Log(directory / "power.log", library, place)
     todo = iter(edits(number))
-    for life, end in enumerate(ENDS):
+    for index, end in enumerate(ENDS):
         daemon = RunningDaemon(place, "--source", "sim", environ={**log.environ, "GPUMOND_SIM_DIR": str(directory)})
         try:
-            share = number // len(ENDS) + (number % len(ENDS) if life == 0 else 0)
+            share = number // len(ENDS) + (number % len(ENDS) if index == 0 else 0)
             _edit(daemon, log, [next(todo) for _ in range(share)])
         finally:
             if end == "kill":

@@ -18,21 +18,21 @@ from gpumond.store.history import EVERY_SECONDS, SERIES_A_TICK, HistoryPersisten
 from gpumond.testing import make_snapshot
 
 T = TypeVar("T")
-LIFE = ("GPU-a", ProcessKey(10, 100))
+PROCESS_SERIES = ("GPU-a", ProcessKey(10, 100))
 HOURS = 3
 
 
-def history(lives: int = 1) -> History:
-    """Three hours of one device and some lives, a sample every 10 s."""
-    seen = History()
+def history(processes: int = 1) -> History:
+    """Three hours of one device and some processes, a sample every 10 s."""
+    made = History()
     for second in range(0, HOURS * 3600, 10):
-        seen.begin(make_snapshot(elapsed_seconds=float(second), taken_at=1e9 + second))
-        seen.device("GPU-a").add((float(second), 5.0, 4.0, 3.0, 0.5, 0.0))
-        for number in range(lives):
-            series = seen.life(("GPU-a", ProcessKey(10 + number, 100)))
+        made.begin(make_snapshot(elapsed_seconds=float(second), taken_at=1e9 + second))
+        made.device("GPU-a").add((float(second), 5.0, 4.0, 3.0, 0.5, 0.0))
+        for number in range(processes):
+            series = made.process(("GPU-a", ProcessKey(10 + number, 100)))
             assert series
             series.add((float(second), float(second), float(second), float(second)))
-    return seen
+    return made
 
 
 def with_store(path: Path, work: Callable[[Store], Awaitable[T]]) -> T:
@@ -47,11 +47,11 @@ def with_store(path: Path, work: Callable[[Store], Awaitable[T]]) -> T:
     return asyncio.run(run())
 
 
-def quarters(seen: History) -> list[tuple[float, ...]]:
-    return [point[1:] for point in seen.series(LIFE, "used", resolution=900)]
+def quarters(history: History) -> list[tuple[float, ...]]:
+    return [point[1:] for point in history.series(PROCESS_SERIES, "used", resolution=900)]
 
 
-def test_history_of_existing_lives_is_restored_after_a_restart(tmp_path: Path):
+def test_history_of_existing_processes_is_restored_after_a_restart(tmp_path: Path):
     before, after = history(), History()
 
     async def keep(store: Store) -> None:
@@ -64,23 +64,23 @@ def test_history_of_existing_lives_is_restored_after_a_restart(tmp_path: Path):
     with_store(tmp_path, restore)
     at = HOURS * 3600.0
     after.begin(make_snapshot(elapsed_seconds=1.0, taken_at=1e9 + at))
-    after.life(("GPU-a", ProcessKey(10, 101)))
+    after.process(("GPU-a", ProcessKey(10, 101)))
     assert quarters(after) == [], "that pid is another process now"
-    after.life(LIFE)
+    after.process(PROCESS_SERIES)
     *ended, _ = quarters(before)  # the last block has not ended, and is not stored
     assert quarters(after) == ended != []
-    assert after.lives[LIFE].born == pytest.approx(1.0 - at)
+    assert after.processes[PROCESS_SERIES].born == pytest.approx(1.0 - at)
 
 
 def test_history_is_stored_periodically_a_few_series_a_tick(tmp_path: Path):
-    seen = history(lives=4 * SERIES_A_TICK)
+    stored = history(processes=4 * SERIES_A_TICK)
 
     async def work(store: Store) -> tuple[int, int]:
         keeper, ticks = HistoryPersistence(store), 0
-        keeper.advance(seen, EVERY_SECONDS - 1)
+        keeper.advance(stored, EVERY_SECONDS - 1)
         while not await store.history():
-            keeper.advance(seen, EVERY_SECONDS + ticks)
-            seen.end(("GPU-a", 10, 100))  # a life that ends meanwhile is left out
+            keeper.advance(stored, EVERY_SECONDS + ticks)
+            stored.end(("GPU-a", 10, 100))  # a process that ends meanwhile is left out
             ticks += 1
             await asyncio.sleep(0)
         return ticks, len(await store.history())
@@ -92,8 +92,8 @@ def test_history_is_stored_periodically_a_few_series_a_tick(tmp_path: Path):
 
 def test_stored_history_replaces_the_previous_one(tmp_path: Path):
     async def work(store: Store) -> list[Coarse]:
-        for lives in (5, 1):
-            await store.keep_history(tuple(history(lives).coarse()))
+        for processes in (5, 1):
+            await store.keep_history(tuple(history(processes).coarse()))
         return await store.history()
 
     assert len(with_store(tmp_path, work)) == 2
@@ -126,7 +126,7 @@ def test_history_works_without_a_store():
     asyncio.run(work())
 
 
-def test_unseen_lives_are_kept_for_the_next_restart(tmp_path: Path):
+def test_absent_processes_are_kept_for_the_next_restart(tmp_path: Path):
     async def work(store: Store) -> list[Coarse]:
         await HistoryPersistence(store).close(history())
         early = History()

@@ -50,21 +50,21 @@ async def until(pilot: Pilot[None], top: Top, *words: str, without: str = "") ->
     end = time.monotonic() + 15
     while True:
         await pilot.pause(0.05)
-        seen = text(top)
-        if all(word in seen for word in words) and not (without and without in seen):
-            return seen
-        assert time.monotonic() < end, f"{words} did not come, or {without!r} stays:\n{seen}"
+        screen = text(top)
+        if all(word in screen for word in words) and not (without and without in screen):
+            return screen
+        assert time.monotonic() < end, f"{words} did not come, or {without!r} stays:\n{screen}"
 
 
 def test_screen_of_80_by_24_shows_ledger_processes_and_keys(fake: FakeDaemon):
     async def act(top: Top, pilot: Pilot[None]) -> None:
-        seen = await until(pilot, top, "train", "python", "Quit")
-        assert "H100  50.0 GiB of 80.0 GiB  62%" in seen
+        screen = await until(pilot, top, "train", "python", "Quit")
+        assert "H100  50.0 GiB of 80.0 GiB  62%" in screen
         for part in ("# live 20.0 GiB", "+ cached 12.0 GiB", "x stranded 6.0 GiB", "= overhead 2.0 GiB"):
-            assert part in seen
-        assert "? opaque 10.0 GiB" in seen
-        assert "#" * 20 + "+" * 12 + "x" * 6 + "=" * 2 + "?" * 10 + "." * 30 in seen
-        assert "a flush of all programs would release about 12.0 GiB" in seen
+            assert part in screen
+        assert "? opaque 10.0 GiB" in screen
+        assert "#" * 20 + "+" * 12 + "x" * 6 + "=" * 2 + "?" * 10 + "." * 30 in screen
+        assert "a flush of all programs would release about 12.0 GiB" in screen
         assert max(len(line.rstrip()) for line in lines(top)) <= 80
         assert len(lines(top)) <= 24
         for key in ("Sort", "Reverse", "Filter", "Flush", "Details", "Alerts", "Quit"):
@@ -305,9 +305,9 @@ def test_names_of_programs_are_shown_as_plain_text(fake: FakeDaemon):
     async def act(top: Top, pilot: Pilot[None]) -> None:
         for keys in ((), ("d",), ("escape", "a"), ("escape", "F")):
             await pilot.press(*keys)
-            seen = await until(pilot, top, "[bold]x[/bold]�[2J" if keys[-1:] != ("F",) else "refused")
-            assert not [character for character in seen if not character.isprintable() and character != "\n"]
-            assert "owned�" in seen or keys == ()
+            screen = await until(pilot, top, "[bold]x[/bold]�[2J" if keys[-1:] != ("F",) else "refused")
+            assert not [character for character in screen if not character.isprintable() and character != "\n"]
+            assert "owned�" in screen or keys == ()
 
     on_screen(fake, act, (120, 40))
 

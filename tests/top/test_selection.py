@@ -60,32 +60,32 @@ async def until(pilot: Pilot[None], top: Top, condition: Callable[[str], bool]) 
     raise AssertionError(f"it did not come:\n{text(top)}")
 
 
-def table(seen: str) -> set[str]:
+def table(screen: str) -> set[str]:
     """Return the programs that have a row."""
-    return {name for name in NAMES if any(name in line.split()[:3] for line in seen.splitlines())}
+    return {name for name in NAMES if any(name in line.split()[:3] for line in screen.splitlines())}
 
 
 def test_arrows_select_devices_and_escape_shows_all(fake: FakeDaemon):
     async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, lambda seen: table(seen) == set(NAMES))
+        await until(pilot, top, lambda screen: table(screen) == set(NAMES))
         for key, name in (("right", "alpha"), ("right", "beta"), ("right", "gamma"), ("left", "beta")):
             await pilot.press(key)
-            await until(pilot, top, lambda seen, name=name: table(seen) == {name})  # type: ignore[misc]
+            await until(pilot, top, lambda screen, name=name: table(screen) == {name})  # type: ignore[misc]
         await pilot.press("escape")
-        await until(pilot, top, lambda seen: table(seen) == set(NAMES))
+        await until(pilot, top, lambda screen: table(screen) == set(NAMES))
         await pilot.press("left")
-        await until(pilot, top, lambda seen: table(seen) == {"gamma"})
+        await until(pilot, top, lambda screen: table(screen) == {"gamma"})
         await pilot.press("right")
-        await until(pilot, top, lambda seen: table(seen) == set(NAMES))
+        await until(pilot, top, lambda screen: table(screen) == set(NAMES))
 
     on_screen(fake, act, (100, 40))
 
 
 def test_digit_selects_the_device_of_that_index(fake: FakeDaemon):
     async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, lambda seen: table(seen) == set(NAMES))
+        await until(pilot, top, lambda screen: table(screen) == set(NAMES))
         await pilot.press("1")
-        await until(pilot, top, lambda seen: table(seen) == {"beta"})
+        await until(pilot, top, lambda screen: table(screen) == {"beta"})
         await pilot.press("9")  # this device does not exist
         await pilot.pause(0.2)
         assert table(text(top)) == {"beta"}
@@ -98,16 +98,16 @@ def test_history_is_that_of_the_selected_device_or_process(fake: FakeDaemon):
         return [path for path, _ in fake.queries if "history" in path]
 
     async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, lambda seen: "gamma (pid 12) used in" in seen)
+        await until(pilot, top, lambda screen: "gamma (pid 12) used in" in screen)
         await pilot.press("1")
-        await until(pilot, top, lambda seen: "GPU 1 H101 used in" in seen)
+        await until(pilot, top, lambda screen: "GPU 1 H101 used in" in screen)
         assert "uuid=GPU-1" in history_requests()[-1]
         assert "pid=" not in history_requests()[-1]
         await pilot.press("d")
-        await until(pilot, top, lambda seen: "beta (pid 11) on GPU 1" in seen and "used in" in seen)
+        await until(pilot, top, lambda screen: "beta (pid 11) on GPU 1" in screen and "used in" in screen)
         assert "pid=11" in history_requests()[-1]
         await pilot.press("escape", "escape")
-        await until(pilot, top, lambda seen: "(pid 11) used in" in seen and table(seen) == set(NAMES))
+        await until(pilot, top, lambda screen: "(pid 11) used in" in screen and table(screen) == set(NAMES))
 
     on_screen(fake, act, (100, 40))
 
@@ -116,9 +116,9 @@ def test_g_flushes_the_selected_device(fake: FakeDaemon):
     fake.answers["/api/v1/flushes"] = (404, {"detail": "no agent matches"})
 
     async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, lambda seen: table(seen) == set(NAMES))
+        await until(pilot, top, lambda screen: table(screen) == set(NAMES))
         await pilot.press("1", "g")
-        await until(pilot, top, lambda seen: "no agent matches" in seen)
+        await until(pilot, top, lambda screen: "no agent matches" in screen)
         (body,) = [body for path, body in fake.requests if path == "/api/v1/flushes"]
         assert body["target"] == {"device": "GPU-1"}
 
@@ -129,7 +129,7 @@ def test_selected_device_is_marked_and_visible_among_many():
     with fake_daemon(three(16)) as fake:
 
         async def act(top: Top, pilot: Pilot[None]) -> None:
-            await until(pilot, top, lambda seen: "alpha" in seen)
+            await until(pilot, top, lambda screen: "alpha" in screen)
             assert not any(line.startswith("15 ") for line in lines(top))
             await pilot.press("left")
             await until(pilot, top, lambda _: any(line.startswith("15 ") for line in lines(top)))
@@ -139,11 +139,11 @@ def test_selected_device_is_marked_and_visible_among_many():
 
 def test_missing_device_is_deselected(fake: FakeDaemon):
     async def act(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, top, lambda seen: table(seen) == set(NAMES))
+        await until(pilot, top, lambda screen: table(screen) == set(NAMES))
         await pilot.press("2")
-        await until(pilot, top, lambda seen: table(seen) == {"gamma"})
+        await until(pilot, top, lambda screen: table(screen) == {"gamma"})
         fake.show(three(2, seq=2))
-        await until(pilot, top, lambda seen: table(seen) == {"alpha", "beta"})
+        await until(pilot, top, lambda screen: table(screen) == {"alpha", "beta"})
 
     on_screen(fake, act, (100, 40))
 
@@ -153,23 +153,23 @@ def test_key_hints_include_the_selection_if_there_are_several_devices(count: int
     with fake_daemon(three(count)) as fake:
 
         async def act(top: Top, pilot: Pilot[None]) -> None:
-            await until(pilot, top, lambda seen: "alpha" in seen and "Quit" in seen.splitlines()[-1])
+            await until(pilot, top, lambda screen: "alpha" in screen and "Quit" in screen.splitlines()[-1])
             assert ("←→ GPU" in lines(top)[-1]) == offered
 
         on_screen(fake, act, (80, 24))
 
 
 def test_selection_cycles_through_all_devices_and_none():
-    seen = view(three())
-    assert [neighbour(seen, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
-    assert [neighbour(seen, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
-    assert [at_index(seen, index) for index in (0, 2, 3)] == ["GPU-0", "GPU-2", None]
+    content = view(three())
+    assert [neighbour(content, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
+    assert [neighbour(content, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
+    assert [at_index(content, index) for index in (0, 2, 3)] == ["GPU-0", "GPU-2", None]
 
 
 def test_device_shows_the_processes_of_its_instances():
     card = make_device("GPU-0", index=0, used_bytes=2 * GIB, processes=())
     instance = make_device("MIG-0", index=0, parent_uuid="GPU-0", used_bytes=GIB, processes=(make_process(10, GIB),))
-    seen = view(make_frame(card, instance))
-    assert [row.pid for row in processes_on(seen, "GPU-0")] == [10]
-    assert [row.pid for row in processes_on(seen, "MIG-0")] == [10]
-    assert [row.pid for row in processes_on(seen, None)] == [10]
+    content = view(make_frame(card, instance))
+    assert [row.pid for row in processes_on(content, "GPU-0")] == [10]
+    assert [row.pid for row in processes_on(content, "MIG-0")] == [10]
+    assert [row.pid for row in processes_on(content, None)] == [10]

@@ -90,10 +90,10 @@ class Session:
         end = time.monotonic() + 30
         while True:
             self.read()
-            seen = self.screen.text()
-            if all(word in seen for word in words) and without not in seen:
-                return seen
-            assert time.monotonic() < end, f"{words} did not come:\n{seen}\n{self.written[-2000:]!r}"
+            screen = self.screen.text()
+            if all(word in screen for word in words) and without not in screen:
+                return screen
+            assert time.monotonic() < end, f"{words} did not come:\n{screen}\n{self.written[-2000:]!r}"
 
     def press(self, keys: str) -> None:
         os.write(self.keyboard, keys.encode())
@@ -234,10 +234,10 @@ def test_missing_driver_shows_the_remedy_once_and_no_empty_table(fake: FakeDaemo
 
 
 def test_once_is_plain_text_without_a_terminal(fake: FakeDaemon):
-    seen = run("--once", url=fake.url)
-    assert seen.returncode == 0
-    assert "\x1b" not in seen.stdout
-    assert "#" * 20 + "+" * 12 + "x" * 6 in seen.stdout
+    screen = run("--once", url=fake.url)
+    assert screen.returncode == 0
+    assert "\x1b" not in screen.stdout
+    assert "#" * 20 + "+" * 12 + "x" * 6 in screen.stdout
     with terminal([*COMMAND, "--once", "--url", fake.url], COLORTERM="truecolor") as session:
         assert session.ends() == 0
         assert "\x1b[48;2;24;87;184m" in session.written
@@ -287,9 +287,9 @@ def test_other_server_is_reported_on_one_line(fake: FakeDaemon, verb: tuple[str,
 
 def test_unencodable_character_is_no_error(fake: FakeDaemon):
     fake.show(make_frame(make_device(used_bytes=GIB, processes=(make_process(10, comm="trän"),))))
-    seen = run("--once", url=fake.url, PYTHONIOENCODING="ascii")
-    assert seen.returncode == 0
-    assert "tr?n" in seen.stdout
+    screen = run("--once", url=fake.url, PYTHONIOENCODING="ascii")
+    assert screen.returncode == 0
+    assert "tr?n" in screen.stdout
 
 
 def test_device_is_accepted_by_each_form_of_its_name(fake: FakeDaemon):

@@ -36,12 +36,12 @@ def make_alert(rule: str, phase: str = "firing", severity: str = "warning", acti
 
 
 def test_shares_are_those_of_the_ledger():
-    seen = view(busy_frame())
-    (device,) = seen.devices
+    content = view(busy_frame())
+    (device,) = content.devices
     expected = {"live": 20, "cached": 12, "stranded": 6, "overhead": 2, "opaque": 10, "unclaimed": 0}
     assert device.shares == {share: size * GIB for share, size in expected.items()}
     assert list(device.shares) == list(expected)
-    train, python = seen.processes
+    train, python = content.processes
     assert (train.program, train.pid, train.shares["cached"], train.shares["opaque"]) == ("train", 10, 12 * GIB, None)
     assert (python.program, python.user, python.shares["cached"], python.shares["opaque"]) == (
         "python",
@@ -49,22 +49,22 @@ def test_shares_are_those_of_the_ledger():
         None,
         10 * GIB,
     )
-    assert flush_estimate(seen) == "a flush of all programs would release about 12.0 GiB"
+    assert flush_estimate(content) == "a flush of all programs would release about 12.0 GiB"
 
 
 def test_refused_flush_is_not_promised():
     report = make_report(10, (make_pool(live=20 * GIB, cached=12 * GIB, stranded=6 * GIB),), flush_policy="never")
-    seen = view(busy_frame(reports=(report,)))
-    assert (seen.returnable_bytes, seen.refused_bytes) == (0, 12 * GIB)
+    content = view(busy_frame(reports=(report,)))
+    assert (content.returnable_bytes, content.refused_bytes) == (0, 12 * GIB)
     assert (
-        flush_estimate(seen)
+        flush_estimate(content)
         == "a flush of all programs would release nothing; programs that do not allow a flush cache another 12.0 GiB"
     )
 
 
 def test_process_without_an_agent_has_no_reclaimable_bytes():
-    seen = view(busy_frame(reports=()))
-    assert (seen.returnable_bytes, flush_estimate(seen), seen.agents) == (None, "", 0)
+    content = view(busy_frame(reports=()))
+    assert (content.returnable_bytes, flush_estimate(content), content.agents) == (None, "", 0)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_process_without_an_agent_has_no_reclaimable_bytes():
     ],
 )
 def test_device_state_is_shown_unless_it_is_normal(fields: dict[str, object], state: str):
-    seen = view(make_frame(make_device(**fields)))
-    assert seen.devices[0].state == state
-    shown = "\n".join("".join(piece.text for piece in line) for line in device_lines(seen, 80, 24, True))
+    content = view(make_frame(make_device(**fields)))
+    assert content.devices[0].state == state
+    shown = "\n".join("".join(piece.text for piece in line) for line in device_lines(content, 80, 24, True))
     assert state in shown
-    assert ("of 80.0 GiB" in shown) == (seen.devices[0].used_bytes is not None)
+    assert ("of 80.0 GiB" in shown) == (content.devices[0].used_bytes is not None)
 
 
 def test_verdict_with_a_trouble_precedes_others():
@@ -115,8 +115,8 @@ def test_faults_and_conditions_are_named_with_their_remedies():
 def test_source_that_is_down_is_shown_once():
     source = SourceState(name="nvml", up=False, responsive=False, reason="timeout", detail="no answer in 5 s")
     faults = (StatedFault("nvml", "timeout", None, "no answer in 5 s", "see dmesg"),)
-    seen = view(make_frame(source=source, faults=faults))
-    assert seen.notices == (FrameNotice("bad", "no device can be read: timeout", "no answer in 5 s: see dmesg"),)
+    content = view(make_frame(source=source, faults=faults))
+    assert content.notices == (FrameNotice("bad", "no device can be read: timeout", "no answer in 5 s: see dmesg"),)
 
 
 def test_remedy_in_the_detail_of_a_fault_is_shown_once():
@@ -137,9 +137,9 @@ def test_remedy_in_the_detail_of_a_fault_is_shown_once():
     full = Alert(
         rule="full", phase="pending", labels=(), annotations=(("summary", "full it is"),), value=1.0, active_at=0.0
     )
-    seen = view(make_frame(source=source, faults=faults, alerts=(down, full)))
-    assert [notice.text for notice in seen.notices] == [words, "no access: join the group video"]
-    assert [alert.text for alert in seen.alerts] == ["", "full it is"]
+    content = view(make_frame(source=source, faults=faults, alerts=(down, full)))
+    assert [notice.text for notice in content.notices] == [words, "no access: join the group video"]
+    assert [alert.text for alert in content.alerts] == ["", "full it is"]
 
 
 def test_missing_device_is_a_notice():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from gpumond.rules import Rule, Scope, readable
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.schema import PLACEHOLDERS, VALUES, matches
+from gpumond.rules.schema import PLACEHOLDERS, UNITS, VALUES, matches
 
 HEADER = """\
 # Rules
@@ -80,16 +80,17 @@ def built_in() -> Iterator[str]:
 
 
 def condition(rule: Rule) -> str:
+    unit = UNITS[rule.scope][rule.value]
     side, level = ("above", rule.above) if rule.above is not None else ("below", rule.below)
-    cleared = "" if rule.clear is None else f", until {readable(rule.value, rule.clear)}"
+    cleared = "" if rule.clear is None else f", until {readable(unit, rule.clear)}"
     kept = f", kept {rule.keep_firing_for_seconds:g} s" if rule.keep_firing_for_seconds else ""
-    return f"{rule.scope} `{rule.value}` {side} {readable(rule.value, level or 0.0)}{cleared}{kept}"
+    return f"{rule.scope} `{rule.value}` {side} {readable(unit, level or 0.0)}{cleared}{kept}"
 
 
 def values() -> Iterator[str]:
     for scope in VALUES:
-        yield f"\n## Scope {scope}\n\n| value | meaning |\n|---|---|"
-        yield from (f"| `{name}` | {meaning} |" for name, meaning in VALUES[scope].items())
+        yield f"\n## Scope {scope}\n\n| value | unit | meaning |\n|---|---|---|"
+        yield from (f"| `{name}` | {UNITS[scope][name]} | {meaning} |" for name, meaning in VALUES[scope].items())
         yield from listed("label to match", {name: matches(name) for name in VALUES}, scope)
         yield from listed("placeholder", PLACEHOLDERS, scope)
 

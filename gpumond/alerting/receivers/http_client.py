@@ -85,7 +85,7 @@ async def post(
         raise Retry("tls", f"no secure connection: {error.reason or 'failed'}") from None
     except (OSError, ValueError, HTTPException) as error:
         raise Retry("connection", f"no answer: {type(error).__name__}") from None
-    _judge(status, retry_after)
+    _check_status(status, retry_after)
 
 
 def secret(file: Path) -> str:
@@ -169,7 +169,7 @@ def _abort(connection: HTTPConnection) -> None:
         connection.sock.shutdown(socket.SHUT_RDWR)
 
 
-def _judge(status: int, retry_after: str | None) -> None:
+def _check_status(status: int, retry_after: str | None) -> None:
     if 200 <= status < 300:
         return
     text = f"{status} {HTTPStatus(status).phrase}" if status in set(HTTPStatus) else str(status)

@@ -30,8 +30,8 @@ SCOPES: Mapping[Scope, ScopeSpec[Any]] = {
 }
 
 
-def subjects(scope: Scope, seen: RuleContext) -> Subjects[Any]:
-    return SCOPES[scope].subjects(seen)
+def subjects(scope: Scope, context: RuleContext) -> Subjects[Any]:
+    return SCOPES[scope].subjects(context)
 
 
 def hidden(snapshot: Snapshot, recent: RuleWindow) -> Hidden:

@@ -12,7 +12,7 @@ from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
 from gpumond.model.units import human
 from gpumond.model.verdicts import PROBLEMS
-from gpumond.rules import Labels, Subjects
+from gpumond.rules import Labels, Subjects, Unit
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, ActiveVerdicts
 from gpumond.rules.window import WINDOW_SECONDS, RuleWindow
 
@@ -26,7 +26,7 @@ class RuleContext(NamedTuple):
     active_verdicts: ActiveVerdicts = MappingProxyType({})
 
 
-def unjudged(device: DeviceReading) -> Mapping[str, float | None]:
+def values_without_verdict(device: DeviceReading) -> Mapping[str, float | None]:
     return UNKNOWN if device.missed >= MISSED_LIMIT else NOTHING
 
 
@@ -36,9 +36,10 @@ Row_contra = TypeVar("Row_contra", contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class RuleAttribute(Generic[Row_contra]):
-    """One value that rules can compare. Its name ends in its unit; ``read`` returns None while it is unknown."""
+    """One value that rules can compare. ``read`` returns None while it is unknown."""
 
     name: str
+    unit: Unit
     meaning: str
     read: Callable[[Row_contra], float | None]
 
@@ -59,11 +60,11 @@ class ScopeSpec(Generic[Row]):
     programs: Callable[[Row], Sequence[str]] = lambda row: ()
     process: Callable[[Row], ProcessKey | None] = lambda row: None
 
-    def subjects(self, seen: RuleContext) -> Subjects[Row]:
-        values = {value.name: value.read for value in self.values}
+    def subjects(self, context: RuleContext) -> Subjects[Row]:
         return Subjects(
-            rows=self.rows(seen),
-            values=values,
+            rows=self.rows(context),
+            values={value.name: value.read for value in self.values},
+            units={value.name: value.unit for value in self.values},
             labels=self.labels_of,
             texts=self.texts,
             programs=self.programs,
@@ -78,18 +79,20 @@ class RuleRow(Protocol):
     def verdict_values(self) -> Mapping[str, float | None]: ...
 
 
-def _verdict_value(name: str, meaning: str) -> RuleAttribute[RuleRow]:
-    return RuleAttribute(name, meaning, lambda row: row.verdict_values[name])
+def _verdict_value(name: str, unit: Unit, meaning: str) -> RuleAttribute[RuleRow]:
+    return RuleAttribute(name, unit, meaning, lambda row: row.verdict_values[name])
 
 
 VERDICTS = (
     *(
-        _verdict_value(kind.rule_value, f"1 while the [verdict](verdicts.md) {kind.name} is active")
+        _verdict_value(kind.rule_value, "boolean", f"1 while the [verdict](verdicts.md) {kind.name} is active")
         for kind in PROBLEMS
     ),
-    _verdict_value("leak_bytes_per_second", "growth rate of a leak; 0 without a leak"),
+    _verdict_value("leak_bytes_per_second", "bytes/s", "growth rate of a leak; 0 without a leak"),
     _verdict_value(
-        "time_to_oom_seconds", "time until the memory is full at the present growth rate; infinite without growth"
+        "time_to_oom_seconds",
+        "seconds",
+        "time until the memory is full at the present growth rate; infinite without growth",
     ),
 )
 VERDICT_TEXTS = {

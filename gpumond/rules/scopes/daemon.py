@@ -8,8 +8,8 @@ from gpumond.model.snapshot import RELEASED, STARTING, Snapshot
 from gpumond.rules.scopes.context import RuleAttribute, RuleContext, ScopeSpec
 
 
-def daemon(seen: RuleContext) -> Sequence[Snapshot]:
-    return (seen.snapshot,)
+def daemon(context: RuleContext) -> Sequence[Snapshot]:
+    return (context.snapshot,)
 
 
 DAEMON = ScopeSpec(
@@ -17,15 +17,20 @@ DAEMON = ScopeSpec(
     values=(
         RuleAttribute(
             "driver_up",
+            "boolean",
             "1 while the driver can be read, else 0; unknown before the first attempt",
             lambda row: None if row.source.reason in (STARTING, RELEASED) else float(row.source.up),
         ),
         RuleAttribute(
-            "driver_responsive", "0 while a driver call is overdue, else 1", lambda row: float(row.source.responsive)
+            "driver_responsive",
+            "boolean",
+            "0 while a driver call is overdue, else 1",
+            lambda row: float(row.source.responsive),
         ),
-        RuleAttribute("agents", "programs with an agent", lambda row: float(len(row.reports))),
+        RuleAttribute("agents", "count", "programs with an agent", lambda row: float(len(row.reports))),
         RuleAttribute(
             "store_writable",
+            "boolean",
             "1 while changes and alerts can be written to disk, else 0",
             lambda row: None if row.store_writable is None else float(row.store_writable),
         ),

@@ -24,7 +24,7 @@ from gpumond.rules.scopes.context import (
     named,
     ratio,
     size,
-    unjudged,
+    values_without_verdict,
 )
 from gpumond.rules.verdicts import texts, values
 from gpumond.rules.window import WINDOW_SECONDS, RuleWindow
@@ -50,14 +50,14 @@ class _Device(NamedTuple):
     """True if a full window has been observed."""
 
 
-def devices(seen: RuleContext) -> Sequence[_Device]:
-    snapshot, recent = seen.snapshot, seen.recent
+def devices(context: RuleContext) -> Sequence[_Device]:
+    snapshot, recent = context.snapshot, context.recent
     lines: defaultdict[str, list[Line]] = defaultdict(list)
-    for line in seen.ledger.lines:
+    for line in context.ledger.lines:
         lines[line.device_uuid].append(line)
-    judged: defaultdict[str, list[Verdict]] = defaultdict(list)
-    for (uuid, _), verdicts in seen.active_verdicts.items():
-        judged[uuid] += verdicts
+    verdicts_by_device: defaultdict[str, list[Verdict]] = defaultdict(list)
+    for (uuid, _), verdicts in context.active_verdicts.items():
+        verdicts_by_device[uuid] += verdicts
     short = _short(recent, snapshot)
     released, watched = snapshot.source.reason == RELEASED, recent.elapsed >= WINDOW_SECONDS
 
@@ -75,8 +75,8 @@ def devices(seen: RuleContext) -> Sequence[_Device]:
             used_ratio=ratio(device.used_bytes, device.size_bytes),
             short=short[uuid],
             xids=xids,
-            verdicts=judged[uuid],
-            verdict_values=values(judged[uuid], unjudged(device)),
+            verdicts=verdicts_by_device[uuid],
+            verdict_values=values(verdicts_by_device[uuid], values_without_verdict(device)),
             released=released,
             watched=watched,
         )
@@ -160,44 +160,58 @@ DEVICE = ScopeSpec(
     values=(
         RuleAttribute(
             "up",
+            "boolean",
             "1 while the device answers its driver, else 0",
             lambda row: None if row.released else float(row.device.up),
         ),
         RuleAttribute(
-            "used_bytes", "memory in use, without the driver's own reservation", lambda row: row.device.used_bytes
+            "used_bytes",
+            "bytes",
+            "memory in use, without the driver's own reservation",
+            lambda row: row.device.used_bytes,
         ),
-        RuleAttribute("free_bytes", "memory free according to the driver", lambda row: row.device.free_bytes),
-        RuleAttribute("used_ratio", "used bytes over size", lambda row: row.used_ratio),
+        RuleAttribute("free_bytes", "bytes", "memory free according to the driver", lambda row: row.device.free_bytes),
+        RuleAttribute("used_ratio", "ratio", "used bytes over size", lambda row: row.used_ratio),
         RuleAttribute(
-            "reclaimable_bytes", "bytes that a flush of all programs on it would release", lambda row: row.cached
+            "reclaimable_bytes",
+            "bytes",
+            "bytes that a flush of all programs on it would release",
+            lambda row: row.cached,
         ),
         RuleAttribute(
             "reclaimable_ratio",
+            "ratio",
             "reclaimable bytes over size",
             lambda row: ratio(row.cached, row.device.size_bytes),
         ),
         RuleAttribute(
             "wasted_ratio",
+            "ratio",
             "reclaimable bytes over size while the device is at least 80 % full; if a program on it had an "
             f"out-of-memory error or a retry {IN_WINDOW}, reclaimable bytes of the other programs over size; else 0",
             lambda row: ratio(_wasted(row), row.device.size_bytes),
         ),
         RuleAttribute(
-            "stranded_bytes", "held and free in pools, but not released by a flush", lambda row: row.stranded
+            "stranded_bytes", "bytes", "held and free in pools, but not released by a flush", lambda row: row.stranded
         ),
         RuleAttribute(
             "unclaimed_bytes",
+            "bytes",
             "used memory without a visible owner; unknown where the driver lists no processes",
             lambda row: row.unclaimed,
         ),
         RuleAttribute(
             "unclaimed_ratio",
+            "ratio",
             "unclaimed bytes over size",
             lambda row: ratio(row.unclaimed, row.device.size_bytes),
         ),
-        RuleAttribute("idle_used_ratio", "used bytes over size while no kernel runs, 0 while one runs", _idle_used),
+        RuleAttribute(
+            "idle_used_ratio", "ratio", "used bytes over size while no kernel runs, 0 while one runs", _idle_used
+        ),
         RuleAttribute(
             "xid_errors_increase",
+            "count",
             f"XID errors that the driver reported {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
             lambda row: float(sum(row.xids.values())) or (0.0 if row.watched else None),
         ),

@@ -36,8 +36,8 @@ class _Pool(NamedTuple):
     recent: RuleWindow
 
 
-def pools(seen: RuleContext) -> Sequence[_Pool]:
-    recent, snapshot = seen.recent, seen.snapshot
+def pools(context: RuleContext) -> Sequence[_Pool]:
+    recent, snapshot = context.recent, context.snapshot
     return [
         _Pool(snapshot.device(pool.device_uuid), report, pool, recent.pools[pool_of(process, pool)], recent)
         for process, report in snapshot.reports_by_process.items()
@@ -91,37 +91,44 @@ def torch_setting(frameworks: Sequence[str]) -> str:
 POOL = ScopeSpec(
     rows=pools,
     values=(
-        RuleAttribute("live_bytes", "allocated to the program", lambda row: row.pool.live_bytes),
-        RuleAttribute("held_bytes", "held by the pool", lambda row: row.pool.held_bytes),
-        RuleAttribute("reclaimable_bytes", "bytes that a flush would release", lambda row: row.pool.reclaimable.likely),
+        RuleAttribute("live_bytes", "bytes", "allocated to the program", lambda row: row.pool.live_bytes),
+        RuleAttribute("held_bytes", "bytes", "held by the pool", lambda row: row.pool.held_bytes),
         RuleAttribute(
-            "stranded_bytes", "held and free, but not released by a flush", lambda row: row.pool.stranded_bytes
+            "reclaimable_bytes", "bytes", "bytes that a flush would release", lambda row: row.pool.reclaimable.likely
+        ),
+        RuleAttribute(
+            "stranded_bytes", "bytes", "held and free, but not released by a flush", lambda row: row.pool.stranded_bytes
         ),
         RuleAttribute(
             "stranded_ratio",
+            "ratio",
             "stranded bytes over held bytes, at this moment",
             lambda row: ratio(row.pool.stranded_bytes, row.pool.held_bytes),
         ),
         RuleAttribute(
             "fragmentation_ratio",
+            "ratio",
             f"1 - peak of live bytes over peak of the bytes that no flush releases (live and stranded), both "
             f"{IN_WINDOW}; 0 for pools below 5 % of their device; unknown for the first minute",
             lambda row: _fragmentation(row.device, row.recent, row.track),
         ),
-        RuleAttribute("ooms", "out-of-memory errors since the program started", lambda row: row.pool.ooms),
+        RuleAttribute("ooms", "count", "out-of-memory errors since the program started", lambda row: row.pool.ooms),
         RuleAttribute(
             "ooms_increase",
+            "count",
             f"out-of-memory errors {IN_WINDOW}, except errors after which `retry_on_oom` made another attempt; "
             f"{FROM_A_FULL_WINDOW}",
             lambda row: row.recent.ooms(row.report, row.track),
         ),
         RuleAttribute(
             "retries",
+            "count",
             "allocations that succeeded only after a flush, since the program started",
             lambda row: row.pool.retries,
         ),
         RuleAttribute(
             "retries_increase",
+            "count",
             f"allocations that succeeded only after a flush, {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
             lambda row: row.recent.increase(row.track.retries, row.track.since),
         ),

@@ -19,7 +19,7 @@ from gpumond.rules.scopes.context import (
     named,
     ratio,
     size,
-    unjudged,
+    values_without_verdict,
 )
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, texts, values
 
@@ -40,10 +40,10 @@ class _Process(NamedTuple):
     """Values of the verdicts."""
 
 
-def processes(seen: RuleContext) -> Sequence[_Process]:
-    agents, silent, active_verdicts = seen.recent.agents, seen.recent.silent, seen.active_verdicts
+def processes(context: RuleContext) -> Sequence[_Process]:
+    agents, silent, active_verdicts = context.recent.agents, context.recent.silent, context.active_verdicts
     rows: list[_Process] = []
-    for device in seen.snapshot.devices:
+    for device in context.snapshot.devices:
         uuid = device.uuid
         for key, process in device.processes_by_key.items():
             gone = key in silent
@@ -61,7 +61,7 @@ def processes(seen: RuleContext) -> Sequence[_Process]:
                 )
             )
         verdicts = active_verdicts.get((uuid, None), ())
-        verdict_values = values(verdicts, unjudged(device))
+        verdict_values = values(verdicts, values_without_verdict(device))
         rows.append(
             _Process(
                 device=device,
@@ -98,16 +98,19 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
     values=(
         RuleAttribute(
             "used_bytes",
+            "bytes",
             "the driver's count for the process on the device",
             lambda row: row.process.used_bytes,
         ),
         RuleAttribute(
             "used_ratio",
+            "ratio",
             "used bytes over the device's size",
             lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
         ),
         RuleAttribute(
             "agent_gone",
+            "boolean",
             "1 if the agent of the process has stopped reporting, 0 while it reports; unknown without an agent",
             lambda row: None if row.workload is None else float(row.silent),
         ),

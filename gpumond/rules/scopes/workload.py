@@ -17,8 +17,8 @@ class _Workload(NamedTuple):
     known: bool
 
 
-def workloads(seen: RuleContext) -> Sequence[_Workload]:
-    snapshot, recent = seen.snapshot, seen.recent
+def workloads(context: RuleContext) -> Sequence[_Workload]:
+    snapshot, recent = context.snapshot, context.recent
     partly = {recent.agents[identity] for identity in recent.silent}
     named: defaultdict[Workload, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0))
     for report in snapshot.reports:
@@ -36,7 +36,7 @@ _SUMS = ("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes")
 
 
 def _sum(name: str, meaning: str) -> RuleAttribute[_Workload]:
-    return RuleAttribute(name, meaning, lambda row: float(row.sums[name]) if row.known else None)
+    return RuleAttribute(name, "bytes", meaning, lambda row: float(row.sums[name]) if row.known else None)
 
 
 def _workload_texts(row: _Workload) -> dict[str, str]:

@@ -15,8 +15,10 @@ from glob import glob
 from itertools import islice
 from typing import NamedTuple
 
+from gpumond.host.processes import KERNEL_THREAD, process_start
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import DeviceReading, ProcessUsage
-from gpumond.sources.process.procfs import KERNEL_THREAD, ProcessTable, process_start
+from gpumond.sources.process.procfs import ProcessTable
 
 MAX_PROCESSES = 32768
 MAX_DESCRIPTORS = 4096
@@ -98,8 +100,6 @@ UNCLAIMED_RATIO = 0.05
 MAX_HOLDERS = 32
 """Maximum number of processes listed per device."""
 
-Life = tuple[int, int | None]
-
 
 class DeviceHolders:
     """Search for processes that keep a device open although its driver lists no memory for them.
@@ -123,7 +123,7 @@ class DeviceHolders:
         self._descriptors = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/renderD"), proc, inspect_every=1)
         self._table = ProcessTable(proc)
         self._next_scan = float("-inf")
-        self._open: dict[str, list[Life]] = {}
+        self._open: dict[str, list[ProcessKey]] = {}
         """Processes by PCI address."""
 
     def add(self, devices: Sequence[DeviceReading]) -> Sequence[DeviceReading]:
@@ -134,27 +134,29 @@ class DeviceHolders:
         if self._clock() >= self._next_scan:
             self._open = self._scan()
             self._next_scan = self._clock() + SCAN_SECONDS
-        identities = self._table.read(pid for holders in self._open.values() for pid, _ in holders)
+        identities = self._table.read(process.pid for holders in self._open.values() for process in holders)
 
         def held(device: DeviceReading) -> DeviceReading:
             listed = {p.pid for d in devices if device.uuid in (d.uuid, d.parent_uuid) for p in d.processes or ()}
             holders = tuple(
-                ProcessUsage(pid=pid, used_bytes=None, kinds=("holder",), **identities[pid]._asdict())
-                for pid, start_ticks in self._open.get(_address(device.pci_bus_id), ())
-                if pid not in listed and start_ticks is not None and identities[pid].start_ticks == start_ticks
+                ProcessUsage(pid=holder.pid, used_bytes=None, kinds=("holder",), **identities[holder.pid]._asdict())
+                for holder in self._open.get(_address(device.pci_bus_id), ())
+                if holder.pid not in listed
+                and holder.start_ticks is not None
+                and identities[holder.pid].start_ticks == holder.start_ticks
             )
             return replace(device, processes=(*(device.processes or ()), *holders[:MAX_HOLDERS])) if holders else device
 
         return [held(device) if device.uuid in suspects else device for device in devices]
 
-    def _scan(self) -> dict[str, list[Life]]:
+    def _scan(self) -> dict[str, list[ProcessKey]]:
         addresses = {**_nvidia(self._proc), **_drm(self._sys)}
         found = {pid: nodes for pid, nodes in self._descriptors.read().items() if pid != self._own}
         identities = self._table.read(found)
-        holders: dict[str, list[Life]] = {}
+        holders: dict[str, list[ProcessKey]] = {}
         for pid, nodes in found.items():
             for address in {addresses[node.path] for node in nodes if node.path in addresses}:
-                holders.setdefault(address, []).append((pid, identities[pid].start_ticks))
+                holders.setdefault(address, []).append(ProcessKey(pid, identities[pid].start_ticks))
         return holders
 
 

@@ -18,13 +18,14 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from gpumond.host.peer_credentials import in_private_pid_namespace
+from gpumond.host.processes import ProcessStart, process_start
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.protocol.messages import clean
 from gpumond.sources.process.cgroups import ProcessPlacement, place
 from gpumond.sources.process.containers import Containers, Names
 from gpumond.sources.process.device_nodes import DeviceHolders, OpenDeviceNodes
 from gpumond.sources.process.kubelet import SOCKET, Kubelet
-from gpumond.sources.process.procfs import ProcessStart, process_start
 
 FORGET_SECONDS = 30.0
 """Interval after which everything is looked up again: containers are renamed, and processes moved between cgroups."""
@@ -63,11 +64,11 @@ class ProcessMetadata:
         self._kubelet = kubelet or Kubelet(os.path.join(root, SOCKET))
         self._holders = DeviceHolders(proc, sys, clock)
         self._nodes = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/"), proc)
-        self._known: dict[tuple[int, int], _Owner] = {}
-        self._same: set[tuple[int, int]] = set()
-        self._waiting: dict[tuple[int, int], float] = {}
-        self._orphans: dict[tuple[int, int, int], bool] = {}
-        """Orphan states by pid, start time and parent."""
+        self._known: dict[ProcessKey, _Owner] = {}
+        self._same: set[ProcessKey] = set()
+        self._waiting: dict[ProcessKey, float] = {}
+        self._orphans: dict[tuple[ProcessKey, int], bool] = {}
+        """Orphan states by process and parent."""
         self._forget_at = float("-inf")
 
     def complete(self, reading: Reading, process_starts: Mapping[int, ProcessStart] = MappingProxyType({})) -> Reading:
@@ -77,7 +78,7 @@ class ProcessMetadata:
             self._known.clear()
             self._same.clear()
             self._orphans.clear()
-            self._waiting = {key: since for key, since in self._waiting.items() if process_start(self._proc, key[0])}
+            self._waiting = {key: since for key, since in self._waiting.items() if process_start(self._proc, key.pid)}
             self._forget_at = self._clock() + FORGET_SECONDS
         return replace(reading, devices=tuple(map(self._device, self._holders.add(reading.devices))))
 
@@ -91,7 +92,7 @@ class ProcessMetadata:
     def _in_pods(self, device: DeviceReading, processes: tuple[ProcessUsage, ...]) -> tuple[ProcessUsage, ...]:
         """Name the pod that no file names, if the device has one unnamed pod and is allocated to exactly one."""
         places = [
-            self._known[key].place if (key := _key(process)) in self._known else ProcessPlacement()
+            self._known[process.key].place if process.key in self._known else ProcessPlacement()
             for process in processes
         ]
         if len({place.pod_uid for place in places if place.pod_uid}) != 1:
@@ -111,11 +112,12 @@ class ProcessMetadata:
         now = self._process_starts.get(process.pid) or process_start(self._proc, process.pid)
         if now is None:
             return process if self._is_private else replace(process, state="gone")
-        if in_doubt and not self._is_same(process.pid, now.start_ticks):
+        key = ProcessKey(process.pid, now.start_ticks)
+        if in_doubt and not self._is_same(key):
             return replace(process, start_ticks=None, comm=None, uid=None, user=None)
-        if now.start_ticks != process.start_ticks:
+        if key != process.key:
             return process  # the pid has been reused since the reading
-        owner = self._owner(process.pid, now.start_ticks)
+        owner = self._owner(key)
         return ProcessUsage(  # replace() takes three times as long, for each process of each reading
             pid=process.pid,
             start_ticks=process.start_ticks,
@@ -130,13 +132,13 @@ class ProcessMetadata:
             pod_namespace=owner.names.namespace,
             unit=clean(owner.place.unit) if owner.place.unit else None,
             slurm_job=owner.place.slurm_job,
-            state=self._state(process.pid, now),
+            state=self._state(key, now),
             utilization_ratio=process.utilization_ratio,
-            orphaned=self._is_orphan(process.pid, now, owner.place),
+            orphaned=self._is_orphan(key, now, owner.place),
             idle_seconds=process.idle_seconds,
         )
 
-    def _is_orphan(self, pid: int, now: ProcessStart, place: ProcessPlacement) -> bool | None:
+    def _is_orphan(self, process: ProcessKey, now: ProcessStart, place: ProcessPlacement) -> bool | None:
         """Return True if the parent has exited.
 
         A child is created in its parent's session. If its parent is in another session, a reaper (init or a subreaper)
@@ -144,9 +146,9 @@ class ProcessMetadata:
         """
         if place.unit is not None and not _LOGIN.fullmatch(place.unit):
             return False  # a service manager supervises it, and can stop it
-        if now.session == pid:
+        if now.session == process.pid:
             return False
-        key = (pid, now.start_ticks, now.parent)
+        key = (process, now.parent)
         if key not in self._orphans:
             parent = process_start(self._proc, now.parent) if now.parent else None
             if parent is None or not now.session:
@@ -154,30 +156,29 @@ class ProcessMetadata:
             self._orphans[key] = parent.session != now.session
         return self._orphans[key]
 
-    def _state(self, pid: int, now: ProcessStart) -> str:
-        key = (pid, now.start_ticks)
+    def _state(self, process: ProcessKey, now: ProcessStart) -> str:
         if now.state != "D":
-            self._waiting.pop(key, None)
+            self._waiting.pop(process, None)
             return _STATES.get(now.state, "alive")
-        since = self._waiting.setdefault(key, self._clock())
+        since = self._waiting.setdefault(process, self._clock())
         return "uninterruptible" if self._clock() - since >= WAITING_SECONDS else "alive"
 
-    def _owner(self, pid: int, start_ticks: int) -> _Owner:
-        known = self._known.get((pid, start_ticks))
+    def _owner(self, process: ProcessKey) -> _Owner:
+        known = self._known.get(process)
         if known is not None:
             return known
-        where = place(self._cgroup(pid))
+        where = place(self._cgroup(process.pid))
         owner = _Owner(where, self._containers.names(where))
-        again = process_start(self._proc, pid)
-        if again is None or again.start_ticks != start_ticks:
+        again = process_start(self._proc, process.pid)
+        if again is None or again.start_ticks != process.start_ticks:
             return _Owner(ProcessPlacement(), Names())  # the cgroup was another process's
-        self._known[pid, start_ticks] = owner
+        self._known[process] = owner
         return owner
 
-    def _is_same(self, pid: int, start_ticks: int) -> bool:
-        if (pid, start_ticks) not in self._same and self._nodes.nodes(pid):
-            self._same.add((pid, start_ticks))
-        return (pid, start_ticks) in self._same
+    def _is_same(self, process: ProcessKey) -> bool:
+        if process not in self._same and self._nodes.nodes(process.pid):
+            self._same.add(process)
+        return process in self._same
 
     def _cgroup(self, pid: int) -> str:
         try:
@@ -185,7 +186,3 @@ class ProcessMetadata:
                 return file.read(16384)
         except OSError:
             return ""
-
-
-def _key(process: ProcessUsage) -> tuple[int, int | None]:
-    return process.pid, process.start_ticks

@@ -6,16 +6,13 @@ process), and command names with any bytes. Does not cover containers, command l
 
 from __future__ import annotations
 
-import os
 import pwd
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
+from gpumond.host.processes import ProcessStart, read_head, start_of
 from gpumond.protocol.messages import clean
-
-STAT_BYTES = 1024
-"""Size that contains a stat line up to its 22nd field."""
 
 
 class ProcessOwner(NamedTuple):
@@ -28,34 +25,6 @@ class ProcessOwner(NamedTuple):
 
 
 UNKNOWN = ProcessOwner()
-
-KERNEL_THREAD = 0x00200000
-"""PF_KTHREAD of the kernel's include/linux/sched.h."""
-
-
-class ProcessStart(NamedTuple):
-    """Variable data of a process: ``state`` is the kernel's letter, ``flags`` are the kernel's PF_*.
-
-    ``parent`` and ``session`` are pids, or 0 if they are in another PID namespace.
-    """
-
-    start_ticks: int
-    state: str
-    flags: int
-    parent: int
-    session: int
-
-
-def process_start(root: str, pid: int) -> ProcessStart | None:
-    """Return the process's data, or None if it does not exist."""
-    try:
-        return _process_start(_content(f"{root}/{pid}/stat").rpartition(b")")[2].split(maxsplit=20))
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _process_start(fields: list[bytes]) -> ProcessStart:
-    return ProcessStart(int(fields[19]), fields[0].decode("ascii"), int(fields[6]), int(fields[1]), int(fields[3]))
 
 
 class ProcessTable:
@@ -70,7 +39,7 @@ class ProcessTable:
     def pid_max(self) -> int:
         """Return the largest pid that this kernel assigns."""
         try:
-            return int(_content(f"{self._root}/sys/kernel/pid_max"))
+            return int(read_head(f"{self._root}/sys/kernel/pid_max"))
         except (OSError, ValueError):
             return 4194304  # the kernel's own limit, PID_MAX_LIMIT
 
@@ -98,19 +67,19 @@ class ProcessTable:
     def _key(self, pid: int) -> bytes:
         """Return ``comm)start_ticks``, or nothing if the process has exited. The name may contain parentheses."""
         try:
-            stat = _content(f"{self._root}/{pid}/stat")
+            stat = read_head(f"{self._root}/{pid}/stat")
         except OSError:
             return b""
         before, _, after = stat.rpartition(b")")
         fields = after.split(maxsplit=20)
         if len(fields) <= 20:
             return b""
-        self.process_starts[pid] = _process_start(fields)
+        self.process_starts[pid] = start_of(fields)
         return before.partition(b"(")[2] + b")" + fields[19]
 
     def _uid(self, pid: int) -> int:
         """Return the effective uid, like SO_PEERCRED; the directory's owner is root for undumpable processes."""
-        status = _content(f"{self._root}/{pid}/status", 4096)
+        status = read_head(f"{self._root}/{pid}/status", 4096)
         return int(status.partition(b"\nUid:")[2].split(maxsplit=2)[1])
 
 
@@ -121,11 +90,3 @@ def user_name(uid: int) -> str | None:
         return clean(pwd.getpwuid(uid).pw_name)
     except (KeyError, OSError):
         return None
-
-
-def _content(path: str, size: int = STAT_BYTES) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, size)
-    finally:
-        os.close(descriptor)

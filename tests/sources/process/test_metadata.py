@@ -79,12 +79,12 @@ def test_state_of_a_process_is_shown(host: Host, letter: str, state: str):
 
 def test_process_is_uninterruptible_after_a_while_in_that_state(host: Host):
     directory = host.proc.add(7, start_ticks=100, state="D")
-    seen = []
+    states = []
     for _ in range(3):
-        seen.append(host.process(make_process(7)).state)
+        states.append(host.process(make_process(7)).state)
         host.now += 6.0
     (directory / "stat").write_text((directory / "stat").read_text().replace(") D", ") S"))
-    assert [*seen, host.process(make_process(7)).state] == ["alive", "alive", "uninterruptible", "alive"]
+    assert [*states, host.process(make_process(7)).state] == ["alive", "alive", "uninterruptible", "alive"]
 
 
 def test_missing_pid_is_gone(host: Host):
@@ -141,20 +141,20 @@ def test_reused_pid_gets_its_own_container(host: Host):
 def test_pids_are_never_confused(host: Host):
     """10 000 processes with five pids, each in a container of its own."""
     chance = random.Random(1)
-    lives: dict[int, tuple[int, str]] = {}
-    for life in range(10_000):
+    processes: dict[int, tuple[int, str]] = {}
+    for number in range(10_000):
         pid = 10 + chance.randrange(5)
-        if chance.random() < 0.2 or pid not in lives:
-            lives[pid] = (life + 1000, f"{life:064x}")
+        if chance.random() < 0.2 or pid not in processes:
+            processes[pid] = (number + 1000, f"{number:064x}")
             directory = host.proc.root / str(pid)
             if directory.exists():
                 stat = (directory / "stat").read_text().split()
-                stat[21] = str(life + 1000)
+                stat[21] = str(number + 1000)
                 (directory / "stat").write_text(" ".join(stat))
-                (directory / "cgroup").write_text(f"0::/docker/{lives[pid][1]}\n")
+                (directory / "cgroup").write_text(f"0::/docker/{processes[pid][1]}\n")
             else:
-                host.proc.add(pid, start_ticks=life + 1000, cgroup=f"0::/docker/{lives[pid][1]}\n")
-        start_ticks, container = lives[pid]
+                host.proc.add(pid, start_ticks=number + 1000, cgroup=f"0::/docker/{processes[pid][1]}\n")
+        start_ticks, container = processes[pid]
         listed = start_ticks if chance.random() < 0.9 else start_ticks - 1
         found = host.process(make_process(pid, start_ticks=listed)).container
         assert found == (container if listed == start_ticks else None)
@@ -190,7 +190,7 @@ def test_private_pid_namespace_is_noticed(tmp_path: Path, around: list[str], sho
     program = (
         "import os, sys; from gpumond.model.snapshot import *\n"
         "from gpumond.sources.process.metadata import ProcessMetadata\n"
-        "from gpumond.sources.process.procfs import process_start\n"
+        "from gpumond.host.processes import process_start\n"
         "started = process_start('/proc', os.getpid()).start_ticks\n"
         "listed = ProcessUsage(pid=os.getpid(), start_ticks=started, used_bytes=1, comm='itself')\n"
         "device = DeviceReading(uuid='GPU-a', index=0, processes=(listed,))\n"

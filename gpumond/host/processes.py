@@ -1,0 +1,61 @@
+"""Start and state of a process from /proc/PID/stat."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+STAT_BYTES = 1024
+"""Size that contains a stat line up to its 22nd field."""
+
+KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD of the kernel's include/linux/sched.h."""
+
+ENDED_STATES = ("Z", "X")
+
+
+class ProcessStart(NamedTuple):
+    """Variable data of a process: ``state`` is the kernel's letter, ``flags`` are the kernel's PF_*.
+
+    ``start_ticks`` counts from boot, in USER_HZ. ``parent`` and ``session`` are pids, or 0 if they are in another PID
+    namespace.
+    """
+
+    start_ticks: int
+    state: str
+    flags: int
+    parent: int
+    session: int
+
+
+def process_start(proc: str, pid: int) -> ProcessStart | None:
+    """Return the process's data, or None if it does not exist."""
+    try:
+        return start_of(stat_fields(read_head(f"{proc}/{pid}/stat")))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def start_ticks(pid: int, proc: str = "/proc") -> int | None:
+    """Return the start of a process, or None if it does not exist."""
+    start = process_start(proc, pid)
+    return None if start is None else start.start_ticks
+
+
+def stat_fields(stat: bytes) -> list[bytes]:
+    """Split a stat line from its third field on. The second, the name, may contain spaces and parentheses."""
+    return stat.rpartition(b")")[2].split(maxsplit=20)
+
+
+def start_of(fields: list[bytes]) -> ProcessStart:
+    """Parse the fields of a stat line. Raises ValueError or IndexError if it is incomplete."""
+    return ProcessStart(int(fields[19]), fields[0].decode("ascii"), int(fields[6]), int(fields[1]), int(fields[3]))
+
+
+def read_head(path: str, size: int = STAT_BYTES) -> bytes:
+    """Return the first bytes of a file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, size)
+    finally:
+        os.close(descriptor)
