@@ -82,9 +82,9 @@ SOURCES = (
     ),
     SourceSpec("drm", "gpumond.sources.drm:DrmSource", "AMD and Intel devices, through files of the kernel", True),
     SourceSpec(
-        "every", "gpumond.sources.composite:CompositeSource", "devices of all drivers, also of one loaded later"
+        "every", "gpumond.sources.composite:CompositeSource", "devices of all drivers, including those loaded later"
     ),
-    SourceSpec("sim", "gpumond.sources.sim:SimSource", "simulated devices, of `gpumond demo`"),
+    SourceSpec("sim", "gpumond.sources.sim:SimSource", "simulated devices, as in `gpumond demo`"),
 )
 AUTOMATIC = tuple(spec for spec in SOURCES if spec.automatic)
 

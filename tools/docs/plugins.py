@@ -20,16 +20,18 @@ def document() -> str:
 
 
 def sources() -> Iterator[str]:
-    yield "## Sources of devices\n\nThe setting `source` is one of these names, or `auto`: the one that fits the"
-    yield "devices of the machine, and `every` for several.\n"
+    yield "## Sources of devices\n"
+    yield "The setting `source` is one of these names, or `auto`. `auto` selects the source whose driver is present, or"
+    yield "`every` if several are present.\n"
     yield "| source | devices | found by `auto` |\n|---|---|---|"
     for spec in SOURCES:
         yield f"| `{spec.name}` | {spec.devices} | {'yes' if spec.automatic else 'no'} |"
 
 
 def adapters() -> Iterator[str]:
-    yield "## Adapters of allocators\n\n[The agent](agent.md) describes each. The agent reads the libraries that a"
-    yield "program has imported, and flushes them in this order.\n"
+    yield "## Adapters of allocators\n"
+    yield "[The agent](agent.md) describes each. The agent reads the libraries that a program has imported, and flushes"
+    yield "them in this order.\n"
     yield "| library | packages |\n|---|---|"
     for spec in ADAPTERS:
         yield f"| `{spec.library}` | {', '.join(f'`{package}`' for package in spec.packages)} |"
