@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -82,6 +83,19 @@ LIBRARIES = {
 }
 """The modules that may import a third-party library."""
 
+ACROSS_PACKAGES = {
+    "fakenvml",
+    "fixtures",
+    "gpu",
+    "grafana",
+    "integration",
+    "isolation",
+    "packaging",
+    "simulator",
+    "soak",
+}
+"""Folders of tests that concern several packages, or none."""
+
 FORBIDDEN = ("pickle", "marshal", "shelve", "multiprocessing")
 MAX_LINES = 400
 MEDIAN_LINES = 130
@@ -96,10 +110,9 @@ FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 EACH_MODULE = pytest.mark.parametrize("module", FILES, ids=[name or "gpumond" for name in FILES])
 
 
-def imports(module: str) -> Iterator[str]:
-    """Names of all modules that a module imports, at any depth. Only the agent may import types lazily."""
-    lazy = module.startswith("agent")
-    for node in _nodes(ast.parse(FILES[module].read_text()), lazy):
+def imports(module: str, types: bool = True) -> Iterator[str]:
+    """Names of all modules that a module imports, at any depth; without ``types``, those imported at run time."""
+    for node in _nodes(ast.parse(FILES[module].read_text()), types):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -109,21 +122,21 @@ def imports(module: str) -> Iterator[str]:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _nodes(node: ast.AST, lazy: bool) -> Iterator[ast.AST]:
+def _nodes(node: ast.AST, types: bool) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
-        if lazy and isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+        if not types and isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
             continue
         yield child
-        yield from _nodes(child, lazy)
+        yield from _nodes(child, types)
 
 
 def within(module: str, places: tuple[str, ...]) -> bool:
     return any(module == place or module.startswith(f"{place}.") for place in places)
 
 
-def own_imports(module: str) -> set[str]:
+def own_imports(module: str, types: bool = True) -> set[str]:
     """Modules of gpumond that a module imports, without the prefix ``gpumond.``."""
-    return {name.removeprefix("gpumond.") for name in imports(module)} & set(FILES) - {""}
+    return {name.removeprefix("gpumond.") for name in imports(module, types)} & set(FILES) - {""}
 
 
 def layer(module: str) -> str:
@@ -157,7 +170,8 @@ def test_third_party_libraries_are_imported_only_where_listed(module: str):
 @pytest.mark.parametrize("module", [name for name in FILES if within(name, ("agent", "inject"))])
 def test_agent_imports_the_standard_library_model_and_protocol_only(module: str):
     allowed = ("agent", "model.pools", "model.program", "protocol.messages", "errors")
-    assert not [name for name in own_imports(module) if not within(name, allowed) and name not in ("model", "protocol")]
+    at_run_time = own_imports(module, types=False)
+    assert not [name for name in at_run_time if not within(name, allowed) and name not in ("model", "protocol")]
 
 
 @pytest.mark.parametrize("module", [name for name in FILES if within(name, WITHOUT_IO)])
@@ -184,7 +198,7 @@ def test_constructors_of_more_than_five_fields_take_keywords(module: str):
 
 
 def test_imports_have_no_cycle():
-    graph = {module: own_imports(module) - {module} for module in FILES}
+    graph = {module: own_imports(module, types=False) - {module} for module in FILES}
     done: set[str] = set()
 
     def visit(module: str, trail: tuple[str, ...]) -> None:
@@ -201,14 +215,32 @@ def test_imports_have_no_cycle():
 
 def test_packages_hold_more_than_one_file():
     packages = {path.parent for path in FILES.values() if path.name == "__init__.py"} - {PACKAGE}
-    assert not [package for package in packages if len(list(package.glob("*"))) < 2]
+    files = {package: [path for path in package.iterdir() if path.name != "__pycache__"] for package in packages}
+    assert not [package for package, contents in files.items() if len(contents) < 2]
+
+
+def test_module_with_one_importer_is_in_its_package():
+    """A module that imports nothing of its package, and that only one other package's module imports, belongs there."""
+    uses = {module: own_imports(module) - {module} for module in FILES}
+    for module, path in FILES.items():
+        importers = [other for other, used in uses.items() if module in used]
+        if "." in module and path.name != "__init__.py" and len(importers) == 1:
+            own = {name for name in (*importers, *uses[module]) if layer(name) == layer(module)}
+            assert own, f"{module} is imported by {importers[0]} only"
 
 
 def test_files_are_short():
-    scripts = [path for path in PACKAGE.rglob("*.js") if path.is_file()]
-    lengths = sorted((len(path.read_text().splitlines()), str(path)) for path in (*FILES.values(), *scripts))
-    assert lengths[-1][0] <= MAX_LINES, lengths[-1]
-    assert lengths[len(lengths) // 2][0] <= MEDIAN_LINES
+    folders = ("gpumond", "tests", "tools", "bench", "grafana")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".js")]
+    lengths = {path: len(path.read_text().splitlines()) for path in files}
+    assert not [path for path, lines in lengths.items() if lines > MAX_LINES]
+    for folder in ("gpumond", "tests"):
+        assert median(lines for path, lines in lengths.items() if path.is_relative_to(ROOT / folder)) <= MEDIAN_LINES
+
+
+def test_folders_of_tests_are_packages():
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders - ACROSS_PACKAGES <= set(LAYERS)
 
 
 def test_module_names_are_specific():

@@ -1,63 +1,35 @@
-"""One connection of the agents' socket: its limits, its reports, and the checks of its messages."""
+"""One connection of the agents' socket: its messages, its reports, and their checks."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
+from typing import TypeVar
 
+from gpumond.agents.limits import Budget
 from gpumond.errors import ProtocolError
 from gpumond.host.peer_credentials import Identity
 from gpumond.model.claims import MAX_REPORTED_POOLS, bounded
 from gpumond.model.program import SCOPES
 from gpumond.model.snapshot import AgentReport
-from gpumond.protocol.messages import AgentResponse, FlushResult, Hello, Report, clean
+from gpumond.protocol.messages import (
+    MAX_MESSAGE_BYTES,
+    AgentResponse,
+    FlushResult,
+    Hello,
+    Message,
+    Report,
+    clean,
+    encode,
+)
 from gpumond.protocol.validator import decode
 
 WORKLOAD = re.compile(r"[A-Za-z0-9._/-]{0,64}")
+Answer = TypeVar("Answer")
 SCOPE = re.compile(r"[A-Za-z0-9._/-]{1,128}")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of the socket, some by uid; a uid beyond its budget is read more slowly, without cost to others."""
-
-    peers: int = 8000
-    peers_per_uid: int = 128
-    pending: int = 512
-    """Connections without a hello; beyond this number none is accepted for a moment."""
-    pending_per_uid: int = 16
-    """Connections of a uid beyond this number are accepted and closed at once, so that they do not fill the queue."""
-    hello_seconds: float = 2.0
-    shared_hello_seconds: float = 0.5
-    """The same for a uid that has other connections without a hello."""
-    message_seconds: float = 5.0
-    idle_seconds: float = 60.0
-    answer_seconds: float = 0.5
-    """Longer than a flush may take, so that an agent can report why it failed."""
-    stale_seconds: float = 15.0
-    """Age in seconds at which a report is no longer used."""
-    messages_per_second: int = 512
-    bytes_per_second: int = 2 << 20
-    reserved_descriptors: int = 64
-
-
-class Budget:
-    """Token bucket of messages and bytes for one uid."""
-
-    def __init__(self, limits: Limits, now: float) -> None:
-        self._limits, self._filled_at = limits, now
-        self.messages, self.bytes = float(limits.messages_per_second), float(limits.bytes_per_second)
-
-    def wait(self, now: float) -> float:
-        """Return the seconds until this uid may be read again; 0 if at once."""
-        limits, passed = self._limits, now - self._filled_at
-        self._filled_at = now
-        self.messages = min(limits.messages_per_second, self.messages + passed * limits.messages_per_second)
-        self.bytes = min(limits.bytes_per_second, self.bytes + passed * limits.bytes_per_second)
-        return max(0.0, -self.messages / limits.messages_per_second, -self.bytes / limits.bytes_per_second)
 
 
 class AgentConnection:
@@ -101,6 +73,34 @@ class AgentConnection:
             report = replace(report, pools=bounded(report.pools, most=MAX_REPORTED_POOLS))
         self.report, self.unread, self._read = report, b"", digest
 
+    def split(self, chunk: bytes, now: float) -> list[bytes]:
+        """Return the messages that are complete with these bytes. Raises ProtocolError."""
+        if not self.buffer:
+            self.partial_since = now
+        *messages, rest = (self.buffer + chunk).split(b"\n")
+        if len(rest) > MAX_MESSAGE_BYTES or any(len(message) > MAX_MESSAGE_BYTES for message in messages):
+            raise ProtocolError("oversize", f"a message of more than {MAX_MESSAGE_BYTES} bytes")
+        if messages:
+            self.partial_since = now
+        self.buffer = rest
+        return messages
+
+    def send(self, message: Message) -> bool:
+        """Send a whole message. False if the agent does not read its socket."""
+        encoded = encode(message)
+        try:
+            return self.socket.send(encoded) == len(encoded)
+        except OSError:
+            return False
+
+    def resolve(self, message: FlushResult | AgentResponse) -> None:
+        """Return an answer to the call that waits for it, if one does."""
+        if isinstance(message, FlushResult):
+            self.unanswered.discard(message.id)
+            _set_result(self.answers.get(message.id), message)
+        else:
+            _set_result(self.requests.get(message.id), message)
+
     def left(self) -> None:
         """Cancel all waits for an answer of this agent."""
         for answer in self.answers.values():
@@ -109,6 +109,11 @@ class AgentConnection:
         for request in self.requests.values():
             if not request.done():
                 request.set_exception(ConnectionResetError("the agent disconnected"))
+
+
+def _set_result(future: asyncio.Future[Answer] | None, answer: Answer) -> None:
+    if future is not None and not future.done():
+        future.set_result(answer)
 
 
 def check_hello(hello: Hello) -> None:

@@ -2,7 +2,7 @@
 
 Every uid of the machine may connect, so no peer is trusted. The kernel states the identity of a peer. Messages and
 connections of one uid do not delay other uids, and the connection of a peer that violates the protocol is closed and
-counted. ``connection`` has the state and the limits of one peer.
+counted. ``connection`` has the state of one peer, ``limits`` the limits and what each uid uses of them.
 
 This module does *not* cover: the meaning of reports (``engine``) and when to flush (``flush``).
 """
@@ -15,11 +15,12 @@ import os
 import resource
 import socket
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpumond.agents.connection import AgentConnection, Budget, Limits, agent_report, check_hello
+from gpumond.agents.connection import AgentConnection, agent_report, check_hello
+from gpumond.agents.limits import Limits, UidUsage
 from gpumond.errors import ProtocolError
 from gpumond.host.peer_credentials import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, sender_pid
 from gpumond.model.cooperative import Steps, synchronous
@@ -36,7 +37,6 @@ from gpumond.protocol.messages import (
     Hello,
     Message,
     Report,
-    encode,
 )
 from gpumond.protocol.validator import decode
 
@@ -73,10 +73,7 @@ class AgentServer:
         self._peers: dict[int, AgentConnection] = {}
         self._departed: deque[AgentReport] = deque(maxlen=DEPARTED_KEPT)
         self._ends: deque[ProgramEnd] = deque(maxlen=ENDS_KEPT)
-        self._per_uid: Counter[int] = Counter()
-        self._budgets: dict[int, Budget] = {}
-        self._pending: Counter[int] = Counter()
-        """Connections of each uid without a hello."""
+        self._usage = UidUsage(self._limits)
         self._reports_received = 0
         self._accepting = False
         self._paused_for_hellos = False
@@ -192,18 +189,14 @@ class AgentServer:
 
     def _send(self, peer: AgentConnection, message: Message) -> bool:
         """Send a whole message and return True; a peer that does not read its socket is dropped."""
-        encoded = encode(message)
-        try:
-            if peer.socket.send(encoded) == len(encoded):
-                return True
-        except OSError:
-            pass
+        if peer.send(message):
+            return True
         self._drop(peer, "unread")
         return False
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
-            if self._pending.total() >= self._limits.pending or len(self._peers) >= self._limits.peers:
+            if self._usage.pending() >= self._limits.pending or len(self._peers) >= self._limits.peers:
                 self._paused_for_hellos = len(self._peers) < self._limits.peers
                 self._accept_no_more()
                 return
@@ -218,8 +211,7 @@ class AgentServer:
             self._admit(connection)
 
     def _admit(self, connection: socket.socket) -> None:
-        uid, limits = peer_uid(connection), self._limits
-        if self._per_uid[uid] >= limits.peers_per_uid or self._pending[uid] >= limits.pending_per_uid:
+        if not self._usage.admits(peer_uid(connection)):
             self._reject(connection, "crowd")
             return
         connection.setblocking(False)
@@ -232,28 +224,23 @@ class AgentServer:
                 os.close(pidfd)
             return
         now = self._clock()
-        budget = self._budgets.setdefault(identity.uid, Budget(self._limits, now))
-        peer = AgentConnection(connection, identity, pidfd, budget, now)
+        peer = AgentConnection(connection, identity, pidfd, self._usage.add(identity.uid, now), now)
         self._peers[connection.fileno()] = peer
-        self._per_uid[identity.uid] += 1
-        self._pending[identity.uid] += 1
         self._loop.add_reader(connection.fileno(), self._readable, peer)
         if pidfd is not None:
             self._loop.add_reader(pidfd, self._ended, peer)  # readable when the process has ended
         self._readable(peer)  # a hello that waited in the queue does not count as pending
         if peer.hello is None:
-            self._loop.call_later(limits.shared_hello_seconds, self._hello_is_due, peer)
+            self._loop.call_later(self._limits.shared_hello_seconds, self._hello_is_due, peer)
 
     def _hello_is_due(self, peer: AgentConnection) -> None:
         """Close a connection without a hello whose uid has others; a single one has until ``hello_seconds``."""
-        if peer.hello is None and self._pending[peer.identity.uid] > 1:
+        if peer.hello is None and self._usage.pending(peer.identity.uid) > 1:
             self._drop(peer, "hello_timeout")
 
     def _no_longer_pending(self, uid: int) -> None:
-        self._pending[uid] -= 1
-        if not self._pending[uid]:
-            del self._pending[uid]
-        if self._paused_for_hellos and self._pending.total() <= self._limits.pending // 2:
+        self._usage.no_longer_pending(uid)
+        if self._paused_for_hellos and self._usage.pending() <= self._limits.pending // 2:
             self._accept_again()
 
     def _reject(self, connection: socket.socket, reason: str) -> None:
@@ -281,7 +268,7 @@ class AgentServer:
             self._drop(peer, "foreign_sender")  # a forked child, or a passed descriptor
             return
         try:
-            for message in self._messages(peer, chunk, now):
+            for message in peer.split(chunk, now):
                 peer.budget.messages -= 1
                 if peer.report is not None and message.startswith(REPORT):
                     peer.unread, peer.received_at = message, now
@@ -294,17 +281,6 @@ class AgentServer:
     def _refuse(self, peer: AgentConnection, error: ProtocolError) -> None:
         log.info("agent of pid %d, uid %d, closed: %s", peer.identity.pid, peer.identity.uid, error)
         self._drop(peer, error.reason)
-
-    def _messages(self, peer: AgentConnection, chunk: bytes, now: float) -> list[bytes]:
-        if not peer.buffer:
-            peer.partial_since = now
-        *messages, rest = (peer.buffer + chunk).split(b"\n")
-        if len(rest) > MAX_MESSAGE_BYTES or any(len(message) > MAX_MESSAGE_BYTES for message in messages):
-            raise ProtocolError("oversize", f"a message of more than {MAX_MESSAGE_BYTES} bytes")
-        if messages:
-            peer.partial_since = now
-        peer.buffer = rest
-        return messages
 
     def _handle(self, peer: AgentConnection, message: Message, now: float) -> None:
         if peer.hello is None:
@@ -319,15 +295,8 @@ class AgentServer:
             peer.set_report(message)
             peer.received_at = now
             self._reports_received += 1
-        elif isinstance(message, AgentResponse):
-            request = peer.requests.get(message.id)
-            if request is not None and not request.done():
-                request.set_result(message)
-        elif isinstance(message, FlushResult):
-            peer.unanswered.discard(message.id)
-            answer = peer.answers.get(message.id)
-            if answer is not None and not answer.done():
-                answer.set_result(message)
+        elif isinstance(message, (AgentResponse, FlushResult)):
+            peer.resolve(message)
         elif isinstance(message, Bye):
             if message.ending is not None:
                 self._ends.append(ProgramEnd(peer.identity.pid, peer.identity.start_ticks, message.ending))
@@ -357,9 +326,7 @@ class AgentServer:
             last = agent_report(peer.identity, peer.hello, peer.report, self._clock() - peer.received_at)
             self._departed.append(last)
         uid = peer.identity.uid
-        self._per_uid[uid] -= 1
-        if not self._per_uid[uid]:
-            del self._per_uid[uid]
+        self._usage.remove(uid)
         if peer.hello is None:
             self._no_longer_pending(uid)
         self._loop.remove_reader(descriptor)
@@ -379,9 +346,7 @@ class AgentServer:
                 self._drop(peer, "frame_timeout")
             elif now - peer.received_at > limits.idle_seconds:
                 self._drop(peer, "idle")
-        for uid in [uid for uid in self._budgets if uid not in self._per_uid]:
-            if self._budgets[uid].wait(now) == 0:
-                del self._budgets[uid]
+        self._usage.forget(now)
         self._accept_again()
         self._sweeper = self._loop.call_later(1.0, self._sweep)
 

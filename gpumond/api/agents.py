@@ -17,7 +17,7 @@ from gpumond.model.program import AppliedLimit, Dump
 from gpumond.protocol.messages import AgentResponse, Asked
 from gpumond.protocol.text import Encodable
 
-router = APIRouter(tags=["agents"])
+router = APIRouter(prefix="/api/v1", tags=["agents"])
 LIMITS: TypeAdapter[list[AppliedLimit]] = TypeAdapter(list[AppliedLimit])
 DUMP: TypeAdapter[Dump] = TypeAdapter(Dump)
 

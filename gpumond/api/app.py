@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import pkgutil
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib import import_module
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
-from gpumond import __version__
-from gpumond.api import (
-    agents,
-    baselines,
-    events,
-    flushes,
-    history,
-    operations,
-    page,
-    problems,
-    resources,
-    rules,
-)
+from gpumond import __version__, api
+from gpumond.api import events, problems, rules
 from gpumond.api.auth import Tokens
 from gpumond.api.problems import responses
 from gpumond.api.shares import Shares
@@ -31,10 +22,6 @@ DESCRIPTION = (
     "unknown is null. Errors are RFC 9457 problem documents."
 )
 
-
-AT_THE_ROOT = (page, operations)
-IN_THE_API = (resources, history, flushes, rules, baselines, events, agents)
-"""Modules with a ``router``, in the order of the reference."""
 
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
@@ -57,11 +44,17 @@ def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
     app.state.slow_seconds = events.SLOW_SECONDS
     problems.install(app)
     complete_openapi(app)
-    for module in AT_THE_ROOT:
-        app.include_router(module.router)
-    for module in IN_THE_API:
-        app.include_router(module.router, prefix="/api/v1")
+    for router in routers():
+        app.include_router(router)
     return app
+
+
+def routers() -> Iterator[APIRouter]:
+    """Yield the ``router`` of each module of this package that has one."""
+    for found in pkgutil.iter_modules(api.__path__):
+        module = import_module(f"{api.__name__}.{found.name}")
+        if isinstance(router := getattr(module, "router", None), APIRouter):
+            yield router
 
 
 BODY_PROBLEMS = (400, 413, 415)

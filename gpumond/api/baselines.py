@@ -26,7 +26,7 @@ from gpumond.baselines.statistics import (
 from gpumond.model.units import DAY_SECONDS, GIB
 from gpumond.protocol.text import Encodable
 
-router = APIRouter(tags=["baselines"])
+router = APIRouter(prefix="/api/v1", tags=["baselines"])
 
 Name = Annotated[str, Path(pattern=f"^{NAME}$", description="At most 64 of A-Za-z0-9._-")]
 

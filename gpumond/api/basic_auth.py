@@ -26,7 +26,7 @@ class Passwords:
         self._lock = asyncio.Lock()
         self._waiting = 0
 
-    async def right(self, users: dict[str, bytes], credentials: str, client: str) -> bool:
+    async def verify(self, users: dict[str, bytes], credentials: str, client: str) -> bool:
         """Return True if the password is correct. Raises 429 after too many failures, 503 if too many checks are
         pending."""
         user, password = _decode(credentials)

@@ -20,7 +20,7 @@ from gpumond.api.view import view_of
 from gpumond.engine.events import Event
 from gpumond.protocol.text import accepts
 
-router = APIRouter(tags=["facts"])
+router = APIRouter(prefix="/api/v1", tags=["facts"])
 
 HEARTBEAT_SECONDS = 15.0
 SLOW_SECONDS = 30.0

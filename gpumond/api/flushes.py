@@ -20,7 +20,7 @@ from gpumond.protocol.text import Encodable
 MANY_SECONDS = 60.0
 """Longest timeout for each of several programs, unless an administrator requests it."""
 
-router = APIRouter(tags=["flush"])
+router = APIRouter(prefix="/api/v1", tags=["flush"])
 ANSWER = TypeAdapter(FlushOutcome)
 EXAMPLE = FlushOutcome("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
 

@@ -144,7 +144,7 @@ class Guard:
             return
         basic = header(scope["headers"], b"authorization")
         if basic[:6].lower() == "basic " and web.users:
-            if await self._passwords.right(web.users, basic[6:], user(scope)):
+            if await self._passwords.verify(web.users, basic[6:], user(scope)):
                 return
             failed(self._tokens, user(scope))
         elif authenticate(self._tokens, scope) is not None:

@@ -16,7 +16,7 @@ from gpumond.history.series import SAMPLES, TIERS
 from gpumond.model.device_names import device_named
 from gpumond.model.process import process_key
 
-router = APIRouter(tags=["facts"])
+router = APIRouter(prefix="/api/v1", tags=["facts"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,5 +117,5 @@ def install(app: FastAPI) -> None:
         return problem(507 if error.full else 503, f"{error}; nothing was changed")
 
     @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> JSONResponse:
+    async def internal_error(request: Request, error: Exception) -> JSONResponse:
         return problem(500, "internal error of gpumond; see its log for details")

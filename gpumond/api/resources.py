@@ -27,7 +27,7 @@ from gpumond.model.verdicts import KINDS
 from gpumond.rules import ended
 from gpumond.store.audit_chain import AuditEntry
 
-router = APIRouter(tags=["facts"])
+router = APIRouter(prefix="/api/v1", tags=["facts"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

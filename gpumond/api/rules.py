@@ -22,7 +22,7 @@ from gpumond.rules import ended
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import RuleConfig, written
 
-router = APIRouter(tags=["rules"])
+router = APIRouter(prefix="/api/v1", tags=["rules"])
 
 MAX_PREVIEWS = 2
 """Limit of previews in progress; one per user."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpumond.agents.connection import Limits
+from gpumond.agents.limits import Limits
 from gpumond.agents.server import AgentServer
 from gpumond.alerting.outbox import BACKOFF_SECONDS
 from gpumond.alerting.receivers import Notifier

@@ -10,13 +10,13 @@ from gpumond.baselines.service import BaselineService
 from gpumond.config import Settings
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.daemon.edges import Edges
+from gpumond.daemon.scrape_schedule import ScrapeSchedule
 from gpumond.diagnosis import Diagnosis
 from gpumond.engine import EngineState
 from gpumond.engine.preview import PreviewWindow
 from gpumond.flush import Flusher
 from gpumond.host.event_loop import in_slices
 from gpumond.metrics import Compat, Exposition, Form, Page
-from gpumond.metrics.scrape_schedule import ScrapeSchedule
 from gpumond.model.frame import Frame
 from gpumond.model.pools import Receipt
 from gpumond.model.snapshot import Reading

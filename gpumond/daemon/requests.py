@@ -10,8 +10,8 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
-from gpumond.agents.commands import AgentCommands
 from gpumond.config import RELOADED, Settings
+from gpumond.daemon.agent_commands import AgentCommands
 from gpumond.daemon.parts import Parts
 from gpumond.errors import ConfigError, FlushError, StoreUnavailable
 from gpumond.flush import FlushOutcome, FlushRequest

@@ -18,7 +18,6 @@ from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
 from gpumond.api.guard import Guard, Policy
 from gpumond.config import LOOPBACK, Settings
-from gpumond.config.reloading_file import ReloadingFile
 from gpumond.config.tls import alternative_names
 from gpumond.config.tokens import Token, read_tokens
 from gpumond.config.web import Web
@@ -26,6 +25,7 @@ from gpumond.daemon import Daemon, Load, make_daemon
 from gpumond.daemon.garbage_collection import CollectionSchedule, only_on_schedule
 from gpumond.daemon.http_protocol import HttpProtocol
 from gpumond.daemon.listener import HttpListener, HttpPeer
+from gpumond.daemon.reloading_file import ReloadingFile
 from gpumond.daemon.tasks import background
 from gpumond.errors import ConfigError
 from gpumond.host import systemd

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Set
 from math import inf, isfinite
 
 from gpumond.diagnosis import detectors, messages
-from gpumond.diagnosis.device_verdicts import DETECTORS, DeviceCase
 from gpumond.diagnosis.distributed import RankGroup
 from gpumond.diagnosis.idle import idle_seconds
 from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, find, from_stairs, update, update_stairs
@@ -21,7 +20,7 @@ from gpumond.history.series import MAX, MINUTE
 from gpumond.model.cooperative import Steps
 from gpumond.model.frame import Verdict
 from gpumond.model.snapshot import DeviceReading, ProcessUsage, Snapshot
-from gpumond.model.verdicts import SHAPES, VerdictName
+from gpumond.model.verdicts import DEVICE_DETECTORS, SHAPES, DeviceCase, VerdictName
 
 RECENT_MINUTES = 15
 MIN_RELEASE_RATIO = 0.02
@@ -261,7 +260,7 @@ class Classifier:
             self._full_at[device.uuid] = now
         ramp_at, left = self._ramps.get(device.uuid, (-inf, 0.0))
         seconds_left = left / self.history.pace if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
-        for kind, detect in DETECTORS.items():
+        for kind, detect in DEVICE_DETECTORS:
             found = detect(DeviceCase(device, _label(device), used, size, seconds_left, kind in tracked.verdicts))
             if found is None:
                 tracked.verdicts.pop(kind, None)

@@ -1,4 +1,4 @@
-"""Detectors without a trend: pressure, orphan, idle holder, fragmentation, and the cause of a process's end. No I/O."""
+"""Detectors without a trend: orphan, idle holder, fragmentation, and the cause of a process's end. No I/O."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from gpumond.history.series import MAX, Series
 from gpumond.model.program import Ending
 from gpumond.model.units import GIB, MIB
 
-FULL = 0.95
-FULL_CLEAR = 0.93
 RAMP_FROM = 0.80
 RAMP_BLOCKS = 4
 RAMP_HELD_SECONDS = 90.0

@@ -18,13 +18,13 @@ from math import inf
 from typing import NamedTuple
 
 from gpumond.diagnosis.plateaus import PlateauStep
+from gpumond.diagnosis.shapes import WARM_UP_SECONDS
 from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
 from gpumond.history import HELD, USED, UTILIZATION
 from gpumond.history.series import FIVE_MINUTES, MEDIAN, MIN, MINUTE, QUARTER, SAMPLES, TIERS, Series
-from gpumond.model.units import MIB
+from gpumond.model.units import HOUR_SECONDS, MIB
 
 MINUTE_SECONDS = 60.0
-HOUR = 3600.0
 
 OUTSIDE = -1
 """The curve of a process's memory outside its pools: used less held."""
@@ -96,7 +96,7 @@ ROUGH = (
         record_blocks=5,
         min_growth_bytes=512 * MIB,
         min_growth_ratio=0.005,
-        full_within_seconds=6 * HOUR,
+        full_within_seconds=6 * HOUR_SECONDS,
         parts=2,
         part_slope_ratio=0.3,
         max_scatter_ratio=0.5,
@@ -109,7 +109,7 @@ ROUGH = (
         record_blocks=4,
         min_growth_bytes=512 * MIB,
         min_growth_ratio=0.005,
-        full_within_seconds=48 * HOUR,
+        full_within_seconds=48 * HOUR_SECONDS,
         parts=2,
         part_slope_ratio=0.3,
         max_scatter_ratio=0.5,
@@ -117,7 +117,6 @@ ROUGH = (
         min_scatter_multiple=2,
     ),
 )
-WARM_UP_SECONDS = 300.0
 MIN_RISES = 3
 """Minimum number of rises within the window; fewer are steps and no trend."""
 RISE_RATIO = 0.05

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpumond.model.units import duration, human
+from gpumond.model.units import DAY_SECONDS, duration, human
 
-MINUTE, HOUR, DAY = 60, 3600, 86400
 FORMS = {"linear": "", "stairs": ", in steps", "load-proportional": " at its present load"}
 
 
@@ -30,11 +29,6 @@ def fragmentation(who: str, device: str, ratio: float, kept: float, live: float)
         f"{who} holds {human(kept)} of {device}, but at most {human(live)} of it are live: "
         f"{ratio:.0%} of its pool is fragmented, and a flush cannot return it"
     )
-
-
-def pressure(device: str, ratio: float, left: float | None) -> str:
-    end = f" and will be full in {duration(left)}" if left is not None else ""
-    return f"{device} is {ratio:.1%} full{end}"
 
 
 def orphan(device: str, size: float, seconds: float, who: str, holder: str) -> str:
@@ -85,5 +79,6 @@ def program(name: str, pid: int | None, device: str) -> str:
 
 
 def clock(at: float) -> str:
-    seconds = int(at % DAY)
-    return f"{seconds // HOUR:02}:{seconds % HOUR // MINUTE:02}:{seconds % MINUTE:02} UTC"
+    minutes, seconds = divmod(int(at % DAY_SECONDS), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{seconds:02} UTC"

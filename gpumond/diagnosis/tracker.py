@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.tracked_series import TrackedSeries
 from gpumond.history import History, ProcessSeriesKey, SeriesKey
-from gpumond.model.claims import borne_out, complete_lists, listed, outermost
+from gpumond.model.claims import complete_lists, is_confirmed, listed, outermost
 from gpumond.model.cooperative import Steps
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
@@ -70,7 +70,7 @@ class Tracker:
             present.add(device.uuid)
             # A device that did not answer says nothing about its memory and its processes.
             if not device.missed and device.used_bytes is not None:
-                self._device(device, _borne_out(device, pools.get(device.uuid, {}), device.uuid in complete))
+                self._device(device, _confirmed(device, pools.get(device.uuid, {}), device.uuid in complete))
                 answered.add(device.uuid)
                 yield
         self._end(answered)
@@ -206,11 +206,11 @@ def _last(tracked: TrackedSeries) -> float:
     return max(known, default=0.0)
 
 
-def _borne_out(device: DeviceReading, reports: _Reports, complete: bool) -> _Reports:
+def _confirmed(device: DeviceReading, reports: _Reports, complete: bool) -> _Reports:
     if not complete or not reports:
         return reports
     counts = listed(device)
-    return {process: own for process, own in reports.items() if borne_out(counts, process, complete)}
+    return {process: own for process, own in reports.items() if is_confirmed(counts, process, complete)}
 
 
 def _pools(snapshot: Snapshot) -> dict[str, _Reports]:

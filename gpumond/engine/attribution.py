@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from gpumond.model.claims import borne_out, complete_lists, limit, listed, outermost, slack
+from gpumond.model.claims import complete_lists, is_confirmed, limit, listed, outermost, slack
 from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.frame import Ledger, Line, Overcount, Share
 from gpumond.model.pools import PoolUsage
@@ -98,7 +98,7 @@ def _bounded(device: DeviceReading, pools: Mapping[ProcessKey, _Pools], complete
     counts, tolerated = listed(device), slack(device)
     found: dict[ProcessKey, _Pools] = {}
     for process, own in pools.items():
-        if borne_out(counts, process, complete):
+        if is_confirmed(counts, process, complete):
             most = limit(device, counts, process)
             found[process] = own if most is None or own.held <= most + tolerated else own.at_most(most)
     return found

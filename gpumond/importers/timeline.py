@@ -41,10 +41,10 @@ class Timeline:
                     self._remarks.strays += len(self._pending)
                     self._forget_pending()
                 self._wait(row)
-                yield from self._ripe(max(row.at, newest or row.at) - WINDOW_SECONDS)
+                yield from self._rows_until(max(row.at, newest or row.at) - WINDOW_SECONDS)
             else:
                 yield from self._jump(row)
-        yield from self._ripe(float("inf"))
+        yield from self._rows_until(float("inf"))
         if self._pending:
             self._check_direction(3)
             yield from self._restart(self._pending)
@@ -54,7 +54,7 @@ class Timeline:
         self._newest = row.at if self._newest is None else max(self._newest, row.at)
         heapq.heappush(self._waiting, (row.at, self._count, row))
 
-    def _ripe(self, until: float) -> Iterator[tuple[float, Row]]:
+    def _rows_until(self, until: float) -> Iterator[tuple[float, Row]]:
         while self._waiting and self._waiting[0][0] <= until:
             at, _, row = heapq.heappop(self._waiting)
             if self._offset is None:
@@ -69,7 +69,7 @@ class Timeline:
         self._pending.append(row)
         first = self._first_pending.setdefault((row.device, row.pid), row)
         if first.at < row.at:
-            yield from self._ripe(float("inf"))
+            yield from self._rows_until(float("inf"))
             yield from self._restart([r for r in self._pending if first.at - WINDOW_SECONDS <= r.at <= row.at])
         elif first.at > row.at:
             self._backwards += 1
@@ -97,4 +97,4 @@ class Timeline:
         self._newest = None
         for row in rows:
             self._wait(row)
-        yield from self._ripe((self._newest or 0.0) - WINDOW_SECONDS)
+        yield from self._rows_until((self._newest or 0.0) - WINDOW_SECONDS)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from gpumond.loadgen.host_program import QUIET_BYTES, WANDER_SECONDS, Wander, host, noise, work
-from gpumond.loadgen.script import HOUR, MINUTE, LevelStep, Script, every
-from gpumond.model.units import GIB, MIB
+from gpumond.loadgen.script import LevelStep, Script, every
+from gpumond.model.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
 
 
 def warm_up(script: Script) -> None:
-    slowness = script.number("time", math.exp(script.dice.uniform(math.log(1.0), math.log(20.0))) * MINUTE)
+    slowness = script.number("time", math.exp(script.dice.uniform(math.log(1.0), math.log(20.0))) * MINUTE_SECONDS)
     plateau = script.number("share", script.dice.uniform(0.3, 0.85)) * script.size_bytes
-    end = script.last(4 * HOUR)
+    end = script.last(4 * HOUR_SECONDS)
     host(script, (0.02, 0.08), noise(script))
     level = LevelStep(script, 64 * MIB)
     for at in every(5.0, min(end, 9 * slowness), 5.0):
@@ -23,10 +23,10 @@ def autotune(script: Script) -> None:
     """Trials of algorithms allocate large workspaces, then release them to the device, too."""
     peak = script.number("share", script.dice.uniform(0.5, 0.9)) * script.size_bytes
     kept = peak * script.dice.uniform(0.15, 0.4)
-    script.last(3 * HOUR)
+    script.last(3 * HOUR_SECONDS)
     program = script.program("load")
     ready = script.fill(1.0, kept, 15.0)
-    trials, over = LevelStep(script, 256 * MIB), ready + script.dice.uniform(1.0, 3.0) * MINUTE
+    trials, over = LevelStep(script, 256 * MIB), ready + script.dice.uniform(1.0, 3.0) * MINUTE_SECONDS
     for at in every(ready, over, 4.0):
         trials.to(at, (peak - kept) * script.dice.uniform(0.3, 1.0))
     trials.to(over, 0)
@@ -36,7 +36,7 @@ def autotune(script: Script) -> None:
 
 def preallocated(script: Script) -> None:
     share = script.number("share", script.dice.uniform(0.6, 0.94))
-    script.last(6 * HOUR)
+    script.last(6 * HOUR_SECONDS)
     script.number("noise", QUIET_BYTES)
     program = script.program("load")
     script.fill(5.0, 0.1 * script.size_bytes, 15.0)
@@ -48,10 +48,10 @@ def preallocated(script: Script) -> None:
 
 def saturating_cache(script: Script) -> None:
     """A cache grows with every request larger than all previous ones; these become rare."""
-    time = script.number("time", script.dice.uniform(2.0, 6.0) * HOUR)
+    time = script.number("time", script.dice.uniform(2.0, 6.0) * HOUR_SECONDS)
     rate = script.number("requests", script.dice.uniform(0.1, 1.0))
     full = script.number("share", script.dice.uniform(0.3, 0.6)) * script.size_bytes
-    end = script.last(9 * HOUR)
+    end = script.last(9 * HOUR_SECONDS)
     ready = host(script, (0.1, 0.25))
     usual = 0.95 * full / max(1.0, math.log(rate * time))  # so that the cache reaches 95 % of its size after that time
     requests = script.random("requests")
@@ -65,9 +65,9 @@ def saturating_cache(script: Script) -> None:
 
 
 def periodic_evaluation(script: Script) -> None:
-    period = script.number("period", script.dice.uniform(5.0, 60.0) * MINUTE)
-    script.last(max(4 * HOUR, 8 * period))
-    seconds = min(0.6 * period, script.dice.uniform(1.0, 10.0) * MINUTE)
+    period = script.number("period", script.dice.uniform(5.0, 60.0) * MINUTE_SECONDS)
+    script.last(max(4 * HOUR_SECONDS, 8 * period))
+    seconds = min(0.6 * period, script.dice.uniform(1.0, 10.0) * MINUTE_SECONDS)
     size = script.number("step", script.dice.uniform(5, 20) * GIB)
     ready = host(script, (0.15, 0.4), noise(script))
     ramp = LevelStep(script, 256 * MIB)
@@ -81,28 +81,30 @@ def periodic_evaluation(script: Script) -> None:
 def curriculum(script: Script) -> None:
     """The batch size grows permanently, in steps that are hours apart."""
     steps = int(script.number("times", script.dice.choice((1, 2, 3))))
-    script.last(9 * HOUR)
-    at = host(script, (0.1, 0.2), noise(script)) + script.dice.uniform(0.5, 2.0) * HOUR
+    script.last(9 * HOUR_SECONDS)
+    at = host(script, (0.1, 0.2), noise(script)) + script.dice.uniform(0.5, 2.0) * HOUR_SECONDS
     for _ in range(steps):
         script.fill(at, script.number("step", 0) or script.dice.uniform(2, min(20, 48 / steps)) * GIB, 5.0)
-        at += script.dice.uniform(1.5, 3.5) * HOUR
+        at += script.dice.uniform(1.5, 3.5) * HOUR_SECONDS
 
 
 def fleet(script: Script) -> None:
     """Programs, each on its own device, share one load: a daily cycle, and changes of 1.5 GiB per minute."""
     programs = int(script.number("programs", 4))
-    end = script.last(24 * HOUR)
+    end = script.last(24 * HOUR_SECONDS)
     script.number("noise", 64 * MIB)
     swing = script.number("step", 4 * GIB)
-    noon = script.dice.uniform(0, 24) * HOUR
+    noon = script.dice.uniform(0, 24) * HOUR_SECONDS
     shared = script.random("shared load")
-    load = Wander(shared, 0.5 * GIB, 20 * MINUTE)
+    load = Wander(shared, 0.5 * GIB, 20 * MINUTE_SECONDS)
     jump, jump_ends, course = 0.0, 0.0, []
     for at in every(60.0, end, 30.0):
-        if at > jump_ends and shared.random() < 30.0 / HOUR:
-            jump, jump_ends = shared.uniform(0.75, 3.0) * GIB, at + shared.uniform(2, 20) * MINUTE
+        if at > jump_ends and shared.random() < 30.0 / HOUR_SECONDS:
+            jump, jump_ends = shared.uniform(0.75, 3.0) * GIB, at + shared.uniform(2, 20) * MINUTE_SECONDS
         rising = jump if at <= jump_ends else 0.0
-        course.append((at, swing * math.cos(2 * math.pi * (at - noon) / (24 * HOUR)) + load.after(30.0) + rising))
+        course.append(
+            (at, swing * math.cos(2 * math.pi * (at - noon) / (24 * HOUR_SECONDS)) + load.after(30.0) + rising)
+        )
     for device in range(programs):
         own = script.random(f"program {device}")
         program = script.program(f"load-{device}", device=device)
@@ -117,5 +119,5 @@ def fleet(script: Script) -> None:
 
 
 def steady(script: Script) -> None:
-    script.last(2 * HOUR)
+    script.last(2 * HOUR_SECONDS)
     host(script, (0.2, 0.8), noise(script))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from random import Random
 
-from gpumond.loadgen.script import MINUTE, LevelStep, Script, every
-from gpumond.model.units import GIB, MIB
+from gpumond.loadgen.script import LevelStep, Script, every
+from gpumond.model.units import GIB, MIB, MINUTE_SECONDS
 
 QUIET_BYTES = 32 * MIB
 NOISY_BYTES = 307 * MIB
@@ -16,7 +16,7 @@ NOISY_LIMIT = 100 * MIB
 """A series with less noise is called quiet."""
 
 WANDER_BYTES = 512 * MIB
-WANDER_SECONDS = 10 * MINUTE
+WANDER_SECONDS = 10 * MINUTE_SECONDS
 """Slow random changes of a noisy program's load: standard deviation, and correlation time."""
 
 

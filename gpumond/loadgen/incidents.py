@@ -6,8 +6,8 @@ from collections import deque
 from typing import cast
 
 from gpumond.loadgen.host_program import QUIET_BYTES, host, work
-from gpumond.loadgen.script import CONTEXT_BYTES, HOUR, MINUTE, Ending, LevelStep, Script, Truth, every
-from gpumond.model.units import GIB, MIB
+from gpumond.loadgen.script import CONTEXT_BYTES, Ending, LevelStep, Script, Truth, every
+from gpumond.model.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
 
 ORPHANS = ("unlisted", "gone", "holder")
 NEARLY_ALL = 0.95
@@ -19,9 +19,9 @@ def fragmentation(script: Script) -> None:
 
     The peak of live memory in every step is constant. Without the injection the successors fit the holes.
     """
-    end = script.last(6 * HOUR)
+    end = script.last(6 * HOUR_SECONDS)
     share = script.number("share", script.dice.uniform(0.42, 0.5))
-    spread = script.number("over", script.dice.uniform(1.5, 2.5) * HOUR)
+    spread = script.number("over", script.dice.uniform(1.5, 2.5) * HOUR_SECONDS)
     size = int(script.dice.uniform(48, 96)) // 2 * 2 * MIB
     script.number("noise", QUIET_BYTES)
     program = script.program("load")
@@ -37,7 +37,7 @@ def fragmentation(script: Script) -> None:
             activations.to(at + step * part / 20, 4 * GIB * (part + 1) / 6)
         activations.to(at + 0.9 * step, 0)
         script.busy(at, script.dice.uniform(0.7, 0.9), program)
-    onset = ready + script.dice.uniform(10 * MINUTE, 30 * MINUTE)
+    onset = ready + script.dice.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
     during = [at + 0.5 * step for at in peaks if onset <= at < onset + spread]
     freed_pairs = len(pairs) * 1.4  # all of the first generation, and a part of the second
     freed, done = 0, 0
@@ -62,11 +62,11 @@ def _pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
 
 def orphan(script: Script) -> None:
     """A program is killed and its memory stays allocated without an owner."""
-    end = script.last(3 * HOUR)
+    end = script.last(3 * HOUR_SECONDS)
     script.number("noise", QUIET_BYTES)
     kind = script.word("as", script.dice.choice(ORPHANS))
     host(script, (0.05, 0.9))
-    killed = script.dice.uniform(15 * MINUTE, 45 * MINUTE)
+    killed = script.dice.uniform(15 * MINUTE_SECONDS, 45 * MINUTE_SECONDS)
     if not script.inject:
         script.end(killed)
         return
@@ -77,12 +77,12 @@ def orphan(script: Script) -> None:
 def crash(script: Script) -> None:
     """Memory runs out and the program crashes, once or in a loop of restarts."""
     times = int(script.number("times", script.dice.choice((1, 1, 4))))
-    end = script.last(3 * HOUR)
+    end = script.last(3 * HOUR_SECONDS)
     script.number("noise", QUIET_BYTES)
     at = 0.0
     for number in range(times):
         share = script.dice.uniform(0.1, 0.3)
-        killed = at + script.dice.uniform(8 * MINUTE, 12 * MINUTE)
+        killed = at + script.dice.uniform(8 * MINUTE_SECONDS, 12 * MINUTE_SECONDS)
         last = number + 1 == times
         if number == 0:
             script.program("load")
@@ -101,13 +101,13 @@ def crash(script: Script) -> None:
                 script.truth = Truth("crash-loop", injected_at=killed, ends_at=killed)
         elif not last:
             script.end(killed)
-        at = killed + script.dice.uniform(2.0, 8.0) * MINUTE
+        at = killed + script.dice.uniform(2.0, 8.0) * MINUTE_SECONDS
 
 
 def stress(script: Script) -> None:
     """Fill the device and hold the memory. Engines whose memory has contents write and verify a pattern."""
     fill = script.number("fill", 0.9) if script.inject else 0.5
-    end = script.last(HOUR)
+    end = script.last(HOUR_SECONDS)
     script.number("noise", QUIET_BYTES)
     program = script.program("load")
     size, block = fill * script.size_bytes, GIB
@@ -123,7 +123,7 @@ def stress(script: Script) -> None:
 def flush_storm(script: Script) -> None:
     """Allocate and free continuously, with repeated flushes."""
     period = script.number("period", 2.0)
-    script.last(HOUR)
+    script.last(HOUR_SECONDS)
     script.number("noise", QUIET_BYTES)
     program = script.program("load")
     script.fill(1.0, 0.2 * script.size_bytes, 10.0)

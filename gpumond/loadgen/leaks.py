@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from gpumond.loadgen.host_program import NOISY_LIMIT, host, noise
-from gpumond.loadgen.script import HOUR, MINUTE, LevelStep, Script, Truth, every
-from gpumond.model.units import GIB, MIB
+from gpumond.loadgen.script import LevelStep, Script, Truth, every
+from gpumond.model.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
 
-MAX_RATE = 512 * MIB / MINUTE
+MAX_RATE = 512 * MIB / MINUTE_SECONDS
 """Maximum rate: faster growth fills the device before a diagnosis is possible."""
 ALIGNMENT = 2 * MIB
 """Size of a segment; blocks of a multiple of it leave no hole."""
@@ -19,10 +19,10 @@ PIECE = 512 * MIB
 
 
 def linear(script: Script) -> None:
-    rate = script.number("rate", script.dice.choice((2, 8, 32, 128, 512)) * MIB) / MINUTE
+    rate = script.number("rate", script.dice.choice((2, 8, 32, 128, 512)) * MIB) / MINUTE_SECONDS
     noise_bytes = noise(script)
-    slow = noise_bytes >= NOISY_LIMIT or rate < 30 * MIB / MINUTE
-    end = script.last(6 * HOUR if slow else 3 * HOUR)
+    slow = noise_bytes >= NOISY_LIMIT or rate < 30 * MIB / MINUTE_SECONDS
+    end = script.last(6 * HOUR_SECONDS if slow else 3 * HOUR_SECONDS)
     onset = _onset(script, host(script, noise_bytes=noise_bytes))
     tensor = math.ceil(min(16 * MIB, max(2 * rate, min(4 * MIB, 60 * rate))) / ALIGNMENT) * ALIGNMENT
     pause = tensor / rate
@@ -31,8 +31,8 @@ def linear(script: Script) -> None:
 
 def per_epoch(script: Script) -> None:
     kept = script.number("step", script.dice.choice((4, 100, 254)) * MIB)
-    period = script.number("period", script.dice.choice((1, 5, 20)) * MINUTE)
-    end = script.last(9 * HOUR if period > 10 * MINUTE else 5 * HOUR)
+    period = script.number("period", script.dice.choice((1, 5, 20)) * MINUTE_SECONDS)
+    end = script.last(9 * HOUR_SECONDS if period > 10 * MINUTE_SECONDS else 5 * HOUR_SECONDS)
     ready = host(script, (0.15, 0.3))
     ramp = LevelStep(script, 256 * MIB)
     for epoch in every(ready, end, period):
@@ -42,7 +42,7 @@ def per_epoch(script: Script) -> None:
                 ramp.to(at, 16 * GIB * (part + 1) / 32)
         if epoch + 0.97 * period < end:
             ramp.to(epoch + 0.97 * period, 0)
-    first = ready + period * (0.99 + int(script.dice.uniform(5 * MINUTE, 40 * MINUTE) / period))
+    first = ready + period * (0.99 + int(script.dice.uniform(5 * MINUTE_SECONDS, 40 * MINUTE_SECONDS) / period))
     _leak(script, "stairs", first, kept / period, [(at, kept) for at in every(first, end, period)])
 
 
@@ -51,20 +51,20 @@ def under_load(script: Script) -> None:
     kept = script.number("step", script.dice.choice((5, 50, 150)) * MIB)
     fastest = min(1.0, MAX_RATE / kept)
     rate = script.number("requests", math.exp(script.dice.uniform(math.log(0.02), math.log(fastest))))
-    end = script.last(6 * HOUR)
+    end = script.last(6 * HOUR_SECONDS)
     ready = host(script)
     onset = _onset(script, ready)
     requests = script.random("requests")
     phases = script.random("phases")
     kept_at, at = [], ready
     while at < end:
-        idle_at = min(end, at + phases.uniform(10 * MINUTE, 30 * MINUTE))
+        idle_at = min(end, at + phases.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS))
         at += requests.expovariate(rate)
         while at < idle_at:
             if at >= onset:
                 kept_at.append((at, kept))
             at += requests.expovariate(rate)
-        until = min(end, idle_at + phases.uniform(5 * MINUTE, 20 * MINUTE))
+        until = min(end, idle_at + phases.uniform(5 * MINUTE_SECONDS, 20 * MINUTE_SECONDS))
         script.steps = [step for step in script.steps if step.action != "busy" or not idle_at <= step.at < until]
         script.busy(idle_at, 0.0)
         at = until
@@ -72,8 +72,8 @@ def under_load(script: Script) -> None:
 
 
 def irregular(script: Script) -> None:
-    period = script.number("period", 20 * MINUTE)
-    end = script.last(9 * HOUR)
+    period = script.number("period", 20 * MINUTE_SECONDS)
+    end = script.last(9 * HOUR_SECONDS)
     onset = _onset(script, host(script))
     jumps = script.random("jumps")
     kept, at = [], onset
@@ -85,9 +85,9 @@ def irregular(script: Script) -> None:
 
 def compile_cache(script: Script) -> None:
     """Every new shape keeps its executable, in the framework's pool or outside it."""
-    period = script.number("period", script.dice.uniform(1.0, 5.0) * MINUTE)
+    period = script.number("period", script.dice.uniform(1.0, 5.0) * MINUTE_SECONDS)
     outside = script.word("where", script.dice.choice(("outside", "pool"))) == "outside"
-    end = script.last(8 * HOUR)
+    end = script.last(8 * HOUR_SECONDS)
     onset = _onset(script, host(script))
     shapes = script.random("shapes")
     kept, at = [], onset
@@ -99,10 +99,10 @@ def compile_cache(script: Script) -> None:
 
 def at_evaluation(script: Script) -> None:
     """An evaluation allocates 20 to 28 GiB and frees half of it."""
-    period = script.number("period", script.dice.uniform(20.0, 40.0) * MINUTE)
-    end = script.last(5 * HOUR)
+    period = script.number("period", script.dice.uniform(20.0, 40.0) * MINUTE_SECONDS)
+    end = script.last(5 * HOUR_SECONDS)
     ready = host(script, (0.12, 0.2))
-    first = ready + script.dice.uniform(10 * MINUTE, 30 * MINUTE)
+    first = ready + script.dice.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
     sizes = script.random("evaluations")
     ramp, kept = LevelStep(script, PIECE), []
     for at in every(first, end, period):
@@ -116,7 +116,7 @@ def at_evaluation(script: Script) -> None:
 
 
 def _onset(script: Script, ready: float) -> float:
-    return ready + script.dice.uniform(10 * MINUTE, 40 * MINUTE)
+    return ready + script.dice.uniform(10 * MINUTE_SECONDS, 40 * MINUTE_SECONDS)
 
 
 def _leak(

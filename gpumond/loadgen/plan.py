@@ -11,22 +11,12 @@ from operator import itemgetter
 
 from gpumond.loadgen import scenarios
 from gpumond.loadgen.scenarios import SCENARIOS, Scenario
-from gpumond.loadgen.script import (
-    CONTEXT_BYTES,
-    GIB,
-    HOUR,
-    MINUTE,
-    Observation,
-    ProgramScript,
-    Script,
-    ScriptStep,
-    Truth,
-    View,
-)
+from gpumond.loadgen.script import CONTEXT_BYTES, GIB, Observation, ProgramScript, Script, ScriptStep, Truth, View
+from gpumond.model.units import HOUR_SECONDS, MINUTE_SECONDS
 
 __all__ = ["SCENARIOS", "Plan", "plan"]
 
-AFTERMATH_SECONDS = 5 * MINUTE
+AFTERMATH_SECONDS = 5 * MINUTE_SECONDS
 """Seconds for which a plan continues after its program has died of an out-of-memory error."""
 
 
@@ -97,8 +87,8 @@ def _observe(script: Script, scenario: Scenario, seed: int) -> Observation:
     dice = script.random("observation")
     gaps, neighbours = float(dice.random() < 0.5), float(dice.random() < 0.5 and scenario.neighbours)
     outages: tuple[tuple[float, float], ...] = ()
-    if script.number("gaps", gaps) and script.duration >= 5 * HOUR:
-        outages = ((dice.uniform(0.3, 0.8) * script.duration, dice.uniform(30.0, 60.0) * MINUTE),)
+    if script.number("gaps", gaps) and script.duration >= 5 * HOUR_SECONDS:
+        outages = ((dice.uniform(0.3, 0.8) * script.duration, dice.uniform(30.0, 60.0) * MINUTE_SECONDS),)
     if script.number("neighbours", neighbours):
         _neighbours(script)
     view = script.word("view", scenario.views[seed % len(scenario.views)])
@@ -108,13 +98,13 @@ def _observe(script: Script, scenario: Scenario, seed: int) -> Observation:
 
 def _neighbours(script: Script) -> None:
     dice = script.random("neighbours")
-    at = dice.expovariate(1 / (40 * MINUTE))
+    at = dice.expovariate(1 / (40 * MINUTE_SECONDS))
     while at < script.duration:
-        ends = at + dice.uniform(5.0, 30.0) * MINUTE
+        ends = at + dice.uniform(5.0, 30.0) * MINUTE_SECONDS
         program = script.program(f"neighbour-{len(script.programs)}", at, agent=False)
         script.fill(at + 1.0, dice.uniform(1.0, 4.0) * GIB, 5.0, program, pieces=4)
         script.end(ends, program=program)
-        at = ends + dice.expovariate(1 / (40 * MINUTE))
+        at = ends + dice.expovariate(1 / (40 * MINUTE_SECONDS))
 
 
 def _complete(script: Script, walked: Simulated) -> Truth:

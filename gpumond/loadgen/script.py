@@ -13,9 +13,6 @@ from typing import Literal, NamedTuple
 
 from gpumond.model.units import GIB as GIB, MIB as MIB
 
-MINUTE = 60.0
-HOUR = 3600.0
-
 CONTEXT_BYTES = 512 * MIB
 """Memory that a program uses before its first allocation."""
 

@@ -13,14 +13,13 @@ from gpumond.model.conditions import of_device
 from gpumond.model.cooperative import Steps
 from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.model.process import ProcessKey
+from gpumond.model.program import OTHER
 from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, Snapshot
 
 MAX_POOLS = 32
-"""Most pools of one agent that are kept; the others are summed for each device."""
+"""Most pools of one agent that are kept; the others are summed for each device, with the allocator ``OTHER``."""
 MAX_REPORTED_POOLS = 64
 """Most pools of one message that are kept: eight allocators on eight devices."""
-OTHER = "other"
-"""Allocator name of that sum."""
 
 SLACK_RATIO = 1 / 32
 """Share of the device's size by which a claim may exceed the driver's count, as both are read at different times."""
@@ -61,7 +60,7 @@ def listed(device: DeviceReading) -> dict[ProcessKey, int | None]:
     return {key: each.used_bytes for key, each in device.processes_by_key.items() if "holder" not in each.kinds}
 
 
-def borne_out(counts: Mapping[ProcessKey, int | None], process: ProcessKey, complete: bool) -> bool:
+def is_confirmed(counts: Mapping[ProcessKey, int | None], process: ProcessKey, complete: bool) -> bool:
     """Return False if the driver would list the process if it had memory on the device, and does not list it.
 
     A listed process with the same pid and an unknown start may be this one.
@@ -142,7 +141,7 @@ def _excess(
         device = devices.get(uuid)
         if device is None:
             continue
-        known = borne_out(counts[uuid], process, uuid in complete)
+        known = is_confirmed(counts[uuid], process, uuid in complete)
         most = limit(device, counts[uuid], process) if known else 0
         if most is None or held <= most + slack(device):
             continue

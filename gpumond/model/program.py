@@ -20,6 +20,7 @@ SCOPES = 32
 """Maximum number of a program's scopes by name; the others are summed in ``OTHER``."""
 
 OTHER = "other"
+"""Name of a sum over scopes or pools beyond the maximum."""
 
 OOMS = 4
 """Maximum number of OOM snapshots in a report."""

@@ -6,7 +6,7 @@ import re
 from math import isfinite
 
 MIB, GIB = 1 << 20, 1 << 30
-MINUTE_SECONDS, DAY_SECONDS = 60.0, 86400.0
+MINUTE_SECONDS, HOUR_SECONDS, DAY_SECONDS = 60.0, 3600.0, 86400.0
 
 _DURATION = re.compile(r"\d+(?:\.\d+)?|(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")

@@ -17,10 +17,9 @@ from gpumond.model.frame import Alert
 from gpumond.model.pools import PoolUsage, Receipt
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport
-from gpumond.model.units import duration, human
+from gpumond.model.units import HOUR_SECONDS, duration, human
 from gpumond.rules import Action, Labels, Rule, same_process
 
-HOUR_SECONDS = 3600.0
 MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
 THRASHED_RATIO = 0.5
 """A flush is ineffective if the programs allocated this share of the released bytes again."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 
-from gpumond.agents.connection import AgentConnection, Budget, Limits
+from gpumond.agents.connection import AgentConnection
+from gpumond.agents.limits import Budget, Limits
 from gpumond.host.peer_credentials import Identity
-from gpumond.model.claims import MAX_REPORTED_POOLS, OTHER
+from gpumond.model.claims import MAX_REPORTED_POOLS
+from gpumond.model.program import OTHER
 from gpumond.protocol.messages import Report, encode
 from gpumond.testing import make_pool
 

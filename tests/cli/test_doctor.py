@@ -8,8 +8,9 @@ import pytest
 
 from gpumond.agent.adapters import ADAPTERS
 from gpumond.cli.doctor_checks import Finding, daemon, pid_namespace
+from gpumond.errors import FAULTS
 from gpumond.host.peer_credentials import INITIAL_PID_NAMESPACE
-from gpumond.model.remedies import CONDITIONS, FAULTS
+from gpumond.model.remedies import CONDITIONS
 from tests.top.test_stuck_processes import holding_with
 
 DOWN = {"name": "nvml", "up": False, "reason": "driver_not_loaded"}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpumond.config import load
-from gpumond.config.reloading_file import ReloadingFile
 from gpumond.config.web import Web, read_web
+from gpumond.daemon.reloading_file import ReloadingFile
 from gpumond.errors import ConfigError
 from tests import certificates
 

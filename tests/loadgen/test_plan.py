@@ -10,8 +10,8 @@ import pytest
 
 from gpumond.errors import ConfigError
 from gpumond.loadgen import SCENARIOS, Plan, Truth, plan
-from gpumond.loadgen.script import CONTEXT_BYTES, HOUR, MINUTE, ScriptStep
-from gpumond.model.units import GIB, MIB
+from gpumond.loadgen.script import CONTEXT_BYTES, ScriptStep
+from gpumond.model.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
 
 LEAKS = [name for name, scenario in SCENARIOS.items() if scenario.verdict == "leak"]
 INJECTED = [name for name, scenario in SCENARIOS.items() if scenario.verdict and name != "stress"]
@@ -127,7 +127,7 @@ def test_linear_leak_fills_the_device_at_the_time_of_its_truth(seed: int):
     planned = plan("leak-linear", seed, rate="128MiB", duration="30h", noise="32MiB", neighbours=0)
     assert planned.truth.oom_at is not None
     assert planned.truth.injected_at is not None
-    assert planned.duration_seconds == planned.truth.oom_at + 5 * MINUTE
+    assert planned.duration_seconds == planned.truth.oom_at + 5 * MINUTE_SECONDS
     short = plan("leak-linear", seed, rate="128MiB", duration="3h", noise="32MiB", neighbours=0)
     assert short.truth.oom_at == pytest.approx(planned.truth.oom_at, rel=0.01)
 
@@ -139,7 +139,11 @@ def test_twin_differs_only_by_the_injection(name: str):
     assert twin is not None
     assert twin.truth == Truth()
     assert planned.truth.injected_at is not None
-    before = planned.truth.injected_at - 5 * MINUTE if name in ("crash", "leak-at-eval") else planned.truth.injected_at
+    before = (
+        planned.truth.injected_at - 5 * MINUTE_SECONDS
+        if name in ("crash", "leak-at-eval")
+        else planned.truth.injected_at
+    )
     ours = [unnumbered(step) for step in planned.steps if step.at < before]
     theirs = [unnumbered(step) for step in twin.steps if step.at < before]
     assert ours == theirs
@@ -170,7 +174,7 @@ def test_three_crashes_are_a_crash_loop(times: int, kind: str):
     assert len(deaths) == times
     assert deaths[min(times, 3) - 1 if times >= 3 else 0] == planned.truth.injected_at
     if times >= 3:
-        assert deaths[2] - deaths[0] < HOUR
+        assert deaths[2] - deaths[0] < HOUR_SECONDS
 
 
 @pytest.mark.parametrize("name", INJECTED)

@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 
 import gpumond
-from gpumond.errors import FaultKind
-from gpumond.model.remedies import CONDITIONS, FAULTS, OF_A_RETURN_CODE, remedy
+from gpumond.errors import FAULTS, FaultKind
+from gpumond.model.remedies import CONDITIONS, OF_A_RETURN_CODE, remedy
 from gpumond.model.verdicts import KINDS, VerdictName
 from tests.model.test_conditions import test_conditions_of_a_device as conditions_table
 

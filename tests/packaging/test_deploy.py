@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gpumond.agent.registry import FLUSHES
-from gpumond.agents.connection import Limits
+from gpumond.agents.limits import Limits
 from gpumond.alerting.outbox import QUEUE_LIMIT
 from gpumond.api.events import MAX_STREAMS
 from gpumond.api.examples import SNAPSHOT

@@ -44,6 +44,7 @@ class SimulatedWorld(Protocol):
     wall: float
     state: SourceState
     receiver_down: bool
+    programs: int
 
     def reading(self) -> Reading | None: ...
     def reports(self) -> tuple[AgentReport, ...]: ...

@@ -52,7 +52,7 @@ class Oracle:
         for each in expected:
             each.end_due = self.now + LATEST_END_SECONDS + self.slack
 
-    def see(self, now: float, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
+    def check(self, now: float, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
         self.now = now
         for alert in raised:
             expected = self._find(alert)

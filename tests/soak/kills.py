@@ -189,7 +189,7 @@ class CheckedReceiver:
             self._firing -= {alert.labels for alert in over}
             self.counts.update(raised=len(new), resolved=len(over))
             self.counts.update(raised_again=len(raised) - len(new), resolved_again=len(resolved) - len(over))
-            self._oracle.see(now, new, over)
+            self._oracle.check(now, new, over)
 
 
 def survive(directory: Path, days: float, seed: int = 1) -> dict[str, object]:
@@ -238,7 +238,7 @@ def _survive(directory: Path, path: Path, programs: Programs, days: float, seed:
         **counts,
         "alerts_expected": oracle.expected,
         "alerts_not_due_at_the_end": oracle.awaited,
-        **{f"told_{kind}": count for kind, count in receiver.counts.items()},
+        **{f"sent_{kind}": count for kind, count in receiver.counts.items()},
         "wrong": oracle.wrong[:20],
         "rss_mib_at_most": round(most / 2**20, 1),
         **more,

@@ -24,7 +24,7 @@ def test_expected_alerts_fire_and_resolve_and_no_others(tmp_path: Path):
     figures = run_week(tmp_path, DAYS, STORE_BYTES)
     assert figures["wrong"] == []
     due = figures["alerts_expected"] - figures["alerts_not_due_at_the_end"]
-    assert figures["alerts_told"] == figures["alerts_raised"] == due > 15
+    assert figures["alerts_sent"] == figures["alerts_raised"] == due > 15
     assert (figures["descriptors_more"], figures["threads_more"]) == (0, 0)
     assert STORE_BYTES / 2 < figures["store_mib_at_most"] * 2**20 <= 1.1 * STORE_BYTES
     assert figures["store_log_mib_at_most"] <= LOG_MIB

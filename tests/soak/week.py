@@ -83,7 +83,7 @@ async def _live(directory: Path, world: World, store_bytes: int, days: float, mo
             before = time.perf_counter()
             tick = await daemon.tick()
             ticks.append(time.perf_counter() - before)
-            oracle.see(world.elapsed, tick.raised, tick.resolved)
+            oracle.check(world.elapsed, tick.raised, tick.resolved)
             await daemon.edit()
             await daemon.edit()
             if number % COLLECT_EVERY == 0:
@@ -113,7 +113,7 @@ def _figures(days: float, daemon: SimulatedDaemon, oracle: Oracle, resources: Re
         "alerts_expected": oracle.expected,
         "alerts_not_due_at_the_end": oracle.awaited,
         "alerts_raised": daemon.raised["raised"],
-        "alerts_told": daemon.receiver.received["raised"],
+        "alerts_sent": daemon.receiver.received["raised"],
         "wrong": oracle.wrong[:20],
         "rss_mib_after_3_hours": round(resources.memory[warm] / 2**20, 1),
         "rss_mib_after_1_day": None if full is None else round(resources.memory[full] / 2**20, 1),

@@ -41,7 +41,7 @@ class EditLog:
     acknowledged: list[Edit] = field(default_factory=list)
     asked: Edit | None = None
 
-    def see(self, mark: str) -> None:
+    def add(self, mark: str) -> None:
         if mark != "acknowledged":
             self.asked = Edit(*json.loads(mark))
         elif self.asked is not None:
@@ -91,7 +91,7 @@ def record(directory: Path, library: Path, number: int) -> list[Event]:
         event for event in log.events() if event.kind == "m" or event.path.startswith(own[1]) or event.path in own
     ]
     for event in events:
-        disk.see(event)
+        disk.add(event)
     there = {str(path): path.read_bytes() for path in state.iterdir() if not path.name.endswith("-shm")}
     assert disk.held() == there, "the log does not tell the whole story"
     return events
@@ -124,9 +124,9 @@ def losses(events: Sequence[Event], points: int, seed: int = 1) -> list[str]:
     lost, done = [], 0
     for moment in sorted(moments):
         for event in events[done : moment + 1]:
-            disk.see(event)
+            disk.add(event)
             if event.kind == "m":
-                edit_log.see(event.data.decode())
+                edit_log.add(event.data.decode())
         done = moment + 1
         if wrong := _wrong(disk.after_power_loss(rng), edit_log):
             lost.append(f"after {len(edit_log.acknowledged)} acknowledged, event {moment}: {wrong}")

@@ -125,7 +125,7 @@ class Disk:
         self._since: list[tuple[str, str, _Entry | None]] = []
         """Name, the previous name if it was renamed, and the new file or directory, if any."""
 
-    def see(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         entry = self._names.get(event.path)
         if event.kind in "cd":
             self._name(event.path, "", _File() if event.kind == "c" else _Directory())

@@ -49,7 +49,7 @@ def test_disk_keeps_synced_data_and_any_sectors_of_the_rest():
         Event("r", "/d/kept", 0, b"/d/renamed"),
         Event("c", "/d/new", 0, b""),
     ):
-        disk.see(event)
+        disk.add(event)
     assert disk.held() == {"/d/renamed": b"b" * 1024, "/d/new": b""}
     found = [disk.after_power_loss(rng) for _ in range(200)]
     names = {tuple(sorted(each)) for each in found}

@@ -140,7 +140,7 @@ function watch() {
 /** Leads if no other window does, and receives messages otherwise. Windows share nothing if they may have different
 tokens, or if the browser has no locks (plain HTTP to another host). */
 function join() {
-  leave();
+  disconnect();
   if (document.hidden) return;
   const { signal } = leaving;
   if (state.closed || !navigator.locks) {
@@ -159,7 +159,7 @@ function join() {
   watch();
 }
 
-function leave() {
+function disconnect() {
   leaving.abort();
   leaving = new AbortController();
   leading = false;
@@ -174,7 +174,7 @@ export function refresh() {
 
 export function start() {
   document.addEventListener("visibilitychange", join);
-  addEventListener("pagehide", leave);
+  addEventListener("pagehide", disconnect);
   addEventListener("pageshow", (event) => event.persisted && join());
   join();
 }

@@ -145,7 +145,7 @@ class NvmlSource:
             free_bytes=free,
             reserved_bytes=reserved,
             unified=unified,
-            sensors=Sensors(**values, xid_events=self._events.hears(device)),
+            sensors=Sensors(**values, xid_events=self._events.is_registered(device)),
             gpu_instance_id=device.gpu_instance_id,
             source=self.name,
         )

@@ -34,13 +34,13 @@ class XidEvents:
         self._registered: set[str] = set()
         self._retry_at = float("-inf")
         self._trouble = Tally()
-        self._seen: dict[tuple[str, int], XidErrors] = {}
+        self._counts: dict[tuple[str, int], XidErrors] = {}
 
     @property
     def counts(self) -> tuple[XidErrors, ...]:
-        return tuple(self._seen.values())
+        return tuple(self._counts.values())
 
-    def hears(self, device: Device) -> bool | None:
+    def is_registered(self, device: Device) -> bool | None:
         return True if device.uuid in self._registered else None
 
     def listen(self, devices: Iterable[Device]) -> None:
@@ -82,8 +82,8 @@ class XidEvents:
             uuid = self._uuids.get(_address(event.device))
             if uuid is not None and event.eventType == pynvml.nvmlEventTypeXidCriticalError:
                 key = (uuid, int(event.eventData))
-                before = self._seen.get(key)
-                self._seen[key] = XidErrors(*key, (before.count if before else 0) + 1, self._wall())
+                before = self._counts.get(key)
+                self._counts[key] = XidErrors(*key, (before.count if before else 0) + 1, self._wall())
         tally.extend(self._trouble)
 
     def close(self) -> None:

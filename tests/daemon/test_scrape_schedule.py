@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.metrics.scrape_schedule import ScrapeSchedule
+from gpumond.daemon.scrape_schedule import ScrapeSchedule
 
 
 def schedule_after(*times: float) -> ScrapeSchedule[str]:
