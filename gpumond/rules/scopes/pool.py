@@ -98,6 +98,11 @@ POOL = ScopeSpec(
             "stranded_bytes", "held and free, but not released by a flush", lambda row: row.pool.stranded_bytes
         ),
         RuleAttribute(
+            "unmapped_bytes",
+            "counted by the allocator while their pages are released (sleep mode)",
+            lambda row: row.pool.unmapped_bytes,
+        ),
+        RuleAttribute(
             "stranded_ratio",
             "stranded bytes over held bytes, at this moment",
             lambda row: ratio(row.pool.stranded_bytes, row.pool.held_bytes),
