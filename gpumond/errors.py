@@ -90,10 +90,9 @@ FAULTS: Mapping[str, str] = {
     "lost": "look in dmesg for the reason, and check that the device is on the bus (lspci); it is read again "
     "automatically once it is back",
     "processes_hidden": "run as root or with CAP_SYS_PTRACE; until then their memory is unclaimed",
-    "impossible_value": "check that the driver matches its library and nvidia-ml-py, or the program whose agent "
-    "reports it; such numbers are dropped",
+    "impossible_value": "check that the driver matches its library and nvidia-ml-py; such numbers are dropped",
     "claim_over_driver": "check the program of that pid: its agent is wrong, or its allocator counts memory that is "
-    "not on the device (managed memory, released pages); the ledger shows the driver's count",
+    "not on the device (managed memory); the ledger shows the driver's count",
     "insufficient_size": "check that the driver matches its library and nvidia-ml-py; only that field is missing",
     "unreadable": "check that the driver matches its library; only that field is missing",
     "unknown": "look for Xid in dmesg; in a container, check that its device rules are complete (CDI)",

@@ -141,6 +141,15 @@ POOLS = [
         Query(f"sum(rate(gpumond_pool_retries_total{{{DEVICE}}}[$__rate_interval])) * 60", "retries"),
         runbooks=("out-of-memory", "allocation-retries"),
     ),
+    series(
+        "Asleep, by program",
+        "Memory that an allocator counts while its pages are released (sleep mode). It is not part of used memory.",
+        "bytes",
+        Query(
+            f"max by (workload, pid, allocator) (gpumond_pool_unmapped_bytes{{{DEVICE}}})",
+            "{{workload}} ({{pid}}) {{allocator}}",
+        ),
+    ),
 ]
 
 PROCESS = with_program(

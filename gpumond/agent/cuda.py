@@ -24,8 +24,10 @@ CAPTURING: WeakSet[Any] = WeakSet()
 
 POOL_RESERVED, POOL_USED = 5, 7
 """CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT and CU_MEMPOOL_ATTR_USED_MEM_CURRENT."""
-POINTER_POOL = 17
-"""CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE"""
+POINTER_MAPPED, POINTER_POOL = 13, 17
+"""CU_POINTER_ATTRIBUTE_MAPPED and CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE."""
+INVALID_VALUE = 1
+"""CUDA_ERROR_INVALID_VALUE"""
 RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED"""
 
@@ -133,6 +135,13 @@ def pool_of(pointer: int) -> int | None:
     pool = ctypes.c_void_p()
     found = _ask("cuPointerGetAttribute", ctypes.byref(pool), POINTER_POOL, ctypes.c_uint64(pointer))
     return pool.value if found else None
+
+
+def is_mapped(pointer: int) -> bool | None:
+    """Return whether an allocation has pages; False if they were released and only its addresses are reserved."""
+    mapped = ctypes.c_int()
+    status = _status("cuPointerGetAttribute", ctypes.byref(mapped), POINTER_MAPPED, ctypes.c_uint64(pointer))
+    return bool(mapped.value) if status in (0, INVALID_VALUE) else None
 
 
 def trim(ordinal: int, pool: int) -> bool:
@@ -254,13 +263,18 @@ def _device(ordinal: int) -> ctypes.c_int | None:
 
 
 def _ask(function: str, *arguments: Any) -> bool:
+    return _status(function, *arguments) == 0
+
+
+def _status(function: str, *arguments: Any) -> int | None:
+    """Call a function of the driver and return its status; None without the function."""
     global _driver
     if _lost:
-        return False
+        return None
     if _driver is None:
         try:
             _driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         except OSError:
-            return False
+            return None
     call: Callable[..., int] | None = getattr(_driver, function, None)
-    return call is not None and call(*arguments) == 0
+    return None if call is None else call(*arguments)

@@ -17,6 +17,7 @@ from gpumond import __version__
 from gpumond.api import examples
 from gpumond.api.view import view_of
 from gpumond.diagnosis.idle import idle_seconds
+from gpumond.model.claims import unmapped_by_device
 from gpumond.model.conditions import conditions
 from gpumond.model.frame import Alert, Frame, Ledger, Line, Verdict
 from gpumond.model.pools import Receipt
@@ -32,7 +33,11 @@ router = APIRouter(prefix="/api/v1", tags=["facts"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessHolding:
-    """One process on one device: the driver's values, and its shares. Unknown values are null."""
+    """One process on one device: the driver's values, and its shares. Unknown values are null.
+
+    `unmapped_bytes` are counted by allocators while their pages are released (sleep mode); they are not part of
+    `used_bytes`.
+    """
 
     device_uuid: str
     pid: int
@@ -58,6 +63,7 @@ class ProcessHolding:
     stranded_bytes: int | None
     overhead_bytes: int | None
     opaque_bytes: int | None
+    unmapped_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +79,15 @@ class StatedFault:
 
 @dataclass(frozen=True, slots=True)
 class StatedCondition:
-    """Condition that limits the accuracy of a device's values, or of the machine's, with its remedy."""
+    """Condition that limits the accuracy of a device's values, or of the machine's, with its remedy.
+
+    `detail` states the process and the reason if the condition concerns one process.
+    """
 
     device_uuid: str | None
     kind: str
     remedy: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +123,7 @@ class WholeFrame:
 
 
 def _holding(
-    device_uuid: str, process: ProcessUsage, idle: float | None, workload: str, lines: Iterable[Line]
+    device_uuid: str, process: ProcessUsage, idle: float | None, report: AgentReport | None, lines: Iterable[Line]
 ) -> ProcessHolding:
     shares: Counter[str] = Counter()
     for line in lines:
@@ -135,7 +145,7 @@ def _holding(
         utilization_ratio=process.utilization_ratio,
         idle_seconds=idle,
         orphaned=process.orphaned,
-        workload=workload,
+        workload=report.workload if report else "",
         kinds=process.kinds,
         used_bytes=process.used_bytes,
         live_bytes=shares.get("live"),
@@ -143,10 +153,11 @@ def _holding(
         stranded_bytes=shares.get("stranded"),
         overhead_bytes=shares.get("overhead"),
         opaque_bytes=shares.get("opaque"),
+        unmapped_bytes=unmapped_by_device(report.pools).get(device_uuid) if report else None,
     )
 
 
-EXAMPLE_HOLDING = _holding(examples.UUID, examples.PROCESS, 0.0, examples.REPORT.workload, examples.LEDGER.lines[:4])
+EXAMPLE_HOLDING = _holding(examples.UUID, examples.PROCESS, 0.0, examples.REPORT, examples.LEDGER.lines[:4])
 EXAMPLE_STATUS = Status(
     version=__version__,
     started_at=examples.TAKEN_AT - 6,
@@ -341,7 +352,9 @@ def _faults(snapshot: Snapshot) -> tuple[StatedFault, ...]:
 
 
 def _conditions(snapshot: Snapshot) -> tuple[StatedCondition, ...]:
-    return tuple(StatedCondition(*each, remedy(each.kind)) for each in conditions(snapshot))
+    return tuple(
+        StatedCondition(each.device_uuid, each.kind, remedy(each.kind), each.detail) for each in conditions(snapshot)
+    )
 
 
 def holdings(frame: Frame) -> Iterator[ProcessHolding]:
@@ -353,10 +366,8 @@ def holdings(frame: Frame) -> Iterator[ProcessHolding]:
     for device in frame.snapshot.devices:
         for key, process in device.processes_by_key.items():
             own = lines.pop((device.uuid, key), [])
-            report = reports.get(key)
-            idle, workload = idle_seconds(device, process), report.workload if report else ""
-            yield _holding(device.uuid, process, idle, workload, own)
+            yield _holding(device.uuid, process, idle_seconds(device, process), reports.get(key), own)
     for (uuid, unlisted), own in lines.items():
         if unlisted is not None:
             process = ProcessUsage(pid=unlisted.pid, start_ticks=unlisted.start_ticks, used_bytes=None)
-            yield _holding(uuid, process, None, own[0].workload, own)
+            yield _holding(uuid, process, None, reports.get(unlisted), own)

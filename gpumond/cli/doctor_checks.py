@@ -190,7 +190,8 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
             yield Finding("fault", "bad", f"{where}: {fault['kind']}: {fault['detail']}", fault["remedy"])
     for condition in status["conditions"]:
         where = condition["device_uuid"] or "this machine"
-        yield Finding("condition", "note", f"{where}: {condition['kind']}", condition["remedy"])
+        detail = f": {condition['detail']}" if condition.get("detail") else ""
+        yield Finding("condition", "note", f"{where}: {condition['kind']}{detail}", condition["remedy"])
     connected = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
     how = "" if agents else "start a program with one: gpumond run -- python YOUR_PROGRAM.py"
     yield Finding("agents", "good" if agents else "note", connected or "none connected", how)

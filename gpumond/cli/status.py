@@ -62,8 +62,10 @@ def device_table(content: View, verbose: bool = False) -> str:
 
 
 def process_table(content: View) -> str:
-    """Return a table of processes; empty without a process."""
-    header = ("GPU", ">PID", "PROGRAM", "USER", ">USED", *(f">{name.upper()}" for name in HOLDINGS), "VERDICT")
+    """Return a table of processes; empty without a process. The column UNMAPPED is absent while there is none."""
+    asleep = any(process.unmapped_bytes for process in content.processes)
+    shares = [f">{name.upper()}" for name in HOLDINGS]
+    header = ("GPU", ">PID", "PROGRAM", "USER", ">USED", *shares, *([">UNMAPPED"] if asleep else []), "VERDICT")
     rows = [
         [
             process.gpu,
@@ -72,6 +74,7 @@ def process_table(content: View) -> str:
             process.user,
             size(process.used_bytes),
             *(size(process.shares[name]) for name in HOLDINGS),
+            *([size(process.unmapped_bytes)] if asleep else []),
             process.verdict,
         ]
         for process in content.processes

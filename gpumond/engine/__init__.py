@@ -12,8 +12,9 @@ from typing import Any
 from gpumond.diagnosis import Diagnosis, diagnosing
 from gpumond.diagnosis.idle import with_idle_times
 from gpumond.engine.attribution import attributing
-from gpumond.model.claims import checking, complete_lists
+from gpumond.model.claims import complete_lists
 from gpumond.model.cooperative import Steps, collecting, synchronous
+from gpumond.model.excesses import checking
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.snapshot import (
     MISSED_LIMIT,
@@ -78,7 +79,7 @@ def observing(
         devices.append(device)
         yield
     complete = complete_lists(devices, all_faults, private_pid_namespace)
-    reports = yield from checking(reports, devices, complete, previous, all_faults)
+    reports, excesses = yield from checking(reports, devices, complete, previous, all_faults)
     if not source.up and source.reason and source.reason != STARTING:
         all_faults.append(Fault(source.name, source.reason, None, source.detail))
     seq = previous.seq + 1 if previous else 1
@@ -95,6 +96,7 @@ def observing(
         store_writable=store_writable,
         private_pid_namespace=private_pid_namespace,
         ends=tuple(ends),
+        excesses=excesses,
     )
 
 

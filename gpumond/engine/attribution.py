@@ -1,9 +1,12 @@
 """Attribution of every used byte of every device to a line of the ledger. No I/O.
 
 The driver reports the memory of each device and each process; agents report its live, cached and stranded part. Both
-are read at different times and either can be wrong, so a disagreement is kept as overcount and not clamped away:
+are read at different times and either can be wrong, so a disagreement is kept as overcount and not clamped away, except
+that the live bytes of a process never exceed the driver's count for it:
 
     sum of a device's lines = its used bytes + its overcount,    every line >= 0
+
+Unmapped bytes are not part of used, and have no line.
 """
 
 from __future__ import annotations
@@ -100,7 +103,9 @@ def _bounded(device: DeviceReading, pools: Mapping[ProcessKey, _Pools], complete
     for process, own in pools.items():
         if is_confirmed(counts, process, complete):
             most = limit(device, counts, process)
-            found[process] = own if most is None or own.held <= most + tolerated else own.at_most(most)
+            if most is not None:
+                own = own.at_most(most) if own.held > most + tolerated else own._replace(live=min(own.live, most))
+            found[process] = own
     return found
 
 

@@ -140,7 +140,7 @@ def _driver_up(frame: Frame) -> Iterator[Row]:
 
 def _conditions(frame: Frame) -> Iterator[Row]:
     index = frame.snapshot.gpu_labels
-    for uuid, kind in conditions(frame.snapshot):
+    for uuid, kind in dict.fromkeys((each.device_uuid, each.kind) for each in conditions(frame.snapshot)):
         if uuid is not None:
             yield (uuid, index[uuid], kind), 1
 
@@ -286,6 +286,12 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     ),
     pool_family(
         "spillable_bytes", lambda p: p.spillable_bytes, "Live memory that the flush step spill would move to the host."
+    ),
+    pool_family(
+        "unmapped_bytes",
+        lambda p: p.unmapped_bytes,
+        "Memory that the allocator counts while its pages are released (sleep mode). It is not part of used, live or "
+        "held memory. Absent if it is unknown.",
     ),
     pool_family("ooms_total", lambda p: p.ooms, "Out-of-memory errors raised by the allocator.", "counter"),
     pool_family(

@@ -7,14 +7,12 @@ memory, rules on devices) only as far as the driver confirms it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 
 from gpumond.model.conditions import of_device
-from gpumond.model.cooperative import Steps
 from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.model.process import ProcessKey
 from gpumond.model.program import OTHER
-from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, Snapshot
+from gpumond.model.snapshot import DeviceReading, Fault
 
 MAX_POOLS = 32
 """Most pools of one agent that are kept; the others are summed for each device, with the allocator ``OTHER``."""
@@ -23,11 +21,6 @@ MAX_REPORTED_POOLS = 64
 
 SLACK_RATIO = 1 / 32
 """Share of the device's size by which a claim may exceed the driver's count, as both are read at different times."""
-REPORTS_AT_ONCE = 16
-"""Reports that are checked in one step: 0.1 ms."""
-
-FRESH_SECONDS = 2.0
-"""Maximum age of a claim that is compared: the program may have freed the memory of an older one."""
 
 
 def complete_lists(
@@ -78,88 +71,21 @@ def slack(device: DeviceReading) -> int:
     return int(SLACK_RATIO * (device.size_bytes or 0))
 
 
-def checking(
-    reports: Collection[AgentReport],
-    devices: Collection[DeviceReading],
-    complete: Collection[str],
-    previous: Snapshot | None,
-    faults: list[Fault],
-) -> Steps[tuple[AgentReport, ...]]:
-    """Return the reports without impossible values, each with at most ``MAX_POOLS`` pools and one sum for each
-    device.
-
-    Adds a fault for each report that claims more than its device has, or than the driver counts for its process.
-    """
-    sizes = {device.uuid: device.size_bytes for device in devices}
-    before = previous.reports_by_process if previous else {}
-    counts = {device.uuid: listed(device) for device in devices}
-    compared = {device.uuid: device for device in devices if not device.missed}
-    on_device = {process for each in counts.values() for process in each}
-    checked: list[AgentReport] = []
-    for number, report in enumerate(reports):
-        if number % REPORTS_AT_ONCE == 0:
-            yield
-        process = report.key
-        earlier = before.get(process)
-        pools = bounded(report.pools, sizes)
-        possible = tuple([pool for pool in pools if _fits(pool, sizes.get(pool.device_uuid))])
-        if len(possible) < len(pools):
-            pools = possible
-            detail = f"pid {report.pid} claims more memory than its device has"
-            faults.append(Fault("agent", "impossible_value", None, detail))
-        uses = bool(
-            (earlier is not None and earlier.uses_device)
-            or process in on_device
-            or any(pool.held_bytes or pool.live_bytes for pool in pools)
-        )
-        if pools is not report.pools or uses != report.uses_device:
-            report = replace(report, pools=pools, uses_device=uses)
-        if earlier is not None and report.age_seconds < FRESH_SECONDS:
-            excess = _excess(process, pools, earlier.pools, compared, counts, complete)
-            if excess is not None:
-                faults.append(excess)
-        checked.append(report)
-    return tuple(checked)
-
-
-def _fits(pool: PoolUsage, size: int | None) -> bool:
-    return size is None or (pool.live_bytes <= size and pool.held_bytes <= size and pool.reclaimable.high <= size)
-
-
-def _excess(
-    process: ProcessKey,
-    pools: tuple[PoolUsage, ...],
-    earlier: tuple[PoolUsage, ...],
-    devices: Mapping[str, DeviceReading],
-    counts: Mapping[str, Mapping[ProcessKey, int | None]],
-    complete: Collection[str],
-) -> Fault | None:
-    """Return a fault if this report and the previous one claim more than the driver counts."""
-    for uuid, held in held_by_device(pools).items():
-        if held <= (counts.get(uuid, {}).get(process) or 0):
-            continue  # nearly every pool of nearly every tick
-        device = devices.get(uuid)
-        if device is None:
-            continue
-        known = is_confirmed(counts[uuid], process, uuid in complete)
-        most = limit(device, counts[uuid], process) if known else 0
-        if most is None or held <= most + slack(device):
-            continue
-        claimed = min(held, held_by_device(earlier).get(uuid, 0))
-        if claimed > most + slack(device):
-            detail = (
-                f"the agent of pid {process.pid} claims {claimed} B on GPU {device.index}, the driver counts {most} B"
-            )
-            return Fault("agent", "claim_over_driver", None, detail)
-    return None
-
-
 def held_by_device(pools: tuple[PoolUsage, ...]) -> dict[str, int]:
     if len(pools) == 1:
         return {pools[0].device_uuid: pools[0].held_bytes}  # nearly every report of nearly every tick
     sums: dict[str, int] = {}
     for pool in outermost(pools):
         sums[pool.device_uuid] = sums.get(pool.device_uuid, 0) + pool.held_bytes
+    return sums
+
+
+def unmapped_by_device(pools: Iterable[PoolUsage]) -> dict[str, int]:
+    """Return the unmapped bytes on each device where they are known."""
+    sums: dict[str, int] = {}
+    for pool in outermost(pools):
+        if pool.unmapped_bytes is not None:
+            sums[pool.device_uuid] = sums.get(pool.device_uuid, 0) + pool.unmapped_bytes
     return sums
 
 
@@ -217,6 +143,8 @@ def _sum(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
         thrashes=thrashes,
         held_known=all(pool.held_known for pool in pools),
         spillable_bytes=_known([pool.spillable_bytes for pool in pools]),
+        unmapped_bytes=_known([pool.unmapped_bytes for pool in pools]),
+        private_bytes=_known([pool.private_bytes for pool in pools]),
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpumond.model.remedies import CONDITIONS
-from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
+from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Excess, Snapshot
+from gpumond.model.units import human
 
 MPS_SERVER = "nvidia-cuda-mps"
 """Beginning of the command name of its server, nvidia-cuda-mps-server: the kernel keeps 15 characters."""
@@ -16,10 +17,11 @@ OF_DEVICES = tuple(kind for kind in CONDITIONS if kind != "private_pid_namespace
 
 
 class Condition(NamedTuple):
-    """A limit of one device; ``device_uuid`` is None for the machine."""
+    """A limit of one device; ``device_uuid`` is None for the machine. ``detail`` states process and reason, if any."""
 
     device_uuid: str | None
     kind: str
+    detail: str = ""
 
 
 def conditions(snapshot: Snapshot) -> Iterator[Condition]:
@@ -28,6 +30,22 @@ def conditions(snapshot: Snapshot) -> Iterator[Condition]:
     for device in snapshot.devices:
         for kind in of_device(device):
             yield Condition(device.uuid, kind)
+    for excess in snapshot.excesses:
+        if excess.unmapped_bytes or excess.allocator:
+            yield _of_excess(excess)
+
+
+def _of_excess(excess: Excess) -> Condition:
+    process = f"pid {excess.pid} ({excess.workload})" if excess.workload else f"pid {excess.pid}"
+    claimed, limit = human(excess.claimed_bytes), human(excess.limit_bytes)
+    if excess.allocator:
+        detail = f"{process}: {excess.allocator} claims {claimed}, the device has {limit}: counted as {limit}"
+        return Condition(excess.device_uuid, "claim_over_size", detail)
+    detail = (
+        f"{process}: its allocators claim {claimed}, the driver counts {limit}: {human(excess.unmapped_bytes)} are "
+        "inferred to be unmapped"
+    )
+    return Condition(excess.device_uuid, "unmapped_inferred", detail)
 
 
 def of_device(device: DeviceReading) -> Iterator[str]:

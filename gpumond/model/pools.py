@@ -37,7 +37,10 @@ class PoolUsage:
     there. Counters grow from the start of the process and are never deltas. ``thrashes``: flushes after which the
     program allocated half or more of the released bytes again within ten seconds. ``held_known`` is False where the
     library does not report its held bytes: ``held_bytes`` is then ``live_bytes``, the lower bound.
-    ``spillable_bytes``: live bytes that the step ``spill`` can move to the host.
+    ``spillable_bytes``: live bytes that the step ``spill`` can move to the host. ``unmapped_bytes``: bytes that the
+    allocator counts while their pages are released (sleep mode); they are not part of live and held bytes.
+    ``private_bytes``: held bytes of private pools (CUDA graphs, ``MemPool``), the only ones whose pages a library
+    releases.
     """
 
     allocator: str
@@ -56,6 +59,8 @@ class PoolUsage:
     thrashes: int = 0
     held_known: bool = True
     spillable_bytes: int | None = None
+    unmapped_bytes: int | None = None
+    private_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,10 @@ CONDITIONS: Mapping[str, str] = {
     "them: agents report the memory of each client",
     "no_process_list": "the driver lists no processes (old vGPU, a container without the host's PID namespace): "
     "programs with agents are the only source: start them with gpumond run -- COMMAND",
+    "unmapped_inferred": "no action needed if the program is in sleep mode: it needs the bytes again when it wakes up; "
+    "otherwise its allocator counts memory that is not on the device (managed memory)",
+    "claim_over_size": "check the program of that pid: its agent is wrong, or its allocator counts memory that is not "
+    "on the device (managed memory, released pages)",
     "reserved_in_used": "this driver counts its own reserved memory as used: update it (510 or later reports both "
     "separately)",
 }

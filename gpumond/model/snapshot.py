@@ -183,12 +183,35 @@ class ProgramEnd:
         return ProcessKey(self.pid, self.start_ticks)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """Claim of one process on one device that exceeds the driver's count or, of one pool, the device's size.
+
+    ``ticks``: number of consecutive ticks. ``unmapped_bytes``: the part that is counted as unmapped because of it.
+    ``allocator`` is empty if the claim is that of all pools.
+    """
+
+    pid: int
+    start_ticks: int
+    device_uuid: str
+    workload: str
+    claimed_bytes: int
+    limit_bytes: int
+    ticks: int
+    unmapped_bytes: int = 0
+    allocator: str = ""
+
+    @property
+    def process(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached properties
 class Snapshot:
     """All facts of one tick. They are not simultaneous: every report carries its age.
 
     ``private_pid_namespace``: the daemon cannot see the host's processes, whose pids the driver may list. ``ends``:
-    the programs that ended since the previous snapshot.
+    the programs that ended since the previous snapshot. ``excesses``: claims of agents that exceed a limit.
     """
 
     seq: int
@@ -202,6 +225,7 @@ class Snapshot:
     store_writable: bool | None = None
     private_pid_namespace: bool | None = None
     ends: tuple[ProgramEnd, ...] = ()
+    excesses: tuple[Excess, ...] = ()
 
     @cached_property
     def devices_by_uuid(self) -> Mapping[str, DeviceReading]:

@@ -44,7 +44,7 @@ def described(row: ProcessRow, past: HistoryChart | None, width: int) -> Text:
         text.append_text(drawn(past, "", width, CURVE_ROWS)).append("\n")
     for sentence in row.verdicts:
         text.append(f"{sentence}\n", "bold" if row.notable else "")
-    shares = [("used", row.used_bytes), *row.shares.items()]
+    shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
     terms = [(share, human(size)) for share, size in shares if size is not None]
     terms += [("user", row.user)] if row.user else []
     for term, value in (*terms, *row.facts):

@@ -43,7 +43,8 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
             )
     for condition in frame["conditions"]:
         where = index.get(condition["device_uuid"], condition["device_uuid"] or "this machine")
-        yield FrameNotice("note", plain(f"{where}: {condition['kind']}", 80), plain(condition["remedy"], 400))
+        text = _advised(condition.get("detail", ""), condition["remedy"])
+        yield FrameNotice("note", plain(f"{where}: {condition['kind']}", 80), text)
 
 
 def _advised(detail: str, remedy: str = "") -> str:

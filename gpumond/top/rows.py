@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from gpumond.model.frame import SHARES
 from gpumond.model.process import ProcessKey, process_key
 from gpumond.model.snapshot import MISSED_LIMIT
-from gpumond.model.units import duration
+from gpumond.model.units import duration, human
 from gpumond.model.verdicts import SHAPES
 
 HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
@@ -40,6 +41,7 @@ class DeviceRow:
     reserved_bytes: int | None
     overcount_bytes: int
     shares: Mapping[str, int]
+    unmapped_bytes: int
     returnable_bytes: int | None
     state: str
     busy_ratio: float | None
@@ -58,6 +60,7 @@ class ProcessRow:
     user: str
     used_bytes: int | None
     shares: Mapping[str, int | None]
+    unmapped_bytes: int | None
     verdict: str
     notable: bool
     state: str
@@ -96,6 +99,9 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
     held: dict[str, list[Mapping[str, Any]]] = {}
     for line in frame["ledger"]["lines"]:
         held.setdefault(line["device_uuid"], []).append(line)
+    unmapped: Counter[str] = Counter()
+    for process in frame["processes"]:
+        unmapped[process["device_uuid"]] += process.get("unmapped_bytes") or 0
     for device in frame["snapshot"]["devices"]:
         lines, sensors = held.get(device["uuid"], []), device["sensors"]
         yield DeviceRow(
@@ -110,6 +116,7 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
             reserved_bytes=device["reserved_bytes"],
             overcount_bytes=overcounts.get(device["uuid"], 0),
             shares=_sums(lines),
+            unmapped_bytes=unmapped[device["uuid"]],
             returnable_bytes=returnable(lines, refusing),
             state=_device_state(device),
             busy_ratio=sensors["gpu_utilization_ratio"],
@@ -152,6 +159,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             user=user,
             used_bytes=process["used_bytes"],
             shares={share: process[f"{share}_bytes"] for share in HOLDINGS},
+            unmapped_bytes=process.get("unmapped_bytes"),
             verdict=verdict,
             notable=bool(process_verdicts) and process_verdicts[0]["kind"] not in SHAPES,
             state=_process_state(process),
@@ -167,6 +175,7 @@ def _process_state(process: Mapping[str, Any]) -> str:
         process["state"] if process["state"] != "alive" else None,
         "orphaned" if process["orphaned"] else None,
         "holds the device open" if "holder" in process["kinds"] else None,
+        f"{human(process['unmapped_bytes'])} asleep" if process.get("unmapped_bytes") else None,
     )
     return plain(", ".join(word for word in odd if word))
 

@@ -37,6 +37,8 @@ POOLS = st.builds(
     thrashes=BYTES,
     held_known=st.booleans(),
     spillable_bytes=OPTIONAL,
+    unmapped_bytes=OPTIONAL,
+    private_bytes=OPTIONAL,
 )
 POOL = PoolUsage(
     allocator="torch",

@@ -104,7 +104,7 @@ def test_condition_is_in_metrics_status_and_doctor(serve: Serve, driver: FakeDri
     driver.write()
     daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
     until(lambda: daemon.value("gpumond_device_condition", uuid="GPU-0", gpu="0", condition=condition))
-    stated = {"device_uuid": "GPU-0", "kind": condition, "remedy": CONDITIONS[condition]}
+    stated = {"device_uuid": "GPU-0", "kind": condition, "remedy": CONDITIONS[condition], "detail": ""}
     assert stated in daemon.get("status")["conditions"]
     for verb, device in (("doctor", "GPU-0"), ("status", "GPU 0")):
         output = daemon.run(verb).stdout

@@ -86,9 +86,23 @@ def test_pool_inside_an_unreported_one_is_counted():
 
 def test_overcount_is_the_excess_of_an_agent_over_an_older_driver_count():
     device = make_device(used_bytes=5 * GIB, processes=(make_process(used_bytes=2 * GIB),))
-    ledger = attribute(make_snapshot(device, reports=(make_report(pools=(make_pool(live=3 * GIB),)),)))
-    assert shares(ledger) == {"live": 3 * GIB, "unclaimed": 3 * GIB}
+    ledger = attribute(make_snapshot(device, reports=(make_report(pools=(make_pool(live=2 * GIB, cached=GIB),)),)))
+    assert shares(ledger) == {"live": 2 * GIB, "cached": GIB, "unclaimed": 3 * GIB}
     assert overcount(ledger) == GIB
+
+
+def test_live_bytes_never_exceed_the_drivers_count_of_the_process():
+    device = make_device(used_bytes=5 * GIB, processes=(make_process(used_bytes=2 * GIB),))
+    for live in (3 * GIB, 70 * GIB):
+        ledger = attribute(make_snapshot(device, reports=(make_report(pools=(make_pool(live=live),)),)))
+        assert shares(ledger) == {"live": 2 * GIB, "unclaimed": 3 * GIB}
+        assert overcount(ledger) == 0
+
+
+def test_unmapped_bytes_have_no_line():
+    device = make_device(used_bytes=2 * GIB, processes=(make_process(used_bytes=2 * GIB),))
+    report = make_report(pools=(make_pool(live=GIB, unmapped_bytes=60 * GIB),))
+    assert shares(attribute(make_snapshot(device, reports=(report,)))) == {"live": GIB, "overhead": GIB}
 
 
 def test_agents_are_the_only_source_without_a_process_list():
@@ -174,6 +188,7 @@ pools = st.builds(
     held_bytes=amounts,
     reclaimable=st.builds(Reclaimable, amounts, amounts, amounts),
     stranded_bytes=amounts,
+    unmapped_bytes=maybe,
     inside=st.sampled_from([None, "torch", "rmm", "cupy"]),
 )
 reports = st.builds(make_report, pid=ids, start_ticks=ids, pools=st.lists(pools, max_size=4).map(tuple))

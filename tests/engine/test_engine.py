@@ -61,32 +61,6 @@ def test_instance_of_a_lost_device_is_lost():
     assert [device.missed for device in snapshot.devices] == [1, 1]
 
 
-def test_pool_larger_than_its_device_is_a_fault_and_not_counted():
-    fits, lies = make_pool(live=GIB), make_pool(allocator="cupy", live=81 * GIB)
-    snapshot = snapshot_after(None, reading_of(make_device(used_bytes=GIB)), (make_report(pools=(fits, lies)),))
-    assert snapshot.reports[0].pools == (fits,)
-    assert [fault.kind for fault in snapshot.faults] == ["impossible_value"]
-
-
-def test_claim_over_the_drivers_count_for_two_ticks_is_a_fault():
-    counted = make_process(10, GIB)
-    reading = reading_of(make_device(used_bytes=2 * GIB, processes=(counted, make_process(20, GIB))))
-    honest = make_report(10, (make_pool(live=3 * GIB),))  # within the tolerance for different times of reading
-    for false in (
-        make_report(10, tuple(make_pool(allocator=f"a{number}", live=79 * GIB) for number in range(8))),
-        make_report(66, (make_pool(live=5 * GIB),)),
-    ):
-        first = snapshot_after(None, reading, (honest, false))
-        assert first.faults == ()  # the driver may have been read before
-        second = snapshot_after(first, reading, (honest, false))
-        assert [fault.kind for fault in second.faults] == ["claim_over_driver"]
-        assert f"pid {false.pid} " in second.faults[0].detail
-    grown = make_report(10, (make_pool(live=70 * GIB),))
-    assert snapshot_after(snapshot_after(None, reading, (honest,)), reading, (grown,)).faults == ()
-    stale = make_report(10, (make_pool(live=70 * GIB),), age_seconds=10.0)
-    assert snapshot_after(snapshot_after(None, reading, (stale,)), reading, (stale,)).faults == ()
-
-
 def test_pools_beyond_the_maximum_are_summed_by_device():
     pools = tuple(
         make_pool(uuid, live=1, cached=2, stranded=3, allocator=f"a{number}", ooms=number if number else None)

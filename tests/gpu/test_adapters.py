@@ -139,3 +139,26 @@ for pool in report():
     print(pool.allocator, pool.live_bytes // MIB, pool.held_bytes // MIB, pool.held_known, pool.inside)
 """
     assert run(code)[0].startswith("jax 64 ")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="needs numba-cuda")
+def test_pending_deallocations_of_numba_are_what_the_driver_returns() -> None:
+    code = """
+import numba.cuda
+def used():
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    ask("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    return total.value - free.value
+print(report(), cuda.contexts(), end=" ")
+kept = numba.cuda.device_array(128 * MIB, dtype="uint8")
+arrays = [numba.cuda.device_array(64 * MIB, dtype="uint8") for _ in range(9)]
+arrays.clear()
+before = used()
+(pool,) = elsewhere(report)
+(plan,) = elsewhere(lambda: flush(dry_run=True))
+(refused,) = elsewhere(flush)
+(receipt,) = flush()
+print(pool.live_bytes // MIB, plan.expected.low // MIB, plan.expected.exactness, refused.outcome)
+print(receipt.outcome, receipt.released_bytes // MIB, (before - used()) // MIB, cuda.contexts())
+"""
+    assert run(code) == ["() [] 128 576 exact refused", "freed 576 576 [0]"]

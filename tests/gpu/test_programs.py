@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -13,15 +11,6 @@ from tests.running import RunningDaemon, until
 
 pytestmark = pytest.mark.gpu
 each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-
-
-@pytest.fixture
-def daemon(serve: Callable[..., RunningDaemon]) -> RunningDaemon:
-    if shutil.which("nvidia-smi") is None:
-        pytest.skip("needs an NVIDIA device")
-    started: RunningDaemon = serve("--source", "nvml")
-    until(lambda: started.request("/-/ready")[0] == 200, 60)
-    return started
 
 
 @each_program

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -63,3 +64,9 @@ def test_pinned_host_memory_is_in_no_series_of_a_device() -> None:
         "host_pool_live_bytes": "64",
         "host_pool_held_bytes": "96",
     }
+
+
+def test_unmapped_bytes_have_a_series_where_they_are_known() -> None:
+    asleep = replace(pool_with("exact", True), unmapped_bytes=7)
+    assert series(asleep)["pool_unmapped_bytes"] == "7"
+    assert series(replace(asleep, unmapped_bytes=0))["pool_unmapped_bytes"] == "0"

@@ -46,4 +46,4 @@ def test_private_pid_namespace_is_a_condition_unless_the_device_is_simulated(
     vendor: str, is_private: bool | None, kinds: list[str]
 ):
     snapshot = make_snapshot(make_device(vendor=vendor), private_pid_namespace=is_private)
-    assert [(uuid, kind) for uuid, kind in conditions(snapshot)] == [(None, kind) for kind in kinds]
+    assert [(each.device_uuid, each.kind) for each in conditions(snapshot)] == [(None, kind) for kind in kinds]

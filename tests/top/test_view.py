@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpumond.api.resources import StatedCondition, StatedFault
+from gpumond.cli.status import process_table
 from gpumond.model.frame import Alert, Verdict
 from gpumond.model.snapshot import SourceState
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
+from gpumond.top.details import described
 from gpumond.top.ledger import device_lines, flush_estimate
 from gpumond.top.notices import FrameNotice
 from gpumond.top.processes import SortOrder, arranged, fitting
@@ -50,6 +52,22 @@ def test_shares_are_those_of_the_ledger():
         10 * GIB,
     )
     assert flush_estimate(content) == "a flush of all programs would release about 12.0 GiB"
+
+
+def test_unmapped_bytes_are_shown_where_there_are_any():
+    report = make_report(10, (make_pool(live=20 * GIB, unmapped_bytes=15 * GIB),))
+    asleep, awake = view(busy_frame(reports=(report,))), view(busy_frame())
+    (device,), (train, python) = asleep.devices, asleep.processes
+    assert (device.unmapped_bytes, train.unmapped_bytes, python.unmapped_bytes) == (15 * GIB, 15 * GIB, None)
+    assert train.state == "15.0 GiB asleep"
+    assert sum(device.shares.values()) == 50 * GIB
+    for seen, shown in ((asleep, True), (awake, False)):
+        legend = "".join(piece.text for line in device_lines(seen, 200, 30, True) for piece in line)
+        assert ("asleep 15.0 GiB" in legend) is shown
+        table = process_table(seen)
+        assert ("UNMAPPED" in table) is shown
+        assert ("15.0 GiB" in table) is shown
+    assert "unmapped 15.0 GiB" in described(train, None, 80).plain
 
 
 def test_refused_flush_is_not_promised():

@@ -70,6 +70,12 @@ ADAPTERS = (
         _wheels("rmm"),
         oom_texts=(("MemoryError", r"(?s)std::bad_alloc.*out_of_memory"),),  # that of host memory has another text
     ),
+    AdapterSpec(
+        "numba.cuda",
+        "numba",
+        ("numba-cuda",),
+        oom_texts=(("CudaAPIError", "CUDA_ERROR_OUT_OF_MEMORY"),),
+    ),
     AdapterSpec("tensorflow", "tensorflow", ("tensorflow",), ("tensorflow", "ResourceExhaustedError")),
     AdapterSpec("jax", "jax", ("jax",), oom_texts=(("XlaRuntimeError", _XLA), ("JaxRuntimeError", _XLA))),
     AdapterSpec("gpumond.agent.cuda", "mempools"),

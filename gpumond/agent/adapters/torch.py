@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,7 @@ from gpumond.agent.adapters.torch_formulas import (
     from_snapshot,
     from_stats,
 )
+from gpumond.agent.adapters.torch_unmapped import NOTHING, UnmappedBytes, UnmappedSegments
 from gpumond.model.pools import HostPool, PoolUsage, Reclaimable, StepResult
 from gpumond.model.program import AppliedLimit
 
@@ -64,12 +65,18 @@ class TorchAdapter(
     main_thread_steps = frozenset(("workspaces",))  # another thread may be about to launch a kernel with one
     suffix = ".pickle"
 
-    def __init__(self, torch: Any, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        environ: Mapping[str, str] = os.environ,
+        is_mapped: Callable[[int], bool | None] = cuda.is_mapped,
+    ) -> None:
         self._torch, self._cuda, self._c = torch, torch.cuda, torch._C
         self._configuration = ",".join(environ.get(name, "") for name in CONFIGURATION)
         self._uuids: dict[int, str | None] = {}
-        self._last: dict[int, tuple[tuple[Figures, bool], PoolUsage]] = {}
+        self._last: dict[int, tuple[tuple[Figures, bool, int | None], PoolUsage]] = {}
         self._fractions: dict[int, float] = {}
+        self._asleep = UnmappedSegments(lambda: self._segments(OOM_BLOCKS), is_mapped)
         cuda.watch_captures(torch.cuda.CUDAGraph)
 
     def framework(self) -> str:
@@ -82,29 +89,42 @@ class TorchAdapter(
         if backend not in ("native", "cudaMallocAsync"):
             return ()
         native = backend == "native"
-        snapshot = self._snapshot() if exact and native else None
-        expandable = native and self._expandable()
         has_context = self._context_query()
-        pools = []
+        devices: dict[int, Figures] = {}
         for ordinal in range(self._device_count()):
             context = has_context(ordinal)
-            if context is False:
-                continue
-            statistics = figures(self._c._cuda_memoryStats(ordinal), counted=native)
-            if not context and not statistics.held:
-                continue
+            if context is not False:
+                statistics = figures(self._c._cuda_memoryStats(ordinal), counted=native)
+                if context or statistics.held:
+                    devices[ordinal] = statistics
+        unmapped = self._unmapped(devices.values()) if native else None
+        snapshot = self._snapshot() if exact and native else None
+        expandable = native and self._expandable()
+        pools = []
+        for ordinal, statistics in devices.items():
             uuid = self._uuid(ordinal)
             if uuid is None:
                 continue
+            asleep = None
+            if unmapped is not None:
+                own = unmapped.get(ordinal, NOTHING)
+                statistics, asleep = statistics.without(own), own.held
             if snapshot is not None:
-                pools.append(_usage(uuid, statistics, snapshot.get(ordinal, Reclaimable(0, 0, 0))))
+                pools.append(_usage(uuid, statistics, snapshot.get(ordinal, Reclaimable(0, 0, 0)), asleep))
                 continue
-            key = (statistics, expandable)
+            key = (statistics, expandable, asleep)
             if ordinal not in self._last or self._last[ordinal][0] != key:
                 reclaimable = from_stats(statistics, expandable) if native else from_async_stats(statistics)
-                self._last[ordinal] = key, _usage(uuid, statistics, reclaimable)
+                self._last[ordinal] = key, _usage(uuid, statistics, reclaimable, asleep)
             pools.append(self._last[ordinal][1])
         return tuple(pools)
+
+    def _unmapped(self, devices: Iterable[Figures]) -> Mapping[int, UnmappedBytes] | None:
+        counters = tuple((each.device_allocations, each.device_frees) for each in devices)
+        try:
+            return self._asleep.read(counters)
+        except Exception:  # a version of the library that is not understood
+            return None
 
     def retained_bytes(self) -> Mapping[str, int]:
         if not self._cuda.is_initialized() or self._cuda.get_allocator_backend() != "cudaMallocAsync":
@@ -288,6 +308,7 @@ class TorchAdapter(
         if segments is None:
             return None
         page = re.search(r"large_segment_size_mb:(\d+)", self._settings())
+        segments = [each for each in segments if each.get("address") not in self._asleep.addresses]
         return from_snapshot(segments, int(page[1]) * MIB if page else LARGE_PAGE)
 
 
@@ -307,8 +328,8 @@ def counts_default_pool(ordinal: int) -> bool:
     )
 
 
-def _usage(uuid: str, statistics: Figures, reclaimable: Reclaimable) -> PoolUsage:
-    held, live, _, _, _, _, peak_held, peak_live, ooms, retries, allocations, frees = statistics
+def _usage(uuid: str, statistics: Figures, reclaimable: Reclaimable, unmapped: int | None) -> PoolUsage:
+    held, live, _, _, _, private, peak_held, peak_live, ooms, retries, allocations, frees = statistics
     cached = max(0, held - live)
     if reclaimable.high > cached:  # a snapshot is older than the statistics
         reclaimable = Reclaimable(
@@ -330,4 +351,6 @@ def _usage(uuid: str, statistics: Figures, reclaimable: Reclaimable) -> PoolUsag
         retries=retries,
         device_allocations=allocations,
         device_frees=frees,
+        unmapped_bytes=unmapped,
+        private_bytes=private,
     )

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from gpumond.agent.adapters.torch_unmapped import UnmappedBytes
 from gpumond.model.pools import Reclaimable
 
 Stats = Mapping[str, Any]
@@ -40,6 +41,16 @@ class Figures(NamedTuple):
     retries: int | None
     device_allocations: int | None
     device_frees: int | None
+
+    def without(self, unmapped: UnmappedBytes) -> Figures:
+        """Return the figures without unmapped segments, which may have been read a moment before."""
+        return self._replace(
+            held=max(0, self.held - unmapped.held),
+            live=max(0, self.live - unmapped.live),
+            active=max(0, self.active - unmapped.active),
+            split=max(0, self.split - unmapped.split),
+            private=None if self.private is None else max(0, self.private - unmapped.held),
+        )
 
 
 def current(stats: Stats, name: str) -> int:

@@ -70,6 +70,8 @@ function showLegend(node, device, sums) {
   if (device.used_bytes !== null) entries.push(["free", device.free_bytes]);
   if (device.reserved_bytes) entries.push(["reserved", device.reserved_bytes]);
   if (overcount) entries.push(["overcount", overcount]);
+  const asleep = sum(state.frame.processes.map((each) => (each.device_uuid === device.uuid && each.unmapped_bytes) || 0));
+  if (asleep) entries.push(["asleep", asleep]);
   sync(
     node,
     entries,
@@ -114,9 +116,9 @@ function updateDevice(node, device) {
   sync(
     find(".conditions"),
     state.frame.conditions.filter((each) => each.device_uuid === device.uuid),
-    (each) => each.kind,
+    (each) => each.kind + each.detail,
     () => make("li"),
-    (entry, { kind, remedy }) => put(entry, `${words(kind)}: ${remedy}`),
+    (entry, { kind, detail, remedy }) => put(entry, [words(kind), detail, remedy].filter(Boolean).join(": "), 600),
   );
 }
 

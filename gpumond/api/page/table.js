@@ -132,6 +132,7 @@ function updateProcess(body, row) {
     row.state && row.state !== "alive" ? row.state : "",
     row.orphaned ? "orphaned" : "",
     row.kinds.includes("holder") ? "holds the device open" : "",
+    row.unmapped_bytes ? `${human(row.unmapped_bytes)} asleep` : "",
   ];
   put(head.querySelector(".state"), remarks.filter(Boolean).join(", "), 80);
   const sums = Object.fromEntries(OF_PROCESSES.map((share) => [share, row[`${share}_bytes`] ?? 0]));
@@ -153,6 +154,7 @@ function updateProcess(body, row) {
 function* facts(row) {
   yield ["PID", String(row.pid)];
   for (const share of OF_PROCESSES) if (row[`${share}_bytes`] !== null) yield [share, human(row[`${share}_bytes`])];
+  if (row.unmapped_bytes !== null) yield ["unmapped", human(row.unmapped_bytes)];
   const known = {
     command: row.comm,
     user: row.owner,

@@ -100,6 +100,12 @@ POOL = ScopeSpec(
             "stranded_bytes", "bytes", "held and free, but not released by a flush", lambda row: row.pool.stranded_bytes
         ),
         RuleAttribute(
+            "unmapped_bytes",
+            "bytes",
+            "counted by the allocator while their pages are released (sleep mode)",
+            lambda row: row.pool.unmapped_bytes,
+        ),
+        RuleAttribute(
             "stranded_ratio",
             "ratio",
             "stranded bytes over held bytes, at this moment",

@@ -94,9 +94,14 @@ int cuMemPoolTrimTo(void *pool, size_t least) {
     return 0;
 }
 
-int cuPointerGetAttribute(void **value, int attribute, uint64_t pointer) {
-    if (attribute != 17 || pointer < POINTERS) return 1;
-    *value = &pools[pointer - POINTERS];
+static uint64_t unmapped;
+void fake_unmap(uint64_t pointer) { unmapped = pointer; }
+
+int cuPointerGetAttribute(void *value, int attribute, uint64_t pointer) {
+    if (pointer < POINTERS) return 1;
+    if (attribute == 13) *(int *)value = pointer != unmapped;
+    else if (attribute == 17) *(void **)value = &pools[pointer - POINTERS];
+    else return 1;
     return 0;
 }
 

@@ -18,6 +18,12 @@ class Segment:
     pool: tuple[int, int] = (0, 0)
     expandable: bool = False
     small: bool = False
+    mapped: bool = True
+    """False once a library has released its pages: the statistics do not change."""
+
+    @property
+    def address(self) -> int:
+        return id(self)
 
     @property
     def size(self) -> int:
@@ -92,8 +98,10 @@ class World:
         return [
             {
                 "device": s.device,
+                "address": s.address,
                 "total_size": s.size,
                 "allocated_size": s.bytes(ACTIVE),
+                "active_size": s.bytes(ACTIVE, PENDING),
                 "segment_type": "small" if s.small else "large",
                 "segment_pool_id": s.pool,
                 "is_expandable": s.expandable,

@@ -1,0 +1,206 @@
+"""Claims of agents that exceed the driver's count or the size of a device. No I/O.
+
+A program in sleep mode has released pages that its allocator still counts, so an agent that cannot detect it claims
+more than the driver counts for the process. An excess that lasts is counted as unmapped, as far as private pools
+explain it: libraries release the pages of such pools only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from gpumond.model.claims import bounded, held_by_device, is_confirmed, limit, listed, outermost, slack
+from gpumond.model.conditions import of_device
+from gpumond.model.cooperative import Steps
+from gpumond.model.pools import PoolUsage, Reclaimable
+from gpumond.model.process import ProcessKey
+from gpumond.model.snapshot import AgentReport, DeviceReading, Excess, Fault, Snapshot
+
+REPORTS_AT_ONCE = 16
+"""Reports that are checked in one step: 0.1 ms."""
+FRESH_SECONDS = 2.0
+"""Maximum age of a claim that is compared: the program may have freed the memory of an older one."""
+FAULT_TICKS = 2
+"""Consecutive ticks after which an excess that cannot be unmapped is a fault."""
+UNMAPPED_TICKS = 3
+"""Consecutive ticks after which another excess is counted as unmapped."""
+
+
+class _Driver:
+    """Counts of the driver. A device that does not answer has those of its last reading."""
+
+    def __init__(self, devices: Collection[DeviceReading], complete: Collection[str]) -> None:
+        self.devices = {device.uuid: device for device in devices}
+        self.sizes = {device.uuid: device.size_bytes for device in devices}
+        self.counts = {device.uuid: listed(device) for device in devices}
+        self.processes = {process for each in self.counts.values() for process in each}
+        self._complete = complete
+
+    def may_list(self, process: ProcessKey, uuid: str) -> bool:
+        return uuid in self.devices and is_confirmed(self.counts[uuid], process, uuid in self._complete)
+
+
+def checking(
+    reports: Collection[AgentReport],
+    devices: Collection[DeviceReading],
+    complete: Collection[str],
+    previous: Snapshot | None,
+    faults: list[Fault],
+) -> Steps[tuple[tuple[AgentReport, ...], tuple[Excess, ...]]]:
+    """Return the reports, limited to possible values and to ``MAX_POOLS`` pools, and the claims that exceed a limit.
+
+    Adds a fault for each report that claims more than the driver counts for its process, unless the excess can be
+    unmapped.
+    """
+    driver = _Driver(devices, complete)
+    before = previous.reports_by_process if previous else {}
+    excessive = previous.excesses if previous else ()
+    ticks = {(each.process, each.device_uuid): each.ticks for each in excessive if not each.allocator}
+    checked: list[AgentReport] = []
+    excesses: list[Excess] = []
+    for number, report in enumerate(reports):
+        if number % REPORTS_AT_ONCE == 0:
+            yield
+        process = report.key
+        earlier = before.get(process)
+        pools = bounded(report.pools, driver.sizes)
+        fault = None
+        for uuid, claimed in held_by_device(pools).items():
+            if claimed <= (driver.counts.get(uuid, {}).get(process) or 0):
+                continue  # nearly every pool of nearly every tick
+            excess = _excess(report, uuid, claimed, driver, ticks.get((process, uuid), 0))
+            if excess is None:
+                continue
+            unmapped = _unmapped(excess, pools, driver)
+            if unmapped and excess.ticks >= UNMAPPED_TICKS:
+                excess = replace(excess, unmapped_bytes=unmapped)
+                pools = _without(pools, uuid, unmapped)
+            elif not unmapped and excess.ticks >= FAULT_TICKS and _is_fresh(report, driver.devices[uuid]):
+                fault = fault or _fault(excess, driver.devices[uuid])
+            excesses.append(excess)
+        if fault:
+            faults.append(fault)
+        over = [pool for pool in pools if _exceeds(pool, driver.sizes.get(pool.device_uuid))]
+        if over:
+            excesses += (_of_size(report, each, driver) for each in over if driver.may_list(process, each.device_uuid))
+            pools = tuple(_capped(pool, driver.sizes.get(pool.device_uuid)) for pool in pools)
+        uses = bool(
+            (earlier is not None and earlier.uses_device)
+            or process in driver.processes
+            or any(pool.held_bytes or pool.live_bytes for pool in pools)
+        )
+        if pools is not report.pools or uses != report.uses_device:
+            report = replace(report, pools=pools, uses_device=uses)
+        checked.append(report)
+    return tuple(checked), tuple(excesses)
+
+
+def _excess(report: AgentReport, uuid: str, claimed: int, driver: _Driver, ticks: int) -> Excess | None:
+    """Return the excess of all pools together over the driver's count; None if there is none."""
+    device = driver.devices.get(uuid)
+    if device is None or not claimed:
+        return None
+    most = limit(device, driver.counts[uuid], report.key) if driver.may_list(report.key, uuid) else 0
+    if most is None or claimed <= most + slack(device):
+        return None
+    return Excess(
+        pid=report.pid,
+        start_ticks=report.start_ticks,
+        device_uuid=uuid,
+        workload=report.workload,
+        claimed_bytes=claimed,
+        limit_bytes=most,
+        ticks=ticks + _is_fresh(report, device),
+    )
+
+
+def _is_fresh(report: AgentReport, device: DeviceReading) -> bool:
+    return report.age_seconds < FRESH_SECONDS and not device.missed
+
+
+def _fault(excess: Excess, device: DeviceReading) -> Fault:
+    detail = (
+        f"the agent of pid {excess.pid} claims {excess.claimed_bytes} B on GPU {device.index}, the driver counts "
+        f"{excess.limit_bytes} B"
+    )
+    return Fault("agent", "claim_over_driver", None, detail)
+
+
+def _unmapped(excess: Excess, pools: tuple[PoolUsage, ...], driver: _Driver) -> int:
+    """Return the excess if private pools explain it, else 0: then the agent is wrong.
+
+    Nothing is known without the driver's count for the process, or if that of an MPS server contains it. At most the
+    size of the device is unmapped.
+    """
+    uuid = excess.device_uuid
+    if driver.counts[uuid].get(excess.process) is None or "mps" in of_device(driver.devices[uuid]):
+        return 0
+    private = sum(_private_bytes(pool) for pool in outermost(pools) if pool.device_uuid == uuid)
+    over, size = excess.claimed_bytes - excess.limit_bytes, driver.sizes[uuid]
+    most = private if size is None else min(private, size)
+    return min(over, most) if over <= most + slack(driver.devices[uuid]) else 0
+
+
+def _private_bytes(pool: PoolUsage) -> int:
+    return pool.held_bytes if pool.private_bytes is None else min(pool.private_bytes, pool.held_bytes)
+
+
+def _without(pools: tuple[PoolUsage, ...], uuid: str, unmapped: int) -> tuple[PoolUsage, ...]:
+    """Subtract unmapped bytes from the private pools on a device. A program in sleep mode has them in use."""
+    outer, changed = set(map(id, outermost(pools))), []
+    for pool in pools:
+        own = min(unmapped, _private_bytes(pool)) if pool.device_uuid == uuid and id(pool) in outer else 0
+        if own:
+            unmapped -= own
+            pool = replace(
+                _limited(pool, pool.live_bytes - own, pool.held_bytes - own),
+                unmapped_bytes=(pool.unmapped_bytes or 0) + own,
+            )
+        changed.append(pool)
+    return tuple(changed)
+
+
+def _limited(pool: PoolUsage, live: int, held: int) -> PoolUsage:
+    """Return the pool with at most these live and held bytes."""
+    live = max(0, min(pool.live_bytes, live, held))
+    free = held - live
+    reported = pool.reclaimable
+    low, likely, high = (min(each, free) for each in (reported.low, reported.likely, reported.high))
+    return replace(
+        pool,
+        live_bytes=live,
+        held_bytes=held,
+        reclaimable=Reclaimable(low, likely, high, reported.exactness),
+        stranded_bytes=free - likely,
+    )
+
+
+def _exceeds(pool: PoolUsage, size: int | None) -> bool:
+    return size is not None and (
+        pool.live_bytes > size
+        or pool.held_bytes > size
+        or pool.reclaimable.high > size
+        or (pool.unmapped_bytes or 0) > size
+    )
+
+
+def _of_size(report: AgentReport, pool: PoolUsage, driver: _Driver) -> Excess:
+    return Excess(
+        pid=report.pid,
+        start_ticks=report.start_ticks,
+        device_uuid=pool.device_uuid,
+        workload=report.workload,
+        claimed_bytes=max(pool.live_bytes, pool.held_bytes, pool.reclaimable.high, pool.unmapped_bytes or 0),
+        limit_bytes=driver.sizes[pool.device_uuid] or 0,
+        ticks=1,
+        allocator=pool.allocator,
+    )
+
+
+def _capped(pool: PoolUsage, size: int | None) -> PoolUsage:
+    """Limit each figure of a pool to the size of its device."""
+    if size is None or not _exceeds(pool, size):
+        return pool
+    unmapped = None if pool.unmapped_bytes is None else min(pool.unmapped_bytes, size)
+    return replace(_limited(pool, size, min(pool.held_bytes, size)), unmapped_bytes=unmapped)
