@@ -15,13 +15,12 @@ from gpumond.config import Settings
 from gpumond.daemon.edges import Edges, real_edges
 from gpumond.daemon.parts import Parts
 from gpumond.daemon.requests import Load as Load, Requests
-from gpumond.daemon.tasks import background
 from gpumond.daemon.tick import Ticker
 from gpumond.engine import EngineState, Tick
 from gpumond.engine.preview import Preview, previewing
 from gpumond.errors import StoreUnavailable
 from gpumond.history import History
-from gpumond.host.event_loop import in_slices
+from gpumond.host.event_loop import background, in_slices
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt
 from gpumond.rules import Rule

@@ -19,7 +19,7 @@ from gpumond.model.pools import Receipt
 from gpumond.model.units import human
 from gpumond.protocol.messages import AgentResponse, Asked
 from gpumond.store import Bounds
-from gpumond.store.codecs import to_text
+from gpumond.store.rows import to_text
 
 log = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from gpumond.daemon.garbage_collection import CollectionSchedule, only_on_schedu
 from gpumond.daemon.http_protocol import HttpProtocol
 from gpumond.daemon.listener import HttpListener, HttpPeer
 from gpumond.daemon.reloading_file import ReloadingFile
-from gpumond.daemon.tasks import background
 from gpumond.errors import ConfigError
 from gpumond.host import systemd
+from gpumond.host.event_loop import background
 from gpumond.host.fd_limits import http_connections, http_connections_of_user, raise_limit
 from gpumond.host.logs import RateLimitFilter
 from gpumond.host.runtime_directory import API_SOCKET, bind_api_socket, write_token

@@ -1,9 +1,13 @@
-"""Long work on the event loop, in slices of bounded time."""
+"""Work on the event loop: long computations in bounded slices, and background tasks that end with their block."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
 from gpumond.model.cooperative import Steps, T
 
@@ -28,3 +32,23 @@ async def in_slices(work: Steps[T], share: float = 1.0) -> T:
         if used > SLICE_SECONDS:
             await asyncio.sleep(used / share - used)
             since = time.perf_counter()
+
+
+log = logging.getLogger(__name__)
+
+CANCEL_SECONDS = 1.0
+"""The pause before a task that has not ended is cancelled again."""
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run ``work`` as a task; at the end of the block it is cancelled and awaited. An error of it is logged."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        while not task.done():  # `asyncio.wait_for` of Python 3.11 can swallow a cancellation
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_SECONDS)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("a background task failed", exc_info=error)

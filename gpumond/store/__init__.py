@@ -25,13 +25,13 @@ from gpumond.model.frame import Alert
 from gpumond.model.persisted import Heartbeat, KeptAlert, Notice
 from gpumond.model.pools import Receipt
 from gpumond.model.snapshot import Fault
-from gpumond.store import audit_ends, audit_table, baseline_table, codecs, rows as decode
+from gpumond.store import audit_ends, audit_table, baseline_table, rows as decode
 from gpumond.store.audit_chain import AuditEntry, canonical
 from gpumond.store.audit_table import verify_audit as verify_audit
 from gpumond.store.baseline_table import Side
 from gpumond.store.database import Database, Worker
 from gpumond.store.retention import Bounds as Bounds, remove_excess, remove_old, same_clock
-from gpumond.store.rows import Rows, text
+from gpumond.store.rows import Rows, coarse_text, text, to_text
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -152,7 +152,7 @@ class Store:
         return await self._run(lambda db: audit_table.newest(db, limit, users))
 
     async def add_receipts(self, receipts: Iterable[Receipt]) -> None:
-        rows = [(receipt.started_at, codecs.to_text(receipt), receipt.requested_by) for receipt in receipts]
+        rows = [(receipt.started_at, to_text(receipt), receipt.requested_by) for receipt in receipts]
 
         def add(db: sqlite3.Connection) -> None:
             db.executemany("INSERT INTO receipts (at, body, owner) VALUES (?, ?, ?)", rows)
@@ -179,10 +179,10 @@ class Store:
 
         def keep(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM alerts")
-            db.executemany("INSERT INTO alerts VALUES (?)", ((codecs.to_text(alert),) for alert in current))
-            queued = ((each.receiver, each.seq, each.kind, codecs.to_text(each.alert)) for each in notices)
+            db.executemany("INSERT INTO alerts VALUES (?)", ((to_text(alert),) for alert in current))
+            queued = ((each.receiver, each.seq, each.kind, to_text(each.alert)) for each in notices)
             db.executemany("INSERT OR REPLACE INTO notices VALUES (?, ?, ?, ?)", queued)
-            ended = ((alert.resolved_at or 0.0, codecs.to_text(alert), _owner(alert)) for alert in over)
+            ended = ((alert.resolved_at or 0.0, to_text(alert), _owner(alert)) for alert in over)
             db.executemany("INSERT INTO past_alerts (at, body, owner) VALUES (?, ?, ?)", ended)
             remove_excess(db, self.bounds)
             self._live(db)
@@ -205,7 +205,7 @@ class Store:
 
         def keep(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM history")
-            db.executemany("INSERT INTO history VALUES (?)", ((codecs.coarse_text(series),) for series in history))
+            db.executemany("INSERT INTO history VALUES (?)", ((coarse_text(series),) for series in history))
 
         await self._run(keep)
 
@@ -244,7 +244,7 @@ class Store:
                 if each.kind == "resolved":
                     db.execute("DELETE FROM told WHERE receiver = ? AND labels = ?", key)
                 elif accepted:
-                    db.execute("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", (*key, codecs.to_text(each.alert)))
+                    db.execute("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", (*key, to_text(each.alert)))
 
         await self._run(deliver)
 

@@ -1,9 +1,10 @@
-"""Rows of the store, decoded one by one: a damaged row is skipped and counted."""
+"""Rows of the store: values as JSON, and rows decoded one by one, where a damaged row is skipped and counted."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -14,6 +15,7 @@ from gpumond.model.frame import Alert
 from gpumond.model.persisted import KeptAlert, Kind, Notice
 from gpumond.model.pools import Receipt
 from gpumond.model.snapshot import Fault
+from gpumond.store.audit_chain import canonical
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -98,3 +100,12 @@ _RULE_BODY = TypeAdapter(dict[str, Any])
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def to_text(value: Any) -> str:
+    return canonical(asdict(value))
+
+
+def coarse_text(series: Coarse) -> str:
+    """Encode like ``to_text``, without a copy of each number."""
+    return canonical({field.name: getattr(series, field.name) for field in fields(series)})

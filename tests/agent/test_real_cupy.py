@@ -163,7 +163,7 @@ ASYNC = """
 import warnings
 warnings.simplefilter("ignore", FutureWarning)  # experimental, until CuPy 13
 from tests.agent.cupy_without_device import IN_DEFAULT_POOL
-from gpumond.agent.adapters.trim_model import GRANULE
+from gpumond.agent.adapters.python_owners import GRANULE
 cupy.cuda.set_allocator(cupy.cuda.malloc_async)
 def expected():
     (plan,) = [one for one in agent.flush(dry_run=True) if one.allocator == "mempool"]

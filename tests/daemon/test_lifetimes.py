@@ -17,8 +17,8 @@ from gpumond.config import Settings
 from gpumond.daemon import Daemon
 from gpumond.daemon.edges import Edges
 from gpumond.daemon.server import serve
-from gpumond.daemon.tasks import background
 from gpumond.flush import FlushRequest
+from gpumond.host.event_loop import background
 from gpumond.host.peer_credentials import Identity
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.cooperative import Steps

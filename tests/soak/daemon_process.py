@@ -26,7 +26,7 @@ from gpumond.agents.server import AgentServer
 from gpumond.model.frame import Alert
 from gpumond.model.snapshot import AgentReport, Reading, SourceState
 from gpumond.protocol.messages import from_json
-from gpumond.store.codecs import to_text
+from gpumond.store.rows import to_text
 from tests.soak.daemon_parts import CountingReceiver, SimulatedDaemon
 from tests.soak.world import EPOCH
 

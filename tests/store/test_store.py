@@ -17,8 +17,8 @@ from gpumond.model.persisted import Heartbeat, KeptAlert
 from gpumond.model.pools import Receipt
 from gpumond.rules.restore import resume
 from gpumond.store import Store, verify_audit
-from gpumond.store.codecs import to_text
 from gpumond.store.database import STEPS
+from gpumond.store.rows import to_text
 from tests.store.opened import RECEIPT, over, with_store
 
 

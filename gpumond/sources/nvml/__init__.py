@@ -23,8 +23,7 @@ from gpumond.protocol.messages import MAX_INTEGER
 from gpumond.sources import NOWHERE, ReadProgress
 from gpumond.sources.inventory import Device, DeviceLost, EnumerationFailed, Inventory, Unsupported
 from gpumond.sources.nvml.events import XidEvents
-from gpumond.sources.nvml.library import LONGEST_LIST, PROCESS_LISTS, Library, functions
-from gpumond.sources.nvml.loading import load_error, not_loadable
+from gpumond.sources.nvml.library import LONGEST_LIST, PROCESS_LISTS, Library, functions, load_error, not_loadable
 from gpumond.sources.nvml.sensors import SensorClocks
 from gpumond.sources.nvml.unified import file_cache, shared_memory
 from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
