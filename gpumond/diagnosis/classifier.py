@@ -9,14 +9,15 @@ from math import inf, isfinite
 from gpumond.diagnosis import detectors, messages
 from gpumond.diagnosis.distributed import RankGroup
 from gpumond.diagnosis.idle import idle_seconds
-from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, find, from_stairs, update, update_stairs
+from gpumond.diagnosis.leak import OUTSIDE, Leak
 from gpumond.diagnosis.leak_pattern import form
+from gpumond.diagnosis.leak_search import follow, search
 from gpumond.diagnosis.plateaus import REST_MINUTES
 from gpumond.diagnosis.shapes import SHAPES, Shape, shape
 from gpumond.diagnosis.tracked_series import Key, TrackedSeries
 from gpumond.diagnosis.tracker import Fall, Tracker
 from gpumond.history import UNCLAIMED, USED, History
-from gpumond.history.series import MAX, MINUTE
+from gpumond.history.series import FIVE_MINUTES, MAX, MINUTE
 from gpumond.model.cooperative import Steps
 from gpumond.model.frame import Verdict, VerdictKind
 from gpumond.model.snapshot import DeviceReading, ProcessUsage, Snapshot
@@ -74,6 +75,8 @@ class Classifier:
         self._record_xids(snapshot)
         for tracked, closed in self._tracker.due:
             device = self._devices[tracked.uuid]
+            if closed > FIVE_MINUTES:
+                tracked.quartiles.add(tracked.series, tracked.main)
             if closed > MINUTE and tracked.uuid not in self._parents:
                 self._judge_curve(tracked, device, closed)
             if tracked.pid is None and device.size_bytes:
@@ -132,18 +135,9 @@ class Classifier:
         return bool(device.size_bytes) and unclaimed >= UNCLAIMED_RATIO * (device.size_bytes or inf)
 
     def _leak(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Leak | None:
-        room, leak = self._room(tracked.uuid, device), tracked.leak
-        if leak is not None:
-            if leak.pause:
-                return update_stairs(leak, tracked.levels.steps, self.history.now)
-            return update(leak, tracked.series, closed)
-        for what in (tracked.main, OUTSIDE) if tracked.counted else (tracked.main,):
-            whole, size = self.history.device(tracked.uuid), device.size_bytes
-            leak = find(LeakCase(tracked.series, whole, what, tracked.born, size, room, self.history.pace), closed)
-            if leak is not None:
-                return leak
-        stairs = tracked.levels.stairs(device.size_bytes) if device.size_bytes else ()
-        return from_stairs(stairs, tracked.main) if stairs else None
+        if tracked.leak is not None:
+            return follow(tracked, tracked.leak, self.history.now, closed)
+        return search(tracked, self.history, device.size_bytes, self._room(tracked.uuid, device), closed)
 
     def _room(self, uuid: str, device: DeviceReading) -> float | None:
         """Return the bytes between the device's recent peak and its size."""

@@ -7,6 +7,7 @@ from math import inf, nan
 from gpumond.diagnosis.leak import Leak
 from gpumond.diagnosis.peaks import Peaks
 from gpumond.diagnosis.plateaus import Plateaus
+from gpumond.diagnosis.serving import UpperQuartiles
 from gpumond.history import LIVE, UNCLAIMED, USED
 from gpumond.history.series import Series
 from gpumond.model.frame import Verdict
@@ -29,6 +30,7 @@ class TrackedSeries:
         "life",
         "name",
         "peaks",
+        "quartiles",
         "seen",
         "series",
         "used",
@@ -49,6 +51,7 @@ class TrackedSeries:
         """Ending of the program that its agent reported."""
         self.peaks = Peaks(-inf)
         self.levels = Plateaus()
+        self.quartiles = UpperQuartiles()
         self.leak: Leak | None = None
         self.disagreements = 0
         """Number of consecutive minutes with a shape other than the active one."""
@@ -72,3 +75,4 @@ class TrackedSeries:
         self.born = now
         self.leak = None
         self.levels = Plateaus()
+        self.quartiles = UpperQuartiles()
