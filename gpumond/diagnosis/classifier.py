@@ -11,7 +11,7 @@ from gpumond.diagnosis.distributed import RankGroup
 from gpumond.diagnosis.idle import idle_seconds
 from gpumond.diagnosis.leak import OUTSIDE, Leak
 from gpumond.diagnosis.leak_pattern import form
-from gpumond.diagnosis.leak_search import follow, search
+from gpumond.diagnosis.leak_search import follow, search, watch_growth
 from gpumond.diagnosis.plateaus import REST_MINUTES
 from gpumond.diagnosis.shapes import SHAPES, Shape, shape
 from gpumond.diagnosis.tracked_series import Key, TrackedSeries
@@ -77,8 +77,10 @@ class Classifier:
             device = self._devices[tracked.uuid]
             if closed > FIVE_MINUTES:
                 tracked.quartiles.add(tracked.series, tracked.main)
-            if closed > MINUTE and tracked.uuid not in self._parents:
-                self._judge_curve(tracked, device, closed)
+            if tracked.uuid not in self._parents:
+                if closed > MINUTE:
+                    self._judge_curve(tracked, device, closed)
+                self._judge_growth(tracked, device)
             if tracked.pid is None and device.size_bytes:
                 left = detectors.ramp(tracked.series, float(device.used_bytes or 0), device.size_bytes)
                 if left is not None:
@@ -120,7 +122,7 @@ class Classifier:
             tracked.levels.add(series.times(MINUTE, 1)[-1], medians, highs[-1], size)
         tracked.leak = self._leak(tracked, device, closed)
         self._set_leak(tracked, device)
-        found = None if tracked.leak else shape(series, what, tracked.born, tracked.levels, size)
+        found = None if tracked.leak or tracked.growth else shape(series, what, tracked.born, tracked.levels, size)
         self._set_shape(tracked, found)
         if tracked.pid is not None:
             self._judge_fragmentation(tracked, device)
@@ -128,11 +130,19 @@ class Classifier:
         elif device.processes is None:
             self._judge_idle(tracked, device)
 
+    def _judge_growth(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+        """Judge growth of minutes, every 15 s."""
+        alone = tracked.pid is not None or self._is_classified_alone(tracked, device)
+        room = self._room(tracked.uuid, device) if tracked.growth else None
+        if watch_growth(tracked, self.history, _label(device), room, alone):
+            self._set_leak(tracked, device)
+            self._set_shape(tracked, None)
+
     def _is_classified_alone(self, tracked: TrackedSeries, device: DeviceReading) -> bool:
         if device.processes is None or tracked.leak is not None:
             return True
-        unclaimed = tracked.series.column(MINUTE, UNCLAIMED, count=1)[-1]
-        return bool(device.size_bytes) and unclaimed >= UNCLAIMED_RATIO * (device.size_bytes or inf)
+        unclaimed = tracked.series.column(MINUTE, UNCLAIMED, count=1)
+        return bool(unclaimed) and unclaimed[-1] >= UNCLAIMED_RATIO * (device.size_bytes or inf)
 
     def _leak(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Leak | None:
         if tracked.leak is not None:

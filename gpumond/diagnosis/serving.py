@@ -70,10 +70,30 @@ class ServingTest:
     """Quantile of the past blocks that the last ones exceed: a tenth of the past may be excursions."""
     max_step_ratio: float = 1.25
     """Maximum deviation from the line, as a multiple of that from the best single step: a model load is a step."""
+    between_steps_ratio: float = 0.3
+    """Minimum slope between the two steps that describe the window best, as a share of its slope: a cache that grows
+    in large blocks is two steps …
+    """
+    urgent_seconds: float = 3 * HOUR
+    """… unless the device would be full within this time: load hides the slope of a fast leak for another 10 minutes.
+    """
 
 
-SERVING = (ServingTest(), ServingTest(blocks=24, record_blocks=12, max_step_ratio=1.1))
-"""The two windows: 80 minutes find fast leaks soon. In two hours a slow leak exceeds the margin."""
+SERVING = (
+    ServingTest(
+        blocks=10,
+        record_blocks=5,
+        consistent_ratio=0.4,
+        margin_bytes=1024 * MIB,
+        margin_ratio=0.04,
+        urgent_seconds=0.0,
+    ),
+    ServingTest(),
+    ServingTest(blocks=24, record_blocks=12),
+)
+"""The windows. In 50 minutes only growth that is far above the past is found: before a fast leak has filled the device.
+In two hours a slow leak exceeds the margin.
+"""
 
 
 class UpperQuartiles:
@@ -164,6 +184,9 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
         return None
     if not _exceeds(late - margin, values[:-recent], test) or not _is_line(at, window, slope, test):
         return None
+    urgent = case.room is not None and case.room <= slope * test.urgent_seconds
+    if not urgent and _between_steps(at, window) < test.between_steps_ratio * slope:
+        return None
     if not new_or_lasting(times, values, test.skipped_blocks, count, slope):
         return None
     if load_rises(case.device, FIVE_MINUTES, count):
@@ -200,6 +223,23 @@ def _is_line(at: Sequence[float], window: Sequence[float], slope: float, test: S
     line = _deviation([value - slope * time for time, value in zip(at, window, strict=True)])
     step = min(_deviation(window[:cut]) + _deviation(window[cut:]) for cut in range(2, len(window) - 1))
     return line <= test.max_step_ratio * step
+
+
+def _between_steps(at: Sequence[float], window: Sequence[float]) -> float:
+    """Return the median slope of the pairs that are not separated by one of the two steps that describe the window
+    best: those with the smallest sum of distances from the medians of its three parts, of at least two blocks each.
+    """
+    count = len(window)
+    parts = {
+        (begin, end): _deviation(window[begin:end]) for begin in range(count) for end in range(begin + 2, count + 1)
+    }
+    _, one, two = min(
+        (parts[0, one] + parts[one, two] + parts[two, count], one, two)
+        for one in range(2, count - 3)
+        for two in range(one + 2, count - 1)
+    )
+    limits = ((0, one), (one, two), (two, count))
+    return median([slope for begin, end in limits for slope in slopes(at[begin:end], window[begin:end])])
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf, nan
 
+from gpumond.diagnosis.growth import Growth, StepCounts
 from gpumond.diagnosis.leak import Leak
 from gpumond.diagnosis.peaks import Peaks
 from gpumond.diagnosis.plateaus import Plateaus
@@ -25,6 +26,7 @@ class TrackedSeries:
         "counted",
         "disagreements",
         "ending",
+        "growth",
         "leak",
         "levels",
         "life",
@@ -33,6 +35,7 @@ class TrackedSeries:
         "quartiles",
         "seen",
         "series",
+        "steps",
         "used",
         "verdicts",
     )
@@ -53,6 +56,8 @@ class TrackedSeries:
         self.levels = Plateaus()
         self.quartiles = UpperQuartiles()
         self.leak: Leak | None = None
+        self.growth: Growth | None = None
+        self.steps = StepCounts()
         self.disagreements = 0
         """Number of consecutive minutes with a shape other than the active one."""
         self.verdicts: dict[str, Verdict] = {}
@@ -74,5 +79,6 @@ class TrackedSeries:
         """Discard the earlier curve, as for another life."""
         self.born = now
         self.leak = None
+        self.growth = None
         self.levels = Plateaus()
         self.quartiles = UpperQuartiles()

@@ -19,6 +19,7 @@ VerdictKind = Literal[
     "churn",
     "periodic",
     "step-change",
+    "growing",
     "leak",
     "fragmentation",
     "pressure",
