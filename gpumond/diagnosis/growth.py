@@ -45,8 +45,8 @@ GROWING_PAUSE_SECONDS = 60.0
 """Time after the start in which a program allocates its initial memory …"""
 GROWING_STEPS = 30
 """… unless it has done this number of steps within the window."""
-HALVES_RATIO = (0.6, 1.8)
-"""Limits of the slope in the second half, as a share of that in the first: a start slows down."""
+HALVES_RATIO = (0.85, 1.8)
+"""Limits of the slope in the second half, as a share of that in the first: growth that slows down is a warm-up."""
 FALL_RATIO, RISE_RATIO = 0.10, 0.45
 """Maximum fall and maximum rise from block to block, as shares of the growth."""
 ENDED_BLOCKS = 16
