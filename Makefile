@@ -24,9 +24,9 @@ check: $(VENV)/.installed  ## style, types and tests
 	$(BIN)/mypy
 	$(MAKE) test
 
-docs: $(VENV)/.installed  ## docs/reference/metrics.md from the catalogue, docs/reference/rules.md from the rules
-	$(BIN)/python -m tools.docs.metrics > docs/reference/metrics.md
-	$(BIN)/python -m tools.docs.rules > docs/reference/rules.md
+docs: $(VENV)/.installed  ## the pages of docs/reference that derive from the code, and the metrics that a test expects
+	for page in metrics rules verdicts plugins; do $(BIN)/python -m tools.docs.$$page > docs/reference/$$page.md || exit 1; done
+	$(BIN)/python -m tests.metrics.test_metrics
 
 site: $(VENV)/.installed  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

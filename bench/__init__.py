@@ -1,1 +1,1 @@
-"""One script per claim: ``python -m bench.NAME`` prints its result, ``--save`` keeps it below results/."""
+"""Benchmarks, one script for each claim: ``python -m bench.NAME`` prints its result, ``--save`` stores it."""

@@ -1,7 +1,7 @@
 """Cost of the agent for its program: import, thread, memory, one report.
 
-Torch is the stand-in of the tests with statistics that lie ready: what PyTorch takes to make its own, 20 to 60 µs a
-device, comes on top.
+Torch is the stand-in of the tests with prepared statistics. PyTorch needs another 20 to 60 µs a device to compute its
+own.
 """
 
 from __future__ import annotations
@@ -117,8 +117,9 @@ print(json.dumps({
 }))
 """
 )
-"""A whole turn of the agent: wait, read, encode, send. Hot: at once after the one before; cold: after others have had
-the caches, as in a program that works for a second in between."""
+"""One pass of the agent: wait, read, encode, send. Hot: directly after the previous one. Cold: after other code has
+used the caches, as in a program that works for a second in between.
+"""
 
 LOADED = (
     "argparse ast asyncio atexit base64 bz2 calendar collections.abc contextlib contextvars copy csv ctypes "
@@ -211,7 +212,7 @@ def milliseconds(statement: str, processes: int) -> float:
 
 @contextmanager
 def listening() -> Iterator[str]:
-    """A daemon that hears everything and says nothing; its socket."""
+    """Run a daemon that reads everything and sends nothing, and yield the path of its socket."""
     with TemporaryDirectory() as directory:
         path = os.path.join(directory, "agent.sock")
         command = [sys.executable, "-c", LISTENER, path]
@@ -225,7 +226,7 @@ def listening() -> Iterator[str]:
 
 
 def cpu_share(seconds: float) -> float:
-    """The share of one core that a program uses which sleeps, and reports once a second to a listening daemon."""
+    """Return the share of one core that a sleeping program uses while it reports once a second."""
     with listening() as path:
         return round(float(run(SHARE.replace("SECONDS", str(seconds)), path)), 5)
 
@@ -236,8 +237,9 @@ def report() -> Any:
 
 
 def memory(before: str) -> tuple[int, float]:
-    """KiB that import, start and 60 reports add to a program, and the milliseconds of processor time that the agent's
-    thread takes to come up: medians."""
+    """Return the medians of the KiB that import, start and 60 reports add to a program, and of the milliseconds of
+    processor time until the agent's thread has started.
+    """
     rows = []
     for _ in range(MEMORY_PROCESSES):
         with listening() as path:
@@ -249,7 +251,7 @@ def memory(before: str) -> tuple[int, float]:
 def main() -> None:
     started = "gpumond.agent.start()"
     trained = f"import {LOADED.replace(' ', ', ')}\n{WORLD}"
-    with TemporaryDirectory() as cache:  # as installed: compiled before
+    with TemporaryDirectory() as cache:  # compiled, as an installed package is
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = cache
         memory(trained)

@@ -1,7 +1,7 @@
-"""Ten thousand forks of a program that carries the agent, while its threads hold locks; and how it ends.
+"""Ten thousand forks of a program with an agent while its threads hold locks, and the duration of its exit.
 
-A fork that hangs is one of a child that has not ended after ten seconds. The exit of a program is timed from its last
-statement to its end, as its parent sees it, beside the same program without the agent.
+A fork hangs if its child has not ended after ten seconds. The exit of a program is timed from its last statement to its
+end as its parent sees it, and compared with the same program without the agent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ begun = threading.Event()
 gpumond.agent.on_flush(lambda: begun.set() or time.sleep(60))
 assert begun.wait(10)
 """
-"""The agent is in the middle of a flush that the daemon has ordered, for longer than the program lives."""
+"""The agent is in a flush of the daemon that lasts longer than the program."""
 
 LOAD = """
 import logging, threading
@@ -79,8 +79,8 @@ def program(text: str, agent: str) -> str:
 
 
 @contextmanager
-def listening(serves: bool, order: bytes = b"") -> Iterator[str]:
-    """The path of a socket behind which a daemon gives an order and reads, or one that is stopped does neither."""
+def running_daemon(serves: bool, command: bytes = b"") -> Iterator[str]:
+    """Yield the path of a socket with a daemon that sends a command and reads, or with one that is stopped."""
     with TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as listener:
         path = os.path.join(directory, "agent.sock")
         listener.bind(path)
@@ -90,8 +90,8 @@ def listening(serves: bool, order: bytes = b"") -> Iterator[str]:
             return
         code = "import socket, sys\nl = socket.socket(fileno=int(sys.argv[1]))\n"
         code += "while True:\n  c, _ = l.accept()\n  c.sendall(sys.argv[2].encode())\n  while c.recv(65536): pass"
-        command = [sys.executable, "-c", code, str(listener.fileno()), order.decode()]
-        with subprocess.Popen(command, pass_fds=[listener.fileno()]) as daemon:
+        arguments = [sys.executable, "-c", code, str(listener.fileno()), command.decode()]
+        with subprocess.Popen(arguments, pass_fds=[listener.fileno()]) as daemon:
             yield path
             daemon.kill()
 
@@ -103,7 +103,7 @@ def run(code: str, path: str, *arguments: str) -> str:
 
 
 def exit_ms(agent: str, path: str, seconds: float) -> float:
-    """From the program's last word to its end."""
+    """Return the milliseconds from the program's last statement to its end."""
     over = float(run(program(EXITING, agent), path, str(seconds)))
     return 1000 * (time.monotonic() - over)
 
@@ -112,15 +112,15 @@ def main() -> None:
     figures: dict[str, object] = {"forks": FORKS}
     for name, agent in (("with", AGENT), ("without", "")):
         code = program(FORKING, agent).replace("FORKS", str(FORKS if agent else FORKS // 10))
-        with listening(serves=True) as path:
+        with running_daemon(serves=True) as path:
             hung, median, longest = map(float, run(code, path).split())
         figures |= {f"hung_{name}_agent": int(hung), f"fork_ms_{name}_agent": round(median, 2)}
         figures |= {f"longest_fork_ms_{name}_agent": round(longest, 1)}
     for name, serves in (("daemon_reads", True), ("daemon_stopped", False)):
-        with listening(serves) as path:
+        with running_daemon(serves) as path:
             times = [exit_ms(AGENT, path, at) for at in (0.0, 0.2, 0.21, 0.3, 1.3) for _ in range(EXITS)]
         figures |= {f"exit_ms_{name}": round(statistics.median(times), 1), f"longest_{name}": round(max(times), 1)}
-    with listening(serves=True, order=encode(FlushCommand("bench", "sim", ("hooks",)))) as path:
+    with running_daemon(serves=True, command=encode(FlushCommand("bench", "sim", ("hooks",)))) as path:
         times = [exit_ms(FLUSHING, path, 0.0) for _ in range(EXITS)]
     figures |= {"exit_ms_in_a_flush": round(statistics.median(times), 1), "longest_in_a_flush": round(max(times), 1)}
     times = [exit_ms("", "/nowhere", 0.0) for _ in range(EXITS)]

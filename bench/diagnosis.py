@@ -1,11 +1,10 @@
-"""Verdicts, scored on the planned loads of gpumond.loadgen; docs/explanation/diagnosis.md describes the protocol.
+"""Verdicts scored on the planned loads of gpumond.loadgen; docs/explanation/diagnosis.md describes the protocol.
 
-    python -m bench.diagnosis [--seeds N] [--first SEED] [--scenario NAME …] [--save]
+python -m bench.diagnosis [--seeds N] [--first SEED] [--scenario NAME ...] [--save]
 
-Every scenario is carried out in virtual time with N seeds (20), and its twin too: the same load without what was
-injected. ``--save`` keeps the figures, and writes the confusion matrix into docs/explanation/diagnosis.md.
-The method was tuned on the seeds from 0 on; ``--first 20`` uses seeds that it was not tuned on, and keeps their figures
-separately.
+Each scenario runs in virtual time with N seeds (20), as does its twin, the same load without the injected incident.
+``--save`` stores the figures and writes the confusion matrix into docs/explanation/diagnosis.md. The method was tuned
+on the seeds from 0 on; ``--first 20`` uses other seeds and stores their figures separately.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0
 AFTER_SECONDS = 900.0
 LEAST_QUIET, LEAST_NOISY = 32 * MIB_A_MINUTE, 64 * MIB_A_MINUTE
 SAMPLED = {"fleet": 57.0}
-"""Seconds between two samples where it is not 1: as the fleet that section D of the protocol describes."""
+"""Seconds between two samples, if not 1: as for the fleet in section D of the protocol."""
 NEVER = ("warm-up", "autotune", "preallocated", "cache-saturates", "periodic-eval", "curriculum")
 ANSWERS = ("leak", "fragmentation", "orphan", "crash", "crash-loop", "silence")
 DOCUMENT = Path(__file__).parent.parent / "docs" / "explanation" / "diagnosis.md"
@@ -62,7 +61,7 @@ def _one(job: tuple[str, int, bool]) -> Episode | None:
 
 
 def found(one: Episode, kind: str) -> float | None:
-    """When the injected thing was first named, if it was in time and nobody had called it so before."""
+    """Return the time at which the incident was first named, if in time and without an earlier false name."""
     begin = one.truth.injected_at or 0.0
     end = (one.truth.ends_at or one.duration) + AFTER_SECONDS
     times = [onset.at for onset in one.of(kind)]
@@ -72,7 +71,7 @@ def found(one: Episode, kind: str) -> float | None:
 
 
 def false_leaks(one: Episode) -> list[float]:
-    """Onsets of leaks where there is none, each at least an hour after the one before it on the same process."""
+    """Return the onsets of false leaks, at least an hour apart on each process."""
     begin = one.truth.injected_at if one.truth.kind == "leak" and not one.twin else math.inf
     last: dict[int | None, float] = {}
     counted = []
@@ -84,7 +83,7 @@ def false_leaks(one: Episode) -> list[float]:
 
 
 def to_be_found(one: Episode) -> bool:
-    """A leak that is fast enough for its noise, by the protocol's classes."""
+    """Return whether a leak is fast enough for its noise, by the protocol's classes."""
     slope = one.truth.slope_bytes_per_second
     if one.twin or one.truth.kind != "leak" or slope is None:
         return False
@@ -155,7 +154,9 @@ def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
 
 
 def matrix(episodes: Sequence[Episode]) -> str:
-    """Rows: what is right; columns: what was said first of the alarms. Pressure and release may always be said."""
+    """Return the confusion matrix: rows are the truth, columns the first alarm. Pressure and release are always
+    allowed.
+    """
     rows: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for one in episodes:
         right = "" if one.twin else one.truth.kind
@@ -196,7 +197,7 @@ def _delays(episodes: Iterable[Episode]) -> dict[str, object]:
 
 
 def _rate(negatives: Sequence[Episode]) -> dict[str, object]:
-    """False alarms per device-day, with the 95 % interval of a Poisson count."""
+    """Return false alarms per device-day, with the 95 % interval of a Poisson count."""
     count = sum(len(false_leaks(one)) for one in negatives)
     days = sum(one.duration * one.devices for one in negatives) / DAY
     low, high = poisson(count)
@@ -209,7 +210,7 @@ def _rate(negatives: Sequence[Episode]) -> dict[str, object]:
 
 
 def poisson(count: int, doubt: float = 0.05) -> tuple[float, float]:
-    """The exact interval of a Poisson mean (Garwood 1936), by bisection."""
+    """Return the exact interval of a Poisson mean (Garwood 1936), by bisection."""
 
     def at_most(k: int, mean: float) -> float:
         return sum(math.exp(-mean + i * math.log(mean) - math.lgamma(i + 1)) for i in range(k + 1)) if mean else 1.0

@@ -1,4 +1,7 @@
-"""CPU time of diagnosis in a tick: 64 devices, 500 processes. tests/history/test_history.py counts its bytes."""
+"""Processor time of diagnosis in a tick with 64 devices and 500 processes.
+
+tests/history/test_history.py measures its memory.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def one_snapshot(tick: int, every: float = 1.0) -> Snapshot:
 
 def main() -> None:
     gc.freeze()
-    gc.disable()  # as in the daemon, which collects between ticks
+    gc.disable()  # as the daemon does, which collects between ticks
     diagnosis, seconds = Diagnosis(), []
     for tick in range(TICKS):
         snapshot = one_snapshot(tick)

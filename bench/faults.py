@@ -1,5 +1,6 @@
-"""A crash in the driver, and SIGTERM in every state of the driver and amid thousands of connections that are slow: how
-soon are values back, how soon is it over."""
+"""Recovery from a crash in the driver, and duration of SIGTERM in each state of the driver and with thousands of slow
+connections.
+"""
 
 from __future__ import annotations
 
@@ -30,34 +31,34 @@ SLOW = (
     b"GET /api/v1/events" + HOST + b"\r\n",
     b"GET /openapi.json" + HOST + b"\r\n",
 )
-"""A head and a body that do not come, a stream that nobody reads, an answer that is not taken."""
+"""An incomplete head, an incomplete body, an unread stream, an unread answer."""
 
 
 @contextmanager
-def slow_crowd(daemon: RunningDaemon, connections: int, agents: int) -> Iterator[None]:
+def slow_connections(daemon: RunningDaemon, connections: int, agents: int) -> Iterator[None]:
     """Open connections from hundreds of addresses, each slow in one way of ``SLOW``, and half-open agents."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, connections + agents + 1024), hard))
     port = int(daemon.url.rpartition(":")[2])
-    with contextlib.ExitStack() as crowd:
-        crowd.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         for _ in range(agents):
-            agent = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            agent = stack.enter_context(socket.socket(socket.AF_UNIX))
             agent.setblocking(False)
             agent.connect_ex(str(daemon.socket))
         for number in range(connections):
-            connection = crowd.enter_context(socket.socket())
+            connection = stack.enter_context(socket.socket())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.setblocking(False)
             connection.bind((f"127.1.{number // 16 // 250}.{number // 16 % 250 + 1}", 0))
             connection.connect_ex(("127.0.0.1", port))
-            with contextlib.suppress(OSError):  # it waits to be accepted, or has been sent away
+            with contextlib.suppress(OSError):  # it waits to be accepted, or has been rejected
                 connection.send(SLOW[number % len(SLOW)])
         yield
 
 
-def crowded(daemon: RunningDaemon) -> int:
-    """Return its number of descriptors once one user has the maximum number of connections; 0 before."""
+def descriptors_at_the_limit(daemon: RunningDaemon) -> int:
+    """Return the number of descriptors once one user has the maximum of connections; 0 before."""
     held = descriptors(daemon)
     return held if held > http_connections_of_user(MAX_CONNECTIONS) + Limits().pending_per_uid else 0
 
@@ -72,7 +73,7 @@ def start(directory: Path, driver: FakeDriver) -> RunningDaemon:
 
 
 def crash(directory: Path, library: Path) -> list[float]:
-    """Seconds from each crash, as the daemon notices it, to values that are newer than it."""
+    """Return the seconds from each crash, as the daemon notices it, to newer values."""
     driver = FakeDriver(directory, library, machine(8))
     daemon = start(directory, driver)
     until(lambda: daemon.value("gpumond_driver_up"))
@@ -110,11 +111,11 @@ def sigterm(directory: Path, library: Path, state: str) -> dict[str, float]:
     return {"exit": status, "seconds": round(time.perf_counter() - began, 2)}
 
 
-def sigterm_amid_slow_connections(directory: Path, library: Path) -> dict[str, float]:
+def sigterm_with_slow_connections(directory: Path, library: Path) -> dict[str, float]:
     daemon = start(directory, FakeDriver(directory, library, machine(2)))
     until(lambda: daemon.value("gpumond_driver_up"))
-    with slow_crowd(daemon, CONNECTIONS, AGENTS):
-        held = until(lambda: crowded(daemon))
+    with slow_connections(daemon, CONNECTIONS, AGENTS):
+        held = until(lambda: descriptors_at_the_limit(daemon))
         began = time.perf_counter()
         status = daemon.stop()
         return {"exit": status, "seconds": round(time.perf_counter() - began, 2), "descriptors": held}
@@ -133,7 +134,7 @@ def main() -> None:
         for number in range(TIMES):
             place = directory / f"slow{number}"
             place.mkdir()
-            ends.append(sigterm_amid_slow_connections(place, library))
+            ends.append(sigterm_with_slow_connections(place, library))
         figures[f"sigterm, {CONNECTIONS} slow connections, {AGENTS} half-open agents"] = ends
         place = directory / "crash"
         place.mkdir()

@@ -1,10 +1,10 @@
-"""One user who floods the agents' socket, for ``bench.swarm``: messages, connections and names without end.
+"""One user who floods the agents' socket, for ``bench.swarm``: endless messages, connections and names.
 
-    python -S -m bench.flood SOCKET UID SECONDS        (root only)
+python -S -m bench.flood SOCKET UID SECONDS        (root only)
 
-Its programs are as many as one user may connect. Together they say 10,000 reports a second, as far as they are read,
-each with eight names that were never used before, under a workload that is new with each connection; and each second
-they knock a thousand times more.
+The user has the maximum number of connected programs. Together they send up to 10,000 reports a second, each with eight
+new names, under a workload that is new for each connection. In addition they open and close a thousand connections a
+second.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import time
 from collections import Counter
 from itertools import count
 
-from bench.many_agents import Program, Voice
+from bench.many_agents import Program, ProgramConnection
 
 PROGRAMS = 128
 REPORTS_A_SECOND = 10_000
-KNOCKS_A_SECOND = 1_000
+CONNECTS_A_SECOND = 1_000
 NAMES = 4
 REPORTS_A_CONNECTION = 500
 
@@ -29,54 +29,54 @@ class Flooder:
 
     def __init__(self, path: str, uid: int) -> None:
         self._program = Program(path, uid)
-        self._voice: Voice | None = None
-        self._said = 0
+        self._connection: ProgramConnection | None = None
+        self._sent = 0
 
-    def knock(self) -> None:
+    def connect_and_close(self) -> None:
         if connection := self._program.connect():
             connection.close()
 
-    def say(self, hello: bytes, report: bytes) -> str:
+    def send_report(self, hello: bytes, report: bytes) -> str:
         """Return the outcome."""
         try:
-            if self._voice is None or self._said >= REPORTS_A_CONNECTION:
-                return self._begin(hello)
-            self._voice.send(report)
+            if self._connection is None or self._sent >= REPORTS_A_CONNECTION:
+                return self._reconnect(hello)
+            self._connection.send(report)
         except BlockingIOError:
             return "reports_that_found_no_room"
         except OSError:
-            self._voice = None
+            self._connection = None
             return "connections_lost"
-        self._said += 1
+        self._sent += 1
         return "reports"
 
-    def _begin(self, hello: bytes) -> str:
-        if self._voice is not None:
-            self._voice.close()
-        self._voice, self._said = self._program.connect(), 0
-        if self._voice is None:
+    def _reconnect(self, hello: bytes) -> str:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self._sent = self._program.connect(), 0
+        if self._connection is None:
             return "connections_that_found_no_room"
-        self._voice.send(hello)
+        self._connection.send(hello)
         return "connections"
 
 
 def main() -> None:
     path, uid, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     flooders = [Flooder(path, uid) for _ in range(PROGRAMS)]
-    from bench.names import hello, report  # only now: each flooder is a copy of this process
+    from bench.names import hello, report  # imported here, because each flooder is a fork of this process
 
-    became: Counter[str] = Counter()
-    fresh, knocks, turn, began = count(), 0, 0, time.monotonic()
+    outcomes: Counter[str] = Counter()
+    fresh, connects, sent, began = count(), 0, 0, time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
-        if turn > passed * REPORTS_A_SECOND:
+        if sent > passed * REPORTS_A_SECOND:
             time.sleep(0.001)
             continue
-        became[flooders[turn % PROGRAMS].say(hello(fresh), report(fresh, NAMES))] += 1
-        turn += 1
-        if knocks < passed * KNOCKS_A_SECOND:
-            flooders[knocks % PROGRAMS].knock()
-            knocks += 1
-    print(json.dumps({**became, "knocks": knocks, "names": next(fresh), "seconds": seconds}))
+        outcomes[flooders[sent % PROGRAMS].send_report(hello(fresh), report(fresh, NAMES))] += 1
+        sent += 1
+        if connects < passed * CONNECTS_A_SECOND:
+            flooders[connects % PROGRAMS].connect_and_close()
+            connects += 1
+    print(json.dumps({**outcomes, "knocks": connects, "names": next(fresh), "seconds": seconds}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The demo's programs, flushed again and again: is what was promised what came back, and what the driver saw."""
+"""Repeated flushes of the demo's programs: predicted bytes, released bytes, and the driver's count."""
 
 from __future__ import annotations
 

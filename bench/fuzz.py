@@ -1,4 +1,4 @@
-"""A million fuzzed frames of eight users over a real daemon's socket: is an honest agent heard, does memory grow."""
+"""A million fuzzed messages of eight users to a real daemon: reports of a valid agent, and growth of memory."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import tempfile
 from pathlib import Path
 
 from bench.result import publish
-from tests.soak.hostile_frames import siege
+from tests.soak.hostile_frames import send_fuzzed_messages
 
 FRAMES = 1_000_000
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
-        publish("fuzz", siege(Path(directory), FRAMES))
+        publish("fuzz", send_fuzzed_messages(Path(directory), FRAMES))
 
 
 if __name__ == "__main__":

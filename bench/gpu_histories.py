@@ -1,7 +1,7 @@
-"""On a real card: how well a flush is predicted, over random histories of allocations for each allocator.
+"""On a real device: accuracy of flush predictions over random histories of allocations, for each allocator.
 
-Each allocator has a process of its own. A history allocates and frees blocks of random sizes, forecasts by a dry run,
-flushes, and compares the receipt with what the driver counts for the whole (otherwise idle) card.
+Each allocator has its own process. A history allocates and frees blocks of random sizes, predicts by a dry run,
+flushes, and compares the receipt with the driver's count for the whole (otherwise idle) device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Block(NamedTuple):
 
 
 UNOWNED: list[Block] = []
-"""Blocks of the pool that no object in Python owns."""
+"""Blocks of the pool that no Python object owns."""
 
 
 def main() -> None:
@@ -79,14 +79,14 @@ def summary(name: str) -> dict[str, object]:
 
 
 def histories(name: str) -> list[dict[str, object]]:
-    """Random histories in this process, one after the other: what was expected, released, and seen by the driver."""
+    """Run random histories in this process, and return the expected, released and driver-counted bytes of each."""
     import pynvml
 
     pynvml.nvmlInit()
-    card = pynvml.nvmlDeviceGetHandleByIndex(0)
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
 
     def used() -> int:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(card, version=pynvml.nvmlMemory_v2).used)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2).used)
 
     empty = used()
     allocate, settle = _allocator(name)
@@ -148,7 +148,7 @@ def _largest(receipts: Sequence[Receipt]) -> Receipt:
 
 
 def _extent(block: Any) -> tuple[int, int]:
-    """Address and bytes: of a tensor, of CuPy's pointer, of RMM's buffer."""
+    """Return address and size of a tensor, of CuPy's pointer, or of RMM's buffer."""
     if hasattr(block, "data_ptr"):
         return block.data_ptr(), block.numel()
     return block.ptr, (block.mem if hasattr(block, "mem") else block).size
@@ -172,7 +172,7 @@ def _allocator(name: str) -> tuple[Callable[[int], Any], Callable[[], None]]:
     counted = rmm.mr.StatisticsResourceAdaptor(rmm.mr.CudaAsyncMemoryResource())
     rmm.mr.set_current_device_resource(counted)
     with suppress(ImportError):
-        import cupy  # for a synchronize, where it is there
+        import cupy  # for a synchronization, if it is available
 
         return lambda size: rmm.DeviceBuffer(size=size), cupy.cuda.runtime.deviceSynchronize
     return lambda size: rmm.DeviceBuffer(size=size), lambda: None

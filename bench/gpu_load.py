@@ -1,4 +1,4 @@
-"""On a real card: each scenario of the load generator once, by either engine: what it took, and that all came back."""
+"""On a real device: each scenario of the load generator once, with either engine: used memory, and its release."""
 
 from __future__ import annotations
 

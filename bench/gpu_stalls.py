@@ -1,9 +1,9 @@
-"""On a real card: does a report stall a training step? Steps of a few milliseconds, with 25 reports a second.
+"""On a real device: delay of training steps by reports. Steps take a few milliseconds, with 25 reports a second.
 
-The agent notes when it was at work. A report's delay is the time of the steps that it fell into, less what as many
-steps beside them took (the median of the four next ones without a report). The same is computed for instants half-way
-between two reports, when the agent sleeps: what differs is the report's doing. Both where the card is the limit, and
-where launching the kernels is, in the thread that shares the interpreter with the agent.
+The agent records the times at which it worked. A report's delay is the time of the steps that it overlaps, less the
+median of the four next steps without a report. The same is computed for times half-way between two reports, when the
+agent sleeps: the difference is caused by reports. This is done for a load that the device limits, and for one that the
+launch of kernels limits, in the thread that shares the interpreter with the agent.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ REPORT_SECONDS = 0.04
 SECONDS_WITH, SECONDS_ALONE = 40.0, 2.0
 LOADS = {"card is the limit": 64, "launches are the limit": 1}
 """Sequences of 512 in a batch."""
-BESIDE = 2
-"""Steps without a report, on either side, that a step is compared with."""
+NEIGHBOURS = 2
+"""Steps without a report, before and after, with which a step is compared."""
 STALL_MS = 1.0
 
 Span = tuple[float, float]
 WORK: list[Span] = []
-"""When the agent made and sent a report, from its waking to its sleeping."""
+"""Times at which the agent made and sent a report, from its waking to its sleeping."""
 CPU: list[float] = []
-"""Seconds of its thread on a processor meanwhile."""
+"""Processor seconds of its thread during these times."""
 COLLECTIONS: list[Span] = []
-"""When Python's garbage collector was at work, in whichever thread."""
+"""Times at which Python's garbage collector ran, in any thread."""
 
 
-class Observed(session.Session):
+class ObservedSession(session.Session):
     _awake = _used = 0.0
 
     def _wait(self) -> bool:
@@ -49,7 +49,7 @@ class Observed(session.Session):
         self._awake, self._used = time.perf_counter(), time.thread_time()
         return arrived
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         due = self._report_at
         super().run_once()
         if self._report_at != due:
@@ -97,17 +97,17 @@ def measure(step: Callable[[], None], with_agent: float = SECONDS_WITH, alone: f
 
     without = timed(step, alone)
     session.REPORT_SECONDS = REPORT_SECONDS
-    session.Session = Observed  # type: ignore[misc]
+    session.Session = ObservedSession  # type: ignore[misc]
     agent.start(workload="bench")
-    timed(step, 1.0)  # it connects, and reads for the first time
+    timed(step, 1.0)  # it connects, and makes its first report
     WORK.clear(), CPU.clear(), COLLECTIONS.clear()
     gc.callbacks.append(collecting)
     steps = timed(step, with_agent)
     agent.stop()
     gc.callbacks.remove(collecting)
     reports, cpu = list(WORK), list(CPU)
-    beside = [(begin + REPORT_SECONDS / 2, end + REPORT_SECONDS / 2) for begin, end in reports]
-    each, none = delays(steps, reports, reports), delays(steps, beside, reports)
+    between_reports = [(begin + REPORT_SECONDS / 2, end + REPORT_SECONDS / 2) for begin, end in reports]
+    each, none = delays(steps, reports, reports), delays(steps, between_reports, reports)
     with_report, with_none = list(each.values()), list(none.values())
     return {
         "steps": len(steps),
@@ -151,7 +151,7 @@ def collecting(phase: str, info: dict[str, int]) -> None:
 
 
 def statistics_alone(times: int = 20) -> list[float]:
-    """Milliseconds that PyTorch takes to make its statistics of one device, as seldom as a report asks for them."""
+    """Return the milliseconds that PyTorch needs for the statistics of one device, called as seldom as for reports."""
     import torch
 
     found = []
@@ -175,9 +175,9 @@ def timed(step: Callable[[], None], seconds: float) -> list[Span]:
 
 
 def delays(steps: Sequence[Span], spans: Sequence[Span], reports: Sequence[Span]) -> dict[int, float]:
-    """Milliseconds by which the steps that a span touches took longer than those beside them, by the span's number.
+    """Return the milliseconds by which the steps that a span overlaps took longer than the steps next to them, by span.
 
-    A span that touches the steps of a report, and is not that report, is left out.
+    A span that overlaps the steps of another report is omitted.
     """
     begins, ends = [begin for begin, _ in steps], [end for _, end in steps]
 
@@ -194,8 +194,8 @@ def delays(steps: Sequence[Span], spans: Sequence[Span], reports: Sequence[Span]
         own = touched(span)
         others = {busy[index] for index in own if index in busy} - ({number} if spans is reports else set())
         earlier, later = bisect_left(clean, own.start), bisect_left(clean, own.stop)
-        around = clean[max(0, earlier - BESIDE) : earlier] + clean[later : later + BESIDE]
-        if not own or others or len(around) < 2 * BESIDE:
+        around = clean[max(0, earlier - NEIGHBOURS) : earlier] + clean[later : later + NEIGHBOURS]
+        if not own or others or len(around) < 2 * NEIGHBOURS:
             continue
         usual = statistics.median(ends[index] - begins[index] for index in around)
         found[number] = 1e3 * sum(ends[index] - begins[index] - usual for index in own)

@@ -1,8 +1,8 @@
-"""On a real card: what the agent costs a training loop, step by step, and what a flush in its midst does.
+"""On a real device: cost of the agent for each step of a training loop, and effect of a flush during it.
 
-One process, one transformer block, with a batch that fills half of the card. Stretches of steps with the agent at 1 Hz
-and without it alternate, so that the card's clocks and temperature are the same for both. Whether a report stalls a
-single short step is gpu_stalls.py's question.
+One process runs one transformer block, with a batch that fills half of the device. Periods with the agent at 1 Hz and
+without it alternate, so that clocks and temperature of the device are the same for both. gpu_stalls.py measures whether
+a report delays a single short step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 from bench.result import publish
 from tests.running import RunningDaemon, until
 
-STRETCHES = 10
-STRETCH_SECONDS = 3.4
+PERIODS = 10
+PERIOD_SECONDS = 3.4
 MODES = ("eager", "graphs")
 FLUSHES = 10
 STEPS_AFTER = 3
@@ -53,7 +53,7 @@ def loop(mode: str) -> dict[str, Any]:
     optimizer = torch.optim.SGD(block.parameters(), lr=1e-4)
     total = torch.cuda.get_device_properties(0).total_memory
     batch = 64
-    while True:  # the batch that fills half of the card
+    while True:  # the batch that fills half of the device
         data = torch.randn(batch, 512, 512, device="cuda", dtype=torch.bfloat16)
         _step(block, optimizer, data)
         torch.cuda.synchronize()
@@ -66,12 +66,12 @@ def loop(mode: str) -> dict[str, Any]:
     torch.cuda.synchronize()
     times: dict[bool, list[float]] = {True: [], False: []}
     medians: dict[bool, list[float]] = {True: [], False: []}
-    for stretch in range(2 * STRETCHES):
+    for stretch in range(2 * PERIODS):
         on = stretch % 2 == 0
         if on:
             agent.start(workload="bench")
             time.sleep(0.5)
-        taken = _timed(step, STRETCH_SECONDS)
+        taken = _timed(step, PERIOD_SECONDS)
         if on:
             agent.stop()
         times[on] += taken
@@ -111,7 +111,7 @@ def loop(mode: str) -> dict[str, Any]:
         what: round((statistics.median(c) - base) * 1e3, 3) for what, c in costs.items() if what != "nothing"
     }
     result["flush_released_mib"] = round(statistics.median(released) / 2**20, 1)
-    result["memory"] = _beside(torch, agent)
+    result["memory"] = _figures_of_each_tool(torch, agent)
     return result
 
 
@@ -155,8 +155,8 @@ def _slowest(taken: list[float]) -> float:
     return round(sorted(taken)[int(len(taken) * 0.999)] * 1e3, 3)
 
 
-def _beside(torch: Any, agent: Any) -> dict[str, object]:
-    """gpumond's numbers beside PyTorch's own and nvidia-smi's, at the same moment."""
+def _figures_of_each_tool(torch: Any, agent: Any) -> dict[str, object]:
+    """Return the figures of gpumond, PyTorch and nvidia-smi at the same time."""
     torch.cuda.synchronize()
     (pool,) = agent.report()
     stats = torch.cuda.memory_stats(0)

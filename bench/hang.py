@@ -1,4 +1,4 @@
-"""A driver call at one device that hangs for 60 s: do scrapes go on, how soon is it said, how soon is it over."""
+"""A driver call for one device that hangs for 60 s: scrapes during it, time to its report, time to recovery."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ def main() -> None:
         driver.write()
         began, connection = time.perf_counter(), connect(daemon)
         seconds: list[float] = []
-        seen: dict[str, float] = {}
+        first_times: dict[str, float] = {}
         healed = False
-        while "back_s" not in seen and time.perf_counter() - began < HANG_SECONDS + 30:
+        while "back_s" not in first_times and time.perf_counter() - began < HANG_SECONDS + 30:
             before = time.perf_counter()
             body = get(connection, "identity")
             seconds.append(time.perf_counter() - before)
-            note(seen, body, time.perf_counter() - began)
-            if "unresponsive_said_after_s" in seen and not healed:
-                healed = True  # other processes would hang anew; the first goes on hanging
+            note(first_times, body, time.perf_counter() - began)
+            if "unresponsive_said_after_s" in first_times and not healed:
+                healed = True  # other processes would hang again; the first one continues to hang
                 driver.heal()
                 driver.write()
             time.sleep(0.05)
         daemon.stop()
-    publish("hang", {"hang_s": HANG_SECONDS, "scrapes_meanwhile": spread(seconds), **seen})
+    publish("hang", {"hang_s": HANG_SECONDS, "scrapes_meanwhile": spread(seconds), **first_times})
 
 
-def note(seen: dict[str, float], body: bytes, now: float) -> None:
-    """The first moment at which each thing is true; device 0 is the one that hangs."""
+def note(first_times: dict[str, float], body: bytes, now: float) -> None:
+    """Record the first time at which each condition is true; device 0 is the one that hangs."""
     hung, others = (
         re.search(rb'^gpumond_device_memory_used_bytes\{gpu="%d"' % gpu, body, re.MULTILINE) is not None
         for gpu in (0, 1)
     )
     if b"gpumond_driver_responsive 0.0" in body:
-        seen.setdefault("unresponsive_said_after_s", round(now, 2))
+        first_times.setdefault("unresponsive_said_after_s", round(now, 2))
     if not hung:
-        seen.setdefault("values_gone_after_s", round(now, 2))
-    if others and "values_gone_after_s" in seen:
-        seen.setdefault("others_back_s", round(now, 2))
-    if hung and "values_gone_after_s" in seen:
-        seen.setdefault("back_s", round(now, 2))
+        first_times.setdefault("values_gone_after_s", round(now, 2))
+    if others and "values_gone_after_s" in first_times:
+        first_times.setdefault("others_back_s", round(now, 2))
+    if hung and "values_gone_after_s" in first_times:
+        first_times.setdefault("back_s", round(now, 2))
 
 
 if __name__ == "__main__":

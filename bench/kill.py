@@ -1,4 +1,4 @@
-"""kill -9 at random instants under rule changes and flushes: is anything lost, how soon is it serving again."""
+"""kill -9 at random times under rule changes and flushes: lost data, and time to the next answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         killing = Killing(Path(directory), FakeDriver(Path(directory), build(Path(directory))))
         for _ in range(KILLS):
-            killing.round()  # raises if anything is lost
+            killing.round()  # raises an error if data is lost
         killing.end()
     figures = killing.figures
     serving = spread(figures.serving_seconds)

@@ -33,7 +33,7 @@ def poll() -> None:
         reading = source.read()
         wall.append(time.perf_counter() - began)
         processor.append(time.process_time() - at_work)
-        time.sleep(max(0.0, 1 - wall[-1]))  # the sensors have clocks of seconds
+        time.sleep(max(0.0, 1 - wall[-1]))  # sensors are read every few seconds
     source.close()
     assert sum(len(device.processes or ()) for device in reading.devices) == DEVICES * PROCESSES
     first = round(1e3 * wall[0], 1)
@@ -43,13 +43,13 @@ def poll() -> None:
 def polls(driver: FakeDriver) -> dict[str, object]:
     command = [sys.executable, "-c", "from bench.large import poll; poll()"]
     done = subprocess.run(command, env={**os.environ, **driver.env}, stdout=subprocess.PIPE, text=True, check=True)
-    told: dict[str, object] = json.loads(done.stdout)
-    return told
+    polls_of_child: dict[str, object] = json.loads(done.stdout)
+    return polls_of_child
 
 
 def scraped(daemon: RunningDaemon, at_once: bool) -> dict[str, float]:
-    """Measure scrapes by a number of scrapers with one scrape per second each, at different times or at once."""
-    dice, seconds = random.Random(1), list[float]()
+    """Measure this number of scrapers with one scrape per second each, at different times or at once."""
+    rng, seconds = random.Random(1), list[float]()
     start = time.monotonic() + 0.5
 
     def scrape(phase: float) -> None:
@@ -60,7 +60,7 @@ def scraped(daemon: RunningDaemon, at_once: bool) -> dict[str, float]:
             get(connection, "gzip")
             seconds.append(time.perf_counter() - began)
 
-    scrapers = [threading.Thread(target=scrape, args=(0.0 if at_once else dice.random(),)) for _ in range(SCRAPERS)]
+    scrapers = [threading.Thread(target=scrape, args=(0.0 if at_once else rng.random(),)) for _ in range(SCRAPERS)]
     for scraper in scrapers:
         scraper.start()
     for scraper in scrapers:
@@ -69,7 +69,7 @@ def scraped(daemon: RunningDaemon, at_once: bool) -> dict[str, float]:
 
 
 def families(page: bytes) -> dict[str, int]:
-    """The bytes of each family, the largest first."""
+    """Return the bytes of each metric family, the largest first."""
     sizes = Counter[str]()
     for line in page.decode().splitlines():
         name = line.split(" ")[2] if line.startswith("#") else line.partition("{")[0].partition(" ")[0]

@@ -1,10 +1,10 @@
-"""A crowd of programs with agents, for ``bench.swarm``: one process says what all of them say.
+"""Many programs with agents, for ``bench.swarm``: one process sends the messages of all.
 
-    python -S -m bench.many_agents SOCKET AGENTS AGENTS_PER_USER       (root only)
+python -S -m bench.many_agents SOCKET AGENTS AGENTS_PER_USER       (root only)
 
-Each program is a small process of its own user, which connects and hands its connection to this one; so the daemon
-sees as many processes as there are agents, and is spared their processor time. What they are to say comes as JSON
-lines on stdin: {"hz": 1, "seconds": 30}; what they said goes to stdout.
+Each program is a small process of its own user, which connects and passes its connection to this process. So the daemon
+sees one process for each agent, without their processor time. Commands are JSON lines on stdin: {"hz": 1, "seconds":
+30}; the results are written to stdout.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ USERS_GID = 20_000
 
 
 class Program:
-    """A process that connects when told, and whose connection this process may use."""
+    """Process that connects on request, and whose connection this process uses."""
 
     def __init__(self, path: str, uid: int) -> None:
         self.uid = uid
         self.control, its = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
-            _connect_when_told(its, path, uid)
+            _connect_on_request(its, path, uid)
         its.close()
 
     def connect(self) -> socket.socket | None:
-        """None if the daemon cannot be reached, or its queue is full."""
+        """Return the connection, or None if the daemon cannot be reached or its queue is full."""
         self.control.send(b"c")
         _, descriptors, _, _ = socket.recv_fds(self.control, 1, 1)
-        return Voice(self, descriptors[0]) if descriptors else None
+        return ProgramConnection(self, descriptors[0]) if descriptors else None
 
 
-class Voice(socket.socket):
-    """A program's connection. What is sent on it has the program as its sender, as the kernel lets root say."""
+class ProgramConnection(socket.socket):
+    """Connection of a program. Messages have the program as their sender, as the kernel allows root to state."""
 
     def __init__(self, program: Program, descriptor: int) -> None:
         super().__init__(fileno=descriptor)
@@ -50,7 +50,7 @@ class Voice(socket.socket):
         return self.sendmsg([data], self._sender, flags)
 
 
-def _connect_when_told(control: socket.socket, path: str, uid: int) -> None:
+def _connect_on_request(control: socket.socket, path: str, uid: int) -> None:
     os.dup2(control.fileno(), 3)
     os.closerange(4, 65536)
     control.detach()
@@ -66,7 +66,7 @@ def _connect_when_told(control: socket.socket, path: str, uid: int) -> None:
             socket.send_fds(control, [b"y" if reached else b"n"], [connection.fileno()] if reached else [])
             connection.close()
     except ConnectionError:
-        pass  # who speaks for it is gone
+        pass  # the sending process has ended
     os._exit(0)
 
 
@@ -74,11 +74,11 @@ def main() -> None:
     path, agents, per_user = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     programs = [Program(path, FIRST_UID + number // per_user) for number in range(agents)]
     print(json.dumps([program.pid for program in programs]), flush=True)
-    from bench.report_senders import Chorus  # only now: each program above is a copy of this process
+    from bench.report_senders import ReportSenders  # each program above is a fork of this process
 
-    chorus = Chorus(path, programs)
+    senders = ReportSenders(path, programs)
     for line in sys.stdin:
-        print(json.dumps(chorus.perform(**json.loads(line))), flush=True)
+        print(json.dumps(senders.send_reports(**json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

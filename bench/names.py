@@ -1,4 +1,4 @@
-"""Frames that are full of names which nobody has used before, for ``bench.flood``."""
+"""Messages with names that were never used before, for ``bench.flood``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ def hello(fresh: Iterator[int]) -> bytes:
 
 def report(fresh: Iterator[int], names: int) -> bytes:
     pools = tuple(
-        PoolUsage(f"a{next(fresh)}", f"GPU-{next(fresh)}", 1, 1, Reclaimable(0, 0, 0), 0) for _ in range(names)
+        PoolUsage(
+            allocator=f"a{next(fresh)}",
+            device_uuid=f"GPU-{next(fresh)}",
+            live_bytes=1,
+            held_bytes=1,
+            reclaimable=Reclaimable(0, 0, 0),
+            stranded_bytes=0,
+        )
+        for _ in range(names)
     )
-    scopes = tuple(ScopeUsage(f"s{next(fresh)}", 1) for _ in range(names))
-    return encode(Report(pools=pools, program=Program(scopes)))
+    scopes = tuple(ScopeUsage(name=f"s{next(fresh)}", entries=1) for _ in range(names))
+    return encode(Report(pools=pools, program=Program(scopes=scopes)))

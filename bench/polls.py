@@ -1,4 +1,4 @@
-"""100,000 readings of the NVML source over the fake driver: do descriptors, threads or memory grow."""
+"""100,000 readings of the NVML source over the fake driver: growth of descriptors, threads and memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Power is lost at thousands of moments of a daemon whose rules change: is anything lost that was acknowledged.
+"""Loss of power at thousands of times in a daemon whose rules change: acknowledged changes that are lost.
 
-How a loss of power is simulated: tests/store/power.py. Beside it, what the same moments cost a store that syncs less.
+tests/store/power.py describes the simulation of a loss of power. The same times are also evaluated for a store that
+syncs less.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LAXER_MOMENTS = 400
 
 
 def main() -> None:
-    logging.getLogger("gpumond.store").setLevel(logging.CRITICAL)  # what the laxer ones lose is corrupt at times
+    logging.getLogger("gpumond.store").setLevel(logging.CRITICAL)  # stores that sync less are sometimes corrupt
     with tempfile.TemporaryDirectory() as directory:
         events = record(Path(directory), build(Path(directory)), EDITS)
     publish(

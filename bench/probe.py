@@ -1,9 +1,9 @@
 """Delay from the arrival of a report in the agent socket until the daemon reads it. For ``bench.swarm``.
 
-    python -m bench.probe SOCKET UID SECONDS
+python -m bench.probe SOCKET UID SECONDS
 
-A report and a goodbye are sent over a connection that has stood for a moment; frames are taken in their order and
-after the goodbye the daemon closes, so its report was taken up before that is seen here.
+A report and a bye are sent over an existing connection. The daemon processes messages in order and closes the
+connection after the bye, so the report was processed before.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from collections.abc import Iterator
 
 from gpumond.protocol.messages import Bye, Hello, Report, encode
 
-STANDING_SECONDS = 0.03
-PATIENCE_SECONDS = 10.0
+CONNECTED_SECONDS = 0.03
+TIMEOUT_SECONDS = 10.0
 
 
 def latencies(path: str, seconds: float) -> Iterator[float | None]:
-    """One after another; None for a connection that could not be made, or ended before."""
+    """Yield the delays one after another; None for a connection that failed or ended early."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(PATIENCE_SECONDS)
+            connection.settimeout(TIMEOUT_SECONDS)
             try:
                 connection.connect(path)
                 connection.sendall(encode(Hello("probe")))
-                time.sleep(STANDING_SECONDS)
+                time.sleep(CONNECTED_SECONDS)
                 began = time.perf_counter()
                 connection.sendall(encode(Report()) + encode(Bye()))
                 over = connection.recv(1) == b""
                 yield time.perf_counter() - began if over else None
             except OSError:
                 yield None
-                time.sleep(STANDING_SECONDS)
+                time.sleep(CONNECTED_SECONDS)
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""Eight ranks of a job, a simulated device each, flushed together: no two at the same instant, and what waiting costs.
+"""Eight ranks of a job, with a simulated device each, flushed together: no two at the same time, and the cost of
+waiting.
 
-Each rank's flush is made to take ``STALL`` seconds (in a hook), as that of a real one with tens of gigabytes in its
-cache may. A rank that is stopped in the middle costs its time limit once, whatever the number of ranks.
+A hook makes the flush of each rank take ``STALL`` seconds, like a real one with a cache of tens of gigabytes. A rank
+that is stopped during its flush costs its time limit once, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.result import publish
-from gpumond.sim.card import MIB, Spec, create
+from gpumond.sim.device import MIB, Spec, create
 from tests.running import RunningDaemon, until
 
 RANKS, ROUNDS, STALL = 8, 5, 0.1
@@ -26,7 +27,7 @@ RANK = """
 import os, sys, time
 import gpumond.agent
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import SimDevice, MIB
+from gpumond.sim.device import SimDevice, MIB
 allocator = CachingAllocator(SimDevice(sys.argv[1]))
 
 @gpumond.agent.on_flush

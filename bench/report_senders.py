@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from bench.many_agents import Program, Voice
+from bench.many_agents import Program, ProgramConnection
 from gpumond.agent.transport import Transport
 from gpumond.agent.wakeup import identity
 from gpumond.model.pools import PoolUsage, Reclaimable
@@ -21,8 +21,8 @@ WORKLOADS = 20
 START_SECONDS = 2.0
 
 
-class Chorus:
-    """All agents of the crowd. They connect in the first two seconds, and again as agents do."""
+class ReportSenders:
+    """All agents. They connect in the first two seconds, and reconnect as agents do."""
 
     def __init__(self, path: str, programs: Sequence[Program]) -> None:
         uuids = [device.uuid for device in machine(DEVICES)]
@@ -30,7 +30,7 @@ class Chorus:
         self._loop = asyncio.new_event_loop()
         self._random = random.Random(1)
         self._agents = [
-            Agent(self._loop, path, program, f"train-{number % WORKLOADS}", _frames(uuid, share))
+            Agent(self._loop, path, program, f"train-{number % WORKLOADS}", _encoded_reports(uuid, share))
             for number, program in enumerate(programs)
             for uuid in [uuids[number * DEVICES // len(programs)]]
         ]
@@ -39,59 +39,61 @@ class Chorus:
         for agent in self._agents:
             self._loop.call_later(self._random.random() * START_SECONDS, agent.connect)
 
-    def perform(self, hz: float, seconds: float) -> dict[str, object]:
+    def send_reports(self, hz: float, seconds: float) -> dict[str, object]:
         """Send reports at a rate per program for a time. Returns the results since the last call."""
         before, at_work = time.monotonic(), time.process_time()
-        late = self._loop.run_until_complete(self._speak(hz, seconds))
+        late = self._loop.run_until_complete(self._send_for(hz, seconds))
         sums = {name: sum(getattr(agent, name) for agent in self._agents) for name in Agent.COUNTS}
         for agent in self._agents:
-            agent.forget()
+            agent.reset_counts()
         return {
             **sums,
             "agents": len(self._agents),
             "connected": sum(agent.link.connected for agent in self._agents),
             "last_connected_at": max(agent.connected_at for agent in self._agents),
-            "frame_bytes": len(self._agents[0].frames[0]),
+            "frame_bytes": len(self._agents[0].encoded_reports[0]),
             "swarms_share_of_a_core": round((time.process_time() - at_work) / (time.monotonic() - before), 2),
             "swarm_late_s_at_most": round(late, 3),
         }
 
-    async def _speak(self, hz: float, seconds: float) -> float:
+    async def _send_for(self, hz: float, seconds: float) -> float:
         began, late = time.monotonic(), 0.0
-        for turn in range(round(seconds * hz)):
+        for number in range(round(seconds * hz)):
             for agent, phase in zip(self._agents, self._phases, strict=True):
                 now = time.monotonic()
-                due = began + (turn + phase) / hz
+                due = began + (number + phase) / hz
                 if due > now:
                     await asyncio.sleep(due - now)
                 else:
                     late = max(late, now - due)
                     await asyncio.sleep(0)
-                agent.report(turn)
+                agent.report(number)
         return late
 
 
 class Agent:
-    """One program's agent: connects, says hello, reports, and comes again when the daemon has left."""
+    """Agent of one program: it connects, sends hello and reports, and reconnects when the daemon has closed the
+    connection.
+    """
 
     COUNTS = ("reports", "replaced", "attempts", "connections")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, path: str, program: Program, workload: str, frames: list[bytes]
+        self, loop: asyncio.AbstractEventLoop, path: str, program: Program, workload: str, encoded_reports: list[bytes]
     ) -> None:
-        self.link, self.frames = Embodied(program), frames
+        self.link, self.encoded_reports = ProcessTransport(program), encoded_reports
         self._loop, self._path, self._hello = loop, path, Hello(workload, "0", "3.11", ())
         self.connected_at = 0.0
-        self.forget()
+        self.reset_counts()
 
-    def forget(self) -> None:
+    def reset_counts(self) -> None:
         self.reports = self.replaced = self.attempts = self.connections = 0
 
     def connect(self) -> None:
         self.attempts += 1
         now = time.monotonic()
         if not self.link.connect(self._path, now):
-            self._again()
+            self._reconnect()
             return
         self.connected_at = now
         self.connections += 1
@@ -100,69 +102,71 @@ class Agent:
         self.link.send(self._hello)
         self.report(0)
 
-    def report(self, turn: int) -> None:
-        """Counts reports that are handed over, or waiting to be; of several that wait the newest stays."""
+    def report(self, number: int) -> None:
+        """Count reports that are sent or queued; only the newest queued one is kept."""
         if self.link.connected:
             self.reports += 1
-            self.replaced += self.link.say(self.frames[turn % VARIANTS], time.monotonic())
-            self._look()
+            self.replaced += self.link.send_encoded(self.encoded_reports[number % VARIANTS], time.monotonic())
+            self._check_connected()
 
     def _readable(self) -> None:
         self.link.receive(time.monotonic())
-        self._look()
+        self._check_connected()
 
-    def _look(self) -> None:
+    def _check_connected(self) -> None:
         """Return whether the daemon is still connected."""
         if not self.link.connected:
             self._loop.remove_reader(self._descriptor)
-            self._again()
+            self._reconnect()
 
-    def _again(self) -> None:
+    def _reconnect(self) -> None:
         self._loop.call_at(self._loop.time() + max(0.0, self.link.retry_at - time.monotonic()), self.connect)
 
 
-class Embodied(Transport):
-    """The agent's link, but for who connects: a program's process."""
+class ProcessTransport(Transport):
+    """Transport of the agent whose connection is made by the process of a program."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
         self._program = program
 
     def connect(self, path: str, now: float) -> bool:
-        connection: Voice | None = self._program.connect()
+        connection: ProgramConnection | None = self._program.connect()
         if connection is None:
             self._retry_later(now)
             return False
         self._socket, self._identity, self._connected_at = connection, identity(connection.fileno()), now
         return True
 
-    def say(self, frame: bytes, now: float) -> bool:
-        """Sends a report that is a frame already. Whether one that waited is never sent."""
-        replaced, self._report = bool(self._report), frame
+    def send_encoded(self, encoded: bytes, now: float) -> bool:
+        """Send an encoded report. Returns whether a queued one was replaced."""
+        replaced, self._report = bool(self._report), encoded
         self.push(now)
         return replaced
 
 
-def _frames(device_uuid: str, share: int) -> list[bytes]:
-    """Reports as a PyTorch program in training sends them, each a little different."""
-    return [encode(_report(device_uuid, share, turn)) for turn in range(VARIANTS)]
+def _encoded_reports(device_uuid: str, share: int) -> list[bytes]:
+    """Return reports like those of a PyTorch program in training, each slightly different."""
+    return [encode(_report(device_uuid, share, number)) for number in range(VARIANTS)]
 
 
-def _report(device_uuid: str, share: int, turn: int) -> Report:
-    live, cached, stranded = share // 2 + turn * MIB, share // 4, share // 16
+def _report(device_uuid: str, share: int, number: int) -> Report:
+    live, cached, stranded = share // 2 + number * MIB, share // 4, share // 16
     pool = PoolUsage(
-        "torch",
-        device_uuid,
-        live,
-        live + cached + stranded,
-        Reclaimable(cached, cached, cached),
-        stranded,
+        allocator="torch",
+        device_uuid=device_uuid,
+        live_bytes=live,
+        held_bytes=live + cached + stranded,
+        reclaimable=Reclaimable(cached, cached, cached),
+        stranded_bytes=stranded,
         peak_live_bytes=live,
         peak_held_bytes=live + cached + stranded,
         ooms=0,
         retries=0,
-        device_allocations=200 + turn,
+        device_allocations=200 + number,
         device_frees=100,
     )
-    steps = StepUsage(1000 + turn, 9.5, 0.0, live, stranded, 0)
+    steps = StepUsage(
+        steps=1000 + number, steps_per_second=9.5, kept_bytes=0.0, live_bytes=live, stranded_bytes=stranded, retries=0
+    )
     return Report("allow", ("torch 2.13.0",), (pool,), ReportedProgram(step=steps))

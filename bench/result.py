@@ -57,7 +57,7 @@ def machine() -> dict[str, object]:
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Milliseconds: median, p99, maximum."""
+    """Return the median, p99 and maximum in milliseconds."""
     ordered = sorted(seconds)
     return {
         "p50_ms": round(statistics.median(ordered) * 1e3, 3),

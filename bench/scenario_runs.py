@@ -1,4 +1,4 @@
-"""One planned load, diagnosed: what was said, and when. The unit that bench.diagnosis scores."""
+"""One planned load and its verdicts with their times. bench.diagnosis scores these runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpumond.model.frame import Verdict
 from tests.simulator.snapshots import snapshots
 
 QUIET_BYTES = 0.1 * (1 << 30)
-"""Less noise than this is quiet."""
+"""Noise below this is quiet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Onset:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Times are seconds from the start. ``half``: the time to OOM that was said at half headroom."""
+    """Times are seconds from the start. ``half`` is the time to OOM that was predicted at half headroom."""
 
     scenario: str
     seed: int
@@ -47,7 +47,7 @@ SHAPES = frozenset(("warm-up", "steady", "churn", "periodic", "step-change"))
 
 
 def episode(scenario: str, seed: int, twin: bool = False, every: float = 1.0) -> Episode | None:
-    """None if there is no twin."""
+    """Return the run, or None if there is no twin."""
     planned = plan(scenario, seed)
     original = planned
     if twin:
@@ -59,7 +59,7 @@ def episode(scenario: str, seed: int, twin: bool = False, every: float = 1.0) ->
     half_at = None
     if truth.injected_at is not None and truth.oom_at is not None:
         half_at = (truth.injected_at + truth.oom_at) / 2
-    diagnosis, standing, onsets = Diagnosis(), frozenset[tuple[str, int | None, str]](), list[Onset]()
+    diagnosis, before, onsets = Diagnosis(), frozenset[tuple[str, int | None, str]](), list[Onset]()
     start: float | None = None
     half, count, devices, shapes = None, 0, 1, 0
     for snapshot in snapshots(planned, every):
@@ -67,15 +67,15 @@ def episode(scenario: str, seed: int, twin: bool = False, every: float = 1.0) ->
         at = snapshot.elapsed_seconds - start
         diagnosis = diagnose(diagnosis, snapshot)
         count, devices = count + 1, len(snapshot.devices)
-        said = {(verdict.device_uuid, verdict.pid, verdict.kind): verdict for verdict in diagnosis.verdicts}
-        for key in said.keys() - standing:
+        active = {(verdict.device_uuid, verdict.pid, verdict.kind): verdict for verdict in diagnosis.verdicts}
+        for key in active.keys() - before:
             if key[2] in SHAPES:
                 shapes += 1
             else:
-                onsets.append(_onset(at, said[key]))
-        standing = frozenset(said)
+                onsets.append(_onset(at, active[key]))
+        before = frozenset(active)
         if half_at is not None and half is None and at >= half_at:
-            half = next((verdict.time_to_oom_seconds for verdict in said.values() if verdict.kind == "leak"), -1.0)
+            half = next((verdict.time_to_oom_seconds for verdict in active.values() if verdict.kind == "leak"), -1.0)
     noise = float(original.option("noise") or 0)
     onsets.sort(key=lambda onset: (onset.at, onset.kind, onset.pid or 0))
     return Episode(

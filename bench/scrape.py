@@ -1,4 +1,4 @@
-"""A daemon over the fake driver: scrapes, processor time, memory, start. 8 devices with 8 or 64 processes each."""
+"""A daemon over the fake driver with 8 devices and 8 or 64 processes each: scrapes, processor time, memory, start."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def get(connection: http.client.HTTPConnection, encoding: str) -> bytes:
 
 
 def scrape(daemon: RunningDaemon, encoding: str) -> list[float]:
-    """Sequential scrapes; those that happened to be the first of a new frame are left out."""
+    """Time sequential scrapes; the first ones of a new frame are omitted."""
     connection, seconds, seen = connect(daemon), [], b""
     while len(seconds) < SCRAPES:
         began = time.perf_counter()
@@ -82,7 +82,7 @@ def scrape(daemon: RunningDaemon, encoding: str) -> list[float]:
 
 
 def fresh(daemon: RunningDaemon) -> list[float]:
-    """One scrape of each new frame, as Prometheus does it."""
+    """Time one scrape of each new frame, as Prometheus does."""
     connection, seconds = connect(daemon), []
     for _ in range(FRESH):
         seq = daemon.get("status")["snapshot_seq"]
@@ -94,7 +94,7 @@ def fresh(daemon: RunningDaemon) -> list[float]:
 
 
 def idle(daemon: RunningDaemon) -> dict[str, object]:
-    """Processor time of daemon and collector with one scrape a second, and their memory."""
+    """Measure processor time of daemon and collector with one scrape a second, and their memory."""
     family = [daemon.process.pid, *children(daemon.process.pid)]
     connection, before = connect(daemon), sum(map(cpu_seconds, family))
     for _ in range(CPU_SECONDS):

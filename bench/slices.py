@@ -1,6 +1,6 @@
-"""One tick on the event loop: at once, in slices, or in a thread. How long it takes, and how long other tasks wait.
+"""One tick on the event loop at once, in slices, or in a thread: its duration, and the wait of other tasks.
 
-The fixture is that of bench.tick under a storm. A task that is always ready stands for requests and agents: the wait is
+The fixture is that of bench.tick under a storm. A task that is always ready represents requests and agents: the wait is
 the time between two of its runs, of which the longest of each tick counts.
 """
 

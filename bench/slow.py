@@ -1,7 +1,7 @@
-"""A flood of slow connections: 10,000 over TCP that dribble and come again, 5,000 agents that never say hello.
+"""A flood of slow connections: 10,000 over TCP that send single bytes and reconnect, and 5,000 agents without a hello.
 
-Scrapes meanwhile, each on a connection of its own: from the address of the flood, and from another. The flood runs in
-a process of its own, so that what is measured is the daemon.
+Scrapes are measured meanwhile, each on its own connection: from the address of the flood, and from another. The flood
+runs in a process of its own, so that the figures are those of the daemon.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ STARTS = (b"", b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"POST /api/v
 
 
 class Flood:
-    """Opens connections, says a byte on each every few seconds, and opens another for each that is closed."""
+    """Opens connections, sends a byte on each every few seconds, and replaces each that is closed."""
 
     def __init__(self, port: int, sources: int, agents: str) -> None:
         self.port, self.sources, self.agents = port, sources, agents
-        self.watch = selectors.DefaultSelector()
+        self.selector = selectors.DefaultSelector()
         self.since: dict[socket.socket, float] = {}
-        self.lived: list[float] = []
+        self.lifetimes: list[float] = []
         self.opened = self.most = self.refused = 0
 
     def run(self, seconds: float) -> dict[str, object]:
@@ -47,19 +47,19 @@ class Flood:
             while len(self.since) < CONNECTIONS and self.opened < allowed:
                 self.open(now)
             self.most = max(self.most, len(self.since))
-            for key, _ in self.watch.select(0.05):
+            for key, _ in self.selector.select(0.05):
                 self.closed(key.fileobj)  # type: ignore[arg-type]
             for connection in list(self.since)[int(now * 20) % 80 :: 80]:
                 with contextlib.suppress(OSError):
                     connection.send(b"x")
-        longest = max([*self.lived, *(now - since for since in self.since.values())])
+        longest = max([*self.lifetimes, *(now - since for since in self.since.values())])
         for connection in half_open:
             connection.close()
         return {
             "opened": self.opened,
             "refused_at_connect": self.refused,
             "open_at_once_at_most": self.most,
-            "closed_by_the_daemon": len(self.lived),
+            "closed_by_the_daemon": len(self.lifetimes),
             "longest_life_s": round(longest, 2),
         }
 
@@ -74,20 +74,20 @@ class Flood:
         with contextlib.suppress(OSError):
             connection.send(STARTS[self.opened % len(STARTS)])
         self.since[connection] = now
-        self.watch.register(connection, selectors.EVENT_READ)
+        self.selector.register(connection, selectors.EVENT_READ)
 
     def closed(self, connection: socket.socket) -> None:
         try:
             if connection.recv(4096):
-                return  # an answer: the close comes behind it
+                return  # an answer: the close follows
         except BlockingIOError:
             return
         except ConnectionRefusedError:
             self.refused += 1
         except OSError:
             pass
-        self.lived.append(time.monotonic() - self.since.pop(connection))
-        self.watch.unregister(connection)
+        self.lifetimes.append(time.monotonic() - self.since.pop(connection))
+        self.selector.unregister(connection)
         connection.close()
 
     def agent(self) -> socket.socket:
@@ -98,7 +98,7 @@ class Flood:
 
 
 def scrapes(daemon: RunningDaemon, source: str, seconds: float) -> Iterator[float]:
-    """Each on its own connection; raises if one is refused or answered otherwise."""
+    """Time scrapes, each on its own connection. Exits if one is refused or has another status."""
     end = time.monotonic() + seconds
     address = daemon.url.removeprefix("http://")
     while time.monotonic() < end:
@@ -155,7 +155,7 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
     if sys.argv[1:2] == ["flood"]:
-        os.nice(10)  # it stands for other machines, whose processors are not ours
+        os.nice(10)  # it represents other machines, which have processors of their own
         figures = Flood(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]).run(SECONDS)
         print(" ".join(f"{name}={value}" for name, value in figures.items()))
         return

@@ -1,6 +1,6 @@
-"""Seven simulated days of churn, rule edits and faults: does memory grow, is an alert missed, does anything stay open.
+"""Seven simulated days of churn, rule edits and faults: growth of memory, missed alerts, and open resources.
 
-With real sockets and kills: bench.survival. `--days 0.2` for a short one.
+bench.survival is the same with real sockets and kills. `--days 0.2` runs for a short time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from bench.result import publish
-from tests.soak.week import live
+from tests.soak.week import run_week
 
 DAYS = 7.0
 CHURN = 9
@@ -24,9 +24,9 @@ def main() -> None:
     parser.add_argument("--churn", type=int, default=CHURN, help="programs that begin on a device every ten seconds")
     parser.add_argument("--save", action="store_true", help="keep the result")
     arguments = parser.parse_args()
-    logging.getLogger("gpumond.alerting.receivers").setLevel(logging.ERROR)  # a receiver that is down is part of it
+    logging.getLogger("gpumond.alerting.receivers").setLevel(logging.ERROR)  # such a receiver is part of the test
     with tempfile.TemporaryDirectory() as directory:
-        publish("soak", live(Path(directory), arguments.days, churn=arguments.churn))
+        publish("soak", run_week(Path(directory), arguments.days, churn=arguments.churn))
 
 
 if __name__ == "__main__":

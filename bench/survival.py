@@ -1,7 +1,8 @@
 """A daemon under adverse conditions for a long time.
 
-    python -m bench.survival [--save]
-    python -m bench.survival --attacks [--minutes 60] [--save]
+python -m bench.survival [--save]
+
+python -m bench.survival --attacks [--minutes 60] [--save]
 
 Without ``--attacks``: two simulated days of kill -9, with agents on real sockets and hostile messages; the receiver has
 to be sent every alert and no other, and nothing may stay open. With it: ``bench.under_attack``.

@@ -1,9 +1,10 @@
-"""Thousands of agents at one daemon: what they cost, how soon they are heard, what a restart and a flood do to them.
+"""Thousands of agents of one daemon: processor time, delay of reports, and the effect of a restart and a flood.
 
-    python -m bench.swarm [steady] [alone] [storm] [flood] [--save]      as root, for each program has a user of its own
+python -m bench.swarm [steady] [alone] [storm] [flood] [--save]
 
-Every agent is a process, 40 of one user, spread over the eight devices of the fake driver, which lists them all.
-The daemon has its own limits and the priority of its systemd unit (nice -5).
+It requires root, because each program has its own user. Every agent is a process, 40 for each user, spread over the
+eight devices of the fake driver, which lists them all. The daemon has its own limits and the priority of its systemd
+unit (nice -5).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.fakenvml import FakeDriver, build, machine
 from tests.running import RunningDaemon, until
 
 AGENTS_OF_A_USER = 40
-PROBE_UID, FLOOD_UID, HONEST = 60_001, 65_533, 20
+PROBE_UID, FLOOD_UID, OTHER_AGENTS = 60_001, 65_533, 20
 SECONDS = 30
 RESTART_SECONDS = 40
 TICKS_SECONDS = 2
@@ -33,25 +34,25 @@ TICKS_SECONDS = 2
 REPORTS = "gpumond_agent_reports_total"
 
 
-class Crowd:
-    """The agents' processes, and what they report."""
+class AgentProcesses:
+    """Processes of the agents, and the counts of their reports."""
 
     def __init__(self, socket: Path, agents: int) -> None:
         command = [sys.executable, "-S", "-m", "bench.many_agents", str(socket), str(agents), str(AGENTS_OF_A_USER)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pids: list[int] = self._answer()
 
-    def begin(self, hz: float, seconds: float) -> None:
+    def start_reports(self, hz: float, seconds: float) -> None:
         assert self.process.stdin
         self.process.stdin.write(json.dumps({"hz": hz, "seconds": seconds}) + "\n")
         self.process.stdin.flush()
 
-    def speak(self, hz: float, seconds: float) -> dict[str, Any]:
-        self.begin(hz, seconds)
-        return self.end()
+    def send_reports(self, hz: float, seconds: float) -> dict[str, Any]:
+        self.start_reports(hz, seconds)
+        return self.finish_reports()
 
-    def end(self) -> dict[str, Any]:
-        """Return the result at the end."""
+    def finish_reports(self) -> dict[str, Any]:
+        """Return the result at the finish_reports."""
         answer: dict[str, Any] = self._answer()
         return answer
 
@@ -59,30 +60,32 @@ class Crowd:
         assert self.process.stdout
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit("the crowd is gone")
+            raise SystemExit("the agent processes have ended")
         return json.loads(line)
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """Kill the senders, possibly within a message; each program ends when its sender has ended."""
         self.process.terminate()
         self.process.communicate()
 
 
 @contextlib.contextmanager
-def stage(directory: Path, library: Path, agents: int, listed: bool = True) -> Iterator[tuple[Crowd, FakeDriver]]:
+def start_agents(
+    directory: Path, library: Path, agents: int, listed: bool = True
+) -> Iterator[tuple[AgentProcesses, FakeDriver]]:
     """Start programs on the devices of a fake driver, without a daemon. ``listed``: the driver lists them, too."""
     directory.mkdir()
-    crowd = Crowd(directory / "daemon" / "agent.sock", agents)
+    processes = AgentProcesses(directory / "daemon" / "agent.sock", agents)
     try:
-        driver = FakeDriver(directory, library, machine(8, crowd.pids if listed else ()))
+        driver = FakeDriver(directory, library, machine(8, processes.pids if listed else ()))
         driver.write()
-        yield crowd, driver
+        yield processes, driver
     finally:
-        crowd.leave()
+        processes.stop()
 
 
-class Started(RunningDaemon):
-    """A daemon over the fake driver, open to every user."""
+class SwarmDaemon(RunningDaemon):
+    """Daemon over the fake driver, accessible to every user."""
 
     def __init__(self, directory: Path, driver: FakeDriver) -> None:
         environ = {**driver.env, "GPUMOND_SOCKET_MODE": "0666"}
@@ -117,7 +120,7 @@ class Started(RunningDaemon):
 
 @contextlib.contextmanager
 def probing(daemon: RunningDaemon, seconds: float) -> Iterator[dict[str, object]]:
-    """Fills what it yields at its end: how long reports lie in the socket meanwhile."""
+    """Measure the time that reports wait in the socket; the yielded dictionary is filled at the finish_reports."""
     command = [sys.executable, "-m", "bench.probe", str(daemon.socket), str(PROBE_UID), str(seconds)]
     probe = subprocess.Popen(["nice", "-n", "-10", *command], stdout=subprocess.PIPE, text=True)
     found: dict[str, object] = {}
@@ -127,9 +130,9 @@ def probing(daemon: RunningDaemon, seconds: float) -> Iterator[dict[str, object]
 
 
 def steady(directory: Path, library: Path, agents: int, rates: Sequence[float]) -> dict[str, object]:
-    """All report at these rates, one after the other."""
-    with stage(directory, library, agents) as (crowd, driver):
-        daemon = Started(directory, driver)
+    """Let all agents report at these rates, one after another."""
+    with start_agents(directory, library, agents) as (processes, driver):
+        daemon = SwarmDaemon(directory, driver)
         try:
             time.sleep(5)
             before, memory = daemon.cpu(), daemon.rss_mib()
@@ -138,11 +141,11 @@ def steady(directory: Path, library: Path, agents: int, rates: Sequence[float]) 
                 "cpu_share_of_a_core_without_agents": round((daemon.cpu() - before) / 10, 3),
                 "rss_mib_without_agents": memory,
             }
-            crowd.speak(1, 10)
+            processes.send_reports(1, 10)
             for hz in rates:
-                figures[f"{hz:g}_hz"] = rate(daemon, crowd, hz)
+                figures[f"{hz:g}_hz"] = rate(daemon, processes, hz)
             figures["rss_mib"] = daemon.rss_mib()
-            crowd.begin(1, 4 * SECONDS)
+            processes.start_reports(1, 4 * SECONDS)
             with probing(daemon, SECONDS) as ingest:
                 first = fresh(daemon)
             figures |= {
@@ -159,25 +162,25 @@ def steady(directory: Path, library: Path, agents: int, rates: Sequence[float]) 
             daemon.stop()
 
 
-def rate(daemon: Started, crowd: Crowd, hz: float) -> dict[str, object]:
+def rate(daemon: SwarmDaemon, processes: AgentProcesses, hz: float) -> dict[str, object]:
     """Run with a scrape every fifteen seconds, like Prometheus. The second half is probed, too."""
     time.sleep(TICKS_SECONDS)
     reports = daemon.counters()[REPORTS]
-    crowd.begin(hz, 2 * SECONDS)
+    processes.start_reports(hz, 2 * SECONDS)
     before = daemon.cpu()
     scraped(daemon, SECONDS)
     used = daemon.cpu() - before
     with probing(daemon, SECONDS - 1) as ingest:
         scraped(daemon, SECONDS)
-    counts = crowd.end()
+    counts = processes.finish_reports()
     time.sleep(TICKS_SECONDS)
     counters = daemon.counters()
-    heard = counters.pop(REPORTS) - reports - int(ingest["n"])  # type: ignore[call-overload]
+    received = counters.pop(REPORTS) - reports - int(ingest["n"])  # type: ignore[call-overload]
     return {
         "cpu_share_of_a_core": round(used / SECONDS, 3),
         "ingest": ingest,
         "reports_sent": counts["reports"] - counts["replaced"],
-        "reports_heard": int(heard),
+        "reports_heard": int(received),
         "agents_known": daemon.agents(),
         **counters,
         "crowd": counts,
@@ -186,16 +189,16 @@ def rate(daemon: Started, crowd: Crowd, hz: float) -> dict[str, object]:
 
 def alone(directory: Path, library: Path, agents: int) -> dict[str, object]:
     """Measure the cost of agents without processes that the driver lists."""
-    with stage(directory, library, agents, listed=False) as (crowd, driver):
-        daemon = Started(directory, driver)
+    with start_agents(directory, library, agents, listed=False) as (processes, driver):
+        daemon = SwarmDaemon(directory, driver)
         try:
-            crowd.speak(1, 10)
-            return rate(daemon, crowd, 1) | {"rss_mib": daemon.rss_mib()}
+            processes.send_reports(1, 10)
+            return rate(daemon, processes, 1) | {"rss_mib": daemon.rss_mib()}
         finally:
             daemon.stop()
 
 
-def scraped(daemon: Started, seconds: float) -> None:
+def scraped(daemon: SwarmDaemon, seconds: float) -> None:
     """Wait, with a scrape in the middle of every 15 seconds."""
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
@@ -205,23 +208,23 @@ def scraped(daemon: Started, seconds: float) -> None:
 
 
 def storm(directory: Path, library: Path, agents: int) -> dict[str, object]:
-    """The daemon is restarted under them."""
-    with stage(directory, library, agents) as (crowd, driver):
-        daemon = Started(directory, driver)
-        crowd.speak(1, 15)
+    """Restart the daemon while the agents are connected."""
+    with start_agents(directory, library, agents) as (processes, driver):
+        daemon = SwarmDaemon(directory, driver)
+        processes.send_reports(1, 15)
         known = daemon.agents()
-        crowd.begin(1, RESTART_SECONDS)
+        processes.start_reports(1, RESTART_SECONDS)
         time.sleep(5)
         stopped_at = time.monotonic()
         daemon.stop()
         gone_at = time.monotonic()
-        daemon = Started(directory, driver)
+        daemon = SwarmDaemon(directory, driver)
         try:
             ready_at = time.monotonic()
             started = daemon.cpu()
             time.sleep(15)
             used = daemon.cpu() - started
-            counts = crowd.end()
+            counts = processes.finish_reports()
             return {
                 "agents_before": known,
                 "stopped_after_s": round(gone_at - stopped_at, 2),
@@ -240,16 +243,16 @@ def storm(directory: Path, library: Path, agents: int) -> dict[str, object]:
 
 
 def flood(directory: Path, library: Path) -> dict[str, object]:
-    """Twenty honest agents of another user report at 1 Hz meanwhile."""
-    with stage(directory, library, HONEST) as (crowd, driver):
-        daemon = Started(directory, driver)
+    """Flood the daemon while twenty agents of another user report at 1 Hz."""
+    with start_agents(directory, library, OTHER_AGENTS) as (processes, driver):
+        daemon = SwarmDaemon(directory, driver)
         try:
-            crowd.speak(1, 5)
+            processes.send_reports(1, 5)
             lines, before, memory = len(daemon.log.read_text().splitlines()), daemon.cpu(), daemon.rss_mib()
             command = [sys.executable, "-S", "-m", "bench.flood", str(daemon.socket), str(FLOOD_UID), str(SECONDS)]
             flood = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             time.sleep(2)
-            crowd.begin(1, SECONDS - 5)
+            processes.start_reports(1, SECONDS - 5)
             with probing(daemon, SECONDS - 6) as ingest:
                 scrapes = []
                 while len(scrapes) < SECONDS - 6:
@@ -257,13 +260,13 @@ def flood(directory: Path, library: Path) -> dict[str, object]:
                     get(connect(daemon), "gzip")
                     scrapes.append(time.perf_counter() - began)
                     time.sleep(1)
-            honest = crowd.end()
+            others = processes.finish_reports()
             used, memory = daemon.cpu() - before, daemon.rss_mib() - memory
             series = daemon.series()
             counts = json.loads(flood.communicate()[0])
             return {
                 "flood": counts,
-                "honest": honest,
+                "honest": others,
                 "ingest_of_another_user": ingest,
                 "scrapes": spread(scrapes),
                 "series": len(series),

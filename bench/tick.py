@@ -1,6 +1,7 @@
-"""One tick of 8 devices x 64 processes, each with an agent, under 20 rules: attribution and engine.
+"""One tick of 8 devices with 64 processes each, all with an agent, under 20 rules: attribution and engine.
 
-Calm: hardly an alert. Storm: every rule fires for everything that it looks at, and every value changes."""
+Calm: hardly any alert. Storm: every rule fires for each of its subjects, and every value changes.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +19,25 @@ from gpumond.testing import GIB, make_device, make_pool, make_process, make_repo
 DEVICES, PROCESSES, RULES, TICKS = 8, 64, 20, 300
 CALM, STORM = 60 * GIB, 0
 COLLECT_EVERY = 10
-UP = SourceState("bench", up=True, responsive=True)
+UP = SourceState(name="bench", up=True, responsive=True)
 
 
 def rules(level: float) -> tuple[Rule, ...]:
-    """The built-in ones, and others over every scope that compare bytes with a level."""
+    """Return the built-in rules, and others over every scope that compare bytes with a level."""
     scopes: tuple[Scope, ...] = ("process", "pool", "workload", "device")
     values = {scope: next(name for name in VALUES[scope] if name.endswith("_bytes")) for scope in scopes}
-    own = (Rule(f"bench-{i}", scopes[i % 4], values[scopes[i % 4]], above=level) for i in range(RULES - len(BUILT_IN)))
+    own = (
+        Rule(name=f"bench-{i}", scope=scopes[i % 4], value=values[scopes[i % 4]], above=level)
+        for i in range(RULES - len(BUILT_IN))
+    )
     return (*BUILT_IN, *own)
 
 
 def facts(tick: int) -> tuple[Reading, tuple[AgentReport, ...]]:
-    """One tick's reading and reports."""
+    """Return the reading and the reports of one tick."""
     pids = [[1 + device * PROCESSES + i for i in range(PROCESSES)] for device in range(DEVICES)]
     reading = Reading(
-        tuple(
+        devices=tuple(
             make_device(
                 f"GPU-{device}",
                 index=device,
@@ -67,7 +71,7 @@ def measure(active: tuple[Rule, ...]) -> dict[str, object]:
 
 def main() -> None:
     gc.freeze()
-    gc.disable()  # as in the daemon, which collects between ticks
+    gc.disable()  # as the daemon does, which collects between ticks
     size = {"devices": DEVICES, "processes": DEVICES * PROCESSES, "rules": RULES}
     publish("tick", {**size, "calm": measure(rules(CALM)), "storm": measure(rules(STORM))})
 

@@ -1,11 +1,11 @@
-"""One real daemon with honest users while every attack of ``tests/isolation`` on a running daemon goes on.
+"""One real daemon with valid users during all attacks of ``tests/isolation`` on a running daemon.
 
-    python -m bench.survival --attacks [--minutes 60] [--save]        as root, for each party has a uid of its own
+python -m bench.survival --attacks [--minutes 60] [--save]
 
-Honest users' agents report once a second, their users flush, a rule's action flushes, and a scraper asks once a second.
-The attackers run at the lowest priority and the daemon at that of its systemd unit: the figures are about what the
-daemon does for whom, and not about who gets the processor. Not among the attacks: damaged stores and `gpumond run`,
-which concern a start.
+It requires root, because each party has its own uid. The agents of valid users report once a second, their users flush,
+a rule's action flushes, and a scraper scrapes once a second. The attackers run at the lowest priority and the daemon at
+that of its systemd unit: the figures concern the daemon's fairness, and not the scheduler's. Damaged stores and
+`gpumond run` are not among the attacks, because they concern a start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.isolation.users import ATTACKER, VICTIM, start
 USERS, AGENTS = 4, 3
 FLUSH_SECONDS, ACTION_SECONDS = 10.0, 10.0
 LATE_REPORTS = 3
-"""A page that shows a report older than so many of its agent's shows it late."""
+"""A page is late if it shows a report that is older than this number of the agent's reports."""
 LIVE = re.compile(r'^gpumond_pool_live_bytes\{.*pid="(\d+)".* (\S+)$', re.MULTILINE)
 PID = re.compile(r'^(\w+)\{.*pid="(\d+)"', re.MULTILINE)
 RULES = f"""
@@ -57,8 +57,8 @@ BOUNDS = {
 }
 
 
-class Honest:
-    """Users with agents, flushes and a scraper. ``lost`` counts what did not come about."""
+class ValidUsers:
+    """Users with agents, flushes and a scraper. ``lost`` counts what was missing."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -88,8 +88,8 @@ class Honest:
         for line in flusher.stdout:
             self.answers.append(json.loads(line))
 
-    def learn(self) -> None:
-        """The series that each agent has while nobody attacks."""
+    def record_series(self) -> None:
+        """Record the series that each agent has before the attack."""
         self.series = by_pid(self._machine.daemon.request("/metrics")[1].decode())
 
     def scrape(self) -> None:
@@ -146,7 +146,7 @@ class Honest:
 
 
 def by_pid(page: str) -> dict[str, Counter[str]]:
-    """The names of the series of each process."""
+    """Return the names of the series of each process."""
     found: dict[str, Counter[str]] = {}
     for name, pid in PID.findall(page):
         found.setdefault(pid, Counter())[name] += 1
@@ -154,7 +154,7 @@ def by_pid(page: str) -> dict[str, Counter[str]]:
 
 
 def attack(machine: Machine) -> list[Agents]:
-    """Begins every attack, each kind by a user of its own. Those agents whose errors out of memory are to grow."""
+    """Start every attack, each kind by its own user. Returns the agents whose out-of-memory errors are to grow."""
     silent, own = {"answer": "silence", "cached_bytes": GIB}, {"target": {"all": True}, "timeout_seconds": 600}
     machine.agents(ATTACKER + 100, processes=120, full=True, seconds=1.0)
     reading = {"port": machine.port, "paths": ["/api/v1/frame", "/metrics"], "connections": 250}
@@ -186,22 +186,22 @@ def survive(minutes: float) -> dict[str, object]:
             place / "machine", build(place), RULES, ("nice", "-n", str(min(0, -5 - os.nice(0)))), GPUMOND_INTERVAL="1"
         )
         try:
-            return watch(machine, minutes)
+            return measure(machine, minutes)
         finally:
             machine.close()
 
 
-def watch(machine: Machine, minutes: float) -> dict[str, object]:
-    honest = Honest(machine)
+def measure(machine: Machine, minutes: float) -> dict[str, object]:
+    users = ValidUsers(machine)
     machine.frames(5)
-    honest.learn()
+    users.record_series()
     quiet = machine.memory()
     growing, restarts, most, most_rss = attack(machine), 0, 0.0, 0.0
     due = began = time.monotonic()
     ran, waited = processor_seconds(machine.daemon.process.pid)
     while (passed := time.monotonic() - began) < 60 * minutes:
         due = max(due + 1, time.monotonic())
-        honest.scrape()
+        users.scrape()
         if machine.daemon.process.poll() is not None:
             restarts += 1
             machine.serve()
@@ -214,13 +214,13 @@ def watch(machine: Machine, minutes: float) -> dict[str, object]:
         time.sleep(max(0.0, due - time.monotonic()))
     ran_at_end, waited_at_end = processor_seconds(machine.daemon.process.pid)
     passed = time.monotonic() - began
-    honest.close()
+    users.close()
     return {
         "minutes": round((time.monotonic() - began) / 60, 2),
         "bounds": BOUNDS,
         "honest_users": USERS,
-        "honest_agents": len(honest.agents),
-        **honest.figures(),
+        "honest_agents": len(users.agents),
+        **users.figures(),
         "pss_mib_before": round(quiet, 1),
         "pss_mib_at_most": round(most, 1),
         "rss_mib_at_most": round(most_rss, 1),

@@ -7,8 +7,7 @@ from typing import Any
 from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, ProcessUsage, Snapshot, SourceState
-
-GIB = 1024**3
+from gpumond.model.units import GIB as GIB
 
 
 def make_process(pid: int = 10, used_bytes: int | None = GIB, **fields: Any) -> ProcessUsage:
@@ -50,7 +49,7 @@ def make_snapshot(*devices: DeviceReading, **fields: Any) -> Snapshot:
         "seq": 1,
         "taken_at": 1_000_000.0,
         "elapsed_seconds": 1.0,
-        "source": SourceState("sim", up=True, responsive=True),
+        "source": SourceState(name="sim", up=True, responsive=True),
     }
     return Snapshot(devices=devices, **defaults | fields)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpumond.top.palette import COLOURS
+from gpumond.top.bars import COLOURS
 from grafana.frames import board, happened, machine
 from grafana.parts import (
     ANY,

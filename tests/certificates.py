@@ -11,12 +11,12 @@ import pytest
 EXTENSIONS = {
     "server": "subjectAltName=IP:127.0.0.1,DNS:localhost",
     "client": "subjectAltName=DNS:prometheus.example.com,email:ops@example.com",
-    "stranger": "subjectAltName=DNS:stranger.example.com",
+    "unlisted": "subjectAltName=DNS:unlisted.example.com",
 }
 
 
 def make(directory: Path) -> Path:
-    """``ca.crt`` and, signed by it, ``server``, ``client`` and ``stranger``, each ``.crt`` and ``.key``."""
+    """``ca.crt`` and, signed by it, ``server``, ``client`` and ``unlisted``, each ``.crt`` and ``.key``."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     directory.mkdir(exist_ok=True)

@@ -18,17 +18,17 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("gpumond")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job hands that down to each child
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited by the children of a background job
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ANOTHER_PYTHON = "Skipped: needs Python "
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Where everything is installed, a test that is skipped is a test that is missing; but for another Python's."""
+    """Fail if a test was skipped where everything is installed, unless it needs another Python."""
     reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
     if reporter is None:
-        return  # in a worker: the one who started it has all reports
+        return  # in an xdist worker: the controller has all reports
     skipped = [report for report in reporter.stats.get("skipped", ()) if ANOTHER_PYTHON not in str(report.longrepr)]
     if os.environ.get("GPUMOND_TEST_SKIPS") == "forbidden" and skipped:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -36,7 +36,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fake libnvidia-ml.so.1."""
+    """Directory of the fake libnvidia-ml.so.1."""
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler (cc) to build the fake NVML library")
     return build(tmp_path_factory.mktemp("fakenvml"))
@@ -44,13 +44,13 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def driver(nvml_library: Path, tmp_path: Path) -> FakeDriver:
-    """A fake NVIDIA driver without devices: fill ``driver.devices``, then ``driver.write()``."""
+    """Fake NVIDIA driver without devices: fill ``driver.devices``, then call ``driver.write()``."""
     return FakeDriver(tmp_path, nvml_library)
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., RunningDaemon]]:
-    """Starts daemons, and ends them with the test."""
+    """Start daemons, and stop them after the test."""
     started: list[RunningDaemon] = []
 
     def start(*options: str, **fields: Any) -> RunningDaemon:

@@ -1,4 +1,4 @@
-"""Frames that were honest once: changed in their bytes, or in the structure of their JSON."""
+"""Mutations of valid messages: of their bytes, or of the structure of their JSON."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from copy import deepcopy
 from typing import Any
 
 
-def fuzzed(dice: random.Random, frame: bytes) -> bytes:
-    """Half of them with other bytes, half well-formed JSON that means something else."""
-    return mutated(dice, frame) if dice.random() < 0.5 else restructured(dice, frame)
+def fuzzed(rng: random.Random, message: bytes) -> bytes:
+    """Change the bytes of one half of the messages, and the meaning of the well-formed JSON of the other."""
+    return mutated(rng, message) if rng.random() < 0.5 else restructured(rng, message)
 
 
-def mutated(dice: random.Random, frame: bytes) -> bytes:
-    changed = bytearray(frame)
-    for _ in range(dice.randint(0, 3)):
-        place = dice.randrange(len(changed))
-        kind = dice.randrange(3)
+def mutated(rng: random.Random, message: bytes) -> bytes:
+    changed = bytearray(message)
+    for _ in range(rng.randint(0, 3)):
+        place = rng.randrange(len(changed))
+        kind = rng.randrange(3)
         if kind == 0:
-            changed[place] = dice.randrange(256)
+            changed[place] = rng.randrange(256)
         elif kind == 1:
-            del changed[place : place + dice.randint(1, 8)]
+            del changed[place : place + rng.randint(1, 8)]
         else:
-            changed[place:place] = dice.choice([b"9" * 30, b'"', b"[", b"}", b"null", b"-1", b"1e999", b"\\ud800"])
+            changed[place:place] = rng.choice([b"9" * 30, b'"', b"[", b"}", b"null", b"-1", b"1e999", b"\\ud800"])
         if not changed:
             return b"\n"
     return bytes(changed)
 
 
-ODD: tuple[Any, ...] = (
+UNUSUAL: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63 - 1, 2**63, -(2**63), 2**4000, 0.5, -0.0, 1e308, 10**400),
     *(
         "",
@@ -50,38 +50,38 @@ ODD: tuple[Any, ...] = (
 )
 
 
-def restructured(dice: random.Random, frame: bytes) -> bytes:
-    """One to three values of the object are another's, of another type, repeated, nested, left out or renamed."""
-    body = json.loads(frame)
-    for _ in range(dice.randint(1, 3)):
-        _change(dice, body)
+def restructured(rng: random.Random, message: bytes) -> bytes:
+    """Replace, repeat, nest, drop or rename one to three values of the object."""
+    body = json.loads(message)
+    for _ in range(rng.randint(1, 3)):
+        _change(rng, body)
     text = json.dumps(body)
-    if dice.random() < 0.02:
+    if rng.random() < 0.02:
         text = text.replace("{", '{"v":1,', 1)  # a key twice
-    if dice.random() < 0.02:
-        text = text.replace("null", dice.choice(["NaN", "-Infinity", "[" * 2000, '{"a":' * 2000]), 1)
+    if rng.random() < 0.02:
+        text = text.replace("null", rng.choice(["NaN", "-Infinity", "[" * 2000, '{"a":' * 2000]), 1)
     return text.encode() + b"\n"
 
 
-def _change(dice: random.Random, body: dict[str, Any]) -> None:
+def _change(rng: random.Random, body: dict[str, Any]) -> None:
     places = [(body, key) for key in body]
-    for holder, key in places:  # grows while it is gone through: the values of the values too
+    for holder, key in places:  # grows during the iteration by the values of the values
         value = holder[key]
         places += [(value, inner) for inner in (value if isinstance(value, dict) else range(_length(value)))]
     if not places:
         body["v"] = 1
         return
-    holder, key = dice.choice(places)
-    other_holder, other_key = dice.choice(places)
-    kind = dice.randrange(5)
+    holder, key = rng.choice(places)
+    other_holder, other_key = rng.choice(places)
+    kind = rng.randrange(5)
     if kind == 0:
-        holder[key] = deepcopy(dice.choice(ODD))
+        holder[key] = deepcopy(rng.choice(UNUSUAL))
     elif kind == 1:
         holder[key] = deepcopy(other_holder[other_key])
     elif kind == 2:
-        holder[key] = [holder[key]] * dice.choice((1, 2, 70))
+        holder[key] = [holder[key]] * rng.choice((1, 2, 70))
     elif kind == 3 and isinstance(holder, dict):
-        holder[dice.choice(("", "v", "id", "new", "type", "q" * 300))] = holder.pop(key)
+        holder[rng.choice(("", "v", "id", "new", "type", "q" * 300))] = holder.pop(key)
     else:
         del holder[key]
 

@@ -1,4 +1,4 @@
-"""A real daemon in a subprocess, asked over HTTP as a user would."""
+"""Real daemon in a subprocess, queried over HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def until(condition: Callable[[], T], seconds: float = 20.0) -> T:
-    """Asks again until the answer is true, and returns it."""
+    """Wait until the result of the condition is true, and return it."""
     end = time.monotonic() + seconds
     while not (answer := condition()):
         assert time.monotonic() < end, "the condition did not come true in time"
@@ -58,7 +58,7 @@ class RunningDaemon:
         around: Sequence[str] = (),
         python: str = sys.executable,
     ):
-        """``around``: a command that runs the daemon's. ``python``: the interpreter for it."""
+        """``around`` is a command that runs the daemon's command; ``python`` is the interpreter of the daemon."""
         self.directory = directory
         directory.mkdir(mode=0o755, exist_ok=True)
         self.socket = directory / "agent.sock"
@@ -104,18 +104,18 @@ class RunningDaemon:
         return status, json.loads(answer), headers
 
     def series(self) -> Series:
-        """Every sample of /metrics."""
+        """Return every sample of /metrics."""
         return series_of(self.request("/metrics")[1])
 
     def value(self, name: str, **labels: str) -> float | None:
-        """The one sample that has this name and at least these labels; None if there is none."""
-        wanted = labels.items()
-        found = [value for (own, own_labels), value in self.series().items() if own == name and wanted <= own_labels]
+        """Return the one sample that has this name and at least these labels, or None."""
+        required = labels.items()
+        found = [value for (own, own_labels), value in self.series().items() if own == name and required <= own_labels]
         assert len(found) < 2, f"{name} {labels} is ambiguous"
         return found[0] if found else None
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A gpumond command that talks to this daemon."""
+        """Run a gpumond command against this daemon."""
         command = [sys.executable, "-m", "gpumond", *arguments]
         return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=60)
 

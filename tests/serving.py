@@ -1,4 +1,4 @@
-"""A daemon on the simulated device, and its port as strangers use it: raw bytes."""
+"""Daemon on the simulated device, and raw connections to its port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tests.running import RunningDaemon
 SIM = ("--source", "sim")
 
 
-def a_daemon(directory: Path, *options: str, around: tuple[str, ...] = (), kind: type[RunningDaemon] = RunningDaemon):
+def start_daemon(
+    directory: Path, *options: str, around: tuple[str, ...] = (), kind: type[RunningDaemon] = RunningDaemon
+) -> RunningDaemon:
     cards = directory / "cards"
     cards.mkdir(parents=True)
     return kind(directory / "daemon", *SIM, *options, environ={"GPUMOND_SIM_DIR": str(cards)}, around=around)
@@ -24,22 +26,22 @@ def connect(daemon: RunningDaemon, source: str = "127.0.0.1") -> socket.socket:
     return connection
 
 
-def say(daemon: RunningDaemon, raw: bytes) -> bytes:
-    """All that is answered until the daemon closes, or says nothing more for a moment."""
+def exchange(daemon: RunningDaemon, raw: bytes) -> bytes:
+    """Send raw bytes and return the answer until the daemon closes the connection or is silent for a second."""
     with connect(daemon) as connection:
         connection.sendall(raw)
         connection.settimeout(1.0)
-        heard = b""
+        received = b""
         try:
             while chunk := connection.recv(65536):
-                heard += chunk
+                received += chunk
         except (TimeoutError, ConnectionError):
             pass
-        return heard
+        return received
 
 
-def statuses(heard: bytes) -> list[int]:
-    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3})", heard)]
+def statuses(received: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3})", received)]
 
 
 def rejected(daemon: RunningDaemon, reason: str) -> float:

@@ -1,4 +1,4 @@
-"""Documents: every relative link and anchor resolves, the site builds, the code tour names functions that exist."""
+"""Documents: relative links and anchors resolve, the site builds, and the code tour names existing functions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
@@ -56,18 +57,24 @@ def test_links_and_anchors_resolve(path: Path):
     assert list(broken(path)) == []
 
 
-def test_a_broken_link_or_anchor_is_found(tmp_path: Path):
+def test_broken_link_or_anchor_is_found(tmp_path: Path):
     path = tmp_path / "document.md"
     path.write_text("# One title\n[a](#one-title) [b](#another) [c](missing.md) [d](https://example.com/x)\n")
     assert list(broken(path)) == ["#another", "missing.md"]
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs MkDocs (pip install -e '.[dev]')")
-def test_the_site_builds_without_a_warning(tmp_path: Path):
+def test_site_builds_without_a_warning(tmp_path: Path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "explanation/code-tour.html").exists()
+
+
+@pytest.mark.parametrize("page", ["verdicts", "plugins"])
+def test_generated_pages_are_current(page: str):
+    document = import_module(f"tools.docs.{page}").document()
+    assert (ROOT / f"docs/reference/{page}.md").read_text() == document, "run `make docs`"
 
 
 def definitions(path: Path) -> set[str]:
@@ -84,7 +91,7 @@ def definitions(path: Path) -> set[str]:
     return found
 
 
-def test_the_code_tour_names_functions_that_exist():
+def test_code_tour_names_functions_that_exist():
     places = PLACE.findall(TOUR.read_text())
     assert len(places) >= 20
     assert [f"{path}:{name}" for path, name in places if name not in definitions(ROOT / path)] == []

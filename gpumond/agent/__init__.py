@@ -212,10 +212,10 @@ def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLi
     ``device``: a UUID, the program's own device number, or None for all devices in use. PyTorch and CuPy can be
     limited; the result of another allocator contains the reason.
     """
-    from gpumond.agent.instrument import limits
+    from gpumond.agent.registry import apply_limit, check_limit
 
-    limits.check_limit(bytes, device)
-    return limits.apply(bytes, device)
+    check_limit(bytes, device)
+    return apply_limit(bytes, device)
 
 
 def snapshot(path: str | os.PathLike[str]) -> Dump:
@@ -238,8 +238,7 @@ def snapshot(path: str | os.PathLike[str]) -> Dump:
 
 def program() -> Program:
     """Return the totals of this program's scopes, steps and out-of-memory errors."""
-    from gpumond.agent.distributed import is_rank
-    from gpumond.agent.program_report import program_report
+    from gpumond.agent.program_report import is_rank, program_report
 
     return program_report(is_rank())
 

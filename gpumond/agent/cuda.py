@@ -137,17 +137,17 @@ def pool_of(pointer: int) -> int | None:
 
 def trim(ordinal: int, pool: int) -> bool:
     """Return a pool's unused memory to the driver when the device is idle: freed but pending bytes would stay."""
-    return settle(ordinal) and _ask("cuMemPoolTrimTo", ctypes.c_void_p(pool), ctypes.c_size_t(0))
+    return synchronize(ordinal) and _ask("cuMemPoolTrimTo", ctypes.c_void_p(pool), ctypes.c_size_t(0))
 
 
-def settle(ordinal: int) -> bool:
+def synchronize(ordinal: int) -> bool:
     """Wait until the device has completed its work."""
     with current(ordinal) as ready:
         return ready and _ask("cuCtxSynchronize")
 
 
 @contextmanager
-def beside_captures() -> Iterator[None]:
+def capture_safe() -> Iterator[None]:
     """Prevent this thread's CUDA calls from ending the captures of other threads.
 
     In a thread's initial mode ("global", PyTorch's default), a query of a memory pool ends every capture in progress
@@ -162,7 +162,7 @@ def beside_captures() -> Iterator[None]:
             _exchange(mode)
 
 
-def stay_beside_captures() -> None:
+def make_thread_capture_safe() -> None:
     """Do the same for all future calls of this thread: it must be the agent's own."""
     if not getattr(_thread, "relaxed", False):
         _thread.relaxed = _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(ctypes.c_int(RELAXED)))
@@ -182,7 +182,7 @@ def _exchange(mode: ctypes.c_int) -> bool:
 @contextmanager
 def between_captures() -> Iterator[None]:
     """Guard a flush: a watched capture waits until the flush is over."""
-    with _flushing, beside_captures():
+    with _flushing, capture_safe():
         yield
 
 

@@ -1,4 +1,4 @@
-"""Trust in the daemon, by the user that it runs as.
+"""Trust in the daemon: the users that it may run as, and the rate of its messages.
 
 The environment of a program states the path of the daemon's socket, but not its user. The kernel states the user
 (SO_PEERCRED), and the administrator states the trusted one, as the owner of a directory at a fixed path. Only root can
@@ -42,3 +42,20 @@ def service_uid(directory: str = SERVICE_DIRECTORY) -> int:
     if status.st_uid == OVERFLOW_UID:
         raise PermissionError(f"{directory} belongs to a user that is unknown in this user namespace")
     return status.st_uid
+
+
+class RateLimit:
+    """A token bucket: ``burst`` at once, then one every ``seconds``. ``now`` is any monotonic clock."""
+
+    def __init__(self, burst: int, seconds: float) -> None:
+        self._burst, self._seconds = burst, seconds
+        self._left, self._filled_at = float(burst), float("-inf")
+
+    def allows(self, now: float) -> bool:
+        """Return whether one more is within the rate; if so, count it."""
+        self._left = min(self._burst, self._left + (now - self._filled_at) / self._seconds)
+        self._filled_at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True

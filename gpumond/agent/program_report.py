@@ -1,13 +1,14 @@
-"""The program's part of a report besides its pools: scopes, steps and out-of-memory errors.
+"""The program's part of a report: scopes, steps, out-of-memory errors, and whether it is a rank of a job.
 
 The modules of scopes and steps are not loaded in a program that marks none.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from gpumond.agent.instrument.oom import OOMS
 from gpumond.agent.instrument.usage import levels
@@ -30,14 +31,14 @@ def sample(pools: Sequence[PoolUsage]) -> None:
 def program_report(distributed: bool, refusals: int = 0) -> Program:
     """Return the report. ``distributed``: a rank of a job. ``refusals``: refused commands and messages."""
     scopes, steps = _scopes(), _steps()
-    if not (scopes or steps or OOMS.happened or distributed or refusals):
+    if not (scopes or steps or OOMS.occurred or distributed or refusals):
         return SILENT
     return Program(
-        scopes.usage() if scopes else (),
-        steps.usage() if steps else None,
-        OOMS.recent(),
-        OOMS.retries,
-        OOMS.rescues,
+        scopes=scopes.usage() if scopes else (),
+        step=steps.usage() if steps else None,
+        ooms=OOMS.recent(),
+        oom_retries=OOMS.retries,
+        oom_rescues=OOMS.rescues,
         distributed=distributed,
         refusals=refusals,
     )
@@ -50,3 +51,22 @@ def _scopes() -> Scopes | None:
 
 def _steps() -> StepCounter | None:
     return getattr(sys.modules.get("gpumond.agent.instrument.steps"), "STEPS", None)
+
+
+SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+"""Variables with the number of ranks, as torchrun, Open MPI, MPICH and Slurm set them."""
+
+
+def is_rank(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] = sys.modules) -> bool:
+    """Return whether the program is one of several ranks, by the launcher's environment or torch.distributed."""
+    if any(_more_than_one(environ.get(name, "")) for name in SIZES):
+        return True
+    distributed = modules.get("torch.distributed")
+    try:
+        return bool(distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1)
+    except Exception:  # a build without it, or an incomplete set-up
+        return False
+
+
+def _more_than_one(size: str) -> bool:
+    return size.isdecimal() and size != "1" and size.strip("0") != ""

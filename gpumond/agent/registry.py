@@ -1,4 +1,4 @@
-"""The allocators of this process: reads them, flushes one, and builds receipts.
+"""The allocators of this process: reads them, flushes one, limits them, and builds receipts.
 
 A flush is judged by the allocator's own count of held bytes, before minus after. The driver's count belongs to the
 daemon. Commands of the daemon are limited in rate.
@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from gpumond.agent.adapters import KNOWN, AllocatorAdapter, FlushRefused, capture_guards, present
+from gpumond.agent.adapters import ADAPTERS, AllocatorAdapter, FlushRefused, Limitable, capture_guards, loaded
 from gpumond.agent.allocator_flush import (
     Hook,
     Permissions,
@@ -24,9 +24,10 @@ from gpumond.agent.allocator_flush import (
     judge,
     released_bytes,
 )
+from gpumond.agent.daemon_trust import RateLimit
 from gpumond.agent.instrument.thrash import Thrash
-from gpumond.agent.rate_limit import RateLimit
 from gpumond.model.pools import STEPS, PoolUsage, Receipt
+from gpumond.model.program import AppliedLimit
 from gpumond.protocol.messages import FlushCommand, FlushResult, clean
 
 FLUSHES = (16, 6.0)
@@ -60,17 +61,16 @@ class AllocatorRegistry:
 
     def adapters(self) -> list[AllocatorAdapter]:
         """Search for libraries that the program has imported since, and return all adapters."""
-        for library in KNOWN:
-            if library not in self._found and library in sys.modules:
+        for spec in ADAPTERS:
+            if spec.library not in self._found and spec.library in sys.modules:
                 try:
-                    for adapter in present({library: KNOWN[library]}):
+                    if adapter := loaded(spec):
                         adapter.framework()
-                        self._found[library] = adapter
+                        self._found[spec.library] = adapter
                 except Exception:  # a version of the library that the adapter does not understand
-                    self._found[library] = None
-        found = (
-            self._found.get(library) for library in KNOWN
-        )  # in the sequence of KNOWN, whichever was imported first
+                    self._found[spec.library] = None
+        # in the order of ADAPTERS, whichever was imported first
+        found = (self._found.get(spec.library) for spec in ADAPTERS)
         self._known = [adapter for adapter in found if adapter is not None]
         self._modules, self._search_at = len(sys.modules), time.monotonic() + SEARCH_SECONDS
         return self._known
@@ -87,7 +87,7 @@ class AllocatorRegistry:
             return None
         try:
             adapters = self.known()
-            with _beside_captures():
+            with _capture_safe():
                 pools = [pool for adapter in adapters for pool in _read(adapter)]
             return tuple(self._thrash.counted(self._stranded.adjusted(pools), time.monotonic()))
         finally:
@@ -133,7 +133,7 @@ class AllocatorRegistry:
         freed = estimated(hooks)
         if not freed or len(self._known) < 2:
             return freed
-        with _beside_captures():
+        with _capture_safe():
             live = {each: sum(pool.live_bytes for pool in _read(each) if not pool.inside) for each in self._known}
         total = sum(live.values())
         return freed * live[adapter] // total if total else freed
@@ -190,9 +190,9 @@ def receipts(
     return found
 
 
-def _beside_captures() -> AbstractContextManager[None]:
+def _capture_safe() -> AbstractContextManager[None]:
     guards = capture_guards()
-    return nullcontext() if guards is None else guards.beside_captures()
+    return nullcontext() if guards is None else guards.capture_safe()
 
 
 def _between_captures() -> AbstractContextManager[None]:
@@ -205,3 +205,37 @@ def _read(adapter: AllocatorAdapter) -> Sequence[PoolUsage]:
         return adapter.read()
     except Exception:  # an error of the library; read the other allocators all the same
         return ()
+
+
+def check_limit(limit_bytes: object, device: object) -> None:
+    """Raise TypeError or ValueError for wrong arguments."""
+    if limit_bytes is not None and (not isinstance(limit_bytes, int) or isinstance(limit_bytes, bool)):
+        raise TypeError(f"limit: bytes: expected int, or None for no limit, got {type(limit_bytes).__name__}")
+    if limit_bytes is not None and limit_bytes < 1:
+        raise ValueError(f"limit: bytes: expected at least 1, or None for no limit, got {limit_bytes}")
+    if device is not None and (not isinstance(device, (str, int)) or isinstance(device, bool)):
+        raise TypeError(f"limit: device: expected a UUID, a number, or None for all, got {type(device).__name__}")
+
+
+def apply_limit(limit_bytes: int | None, device: str | int | None) -> tuple[AppliedLimit, ...]:
+    """Set a soft quota at each allocator, and return the results. Never raises.
+
+    Above it, allocators flush, then raise their out-of-memory error, as if the device were smaller. It applies to this
+    process only, and frees nothing by itself.
+    """
+    return tuple(one for adapter in REGISTRY.adapters() for one in _apply_limit(adapter, limit_bytes, device))
+
+
+def _apply_limit(
+    adapter: AllocatorAdapter, limit_bytes: int | None, device: str | int | None
+) -> Sequence[AppliedLimit]:
+    name, uuid = adapter.name, device if isinstance(device, str) else None
+    if not isinstance(adapter, Limitable):
+        return (AppliedLimit(name, uuid, limit_bytes, False, f"{name} cannot be limited at run time"),)
+    try:
+        applied = adapter.limit(limit_bytes, device)
+    except FlushRefused as refusal:
+        return (AppliedLimit(name, uuid, limit_bytes, False, clean(refusal)),)
+    except Exception as error:  # an error of the library
+        return (AppliedLimit(name, uuid, limit_bytes, False, clean(f"{type(error).__name__}: {error}")),)
+    return applied or (AppliedLimit(name, uuid, limit_bytes, False, f"{name} does not use this device"),)

@@ -11,20 +11,21 @@ import select
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpumond import __version__
 from gpumond.agent.adapters import AllocatorAdapter, capture_guards, host_pools
-from gpumond.agent.commands import CommandHandler, answers
-from gpumond.agent.distributed import is_rank
-from gpumond.agent.ending import ending
-from gpumond.agent.instrument.oom import OOMS
-from gpumond.agent.program_report import program_report, sample
-from gpumond.agent.registry import REGISTRY
+from gpumond.agent.instrument import snapshots
+from gpumond.agent.instrument.oom import OOMS, is_oom
+from gpumond.agent.program_report import is_rank, program_report, sample
+from gpumond.agent.registry import REGISTRY, apply_limit
 from gpumond.agent.transport import Transport
+from gpumond.model.program import Ending
 from gpumond.protocol.messages import (
     SERVICE_SOCKET,
     AgentRequest,
+    AgentResponse,
     Bye,
     Cancel,
     FlushCommand,
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 
 REPORT_SECONDS = 1.0
 MAX_REQUESTS = 16
+LIMIT_REFUSED = (
+    "this program does not allow limits from outside; allow them with gpumond.agent.start(allow_limit=True) or "
+    "GPUMOND_ALLOW_LIMIT=1"
+)
 
 
 class AllocatorFacts:
@@ -48,7 +53,7 @@ class AllocatorFacts:
     def __init__(self, adapters: list[AllocatorAdapter]) -> None:
         guards = capture_guards()
         if guards is not None:
-            guards.stay_beside_captures()
+            guards.make_thread_capture_safe()
         self.adapters = adapters
         self.frameworks = tuple(clean(adapter.framework()) for adapter in adapters)
         self.host_pools = host_pools(adapters)
@@ -215,8 +220,65 @@ class Session:
                 )
 
 
+def answers(allow_limit: bool) -> tuple[str, ...]:
+    """Return the kinds of AgentRequest that are not refused."""
+    return ("limit", "snapshot") if allow_limit else ("snapshot",)
+
+
+class CommandHandler:
+    """Requests of an administrator other than a flush: a soft limit if the program allows it, and the framework's own
+    memory snapshot."""
+
+    def __init__(self) -> None:
+        self._snapshots = snapshots.RequestedSnapshots()
+
+    def answer(self, request: AgentRequest, workload: str, allow_limit: bool) -> AgentResponse:
+        """Carry out a request. Never raises."""
+        if request.kind == "snapshot":
+            dump = self._snapshots.write(workload)
+            return AgentResponse(request.id, dump.reason, dump=dump)
+        if not allow_limit:
+            return AgentResponse(request.id, LIMIT_REFUSED)
+        if request.limit_bytes == 0:
+            return AgentResponse(
+                request.id,
+                "a limit of 0 bytes is ambiguous: to some allocators it means no limit; give at least 1 byte",
+            )
+        applied = apply_limit(request.limit_bytes, request.device_uuid)
+        refused = "; ".join(result.reason for result in applied if not result.applied)
+        reason = "" if any(result.applied for result in applied) else refused or "the program uses no known allocator"
+        return AgentResponse(request.id, reason[:256], applied)
+
+
 def _socket_path() -> str:
     path, own = os.environ.get("GPUMOND_SOCKET"), own_socket()
     if not path and own and os.path.exists(own):
         path = own
     return path or SERVICE_SOCKET
+
+
+def ending() -> Ending | None:
+    """Return how the program ends, None if unknown. Call it while exit handlers run.
+
+    Python stores an unhandled exception in `sys.last_value` before it prints it. The status that a program passes to
+    `sys.exit` is not visible to an exit handler: such an end is an ``exit``, whatever the status.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        return None  # multiprocessing handles the errors of its children, and passes a status to sys.exit
+    error = getattr(sys, "last_value", None)
+    if error is None or isinstance(error, KeyboardInterrupt) or hasattr(sys, "ps1"):  # ps1: no error ends a prompt
+        return "exit"
+    return "out-of-memory" if any(map(is_oom, _chain(error))) else "error"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error, its causes and the errors of a group."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        cause = waiting.pop()
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            waiting += (cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ()))
+            yield cause

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
-from gpumond.agent.daemon_trust import trusted_uids
-from gpumond.agent.rate_limit import RateLimit
+from gpumond.agent.daemon_trust import RateLimit, trusted_uids
 from gpumond.agent.wakeup import identity
 from gpumond.errors import ProtocolError
 from gpumond.protocol.messages import MAX_MESSAGE_BYTES, FlushResult, Message, Report, decode, encode

@@ -45,6 +45,6 @@ class AgentCommands:
             asked |= {"limit_bytes": limit_bytes, "device": device}
         await self._audit(requested_by, f"agent.{kind}", asked)
         answer = await self._agents.ask(Identity(report.pid, report.start_ticks, report.uid), ask)
-        said = {"answer": None} if answer is None else asdict(answer)
-        await self._note(requested_by, f"agent.{kind}.answer", {"pid": pid, **said})
+        recorded = {"answer": None} if answer is None else asdict(answer)
+        await self._note(requested_by, f"agent.{kind}.answer", {"pid": pid, **recorded})
         return answer

@@ -72,11 +72,11 @@ class AgentConnection:
         self.report: Report | None = None
         self.unread = self._read = b""
         """Message of a report that has not been decoded, and digest of the message of ``report``."""
-        self.heard_at = self.partial_since = now
+        self.received_at = self.partial_since = now
         self.answers: dict[str, asyncio.Future[FlushResult]] = {}
         self.unanswered: set[str] = set()
         """Flushes that timed out; an agent answers each of them later."""
-        self.asked: dict[str, asyncio.Future[AgentResponse]] = {}
+        self.requests: dict[str, asyncio.Future[AgentResponse]] = {}
 
     def newest(self) -> Report | None:
         """Return its newest report, decoded lazily: only the last report before a tick is used.
@@ -106,9 +106,9 @@ class AgentConnection:
         for answer in self.answers.values():
             if not answer.done():
                 answer.set_exception(ConnectionResetError("the agent left"))
-        for asked in self.asked.values():
-            if not asked.done():
-                asked.set_exception(ConnectionResetError("the agent left"))
+        for request in self.requests.values():
+            if not request.done():
+                request.set_exception(ConnectionResetError("the agent left"))
 
 
 def check_hello(hello: Hello) -> None:
@@ -129,14 +129,14 @@ def check_report(report: Report) -> None:
 
 def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -> AgentReport:
     return AgentReport(
-        identity.pid,
-        identity.start_ticks,
-        identity.uid,
-        hello.workload,
-        age,
-        report.frameworks,
-        report.flush_policy,
-        report.pools,
-        report.program,
-        report.host_pools,
+        pid=identity.pid,
+        start_ticks=identity.start_ticks,
+        uid=identity.uid,
+        workload=hello.workload,
+        age_seconds=age,
+        frameworks=report.frameworks,
+        flush_policy=report.flush_policy,
+        pools=report.pools,
+        program=report.program,
+        host_pools=report.host_pools,
     )

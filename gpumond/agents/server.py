@@ -130,7 +130,7 @@ class AgentServer:
         return newest
 
     def _report_of(self, peer: AgentConnection) -> AgentReport | None:
-        report, age = self._newest_of(peer), self._clock() - peer.heard_at
+        report, age = self._newest_of(peer), self._clock() - peer.received_at
         if peer.hello is None or report is None or age > self._limits.stale_seconds:
             return None
         return agent_report(peer.identity, peer.hello, report, age)
@@ -166,13 +166,13 @@ class AgentServer:
             return AgentResponse(request.id, UNASKED[request.kind])
         if not self._send(peer, request):
             return None
-        answer = peer.asked[request.id] = self._loop.create_future()
+        answer = peer.requests[request.id] = self._loop.create_future()
         try:
             return await asyncio.wait_for(answer, seconds)
         except (asyncio.TimeoutError, ConnectionError):
             return None
         finally:
-            peer.asked.pop(request.id, None)
+            peer.requests.pop(request.id, None)
 
     def flushing(self, identity: Identity) -> bool:
         """Return True if a flush of that process may still run: its agent is connected and has not answered."""
@@ -180,7 +180,7 @@ class AgentServer:
 
     def _newest(self, identity: Identity) -> AgentConnection | None:
         own = [peer for peer in self._peers.values() if peer.identity == identity and (peer.report or peer.unread)]
-        return max(own, key=lambda peer: peer.heard_at, default=None)
+        return max(own, key=lambda peer: peer.received_at, default=None)
 
     def _newest_of(self, peer: AgentConnection) -> Report | None:
         """Return its newest report; None if that is malformed or the agent has disconnected."""
@@ -284,7 +284,7 @@ class AgentServer:
             for message in self._messages(peer, chunk, now):
                 peer.budget.messages -= 1
                 if peer.report is not None and message.startswith(REPORT):
-                    peer.unread, peer.heard_at = message, now
+                    peer.unread, peer.received_at = message, now
                     self._reports_received += 1
                 else:
                     self._handle(peer, decode(message), now)
@@ -317,12 +317,12 @@ class AgentServer:
             raise ProtocolError("hello", "a second hello")
         elif isinstance(message, Report):
             peer.set_report(message)
-            peer.heard_at = now
+            peer.received_at = now
             self._reports_received += 1
         elif isinstance(message, AgentResponse):
-            asked = peer.asked.get(message.id)
-            if asked is not None and not asked.done():
-                asked.set_result(message)
+            request = peer.requests.get(message.id)
+            if request is not None and not request.done():
+                request.set_result(message)
         elif isinstance(message, FlushResult):
             peer.unanswered.discard(message.id)
             answer = peer.answers.get(message.id)
@@ -354,7 +354,8 @@ class AgentServer:
             self._rejected(reason)
         del self._peers[descriptor]
         if peer.hello is not None and peer.report is not None and peer.report.program.ooms:
-            self._departed.append(agent_report(peer.identity, peer.hello, peer.report, self._clock() - peer.heard_at))
+            last = agent_report(peer.identity, peer.hello, peer.report, self._clock() - peer.received_at)
+            self._departed.append(last)
         uid = peer.identity.uid
         self._per_uid[uid] -= 1
         if not self._per_uid[uid]:
@@ -372,11 +373,11 @@ class AgentServer:
         """Drop peers that have timed out, and accept again. Runs once a second."""
         now, limits = self._clock(), self._limits
         for peer in list(self._peers.values()):
-            if peer.hello is None and now - peer.heard_at > limits.hello_seconds:
+            if peer.hello is None and now - peer.received_at > limits.hello_seconds:
                 self._drop(peer, "hello_timeout")
             elif peer.buffer and now - peer.partial_since > limits.frame_seconds:
                 self._drop(peer, "frame_timeout")
-            elif now - peer.heard_at > limits.idle_seconds:
+            elif now - peer.received_at > limits.idle_seconds:
                 self._drop(peer, "idle")
         for uid in [uid for uid in self._budgets if uid not in self._per_uid]:
             if self._budgets[uid].wait(now) == 0:

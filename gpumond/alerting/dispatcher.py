@@ -203,8 +203,8 @@ class AlertDispatcher:
         self, order: FlushOrder, program: AgentReport, actor: str, places: asyncio.Semaphore
     ) -> Sequence[Receipt]:
         """Return the receipts of one program. An error becomes a receipt, so that the other programs are flushed."""
-        target = Target(pid=program.pid, uid=order.uid)
-        request = FlushRequest(target, order.action.steps, dry_run=order.action.dry_run, by_rule=True)
+        target = Target(pid=program.pid, start_ticks=program.start_ticks, uid=order.uid)
+        request = FlushRequest(target=target, steps=order.action.steps, dry_run=order.action.dry_run, by_rule=True)
         async with places:
             try:
                 return (await self._flush(request, actor)).receipts

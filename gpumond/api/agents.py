@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
@@ -10,8 +10,9 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_token
-from gpumond.api.device_lookup import device_named
-from gpumond.api.problems import problem, responses
+from gpumond.api.problems import problem
+from gpumond.api.view import view_of
+from gpumond.model.device_names import device_named
 from gpumond.model.program import AppliedLimit, Dump
 from gpumond.protocol.messages import AgentResponse, Asked
 from gpumond.protocol.text import Encodable
@@ -38,17 +39,14 @@ class LimitBody(Encodable):
     device: str | None = Field(default=None, min_length=1, max_length=128)
 
 
-def _ok(model: Any, example: Any) -> dict[int | str, dict[str, Any]]:
-    content = {"application/json": {"example": TypeAdapter(model).dump_python(example, mode="json")}}
-    return {200: {"model": model, "content": content}, **responses(401, 403, 404, 409, 422, 503, 504, 507)}
+PROBLEMS = (401, 403, 404, 409, 422, 503, 504, 507)
 
 
 @router.post(
     "/agents/{pid}/limit",
     summary="Set a soft quota in a program that allows it",
     dependencies=[Depends(bearer)],
-    responses=_ok(list[AppliedLimit], [examples.APPLIED_LIMIT]),
-    response_model=None,
+    **examples.described(list[AppliedLimit], [examples.APPLIED_LIMIT], *PROBLEMS),
 )
 async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str = Depends(require_token)) -> Response:
     """Sets a limit above which the program's allocators flush and then fail, as on a smaller device.
@@ -58,7 +56,7 @@ async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str =
     404: no agent has this pid, or no device has this name. 409: the program does not allow or support a limit; see
     `detail`. 504: the program did not answer.
     """
-    device = None if body.device is None else device_named(body.device, request.app.state.view.frame)
+    device = None if body.device is None else device_named(body.device, view_of(request).frame)
     answer = await _ask(request, pid, "limit", requested_by, body.limit_bytes, device)
     if isinstance(answer, Response):
         return answer
@@ -69,8 +67,7 @@ async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str =
     "/agents/{pid}/snapshot",
     summary="Make a program write its framework's memory snapshot",
     dependencies=[Depends(bearer)],
-    responses=_ok(Dump, examples.DUMP),
-    response_model=None,
+    **examples.described(Dump, examples.DUMP, *PROBLEMS),
 )
 async def snapshot(request: Request, pid: Pid, requested_by: str = Depends(require_token)) -> Response:
     """Writes the snapshot to a file of at most 256 MiB that the program's user owns, and returns its `path`.
@@ -94,7 +91,7 @@ async def _ask(
     device: str | None = None,
 ) -> AgentResponse | Response:
     """Return the program's answer, or a problem document."""
-    answer: AgentResponse | None = await request.app.state.view.ask(pid, kind, limit_bytes, device, requested_by)
+    answer = await view_of(request).ask(pid, kind, limit_bytes, device, requested_by)
     if answer is None:
         return problem(504, f"pid {pid} did not answer in time, or disconnected; the outcome is unknown")
     if kind == "limit":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Literal, Protocol
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -15,27 +15,16 @@ from gpumond.api import (
     events,
     flushes,
     history,
-    openapi,
     operations,
     page,
     problems,
-    release,
     resources,
     rules,
 )
 from gpumond.api.auth import Tokens
-from gpumond.api.event_log import EventLog
+from gpumond.api.problems import responses
 from gpumond.api.shares import Shares
-from gpumond.baselines.service import BaselineService
-from gpumond.config.rule_registry import RuleRegistry
-from gpumond.engine.preview import Preview
-from gpumond.flush import FlushOutcome, FlushRequest
-from gpumond.history import History
-from gpumond.model.frame import Alert, Frame
-from gpumond.model.pools import Receipt
-from gpumond.protocol.messages import AgentResponse, Asked
-from gpumond.rules import Rule
-from gpumond.store.audit_chain import AuditEntry
+from gpumond.api.view import DaemonView
 
 DESCRIPTION = (
     "GPU memory, every byte attributed, and given back with a receipt. Bytes are integers, times unix seconds, "
@@ -43,44 +32,9 @@ DESCRIPTION = (
 )
 
 
-class MetricsPage(Protocol):
-    @property
-    def content_type(self) -> str: ...
-    @property
-    def plain(self) -> bytes: ...
-    @property
-    def compressed(self) -> bytes: ...
-
-
-class DaemonView(Protocol):
-    """What the HTTP face needs of the daemon."""
-
-    started_at: float
-    rulebook: RuleRegistry
-    events: EventLog
-    baselines: BaselineService
-
-    @property
-    def answers(self) -> dict[str, bytes]:
-        """Encoded answers about the current frame, by route; empty with each new frame."""
-        ...
-
-    @property
-    def frame(self) -> Frame | None: ...
-    def receipts(self) -> Sequence[Receipt]: ...
-    @property
-    def history(self) -> History: ...
-    def past_alerts(self) -> Sequence[Alert]: ...
-    async def audit_entries(self, limit: int) -> list[AuditEntry]: ...
-    async def preview(self, rule: Rule) -> Preview: ...
-    async def reload(self, requested_by: str) -> str: ...
-    async def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome: ...
-    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]: ...
-    async def ask(
-        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
-    ) -> AgentResponse | None: ...
-
+AT_THE_ROOT = (page, operations)
+IN_THE_API = (resources, history, flushes, rules, baselines, events, agents)
+"""Modules with a ``router``, in the order of the reference."""
 
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
@@ -102,15 +56,43 @@ def create_app(view: DaemonView, tokens: Tokens, lifespan: Lifespan) -> FastAPI:
     app.state.previews = Shares(rules.MAX_PREVIEWS, 1)
     app.state.slow_seconds = events.SLOW_SECONDS
     problems.install(app)
-    openapi.install(app)
-    app.include_router(page.router)
-    app.include_router(operations.router)
-    app.include_router(resources.router, prefix="/api/v1")
-    app.include_router(history.router, prefix="/api/v1")
-    app.include_router(flushes.router, prefix="/api/v1")
-    app.include_router(rules.router, prefix="/api/v1")
-    app.include_router(release.router, prefix="/api/v1")
-    app.include_router(baselines.router, prefix="/api/v1")
-    app.include_router(events.router, prefix="/api/v1")
-    app.include_router(agents.router, prefix="/api/v1")
+    complete_openapi(app)
+    for module in AT_THE_ROOT:
+        app.include_router(module.router)
+    for module in IN_THE_API:
+        app.include_router(module.router, prefix="/api/v1")
     return app
+
+
+BODY_PROBLEMS = (400, 413, 415)
+TOKEN_PROBLEMS = (401, 403, 429)
+PARAMETER_PROBLEMS = (422,)
+UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
+"""Schemas that FastAPI documents for 422 and that are not used in responses."""
+
+
+def complete_openapi(app: FastAPI) -> None:
+    """Add the problems that apply to all routes with a body, a token or parameters."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = generate()
+            for methods in document["paths"].values():
+                for operation in methods.values():
+                    _complete(operation)
+            for name in UNUSED_SCHEMAS:
+                document["components"]["schemas"].pop(name, None)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete(operation: dict[str, Any]) -> None:
+    body, token = "requestBody" in operation, "security" in operation
+    refusals = (*(BODY_PROBLEMS if body else ()), *(TOKEN_PROBLEMS if token else ()))
+    if body or "parameters" in operation:
+        refusals += PARAMETER_PROBLEMS
+    for status, response in responses(*refusals).items():
+        operation["responses"][str(status)] = response

@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import HTTPException, Request
+from fastapi import Depends, HTTPException, Request
 from fastapi.security import HTTPBearer
 
+from gpumond.agent.daemon_trust import OVERFLOW_UID
 from gpumond.api.rate_limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, TokenBucket
 from gpumond.api.shares import user_of
 from gpumond.config.tokens import Token, digest
@@ -26,12 +27,12 @@ bearer = HTTPBearer(
     description="The token in the file `token` of the daemon's runtime directory, or a token of `tokens_file` that has "
     "the required scope.",
 )
+CHANGES = [Depends(bearer)]
+"""Dependencies of routes that modify state."""
 TOKEN_REQUIRED = (
     "this endpoint modifies state and requires `Authorization: Bearer TOKEN`; the daemon writes a token for its user "
     "to the file `token` in its runtime directory; further tokens are defined in `tokens_file`"
 )
-OVERFLOW_UID = 65534
-"""Uid of users unknown in this user namespace; it identifies no one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import bearer, require_rules
+from gpumond.api.auth import CHANGES, require_rules
 from gpumond.api.problems import responses
+from gpumond.api.view import view_of
 from gpumond.baselines.service import BaselineService
 from gpumond.baselines.statistics import (
     NAME,
@@ -22,15 +23,15 @@ from gpumond.baselines.statistics import (
     Measured,
     WorkloadMeasures,
 )
+from gpumond.model.units import DAY_SECONDS, GIB
 from gpumond.protocol.text import Encodable
 
 router = APIRouter(tags=["baselines"])
 
-DAY_SECONDS = 86400.0
 Name = Annotated[str, Path(pattern=f"^{NAME}$", description="At most 64 of A-Za-z0-9._-")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineEntry:
     """One baseline without its distributions. ``complete`` is false while it is being recorded."""
 
@@ -58,13 +59,20 @@ class CompareBody(Encodable):
     for_seconds: float = Field(ge=1, le=DAY_SECONDS)
 
 
-GIB = float(examples.GIB)
 LEVELS = (31 * GIB, 30.5 * GIB, 31 * GIB)
 LIVE = Measured("live", Distribution(34 * GIB, 31 * GIB, 30.5 * GIB, 31 * GIB, LEVELS))
 EXAMPLE = Baseline(
     "nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, (WorkloadMeasures("train", 600.0, (LIVE,), 3, 1),)
 )
-EXAMPLE_ENTRY = BaselineEntry("nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, ("train",))
+EXAMPLE_ENTRY = BaselineEntry(
+    name="nightly",
+    workload="train",
+    started_at=examples.TAKEN_AT,
+    for_seconds=600.0,
+    seconds=600.0,
+    complete=True,
+    workloads=("train",),
+)
 EXAMPLE_COMPARISON = Comparison(
     "nightly",
     examples.TAKEN_AT,
@@ -76,32 +84,21 @@ EXAMPLE_COMPARISON = Comparison(
 )
 ENTRIES, ONE = TypeAdapter(list[BaselineEntry]), TypeAdapter(Baseline)
 COMPARED = TypeAdapter(Comparison)
-CHANGES = [Depends(bearer)]
-
-
-def _answers(status: int, adapter: TypeAdapter[Any], kind: Any, example: Any, *problems: int) -> dict[str, Any]:
-    content = {"application/json": {"example": adapter.dump_python(example, mode="json")}}
-    return {
-        "response_model": None,
-        "status_code": status,
-        "responses": {status: {"model": kind, "content": content}, **responses(*problems)},
-    }
 
 
 def _service(request: Request) -> BaselineService:
-    service: BaselineService = request.app.state.view.baselines
-    return service
+    return view_of(request).baselines
 
 
 def _entry(baseline: Baseline) -> BaselineEntry:
     return BaselineEntry(
-        baseline.name,
-        baseline.workload,
-        baseline.started_at,
-        baseline.for_seconds,
-        baseline.seconds,
-        baseline.complete,
-        tuple(each.workload for each in baseline.workloads),
+        name=baseline.name,
+        workload=baseline.workload,
+        started_at=baseline.started_at,
+        for_seconds=baseline.for_seconds,
+        seconds=baseline.seconds,
+        complete=baseline.complete,
+        workloads=tuple(each.workload for each in baseline.workloads),
     )
 
 
@@ -112,7 +109,7 @@ def _json(adapter: TypeAdapter[Any], value: Any, status: int = 200) -> Response:
 @router.get(
     "/baselines",
     summary="Baselines, including those in progress",
-    **_answers(200, ENTRIES, list[BaselineEntry], [EXAMPLE_ENTRY], 503, 507),
+    **examples.described(list[BaselineEntry], [EXAMPLE_ENTRY], 503, 507),
 )
 async def baselines(request: Request) -> Response:
     return _json(ENTRIES, [_entry(each) for each in await _service(request).all()])
@@ -121,7 +118,7 @@ async def baselines(request: Request) -> Response:
 @router.get(
     "/baselines/{name}",
     summary="One baseline with its distributions",
-    **_answers(200, ONE, Baseline, EXAMPLE, 404, 422, 503, 507),
+    **examples.described(Baseline, EXAMPLE, 404, 422, 503, 507),
 )
 async def baseline(request: Request, name: Name) -> Response:
     return _json(ONE, await _service(request).get(name))
@@ -131,7 +128,7 @@ async def baseline(request: Request, name: Name) -> Response:
     "/baselines/{name}",
     summary="Record a baseline",
     dependencies=CHANGES,
-    **_answers(202, ONE, Baseline, EXAMPLE, 401, 403, 409, 422, 503, 507),
+    **examples.described(Baseline, EXAMPLE, 401, 403, 409, 422, 503, 507, status=202),
 )
 async def record(request: Request, name: Name, body: RecordBody, by: str = Depends(require_rules)) -> Response:
     """Starts a recording and returns at once; `complete` is true when it has been stored.
@@ -159,7 +156,7 @@ async def remove(request: Request, name: Name, by: str = Depends(require_rules))
     "/baselines/{name}/compare",
     summary="Start a comparison with a baseline",
     dependencies=CHANGES,
-    **_answers(202, COMPARED, Comparison, EXAMPLE_COMPARISON, 401, 403, 404, 422, 503, 507),
+    **examples.described(Comparison, EXAMPLE_COMPARISON, 401, 403, 404, 422, 503, 507, status=202),
 )
 async def measure_again(request: Request, name: Name, body: CompareBody, by: str = Depends(require_rules)) -> Response:
     """Starts a new measurement of the baseline's workloads and returns at once."""
@@ -170,7 +167,7 @@ async def measure_again(request: Request, name: Name, body: CompareBody, by: str
 @router.get(
     "/baselines/{name}/compare",
     summary="Latest comparison with a baseline",
-    **_answers(200, COMPARED, Comparison, EXAMPLE_COMPARISON, 404, 422, 503, 507),
+    **examples.described(Comparison, EXAMPLE_COMPARISON, 404, 422, 503, 507),
 )
 async def comparison(request: Request, name: Name) -> Response:
     return _json(COMPARED, await _service(request).comparison(name))

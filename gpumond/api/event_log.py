@@ -21,7 +21,7 @@ class EventLog:
     """
 
     def __init__(self, started_at: float, kept: int = KEPT) -> None:
-        self._state = EventState(int(started_at) * 1000, started_at)
+        self._state = EventState(last_id=int(started_at) * 1000, since=started_at)
         self._receipts: list[Receipt] = []
         self._events: deque[Event] = deque(maxlen=kept)
         self._published = asyncio.Event()
@@ -30,7 +30,7 @@ class EventLog:
         """Record a receipt; its event is published with the next frame."""
         self._receipts.append(receipt)
 
-    def follow(
+    def publish(
         self,
         frame: Frame,
         raised: Sequence[Alert] = (),

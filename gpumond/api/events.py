@@ -16,7 +16,9 @@ from gpumond.api import examples
 from gpumond.api.auth import user
 from gpumond.api.event_log import EventLog
 from gpumond.api.shares import Shares
+from gpumond.api.view import view_of
 from gpumond.engine.events import Event
+from gpumond.protocol.text import accepts
 
 router = APIRouter(tags=["facts"])
 
@@ -54,11 +56,11 @@ async def events(request: Request) -> Response:
     With `Accept: application/json`, returns those 1000 as a list, newest last; with `Last-Event-ID`, only later ones.
     Above 256 streams, the oldest stream of the user with the most streams ends.
     """
-    event_log: EventLog = request.app.state.view.events
+    event_log = view_of(request).events
     accept = request.headers.get("accept", "")
     last_id = request.headers.get("last-event-id", "")
     known_id = int(last_id) if last_id.isdecimal() and len(last_id) < 20 else None
-    if "application/json" in accept and "text/event-stream" not in accept:
+    if accepts(accept, "application/json") and not accepts(accept, "text/event-stream"):
         return Response(EVENTS.dump_json(list(event_log.after(known_id or 0))), media_type="application/json")
     since = event_log.last_id if known_id is None else known_id
     state = request.app.state

@@ -1,80 +1,134 @@
-"""Example values for the OpenAPI document: one device, one program, its flush."""
+"""Examples in the OpenAPI document: one device, one program, its flush."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from gpumond.api.problems import responses
 from gpumond.engine.events import Event
 from gpumond.model.frame import Alert, Ledger, Line, Overcount, Verdict
 from gpumond.model.pools import Expected, Held, PoolUsage, Receipt, Reclaimable, StepResult
 from gpumond.model.program import AppliedLimit, ByteChange, Dump, Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
-from gpumond.store.audit_chain import follow
+from gpumond.model.units import GIB as GIB
+from gpumond.store.audit_chain import next_entry
 
-GIB = 1024**3
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
 TAKEN_AT = 1_790_000_000.0
+START_TICKS = 81_234_567
 
-PROCESS = ProcessUsage(4242, 81_234_567, 78 * GIB, ("compute",), "python", 1000)
+PROCESS = ProcessUsage(
+    pid=4242, start_ticks=START_TICKS, used_bytes=78 * GIB, kinds=("compute",), comm="python", uid=1000
+)
 DEVICE = DeviceReading(
-    UUID,
-    0,
-    "NVIDIA H100 80GB HBM3",
-    "nvidia",
-    "00000000:1B:00.0",
-    None,
-    80 * GIB,
-    78 * GIB,
-    GIB,
-    GIB,
+    uuid=UUID,
+    index=0,
+    name="NVIDIA H100 80GB HBM3",
+    vendor="nvidia",
+    pci_bus_id="00000000:1B:00.0",
+    parent_uuid=None,
+    size_bytes=80 * GIB,
+    used_bytes=78 * GIB,
+    free_bytes=GIB,
+    reserved_bytes=GIB,
     processes=(PROCESS,),
-    sensors=Sensors(0.97, 0.61, 1.98e9, 2.619e9, 64.0, 612.0, 8.1e9),
+    sensors=Sensors(
+        gpu_utilization_ratio=0.97,
+        memory_controller_utilization_ratio=0.61,
+        sm_clock_hertz=1.98e9,
+        memory_clock_hertz=2.619e9,
+        gpu_temperature_celsius=64.0,
+        power_watts=612.0,
+        energy_joules=8.1e9,
+    ),
 )
 POOL = PoolUsage(
-    "torch", UUID, 31 * GIB, 76 * GIB, Reclaimable(40 * GIB, 40 * GIB, 40 * GIB), 5 * GIB, ooms=0, retries=3
+    allocator="torch",
+    device_uuid=UUID,
+    live_bytes=31 * GIB,
+    held_bytes=76 * GIB,
+    reclaimable=Reclaimable(40 * GIB, 40 * GIB, 40 * GIB),
+    stranded_bytes=5 * GIB,
+    ooms=0,
+    retries=3,
 )
 PROGRAM = Program(
-    (ScopeUsage("epoch/forward", 120, 0, 1, 0, (ScopeDevice(UUID, ByteChange(0), ByteChange(0), 33 * GIB, True),)),),
-    StepUsage(120, 2.5, 0.0, 31 * GIB, 5 * GIB, 1),
+    scopes=(
+        ScopeUsage(
+            name="epoch/forward",
+            entries=120,
+            ooms=0,
+            retries=1,
+            unmeasured=0,
+            devices=(ScopeDevice(UUID, ByteChange(0), ByteChange(0), 33 * GIB, True),),
+        ),
+    ),
+    step=StepUsage(
+        steps=120, steps_per_second=2.5, kept_bytes=0.0, live_bytes=31 * GIB, stranded_bytes=5 * GIB, retries=1
+    ),
 )
-REPORT = AgentReport(4242, 81_234_567, 1000, "train", 0.4, ("torch 2.13.0",), "allow", (POOL,), PROGRAM)
+REPORT = AgentReport(
+    pid=4242,
+    start_ticks=START_TICKS,
+    uid=1000,
+    workload="train",
+    age_seconds=0.4,
+    frameworks=("torch 2.13.0",),
+    flush_policy="allow",
+    pools=(POOL,),
+    program=PROGRAM,
+)
 SNAPSHOT = Snapshot(
-    7,
-    TAKEN_AT,
-    6.0,
-    SourceState("nvml", True, True, driver_version="580.159.03", library_version="13.580.159.03"),
-    (DEVICE,),
-    (REPORT,),
+    seq=7,
+    taken_at=TAKEN_AT,
+    elapsed_seconds=6.0,
+    source=SourceState(
+        name="nvml", up=True, responsive=True, driver_version="580.159.03", library_version="13.580.159.03"
+    ),
+    devices=(DEVICE,),
+    reports=(REPORT,),
 )
 LEDGER = Ledger(
     (
-        Line(UUID, "live", 31 * GIB, 4242, "train"),
-        Line(UUID, "cached", 40 * GIB, 4242, "train"),
-        Line(UUID, "stranded", 5 * GIB, 4242, "train"),
-        Line(UUID, "overhead", 2 * GIB, 4242, "train"),
-        Line(UUID, "unclaimed", 0),
+        Line(device_uuid=UUID, share="live", used_bytes=31 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"),
+        Line(
+            device_uuid=UUID, share="cached", used_bytes=40 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"
+        ),
+        Line(
+            device_uuid=UUID, share="stranded", used_bytes=5 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"
+        ),
+        Line(
+            device_uuid=UUID, share="overhead", used_bytes=2 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"
+        ),
+        Line(device_uuid=UUID, share="unclaimed", used_bytes=0),
     ),
     (Overcount(UUID, 0),),
 )
 ALERT = Alert(
-    "device-nearly-full",
-    "firing",
-    (("alertname", "device-nearly-full"), ("gpu", "0"), ("severity", "warning"), ("uuid", UUID)),
-    (("summary", "0 NVIDIA H100 80GB HBM3: 78.0 GiB of 80.0 GiB used; a flush would return 40.0 GiB"),),
-    0.975,
-    TAKEN_AT - 300,
-    TAKEN_AT - 240,
+    rule="device-nearly-full",
+    phase="firing",
+    labels=(("alertname", "device-nearly-full"), ("gpu", "0"), ("severity", "warning"), ("uuid", UUID)),
+    annotations=(("summary", "0 NVIDIA H100 80GB HBM3: 78.0 GiB of 80.0 GiB used; a flush would return 40.0 GiB"),),
+    value=0.975,
+    active_at=TAKEN_AT - 300,
+    fired_at=TAKEN_AT - 240,
 )
 VERDICT = Verdict(
-    UUID,
-    4242,
-    "leak",
-    TAKEN_AT - 900,
-    (("slope_bytes_per_second", 559_240.0),),
-    3840.0,
-    "train (pid 4242) keeps 32.0 MiB more each minute; at this rate GPU 0 is full in 1 h 4 min",
+    device_uuid=UUID,
+    pid=4242,
+    start_ticks=START_TICKS,
+    kind="leak",
+    since=TAKEN_AT - 900,
+    evidence=(("slope_bytes_per_second", 559_240.0),),
+    time_to_oom_seconds=3840.0,
+    summary="train (pid 4242) keeps 32.0 MiB more each minute; at this rate GPU 0 is full in 1 h 4 min",
 )
 RECEIPT = Receipt(
     pid=4242,
+    start_ticks=START_TICKS,
     workload="train",
     device_uuid=UUID,
     allocator="torch",
@@ -92,17 +146,18 @@ RECEIPT = Receipt(
     duration_seconds=0.34,
     planned=Expected(41 * GIB, 41 * GIB, 41 * GIB, "exact"),
 )
-AUDIT_ENTRY = follow(None, TAKEN_AT, "token", "rule.delete", {"name": "device-nearly-full"})
+AUDIT_ENTRY = next_entry(None, TAKEN_AT, "token", "rule.delete", {"name": "device-nearly-full"})
 EVENT = Event(
-    1_790_000_000_017,
-    TAKEN_AT,
-    "oom",
-    UUID,
-    4242,
-    "train",
-    "train (pid 4242) ran out of memory on GPU 0 in epoch/forward when it asked for 2.0 GiB: "
+    id=1_790_000_000_017,
+    at=TAKEN_AT,
+    kind="oom",
+    device_uuid=UUID,
+    pid=4242,
+    start_ticks=START_TICKS,
+    workload="train",
+    summary="train (pid 4242) ran out of memory on GPU 0 in epoch/forward when it asked for 2.0 GiB: "
     "31.0 GiB live, 40.0 GiB cached, 5.0 GiB stranded",
-    (
+    details=(
         ("number", 1),
         ("seen", "scope"),
         ("scope", "epoch/forward"),
@@ -112,3 +167,13 @@ EVENT = Event(
 )
 APPLIED_LIMIT = AppliedLimit("torch", UUID, 20 * GIB, True)
 DUMP = Dump("torch", "/home/ada/.local/state/gpumond/snapshots/train-4242-1790000000.pickle", 7_340_032)
+
+
+def described(kind: Any, example: Any, *problems: int, status: int = 200) -> dict[str, Any]:
+    """Return the keyword arguments of a route: schema and example of its answer, and its problems, for OpenAPI."""
+    content = {"application/json": {"example": TypeAdapter(kind).dump_python(example, mode="json")}}
+    return {
+        "response_model": None,
+        "status_code": status,
+        "responses": {status: {"model": kind, "content": content}, **responses(*problems)},
+    }

@@ -10,9 +10,10 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_valid
 
 from gpumond.api import examples
 from gpumond.api.auth import Caller, Tokens, admit, bearer, require_flush
-from gpumond.api.device_lookup import device_named
 from gpumond.api.problems import problem, responses
+from gpumond.api.view import view_of
 from gpumond.flush import FlushOutcome, FlushRequest, Target
+from gpumond.model.device_names import device_named
 from gpumond.model.pools import DEFAULT_STEPS, ordered_steps
 from gpumond.protocol.text import Encodable
 
@@ -25,11 +26,15 @@ EXAMPLE = FlushOutcome("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), 
 
 
 class TargetBody(Encodable):
-    """Exactly one of pid, device (an index, a UUID or a prefix of one, or a PCI address), workload, all."""
+    """Exactly one of pid, device (an index, a UUID or a prefix of one, or a PCI address), workload, all.
+
+    With `start_ticks`, only the process with this pid that started then.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     pid: int | None = Field(default=None, gt=0)
+    start_ticks: int | None = Field(default=None, ge=0)
     device: str | None = Field(default=None, min_length=1, max_length=128)
     workload: str | None = Field(default=None, min_length=1, max_length=64)
     all: bool = False
@@ -38,6 +43,8 @@ class TargetBody(Encodable):
     def _one(self) -> TargetBody:
         if sum((self.pid is not None, self.device is not None, self.workload is not None, self.all)) != 1:
             raise ValueError('expected exactly one of {"pid": N}, {"device": NAME}, {"workload": NAME}, {"all": true}')
+        if self.start_ticks is not None and self.pid is None:
+            raise ValueError("start_ticks requires pid")
         return self
 
 
@@ -83,14 +90,28 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     """
     if not body.dry_run:
         _count_flush(request.app.state.tokens, caller)
-    view, device = request.app.state.view, body.target.device
+    view, device = view_of(request), body.target.device
     uuid = None if device is None else device_named(device, view.frame, caller.uid)
-    target = Target(body.target.pid, uuid, body.target.workload, body.target.all, caller.uid)
+    wanted = body.target
+    target = Target(
+        pid=wanted.pid,
+        start_ticks=wanted.start_ticks,
+        device=uuid,
+        workload=wanted.workload,
+        all=wanted.all,
+        uid=caller.uid,
+    )
     timeout = body.timeout_seconds if target.pid or caller.may("admin") else min(body.timeout_seconds, MANY_SECONDS)
     flush = FlushRequest(
-        target, body.steps, body.min_reclaimable_bytes, body.dry_run, timeout, body.force, plan=body.plan
+        target=target,
+        steps=body.steps,
+        min_reclaimable_bytes=body.min_reclaimable_bytes,
+        dry_run=body.dry_run,
+        timeout_seconds=timeout,
+        force=body.force,
+        plan=body.plan,
     )
-    answer: FlushOutcome = await view.flush(flush, caller.name)
+    answer = await view.flush(flush, caller.name)
     unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if unanswered:
         detail = f"no answer in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"

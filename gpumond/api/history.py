@@ -9,10 +9,12 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 
 from gpumond.api import examples
-from gpumond.api.device_lookup import device_named
-from gpumond.api.resources import answer, described
-from gpumond.history import SIGNALS, History, Signal
+from gpumond.api.resources import answer
+from gpumond.api.view import view_of
+from gpumond.history import SIGNALS, Signal
 from gpumond.history.series import SAMPLES, TIERS
+from gpumond.model.device_names import device_named
+from gpumond.model.process import process_key
 
 router = APIRouter(tags=["facts"])
 
@@ -27,7 +29,7 @@ class PastValue:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesHistory:
     """One signal, oldest first. The last block is incomplete.
 
@@ -47,24 +49,30 @@ SLACK = 1.02
 """Factor by which the range of a resolution may fall short of ``since``."""
 
 EXAMPLE = SeriesHistory(
-    examples.UUID,
-    examples.PROCESS.pid,
-    "live",
-    60,
-    60.0,
-    (
+    device_uuid=examples.UUID,
+    pid=examples.PROCESS.pid,
+    signal="live",
+    resolution_seconds=60,
+    block_seconds=60.0,
+    points=(
         PastValue(examples.TAKEN_AT - 120, 30.0 * examples.GIB, 30.5 * examples.GIB, 31.0 * examples.GIB),
         PastValue(examples.TAKEN_AT - 60, 30.5 * examples.GIB, 31.0 * examples.GIB, 31.5 * examples.GIB),
     ),
 )
 
 
-@router.get("/history", summary="History of a device or a process", **described(SeriesHistory, EXAMPLE, 404, 422))
+@router.get(
+    "/history", summary="History of a device or a process", **examples.described(SeriesHistory, EXAMPLE, 404, 422)
+)
 async def history(
     request: Request,
     uuid: Annotated[str, Query(description="The device: an index, a UUID or a prefix of one, or a PCI address.")],
     pid: Annotated[
         int | None, Query(ge=1, description="A process on the device; without it, the whole device.")
+    ] = None,
+    start_ticks: Annotated[
+        int | None,
+        Query(ge=0, description="The start of the process; without it, the newest process with this pid."),
     ] = None,
     signal: Annotated[
         Signal, Query(description="`utilization` and `unclaimed` apply to devices; `live` and `held` require agents.")
@@ -78,18 +86,27 @@ async def history(
     includes `since`. The response has at most 901 points. After a restart, the previous day is available in blocks of
     15 minutes.
     """
-    known: History = request.app.state.view.history
-    uuid = device_named(uuid, request.app.state.view.frame, others=known.devices)
+    known = view_of(request).history
+    uuid = device_named(uuid, view_of(request).frame, others=known.devices)
+    process = known.newest(uuid, pid) if pid is not None and start_ticks is None else process_key(pid, start_ticks)
+    if pid is not None and process is None:
+        raise HTTPException(404, f"no history of pid {pid} on {uuid}")
+    key = (uuid, process)
     if resolution is None and since is not None:
-        resolution = _resolution_for(min((known.taken_at - since) * known.pace, known.age(uuid, pid)))
-    points = known.series(uuid, pid, signal, since or 0.0, resolution)
-    if not points and not any(known.series(uuid, pid, other) for other in SIGNALS):
+        resolution = _resolution_for(min((known.taken_at - since) * known.pace, known.age(key)))
+    points = known.series(key, signal, since or 0.0, resolution)
+    if not points and not any(known.series(key, other) for other in SIGNALS):
         raise HTTPException(404, f"no history of {uuid if pid is None else f'pid {pid} on {uuid}'}")
     fitting = [tier.seconds for tier in TIERS if resolution is not None and tier.seconds <= resolution]
     seconds = max(fitting, default=None)
     length = None if seconds is None else seconds / known.pace
     values = tuple(PastValue(*point) for point in points)
-    return answer(SeriesHistory, SeriesHistory(uuid, pid, signal, seconds, length, values))
+    return answer(
+        SeriesHistory,
+        SeriesHistory(
+            device_uuid=uuid, pid=pid, signal=signal, resolution_seconds=seconds, block_seconds=length, points=values
+        ),
+    )
 
 
 def _resolution_for(seconds: float) -> float | None:

@@ -1,4 +1,4 @@
-"""`/metrics`, `/-/healthy`, `/-/ready` and `/-/reload`: endpoints for monitoring and operation."""
+"""Endpoints for monitoring and operation: metrics, probes, the reload, and the release of the driver."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from typing import Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse, Response
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gpumond.api.auth import bearer, require_token
 from gpumond.api.problems import problem, responses
+from gpumond.api.view import view_of
+from gpumond.protocol.text import Encodable, accepts
 
 router = APIRouter(tags=["operation"])
 
@@ -16,9 +19,9 @@ router = APIRouter(tags=["operation"])
 @router.get("/metrics", response_class=PlainTextResponse, summary="Metrics in Prometheus text format or OpenMetrics")
 async def metrics(request: Request, compat: Literal["dcgm"] | None = None) -> Response:
     """Returns the metrics. ``compat=dcgm``: devices with dcgm-exporter's names, labels and units."""
-    page = await request.app.state.view.metrics(request.headers.get("accept", ""), compat)
+    page = await view_of(request).metrics(request.headers.get("accept", ""), compat)
     headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
-    if "gzip" in request.headers.get("accept-encoding", ""):
+    if accepts(request.headers.get("accept-encoding", ""), "gzip"):
         return Response(page.compressed, headers=headers | {"Content-Encoding": "gzip"})
     return Response(page.plain, headers=headers)
 
@@ -32,7 +35,7 @@ async def healthy() -> str:
     "/-/ready", response_class=PlainTextResponse, responses=responses(503), summary="Readiness: devices can be read"
 )
 async def ready(request: Request) -> Response:
-    frame = request.app.state.view.frame
+    frame = view_of(request).frame
     if frame is None:
         return problem(503, "the first reading is in progress")
     source = frame.snapshot.source
@@ -51,4 +54,42 @@ async def ready(request: Request) -> Response:
 async def reload(request: Request, by: str = Depends(require_token)) -> Response:
     """Reloads the configuration, as SIGHUP does. 422: it is invalid and the previous one stays in effect; see
     `detail`."""
-    return PlainTextResponse(await request.app.state.view.reload(by) + "\n")
+    return PlainTextResponse(await view_of(request).reload(by) + "\n")
+
+
+class ReleaseBody(Encodable):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"for_seconds": 120}]})
+
+    for_seconds: float = Field(gt=0, le=86400)
+
+
+class ReleaseAnswer(BaseModel):
+    """Time until which the driver is released."""
+
+    released_until: float = Field(examples=[1_790_000_120.0])
+
+
+@router.post(
+    "/api/v1/release",
+    summary="Release the driver temporarily",
+    dependencies=[Depends(bearer)],
+    responses={
+        200: {
+            "model": ReleaseAnswer,
+            "content": {"application/json": {"example": {"released_until": 1_790_000_120.0}}},
+        },
+        **responses(401, 403, 422, 503, 504, 507),
+    },
+    response_model=None,
+)
+async def release(request: Request, body: ReleaseBody, requested_by: str = Depends(require_token)) -> Response:
+    """Responds when the daemon holds no driver descriptor; it reattaches automatically.
+
+    504: a driver call does not return, so that a process of the daemon still holds the driver.
+    """
+    until, released = await view_of(request).release(body.for_seconds, requested_by)
+    if not released:
+        return problem(504, "a driver call does not return, and its process still holds the driver")
+    return Response(
+        TypeAdapter(ReleaseAnswer).dump_json(ReleaseAnswer(released_until=until)), media_type="application/json"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -14,22 +15,24 @@ from pydantic import TypeAdapter
 
 from gpumond import __version__
 from gpumond.api import examples
-from gpumond.api.problems import responses
+from gpumond.api.view import view_of
 from gpumond.diagnosis.idle import idle_seconds
 from gpumond.model.conditions import conditions
 from gpumond.model.frame import Alert, Frame, Ledger, Line, Verdict
 from gpumond.model.pools import Receipt
+from gpumond.model.process import ProcessKey
 from gpumond.model.remedies import remedy
-from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot, SourceState
+from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
+from gpumond.model.verdicts import KINDS
 from gpumond.rules import ended
 from gpumond.store.audit_chain import AuditEntry
 
 router = APIRouter(tags=["facts"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessHolding:
-    """One process on one device: the driver's value, and its shares. Unknown values are null."""
+    """One process on one device: the driver's values, and its shares. Unknown values are null."""
 
     device_uuid: str
     pid: int
@@ -77,7 +80,7 @@ class StatedCondition:
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """Status of the daemon."""
 
@@ -95,7 +98,7 @@ class Status:
     conditions: tuple[StatedCondition, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WholeFrame:
     """One complete frame. Responses of the other routes are parts of a frame, and may differ by a tick."""
 
@@ -109,50 +112,65 @@ class WholeFrame:
     conditions: tuple[StatedCondition, ...]
 
 
-EXAMPLE_HOLDING = ProcessHolding(
-    examples.UUID,
-    examples.PROCESS.pid,
-    examples.PROCESS.start_ticks,
-    examples.PROCESS.comm,
-    examples.PROCESS.uid,
-    None,
-    None,
-    None,
-    None,
-    None,
-    None,
-    None,
-    "alive",
-    0.97,
-    0.0,
-    False,
-    examples.REPORT.workload,
-    examples.PROCESS.kinds,
-    examples.PROCESS.used_bytes,
-    *(*(line.used_bytes for line in examples.LEDGER.lines[:4]), None),
-)
+def _holding(
+    device_uuid: str, process: ProcessUsage, idle: float | None, workload: str, lines: Iterable[Line]
+) -> ProcessHolding:
+    shares: Counter[str] = Counter()
+    for line in lines:
+        shares[line.share] += line.used_bytes
+    return ProcessHolding(
+        device_uuid=device_uuid,
+        pid=process.pid,
+        start_ticks=process.start_ticks,
+        comm=process.comm,
+        uid=process.uid,
+        user=process.user,
+        container=process.container,
+        container_name=process.container_name,
+        pod_name=process.pod_name,
+        pod_namespace=process.pod_namespace,
+        unit=process.unit,
+        slurm_job=process.slurm_job,
+        state=process.state,
+        utilization_ratio=process.utilization_ratio,
+        idle_seconds=idle,
+        orphaned=process.orphaned,
+        workload=workload,
+        kinds=process.kinds,
+        used_bytes=process.used_bytes,
+        live_bytes=shares.get("live"),
+        cached_bytes=shares.get("cached"),
+        stranded_bytes=shares.get("stranded"),
+        overhead_bytes=shares.get("overhead"),
+        opaque_bytes=shares.get("opaque"),
+    )
+
+
+EXAMPLE_HOLDING = _holding(examples.UUID, examples.PROCESS, 0.0, examples.REPORT.workload, examples.LEDGER.lines[:4])
 EXAMPLE_STATUS = Status(
-    __version__, examples.TAKEN_AT - 6, 6.0, examples.SNAPSHOT.source, 7, examples.TAKEN_AT, 1, 1, 1, False, (), ()
+    version=__version__,
+    started_at=examples.TAKEN_AT - 6,
+    uptime_seconds=6.0,
+    source=examples.SNAPSHOT.source,
+    snapshot_seq=7,
+    snapshot_taken_at=examples.TAKEN_AT,
+    devices=1,
+    devices_up=1,
+    agents=1,
+    private_pid_namespace=False,
+    faults=(),
+    conditions=(),
 )
 EXAMPLE_FRAME = WholeFrame(
-    __version__,
-    examples.SNAPSHOT,
-    examples.LEDGER,
-    (examples.VERDICT,),
-    (examples.ALERT,),
-    (EXAMPLE_HOLDING,),
-    (),
-    (),
+    version=__version__,
+    snapshot=examples.SNAPSHOT,
+    ledger=examples.LEDGER,
+    verdicts=(examples.VERDICT,),
+    alerts=(examples.ALERT,),
+    processes=(EXAMPLE_HOLDING,),
+    faults=(),
+    conditions=(),
 )
-
-
-def described(kind: Any, example: Any, *problems: int) -> dict[str, Any]:
-    """Return the keyword arguments of a route: the schema and an example of ``kind`` for OpenAPI."""
-    content = {"application/json": {"example": TypeAdapter(kind).dump_python(example, mode="json")}}
-    return {
-        "response_model": None,
-        "responses": {200: {"model": kind, "content": content}, **responses(*problems or (503,))},
-    }
 
 
 @cache
@@ -167,7 +185,7 @@ def answer(kind: Any, value: Any) -> Response:
 
 def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
     """Return a part of the current frame as JSON. It is serialized once per frame and route."""
-    frame, answers = _frame(request), request.app.state.view.answers
+    frame, answers = _frame(request), view_of(request).answers
     name = request.scope["route"].path
     if name not in answers:
         answers[name] = _adapter(kind).dump_json(make(frame))
@@ -175,7 +193,7 @@ def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Re
 
 
 def _frame(request: Request) -> Frame:
-    frame: Frame | None = request.app.state.view.frame
+    frame = view_of(request).frame
     if frame is None:
         raise HTTPException(503, "the first reading is in progress; retry in a second")
     return frame
@@ -184,12 +202,12 @@ def _frame(request: Request) -> Frame:
 @router.get(
     "/frame",
     summary="One complete frame: observations and conclusions",
-    **described(WholeFrame, EXAMPLE_FRAME),
+    **examples.described(WholeFrame, EXAMPLE_FRAME, 503),
 )
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
     seen = _frame(request)
-    headers = {"ETag": f'"{request.app.state.view.started_at:.3f}-{seen.snapshot.seq}"', "Cache-Control": "no-cache"}
+    headers = {"ETag": f'"{view_of(request).started_at:.3f}-{seen.snapshot.seq}"', "Cache-Control": "no-cache"}
     if if_none_match == headers["ETag"]:
         return Response(status_code=304, headers=headers)
     whole = answer_once(request, WholeFrame, _whole)
@@ -197,22 +215,32 @@ async def frame(request: Request, if_none_match: Annotated[str | None, Header()]
     return whole
 
 
-@router.get("/snapshot", summary="Observations of the last tick", **described(Snapshot, examples.SNAPSHOT))
+@router.get(
+    "/snapshot", summary="Observations of the last tick", **examples.described(Snapshot, examples.SNAPSHOT, 503)
+)
 async def snapshot(request: Request) -> Response:
     return answer_once(request, Snapshot, lambda frame: frame.snapshot)
 
 
-@router.get("/devices", summary="Devices and their sensors", **described(list[DeviceReading], [examples.DEVICE]))
+@router.get(
+    "/devices", summary="Devices and their sensors", **examples.described(list[DeviceReading], [examples.DEVICE], 503)
+)
 async def devices(request: Request) -> Response:
     return answer_once(request, list[DeviceReading], lambda frame: list(frame.snapshot.devices))
 
 
-@router.get("/processes", summary="Processes and their shares", **described(list[ProcessHolding], [EXAMPLE_HOLDING]))
+@router.get(
+    "/processes",
+    summary="Processes and their shares",
+    **examples.described(list[ProcessHolding], [EXAMPLE_HOLDING], 503),
+)
 async def processes(request: Request) -> Response:
     return answer_once(request, list[ProcessHolding], lambda frame: list(holdings(frame)))
 
 
-@router.get("/agents", summary="Latest report of each agent", **described(list[AgentReport], [examples.REPORT]))
+@router.get(
+    "/agents", summary="Latest report of each agent", **examples.described(list[AgentReport], [examples.REPORT], 503)
+)
 async def agents(request: Request) -> Response:
     return answer_once(request, list[AgentReport], lambda frame: list(frame.snapshot.reports))
 
@@ -220,18 +248,23 @@ async def agents(request: Request) -> Response:
 @router.get(
     "/ledger",
     summary="Shares of used memory by owner; lines sum to used + overcount",
-    **described(Ledger, examples.LEDGER),
+    **examples.described(Ledger, examples.LEDGER, 503),
 )
 async def ledger(request: Request) -> Response:
     return answer_once(request, Ledger, lambda frame: frame.ledger)
 
 
-@router.get("/verdicts", summary="Active verdicts", **described(list[Verdict], [examples.VERDICT]))
+@router.get(
+    "/verdicts",
+    summary="Active verdicts",
+    description="\n".join(f"- `{kind.name}`: {kind.meaning}" for kind in KINDS),
+    **examples.described(list[Verdict], [examples.VERDICT], 503),
+)
 async def verdicts(request: Request) -> Response:
     return answer_once(request, list[Verdict], lambda frame: list(frame.verdicts))
 
 
-@router.get("/alerts", summary="Pending and firing alerts", **described(list[Alert], [examples.ALERT]))
+@router.get("/alerts", summary="Pending and firing alerts", **examples.described(list[Alert], [examples.ALERT], 503))
 async def alerts(request: Request) -> Response:
     return answer_once(request, list[Alert], lambda frame: list(frame.alerts))
 
@@ -239,55 +272,67 @@ async def alerts(request: Request) -> Response:
 @router.get(
     "/alerts/history",
     summary="Resolved alerts, newest last",
-    **described(list[Alert], [ended(examples.ALERT, examples.TAKEN_AT)]),
+    **examples.described(list[Alert], [ended(examples.ALERT, examples.TAKEN_AT)], 503),
 )
 async def alert_history(request: Request) -> Response:
     """Returns the last thousand resolved alerts, including those before a restart. Active alerts are in `/alerts`."""
-    return answer(list[Alert], list(request.app.state.view.past_alerts()))
+    return answer(list[Alert], list(view_of(request).past_alerts()))
 
 
 @router.get(
     "/audit",
     summary="Audit log of changes and flushes, newest last",
-    **described(list[AuditEntry], [examples.AUDIT_ENTRY]),
+    **examples.described(list[AuditEntry], [examples.AUDIT_ENTRY], 503),
 )
 async def audit(request: Request, limit: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> Response:
     """Returns the newest entries. Each contains the hash of the previous one; `gpumond audit verify` checks the
     chain."""
-    return answer(list[AuditEntry], await request.app.state.view.audit_entries(limit))
+    return answer(list[AuditEntry], await view_of(request).audit_entries(limit))
 
 
-@router.get("/receipts", summary="Receipts of flushes, newest last", **described(list[Receipt], [examples.RECEIPT]))
+@router.get(
+    "/receipts",
+    summary="Receipts of flushes, newest last",
+    **examples.described(list[Receipt], [examples.RECEIPT], 503),
+)
 async def receipts(request: Request) -> Response:
-    return answer(list[Receipt], list(request.app.state.view.receipts()))
+    return answer(list[Receipt], list(view_of(request).receipts()))
 
 
-@router.get("/status", summary="Status of the daemon", **described(Status, EXAMPLE_STATUS))
+@router.get("/status", summary="Status of the daemon", **examples.described(Status, EXAMPLE_STATUS, 503))
 async def status(request: Request) -> Response:
-    frame, started_at = _frame(request), request.app.state.view.started_at
+    frame, started_at = _frame(request), view_of(request).started_at
     seen = frame.snapshot
     return answer(
         Status,
         Status(
-            __version__,
-            started_at,
-            time.time() - started_at,
-            seen.source,
-            seen.seq,
-            seen.taken_at,
-            len(seen.devices),
-            sum(device.up for device in seen.devices),
-            len(seen.reports),
-            seen.private_pid_namespace,
-            _faults(seen),
-            _conditions(seen),
+            version=__version__,
+            started_at=started_at,
+            uptime_seconds=time.time() - started_at,
+            source=seen.source,
+            snapshot_seq=seen.seq,
+            snapshot_taken_at=seen.taken_at,
+            devices=len(seen.devices),
+            devices_up=sum(device.up for device in seen.devices),
+            agents=len(seen.reports),
+            private_pid_namespace=seen.private_pid_namespace,
+            faults=_faults(seen),
+            conditions=_conditions(seen),
         ),
     )
 
 
 def _whole(frame: Frame) -> WholeFrame:
-    parts = (frame.snapshot, frame.ledger, frame.verdicts, frame.alerts, tuple(holdings(frame)))
-    return WholeFrame(__version__, *parts, _faults(frame.snapshot), _conditions(frame.snapshot))
+    return WholeFrame(
+        version=__version__,
+        snapshot=frame.snapshot,
+        ledger=frame.ledger,
+        verdicts=frame.verdicts,
+        alerts=frame.alerts,
+        processes=tuple(holdings(frame)),
+        faults=_faults(frame.snapshot),
+        conditions=_conditions(frame.snapshot),
+    )
 
 
 def _faults(snapshot: Snapshot) -> tuple[StatedFault, ...]:
@@ -300,46 +345,17 @@ def _conditions(snapshot: Snapshot) -> tuple[StatedCondition, ...]:
 
 def holdings(frame: Frame) -> Iterator[ProcessHolding]:
     """Yield every process of every device, and every agent's process that the driver does not list."""
-    workloads = {(report.pid, report.start_ticks): report for report in frame.snapshot.reports}
-    lines: dict[tuple[str, int | None], list[Line]] = {}
+    reports = frame.snapshot.reports_by_process
+    lines: dict[tuple[str, ProcessKey | None], list[Line]] = {}
     for line in frame.ledger.lines:
-        lines.setdefault((line.device_uuid, line.pid), []).append(line)
+        lines.setdefault((line.device_uuid, line.process), []).append(line)
     for device in frame.snapshot.devices:
-        for process in device.processes or ():
-            own = lines.pop((device.uuid, process.pid), [])
-            report = workloads.get((process.pid, process.start_ticks or 0))
-            yield ProcessHolding(
-                device.uuid,
-                process.pid,
-                process.start_ticks,
-                process.comm,
-                process.uid,
-                process.user,
-                process.container,
-                process.container_name,
-                process.pod_name,
-                process.pod_namespace,
-                process.unit,
-                process.slurm_job,
-                process.state,
-                process.utilization_ratio,
-                idle_seconds(device, process),
-                process.orphaned,
-                report.workload if report else "",
-                process.kinds,
-                process.used_bytes,
-                *_shares(own),
-            )
-    for (uuid, pid), own in lines.items():
-        if pid is not None:
-            start = next((r.start_ticks for r in frame.snapshot.reports if r.pid == pid), None)
-            workload = own[0].workload
-            nothing = (None,) * 13
-            yield ProcessHolding(uuid, pid, start, *nothing, workload, (), None, *_shares(own))
-
-
-def _shares(lines: Iterable[Line]) -> Iterator[int | None]:
-    sums: dict[str, int] = {}
-    for line in lines:
-        sums[line.share] = sums.get(line.share, 0) + line.used_bytes
-    return (sums.get(share) for share in ("live", "cached", "stranded", "overhead", "opaque"))
+        for key, process in device.processes_by_key.items():
+            own = lines.pop((device.uuid, key), [])
+            report = reports.get(key)
+            idle, workload = idle_seconds(device, process), report.workload if report else ""
+            yield _holding(device.uuid, process, idle, workload, own)
+    for (uuid, unlisted), own in lines.items():
+        if unlisted is not None:
+            process = ProcessUsage(pid=unlisted.pid, start_ticks=unlisted.start_ticks, used_bytes=None)
+            yield _holding(uuid, process, None, own[0].workload, own)

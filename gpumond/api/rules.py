@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import bearer, require_rules, user
+from gpumond.api.auth import CHANGES, require_rules, user
 from gpumond.api.problems import problem, responses
+from gpumond.api.view import view_of
 from gpumond.config.rule_registry import RuleEntry, RuleRegistry
 from gpumond.engine.preview import Preview
 from gpumond.host.event_loop import in_slices
@@ -28,7 +29,14 @@ MAX_PREVIEWS = 2
 
 BODY = written(BUILT_IN[0])
 ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
-PREVIEW = Preview(examples.TAKEN_AT - 3600, examples.TAKEN_AT, 30.0, 120, (ended(examples.ALERT, examples.TAKEN_AT),))
+PREVIEW = Preview(
+    from_at=examples.TAKEN_AT - 3600,
+    to_at=examples.TAKEN_AT,
+    resolution_seconds=30.0,
+    snapshots=120,
+    omitted=0,
+    fired=(ended(examples.ALERT, examples.TAKEN_AT),),
+)
 ENTRIES = TypeAdapter(list[RuleEntry])
 ONE = TypeAdapter(RuleEntry)
 PREVIEWED = TypeAdapter(Preview)
@@ -39,18 +47,8 @@ ALERTS_AT_ONCE = 8
 IfMatch = Annotated[str | None, Header(description="The expected ETag of the rule; 412 if it has changed.")]
 
 
-def _answers(status: int, kind: Any, example: Any, *problems: int) -> dict[str, Any]:
-    content = {"application/json": {"example": TypeAdapter(kind).dump_python(example, mode="json")}}
-    return {
-        "response_model": None,
-        "status_code": status,
-        "responses": {status: {"model": kind, "content": content}, **responses(*problems)},
-    }
-
-
 def _registry(request: Request) -> RuleRegistry:
-    registry: RuleRegistry = request.app.state.view.rulebook
-    return registry
+    return view_of(request).rulebook
 
 
 def _tag(if_match: str | None) -> str | None:
@@ -71,15 +69,12 @@ def _encoding(preview: Preview) -> Steps[bytes]:
     return encoded.removesuffix(b"]}") + b",".join(alerts) + b"]}"
 
 
-CHANGES = [Depends(bearer)]
-
-
-@router.get("/rules", summary="Rules in effect, with their origin", **_answers(200, list[RuleEntry], [ENTRY]))
+@router.get("/rules", summary="Rules in effect, with their origin", **examples.described(list[RuleEntry], [ENTRY]))
 async def rules(request: Request) -> Response:
     return Response(ENTRIES.dump_json(_registry(request).entries()), media_type="application/json")
 
 
-@router.get("/rules/{name}", summary="One rule, with its ETag", **_answers(200, RuleEntry, ENTRY, 404))
+@router.get("/rules/{name}", summary="One rule, with its ETag", **examples.described(RuleEntry, ENTRY, 404))
 async def rule(request: Request, name: str) -> Response:
     return _entry(_registry(request).get(name))
 
@@ -88,7 +83,7 @@ async def rule(request: Request, name: str) -> Response:
     "/rules",
     summary="Create a rule",
     dependencies=CHANGES,
-    **_answers(201, RuleEntry, ENTRY, 401, 403, 409, 422, 503, 507),
+    **examples.described(RuleEntry, ENTRY, 401, 403, 409, 422, 503, 507, status=201),
 )
 async def make(request: Request, body: RuleConfig, by: str = Depends(require_rules)) -> Response:
     return _entry(await _registry(request).put(body, by, new=True), 201)
@@ -98,7 +93,7 @@ async def make(request: Request, body: RuleConfig, by: str = Depends(require_rul
     "/rules/{name}",
     summary="Create or replace a rule",
     dependencies=CHANGES,
-    **_answers(200, RuleEntry, ENTRY, 401, 403, 409, 412, 422, 503, 507),
+    **examples.described(RuleEntry, ENTRY, 401, 403, 409, 412, 422, 503, 507),
 )
 async def replace(
     request: Request, name: str, body: RuleConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
@@ -124,7 +119,7 @@ async def remove(request: Request, name: str, if_match: IfMatch = None, by: str 
 @router.post(
     "/rules/preview",
     summary="Preview of a rule on the last hour",
-    **_answers(200, Preview, PREVIEW, 422, 429, 503),
+    **examples.described(Preview, PREVIEW, 422, 429, 503),
 )
 async def preview(request: Request, body: RuleConfig) -> Response:
     """Evaluates a rule on one snapshot per half minute; changes nothing. Shorter events are not included.
@@ -138,7 +133,7 @@ async def preview(request: Request, body: RuleConfig) -> Response:
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
     previews.add(who, this)
     try:
-        seen: Preview = await request.app.state.view.preview(body.rule())
+        seen = await view_of(request).preview(body.rule())
     finally:
         previews.remove(who, this)
     return Response(await in_slices(_encoding(seen)), media_type="application/json")

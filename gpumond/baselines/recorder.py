@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gpumond.baselines.statistics import MEASURES, Baseline, Blocks, Measured, WorkloadMeasures
 from gpumond.model.frame import Frame, Line
 from gpumond.model.pools import Receipt
+from gpumond.model.process import ProcessKey
 
 SHARES = {
     "live": ("live", "held"),
@@ -20,8 +21,8 @@ SHARES = {
 
 MAX_WORKLOADS = 64
 
-Counter = tuple[int, int, str, str]
-"""(pid, start_ticks, allocator, device UUID)"""
+Counter = tuple[ProcessKey, str, str]
+"""Process, allocator and device UUID"""
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class BaselineRecorder:
     def complete(self) -> bool:
         return self._began is not None and self._now - self._began[1] >= self.for_seconds
 
-    def see(self, frame: Frame) -> None:
+    def add(self, frame: Frame) -> None:
         """Add a frame. A device that did not answer adds nothing, and neither does a workload on it."""
         elapsed = frame.snapshot.elapsed_seconds
         passed = elapsed - self._now if self._began else 0.0
@@ -88,24 +89,24 @@ class BaselineRecorder:
     def _lines(self, frame: Frame) -> dict[str, list[Line]]:
         """Return the lines by workload. A program without an agent is named by its command."""
         names = {
-            (device.uuid, process.pid): f"[{process.comm}]"
+            (device.uuid, key): f"[{process.comm}]"
             for device in frame.snapshot.devices
-            for process in device.processes or ()
+            for key, process in device.processes_by_key.items()
             if process.comm
         }
         table: dict[str, list[Line]] = {}
         for line in frame.ledger.lines:
-            name = line.workload or names.get((line.device_uuid, line.pid or 0), "")
+            name = line.workload or (names.get((line.device_uuid, line.process), "") if line.process else "")
             if name and line.share in SHARES and self.workload in (None, name):
                 table.setdefault(name, []).append(line)
         return table
 
     def _count_retries(self, frame: Frame) -> None:
-        for report in frame.snapshot.reports:
+        for process, report in frame.snapshot.reports_by_process.items():
             own = self._workloads.get(report.workload)
             for pool in report.pools if own else ():
                 if own is not None and pool.retries is not None:
-                    counter = (report.pid, report.start_ticks, pool.allocator, pool.device_uuid)
+                    counter = (process, pool.allocator, pool.device_uuid)
                     own.first_retries.setdefault(counter, pool.retries)
                     own.last_retries[counter] = pool.retries
 

@@ -33,11 +33,11 @@ class BaselineService:
         self._under_way: dict[tuple[str, Side], BaselineRecorder] = {}
         self._saving: asyncio.Task[None] | None = None
 
-    def see(self, frame: Frame) -> None:
+    def add(self, frame: Frame) -> None:
         """Add the frame of a tick; never blocks."""
         for measuring in self._under_way.values():
             if not measuring.complete:
-                measuring.see(frame)
+                measuring.add(frame)
         if any(each.complete for each in self._under_way.values()) and (self._saving is None or self._saving.done()):
             self._saving = asyncio.ensure_future(self._save_quietly())
 

@@ -1,4 +1,7 @@
-"""``gpumond baseline``: record the memory use of workloads, and compare it after a change."""
+"""``gpumond baseline``: record the memory use of workloads, and compare it after a change.
+
+The chart of a comparison is drawn with matplotlib (the extra ``plot``).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from gpumond.baselines.statistics import NAME, Comparison, Difference, Threshold
 from gpumond.cli import DONE, FAILED, client
 from gpumond.cli.table import table
 from gpumond.errors import ConfigError, DaemonError, ProtocolError
-from gpumond.model.units import human, seconds
+from gpumond.model.units import GIB, human, seconds
 from gpumond.protocol.messages import from_json, to_json
 
 ROUTE = "/api/v1/baselines"
@@ -83,9 +86,7 @@ def _record(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     thresholds = _thresholds(arguments)
     if arguments.plot is not None:
-        from gpumond.cli import comparison_plot
-
-        comparison_plot.check(arguments.plot)
+        check_plot(arguments.plot)
     route = f"{ROUTE}/{arguments.name}/compare"
     if arguments.duration is not None:
         duration = _duration(arguments.duration)
@@ -101,7 +102,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         ) from None
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(_report(comparison)))
     if arguments.plot is not None:
-        comparison_plot.draw(comparison, arguments.plot)
+        draw_plot(comparison, arguments.plot)
     failures = list(_failures(comparison.differences, thresholds))
     for failure in failures:
         print(f"gpumond: {failure}", file=sys.stderr)
@@ -212,3 +213,56 @@ def _entry(entry: Any) -> list[str]:
     started = datetime.fromtimestamp(entry["started_at"]).strftime("%Y-%m-%d %H:%M:%S") if entry["started_at"] else "-"
     state = "kept" if entry["complete"] else "being measured"
     return [entry["name"], started, f"{entry['seconds']:.0f}", state, ", ".join(entry["workloads"])]
+
+
+FORMATS = (".svg", ".png")
+COLOURS = ("#8da0cb", "#fc8d62")
+
+
+def check_plot(path: Path) -> None:
+    """Check before a measurement that a chart can be written to ``path``. Raises ConfigError."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--plot {path}: expected a name that ends in {' or '.join(FORMATS)}")
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib: pip install 'gpumond[plot]'") from None
+    matplotlib.use("Agg")
+
+
+def draw_plot(comparison: Comparison, path: Path) -> None:
+    """Draw before and after for each workload: bars for typical values, marks for peaks. Raises ConfigError."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams["svg.hashsalt"] = "gpumond"  # equal comparisons give equal files
+    matplotlib.rcParams["text.parse_math"] = False  # the name of a program may contain a $
+    workloads = sorted({each.workload for each in comparison.differences})
+    figure = Figure(figsize=(8, 1 + 3 * max(1, len(workloads))), layout="constrained")
+    figure.suptitle(f"{comparison.name}: before and after")
+    for place, workload in enumerate(workloads, 1):
+        axes = figure.add_subplot(len(workloads), 1, place)
+        own = {
+            (each.measure, each.stat): each
+            for each in comparison.differences
+            if each.workload == workload and each.measure not in ("utilization", "retries")
+        }
+        measures = [measure for measure, stat in own if stat == "typical" and _has_values(own[measure, stat])]
+        for side, label in enumerate(("before", "after")):
+            at = [number + (side - 0.5) * 0.4 for number in range(len(measures))]
+            typical = [(getattr(own[measure, "typical"], label) or 0.0) / GIB for measure in measures]
+            peaks = [(getattr(own[measure, "peak"], label) or 0.0) / GIB for measure in measures]
+            axes.bar(at, typical, 0.38, label=label, color=COLOURS[side])
+            axes.plot(at, peaks, "k_", markersize=14)
+        axes.set_title(workload, loc="left")
+        axes.set_ylabel("GiB (bar: typical, line: peak)")
+        axes.set_xticks(range(len(measures)), measures)
+        axes.legend()
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    except OSError as error:
+        raise ConfigError(f"--plot {path}: {error.strerror or error}") from None
+
+
+def _has_values(each: Difference) -> bool:
+    return bool(each.before or each.after)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from gpumond.model.units import human
+from gpumond.top.bars import BLOCKS, rows_of
 
 WIDTH = 72
 LABEL = 11
 COLUMNS = WIDTH - LABEL
 ROWS = 4
 BINS = 4 * COLUMNS
-BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII = " ...:::##"
 
 
@@ -64,12 +64,12 @@ def draw(curve: ChartCurve, top: float | None, marks: Iterable[float] = (), bloc
     columns = curve.columns()
     highest = max((value for value in columns if value is not None), default=0.0)
     scale = max(top or 0.0, highest) or 1.0
-    levels = [None if value is None else round(value / scale * ROWS * 8) for value in columns]
-    lines = []
-    for row in reversed(range(ROWS)):
-        label = human(scale) if row == ROWS - 1 else "0" if row == 0 else ""
-        cells = "".join(_cell(level, row, blocks) for level in levels)
-        lines.append(f"{label:>{LABEL - 1}} {cells}".rstrip())
+    levels = [None if value is None else max(1, round(value / scale * ROWS * 8)) for value in columns]
+    labels = [human(scale), *[""] * (ROWS - 2), "0"]
+    lines = [
+        f"{label:>{LABEL - 1}} {cells}".rstrip()
+        for label, cells in zip(labels, rows_of(levels, ROWS, blocks), strict=True)
+    ]
     places = {curve.column(at) for at in marks}
     if places:
         lines.append(" " * LABEL + "".join("^" if at in places else " " for at in range(max(places) + 1)))
@@ -83,9 +83,3 @@ def can_show(text: str) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
-
-
-def _cell(level: int | None, row: int, blocks: Sequence[str]) -> str:
-    if level is None:
-        return " "
-    return blocks[min(8, max(1 if row == 0 else 0, level - 8 * row))] if level >= 8 * row else " "

@@ -16,10 +16,11 @@ from pathlib import Path
 from gpumond.cli.client import DEFAULT_URL
 from gpumond.cli.serve import add_common_arguments, flags, serve
 from gpumond.config import Settings, load
-from gpumond.sim.card import MIB, Spec, create
+from gpumond.model.units import MIB
+from gpumond.sim.device import Spec, create
 
 PROGRAMS = ("training", "serving", "leak", "fragmentation")
-CARD = Spec(
+DEVICE = Spec(
     uuid="GPU-51300000-0000-4000-8000-000000000001",
     index=0,
     name="Simulated 24 GiB",
@@ -66,21 +67,21 @@ def run(arguments: argparse.Namespace) -> int:
             return load(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
 
         settings = reload()
-        create(Path(directory) / "card0", CARD)
+        create(Path(directory) / "card0", DEVICE)
         os.environ["GPUMOND_SIM_DIR"] = directory
         with _programs(Path(directory) / "card0", settings):
             return serve(settings, "sim", reload, PACE, lambda address: print(_welcome(address), flush=True))
 
 
 @contextmanager
-def _programs(card: Path, settings: Settings) -> Iterator[None]:
+def _programs(device_directory: Path, settings: Settings) -> Iterator[None]:
     """Run the programs while the daemon runs. Their agents connect when the daemon's socket exists.
 
     A program that ends is started again.
     """
     environ = os.environ | {"GPUMOND_SOCKET": str(settings.agent_socket())}
     command = (sys.executable, "-m", "gpumond.sim.programs")
-    options = ("--card", str(card), "--parent", str(os.getpid()))
+    options = ("--card", str(device_directory), "--parent", str(os.getpid()))
 
     def start(name: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen((*command, name, *options), env=environ, stdin=subprocess.DEVNULL)

@@ -15,29 +15,20 @@ from importlib import metadata, util
 from typing import Any, Literal
 
 from gpumond import __version__
+from gpumond.agent.adapters import ADAPTERS
 from gpumond.agent.daemon_trust import SERVICE_DIRECTORY, service_uid, trusted_uids
 from gpumond.collector.supervisor import Collector
-from gpumond.errors import DaemonError
+from gpumond.errors import DaemonError, SourceUnavailable
 from gpumond.host.peer_credentials import in_private_pid_namespace, peer_uid
 from gpumond.model.conditions import of_device
 from gpumond.model.remedies import remedy
 from gpumond.model.snapshot import Reading, SourceState
 from gpumond.model.units import human
 from gpumond.protocol.messages import default_socket
-from gpumond.sources.drm.devices import cards
+from gpumond.sources import AUTOMATIC, SourceSpec
 from gpumond.top.stuck_processes import LIKELY_MEANT, stuck
 
 State = Literal["good", "note", "bad"]
-
-ADAPTERS = {
-    "torch": ("torch",),
-    "cupy": ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
-    "rmm": ("rmm", "rmm-cu11", "rmm-cu12", "rmm-cu13"),
-    "cudf": ("cudf", "cudf-cu11", "cudf-cu12", "cudf-cu13"),
-    "tensorflow": ("tensorflow",),
-    "jax": ("jax",),
-}
-"""Package names of each library for which the agent has an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +54,21 @@ def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -
 
 
 def driver() -> Iterator[Finding]:
-    """Check each source separately. With an AMD or Intel device, a missing NVIDIA driver is not a fault."""
-    others = any(cards("/sys"))
-    if others:
-        yield from _source("drm", "bad")
-    if util.find_spec("pynvml") is None:
-        yield Finding("driver", "bad", "nvidia-ml-py is not installed", "pip install 'gpumond[daemon]'")
-        return
-    yield from _source("nvml", "note" if others else "bad")
+    """Check each source with devices, and the first one always. With other devices, its absence is not a fault."""
+    missing = [spec.requires for spec in AUTOMATIC if spec.requires and util.find_spec(spec.requires) is None]
+    for module in missing:
+        yield Finding("driver", "bad", f"the module {module} is not installed", "pip install 'gpumond[daemon]'")
+    present = {spec.name for spec in AUTOMATIC if spec.requires not in missing and _has_devices(spec)}
+    for spec in AUTOMATIC:
+        if spec.requires not in missing and (spec.name in present or spec is AUTOMATIC[0]):
+            yield from _source(spec.name, "note" if present - {spec.name} else "bad")
+
+
+def _has_devices(spec: SourceSpec) -> bool:
+    try:
+        return spec.type().detect("/sys")
+    except SourceUnavailable:
+        return False
 
 
 def _source(name: str, absent: State) -> Iterator[Finding]:
@@ -202,11 +200,11 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
 
 def frameworks() -> Iterator[Finding]:
     found = False
-    for adapter, packages in ADAPTERS.items():
-        for package in packages:
+    for spec in ADAPTERS:
+        for package in spec.packages:
             if version := _version(package):
                 found = True
-                yield Finding(adapter, "good", f"{package} {version} is installed; the agent supports it")
+                yield Finding(spec.library, "good", f"{package} {version} is installed; the agent supports it")
     if not found:
         yield Finding(
             "frameworks",

@@ -23,14 +23,12 @@ from gpumond.cli.table import size
 from gpumond.errors import ConfigError
 from gpumond.loadgen.engines import ENGINES, EngineSettings, engine
 from gpumond.loadgen.executor import Executed, Terms
-from gpumond.loadgen.options import Option
 from gpumond.loadgen.plan import Plan, plan
-from gpumond.loadgen.report import account
-from gpumond.loadgen.runner import run as carry_out
-from gpumond.loadgen.scenarios import COMMON, TABLE, Scenario, scenario
+from gpumond.loadgen.runner import account, run as carry_out
+from gpumond.loadgen.scenarios import COMMON, TABLE, Option, Scenario, scenario
 from gpumond.loadgen.script import CONTEXT_BYTES
 from gpumond.model.units import level, seconds
-from gpumond.sim.card import Spec, cards, create
+from gpumond.sim.device import Spec, create, simulated_devices
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OF_VIRTUAL_TIME = ("size", "view", "gaps", "neighbours", "programs")
@@ -95,8 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.streams <= 64:
         raise ConfigError(f"option --streams {arguments.streams}: expected 1 to 64")
     with ExitStack() as stack:
-        card = stack.enter_context(_simulated_device(arguments, made)) if arguments.engine == "sim" else None
-        settings = EngineSettings(arguments.device, card, arguments.raw, arguments.streams)
+        device_directory = (
+            stack.enter_context(_simulated_device(arguments, made)) if arguments.engine == "sim" else None
+        )
+        settings = EngineSettings(arguments.device, device_directory, arguments.raw, arguments.streams)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before threads start, because they inherit it
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, blocked)
         started_at = time.time()
@@ -181,7 +181,7 @@ def _simulated_device(arguments: argparse.Namespace, made: Plan) -> Iterator[Pat
         yield arguments.card
     elif not _creates_device(arguments):
         root = os.environ["GPUMOND_SIM_DIR"]
-        present = cards(root)
+        present = simulated_devices(root)
         if arguments.device >= len(present):
             raise ConfigError(
                 f"--device {arguments.device}: GPUMOND_SIM_DIR={root} has {len(present)} devices; pass a lower index"
@@ -190,10 +190,10 @@ def _simulated_device(arguments: argparse.Namespace, made: Plan) -> Iterator[Pat
     else:
         with tempfile.TemporaryDirectory(prefix="gpumond-load-") as directory:
             spec = Spec("GPU-10ad0000-0000-4000-8000-000000000001", 0, "Simulated", made.size_bytes)
-            card = Path(directory) / "card0"
-            create(card, Spec(spec.uuid, 0, spec.name, spec.size_bytes, context_bytes=CONTEXT_BYTES))
+            device_directory = Path(directory) / "card0"
+            create(device_directory, Spec(spec.uuid, 0, spec.name, spec.size_bytes, context_bytes=CONTEXT_BYTES))
             print(f"to monitor this load: GPUMOND_SIM_DIR={directory} gpumond serve --source sim", file=sys.stderr)
-            yield card
+            yield device_directory
 
 
 @contextmanager

@@ -1,16 +1,30 @@
-"""``gpumond rules check|test FILE``: check rules, and test them on series of values."""
+"""``gpumond rules check|test FILE``: check rules, and test them on series of values.
+
+Tests have promtool's format: series of values, evaluation times, and the alerts expected at each time. A series is
+``SCOPE_VALUE{label="text", …}``, as ``device_used_ratio{gpu="0", uuid="GPU-a"}``. Its values are in promtool's
+notation; ``_`` is unknown, and from ``stale`` on, or after its last value, the subject is gone.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from gpumond.cli import DONE, FAILED, rule_tests
-from gpumond.config import load
-from gpumond.rules import Rule, readable
-from gpumond.rules.config import written
+from pydantic import Field, ValidationError
+
+from gpumond.cli import DONE, FAILED
+from gpumond.config import load, read_yaml
+from gpumond.errors import ConfigError
+from gpumond.model.frame import Alert
+from gpumond.rules import Activities, Hidden, Labels, Rule, Scope, Subjects, readable, step
+from gpumond.rules.config import Seconds, Strict, written
+from gpumond.rules.schema import PLACEHOLDERS, VALUES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +63,7 @@ def _sentence(rule: Rule) -> str:
 def _test(files: list[Path]) -> int:
     failed = False
     for file in files:
-        count, failures = rule_tests.run(file)
+        count, failures = run_file(file)
         failed = failed or bool(failures)
         print(f"{file}: {count - len(failures)} of {count} expectations met")
         for failure in failures:
@@ -59,3 +73,208 @@ def _test(files: list[Path]) -> int:
                 file=sys.stderr,
             )
     return FAILED if failed else DONE
+
+
+GONE = "stale"
+Sample = float | str | None
+"""A value, None if it is unknown, or GONE if the subject no longer exists."""
+
+MAX_SAMPLES = 100_000
+
+_SERIES = re.compile(r"([a-z]+)_(\w+)(?:\{(.*)\})?")
+_LABEL = re.compile(r'\s*(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
+_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+_RUN = re.compile(rf"({_NUMBER})(?:([+-])(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?))?(?:x(\d+))?")
+_BLANK = re.compile(r"_(?:x(\d+))?")
+
+
+class ExpectedAlert(Strict):
+    exp_labels: dict[str, str] = Field(default_factory=dict)
+    exp_annotations: dict[str, str] | None = None
+
+
+class Expectation(Strict):
+    eval_time: Seconds
+    alertname: str
+    exp_alerts: tuple[ExpectedAlert, ...] = ()
+
+
+class InputSeries(Strict):
+    series: str
+    values: str
+
+
+class RuleTest(Strict):
+    name: str = ""
+    interval: Seconds = Field(default=60.0, gt=0)
+    input_series: tuple[InputSeries, ...]
+    alert_rule_test: tuple[Expectation, ...] = Field(min_length=1)
+
+
+class RuleTestFile(Strict):
+    rule_files: tuple[Path, ...] = ()
+    evaluation_interval: Seconds = Field(default=60.0, gt=0)
+    tests: tuple[RuleTest, ...] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    test: str
+    alertname: str
+    eval_time: float
+    expected: str
+    got: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputValues:
+    scope: Scope
+    value: str
+    labels: Labels
+    samples: tuple[Sample, ...]
+
+
+def run_file(file: Path) -> tuple[int, list[Failure]]:
+    """Return the number of expectations and the failures. Raises ConfigError."""
+    try:
+        content = RuleTestFile.model_validate(read_yaml(file))
+        rules = {rule.name: rule for rule in _rules(file.parent, content.rule_files)}
+        failures = [
+            failure
+            for number, test in enumerate(content.tests)
+            for failure in _failures(test, test.name or f"tests[{number}]", rules, content.evaluation_interval)
+        ]
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        place = ".".join(str(part) for part in wrong["loc"])
+        raise ConfigError(f"{file}: {place}: {wrong['msg']}") from None
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    return sum(len(test.alert_rule_test) for test in content.tests), failures
+
+
+def _rules(directory: Path, files: Sequence[Path]) -> Iterator[Rule]:
+    """Return the active rules of each configuration file; without a file, the built-in rules."""
+    for file in files or (None,):
+        yield from load(directory / file if file else None, environ={}).active_rules()
+
+
+def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float) -> Iterator[Failure]:
+    series = [parse_series(entry.series, entry.values) for entry in test.input_series]
+    wanted = sorted(test.alert_rule_test, key=lambda expectation: expectation.eval_time)
+    for expectation in wanted:
+        if expectation.alertname not in rules:
+            raise ValueError(f"{name}: no rule is named {expectation.alertname!r}; the rules are {', '.join(rules)}")
+    activities: dict[str, Activities] = {expectation.alertname: {} for expectation in wanted}
+    if wanted[-1].eval_time / every > MAX_SAMPLES:
+        raise ValueError(f"{name}: more than {MAX_SAMPLES} evaluations")
+    at, evaluations = 0.0, 0
+    for expectation in wanted:
+        while at <= expectation.eval_time:
+            index = int(at / test.interval + 1e-9)
+            for rule_name, before in activities.items():
+                rule = rules[rule_name]
+                activities[rule_name] = step(rule, _subjects(rule.scope, series, index), before, Hidden(), at, at)
+            evaluations += 1
+            at = evaluations * every
+        alerts = [a.alert for a in activities[expectation.alertname].values() if a.alert.phase == "firing"]
+        if not _met(expectation.exp_alerts, alerts):
+            expected = _shown((alert.exp_labels, alert.exp_annotations) for alert in expectation.exp_alerts)
+            got = _shown((_own_labels(alert), dict(alert.annotations)) for alert in alerts)
+            yield Failure(name, expectation.alertname, expectation.eval_time, expected, got)
+
+
+_Row = tuple[Labels, dict[str, float | None]]
+"""The values at one time of the subject with these labels."""
+
+
+def _subjects(scope: Scope, series: Iterable[InputValues], index: int) -> Subjects[_Row]:
+    rows: dict[Labels, dict[str, float | None]] = {}
+    for entry in series:
+        sample = entry.samples[index] if index < len(entry.samples) else GONE
+        if entry.scope == scope and not isinstance(sample, str):
+            rows.setdefault(entry.labels, {})[entry.value] = sample
+    return Subjects(
+        rows=tuple(rows.items()),
+        values={name: partial(_value, name) for name in VALUES[scope]},
+        labels=lambda row: row[0],
+        texts=partial(_texts, scope),
+        programs=lambda row: tuple(text for name, text in row[0] if name == "workload"),
+    )
+
+
+def _value(name: str, row: _Row) -> float | None:
+    return row[1].get(name)
+
+
+def _texts(scope: Scope, row: _Row) -> dict[str, str]:
+    """Return the template texts of a rule. Values without a series are ``unknown``."""
+    labels, values = dict(row[0]), row[1]
+
+    def text(name: str) -> str:
+        value = values.get(f"{name}_bytes")
+        return labels.get(name) or ("unknown" if value is None else readable(f"{name}_bytes", value))
+
+    return {name: text(name) for name in PLACEHOLDERS[scope]}
+
+
+def _met(expected: Sequence[ExpectedAlert], alerts: Sequence[Alert]) -> bool:
+    left = list(alerts)
+    for wanted in expected:
+        for alert in left:
+            described = wanted.exp_annotations is None or wanted.exp_annotations == dict(alert.annotations)
+            if described and wanted.exp_labels == _own_labels(alert):
+                left.remove(alert)
+                break
+        else:
+            return False
+    return not left
+
+
+def _own_labels(alert: Alert) -> dict[str, str]:
+    return {name: text for name, text in alert.labels if name != "alertname"}
+
+
+def _shown(alerts: Iterable[tuple[Mapping[str, str], Mapping[str, str] | None]]) -> str:
+    lines = [
+        " ".join(f"{name}={text!r}" for part in (labels, annotations or {}) for name, text in sorted(part.items()))
+        for labels, annotations in alerts
+    ]
+    return "\n    ".join(sorted(lines)) or "nothing"
+
+
+def parse_series(name: str, values: str) -> InputValues:
+    """Parse the name and labels of a series. Raises ValueError."""
+    match = _SERIES.fullmatch(name.strip())
+    scope = next((scope for scope in VALUES if match and match[1] == scope), None)
+    if match is None or scope is None or match[2] not in VALUES[scope]:
+        known = (
+            f"{scope}_ and one of {', '.join(VALUES[scope])}" if scope else 'a name such as device_used_ratio{gpu="0"}'
+        )
+        raise ValueError(f"series {name!r}: expected {known}")
+    labels, rest = {}, match[3] or ""
+    while rest.strip():
+        label = _LABEL.match(rest)
+        if label is None:
+            raise ValueError(f'series {name!r}: expected labels as in {{gpu="0"}}')
+        labels[label[1]] = re.sub(r"\\(.)", r"\1", label[2])
+        rest = rest[label.end() :]
+    return InputValues(scope, match[2], tuple(sorted(labels.items())), tuple(_samples(values)))
+
+
+def _samples(text: str) -> Iterator[Sample]:
+    """Parse promtool's notation: ``1``, ``1x3`` (4 times), ``1+2x3`` (1 3 5 7), ``_``, ``_x3``, ``stale``."""
+    for word in text.split():
+        run, blank = _RUN.fullmatch(word), _BLANK.fullmatch(word)
+        times = int((run and run[4]) or (blank and blank[1]) or 0)
+        if times > MAX_SAMPLES:
+            raise ValueError(f"values {word!r}: more than {MAX_SAMPLES}")
+        if word == GONE:
+            yield GONE
+        elif blank:
+            yield from [None] * (times or 1)
+        elif run and (run[2] is None or run[4]):
+            slope = float(f"{run[2]}{run[3]}") if run[2] else 0.0
+            yield from (float(run[1]) + slope * number for number in range(times + 1))
+        else:
+            raise ValueError(f"values {word!r}: expected numbers, 0.5x10, 0+0.1x8, _, _x5 or stale")

@@ -10,15 +10,16 @@ from typing import Any
 
 from gpumond.cli import DONE
 from gpumond.config import Settings, load
-from gpumond.errors import SourceUnavailable
 from gpumond.host import logs
+from gpumond.sources import SOURCES, detected
 
 ACCESS = ("insecure", "web_config", "tokens_file")
 SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval", "log_format", *ACCESS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", metavar="auto|nvml|drm|every|sim", help="source of device readings (default: auto)")
+    names = "|".join(("auto", *(spec.name for spec in SOURCES)))
+    parser.add_argument("--source", metavar=names, help="source of device readings (default: auto)")
     add_common_arguments(parser)
 
 
@@ -75,21 +76,9 @@ def serve(
     return DONE
 
 
-def choose_source(name: str, sys_root: str = "/sys") -> str:
+def choose_source(name: str, sys: str = "/sys") -> str:
     """Resolve ``auto`` to a source for this machine. Raises SourceUnavailable if there is no driver."""
     if name != "auto":
         return name
-    from gpumond.sources.drm.devices import cards
-    from gpumond.sources.nvml.loading import load_error, not_loadable
-
-    reason, others = load_error(), any(cards(sys_root))
-    nvidia = reason is None
-    if nvidia or others:
-        return "every" if nvidia and others else "nvml" if nvidia else "drm"
-    if reason:
-        raise not_loadable(reason)
-    raise SourceUnavailable(
-        "no_driver",
-        "no GPU driver found (no libnvidia-ml.so.1, no device of amdgpu, i915 or xe); install the driver, "
-        "or run `gpumond demo`, which needs no GPU",
-    )
+    found = detected(sys)
+    return found[0].name if len(found) == 1 else "every"

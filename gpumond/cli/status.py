@@ -9,8 +9,8 @@ from typing import Any
 
 from gpumond.cli import DONE, client
 from gpumond.cli.table import size, table
-from gpumond.model.remedies import VERDICTS
-from gpumond.top.ledger import promise
+from gpumond.model.verdicts import REMEDIES
+from gpumond.top.ledger import flush_estimate
 from gpumond.top.notices import FrameNotice
 from gpumond.top.rows import HOLDINGS
 from gpumond.top.view import View, view
@@ -84,7 +84,7 @@ def notes(seen: View) -> Iterator[str]:
     yield _lines("", seen.notices)
     yield _lines("", seen.stuck)
     if seen.returnable_bytes:
-        yield f"{promise(seen)}: gpumond flush --all"
+        yield f"{flush_estimate(seen)}: gpumond flush --all"
     if seen.processes and not seen.agents:
         yield "no program runs the agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
     yield _lines("alert ", seen.alerts)
@@ -92,7 +92,7 @@ def notes(seen: View) -> Iterator[str]:
 
 
 def _verdict(remark: FrameNotice) -> str:
-    remedy = VERDICTS.get(remark.title, "")
+    remedy = REMEDIES.get(remark.title, "")
     return _lines("verdict ", [remark]) + (f"\n      -> {remedy}" if remedy else "")
 
 

@@ -13,9 +13,8 @@ from typing import Any
 
 from gpumond.cli import DONE, WRONG_USE, client
 from gpumond.cli.status import notes, process_table
-from gpumond.top.ledger import GROUNDS, Line, Piece, picture
-from gpumond.top.selection import of_device
-from gpumond.top.view import View, view
+from gpumond.top.ledger import GROUNDS, Line, Piece, device_lines
+from gpumond.top.view import View, of_device, view
 
 
 class Daemon:
@@ -65,7 +64,7 @@ def _page(seen: View) -> str:
     terminal = sys.stdout.isatty()
     coloured = terminal and not os.environ.get("NO_COLOR") and os.environ.get("COLORTERM") in ("truecolor", "24bit")
     width = shutil.get_terminal_size().columns if terminal else 80
-    lines = picture(seen, width, sys.maxsize, monochrome=not coloured)
+    lines = device_lines(seen, width, sys.maxsize, monochrome=not coloured)
     devices = "\n".join(_ansi(line) if coloured else _text(line) for line in lines)
     return "\n\n".join(section for section in (devices, process_table(seen), *notes(seen)) if section)
 
@@ -84,5 +83,5 @@ def _codes(piece: Piece) -> Iterator[str]:
     if piece.ground:
         red, green, blue = bytes.fromhex(GROUNDS[piece.ground].lstrip("#"))
         yield f"48;2;{red};{green};{blue}"
-    if piece.look:
-        yield {"bold": "1", "dim": "2", "alarm": "7"}[piece.look]
+    if piece.style:
+        yield {"bold": "1", "dim": "2", "alarm": "7"}[piece.style]

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 
-from gpumond.collector.ipc import DevicePosition, ExcludedDevice, ReadRequest
+from gpumond.collector import DevicePosition, ExcludedDevice, ReadRequest
 from gpumond.model.snapshot import Reading, XidErrors
 from gpumond.protocol.messages import to_json
 from gpumond.sources import NOWHERE
@@ -22,8 +22,8 @@ from gpumond.sources import NOWHERE
 class Request:
     """One request to the child. Finished with a Reading, or with None if there will be none."""
 
-    def __init__(self, asked: float) -> None:
-        self.asked = asked
+    def __init__(self, requested_at: float) -> None:
+        self.requested_at = requested_at
         self.done: asyncio.Future[Reading | None] = asyncio.get_running_loop().create_future()
 
     def finish(self, reading: Reading | None) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from gpumond.collector.ipc import ExcludedDevice, ReadResponse
+from gpumond.collector import ExcludedDevice, ReadResponse
 from gpumond.collector.process import Child, Request, end
 from gpumond.errors import FaultKind, ProtocolError, ReturnCode
 from gpumond.model.snapshot import RELEASED, STARTING, Reading, SourceState, XidErrors
@@ -54,7 +54,7 @@ class Collector:
         restarted: Callable[[], None] = lambda: None,
         opened: Callable[[], None] = lambda: None,
     ) -> None:
-        self.state = SourceState(source, up=False, responsive=True, reason=STARTING)
+        self.state = SourceState(name=source, up=False, responsive=True, reason=STARTING)
         self._deadline, self._replace_after = deadline, replace_after
         self._environ, self._restarted, self._opened = environ, restarted, opened
         self._child: Child | None = None
@@ -79,13 +79,13 @@ class Collector:
 
     async def read(self, wait: float) -> Reading | None:
         """Return a reading that began after this call, or None if none arrived within ``wait`` seconds."""
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         while (request := self._ask()) is not None:
-            left = asked + wait - time.monotonic()
+            left = requested_at + wait - time.monotonic()
             await asyncio.wait({request.done}, timeout=max(0.0, left))
             if not request.done.done():
                 return None
-            if request.asked >= asked:
+            if request.requested_at >= requested_at:
                 return request.done.result()
         return None
 
@@ -245,13 +245,13 @@ class Collector:
 
         Only this child has received the XID events of its device in the meantime.
         """
-        asked_again = {device.uuid for device, hung in self._excluded.items() if hung is child}
+        read_again = {device.uuid for device, hung in self._excluded.items() if hung is child}
         self._excluded = {device: hung for device, hung in self._excluded.items() if hung is not child}
-        heard = {(errors.device_uuid, errors.xid): errors.count for errors in child.xids}
+        counted = {(errors.device_uuid, errors.xid): errors.count for errors in child.xids}
         news = [
-            replace(errors, count=errors.count - heard.get((errors.device_uuid, errors.xid), 0))
+            replace(errors, count=errors.count - counted.get((errors.device_uuid, errors.xid), 0))
             for errors in (reading.xids if reading else ())
-            if errors.device_uuid in asked_again
+            if errors.device_uuid in read_again
         ]
         self._xids = add_up(self._xids, [errors for errors in news if errors.count > 0])
         child.stdin.close()
@@ -305,7 +305,14 @@ class Collector:
         known = before if reading is None else reading
         driver = known.driver_version
         self.state = SourceState(
-            before.name, up, responsive, reason, detail, driver, known.library_version, known.cuda_version
+            name=before.name,
+            up=up,
+            responsive=responsive,
+            reason=reason,
+            detail=detail,
+            driver_version=driver,
+            library_version=known.library_version,
+            cuda_version=known.cuda_version,
         )
         if (before.up, before.reason) != (up, reason):
             if up:

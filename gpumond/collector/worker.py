@@ -12,7 +12,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from gpumond.collector.ipc import DevicePosition, ReadRequest, ReadResponse
+from gpumond.collector import DevicePosition, ReadRequest, ReadResponse
 from gpumond.errors import SourceUnavailable
 from gpumond.protocol.messages import clean, from_json, to_json
 from gpumond.sources import NOWHERE, ReadProgress, load
@@ -24,8 +24,8 @@ PR_SET_PDEATHSIG = 1
 def main(name: str, place: int) -> int:
     os.set_inheritable(place, False)
     _continue_without_parent()
-    whereabouts = DevicePosition(place)
-    course = ReadProgress(whereabouts.at)
+    position = DevicePosition(place)
+    progress = ReadProgress(position.at)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of the driver library must not mix with the responses
 
@@ -34,15 +34,15 @@ def main(name: str, place: int) -> int:
         answers.flush()
 
     try:
-        source = load(name, course)
+        source = load(name, progress)
         source.open()
         answer(ReadResponse())
         owners = ProcessMetadata()
         for line in sys.stdin.buffer:
-            course.leave_out = {device.index: device.uuid for device in from_json(ReadRequest, line).leave_out}
+            progress.leave_out = {device.index: device.uuid for device in from_json(ReadRequest, line).leave_out}
             reading = source.read()
-            whereabouts.at(NOWHERE)
-            answer(ReadResponse(owners.complete(reading, course.lives)))
+            position.at(NOWHERE)
+            answer(ReadResponse(owners.complete(reading, progress.process_starts)))
         source.close()
     except SourceUnavailable as error:
         answer(ReadResponse(reason=error.reason, message=clean(error)))

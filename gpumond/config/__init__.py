@@ -10,13 +10,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
 
-from gpumond.alerting.receivers import Receiver
+from gpumond.alerting.receivers import ReceiverType
+from gpumond.alerting.receivers.alertmanager import Alertmanager
+from gpumond.alerting.receivers.log import Log
+from gpumond.alerting.receivers.webhook import Webhook
 from gpumond.config.web import Web, read_web
 from gpumond.errors import ConfigError
 from gpumond.host.files import read_text
@@ -25,6 +27,7 @@ from gpumond.protocol.messages import default_socket
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import ActionConfig, FlushConfig, RuleConfig, Seconds, Strict
+from gpumond.sources import SOURCES
 
 RELOADED = ("interval", "compat", "flush_cooldown", "retention", "disabled_rules", "rules", "receivers")
 """Settings that a reload changes; the others require a restart."""
@@ -33,47 +36,26 @@ HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-class ReceiverConfig(Strict):
-    """Configuration of a receiver of alerts. A URL can be a secret: it is never shown, and can be read from a file."""
+Receiver = Log | Webhook | Alertmanager
+"""All types of receivers."""
 
-    name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
-    type: Literal["log", "webhook", "alertmanager"]
-    url: str | None = None
-    url_file: Path | None = None
-    secret_file: Path | None = None
-    bearer_token_file: Path | None = None
-    ca_file: Path | None = None
-    resend: Seconds | None = Field(default=None, ge=1, le=3600)
+RECEIVER_TYPES: Mapping[str, type[ReceiverType]] = {
+    each.model_fields["type"].default: each for each in get_args(Receiver)
+}
 
-    @model_validator(mode="after")
-    def _addressed(self) -> ReceiverConfig:
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None][2:]
-        if self.type == "log":
-            if given:
-                raise ValueError(f"{self.name}: {given[0]} is not a key of a receiver of type log")
-            return self
-        if (self.url is None) == (self.url_file is None):
-            raise ValueError(f"{self.name}: expected exactly one of url and url_file")
-        if self.secret_file is not None and self.type != "webhook":
-            raise ValueError(f"{self.name}: secret_file is for webhooks only; for Alertmanager use bearer_token_file")
-        if self.resend is not None and self.type != "alertmanager":
-            raise ValueError(f"{self.name}: resend is for Alertmanager only; a webhook is notified once")
-        if self.url is not None and not _web_address(self.url):
-            raise ValueError(
-                f"{self.name}: expected an http:// or https:// url with a host and without user or password"
-            )
-        return self
 
-    def receiver(self) -> Receiver:
-        files = (self.url_file, self.secret_file, self.bearer_token_file, self.ca_file)
-        url_file, secret, token, ca = (None if file is None else str(file) for file in files)
-        return Receiver(self.name, self.type, self.url, url_file, secret, token, ca, self.resend or 60.0)
+def known_source(name: str) -> str:
+    """Return the name. Raises ValueError."""
+    known = ("auto", *(spec.name for spec in SOURCES))
+    if name not in known:
+        raise ValueError(f"expected one of {', '.join(known)}")
+    return name
 
 
 class Settings(Strict):
     """All settings. ``check-config --help`` and docs/reference/configuration.md describe the keys."""
 
-    source: Literal["auto", "nvml", "drm", "every", "sim"] = "auto"
+    source: Annotated[str, AfterValidator(known_source)] = "auto"
     listen: str = "127.0.0.1:9917"
     socket: Path | None = None
     socket_mode: str | None = Field(default=None, pattern=r"^0?[0-7]{3}$")
@@ -90,7 +72,7 @@ class Settings(Strict):
     retention: Seconds = Field(default=90 * 86400.0, ge=86400)
     disabled_rules: tuple[str, ...] = ()
     rules: tuple[RuleConfig, ...] = ()
-    receivers: tuple[ReceiverConfig, ...] = (ReceiverConfig(name="log", type="log"),)
+    receivers: tuple[Annotated[Receiver, Field(discriminator="type")], ...] = (Log(name="log"),)
 
     @field_validator("listen")
     @classmethod
@@ -252,8 +234,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 def _model(location: Sequence[object]) -> type[BaseModel]:
     """Return the model that defines the key at ``location``."""
-    if location[0] == "receivers" and len(location) > 2:
-        return ReceiverConfig
+    if location[0] == "receivers" and len(location) > 3:
+        return RECEIVER_TYPES[str(location[2])]
     if location[0] != "rules" or len(location) < 3:
         return Settings
     parts: dict[str, type[BaseModel]] = {"action": ActionConfig, "flush": FlushConfig}
@@ -264,11 +246,14 @@ def _explain(error: Any, origin: Mapping[str, str], where: str) -> str:
     """Return one line: place, key, value, expectation."""
     location = error["loc"]
     place = origin.get(str(location[0]), where) if location else where
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    named = location if location[:1] != ("receivers",) else (*location[:2], *location[3:])  # without the type
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).lstrip(".")
     if error["type"] == "extra_forbidden":
         model = _model(location)
         known = [field.alias or name for name, field in model.model_fields.items()]
         close = difflib.get_close_matches(str(location[-1]), known, n=1)
+        if location[0] == "receivers" and any(location[-1] in each.model_fields for each in RECEIVER_TYPES.values()):
+            return f"{place}: {key}: not a key of type {location[2]}; expected one of {', '.join(known)}"
         hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
         return f"{place}: {key}: unknown key; {hint}"
     message = error["msg"].removeprefix("Value error, ")
@@ -276,13 +261,3 @@ def _explain(error: Any, origin: Mapping[str, str], where: str) -> str:
         return f"{place}: {message}"
     shown = "" if isinstance(error["input"], dict) or location[-1] == "url" else f" {error['input']!r:.80}:"
     return f"{place}: {key}:{shown} {message[:1].lower()}{message[1:]}"
-
-
-def _web_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc and parts.port != 0
-        )
-    except ValueError:
-        return False

@@ -16,14 +16,13 @@ from typing import Any, Literal
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gpumond.config.tls import CIPHERS, server_context
+from gpumond.config.tls import CIPHERS, VERSIONS, server_context
 from gpumond.errors import ConfigError
 from gpumond.host.files import open_regular
 from gpumond.model import units
 from gpumond.protocol.text import Encodable
 
 Version = Literal["TLS10", "TLS11", "TLS12", "TLS13"]
-VERSIONS = ("TLS10", "TLS11", "TLS12", "TLS13")
 CLIENT_AUTH = {
     "NoClientCert": ssl.CERT_NONE,
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
@@ -80,7 +79,7 @@ class TlsConfig(Part):
             if not getattr(self, name) and not getattr(self, f"{name}_file"):
                 raise ValueError(f"expected {name}_file (or {name})")
         self._check_client_auth()
-        if VERSIONS.index(self.min_version) > VERSIONS.index(self.max_version):
+        if VERSIONS[self.min_version] > VERSIONS[self.max_version]:
             raise ValueError(f"min_version {self.min_version} is above max_version {self.max_version}")
         return self
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from gpumond.agents.connection import Limits
 from gpumond.agents.server import AgentServer
 from gpumond.alerting.outbox import BACKOFF_SECONDS
-from gpumond.alerting.receivers import Notifier, notifier
+from gpumond.alerting.receivers import Notifier
 from gpumond.collector.supervisor import Collector
 from gpumond.config import Settings
 from gpumond.host.fd_limits import kept_from_agents
@@ -58,8 +58,8 @@ class Clock:
     monotonic: Callable[[], float] = time.monotonic
 
 
-def notifiers(settings: Settings) -> list[Notifier]:
-    return [notifier(each.receiver()) for each in settings.receivers]
+def notifiers(settings: Settings) -> Sequence[Notifier]:
+    return settings.receivers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

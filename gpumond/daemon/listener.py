@@ -21,6 +21,7 @@ from typing import Literal
 from gpumond.api.shares import LOOPBACK, Shares, user_of
 from gpumond.host.fd_limits import RESERVED_CONNECTIONS
 from gpumond.host.peer_credentials import loopback_uid, peer_uid
+from gpumond.host.runtime_directory import BACKLOG
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,6 @@ LEAVING: tuple[State, ...] = ("idle", "streaming")
 HEAD_SECONDS = HANDSHAKE_SECONDS = 10.0
 LISTEN_SECONDS = 0.1
 ACCEPTS = 8
-BACKLOG = 4096
 PAUSE_SECONDS = 0.1
 GRACE_SECONDS = 0.5
 """For answers that are being sent when the listener is closed. A stream of events would never end by itself."""

@@ -54,7 +54,7 @@ class Ticker:
 
             await self._record(tick)
         await in_slices(parts.preview_window.adding(tick.frame))
-        self._history.turn(tick.memory.diagnosis.history, snapshot.elapsed_seconds)
+        self._history.advance(tick.memory.diagnosis.history, snapshot.elapsed_seconds)
         parts.telemetry.faults(snapshot.faults, complete=reading is not None)
         parts.telemetry.store_writable.set(parts.store.writable)
         return tick
@@ -82,11 +82,11 @@ class Ticker:
     async def _record(self, tick: Tick) -> None:
         """Pass the frame to baselines, telemetry and events."""
         parts, snapshot = self._parts, tick.frame.snapshot
-        parts.baselines.see(tick.frame)
+        parts.baselines.add(tick.frame)
         parts.telemetry.workloads.connected(report.workload for report in snapshot.reports if report.uses_device)
         await asyncio.sleep(0)
         departed = parts.edges.agents.departed()
-        parts.telemetry.happened(parts.events.follow(tick.frame, tick.raised, tick.resolved, departed))
+        parts.telemetry.count_events(parts.events.publish(tick.frame, tick.raised, tick.resolved, departed))
 
     async def run_forever(self) -> None:
         """Tick on a monotonic schedule. A tick that comes too late is skipped and counted, never queued."""

@@ -7,20 +7,22 @@ from collections.abc import Iterator, Mapping, Set
 from math import inf, isfinite
 
 from gpumond.diagnosis import detectors, messages
+from gpumond.diagnosis.device_verdicts import DETECTORS, DeviceCase
 from gpumond.diagnosis.distributed import RankGroup
 from gpumond.diagnosis.idle import idle_seconds
 from gpumond.diagnosis.leak import OUTSIDE, Leak
-from gpumond.diagnosis.leak_pattern import form
+from gpumond.diagnosis.leak_pattern import form as form_of
 from gpumond.diagnosis.leak_search import follow, search, watch_growth
 from gpumond.diagnosis.plateaus import REST_MINUTES
-from gpumond.diagnosis.shapes import SHAPES, Shape, shape
-from gpumond.diagnosis.tracked_series import Key, TrackedSeries
+from gpumond.diagnosis.shapes import Shape, shape
+from gpumond.diagnosis.tracked_series import Evidence, TrackedSeries
 from gpumond.diagnosis.tracker import Fall, Tracker
-from gpumond.history import UNCLAIMED, USED, History
+from gpumond.history import UNCLAIMED, USED, History, SeriesKey
 from gpumond.history.series import FIVE_MINUTES, MAX, MINUTE
 from gpumond.model.cooperative import Steps
-from gpumond.model.frame import Verdict, VerdictKind
+from gpumond.model.frame import Verdict
 from gpumond.model.snapshot import DeviceReading, ProcessUsage, Snapshot
+from gpumond.model.verdicts import SHAPES, VerdictName
 
 RECENT_MINUTES = 15
 MIN_RELEASE_RATIO = 0.02
@@ -34,15 +36,13 @@ RETRIED_SECONDS = 600.0
 MAX_DISAGREEMENTS = 3
 """Consecutive minutes with another shape after which a shape's verdict ends."""
 
-Evidence = tuple[tuple[str, float], ...]
-
 
 class Classifier:
     """State of all tracked series and events, and their verdicts."""
 
     def __init__(self, pace: float) -> None:
         self._tracker = Tracker(pace)
-        self._devices: dict[str, DeviceReading] = {}
+        self._devices: Mapping[str, DeviceReading] = {}
         self._parents: frozenset[str | None] = frozenset()
         self._events: list[tuple[float, Verdict]] = []
         """Verdicts on ends, each with the time until which it is active."""
@@ -56,7 +56,7 @@ class Classifier:
         """By device and program: times of recent crashes."""
         self._loops: dict[tuple[str, str], tuple[float, Verdict]] = {}
         """Crash loops, with the time until which each is active."""
-        self._flat: dict[Key, detectors.Flat] = {}
+        self._flat: dict[SeriesKey, detectors.Flat] = {}
         self._ranks = RankGroup()
 
     @property
@@ -69,7 +69,7 @@ class Classifier:
         if not (yield from self._tracker.adding(snapshot)):
             return False
         now = self.history.now
-        before, self._devices = self._devices, {device.uuid: device for device in snapshot.devices}
+        before, self._devices = self._devices, snapshot.devices_by_uuid
         self._forget(before.keys() - self._devices.keys())
         self._parents = frozenset(device.parent_uuid for device in snapshot.devices)
         self._record_xids(snapshot)
@@ -89,9 +89,9 @@ class Classifier:
         for fall in self._tracker.falls:
             self._explain(fall, snapshot)
         for device in snapshot.devices:
-            device_series = self._tracker.tracked_series.get((device.uuid, None, None))
+            device_series = self._tracker.tracked_series.get((device.uuid, None))
             if device_series is not None and device_series.seen == now:
-                self._judge_pressure(device_series, device)
+                self._judge_device(device_series, device)
                 self._judge_orphans(device_series, device)
         self._events = [event for event in self._events if event[0] > now]
         self._loops = {key: loop for key, loop in self._loops.items() if loop[0] > now}
@@ -165,7 +165,7 @@ class Classifier:
         room = self._room(tracked.uuid, device)
         per_second = leak.slope * pace
         left = None if room is None else room / per_second
-        shaped = "stairs" if leak.pause else form(leak, tracked.series, self.history.device(tracked.uuid))
+        shaped = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device(tracked.uuid))
         who = messages.program(tracked.name, tracked.pid, _label(device))
         since = self._since(tracked, "leak", leak.onset)
         evidence: list[tuple[str, float]] = [
@@ -179,9 +179,7 @@ class Classifier:
         if leak.what == OUTSIDE:
             evidence.append(("outside_pools", 1.0))
         summary = messages.leak(who, _label(device), 60 * per_second, since, left, shaped, leak.what == OUTSIDE)
-        tracked.verdicts["leak"] = Verdict(
-            tracked.uuid, tracked.pid, "leak", since, tuple(evidence), left, summary, shaped
-        )
+        tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped)
 
     def _set_shape(self, tracked: TrackedSeries, found: Shape | None) -> None:
         active = next((kind for kind in SHAPES if kind in tracked.verdicts), None)
@@ -196,8 +194,8 @@ class Classifier:
             who = messages.program(tracked.name, tracked.pid, _label(self._devices[tracked.uuid]))
             since = self._since(tracked, found.kind, found.at)
             evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in found.evidence)
-            self._set_verdict(
-                tracked, found.kind, since, evidence, messages.of_shape(found.kind, who, dict(evidence), since)
+            tracked.verdicts[found.kind] = tracked.verdict(
+                found.kind, since, evidence, messages.of_shape(found.kind, who, dict(evidence), since)
             )
 
     def _judge_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
@@ -218,12 +216,12 @@ class Classifier:
         )
         who = messages.program(tracked.name, tracked.pid, "")
         summary = messages.fragmentation(who, _label(device), found.ratio, found.kept, found.live)
-        self._set_verdict(
-            tracked, "fragmentation", self._since(tracked, "fragmentation", found.since), evidence, summary
+        tracked.verdicts["fragmentation"] = tracked.verdict(
+            "fragmentation", self._since(tracked, "fragmentation", found.since), evidence, summary
         )
 
     def _judge_idle(self, tracked: TrackedSeries, device: DeviceReading) -> None:
-        process = next((one for one in device.processes or () if one.pid == tracked.pid), None)
+        process = device.processes_by_key.get(tracked.process) if tracked.process else None
         seconds = self._idle_seconds(tracked, device, process)
         held = tracked.series.column(MINUTE, USED if tracked.pid else UNCLAIMED, count=1)[-1]
         held = held if isfinite(held) else tracked.used
@@ -234,7 +232,9 @@ class Classifier:
         who = messages.program(tracked.name, tracked.pid, _label(device))
         evidence = (("idle_seconds", seconds), ("held_bytes", held))
         since = self._since(tracked, "idle-holder", self.history.now - seconds * self.history.pace)
-        self._set_verdict(tracked, "idle-holder", since, evidence, messages.idle(who, _label(device), held, seconds))
+        tracked.verdicts["idle-holder"] = tracked.verdict(
+            "idle-holder", since, evidence, messages.idle(who, _label(device), held, seconds)
+        )
 
     def _idle_seconds(self, tracked: TrackedSeries, device: DeviceReading, process: ProcessUsage | None) -> float:
         """Return the idle time from the reading, else from the device's utilisation: seconds of this clock, 0
@@ -246,24 +246,20 @@ class Classifier:
         since = self._tracker.idle_at.get(tracked.uuid, inf)
         return max(0.0, self.history.now - max(since, tracked.born))
 
-    def _judge_pressure(self, tracked: TrackedSeries, device: DeviceReading) -> None:
-        size, used = device.size_bytes, device.used_bytes
+    def _judge_device(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+        size, used, now = device.size_bytes, device.used_bytes, self.history.now
         if not size or used is None:
             return
-        ratio, (ramp_at, left) = used / size, self._ramps.get(device.uuid, (-inf, 0.0))
-        is_ramping = self.history.now - ramp_at < detectors.RAMP_HELD_SECONDS
-        if ratio >= detectors.NEARLY_FULL:
-            self._full_at[device.uuid] = self.history.now
-        full = ratio > (detectors.FULL_CLEAR if "pressure" in tracked.verdicts else detectors.FULL)
-        if not full and not is_ramping:
-            tracked.verdicts.pop("pressure", None)
-            return
-        seconds_left = left / self.history.pace if is_ramping else None
-        evidence = (("used_ratio", ratio), ("free_bytes", float(size - used)))
-        since = self._since(tracked, "pressure", self.history.now)
-        self._set_verdict(
-            tracked, "pressure", since, evidence, messages.pressure(_label(device), ratio, seconds_left), seconds_left
-        )
+        if used / size >= detectors.NEARLY_FULL:
+            self._full_at[device.uuid] = now
+        ramp_at, left = self._ramps.get(device.uuid, (-inf, 0.0))
+        seconds_left = left / self.history.pace if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
+        for kind, detect in DETECTORS.items():
+            found = detect(DeviceCase(device, _label(device), used, size, seconds_left, kind in tracked.verdicts))
+            if found is None:
+                tracked.verdicts.pop(kind, None)
+            else:
+                tracked.verdicts[kind] = tracked.verdict(kind, self._since(tracked, kind, now), *found)
 
     def _judge_orphans(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         if device.processes is None:
@@ -275,7 +271,7 @@ class Classifier:
             self._flat.pop(tracked.life, None)
         for process in device.processes:
             if process.state in ("gone", "zombie") and process.used_bytes is not None:
-                own = self._tracker.tracked_series.get((device.uuid, process.pid, process.start_ticks))
+                own = self._tracker.tracked_series.get((device.uuid, process.key))
                 if own is not None:
                     self._judge_orphan(own, device, float(process.used_bytes), process)
 
@@ -294,8 +290,8 @@ class Classifier:
         who = "" if process is None else messages.program(process.comm or tracked.name, process.pid, "")
         evidence = (("unclaimed_bytes" if process is None else "held_bytes", size), ("unchanged_seconds", seconds))
         since = self._since(tracked, "orphan", flat_period.since)
-        self._set_verdict(
-            tracked, "orphan", since, evidence, messages.orphan(_label(device), size, seconds, who, holder)
+        tracked.verdicts["orphan"] = tracked.verdict(
+            "orphan", since, evidence, messages.orphan(_label(device), size, seconds, who, holder)
         )
 
     def _explain(self, fall: Fall, snapshot: Snapshot) -> None:
@@ -315,7 +311,7 @@ class Classifier:
             self._event(tracked, "crash", CRASH_SECONDS, evidence, summary)
             self._loop(tracked, device)
         elif fall.ended or fall.emptied:
-            ended = fall.ended and not _exists(tracked, snapshot)
+            ended = fall.ended and not (tracked.process and snapshot.may_contain(tracked.process))
             summary = messages.release(who if tracked.pid else "", label, fall.size_bytes, ended)
             self._event(tracked, "release", RELEASE_SECONDS, evidence, summary)
 
@@ -328,14 +324,22 @@ class Classifier:
         if len(times) >= detectors.LOOP_CRASHES:
             who, until = tracked.name or "a program", times[-detectors.LOOP_CRASHES] + detectors.LOOP_SECONDS
             summary = messages.crash_loop(who, _label(device), len(times))
-            evidence, since = (("crashes", len(times)),), self.history.unix(times[0])
-            self._loops[key] = until, Verdict(tracked.uuid, None, "crash-loop", since, evidence, None, summary)
+            verdict = Verdict(
+                device_uuid=tracked.uuid,
+                pid=None,
+                start_ticks=None,
+                kind="crash-loop",
+                since=self.history.unix(times[0]),
+                evidence=(("crashes", len(times)),),
+                summary=summary,
+            )
+            self._loops[key] = until, verdict
 
     def _event(
-        self, tracked: TrackedSeries, kind: VerdictKind, seconds: float, evidence: Evidence, summary: str
+        self, tracked: TrackedSeries, kind: VerdictName, seconds: float, evidence: Evidence, summary: str
     ) -> None:
         now = self.history.now
-        verdict = Verdict(tracked.uuid, tracked.pid, kind, self.history.unix(now), evidence, None, summary)
+        verdict = tracked.verdict(kind, self.history.unix(now), evidence, summary)
         self._events.append((now + seconds, verdict))
 
     def _forget(self, gone: Set[str]) -> None:
@@ -349,11 +353,11 @@ class Classifier:
 
     def _record_endings(self, snapshot: Snapshot) -> None:
         """Record how a program ended until its memory is free, which takes a moment longer."""
-        endings = {(end.pid, end.start_ticks): end.ending for end in snapshot.ends}
+        endings = {end.key: end.ending for end in snapshot.ends}
         if endings:
-            for (_, pid, ticks), tracked in self._tracker.tracked_series.items():
-                if pid is not None and ticks is not None:
-                    tracked.ending = endings.get((pid, ticks), tracked.ending)
+            for (_, process), tracked in self._tracker.tracked_series.items():
+                if process is not None:
+                    tracked.ending = endings.get(process, tracked.ending)
 
     def _record_xids(self, snapshot: Snapshot) -> None:
         for seen in snapshot.xids:
@@ -369,25 +373,8 @@ class Classifier:
         active = tracked.verdicts.get(kind)
         return self.history.unix(at) if active is None else active.since
 
-    def _set_verdict(
-        self,
-        tracked: TrackedSeries,
-        kind: VerdictKind,
-        since: float,
-        evidence: Evidence,
-        summary: str,
-        left: float | None = None,
-    ) -> None:
-        tracked.verdicts[kind] = Verdict(tracked.uuid, tracked.pid, kind, since, evidence, left, summary)
 
-
-def _exists(tracked: TrackedSeries, snapshot: Snapshot) -> bool:
-    """Return True if the process has a connected agent, or the driver lists it on any device."""
-    listed = {process.pid for device in snapshot.devices for process in device.processes or ()}
-    return tracked.pid in listed or any(report.pid == tracked.pid for report in snapshot.reports)
-
-
-def _shown(tracked: TrackedSeries, instead: Mapping[Key, Verdict | None]) -> Iterator[Verdict]:
+def _shown(tracked: TrackedSeries, instead: Mapping[SeriesKey, Verdict | None]) -> Iterator[Verdict]:
     """Yield the verdicts of a series, its leak replaced by the verdict of its group."""
     for verdict in tracked.verdicts.values():
         shown = instead.get(tracked.life, verdict) if verdict.kind == "leak" else verdict

@@ -7,15 +7,12 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from gpumond.diagnosis.fragmentation import split_share
-from gpumond.diagnosis.peaks import PoolPeak
+from gpumond.diagnosis.peaks import FRAGMENTED_FROM, PoolPeak, split_share
 from gpumond.diagnosis.trend import sen
 from gpumond.history import USED
 from gpumond.history.series import MAX, Series
 from gpumond.model.program import Ending
-
-MIB = 1 << 20
-GIB = 1 << 30
+from gpumond.model.units import GIB, MIB
 
 FULL = 0.95
 FULL_CLEAR = 0.93
@@ -39,8 +36,6 @@ IDLE_RATIO = 0.05
 
 FRAGMENTED = 0.25
 FRAGMENTED_CLEAR = 0.20
-FRAGMENTED_FROM = 0.05
-"""Share of the device that a pool must keep before its fragmentation is reported."""
 FRAGMENTED_MINUTES = 10
 MIN_MINUTES = 5
 GROWTH_RATIO = 0.02

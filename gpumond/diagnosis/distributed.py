@@ -11,7 +11,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gpumond.diagnosis import messages
-from gpumond.diagnosis.tracked_series import Key, TrackedSeries
+from gpumond.diagnosis.tracked_series import TrackedSeries
+from gpumond.history import SeriesKey
 from gpumond.model.frame import Verdict
 
 MIN_DEVICES = 4
@@ -24,22 +25,22 @@ class RankGroup:
     """Groups of series that leak together. The series that represents a group stays the same while it leaks itself."""
 
     def __init__(self) -> None:
-        self._representatives: dict[str, Key] = {}
+        self._representatives: dict[str, SeriesKey] = {}
 
-    def verdicts(self, tracked_series: Collection[TrackedSeries]) -> dict[Key, Verdict | None]:
+    def verdicts(self, tracked_series: Collection[TrackedSeries]) -> dict[SeriesKey, Verdict | None]:
         """Return the verdicts that replace the series' own leak; None if the verdict of another series includes it."""
         leaking: defaultdict[str, list[TrackedSeries]] = defaultdict(list)
         for tracked in tracked_series:
-            if tracked.leak is not None and tracked.pid is not None and "leak" in tracked.verdicts:
+            if tracked.leak is not None and tracked.process is not None and "leak" in tracked.verdicts:
                 leaking[tracked.name].append(tracked)
-        replacements: dict[Key, Verdict | None] = {}
+        replacements: dict[SeriesKey, Verdict | None] = {}
         self._representatives = {
             name: representative for name, representative in self._representatives.items() if name in leaking
         }
         for name, alike in leaking.items():
             group = _together(alike) if len({tracked.uuid for tracked in alike}) >= MIN_DEVICES * MIN_SHARE else []
             peers = (
-                [tracked for tracked in tracked_series if tracked.name == name and tracked.pid is not None]
+                [tracked for tracked in tracked_series if tracked.name == name and tracked.process is not None]
                 if group
                 else []
             )

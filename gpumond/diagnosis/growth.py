@@ -17,9 +17,10 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak import MIB, OUTSIDE, Leak, LeakCase, curve, load_rises
+from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, curve, load_rises
 from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
 from gpumond.history.series import MEDIAN, MIN, MINUTE, TIERS
+from gpumond.model.units import MIB
 
 BLOCK = 0
 """Index of the tier of 15 s."""
@@ -215,8 +216,19 @@ def _passes(case: LeakCase, steps: StepCounts, test: QuickTest, kind: int) -> Le
     if not _steps_go_on(steps, at, values, test, parts) or load_rises(case.device, BLOCK, test.blocks):
         return None
     base = min(median(before[-FLAT_BLOCKS[0] :]), values[0]) if test.flat else values[0]
-    significance = mann_kendall(values)
-    return Leak(case.what, kind, MINUTE, LINES_OF_CLEAN_LEAK, at[0], base, values[-1], slope, slope, significance, span)
+    return Leak(
+        what=case.what,
+        kind=kind,
+        tier=MINUTE,
+        blocks=LINES_OF_CLEAN_LEAK,
+        onset=at[0],
+        base=base,
+        top=values[-1],
+        slope=slope,
+        first_slope=slope,
+        significance=mann_kendall(values),
+        window=span,
+    )
 
 
 def _window(case: LeakCase, kind: int, blocks: int, least: float) -> _Window | None:

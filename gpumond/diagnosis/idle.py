@@ -6,20 +6,17 @@ reading. Where the utilisation is unknown, the idle time is unknown.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from operator import attrgetter
+from dataclasses import replace
 
 from gpumond.model.snapshot import DeviceReading, ProcessUsage
 
 
-def watched(device: DeviceReading, before: DeviceReading | None, seconds: float) -> DeviceReading:
+def with_idle_times(device: DeviceReading, before: DeviceReading | None, seconds: float) -> DeviceReading:
     """Return the device with its idle times, ``seconds`` after the reading ``before``."""
     processes = device.processes
     if processes and any(process.utilization_ratio is not None for process in processes):
-        known = {(process.pid, process.start_ticks): process for process in before.processes or ()} if before else {}
-        processes = tuple(
-            _process(process, known.get((process.pid, process.start_ticks)), seconds) for process in processes
-        )
+        known = before.processes_by_key if before else {}
+        processes = tuple(_process(process, known.get(process.key), seconds) for process in processes)
     idle = _longer(_use(device), before.idle_seconds if before else None, seconds)
     if idle is None and processes is device.processes:
         return device
@@ -35,11 +32,7 @@ def idle_seconds(device: DeviceReading, process: ProcessUsage) -> float | None:
 
 def _process(process: ProcessUsage, before: ProcessUsage | None, seconds: float) -> ProcessUsage:
     idle = _longer(process.utilization_ratio, before.idle_seconds if before else None, seconds)
-    return process if idle == process.idle_seconds else ProcessUsage(*(*_OTHERS(process), idle))
-
-
-_OTHERS = attrgetter(*(field.name for field in fields(ProcessUsage) if field.name != "idle_seconds"))
-"""Faster than ``replace`` by half: there may be hundreds of processes at every tick. The field is the last one."""
+    return process if idle == process.idle_seconds else replace(process, idle_seconds=idle)
 
 
 def _use(device: DeviceReading) -> float | None:

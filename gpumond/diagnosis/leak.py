@@ -21,8 +21,8 @@ from gpumond.diagnosis.plateaus import PlateauStep
 from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
 from gpumond.history import HELD, USED, UTILIZATION
 from gpumond.history.series import FIVE_MINUTES, MEDIAN, MIN, MINUTE, QUARTER, SAMPLES, TIERS, Series
+from gpumond.model.units import MIB
 
-MIB = 1 << 20
 MINUTE_SECONDS = 60.0
 HOUR = 3600.0
 
@@ -148,7 +148,7 @@ LATE_PAUSES = 3.0
 """Stairs have ended when the next step is late by this number of pauses."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
     """Growth that does not end by itself. Times and slope are those of the History's clock."""
 
@@ -232,7 +232,20 @@ def from_stairs(steps: Sequence[PlateauStep], what: int) -> Leak:
     base, top = steps[0].before, steps[-1].after
     # The first step begins the first pause, so that its height belongs to the time before.
     slope = (top - steps[0].after) / span
-    return Leak(what, MEDIAN, MINUTE, 0, steps[0].at, base, top, slope, slope, 0.0, span, pause)
+    return Leak(
+        what=what,
+        kind=MEDIAN,
+        tier=MINUTE,
+        blocks=0,
+        onset=steps[0].at,
+        base=base,
+        top=top,
+        slope=slope,
+        first_slope=slope,
+        significance=0.0,
+        window=span,
+        pause=pause,
+    )
 
 
 def update_stairs(leak: Leak, steps: Sequence[PlateauStep], now: float) -> Leak | None:
@@ -300,7 +313,19 @@ def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
     base = min(base, window[0])
     onset = max(times[first], at[-1] - (window[-1] - base) / slope)
     span = at[-1] - at[0] + seconds
-    return Leak(case.what, kind, test.tier, count, onset, base, window[-1], slope, slope, significance, span)
+    return Leak(
+        what=case.what,
+        kind=kind,
+        tier=test.tier,
+        blocks=count,
+        onset=onset,
+        base=base,
+        top=window[-1],
+        slope=slope,
+        first_slope=slope,
+        significance=significance,
+        window=span,
+    )
 
 
 def _since(full: LeakCurve, born: float) -> LeakCurve:

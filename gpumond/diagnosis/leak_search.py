@@ -17,7 +17,15 @@ def search(
     """Return the leak that one of the ``closed`` tiers completes, if any. ``size`` and ``room`` are the device's."""
     whole = history.device(tracked.uuid)
     for what in (tracked.main, OUTSIDE) if tracked.counted else (tracked.main,):
-        case = LeakCase(tracked.series, whole, what, tracked.born, size, room, history.pace)
+        case = LeakCase(
+            series=tracked.series,
+            device=whole,
+            what=what,
+            born=tracked.born,
+            size=size,
+            room=room,
+            pace=history.pace,
+        )
         found = leak.find(case, closed)
         if found is None and what != OUTSIDE and closed > FIVE_MINUTES:
             found = serving.find(case, tracked.quartiles)
@@ -42,7 +50,15 @@ def watch_growth(tracked: TrackedSeries, history: History, label: str, room: flo
     ``alone``: the series is classified. ``room`` is the device's, ``label`` its name.
     """
     tracked.steps.close(tracked.series.times(growth.BLOCK, 1)[-1])
-    case = LeakCase(tracked.series, history.device(tracked.uuid), tracked.main, tracked.born, None, room, history.pace)
+    case = LeakCase(
+        series=tracked.series,
+        device=history.device(tracked.uuid),
+        what=tracked.main,
+        born=tracked.born,
+        size=None,
+        room=room,
+        pace=history.pace,
+    )
     began = False
     if alone and tracked.leak is None:
         tracked.leak = growth.quick(case, tracked.steps)
@@ -77,4 +93,4 @@ def _growing(
         evidence.append(("kept_bytes_per_step", found.bytes_a_step))
     who = messages.program(tracked.name, tracked.pid, label)
     summary = messages.growing(who, label, 60 * per_second, since, left, found.bytes_a_step)
-    return Verdict(tracked.uuid, tracked.pid, "growing", since, tuple(evidence), left, summary)
+    return tracked.verdict("growing", since, tuple(evidence), summary, left)

@@ -1,15 +1,19 @@
-"""Peaks of live and kept memory of one process's pools, in each minute. No I/O."""
+"""Peaks of live and kept memory of one process's pools, in each minute. No I/O.
+
+Fragmentation is measured at peaks and never at an instant: at a moment of low use, a healthy pool looks as fragmented
+as any; at its peak it does not.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import NamedTuple
 
-from gpumond.diagnosis.fragmentation import kept_bytes
+from gpumond.model.pools import PoolUsage
 from gpumond.model.snapshot import AgentReport
+from gpumond.model.units import MINUTE_SECONDS
 
 MINUTES = 60
-MINUTE_SECONDS = 60.0
 
 
 class PoolPeak(NamedTuple):
@@ -64,3 +68,22 @@ class Peaks:
             self.minutes.append(self._last)
         elif live > last.live or kept > last.kept:
             self._last = self.minutes[-1] = PoolPeak(last.at, max(last.live, live), max(last.kept, kept))
+
+
+FRAGMENTED_FROM = 0.05
+"""Share of the device that a pool must keep before its fragmentation is reported."""
+
+
+def kept_bytes(pool: PoolUsage) -> int:
+    """Return the bytes that no flush returns: held less reclaimable, that is live and stranded.
+
+    An arena that never returns memory is no sign of fragmentation: it keeps its memory in any case.
+    """
+    if pool.reclaimable.exactness == "not_releasable":
+        return pool.live_bytes
+    return max(pool.live_bytes, pool.held_bytes - pool.reclaimable.likely)
+
+
+def split_share(peak_live: float, peak_kept: float) -> float:
+    """Return 1 - peak live / peak kept over one window; 0 for a pool that keeps nothing."""
+    return 1 - min(1.0, peak_live / peak_kept) if peak_kept else 0.0

@@ -16,7 +16,6 @@ from math import inf
 from gpumond.diagnosis.leak import (
     HOUR,
     MAX_SPAN_RATIO,
-    MIB,
     RETURNED_RATIO,
     STOPPED_RATIO,
     STOPPED_SECONDS,
@@ -28,6 +27,7 @@ from gpumond.diagnosis.leak import (
 )
 from gpumond.diagnosis.trend import mann_kendall, median, quantile, sen, slopes, spread
 from gpumond.history.series import FIVE_MINUTES, MEDIAN, MINUTE, QUARTER, TIERS, Rows, Series, highest
+from gpumond.model.units import MIB
 
 KEPT_BLOCKS = 288
 """Number of blocks that are kept: 24 hours, so that the load of a whole day is known."""
@@ -193,9 +193,19 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
         return None
     base = min(median(values[test.skipped_blocks : -count][-count:]), window[0])
     onset = max(times[test.skipped_blocks], at[-1] - (window[-1] - base) / slope)
-    top, length, certain = window[-1], span + seconds, mann_kendall(window)
     return Leak(
-        case.what, MEDIAN, FIVE_MINUTES, count, onset, base, top, slope, slope, certain, length, by_quartiles=True
+        what=case.what,
+        kind=MEDIAN,
+        tier=FIVE_MINUTES,
+        blocks=count,
+        onset=onset,
+        base=base,
+        top=window[-1],
+        slope=slope,
+        first_slope=slope,
+        significance=mann_kendall(window),
+        window=span + seconds,
+        by_quartiles=True,
     )
 
 

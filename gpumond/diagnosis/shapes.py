@@ -9,9 +9,8 @@ from typing import NamedTuple
 from gpumond.diagnosis.plateaus import Plateaus
 from gpumond.diagnosis.trend import mann_kendall, median
 from gpumond.history.series import MAX, MIN, MINUTE, Series
-from gpumond.model.frame import VerdictKind
+from gpumond.model.verdicts import VerdictName
 
-SHAPES: tuple[VerdictKind, ...] = ("warm-up", "steady", "churn", "periodic", "step-change")
 WARM_UP_SECONDS = 300.0
 SLOWER_RATIO = 0.85
 """Maximum growth in the last third of the minutes, as a share of that in the first and in the middle third, of a curve
@@ -37,7 +36,7 @@ MIN_CYCLES = 3
 
 
 class Shape(NamedTuple):
-    kind: VerdictKind
+    kind: VerdictName
     at: float
     evidence: tuple[tuple[str, float], ...]
 

@@ -9,13 +9,14 @@ from gpumond.diagnosis.leak import Leak
 from gpumond.diagnosis.peaks import Peaks
 from gpumond.diagnosis.plateaus import Plateaus
 from gpumond.diagnosis.serving import UpperQuartiles
-from gpumond.history import LIVE, UNCLAIMED, USED
+from gpumond.history import LIVE, UNCLAIMED, USED, SeriesKey
 from gpumond.history.series import Series
 from gpumond.model.frame import Verdict
+from gpumond.model.process import ProcessKey
 from gpumond.model.program import Ending
+from gpumond.model.verdicts import VerdictName
 
-Key = tuple[str, int | None, int | None]
-"""(device UUID, pid, start_ticks); the device itself has neither pid nor start_ticks"""
+Evidence = tuple[tuple[str, float], ...]
 
 
 class TrackedSeries:
@@ -40,7 +41,7 @@ class TrackedSeries:
         "verdicts",
     )
 
-    def __init__(self, life: Key, name: str, series: Series) -> None:
+    def __init__(self, life: SeriesKey, name: str, series: Series) -> None:
         self.life = life
         self.name = name
         self.series = series
@@ -67,13 +68,17 @@ class TrackedSeries:
         return self.life[0]
 
     @property
-    def pid(self) -> int | None:
+    def process(self) -> ProcessKey | None:
         return self.life[1]
+
+    @property
+    def pid(self) -> int | None:
+        return self.life[1].pid if self.life[1] else None
 
     @property
     def main(self) -> int:
         """Index of the most reliable signal."""
-        return UNCLAIMED if self.pid is None else LIVE if self.counted else USED
+        return UNCLAIMED if self.process is None else LIVE if self.counted else USED
 
     def restart(self, now: float) -> None:
         """Discard the earlier curve, as for another life."""
@@ -82,3 +87,25 @@ class TrackedSeries:
         self.growth = None
         self.levels = Plateaus()
         self.quartiles = UpperQuartiles()
+
+    def verdict(
+        self,
+        kind: VerdictName,
+        since: float,
+        evidence: Evidence,
+        summary: str,
+        time_to_oom_seconds: float | None = None,
+        form: str = "",
+    ) -> Verdict:
+        """Make a verdict on this device or life."""
+        return Verdict(
+            device_uuid=self.uuid,
+            pid=self.pid,
+            start_ticks=self.life[1].start_ticks if self.life[1] else None,
+            kind=kind,
+            since=since,
+            evidence=evidence,
+            time_to_oom_seconds=time_to_oom_seconds,
+            summary=summary,
+            form=form,
+        )

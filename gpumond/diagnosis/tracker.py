@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import nan
 from typing import NamedTuple
 
-from gpumond.diagnosis.tracked_series import Key, TrackedSeries
-from gpumond.history import History, Life
+from gpumond.diagnosis.tracked_series import TrackedSeries
+from gpumond.history import History, Life, SeriesKey
 from gpumond.model.claims import borne_out, complete_lists, listed, outermost
 from gpumond.model.cooperative import Steps
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 
 FALL_RATIO = 0.10
@@ -23,7 +23,7 @@ RETURNED_RATIO = 0.5
 
 _Report = tuple[AgentReport, int, int]
 """Report with live and held bytes, summed over its pools on one device."""
-_Reports = dict[tuple[int, int | None], _Report]
+_Reports = dict[ProcessKey, _Report]
 
 
 class Fall(NamedTuple):
@@ -45,7 +45,7 @@ class Tracker:
 
     def __init__(self, pace: float) -> None:
         self.history = History(pace)
-        self.tracked_series: dict[Key, TrackedSeries] = {}
+        self.tracked_series: dict[SeriesKey, TrackedSeries] = {}
         self.due: list[tuple[TrackedSeries, int]] = []
         """Series of which blocks closed with the last snapshot, and the number of these tiers."""
         self.falls: list[Fall] = []
@@ -62,7 +62,7 @@ class Tracker:
         if not self.history.begin(snapshot):
             return False
         self.due, self.falls = [], []
-        pools = _pools(report for report in snapshot.reports if report.uses_device)
+        pools = _pools(snapshot)
         complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
         present, seen = set(), set()
         yield
@@ -87,16 +87,13 @@ class Tracker:
         all_live = sum(live for _, live, _ in reports.values()) if reports else nan
         all_held = sum(held for _, _, held in reports.values()) if reports else nan
         known = 0
-        for process in device.processes or ():
-            identity = (process.pid, process.start_ticks)
-            known += self._life((uuid, *identity), process, reports.pop(identity, None) if reports else None, size)
-        for identity, report in reports.items():
-            known += self._life((uuid, *identity), None, report, size)
-        tracked = self.tracked_series.get((uuid, None, None))
+        for process, usage in device.processes_by_key.items():
+            known += self._life((uuid, process), usage, reports.pop(process, None) if reports else None, size)
+        for process, report in reports.items():
+            known += self._life((uuid, process), None, report, size)
+        tracked = self.tracked_series.get((uuid, None))
         if tracked is None:
-            tracked = self.tracked_series[uuid, None, None] = TrackedSeries(
-                (uuid, None, None), "", history.device(uuid)
-            )
+            tracked = self.tracked_series[uuid, None] = TrackedSeries((uuid, None), "", history.device(uuid))
         tracked.seen = now
         unclaimed = float(max(0, used - known))
         if device.processes is None:
@@ -126,7 +123,7 @@ class Tracker:
         tracked.seen = now
         if report is None:
             used, held = float(own or 0), 0
-            if life[2] is None:
+            if life[1].start_ticks is None:
                 self._record_fall(tracked, used, size)
             tracked.counted = False
             tracked.steps.current = None
@@ -164,8 +161,8 @@ class Tracker:
         now = self.history.now
         gone = [
             tracked
-            for (uuid, pid, _), tracked in self.tracked_series.items()
-            if tracked.seen != now and pid is not None and uuid in devices
+            for (uuid, process), tracked in self.tracked_series.items()
+            if tracked.seen != now and process is not None and uuid in devices
         ]
         for tracked in gone:
             del self.tracked_series[tracked.life]
@@ -174,14 +171,14 @@ class Tracker:
             self._remove(tracked)
 
     def _remove(self, tracked: TrackedSeries) -> None:
-        uuid, pid, ticks = tracked.life
-        if pid is None:
+        uuid, process = tracked.life
+        if process is None:
             self.history.forget(uuid)
             self.unclaimed.pop(uuid, None)
             self.idle_at.pop(uuid, None)
             self._used.pop(uuid, None)
         else:
-            self.history.end((uuid, pid, ticks))
+            self.history.end((uuid, process))
 
     def _record_fall(self, tracked: TrackedSeries, used: float, size: float) -> None:
         before = tracked.used
@@ -213,19 +210,18 @@ def _borne_out(device: DeviceReading, reports: _Reports, complete: bool) -> _Rep
     if not complete or not reports:
         return reports
     counts = listed(device)
-    return {identity: own for identity, own in reports.items() if borne_out(counts, identity, complete)}
+    return {process: own for process, own in reports.items() if borne_out(counts, process, complete)}
 
 
-def _pools(reports: Iterable[AgentReport]) -> dict[str, _Reports]:
-    """Return the reports and their pools by device and process."""
+def _pools(snapshot: Snapshot) -> dict[str, _Reports]:
+    """Return the reports of programs that use a device, and their pools, by device and process."""
     table: dict[str, _Reports] = {}
-    for report in reports:
-        identity = (report.pid, report.start_ticks)
-        for pool in outermost(report.pools):
+    for process, report in snapshot.reports_by_process.items():
+        for pool in outermost(report.pools) if report.uses_device else ():
             own = table.setdefault(pool.device_uuid, {})
-            before = own.get(identity)
+            before = own.get(process)
             if before is None:
-                own[identity] = (report, pool.live_bytes, pool.held_bytes)
+                own[process] = (report, pool.live_bytes, pool.held_bytes)
             else:
-                own[identity] = (report, before[1] + pool.live_bytes, before[2] + pool.held_bytes)
+                own[process] = (report, before[1] + pool.live_bytes, before[2] + pool.held_bytes)
     return table

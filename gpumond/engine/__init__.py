@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpumond.diagnosis import Diagnosis, diagnosing
-from gpumond.diagnosis.idle import watched
+from gpumond.diagnosis.idle import with_idle_times
 from gpumond.engine.attribution import attributing
 from gpumond.model.claims import checking, complete_lists
 from gpumond.model.cooperative import Steps, collecting, synchronous
@@ -26,10 +26,10 @@ from gpumond.model.snapshot import (
     Snapshot,
     SourceState,
 )
-from gpumond.rules import Activities, Rule, Scope, Subjects, ended, located, stepping
+from gpumond.rules import Activities, Activity, Rule, Scope, Subjects, ended, located, same_process, stepping
 from gpumond.rules.restore import Awaited, hold
-from gpumond.rules.scopes import Existing, RuleContext, departure, existing, hidden, subjects
-from gpumond.rules.verdicts import NOTHING, standing
+from gpumond.rules.scopes import RuleContext, departure, hidden, subjects
+from gpumond.rules.verdicts import NOTHING, active_verdicts
 from gpumond.rules.window import RuleWindow, remembering
 
 
@@ -84,17 +84,17 @@ def observing(
     seq = previous.seq + 1 if previous else 1
     xids = reading.xids if reading else previous.xids if previous else ()
     return Snapshot(
-        seq,
-        taken_at,
-        elapsed_seconds,
-        source,
-        tuple(devices),
-        reports,
-        tuple(seen),
-        xids,
-        store_writable,
-        private_pid_namespace,
-        tuple(ends),
+        seq=seq,
+        taken_at=taken_at,
+        elapsed_seconds=elapsed_seconds,
+        source=source,
+        devices=tuple(devices),
+        reports=reports,
+        faults=tuple(seen),
+        xids=xids,
+        store_writable=store_writable,
+        private_pid_namespace=private_pid_namespace,
+        ends=tuple(ends),
     )
 
 
@@ -117,7 +117,7 @@ def judging(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verd
     recent = yield from remembering(memory.recent, snapshot)
     yield
     unseen = hidden(snapshot, recent)
-    facts = RuleContext(snapshot, ledger, recent, standing(verdicts))
+    facts = RuleContext(snapshot, ledger, recent, active_verdicts(verdicts))
     scopes: dict[Scope, Subjects[Any]] = {}
     for scope in {rule.scope for rule in rules}:
         scopes[scope] = subjects(scope, facts)
@@ -132,7 +132,7 @@ def judging(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot, verd
     activities: Mapping[str, Activities] = stepped
     awaited = memory.awaited
     if awaited:
-        present = {scope: frozenset(map(each.labels, each.rows)) for scope, each in scopes.items()}
+        present = {scope: {each.labels(row): each.process(row) for row in each.rows} for scope, each in scopes.items()}
         seen = {rule.name: present[rule.scope] for rule in rules}
         on_verdicts = frozenset(rule.name for rule in rules if rule.value in NOTHING)
         activities, awaited = hold(awaited, memory.activities, activities, seen, on_verdicts, elapsed)
@@ -153,17 +153,20 @@ def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) ->
         for labels, activity in active.items():
             if activity.alert.phase == "firing":
                 other = known.get(labels)
-                if other is None or other.alert.phase != "firing" or other.alert.labels != activity.alert.labels:
+                if other is None or other.alert.phase != "firing" or not _continues(other, activity):
                     yield activity.alert
+
+
+def _continues(one: Activity, other: Activity) -> bool:
+    return one.alert.labels == other.alert.labels and same_process(one.process, other.process)
 
 
 def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
     """Yield the alerts as resolved. The text of an alert whose subject has ended says so."""
     scopes: dict[str, Scope] = {rule.name: rule.scope for rule in rules}
-    now: Existing | None = None
     for alert in alerts:
-        now, scope = now or existing(snapshot), scopes.get(alert.rule)
-        reason = departure(scope, dict(alert.labels), now) if scope is not None else ""
+        scope = scopes.get(alert.rule)
+        reason = departure(scope, alert, snapshot) if scope is not None else ""
         yield ended(alert, snapshot.taken_at, reason)
 
 
@@ -171,11 +174,11 @@ def _devices(known: Sequence[DeviceReading], reading: Reading | None, seconds: f
     fresh = {device.uuid: device for device in reading.devices} if reading else {}
     for device in known:
         if device.uuid in fresh:
-            yield watched(fresh.pop(device.uuid), device, seconds)
+            yield with_idle_times(fresh.pop(device.uuid), device, seconds)
         elif reading is None or _at_fault(device, reading.faults):
             missed, up = device.missed + 1, device.up and reading is None
             yield replace(device, missed=missed, up=up) if missed < MISSED_LIMIT else _unknown(device, missed)
-    yield from (watched(device, None, seconds) for device in fresh.values())
+    yield from (with_idle_times(device, None, seconds) for device in fresh.values())
 
 
 def _at_fault(device: DeviceReading, faults: Iterable[Fault]) -> bool:
@@ -190,12 +193,12 @@ def _at_fault(device: DeviceReading, faults: Iterable[Fault]) -> bool:
 
 def _unknown(device: DeviceReading, missed: int) -> DeviceReading:
     return DeviceReading(
-        device.uuid,
-        device.index,
-        device.name,
-        device.vendor,
-        device.pci_bus_id,
-        device.parent_uuid,
+        uuid=device.uuid,
+        index=device.index,
+        name=device.name,
+        vendor=device.vendor,
+        pci_bus_id=device.pci_bus_id,
+        parent_uuid=device.parent_uuid,
         unified=device.unified,
         missed=missed,
         up=False,

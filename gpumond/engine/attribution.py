@@ -15,12 +15,10 @@ from typing import NamedTuple
 
 from gpumond.model.claims import borne_out, complete_lists, limit, listed, outermost, slack
 from gpumond.model.cooperative import Steps, synchronous
-from gpumond.model.frame import Ledger, Line, Overcount
+from gpumond.model.frame import Ledger, Line, Overcount, Share
 from gpumond.model.pools import PoolUsage
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot
-
-Identity = tuple[int, int | None]
-"""(pid, start_ticks)"""
 
 
 class _Pools(NamedTuple):
@@ -42,7 +40,13 @@ class _Pools(NamedTuple):
 
 _NONE = _Pools(0, 0, 0)
 
-_line = lru_cache(16_384)(Line)
+
+def _new_line(uuid: str, share: Share, used: int, process: ProcessKey, workload: str) -> Line:
+    pid, start_ticks = process
+    return Line(device_uuid=uuid, share=share, used_bytes=used, pid=pid, start_ticks=start_ticks, workload=workload)
+
+
+_line = lru_cache(16_384)(_new_line)
 """Most lines except the live ones are equal in consecutive ticks, and a lookup is faster than a new object."""
 
 
@@ -50,7 +54,7 @@ def attributing(snapshot: Snapshot) -> Steps[Ledger]:
     """Make the ledger of a snapshot. A device whose used bytes are unknown has no ``unclaimed`` line and no
     overcount.
     """
-    reports: dict[Identity, AgentReport] = {(report.pid, report.start_ticks): report for report in snapshot.reports}
+    reports = snapshot.reports_by_process
     yield
     pools = yield from _pools_by_device(snapshot)
     complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
@@ -62,7 +66,7 @@ def attributing(snapshot: Snapshot) -> Steps[Ledger]:
         own = _process_lines(device, reports, claims)
         if device.used_bytes is not None:
             unclaimed = max(0, device.used_bytes - _seen_bytes(device, claims))
-            own.append(Line(device.uuid, "unclaimed", unclaimed))
+            own.append(Line(device_uuid=device.uuid, share="unclaimed", used_bytes=unclaimed))
             overcounts.append(Overcount(device.uuid, sum(line.used_bytes for line in own) - device.used_bytes))
         lines += own
         yield
@@ -72,32 +76,31 @@ def attributing(snapshot: Snapshot) -> Steps[Ledger]:
 attribute = synchronous(attributing)
 
 
-def _pools_by_device(snapshot: Snapshot) -> Steps[Mapping[str, dict[Identity, _Pools]]]:
+def _pools_by_device(snapshot: Snapshot) -> Steps[Mapping[str, dict[ProcessKey, _Pools]]]:
     """Return the pools of every process by device; a MIG instance's also count for its parent, as its bytes do."""
     parents = {device.uuid: device.parent_uuid for device in snapshot.devices if device.parent_uuid is not None}
-    table: defaultdict[str, dict[Identity, _Pools]] = defaultdict(dict)
-    for report in snapshot.reports:
+    table: defaultdict[str, dict[ProcessKey, _Pools]] = defaultdict(dict)
+    for process, report in snapshot.reports_by_process.items():
         yield
-        identity = (report.pid, report.start_ticks)
         for pool in outermost(report.pools):
             uuid: str | None = pool.device_uuid
             shares = _shares(pool)
             while uuid is not None:
                 own = table[uuid]
-                before = own.get(identity)
-                own[identity] = _Pools(*map(sum, zip(before, shares, strict=True))) if before else shares
+                before = own.get(process)
+                own[process] = _Pools(*map(sum, zip(before, shares, strict=True))) if before else shares
                 uuid = parents.get(uuid)
     return table
 
 
-def _bounded(device: DeviceReading, pools: Mapping[Identity, _Pools], complete: bool) -> dict[Identity, _Pools]:
+def _bounded(device: DeviceReading, pools: Mapping[ProcessKey, _Pools], complete: bool) -> dict[ProcessKey, _Pools]:
     """Return the claims on one device, each limited to the driver's count for its process."""
     counts, tolerated = listed(device), slack(device)
-    found: dict[Identity, _Pools] = {}
-    for identity, own in pools.items():
-        if borne_out(counts, identity, complete):
-            most = limit(device, counts, identity)
-            found[identity] = own if most is None or own.held <= most + tolerated else own.at_most(most)
+    found: dict[ProcessKey, _Pools] = {}
+    for process, own in pools.items():
+        if borne_out(counts, process, complete):
+            most = limit(device, counts, process)
+            found[process] = own if most is None or own.held <= most + tolerated else own.at_most(most)
     return found
 
 
@@ -111,42 +114,35 @@ def _shares(pool: PoolUsage) -> _Pools:
 
 
 def _process_lines(
-    device: DeviceReading, reports: Mapping[Identity, AgentReport], pools: Mapping[Identity, _Pools]
+    device: DeviceReading, reports: Mapping[ProcessKey, AgentReport], pools: Mapping[ProcessKey, _Pools]
 ) -> list[Line]:
-    uuid, listed = device.uuid, set()
+    uuid, listed = device.uuid, device.processes_by_key
     lines: list[Line] = []
-    for process in device.processes or ():
-        identity, used = (process.pid, process.start_ticks), process.used_bytes
-        listed.add(identity)
-        report = reports.get(identity)
+    for process, usage in listed.items():
+        used, report = usage.used_bytes, reports.get(process)
         if report is not None and report.pools:
-            own = pools.get(identity, _NONE)
-            lines += _agent_lines(uuid, report, own)
+            own = pools.get(process, _NONE)
+            lines += _agent_lines(uuid, process, report.workload, own)
             if used is not None:
-                lines.append(_line(uuid, "overhead", max(0, used - own.held), process.pid, report.workload))
+                lines.append(_line(uuid, "overhead", max(0, used - own.held), process, report.workload))
         elif used is not None:
             # An agent without a pool has no information about the process.
-            lines.append(_line(uuid, "opaque", used, process.pid, report.workload if report else ""))
-    for identity, own in pools.items():
-        if identity not in listed:
-            lines += _agent_lines(uuid, reports[identity], own)
+            lines.append(_line(uuid, "opaque", used, process, report.workload if report else ""))
+    for process, own in pools.items():
+        if process not in listed:
+            lines += _agent_lines(uuid, process, reports[process].workload, own)
     return lines
 
 
-def _agent_lines(uuid: str, report: AgentReport, pools: _Pools) -> tuple[Line, Line, Line]:
-    pid, workload = report.pid, report.workload
+def _agent_lines(uuid: str, process: ProcessKey, workload: str, pools: _Pools) -> tuple[Line, Line, Line]:
     return (
-        Line(uuid, "live", pools.live, pid, workload),
-        _line(uuid, "cached", pools.cached, pid, workload),
-        _line(uuid, "stranded", pools.stranded, pid, workload),
+        _new_line(uuid, "live", pools.live, process, workload),
+        _line(uuid, "cached", pools.cached, process, workload),
+        _line(uuid, "stranded", pools.stranded, process, workload),
     )
 
 
-def _seen_bytes(device: DeviceReading, pools: Mapping[Identity, _Pools]) -> int:
+def _seen_bytes(device: DeviceReading, pools: Mapping[ProcessKey, _Pools]) -> int:
     """Return the bytes that visible processes own: the driver's count of each, else its agent's."""
-    counted = {
-        (process.pid, process.start_ticks): process.used_bytes
-        for process in device.processes or ()
-        if process.used_bytes is not None
-    }
-    return sum(counted.values()) + sum(own.held for identity, own in pools.items() if identity not in counted)
+    counted = {key: each.used_bytes for key, each in device.processes_by_key.items() if each.used_bytes is not None}
+    return sum(counted.values()) + sum(own.held for process, own in pools.items() if process not in counted)

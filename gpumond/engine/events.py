@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpumond.diagnosis.messages import clock, program
-from gpumond.diagnosis.shapes import SHAPES
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.pools import Receipt
+from gpumond.model.process import ProcessKey
 from gpumond.model.program import Ending, Oom, OomPool
 from gpumond.model.snapshot import AgentReport, Snapshot
 from gpumond.model.units import human
+from gpumond.model.verdicts import SHAPES
 
 Kind = Literal[
     "agent-connected",
@@ -32,15 +33,10 @@ Kind = Literal[
     "device-back",
     "xid",
 ]
-ORDINARY = frozenset(SHAPES)
-"""Verdicts of a healthy program: they make no events."""
-
 Details = tuple[tuple[str, int | float | str], ...]
-Process = tuple[int, int]
-"""pid and start_ticks"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One change. ``at`` is the time of publication, ``summary`` one sentence, ``details`` are for programs;
     unknown is None.
@@ -51,12 +47,13 @@ class Event:
     kind: Kind
     device_uuid: str | None
     pid: int | None
+    start_ticks: int | None = None
     workload: str
     summary: str
     details: Details = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventState:
     """State that one frame passes to the next.
 
@@ -67,8 +64,8 @@ class EventState:
     last_id: int = 0
     since: float = 0.0
     frame: Frame | None = None
-    reports: Mapping[Process, AgentReport] = field(default_factory=dict)
-    ooms: Mapping[Process, int] = field(default_factory=dict)
+    reports: Mapping[ProcessKey, AgentReport] = field(default_factory=dict)
+    ooms: Mapping[ProcessKey, int] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
 
 
@@ -90,14 +87,14 @@ def advance_events(
     """
     reported = dict(before.ooms)
     lost = set(before.lost)
-    now = {_process(report): report for report in frame.snapshot.reports}
+    now = frame.snapshot.reports_by_process
     drafts: list[Event] = [
         *_devices(before.frame, frame, lost),
         *_xids(before.frame, frame),
         *_agents(before.reports, now, frame.snapshot),
         *(
             event
-            for process, report in (*((_process(last), last) for last in departed), *now.items())
+            for process, report in (*((last.key, last) for last in departed), *now.items())
             if report.program.ooms or any(pool.ooms for pool in report.pools)
             for event in _ooms(report, before.reports.get(process), frame, reported, before.since)
         ),
@@ -108,29 +105,61 @@ def advance_events(
     ]
     events = tuple(replace(event, id=before.last_id + number) for number, event in enumerate(drafts, 1))
     ooms = dict(list(reported.items())[-MAX_REMEMBERED:])
-    return EventState(before.last_id + len(events), before.since, frame, now, ooms, frozenset(lost)), events
+    return EventState(
+        last_id=before.last_id + len(events),
+        since=before.since,
+        frame=frame,
+        reports=now,
+        ooms=ooms,
+        lost=frozenset(lost),
+    ), events
 
 
-DRAFT = 0
-"""Id of an event before it is numbered."""
+def _draft(
+    kind: Kind,
+    at: float,
+    summary: str,
+    device_uuid: str | None = None,
+    process: ProcessKey | None = None,
+    workload: str = "",
+    details: Details = (),
+) -> Event:
+    """Make an event that is not numbered yet."""
+    return Event(
+        id=0,
+        at=at,
+        kind=kind,
+        device_uuid=device_uuid,
+        pid=process.pid if process else None,
+        start_ticks=process.start_ticks if process else None,
+        workload=workload,
+        summary=summary,
+        details=details,
+    )
+
+
+def _by_report(
+    report: AgentReport, kind: Kind, at: float, summary: str, device_uuid: str | None = None, details: Details = ()
+) -> Event:
+    return _draft(kind, at, summary, device_uuid, report.key, report.workload, details)
 
 
 def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Event]:
     at = frame.snapshot.taken_at
-    previous = {device.uuid: device for device in (before.snapshot.devices if before else ())}
-    now = {device.uuid: device for device in frame.snapshot.devices}
+    previous = before.snapshot.devices_by_uuid if before else {}
+    now = frame.snapshot.devices_by_uuid
     for uuid, device in previous.items():
         if device.up and (uuid not in now or not now[uuid].up):
             lost.add(uuid)
             faults = [fault.detail for fault in frame.snapshot.faults if fault.device_uuid in (None, uuid)]
             why = f": {faults[0]}" if faults else ""
             summary = f"GPU {device.index} cannot be read{why}"
-            yield Event(DRAFT, at, "device-lost", uuid, None, "", summary)
+            yield _draft("device-lost", at, summary, device_uuid=uuid)
     for uuid, device in now.items():
         if device.up and uuid in lost:
             lost.discard(uuid)
             summary = f"GPU {device.index} can be read again"
-            yield Event(DRAFT, at, "device-back", uuid, None, "", summary)
+            yield _draft("device-back", at, summary, device_uuid=uuid)
 
 
 def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
@@ -140,7 +169,7 @@ def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
         if more > 0:
             summary = f"{_gpu(frame, xid.device_uuid)} reported XID error {xid.xid}"
             details: Details = (("xid", xid.xid), ("count", more), ("occurred_at", xid.last_seen_at))
-            yield Event(DRAFT, frame.snapshot.taken_at, "xid", xid.device_uuid, None, "", summary, details)
+            yield _draft("xid", frame.snapshot.taken_at, summary, device_uuid=xid.device_uuid, details=details)
 
 
 ENDINGS: Mapping[Ending | None, str] = {
@@ -150,38 +179,38 @@ ENDINGS: Mapping[Ending | None, str] = {
 
 
 def _agents(
-    previous: Mapping[Process, AgentReport], now: Mapping[Process, AgentReport], snapshot: Snapshot
+    previous: Mapping[ProcessKey, AgentReport], now: Mapping[ProcessKey, AgentReport], snapshot: Snapshot
 ) -> Iterator[Event]:
     at = snapshot.taken_at
-    endings = {(end.pid, end.start_ticks): end.ending for end in snapshot.ends}
+    endings = {end.key: end.ending for end in snapshot.ends}
     for process, report in now.items():
         if report.uses_device and (process not in previous or not previous[process].uses_device):
             summary = f"{_name(report)} is connected: {', '.join(report.frameworks) or 'no framework yet'}"
-            yield Event(DRAFT, at, "agent-connected", None, report.pid, report.workload, summary)
+            yield _by_report(report, "agent-connected", at, summary)
     for process, report in previous.items():
         if report.uses_device and process not in now:
             held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
             ending = endings.get(process)
             summary = f"{_name(report)} is gone{ENDINGS.get(ending, '')}; it held {human(held)}"
             details: Details = (("held_bytes", held), *((("ending", ending),) if ending else ()))
-            yield Event(DRAFT, at, "agent-gone", None, report.pid, report.workload, summary, details)
+            yield _by_report(report, "agent-gone", at, summary, details=details)
 
 
 def _ooms(
-    report: AgentReport, before: AgentReport | None, frame: Frame, reported: dict[Process, int], since: float
+    report: AgentReport, before: AgentReport | None, frame: Frame, reported: dict[ProcessKey, int], since: float
 ) -> Iterator[Event]:
     if not report.program.ooms:
         if before is not None:
             yield from _counted(report, before, frame)
         return
-    process = _process(report)
+    process = report.key
     last = reported.pop(process, 0)  # moved to the end: the newest processes are kept
     snapshots = [oom for oom in report.program.ooms if oom.number > last]
     reported[process] = max([last, *(oom.number for oom in snapshots)])
     for oom in snapshots:
         if oom.at >= since:
             summary, details, at = _oom_summary(report, oom, frame), _oom_details(oom), frame.snapshot.taken_at
-            yield Event(DRAFT, at, "oom", oom.device_uuid, report.pid, report.workload, summary, details)
+            yield _by_report(report, "oom", at, summary, oom.device_uuid, details=details)
 
 
 def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator[Event]:
@@ -199,16 +228,16 @@ def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator
                 ("stranded_bytes", pool.stranded_bytes),
             )
             at = frame.snapshot.taken_at
-            yield Event(DRAFT, at, "oom", pool.device_uuid, report.pid, report.workload, summary, details)
+            yield _by_report(report, "oom", at, summary, pool.device_uuid, details=details)
 
 
 def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
     where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
-    asked = "" if oom.request_bytes is None else f" when it asked for {human(oom.request_bytes)}"
+    request = "" if oom.request_bytes is None else f" when it asked for {human(oom.request_bytes)}"
     scope = f" in {oom.scope}" if oom.scope else ""
     live, cached, stranded = _sums(oom)
     return (
-        f"{_name(report)} ran out of memory{where}{scope}{asked}: "
+        f"{_name(report)} ran out of memory{where}{scope}{request}: "
         f"{human(live)} live, {human(cached)} cached, {human(stranded)} stranded"
     )
 
@@ -260,12 +289,19 @@ def _flush(receipt: Receipt, frame: Frame) -> Event:
         ("started_at", receipt.started_at),
     )
     at = frame.snapshot.taken_at
-    return Event(DRAFT, at, "flush", receipt.device_uuid, receipt.pid, receipt.workload, summary, details)
+    return _draft(
+        "flush",
+        at,
+        summary,
+        device_uuid=receipt.device_uuid,
+        process=ProcessKey(receipt.pid, receipt.start_ticks),
+        workload=receipt.workload,
+        details=details,
+    )
 
 
 def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
-    previous = {_verdict(verdict): verdict for verdict in (before.verdicts if before else ())}
-    now = {_verdict(verdict): verdict for verdict in frame.verdicts}
+    previous, now = _verdicts_by_key(before), _verdicts_by_key(frame)
     kinds: tuple[tuple[Kind, Mapping[object, Verdict], Mapping[object, Verdict]], ...] = (
         ("verdict-began", now, previous),
         ("verdict-ended", previous, now),
@@ -273,18 +309,31 @@ def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
     at = frame.snapshot.taken_at
     for kind, some, others in kinds:
         for key, verdict in some.items():
-            if key in others or verdict.kind in ORDINARY:
+            if key in others or verdict.kind in SHAPES:
                 continue
-            known = _names(frame)
-            workload, name = known.get(verdict.pid) or _names(before).get(verdict.pid) or ("", "")
-            who = _on(program(name, verdict.pid, "") if verdict.pid else "", _gpu(frame, verdict.device_uuid))
+            known, process = _names(frame), verdict.process
+            workload, name = known.get(process) or _names(before).get(process) or ("", "")
+            who = _on(program(name, process.pid, "") if process else "", _gpu(frame, verdict.device_uuid))
             if kind == "verdict-began":
                 summary = _began(verdict, who, at)
             else:
-                gone = ": the process has ended" if verdict.pid and verdict.pid not in known else ""
+                gone = ": the process has ended" if process and process not in known else ""
                 summary = f"the verdict {verdict.kind} on {who} has ended{gone}"
             details: Details = (("verdict", verdict.kind), ("since", verdict.since), *verdict.evidence)
-            yield Event(DRAFT, at, kind, verdict.device_uuid, verdict.pid, workload, summary, details)
+            yield _draft(
+                kind,
+                at,
+                summary,
+                device_uuid=verdict.device_uuid,
+                process=verdict.process,
+                workload=workload,
+                details=details,
+            )
+
+
+def _verdicts_by_key(frame: Frame | None) -> Mapping[object, Verdict]:
+    verdicts = frame.verdicts if frame else ()
+    return {(verdict.device_uuid, verdict.process, verdict.kind): verdict for verdict in verdicts}
 
 
 def _began(verdict: Verdict, who: str, at: float) -> str:
@@ -294,29 +343,30 @@ def _began(verdict: Verdict, who: str, at: float) -> str:
     return summary if states_onset else f"{summary}, since {clock(verdict.since)}"
 
 
-def _names(frame: Frame | None) -> Mapping[int | None, tuple[str, str]]:
-    """Return workload and name of every process in the frame, by pid: the name is the workload or the command's
-    name.
-    """
+def _names(frame: Frame | None) -> Mapping[ProcessKey | None, tuple[str, str]]:
+    """Return workload and name of every process in the frame: the name is the workload or the command's name."""
+    names: dict[ProcessKey | None, tuple[str, str]] = {}
     if frame is None:
-        return {}
-    listed = (process for device in frame.snapshot.devices for process in device.processes or ())
-    names: dict[int | None, tuple[str, str]] = {process.pid: ("", process.comm or "") for process in listed}
-    for report in frame.snapshot.reports:
-        names[report.pid] = (report.workload, report.workload or names.get(report.pid, ("", ""))[1])
+        return names
+    for device in frame.snapshot.devices:
+        names.update((key, ("", process.comm or "")) for key, process in device.processes_by_key.items())
+    for key, report in frame.snapshot.reports_by_process.items():
+        names[key] = (report.workload, report.workload or names.get(key, ("", ""))[1])
     return names
 
 
 def _alert(kind: Kind, alert: Alert, at: float) -> Event:
     labels, annotations = dict(alert.labels), dict(alert.annotations)
     pid, workload = labels.get("pid", ""), labels.get("workload", "")
-    number = int(pid) if pid.isdecimal() else None
-    who = _on(workload if number is None else program(workload, number, ""), _index(labels))
+    process = alert.process or (ProcessKey(int(pid), None) if pid.isdecimal() else None)
+    who = _on(program(workload, process.pid, "") if process else workload, _index(labels))
     summary = annotations.get("summary") or f"{alert.rule}: {who}".removesuffix(": ")
     if kind == "alert-resolved":
         summary = f"resolved: {summary}"
     details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
-    return Event(DRAFT, at, kind, labels.get("uuid"), number, workload, summary, details)
+    return _draft(
+        kind, at, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details
+    )
 
 
 def _index(labels: Mapping[str, str]) -> str:
@@ -327,21 +377,13 @@ def _on(who: str, device: str) -> str:
     return " on ".join(part for part in (who, device) if part)
 
 
-def _verdict(verdict: Verdict) -> object:
-    return verdict.device_uuid, verdict.pid, verdict.kind
-
-
-def _process(report: AgentReport) -> Process:
-    return report.pid, report.start_ticks
-
-
 def _name(report: AgentReport) -> str:
     return f"{report.workload or 'a program'} (pid {report.pid})"
 
 
 def _gpu(frame: Frame, uuid: str) -> str:
-    index = next((device.index for device in frame.snapshot.devices if device.uuid == uuid), None)
-    return uuid if index is None else f"GPU {index}"
+    device = frame.snapshot.device(uuid)
+    return uuid if device is None else f"GPU {device.index}"
 
 
 def after(events: Iterable[Event], last_id: int) -> tuple[Event, ...]:

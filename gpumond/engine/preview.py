@@ -19,6 +19,8 @@ KEPT_SECONDS = 3600.0
 RESOLUTION_SECONDS = 30.0
 REPORTS_AT_ONCE = 4
 """Reports that are written or read in one step: each may have dozens of pools."""
+MAX_FIRED = 1000
+"""Alerts of a preview: a rule that many subjects breach every other moment would have hundreds of thousands."""
 KEPT_BYTES = 16 << 20
 """Maximum size of all packed moments: 120 moments of 1000 processes each take a third of it."""
 
@@ -26,19 +28,20 @@ SNAPSHOT, VERDICTS = TypeAdapter(Snapshot), TypeAdapter(tuple[Verdict, ...])
 REPORTS = TypeAdapter(tuple[AgentReport, ...])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """Alerts that ``fired`` between the two times, oldest first; one that still fires has no ``resolved_at``.
 
     One snapshot per ``resolution_seconds`` was evaluated: a shorter breach is not found. The time before
     ``from_at`` (the daemon's start, if that is less than an hour ago, or the oldest snapshot that is kept) is
-    unknown.
+    unknown. ``fired`` has at most ``MAX_FIRED`` alerts, the newest; ``omitted`` is the number of the others.
     """
 
     from_at: float | None
     to_at: float | None
     resolution_seconds: float
     snapshots: int
+    omitted: int
     fired: tuple[Alert, ...]
 
 
@@ -91,7 +94,7 @@ def previewing(rule: Rule, moments: Iterable[bytes]) -> Steps[Preview]:
     """Evaluate the rule on packed ``moments``, oldest first."""
     memory, times = EngineState(), list[float]()
     firing: dict[tuple[tuple[str, str], ...], Alert] = {}
-    over: list[Alert] = []
+    over, count = deque[Alert](maxlen=MAX_FIRED), 0
     for moment in moments:
         snapshot, verdicts = yield from unpacking(moment)
         tick = yield from judging(memory, (rule,), snapshot, verdicts)
@@ -99,11 +102,20 @@ def previewing(rule: Rule, moments: Iterable[bytes]) -> Steps[Preview]:
         for alert in tick.resolved:
             firing.pop(alert.labels, None)
             over.append(alert)
+        count += len(tick.resolved)
         firing.update((alert.labels, alert) for alert in tick.raised)
         times.append(snapshot.taken_at)
-    fired = sorted([*over, *firing.values()], key=lambda alert: alert.active_at)
+    fired = sorted([*over, *firing.values()], key=lambda alert: alert.active_at)[-MAX_FIRED:]
+    omitted = count + len(firing) - len(fired)
     first, last = (times[0], times[-1]) if times else (None, None)
-    return Preview(first, last, RESOLUTION_SECONDS, len(times), tuple(fired))
+    return Preview(
+        from_at=first,
+        to_at=last,
+        resolution_seconds=RESOLUTION_SECONDS,
+        snapshots=len(times),
+        omitted=omitted,
+        fired=tuple(fired),
+    )
 
 
 preview = synchronous(previewing)

@@ -21,8 +21,18 @@ from typing import Protocol
 
 from gpumond.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
 from gpumond.flush.locks import NEIGHBOUR_SECONDS, Locks, identity_of
-from gpumond.flush.plans import Plans, Promises, pool_of
-from gpumond.flush.receipts import DriverCounts, blank, had_effect, moved, of_reported, verify, with_thrash
+from gpumond.flush.receipts import (
+    DriverCounts,
+    Plans,
+    Promises,
+    blank,
+    had_effect,
+    moved,
+    of_reported,
+    pool_of,
+    verify,
+    with_thrash,
+)
 from gpumond.host.event_loop import in_slices
 from gpumond.host.peer_credentials import Identity
 from gpumond.model.cooperative import Steps
@@ -46,21 +56,25 @@ class AgentConnections(Protocol):
     def flushing(self, identity: Identity) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Processes of a flush: exactly one of the first four; with ``uid`` only programs of that user."""
+    """Processes of a flush: exactly one of the first four; with ``uid`` only programs of that user.
+
+    ``start_ticks``: with ``pid``, only the process that started then.
+    """
 
     pid: int | None = None
     device: str | None = None
     workload: str | None = None
     all: bool = False
     uid: int | None = None
+    start_ticks: int | None = None
 
     def matches(self, report: AgentReport) -> bool:
         if self.uid is not None and report.uid != self.uid:
             return False
         if self.pid is not None:
-            return report.pid == self.pid
+            return report.pid == self.pid and self.start_ticks in (None, report.start_ticks)
         if self.device is not None:
             return any(pool.device_uuid == self.device for pool in report.pools)
         if self.workload is not None:
@@ -73,7 +87,7 @@ class Target:
         return next((f"{name} {value}" for name, value in names if value is not None), "all") + user
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlushRequest:
     """``timeout_seconds`` is for each program. ``force`` overrides the cooldown. ``by_rule``: requested by a rule's
     action.
@@ -114,7 +128,7 @@ class Flusher:
     ) -> None:
         self.receipts: deque[Receipt] = deque(maxlen=RECEIPTS_KEPT)
         self._agents, self._read_driver, self._done, self._clock = agents, read_driver, done, clock
-        self.cooldown_seconds, self._settle = cooldown_seconds, settle_seconds
+        self.cooldown_seconds, self._settle_seconds = cooldown_seconds, settle_seconds
         self._under_way: dict[Identity, FlushRequest] = {}
         self._flushed_at: dict[Identity, float] = {}
         self._locks = Locks(neighbour_seconds)
@@ -223,7 +237,7 @@ class Flusher:
         result = of_reported(result, allocator, reported_pools, request.steps)
         if had_effect(result):
             self._flushed_at[identity] = self._clock()
-        after = before if request.dry_run else await self._settled(identity, before, result.pools)
+        after = before if request.dry_run else await self._wait_for_release(identity, before, result.pools)
         if not result.pools:
             return [replace(receipt(result.outcome, result.reason), steps=result.steps)]
         bare = receipt(result.outcome, result.reason)
@@ -234,7 +248,9 @@ class Flusher:
         ]
         return [with_thrash(one, report_before, report_after) for one in receipts]
 
-    async def _settled(self, identity: Identity, before: DriverCounts, changes: Iterable[PoolChange]) -> DriverCounts:
+    async def _wait_for_release(
+        self, identity: Identity, before: DriverCounts, changes: Iterable[PoolChange]
+    ) -> DriverCounts:
         """Return the driver's counts once they show the release, have been stable for a second, or time is up."""
         released: dict[str, int] = {}
         for change in changes:
@@ -248,7 +264,7 @@ class Flusher:
             if device in before.used and device in counts.used
         ):
             now = self._clock()
-            if now - began > self._settle or now - moved > STABLE_SECONDS:
+            if now - began > self._settle_seconds or now - moved > STABLE_SECONDS:
                 break
             await asyncio.sleep(pause)
             pause = min(0.2, pause * 1.5)
@@ -260,13 +276,8 @@ class Flusher:
     async def _driver_counts(self, identity: Identity) -> DriverCounts:
         reading = await self._read_driver()
         devices = reading.devices if reading else ()
-        used = {
-            device.uuid: process.used_bytes
-            for device in devices
-            for process in device.processes or ()
-            if (process.pid, process.start_ticks) == (identity.pid, identity.start_ticks)
-            and process.used_bytes is not None
-        }
+        listed = ((device.uuid, device.processes_by_key.get(identity.process)) for device in devices)
+        used = {uuid: process.used_bytes for uuid, process in listed if process and process.used_bytes is not None}
         return DriverCounts(used, {device.uuid: device.size_bytes for device in devices if device.size_bytes})
 
 

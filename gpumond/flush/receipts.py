@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gpumond.model.pools import Held, Outcome, PoolUsage, Receipt
+from gpumond.model.pools import Expected, Held, Outcome, PoolUsage, Receipt
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport
 from gpumond.model.units import human
 from gpumond.protocol.messages import FlushResult, PoolChange
@@ -23,6 +24,7 @@ def blank(report: AgentReport, outcome: Outcome, reason: str, requested_by: str,
     """Make the receipt of a flush that no pool has answered."""
     return Receipt(
         pid=report.pid,
+        start_ticks=report.start_ticks,
         workload=report.workload,
         device_uuid=None,
         allocator=None,
@@ -147,3 +149,34 @@ def _allocation_state(pool: PoolUsage) -> tuple[int | None, ...]:
 
 def _held(pool: PoolUsage, driver_used: int | None) -> Held:
     return Held(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, driver_used)
+
+
+PLANS_OF_ONE = 8
+REQUESTERS = 64
+
+Pool = tuple[ProcessKey, str | None, str | None]
+"""Process, allocator and device"""
+
+Promises = Mapping[Pool, Expected]
+
+
+def pool_of(receipt: Receipt) -> Pool:
+    return ProcessKey(receipt.pid, receipt.start_ticks), receipt.allocator, receipt.device_uuid
+
+
+class Plans:
+    """Newest plans of each requester, so that no requester's plans displace another's."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[str, Promises]] = {}
+
+    def keep(self, requested_by: str, plan: str, receipts: Iterable[Receipt]) -> None:
+        own = self._of.pop(requested_by, {})
+        own[plan] = {pool_of(receipt): receipt.expected for receipt in receipts if receipt.expected}
+        self._of[requested_by] = dict([*own.items()][-PLANS_OF_ONE:])
+        if len(self._of) > REQUESTERS:
+            del self._of[next(iter(self._of))]
+
+    def promises(self, requested_by: str, plan: str | None) -> Promises:
+        """Return the estimates of a plan; empty if it is unknown or expired."""
+        return self._of.get(requested_by, {}).get(plan or "", {})

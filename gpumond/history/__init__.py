@@ -1,6 +1,6 @@
 """Bounded history of each device and each process life. No I/O.
 
-A *life* is one process on one device: (device UUID, pid, start_ticks). Each device and each life has the newest 900
+A *life* is one process on one device. Each device and each life has the newest 900
 samples, at most one a second, and blocks (minimum, median, maximum, number of samples):
 
     block    15 s   1 min   5 min   15 min
@@ -23,6 +23,7 @@ from math import inf, isfinite, nan
 from typing import Literal, NamedTuple
 
 from gpumond.history.series import MAX, MEDIAN, MIN, QUARTER, SAMPLES, TIERS, Series, highest
+from gpumond.model.process import ProcessKey, process_key
 from gpumond.model.snapshot import Snapshot
 
 Signal = Literal["used", "live", "held", "utilization", "unclaimed"]
@@ -39,8 +40,11 @@ MAX_ENDED = 32
 AWAITED_SECONDS = 600.0
 """Time that a restored life waits for its process."""
 
-Life = tuple[str, int, int | None]
-"""(device UUID, pid, start_ticks)"""
+Life = tuple[str, ProcessKey]
+"""Device UUID and process"""
+
+SeriesKey = tuple[str, ProcessKey | None]
+"""A life, or a device as a whole without a process"""
 
 
 class Point(NamedTuple):
@@ -52,7 +56,7 @@ class Point(NamedTuple):
     high: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Coarse:
     """Series of one device (``pid`` None) or life in the form that the store keeps.
 
@@ -82,7 +86,7 @@ class History:
         self.devices: dict[str, Series] = {}
         self.lives: dict[Life, Series] = {}
         self._ended: dict[Life, Series] = {}
-        self._awaited: dict[tuple[str, int | None, int | None], Coarse] = {}
+        self._awaited: dict[SeriesKey, Coarse] = {}
         self._awaited_until = inf
         self._born = 0
 
@@ -106,7 +110,7 @@ class History:
         """Return the series of a device; create it if necessary."""
         series = self.devices.get(uuid)
         if series is None:
-            series = self.devices[uuid] = self._series((uuid, None, None), len(SIGNALS))
+            series = self.devices[uuid] = self._series((uuid, None), len(SIGNALS))
         return series
 
     def life(self, life: Life) -> Series | None:
@@ -129,17 +133,24 @@ class History:
         """Remove a device that no longer exists."""
         self.devices.pop(uuid, None)
 
+    def newest(self, device_uuid: str, pid: int) -> ProcessKey | None:
+        """Return the newest process with this pid that has or had a life on the device."""
+        for lives in (self.lives, self._ended):
+            for uuid, process in reversed(lives):
+                if (uuid, process.pid) == (device_uuid, pid):
+                    return process
+        return None
+
     def series(
-        self, device_uuid: str, pid: int | None, signal: Signal, since: float = 0.0, resolution: float | None = None
+        self, key: SeriesKey, signal: Signal, since: float = 0.0, resolution: float | None = None
     ) -> tuple[Point, ...]:
         """Return samples (resolution None or below 15 s) or the longest blocks that are not longer than
         ``resolution``.
 
-        ``since`` is unix time, ``pid`` None means the device. Of several lives of a pid the newest is used.
-        Times at which the signal was unknown are left out. The last block is the one that has not closed yet.
-        Empty if the device, life or signal is unknown.
+        ``since`` is unix time. Times at which the signal was unknown are left out. The last block is the one that
+        has not closed yet. Empty if the device, life or signal is unknown.
         """
-        found = self.devices.get(device_uuid) if pid is None else self._newest(device_uuid, pid)
+        found = self._find(key)
         place = SIGNALS.index(signal)
         if found is None or place >= found.signals:
             return ()
@@ -156,26 +167,26 @@ class History:
         points = (Point(self.unix(at), low, median, high) for at, low, median, high in rows if median == median)
         return tuple(point for point in points if point.at >= since)
 
-    def age(self, device_uuid: str, pid: int | None) -> float:
+    def age(self, key: SeriesKey) -> float:
         """Return the seconds of this clock since the device or life was first seen; 0 if it is unknown."""
-        found = self.devices.get(device_uuid) if pid is None else self._newest(device_uuid, pid)
+        found = self._find(key)
         return 0.0 if found is None else self.now - found.born
 
     def coarse(self) -> Iterator[Coarse]:
         """Yield all series to be stored when the daemon stops. Snapshots may be added between two of them."""
         for uuid in tuple(self.devices):
             if uuid in self.devices:
-                yield self._coarse(uuid, None, None, self.devices[uuid])
+                yield self._coarse((uuid, None), self.devices[uuid])
         for life in tuple(self.lives):
             if life in self.lives:
-                yield self._coarse(*life, self.lives[life])
+                yield self._coarse(life, self.lives[life])
         yield from tuple(self._awaited.values())
 
     def restore(self, coarse: Iterable[Coarse]) -> None:
         """Restore series: each when its device or life is seen again within ten minutes."""
-        self._awaited.update(((one.device_uuid, one.pid, one.start_ticks), one) for one in coarse)
+        self._awaited.update(((one.device_uuid, process_key(one.pid, one.start_ticks)), one) for one in coarse)
 
-    def _series(self, key: tuple[str, int | None, int | None], signals: int) -> Series:
+    def _series(self, key: SeriesKey, signals: int) -> Series:
         self._born += 1
         # Blocks of different series close at different times, so that no tick closes all of them.
         phase = float(self._born * 7 % 60)
@@ -196,14 +207,13 @@ class History:
     def _moment(self, unix: float) -> float:
         return self.now - (self.taken_at - unix) * self.pace
 
-    def _newest(self, device_uuid: str, pid: int) -> Series | None:
-        for lives in (self.lives, self._ended):
-            for life in reversed(lives):
-                if life[:2] == (device_uuid, pid):
-                    return lives[life]
-        return None
+    def _find(self, key: SeriesKey) -> Series | None:
+        uuid, process = key
+        if process is None:
+            return self.devices.get(uuid)
+        return self.lives.get((uuid, process)) or self._ended.get((uuid, process))
 
-    def _coarse(self, uuid: str, pid: int | None, ticks: int | None, series: Series) -> Coarse:
+    def _coarse(self, key: SeriesKey, series: Series) -> Coarse:
         records = tuple(
             tuple(
                 # Blocks of the longest tier are stored themselves.
@@ -216,7 +226,15 @@ class History:
         flat = series.tiers[QUARTER].newest(SAMPLES)
         rows = (flat[i : i + width] for i in range(0, len(flat), width))
         blocks = tuple((self.unix(row[0]), *map(_known, row[1:])) for row in rows)
-        return Coarse(uuid, pid, ticks, self.unix(series.born), records, blocks)
+        uuid, process = key
+        return Coarse(
+            device_uuid=uuid,
+            pid=process.pid if process else None,
+            start_ticks=process.start_ticks if process else None,
+            born_at=self.unix(series.born),
+            records=records,
+            blocks=blocks,
+        )
 
 
 def _known(value: float) -> float | None:

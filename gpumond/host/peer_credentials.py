@@ -13,6 +13,8 @@ import socket
 import struct
 from dataclasses import dataclass
 
+from gpumond.model.process import ProcessKey
+
 _CREDENTIALS = struct.Struct("3i")
 SO_PEERPIDFD = 77
 CREDENTIALS_SPACE = socket.CMSG_SPACE(_CREDENTIALS.size)
@@ -30,9 +32,15 @@ INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 
 @dataclass(frozen=True, slots=True)
 class Identity:
+    """A process and its user, as the kernel states them."""
+
     pid: int
     start_ticks: int
     uid: int
+
+    @property
+    def process(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
 
 
 def identify(peer: socket.socket, pidfd: int | None, proc: str = "/proc") -> Identity | None:

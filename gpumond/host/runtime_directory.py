@@ -33,7 +33,7 @@ def bind_agent_socket(path: Path, mode: int, own: Path | None = None) -> socket.
     """
     directory = prepare_directory(path.parent)
     if systemd.listens():
-        return systemd.handed_over(path)
+        return systemd.inherited_socket(path)
     locks = directory if own is None else prepare_directory(own, OWN)
     return _bound(path, mode, locks, AGENTS)
 

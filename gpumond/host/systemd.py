@@ -61,7 +61,7 @@ def status(frame: Frame | None) -> str:
     if not snapshot.source.up:
         return f"cannot read devices: {snapshot.source.reason}"
     firing = sum(alert.phase == "firing" for alert in frame.alerts)
-    agents = len({(report.pid, report.start_ticks) for report in snapshot.reports})
+    agents = len(snapshot.reports_by_process)
     return f"{len(snapshot.devices)} devices, {agents} agents, {firing} alerts firing"
 
 
@@ -70,7 +70,7 @@ def listens(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("LISTEN_PID") == str(os.getpid()) and environ.get("LISTEN_FDS", "0") != "0"
 
 
-def handed_over(path: Path) -> socket.socket:
+def inherited_socket(path: Path) -> socket.socket:
     """Return the socket that systemd listens on. Raises ConfigError if it is not the one at ``path``."""
     os.set_inheritable(FIRST_DESCRIPTOR, False)
     listener = socket.socket(fileno=FIRST_DESCRIPTOR)

@@ -1,4 +1,6 @@
-"""Conversion of recorded logs to the snapshots that a daemon would have taken. The result depends on the file only.
+"""Conversion of recorded logs to the snapshots that a daemon would have taken, and the changes of verdicts over them.
+
+The result depends on the file only.
 
 To add a format: write a function here that converts ``Lines`` to snapshots, and add it to ``READERS``.
 """
@@ -6,15 +8,19 @@ To add a format: write a function here that converts ``Lines`` to snapshots, and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
-from gpumond.errors import ConfigError
-from gpumond.importers import csv_log, nvidia_smi, prometheus, recording
-from gpumond.importers.builder import SnapshotBuilder
+from gpumond.errors import ConfigError, ProtocolError
+from gpumond.importers import csv_log, nvidia_smi, prometheus
+from gpumond.importers.builder import NAMELESS, SnapshotBuilder
 from gpumond.importers.reader import Lines
-from gpumond.importers.rows import Remarks
-from gpumond.importers.timestamps import moment
+from gpumond.importers.rows import Remarks, moment
+from gpumond.model.frame import Verdict
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import Snapshot
+from gpumond.protocol.messages import from_json
 
 Reader = Callable[[Lines, Remarks, int | None, float | None], Iterator[Snapshot]]
 
@@ -32,7 +38,41 @@ def _prometheus(lines: Lines, remarks: Remarks, size: int | None, interval: floa
 
 
 def _gpumond(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
-    return recording.snapshots(lines, remarks, size)
+    """Yield the snapshots of a recording of ``gpumond record``, one in each line.
+
+    After a restart of the daemon, elapsed seconds continue from the last snapshot.
+    """
+    last: Snapshot | None = None
+    offset = 0.0
+    for line in lines:
+        try:
+            snapshot = from_json(Snapshot, line.encode())
+        except ProtocolError as error:
+            if lines.whole:
+                remarks.skip(lines.number, str(error))
+            continue
+        remarks.rows += 1
+        if last is not None:
+            if (snapshot.seq, snapshot.taken_at) == (last.seq, last.taken_at):
+                remarks.duplicates += 1
+                continue
+            if snapshot.elapsed_seconds + offset <= last.elapsed_seconds:
+                remarks.note(
+                    "back", f"line {lines.number}: the daemon was restarted; time continues from the last snapshot"
+                )
+                passed = max(1.0, snapshot.taken_at - last.taken_at)
+                offset = last.elapsed_seconds + passed - snapshot.elapsed_seconds
+        if offset:
+            snapshot = replace(snapshot, elapsed_seconds=snapshot.elapsed_seconds + offset)
+        last = snapshot
+        yield _sized(snapshot, size)
+
+
+def _sized(snapshot: Snapshot, size_bytes: int | None) -> Snapshot:
+    if size_bytes is None or all(device.size_bytes is not None for device in snapshot.devices):
+        return snapshot
+    sized = (d if d.size_bytes is not None else replace(d, size_bytes=size_bytes) for d in snapshot.devices)
+    return replace(snapshot, devices=tuple(sized))
 
 
 READERS: Mapping[str, Reader] = {
@@ -83,3 +123,42 @@ def _is_snapshot(line: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(body, dict) and {"seq", "elapsed_seconds"} <= body.keys()
+
+
+Key = tuple[str, ProcessKey | None, str]
+
+
+class Change(NamedTuple):
+    """The start (``onset``) or end of a verdict, at ``at`` (Unix seconds)."""
+
+    at: float
+    onset: bool
+    verdict: Verdict
+
+
+class Changes:
+    """Tracker of verdicts by device, process and kind. Verdicts on pools without a pid are assigned to the device."""
+
+    def __init__(self) -> None:
+        self._held: dict[Key, Verdict] = {}
+
+    def update(self, verdicts: Iterable[Verdict], at: float) -> Iterator[Change]:
+        """Return the changes since the previous snapshot, ends first."""
+        now: dict[Key, Verdict] = {}
+        for verdict in verdicts:
+            if verdict.pid == NAMELESS:
+                summary = verdict.summary.replace(f" (pid {NAMELESS})", "")
+                verdict = replace(verdict, pid=None, start_ticks=None, summary=summary)
+            now.setdefault((verdict.device_uuid, verdict.process, verdict.kind), verdict)
+        before, self._held = self._held, now
+        for key, verdict in before.items():
+            if key not in now:
+                yield Change(at, False, verdict)
+        for key, verdict in now.items():
+            if key not in before:
+                yield Change(at, True, verdict)
+
+    @property
+    def held(self) -> tuple[Verdict, ...]:
+        """The active verdicts."""
+        return tuple(self._held.values())

@@ -17,7 +17,7 @@ from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
 
-SOURCE = SourceState("log", up=True, responsive=True)
+SOURCE = SourceState(name="log", up=True, responsive=True)
 NAMELESS = 2**31 - 1
 """The pid of a program whose pool is in the log without a pid. No system has a pid this large."""
 KEPT_INTERVALS = 2.5
@@ -124,7 +124,14 @@ class SnapshotBuilder:
             if device.reading is not None:
                 readings.append(device.reading)
         self._seq += 1
-        return Snapshot(self._seq, at, elapsed, SOURCE, tuple(readings), tuple(reports))
+        return Snapshot(
+            seq=self._seq,
+            taken_at=at,
+            elapsed_seconds=elapsed,
+            source=SOURCE,
+            devices=tuple(readings),
+            reports=tuple(reports),
+        )
 
     def _interval(self, key: Key) -> float:
         series = self._series.get(key)
@@ -190,9 +197,9 @@ class SnapshotBuilder:
             utilization = max((load for load in loads if load is not None), default=None)
         self._reports(uuid, device, reports)
         return DeviceReading(
-            uuid,
-            device.index,
-            device.name,
+            uuid=uuid,
+            index=device.index,
+            name=device.name,
             size_bytes=device.size_bytes,
             used_bytes=self._used(whole, own),
             processes=None if device.pids is None else tuple(_process(pid, series) for pid, series in own),
@@ -216,7 +223,13 @@ class SnapshotBuilder:
 
 def _process(pid: int, series: _Series) -> ProcessUsage:
     """Return the usage of a process. A log has no start_ticks, so reuses of its pid are counted instead."""
-    return ProcessUsage(pid, series.life, series.row.used_bytes, ("compute",), series.row.name or None)
+    return ProcessUsage(
+        pid=pid,
+        start_ticks=series.life,
+        used_bytes=series.row.used_bytes,
+        kinds=("compute",),
+        comm=series.row.name or None,
+    )
 
 
 def _report(uuid: str, pid: int, series: _Series) -> AgentReport:
@@ -224,8 +237,24 @@ def _report(uuid: str, pid: int, series: _Series) -> AgentReport:
     them, so none is known to be reclaimable, and fragmentation is diagnosed at the peaks."""
     live = series.row.live_bytes or 0
     held = max(live, series.row.held_bytes or live)
-    pool = PoolUsage("unknown", uuid, live, held, Reclaimable(0, 0, held - live, "interval"), held - live)
-    return AgentReport(pid, series.life, 0, series.row.name, 0.0, (), "never", (pool,))
+    pool = PoolUsage(
+        allocator="unknown",
+        device_uuid=uuid,
+        live_bytes=live,
+        held_bytes=held,
+        reclaimable=Reclaimable(0, 0, held - live, "interval"),
+        stranded_bytes=held - live,
+    )
+    return AgentReport(
+        pid=pid,
+        start_ticks=series.life,
+        uid=0,
+        workload=series.row.name,
+        age_seconds=0.0,
+        frameworks=(),
+        flush_policy="never",
+        pools=(pool,),
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -13,8 +13,7 @@ from itertools import chain, islice
 
 from gpumond.errors import ConfigError
 from gpumond.importers.reader import Lines
-from gpumond.importers.rows import MOST_DIGITS, Remarks, Row, label, pid_of
-from gpumond.importers.timestamps import moment
+from gpumond.importers.rows import MOST_DIGITS, Remarks, Row, label, moment, pid_of
 
 COLUMNS = ("time", "uuid", "pid", "used_bytes", "live_bytes", "held_bytes", "size_bytes", "utilization")
 ALSO = {

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpumond.errors import ConfigError
+from gpumond.model.units import MIB
 
-MIB = 1024**2
 MOST_ELSE = 110
 """Upper limit of percentages, temperatures and indices."""
 

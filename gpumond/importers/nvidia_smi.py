@@ -14,8 +14,7 @@ from typing import NamedTuple
 from gpumond.errors import ConfigError
 from gpumond.importers.headerless import infer
 from gpumond.importers.reader import Lines
-from gpumond.importers.rows import MOST_DIGITS, Remarks, Row, label, pid_of
-from gpumond.importers.timestamps import moment
+from gpumond.importers.rows import MOST_DIGITS, Remarks, Row, label, moment, pid_of
 
 REMEDY = "record with: nvidia-smi --query-gpu=timestamp,uuid,memory.used,memory.total --format=csv -l 1"
 FIELDS = {
@@ -86,16 +85,18 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
         log.use(
             {c.field: c for c in (LogColumn(*known) for known in infer(lines.name, [cells for _, cells in numbered]))}
         )
-        yield from log.read(chain(((number, ", ".join(cells)) for number, cells in numbered), _rest(lines, text)))
+        yield from log.read(
+            chain(((number, ", ".join(cells)) for number, cells in numbered), _remaining_lines(lines, text))
+        )
     else:
-        yield from log.read(_rest(lines, text))
+        yield from log.read(_remaining_lines(lines, text))
 
 
 def _numbered(lines: Lines, text: Iterator[str]) -> list[tuple[int, list[str]]]:
     return [(lines.number, [cell.strip() for cell in line.split(",")]) for line in text if lines.whole]
 
 
-def _rest(lines: Lines, text: Iterator[str]) -> Iterator[tuple[int, str]]:
+def _remaining_lines(lines: Lines, text: Iterator[str]) -> Iterator[tuple[int, str]]:
     return ((lines.number, line) for line in text if lines.whole)
 
 
@@ -109,7 +110,7 @@ class _Log:
         self._width = 0
         self._round: set[tuple[str, int | None]] = set()
         self._rounds = 0
-        self._cards: dict[str, tuple[tuple[str, int | None], int]] = {}
+        self._models: dict[str, tuple[tuple[str, int | None], int]] = {}
         self._previous: tuple[float, str] | None = None
 
     def use(self, columns: Columns) -> None:
@@ -191,12 +192,12 @@ class _Log:
         """Return the UUID or, without one, a label that changes when the device in a slot is replaced."""
         if self._identity is None or self._identity.field != "uuid":
             own = own if self._identity and self._identity.field != "index" else f"gpu{own}"
-            card = (name, size)
-            known, swaps = self._cards.get(own, (card, 0))
-            if known != card and size is not None:
+            model = (name, size)
+            known, swaps = self._models.get(own, (model, 0))
+            if known != model and size is not None:
                 swaps += 1
-            if size is not None or own not in self._cards:
-                self._cards[own] = (card, swaps)
+            if size is not None or own not in self._models:
+                self._models[own] = (model, swaps)
             return f"{own}#{swaps + 1}" if swaps else own
         if not own:
             raise ValueError("the uuid is empty")

@@ -13,9 +13,9 @@ from typing import Any
 from gpumond.errors import ConfigError
 from gpumond.importers.reader import Lines
 from gpumond.importers.rows import Remarks, Row, label
+from gpumond.model.units import MIB
 
 MAX_CHARACTERS = 256 * 1024**2
-MIB = 1024.0**2
 METRICS: Mapping[str, tuple[str, float]] = {
     "": ("used", 1),
     "gpumond_device_memory_used_bytes": ("used", 1),
@@ -92,7 +92,7 @@ def rows(lines: Lines, remarks: Remarks) -> Iterator[Row]:
 
 
 def _matrix(lines: Lines) -> list[dict[str, Any]]:
-    text = lines.rest(MAX_CHARACTERS)
+    text = lines.remaining_text(MAX_CHARACTERS)
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -56,7 +56,7 @@ class Lines:
             if line := line.strip("\r\n\0 "):
                 yield line
 
-    def rest(self, limit: int) -> str:
+    def remaining_text(self, limit: int) -> str:
         """Return the unread rest. Raises ConfigError if it is longer than ``limit`` characters."""
         held, self._held = "".join(self._held), []
         text = held + self._read(limit + 1)

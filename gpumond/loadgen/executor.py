@@ -85,18 +85,18 @@ def prepare(plan: Plan, engine: LoadEngine, terms: Terms) -> Executed:
         )
     room = engine.open()
     if terms.fill is None and terms.most_bytes is None:
-        asked, scale = room.free_bytes, room.size_bytes / plan.size_bytes
+        limit_bytes, scale = room.free_bytes, room.size_bytes / plan.size_bytes
     else:
-        asked = int(room.size_bytes * (1.0 if terms.fill is None else terms.fill))
-        asked = asked if terms.most_bytes is None else min(asked, terms.most_bytes)
-        scale = (asked - engine.scratch_bytes) / (plan.size_bytes - CONTEXT_BYTES)
+        limit_bytes = int(room.size_bytes * (1.0 if terms.fill is None else terms.fill))
+        limit_bytes = limit_bytes if terms.most_bytes is None else min(limit_bytes, terms.most_bytes)
+        scale = (limit_bytes - engine.scratch_bytes) / (plan.size_bytes - CONTEXT_BYTES)
     needed = int(plan.peak_bytes * scale) + engine.scratch_bytes
     if scale <= 0 or needed > room.free_bytes:
         raise AllocationRefused(
             f"{plan.scenario} needs {human(needed)}, and the device has {human(room.free_bytes)} of "
             f"{human(room.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free the device"
         )
-    engine.limit(min(asked, room.free_bytes))
+    engine.limit(min(limit_bytes, room.free_bytes))
     return Executed(
         scale=scale, room_bytes=int(scale * (plan.size_bytes - CONTEXT_BYTES)), device_uuid=room.device_uuid
     )
@@ -109,11 +109,11 @@ def carry_out(
 
     ``until`` is the end of the plan. The engine is left open.
     """
-    life = _Life(engine, terms, carried)
+    run = _Run(engine, terms, carried)
     brim = steps[-1].action == "end" and steps[-1].ending == "crash"  # the time at which the program is killed
     try:
         for number, step in enumerate(steps):
-            if not life.wait(step.at):
+            if not run.wait(step.at):
                 return None
             if carried.elapsed_seconds > until + LATE_SECONDS * terms.speed:
                 carried.detail = f"too fast for this device: {len(steps) - number} steps of {len(steps)} were skipped"
@@ -121,22 +121,22 @@ def carry_out(
             if step.action == "end":
                 return step.ending
             try:
-                life.do(step)
+                run.do(step)
             except MemoryError:
                 if not brim:
                     raise
         if brim:
             return "crash"
-        if life.wait(until):
-            life.check()
+        if run.wait(until):
+            run.check()
     except MemoryError as error:
         carried.outcome, carried.detail = "full", str(error)
     finally:
-        life.look()
+        run.update_progress()
     return None
 
 
-class _Life:
+class _Run:
     def __init__(self, engine: LoadEngine, terms: Terms, carried: Executed) -> None:
         self._engine, self._terms, self._carried = engine, terms, carried
         self._started = time.monotonic() - carried.elapsed_seconds / terms.speed
@@ -151,7 +151,7 @@ class _Life:
         if at == self._at:
             return True
         while True:
-            self.look()
+            self.update_progress()
             left = (at - self._carried.elapsed_seconds) / self._terms.speed
             if not self._terms.pause(max(0.0, min(left, PROGRESS_SECONDS))):
                 self._carried.outcome = "stopped"
@@ -160,7 +160,7 @@ class _Life:
                 self._at = at
                 return True
 
-    def look(self) -> None:
+    def update_progress(self) -> None:
         """Update the progress, and periodically verify the blocks."""
         carried, now = self._carried, time.monotonic()
         carried.elapsed_seconds = (now - self._started) * self._terms.speed
@@ -186,7 +186,7 @@ class _Life:
                 raise MemoryError(
                     f"{human(self._live_bytes)} are allocated, and the limit is {human(carried.room_bytes)}"
                 )
-            engine.take(step.block, size, step.action == "take-outside")
+            engine.allocate(step.block, size, step.action == "take-outside")
             self._live_bytes += size
             self._sizes[step.block] = size
             carried.takes += 1
@@ -197,7 +197,7 @@ class _Life:
         elif step.action == "give" and step.block in self._sizes:
             self._live_bytes -= self._sizes.pop(step.block)
             self._written.discard(step.block)
-            engine.give(step.block)
+            engine.free(step.block)
             carried.gives += 1
         elif step.action == "busy":
             engine.busy(step.ratio)

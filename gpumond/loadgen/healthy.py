@@ -1,11 +1,12 @@
-"""Scenarios of healthy programs: N1 to N7. Pure."""
+"""Scenarios of healthy programs: N1 to N7, and steady use. No I/O."""
 
 from __future__ import annotations
 
 import math
 
 from gpumond.loadgen.host_program import QUIET_BYTES, WANDER_SECONDS, Wander, host, noise, work
-from gpumond.loadgen.script import GIB, HOUR, MIB, MINUTE, LevelStep, Script, every
+from gpumond.loadgen.script import HOUR, MINUTE, LevelStep, Script, every
+from gpumond.model.units import GIB, MIB
 
 
 def warm_up(script: Script) -> None:
@@ -39,7 +40,7 @@ def preallocated(script: Script) -> None:
     script.number("noise", QUIET_BYTES)
     program = script.program("load")
     script.fill(5.0, 0.1 * script.size_bytes, 15.0)
-    script.take(25.0, (share - 0.1) * script.size_bytes - GIB)
+    script.allocate(25.0, (share - 0.1) * script.size_bytes - GIB)
     load = Wander(script.random("load"), 0.25, WANDER_SECONDS)
     for at in every(30.0, script.duration, 10.0):
         script.busy(at, 0.4 + load.after(10.0), program)
@@ -113,3 +114,8 @@ def fleet(script: Script) -> None:
             level.to(at, 6 * GIB + gain * about + own.gauss(0.0, 0.1 * GIB))
             script.flush(at + 1.0, program)  # the driver's reading decreases, too
             script.busy(at, 0.5 + about / (16 * GIB), program)
+
+
+def steady(script: Script) -> None:
+    script.last(2 * HOUR)
+    host(script, (0.2, 0.8), noise(script))

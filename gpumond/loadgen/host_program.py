@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from random import Random
 
-from gpumond.loadgen.script import GIB, MIB, MINUTE, LevelStep, Script, every
+from gpumond.loadgen.script import MINUTE, LevelStep, Script, every
+from gpumond.model.units import GIB, MIB
 
 QUIET_BYTES = 32 * MIB
 NOISY_BYTES = 307 * MIB

@@ -1,4 +1,4 @@
-"""Fragmentation, orphans and crashes: P6 to P8. Pure."""
+"""Fragmentation, orphans and crashes (P6 to P8), and loads on devices and on gpumond itself. No I/O."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections import deque
 from typing import cast
 
 from gpumond.loadgen.host_program import QUIET_BYTES, host, work
-from gpumond.loadgen.script import CONTEXT_BYTES, GIB, HOUR, MIB, MINUTE, Ending, LevelStep, Script, Truth, every
+from gpumond.loadgen.script import CONTEXT_BYTES, HOUR, MINUTE, Ending, LevelStep, Script, Truth, every
+from gpumond.model.units import GIB, MIB
 
 ORPHANS = ("unlisted", "gone", "holder")
+NEARLY_ALL = 0.95
+"""Used share above which a device is under pressure."""
 
 
 def fragmentation(script: Script) -> None:
@@ -36,12 +39,12 @@ def fragmentation(script: Script) -> None:
         script.busy(at, script.dice.uniform(0.7, 0.9), program)
     onset = ready + script.dice.uniform(10 * MINUTE, 30 * MINUTE)
     during = [at + 0.5 * step for at in peaks if onset <= at < onset + spread]
-    turns = len(pairs) * 1.4  # all of the first generation, and a part of the second
+    freed_pairs = len(pairs) * 1.4  # all of the first generation, and a part of the second
     freed, done = 0, 0
     for number, at in enumerate(during, 1):
-        while done < turns * number / len(during):
+        while done < freed_pairs * number / len(during):
             size, doomed, _ = pairs.popleft()
-            script.give(at, doomed)
+            script.free(at, doomed)
             freed, done = freed + size, done + 1
             larger = int(1.25 * size) // (2 * MIB) * 2 * MIB if script.inject else size
             if freed >= 2 * larger:
@@ -53,8 +56,8 @@ def fragmentation(script: Script) -> None:
 
 def _pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
     """Two neighbours of one segment."""
-    script.give(at, script.take(at, 2 * size))
-    return size, script.take(at, size), script.take(at, size)
+    script.free(at, script.allocate(at, 2 * size))
+    return size, script.allocate(at, size), script.allocate(at, size)
 
 
 def orphan(script: Script) -> None:
@@ -99,3 +102,34 @@ def crash(script: Script) -> None:
         elif not last:
             script.end(killed)
         at = killed + script.dice.uniform(2.0, 8.0) * MINUTE
+
+
+def stress(script: Script) -> None:
+    """Fill the device and hold the memory. Engines whose memory has contents write and verify a pattern."""
+    fill = script.number("fill", 0.9) if script.inject else 0.5
+    end = script.last(HOUR)
+    script.number("noise", QUIET_BYTES)
+    program = script.program("load")
+    size, block = fill * script.size_bytes, GIB
+    for number in range(int(size // block)):
+        at = 1.0 + 0.25 * number
+        script.allocate(at, block, program)
+        if not script.truth.kind and (number + 1) * block + CONTEXT_BYTES > NEARLY_ALL * script.size_bytes:
+            script.truth = Truth("pressure", injected_at=at, ends_at=end)
+    for at in every(1.0, script.duration, 10.0):
+        script.busy(at, 1.0, program)
+
+
+def flush_storm(script: Script) -> None:
+    """Allocate and free continuously, with repeated flushes."""
+    period = script.number("period", 2.0)
+    script.last(HOUR)
+    script.number("noise", QUIET_BYTES)
+    program = script.program("load")
+    script.fill(1.0, 0.2 * script.size_bytes, 10.0)
+    level = LevelStep(script, 512 * MIB, program)
+    for at in every(12.0, script.duration, 1.0):
+        level.to(at, script.dice.uniform(0.0, 0.3) * script.size_bytes)
+        script.busy(at, script.dice.uniform(0.3, 0.9), program)
+    for at in every(12.5, script.duration, period):
+        script.flush(at, program)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from gpumond.loadgen.host_program import NOISY_LIMIT, host, noise
-from gpumond.loadgen.script import GIB, HOUR, MIB, MINUTE, LevelStep, Script, Truth, every
+from gpumond.loadgen.script import HOUR, MINUTE, LevelStep, Script, Truth, every
+from gpumond.model.units import GIB, MIB
 
 MAX_RATE = 512 * MIB / MINUTE
 """Maximum rate: faster growth fills the device before a diagnosis is possible."""
@@ -135,9 +136,9 @@ def _leak(
         return
     kept = [(at, size) for at, size in kept if at < script.duration]
     for at, size in kept:
-        block = script.take(at, size, outside=outside)
+        block = script.allocate(at, size, outside=outside)
         if not script.inject and given_back_after is not None:
-            script.give(at + given_back_after, block)
+            script.free(at + given_back_after, block)
     if script.inject and kept:
         script.kept = kept
         script.truth = Truth("leak", form, injected_at=onset, slope_bytes_per_second=rate)

@@ -5,14 +5,24 @@ The same scenario, seed and options give the same plan, in every version of Pyth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from gpumond.loadgen import scenarios
 from gpumond.loadgen.scenarios import SCENARIOS, Scenario
-from gpumond.loadgen.script import GIB, HOUR, MINUTE, Observation, ProgramScript, Script, ScriptStep, Truth, View
-from gpumond.loadgen.simulation import LeakedBytes, Simulated, simulate
+from gpumond.loadgen.script import (
+    CONTEXT_BYTES,
+    GIB,
+    HOUR,
+    MINUTE,
+    Observation,
+    ProgramScript,
+    Script,
+    ScriptStep,
+    Truth,
+    View,
+)
 
 __all__ = ["SCENARIOS", "Plan", "plan"]
 
@@ -70,7 +80,7 @@ def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], injec
     return Plan(
         scenario=scenario.name,
         seed=seed,
-        options=tuple(sorted(script.settled.items())),
+        options=tuple(sorted(script.chosen_options.items())),
         size_bytes=script.size_bytes,
         duration_seconds=end,
         programs=tuple(script.programs),
@@ -100,11 +110,11 @@ def _neighbours(script: Script) -> None:
     dice = script.random("neighbours")
     at = dice.expovariate(1 / (40 * MINUTE))
     while at < script.duration:
-        leaves = at + dice.uniform(5.0, 30.0) * MINUTE
+        ends = at + dice.uniform(5.0, 30.0) * MINUTE
         program = script.program(f"neighbour-{len(script.programs)}", at, agent=False)
         script.fill(at + 1.0, dice.uniform(1.0, 4.0) * GIB, 5.0, program, pieces=4)
-        script.end(leaves, program=program)
-        at = leaves + dice.expovariate(1 / (40 * MINUTE))
+        script.end(ends, program=program)
+        at = ends + dice.expovariate(1 / (40 * MINUTE))
 
 
 def _complete(script: Script, walked: Simulated) -> Truth:
@@ -120,5 +130,69 @@ def _complete(script: Script, walked: Simulated) -> Truth:
         slope = LeakedBytes(script.kept).until(ends_at) / (ends_at - truth.injected_at)
     oom_at = walked.oom_at
     if oom_at is None and slope > 0:
-        oom_at = max(ends_at, truth.injected_at + (script.size_bytes - walked.most_beside_bytes) / slope)
+        oom_at = max(ends_at, truth.injected_at + (script.size_bytes - walked.peak_without_leak_bytes) / slope)
     return replace(truth, ends_at=ends_at, slope_bytes_per_second=slope, oom_at=oom_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    steps: list[ScriptStep]
+    """Steps, without those of programs that are dead."""
+    oom_at: float | None
+    peak_bytes: int
+    peak_without_leak_bytes: float
+    """Peak of program 0 after the onset of a leak, minus the leaked bytes at that time."""
+
+
+def simulate(steps: Iterable[ScriptStep], script: Script) -> Simulated:
+    """Simulate ``steps`` in order of time. A program dies when the device is full."""
+    devices = [program.device for program in script.programs]
+    used = [0] * (max(devices) + 1)
+    held: list[dict[int, int]] = [{} for _ in devices]
+    sums, running = [0] * len(devices), [False] * len(devices)
+    peak, without_leak, oom_at = 0, 0.0, None
+    onset = script.truth.injected_at
+    rest, kept = LeakedBytes(script.kept), 0.0
+    lived: list[ScriptStep] = []
+    for step in steps:
+        at, action, program, block, size, _, _ = step
+        if action == "start":
+            running[program] = True
+            size = CONTEXT_BYTES
+        if not running[program]:
+            continue
+        lived.append(step)
+        if action in ("start", "take", "take-outside"):
+            if used[devices[program]] + size > script.size_bytes:
+                if program == 0 and oom_at is None:
+                    oom_at = at
+                action = "end"
+            else:
+                held[program][block] = size
+                sums[program] += size
+                used[devices[program]] += size
+        elif action == "give":
+            size = held[program].pop(block)
+            sums[program] -= size
+            used[devices[program]] -= size
+        if action == "end":
+            used[devices[program]] -= sums[program]
+            held[program], sums[program], running[program] = {}, 0, False
+        if program == 0:
+            peak = max(peak, sums[0] - CONTEXT_BYTES)
+            if onset is not None and at >= onset and oom_at is None:
+                kept = rest.until(at)
+                without_leak = max(without_leak, sums[0] - kept)
+    return Simulated(lived, oom_at, peak, without_leak)
+
+
+class LeakedBytes:
+    """Cumulative bytes of a leak at a time. Times must not decrease."""
+
+    def __init__(self, kept: Sequence[tuple[float, float]]) -> None:
+        self._rest, self._sum = sorted(kept, reverse=True), 0.0
+
+    def until(self, at: float) -> float:
+        while self._rest and self._rest[-1][0] <= at:
+            self._sum += self._rest.pop()[1]
+        return self._sum

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, NamedTuple
 
-MIB = 1 << 20
-GIB = 1 << 30
+from gpumond.model.units import GIB as GIB, MIB as MIB
+
 MINUTE = 60.0
 HOUR = 3600.0
 
@@ -83,7 +83,7 @@ class Script:
 
     def __init__(self, scenario: str, seed: int, options: Mapping[str, float | str], inject: bool) -> None:
         self._scenario, self._seed = scenario, seed
-        self.settled = dict(options)
+        self.chosen_options = dict(options)
         """All options, given or drawn."""
         self.inject = inject
         self.dice = self.random("parameters")
@@ -102,12 +102,12 @@ class Script:
 
     def number(self, option: str, drawn: float | None = None) -> float:
         """Return an option's value, else the drawn one."""
-        value = self.settled.setdefault(option, drawn or 0.0)
+        value = self.chosen_options.setdefault(option, drawn or 0.0)
         assert isinstance(value, float | int), option
         return float(value)
 
     def word(self, option: str, drawn: str) -> str:
-        return str(self.settled.setdefault(option, drawn))
+        return str(self.chosen_options.setdefault(option, drawn))
 
     def last(self, duration: float) -> float:
         """Set the length of the plan, unless an option does, and return it."""
@@ -122,13 +122,13 @@ class Script:
     def start(self, at: float, program: int = 0) -> None:
         self.steps.append(ScriptStep(at, "start", program))
 
-    def take(self, at: float, size: float, program: int = 0, outside: bool = False) -> int:
+    def allocate(self, at: float, size: float, program: int = 0, outside: bool = False) -> int:
         self._next_block += 1
         action: Action = "take-outside" if outside else "take"
         self.steps.append(ScriptStep(at, action, program, self._next_block, max(1, int(size))))
         return self._next_block
 
-    def give(self, at: float, block: int, program: int = 0) -> None:
+    def free(self, at: float, block: int, program: int = 0) -> None:
         self.steps.append(ScriptStep(at, "give", program, block))
 
     def busy(self, at: float, ratio: float, program: int = 0) -> None:
@@ -143,7 +143,7 @@ class Script:
     def fill(self, at: float, size: float, seconds: float, program: int = 0, pieces: int = 16) -> float:
         """Allocate the bytes in equal blocks over the seconds. Returns the end time."""
         for piece in range(pieces):
-            self.take(at + seconds * piece / pieces, size / pieces, program)
+            self.allocate(at + seconds * piece / pieces, size / pieces, program)
         return at + seconds
 
 
@@ -157,9 +157,9 @@ class LevelStep:
     def to(self, at: float, size: float) -> None:
         wanted = max(0, round(size / self._unit))
         while len(self._blocks) < wanted:
-            self._blocks.append(self._script.take(at, self._unit, self._program))
+            self._blocks.append(self._script.allocate(at, self._unit, self._program))
         while len(self._blocks) > wanted:
-            self._script.give(at, self._blocks.pop(), self._program)
+            self._script.free(at, self._blocks.pop(), self._program)
 
 
 def every(start: float, end: float, period: float) -> Iterator[float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -15,12 +16,11 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from gpumond.metrics import dcgm
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.metrics.devices import XID_ERRORS
-from gpumond.metrics.exposition import header, samples
-from gpumond.metrics.family import Row
-from gpumond.metrics.shares import Shares, TooManySeries, sharing
+from gpumond.metrics.exposition import Family, Row, header, samples
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.frame import Frame
+from gpumond.protocol.text import accepts
 
 GZIP_LEVEL, GZIP_FORMAT = 1, 31
 END = b"# EOF\n"
@@ -44,7 +44,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, accept: str, compat: Compat | None = None) -> Form:
-        return cls("application/openmetrics-text" in accept, compat)
+        return cls(accepts(accept, "application/openmetrics-text"), compat)
 
 
 class Page(NamedTuple):
@@ -146,3 +146,65 @@ class FrameCollector:
 
     def describe(self) -> list[Metric]:
         return []
+
+
+Owner = Callable[[tuple[str, ...]], int | None]
+"""Function from label values to the uid that owns the series; None if there is no single owner."""
+
+
+class TooManySeries(Exception):
+    """Raised if a frame has more series than the limit of a page."""
+
+
+class Shares:
+    """Number of series that each user may have on one page; ``dropped`` counts the series above it."""
+
+    def __init__(self, owners: Mapping[str, Owner], remaining: Mapping[int | None, int], dropped: int) -> None:
+        self._owners, self._remaining, self.dropped = owners, dict(remaining), dropped
+
+    def cut(self, family: Family, rows: Iterable[Row]) -> list[Row]:
+        """Return the rows within their owners' shares. Call it for families in catalogue order."""
+        owner, remaining = self._owners[family.name], self._remaining
+        kept: list[Row] = []
+        for row in rows:
+            uid = owner(row[0])
+            if remaining[uid] > 0:
+                remaining[uid] -= 1
+                kept.append(row)
+        return kept
+
+
+def sharing(families: Iterable[Family], frame: Frame, most: int) -> Steps[Shares]:
+    """Count the series of each user and divide ``most`` among the users."""
+    pids: dict[str, int | None] = {}
+    workloads: dict[str, int | None] = {}
+    for report in frame.snapshot.reports:
+        for table, label in ((pids, str(report.pid)), (workloads, report.workload)):
+            table[label] = report.uid if table.get(label, report.uid) == report.uid else None
+    owners: dict[str, Owner] = {}
+    counts: Counter[int | None] = Counter()
+    for family in families:
+        owner = owners[family.name] = _owner(family, pids, workloads)
+        counts.update(owner(labels) for labels, value in family.rows(frame) if value is not None)
+        yield
+    remaining = divided(counts, most)
+    return Shares(owners, remaining, counts.total() - sum(remaining.values()))
+
+
+def divided(counts: Mapping[int | None, int], most: int) -> dict[int | None, int]:
+    """Divide ``most`` by max-min fairness; series without an owner are served first."""
+    remaining: dict[int | None, int] = {None: min(counts.get(None, 0), most)}
+    room = most - remaining[None]
+    users = sorted((count, uid) for uid, count in counts.items() if uid is not None)
+    for number, (count, uid) in enumerate(users):
+        remaining[uid] = min(count, room // (len(users) - number))
+        room -= remaining[uid]
+    return remaining
+
+
+def _owner(family: Family, pids: Mapping[str, int | None], workloads: Mapping[str, int | None]) -> Owner:
+    for label, table in (("pid", pids), ("workload", workloads)):
+        if label in family.labels:
+            position = family.labels.index(label)
+            return lambda labels, position=position, table=table: table.get(labels[position])  # type: ignore[misc]
+    return lambda labels: None

@@ -10,18 +10,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from gpumond.metrics import devices, programs
-from gpumond.metrics.family import Family, Kind, Row
+from gpumond.metrics.exposition import Family, Kind, Row
 from gpumond.model.conditions import OF_DEVICES, conditions
 from gpumond.model.frame import Frame
 from gpumond.model.pools import HostPool, PoolUsage
 from gpumond.model.snapshot import DeviceReading, ProcessUsage
+from gpumond.model.verdicts import KINDS
 
 PROCESSES_PER_DEVICE = 50
 
 
 def pool_family(name: str, value: Callable[[PoolUsage], float | None], help: str, kind: Kind = "gauge") -> Family:
     def rows(frame: Frame) -> Iterator[Row]:
-        index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+        index = frame.snapshot.gpu_labels
         for report in frame.snapshot.reports:
             for pool in report.pools:
                 labels = (pool.device_uuid, index.get(pool.device_uuid, ""), str(report.pid), report.workload)
@@ -54,7 +55,7 @@ def _reclaimable(pool: PoolUsage) -> int | None:
 
 
 def _ledger(frame: Frame) -> Iterator[Row]:
-    index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+    index = frame.snapshot.gpu_labels
     sums: Counter[tuple[str, str, str, str]] = Counter()
     for line in frame.ledger.lines:
         sums[line.device_uuid, index[line.device_uuid], line.workload, line.share] += line.used_bytes
@@ -62,7 +63,7 @@ def _ledger(frame: Frame) -> Iterator[Row]:
 
 
 def _overcount(frame: Frame) -> Iterator[Row]:
-    index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+    index = frame.snapshot.gpu_labels
     for entry in frame.ledger.overcounts:
         yield (entry.device_uuid, index[entry.device_uuid]), entry.overcount_bytes
 
@@ -84,14 +85,15 @@ def _process_used(frame: Frame) -> Iterator[Row]:
 
 
 def _process_info(frame: Frame) -> Iterator[Row]:
-    workloads = {(report.pid, report.start_ticks): report.workload for report in frame.snapshot.reports}
-    seen: set[int] = set()
+    reports = frame.snapshot.reports_by_process
+    seen: set[int] = set()  # the label: several series for one pid would break joins
     for device in frame.snapshot.devices:
         for process in top_processes(device)[0]:
             if process.pid in seen:
                 continue
             seen.add(process.pid)
-            workload = workloads.get((process.pid, process.start_ticks or 0), "")
+            report = reports.get(process.key)
+            workload = report.workload if report else ""
             user = process.user or ("" if process.uid is None else str(process.uid))
             labels = (str(process.pid), process.comm or "", user, workload, process.container or "")
             names = (process.container_name or "", process.pod_name or "", process.pod_namespace or "")
@@ -99,14 +101,14 @@ def _process_info(frame: Frame) -> Iterator[Row]:
 
 
 def _verdicts(frame: Frame) -> Iterator[Row]:
-    index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+    index = frame.snapshot.gpu_labels
     for verdict in frame.verdicts:
         yield (verdict.device_uuid, index.get(verdict.device_uuid, ""), str(verdict.pid or ""), verdict.kind), 1
 
 
 def _time_to_oom(frame: Frame) -> Iterator[Row]:
     """Yield the lowest estimate if several verdicts apply to the same process."""
-    index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+    index = frame.snapshot.gpu_labels
     times: dict[tuple[str, str, str], float] = {}
     for verdict in frame.verdicts:
         if (seconds := verdict.time_to_oom_seconds) is not None:
@@ -137,7 +139,7 @@ def _driver_up(frame: Frame) -> Iterator[Row]:
 
 
 def _conditions(frame: Frame) -> Iterator[Row]:
-    index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+    index = frame.snapshot.gpu_labels
     for uuid, kind in conditions(frame.snapshot):
         if uuid is not None:
             yield (uuid, index[uuid], kind), 1
@@ -203,7 +205,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_verdict",
         "gauge",
-        "1 for each active verdict.",
+        f"1 for each active verdict. Kinds: {', '.join(kind.name for kind in KINDS)}.",
         ("uuid", "gpu", "pid", "kind"),
         _verdicts,
     ),

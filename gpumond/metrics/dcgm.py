@@ -23,8 +23,8 @@ from prometheus_client.core import Metric
 from gpumond.model.frame import Frame
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import DeviceReading
+from gpumond.model.units import MIB
 
-MIB = 1 << 20
 VENDORS = ("nvidia", "sim")
 HOSTNAME = os.environ.get("NODE_NAME") or socket.gethostname()  # in a pod, gethostname() returns the pod's name
 

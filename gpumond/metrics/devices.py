@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 
-from gpumond.metrics.family import Family, Kind, Row
+from gpumond.metrics.exposition import Family, Kind, Row
 from gpumond.model.frame import Frame
 from gpumond.model.sensors import THROTTLE_REASONS
 from gpumond.model.snapshot import DeviceReading, XidErrors
@@ -69,7 +69,7 @@ def _ecc(device: DeviceReading) -> Values:
 
 def _of_xids(value: Callable[[XidErrors], float]) -> Callable[[Frame], Iterator[Row]]:
     def rows(frame: Frame) -> Iterator[Row]:
-        index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+        index = frame.snapshot.gpu_labels
         for errors in frame.snapshot.xids:
             yield (errors.device_uuid, index.get(errors.device_uuid, ""), str(errors.xid)), value(errors)
 
@@ -77,7 +77,7 @@ def _of_xids(value: Callable[[XidErrors], float]) -> Callable[[Frame], Iterator[
 
 
 def _faults(frame: Frame) -> Iterator[Row]:
-    index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+    index = frame.snapshot.gpu_labels
     for uuid, kind in {(fault.device_uuid, fault.kind) for fault in frame.snapshot.faults}:
         if uuid is not None:
             yield (uuid, index.get(uuid, ""), kind), 1

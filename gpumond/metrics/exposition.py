@@ -9,11 +9,26 @@ Formats: prometheus.io/docs/instrumenting/exposition_formats, and OpenMetrics 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import isfinite, isnan
+from typing import Literal, NamedTuple
 
-from gpumond.metrics.family import Family, Row
+from gpumond.model.frame import Frame
+
+Row = tuple[tuple[str, ...], float | None]
+"""Label values in the family's order, and the value. A row whose value is None is omitted."""
+
+Kind = Literal["gauge", "counter"]
+
+
+class Family(NamedTuple):
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...]
+    rows: Callable[[Frame], Iterable[Row]]
+
 
 LABEL_SETS = 16_384
 TOTAL = "_total"

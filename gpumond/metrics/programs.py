@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpumond.metrics.family import Family, Kind, Row
+from gpumond.metrics.exposition import Family, Kind, Row
 from gpumond.model.frame import Frame
 from gpumond.model.program import Program, ScopeDevice, ScopeUsage, StepUsage
 
 
 def scope_device_family(name: str, value: Callable[[ScopeDevice], float], help: str) -> Family:
     def rows(frame: Frame) -> Iterator[Row]:
-        index = {device.uuid: str(device.index) for device in frame.snapshot.devices}
+        index = frame.snapshot.gpu_labels
         for report in frame.snapshot.reports:
             for scope in report.program.scopes:
                 for device in scope.devices:

@@ -10,9 +10,83 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 from gpumond import __version__
 from gpumond.engine.events import Event, Kind
-from gpumond.metrics.workloads import Workloads
 from gpumond.model.pools import Outcome, Receipt
 from gpumond.model.snapshot import Fault
+
+MAX_WORKLOADS = 100
+"""Maximum number of workloads with their own series. A new workload replaces the oldest one without programs."""
+
+OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "planned")
+
+
+class Workloads:
+    """Counters of flushes by workload, which persist after the programs have exited."""
+
+    def __init__(self, registry: CollectorRegistry, most: int = MAX_WORKLOADS) -> None:
+        self._most = most
+        self._known: dict[str, None] = {}
+        self._connected: frozenset[str] = frozenset()
+        self._flushes = Counter(
+            "gpumond_workload_flushes",
+            f"Flush receipts of a workload by outcome, excluding plans. Limited to {most} workloads.",
+            ["workload", "outcome"],
+            registry=registry,
+        )
+
+        def bytes_counter(name: str, help: str) -> Counter:
+            return Counter(f"gpumond_workload_flush_{name}_bytes", help, ["workload"], registry=registry)
+
+        self._expected = bytes_counter("expected", "Memory that flushes of the workload were expected to release.")
+        self._released = bytes_counter(
+            "released", "Memory released by flushes of the workload, as counted by the allocators."
+        )
+        self._before = bytes_counter("before", "Memory held by pools of the workload when their flushes began, summed.")
+        self._after = bytes_counter("after", "Memory held by the same pools when their flushes ended, summed.")
+
+    def connected(self, workloads: Iterable[str]) -> None:
+        """Set the workloads that have programs. Their series start at 0, because rate() ignores the first value."""
+        self._connected = frozenset(workloads)
+        for workload in sorted(self._connected - self._known.keys()):
+            self._admit(workload)
+
+    def flushed(self, receipt: Receipt) -> None:
+        """Count a receipt whose outcome is not ``planned``."""
+        workload = receipt.workload
+        if workload not in self._known and not self._admit(workload):
+            return
+        self._flushes.labels(workload, receipt.outcome).inc()
+        self._released.labels(workload).inc(max(0, receipt.released_bytes))
+        if receipt.expected is not None:
+            self._expected.labels(workload).inc(receipt.expected.likely)
+        if receipt.before is not None and receipt.after is not None:
+            self._before.labels(workload).inc(receipt.before.held_bytes)
+            self._after.labels(workload).inc(receipt.after.held_bytes)
+
+    def _admit(self, workload: str) -> bool:
+        if len(self._known) >= self._most and not self._forget():
+            return False
+        self._known[workload] = None
+        for outcome in OUTCOMES:
+            self._flushes.labels(workload, outcome)
+        for counter in self._bytes_counters:
+            counter.labels(workload)
+        return True
+
+    def _forget(self) -> bool:
+        stale = next((workload for workload in self._known if workload not in self._connected), None)
+        if stale is None:
+            return False
+        del self._known[stale]
+        for outcome in OUTCOMES:
+            self._flushes.remove(stale, outcome)
+        for counter in self._bytes_counters:
+            counter.remove(stale)
+        return True
+
+    @property
+    def _bytes_counters(self) -> tuple[Counter, ...]:
+        return self._expected, self._released, self._before, self._after
+
 
 TICK_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 FLUSH_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -130,7 +204,7 @@ class Telemetry:
             self._faults.labels(source, kind).inc()
         self._active = now if complete else self._active | now
 
-    def happened(self, events: Iterable[Event]) -> None:
+    def count_events(self, events: Iterable[Event]) -> None:
         for event in events:
             self._events.labels(event.kind).inc()
 

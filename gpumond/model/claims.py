@@ -12,6 +12,7 @@ from dataclasses import replace
 from gpumond.model.conditions import of_device
 from gpumond.model.cooperative import Steps
 from gpumond.model.pools import PoolUsage, Reclaimable
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, Snapshot
 
 MAX_POOLS = 32
@@ -25,9 +26,6 @@ SLACK_RATIO = 1 / 32
 """Share of the device's size by which a claim may exceed the driver's count, as both are read at different times."""
 FRESH_SECONDS = 2.0
 """Maximum age of a claim that is compared: the program may have freed the memory of an older one."""
-
-Identity = tuple[int, int | None]
-"""(pid, start_ticks)"""
 
 
 def complete_lists(
@@ -55,23 +53,22 @@ def complete_lists(
     )
 
 
-def listed(device: DeviceReading) -> dict[Identity, int | None]:
+def listed(device: DeviceReading) -> dict[ProcessKey, int | None]:
     """Return the driver's count for each process that it lists on a device; None where the count is unknown."""
-    return {
-        (process.pid, process.start_ticks): process.used_bytes
-        for process in device.processes or ()
-        if "holder" not in process.kinds
-    }
+    return {key: each.used_bytes for key, each in device.processes_by_key.items() if "holder" not in each.kinds}
 
 
-def borne_out(counts: Mapping[Identity, int | None], identity: Identity, complete: bool) -> bool:
-    """Return False if the driver would list the process if it had memory on the device, and does not list it."""
-    return not complete or identity in counts or (identity[0], None) in counts
+def borne_out(counts: Mapping[ProcessKey, int | None], process: ProcessKey, complete: bool) -> bool:
+    """Return False if the driver would list the process if it had memory on the device, and does not list it.
+
+    A listed process with the same pid and an unknown start may be this one.
+    """
+    return not complete or process in counts or ProcessKey(process.pid, None) in counts
 
 
-def limit(device: DeviceReading, counts: Mapping[Identity, int | None], identity: Identity) -> int | None:
+def limit(device: DeviceReading, counts: Mapping[ProcessKey, int | None], process: ProcessKey) -> int | None:
     """Return the most that this process can hold on the device, in bytes; None if it is unknown."""
-    count = counts.get(identity)
+    count = counts.get(process)
     return device.used_bytes if count is None else count
 
 
@@ -92,14 +89,15 @@ def checking(
     Adds a fault for each report that claims more than its device has, or than the driver counts for its process.
     """
     sizes = {device.uuid: device.size_bytes for device in devices}
-    before = {(report.pid, report.start_ticks): report for report in previous.reports} if previous else {}
-    compared = [(device, listed(device)) for device in devices if not device.missed]
-    on_device = {identity for device in devices for identity in listed(device)}
+    before = previous.reports_by_process if previous else {}
+    counts = {device.uuid: listed(device) for device in devices}
+    compared = {device.uuid: device for device in devices if not device.missed}
+    on_device = {process for each in counts.values() for process in each}
     checked: list[AgentReport] = []
     for report in reports:
         yield
-        identity = (report.pid, report.start_ticks)
-        earlier = before.get(identity)
+        process = report.key
+        earlier = before.get(process)
         pools = bounded(report.pools, sizes)
         if not all(_fits(pool, sizes.get(pool.device_uuid)) for pool in pools):
             pools = tuple(pool for pool in pools if _fits(pool, sizes.get(pool.device_uuid)))
@@ -107,13 +105,13 @@ def checking(
             faults.append(Fault("agent", "impossible_value", None, detail))
         uses = bool(
             (earlier is not None and earlier.uses_device)
-            or identity in on_device
+            or process in on_device
             or any(pool.held_bytes or pool.live_bytes for pool in pools)
         )
         if pools is not report.pools or uses != report.uses_device:
             report = replace(report, pools=pools, uses_device=uses)
         if earlier is not None and report.age_seconds < FRESH_SECONDS:
-            excess = _excess(report, earlier, compared, complete)
+            excess = _excess(process, pools, earlier.pools, compared, counts, complete)
             if excess is not None:
                 faults.append(excess)
         checked.append(report)
@@ -125,23 +123,24 @@ def _fits(pool: PoolUsage, size: int | None) -> bool:
 
 
 def _excess(
-    report: AgentReport,
-    earlier: AgentReport,
-    devices: Iterable[tuple[DeviceReading, Mapping[Identity, int | None]]],
+    process: ProcessKey,
+    pools: tuple[PoolUsage, ...],
+    earlier: tuple[PoolUsage, ...],
+    devices: Mapping[str, DeviceReading],
+    counts: Mapping[str, Mapping[ProcessKey, int | None]],
     complete: Collection[str],
 ) -> Fault | None:
     """Return a fault if this report and the previous one claim more than the driver counts."""
-    now, then = held_by_device(report.pools), held_by_device(earlier.pools)
-    for device, counts in devices:
-        claimed = min(now.get(device.uuid, 0), then.get(device.uuid, 0))
-        if not claimed:
+    then = held_by_device(earlier)
+    for uuid, held in held_by_device(pools).items():
+        device, claimed = devices.get(uuid), min(held, then.get(uuid, 0))
+        if device is None or not claimed:
             continue
-        identity = (report.pid, report.start_ticks)
-        known = borne_out(counts, identity, device.uuid in complete)
-        most = limit(device, counts, identity) if known else 0
+        known = borne_out(counts[uuid], process, uuid in complete)
+        most = limit(device, counts[uuid], process) if known else 0
         if most is not None and claimed > most + slack(device):
             detail = (
-                f"the agent of pid {report.pid} claims {claimed} B on GPU {device.index}, the driver counts {most} B"
+                f"the agent of pid {process.pid} claims {claimed} B on GPU {device.index}, the driver counts {most} B"
             )
             return Fault("agent", "claim_over_driver", None, detail)
     return None
@@ -195,12 +194,12 @@ def _sum(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
         thrashes += pool.thrashes
     exactness = {pool.reclaimable.exactness for pool in pools}
     return PoolUsage(
-        OTHER,
-        uuid,
-        live,
-        held,
-        Reclaimable(low, likely, high, exactness.pop() if len(exactness) == 1 else "interval"),
-        stranded,
+        allocator=OTHER,
+        device_uuid=uuid,
+        live_bytes=live,
+        held_bytes=held,
+        reclaimable=Reclaimable(low, likely, high, exactness.pop() if len(exactness) == 1 else "interval"),
+        stranded_bytes=stranded,
         ooms=_known([pool.ooms for pool in pools]),
         retries=_known([pool.retries for pool in pools]),
         device_allocations=_known([pool.device_allocations for pool in pools]),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from gpumond.errors import AmbiguousDevice, NoSuchDevice
+from gpumond.model.frame import Frame
 from gpumond.model.snapshot import DeviceReading
 
 NAMED_BY = "an index, a UUID or its beginning, or a PCI address"
@@ -47,3 +48,15 @@ def _listed(devices: Sequence[DeviceReading], uuids: Iterable[str]) -> str:
     names = [f"{indices.get(uuid, '')}{uuid}" for uuid in uuids]
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more
+
+
+def device_named(name: str, frame: Frame | None, uid: int | None = None, others: Iterable[str] = ()) -> str:
+    """Return the device's UUID. With ``uid``, devices unknown to the driver are limited to those of that user's agents.
+
+    Raises NoSuchDevice, AmbiguousDevice.
+    """
+    if frame is None:
+        return device_uuid(name, (), others)
+    reports = (report for report in frame.snapshot.reports if uid is None or report.uid == uid)
+    pools = (pool.device_uuid for report in reports for pool in report.pools)
+    return device_uuid(name, frame.snapshot.devices, (*pools, *others))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gpumond.model.process import ProcessKey, process_key
 from gpumond.model.snapshot import Snapshot
+from gpumond.model.verdicts import VerdictName
 
 Share = Literal["live", "cached", "stranded", "overhead", "opaque", "unclaimed"]
 
@@ -13,33 +15,21 @@ SHARES: tuple[Share, ...] = ("live", "cached", "stranded", "overhead", "opaque",
 
 Phase = Literal["pending", "firing", "resolved"]
 
-VerdictKind = Literal[
-    "warm-up",
-    "steady",
-    "churn",
-    "periodic",
-    "step-change",
-    "growing",
-    "leak",
-    "fragmentation",
-    "pressure",
-    "orphan",
-    "idle-holder",
-    "crash",
-    "release",
-    "crash-loop",
-]
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Bytes of one share on one device; ``pid`` is None for ``unclaimed``."""
+    """Bytes of one share on one device; without a process for ``unclaimed``."""
 
     device_uuid: str
     share: Share
     used_bytes: int
     pid: int | None = None
+    start_ticks: int | None = None
     workload: str = ""
+
+    @property
+    def process(self) -> ProcessKey | None:
+        return process_key(self.pid, self.start_ticks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +48,34 @@ class Ledger:
     overcounts: tuple[Overcount, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Meaning of a curve, with a one-sentence summary. ``pid`` is None for the device as a whole.
+    """Meaning of a curve, with a one-sentence summary. Without a process it concerns the device as a whole.
 
     ``since`` is the unix time of the onset. ``form`` of a leak: linear, stairs or load-proportional.
     """
 
     device_uuid: str
     pid: int | None
-    kind: VerdictKind
+    start_ticks: int | None
+    kind: VerdictName
     since: float
     evidence: tuple[tuple[str, float], ...] = ()
     time_to_oom_seconds: float | None = None
     summary: str = ""
     form: str = ""
 
+    @property
+    def process(self) -> ProcessKey | None:
+        return process_key(self.pid, self.start_ticks)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     """A rule that is breached for one subject. ``labels`` identify the alert; annotations do not.
 
+    ``pid`` and ``start_ticks`` are those of the subject if it is a process or a pool, else None: the same labels with
+    another process are another alert.
     ``active_at`` is the time of the first breach; ``fired_at`` and ``resolved_at`` are None before the alert fires and
     is resolved.
     """
@@ -91,6 +88,12 @@ class Alert:
     active_at: float
     fired_at: float | None = None
     resolved_at: float | None = None
+    pid: int | None = None
+    start_ticks: int | None = None
+
+    @property
+    def process(self) -> ProcessKey | None:
+        return process_key(self.pid, self.start_ticks)
 
 
 @dataclass(frozen=True, slots=True)

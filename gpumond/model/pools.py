@@ -29,7 +29,7 @@ class Reclaimable:
     exactness: Exactness = "exact"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolUsage:
     """One allocator's pool on one device: ``held = live + reclaimable.likely + stranded``.
 
@@ -99,14 +99,14 @@ class Held:
     driver_used_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """Proof of one flush of one pool.
 
     ``released_bytes`` is the allocator's held bytes before minus after; ``driver_released_bytes`` the driver's
     count for that pid on that device before minus after, once it has settled. ``raced``: the program allocated
     during the flush, so that the two may differ. ``planned`` is the estimate of the plan that this flush executes,
-    ``expected`` the estimate when it started.
+    ``expected`` the estimate when it started. ``start_ticks`` is None in receipts that an agent makes.
     """
 
     pid: int
@@ -126,6 +126,7 @@ class Receipt:
     started_at: float
     duration_seconds: float
     planned: Expected | None = None
+    start_ticks: int | None = None
 
 
 def ordered_steps(steps: tuple[str, ...]) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class ScopeDevice:
     peak_exact: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeUsage:
     """All passes through the blocks of one name.
 
@@ -58,7 +58,7 @@ class ScopeUsage:
     devices: tuple[ScopeDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepUsage:
     """The program's steps.
 
@@ -76,7 +76,7 @@ class StepUsage:
     retries: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OomPool:
     """One pool at an out-of-memory error. ``largest_free_bytes`` is the size of its largest free block."""
 
@@ -94,7 +94,7 @@ class ScopeKept:
     kept_bytes: ByteChange
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Oom:
     """Memory at an out-of-memory error; ``number`` counts from 1 in this process.
 
@@ -114,7 +114,7 @@ class Oom:
     scopes: tuple[ScopeKept, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """Facts of one program besides its pools.
 

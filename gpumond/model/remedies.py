@@ -1,4 +1,4 @@
-"""Remedies for all faults, conditions and verdicts that gpumond reports, in one line each. No I/O.
+"""Remedies for all faults and conditions that gpumond reports, in one line each. No I/O.
 
 ``gpumond doctor``, ``gpumond status`` and ``/api/v1/status`` show these lines;
 docs/how-to/troubleshoot.md has a row for each.
@@ -76,18 +76,6 @@ CONDITIONS: Mapping[str, str] = {
     "reserved_in_used": "this driver counts its own reserved memory as used: update it (510 or later reports both "
     "separately)",
 }
-
-VERDICTS: Mapping[str, str] = {
-    "leak": "look for memory that the program keeps (tensors in a list, autograd graphs, an unbounded cache), and "
-    "restart it",
-    "fragmentation": "for PyTorch set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, else restart the program",
-    "pressure": "flush the device (gpumond flush --device UUID), reduce a batch size, or end a program",
-    "orphan": "end the process that keeps the device open (fuser -v /dev/nvidia*), or reset the device",
-    "idle-holder": "end the program, or flush it: gpumond flush --pid PID",
-    "crash": "read the program's log; look for Xid in dmesg",
-    "crash-loop": "stop the supervisor that restarts the program, and read the program's log",
-}
-"""Remedies of verdicts; the other kinds need none."""
 
 
 def remedy(kind: str) -> str:

@@ -27,7 +27,7 @@ ADDRESSING_MODES = ("none", "hmm", "ats")
 """Shared addresses of device and host: none, by software, or by hardware that keeps both coherent. In NVML's order."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sensors:
     """Measurements and settings of a device, and its hardware's error counters.
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.pools import FlushPolicy, HostPool, PoolUsage
+from gpumond.model.process import ProcessKey
 from gpumond.model.program import SILENT, Ending, Program
 from gpumond.model.sensors import NO_SENSORS, Sensors
 
@@ -14,7 +17,7 @@ MISSED_LIMIT = 3
 """Number of consecutive readings without a device after which its values are withheld."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUsage:
     """One process on one device, as the driver lists it; all other facts about the process come from /proc.
 
@@ -46,8 +49,12 @@ class ProcessUsage:
     orphaned: bool | None = None
     idle_seconds: float | None = None
 
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for the cached property
 class DeviceReading:
     """One device at one moment.
 
@@ -80,6 +87,11 @@ class DeviceReading:
     idle_seconds: float | None = None
     source: str = ""
 
+    @cached_property
+    def processes_by_key(self) -> Mapping[ProcessKey, ProcessUsage]:
+        """The listed processes; empty if the driver lists none."""
+        return {process.key: process for process in self.processes or ()}
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -101,7 +113,7 @@ class XidErrors:
     last_seen_at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """The values of one source at one moment. ``xids`` remain after the device that reported them is gone."""
 
@@ -120,7 +132,7 @@ RELEASED: Literal["released"] = "released"
 """Reason while the driver is released on request: all values are unknown, and this is no fault."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceState:
     """State of the source itself. ``reason`` is one word, empty while it is up."""
 
@@ -134,7 +146,7 @@ class SourceState:
     cuda_version: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
     """The newest report of one process; pid, start_ticks and uid come from the kernel.
 
@@ -153,6 +165,10 @@ class AgentReport:
     host_pools: tuple[HostPool, ...] = ()
     uses_device: bool = True
 
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
@@ -162,8 +178,12 @@ class ProgramEnd:
     start_ticks: int
     ending: Ending
 
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for the cached properties
 class Snapshot:
     """All facts of one tick. They are not simultaneous: every report carries its age.
 
@@ -182,3 +202,26 @@ class Snapshot:
     store_writable: bool | None = None
     private_pid_namespace: bool | None = None
     ends: tuple[ProgramEnd, ...] = ()
+
+    @cached_property
+    def devices_by_uuid(self) -> Mapping[str, DeviceReading]:
+        return {device.uuid: device for device in self.devices}
+
+    @cached_property
+    def gpu_labels(self) -> Mapping[str, str]:
+        """By UUID: the value of the label ``gpu``, the index of the device."""
+        return {device.uuid: str(device.index) for device in self.devices}
+
+    @cached_property
+    def reports_by_process(self) -> Mapping[ProcessKey, AgentReport]:
+        return {report.key: report for report in self.reports}
+
+    def device(self, uuid: str) -> DeviceReading | None:
+        return self.devices_by_uuid.get(uuid)
+
+    def may_contain(self, process: ProcessKey) -> bool:
+        """Return False if no process that a driver lists or whose agent reports may be this one."""
+        tables = (self.reports_by_process, *(device.processes_by_key for device in self.devices))
+        if process.start_ticks is None:
+            return any(process.may_be(key) for table in tables for key in table)
+        return any(process in table or ProcessKey(process.pid, None) in table for table in tables)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from math import isfinite
 
+MIB, GIB = 1 << 20, 1 << 30
+MINUTE_SECONDS, DAY_SECONDS = 60.0, 86400.0
+
 _DURATION = re.compile(r"\d+(?:\.\d+)?|(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
 _SECONDS: dict[str | None, float] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}

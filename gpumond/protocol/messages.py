@@ -194,7 +194,7 @@ def own_socket(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 _TO_JSON = json.JSONEncoder(default=_fields, separators=(",", ":"))

@@ -1,7 +1,8 @@
-"""Tests of text from outside, over HTTP or in YAML: only text that UTF-8 can encode is accepted."""
+"""Text from outside, over HTTP or in YAML: only text that UTF-8 can encode is accepted."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import BaseModel, model_validator
@@ -43,3 +44,15 @@ def require_encodable(value: object) -> None:
 
 def has_control_characters(text: str) -> bool:
     return any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text)
+
+
+def accepts(header: str, name: str) -> bool:
+    """Return whether an ``Accept`` or ``Accept-Encoding`` header lists the name, unless with weight 0."""
+    for item in header.lower().split(","):
+        listed, *parameters = (part.replace(" ", "") for part in item.split(";"))
+        if listed == name:
+            return not any(_ZERO.fullmatch(parameter) for parameter in parameters)
+    return False
+
+
+_ZERO = re.compile(r"q=0(\.0*)?")

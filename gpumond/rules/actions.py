@@ -15,9 +15,10 @@ from fnmatch import fnmatchcase
 
 from gpumond.model.frame import Alert
 from gpumond.model.pools import PoolUsage, Receipt
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport
 from gpumond.model.units import duration, human
-from gpumond.rules import Action, Labels, Rule
+from gpumond.rules import Action, Labels, Rule, same_process
 
 HOUR_SECONDS = 3600.0
 MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
@@ -29,7 +30,7 @@ ANNOTATION = "action"
 Key = tuple[str, Labels, int | None]
 """Rule and labels of an alert, and the user whose programs are flushed; None in audits of earlier versions"""
 
-Pool = tuple[int, str, str]
+Pool = tuple[ProcessKey, str, str]
 """Process, device and allocator"""
 
 
@@ -53,11 +54,11 @@ class FlushOrder:
         return tuple(report.pid for report in self.programs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasedBytes:
     """Bytes that a flush released from a pool and left in it, from which its effect is judged later."""
 
-    pid: int
+    process: ProcessKey
     device_uuid: str
     allocator: str
     held_bytes: int
@@ -65,15 +66,19 @@ class ReleasedBytes:
     thrashes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionTrack:
-    """Flushes of an action for one alert and one user. ``attempts``: elapsed seconds of those of the last hour."""
+    """Flushes of an action for one alert and one user. ``attempts``: elapsed seconds of those of the last hour.
+
+    ``process`` is that of the alert, if it has one.
+    """
 
     attempts: tuple[float, ...] = ()
     failures: int = 0
     under_way: bool = False
     released: tuple[ReleasedBytes, ...] = ()
     note: str = ""
+    process: ProcessKey | None = None
 
     def due_at(self, action: Action) -> float:
         if not self.attempts:
@@ -104,11 +109,12 @@ def decide(
         before = (uid for rule, labels, uid in own if (rule, labels) == (alert.rule, alert.labels) and uid is not None)
         for uid in sorted({*programs, *before}):
             key = (alert.rule, alert.labels, uid)
-            track = _judged(own.get(key, ActionTrack()), action, reports, elapsed)
+            track = _judged(_of_process(own.get(key, ActionTrack()), alert), action, reports, elapsed)
             due = not track.under_way and elapsed >= track.due_at(action)
             if uid in programs and due and _attempts(own, alert.rule, uid, elapsed) < action.max_per_hour:
                 orders.append(FlushOrder(alert, action, uid, tuple(programs[uid]), _thrashes(reports)))
-                track = replace(track, under_way=True, attempts=(*_recent(track, elapsed), elapsed), released=())
+                attempts = (*_recent(track, elapsed), elapsed)
+                track = replace(track, under_way=True, attempts=attempts, released=(), process=alert.process)
             if track != ActionTrack():
                 own[key] = track
     return orders, own
@@ -139,22 +145,23 @@ def remembered(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
     for key, at in attempts:
         ago = max(0.0, now - at)
         if ago < HOUR_SECONDS:
-            tracks[key] = ActionTrack((*tracks.get(key, ActionTrack()).attempts, -ago))
+            tracks[key] = ActionTrack(attempts=(*tracks.get(key, ActionTrack()).attempts, -ago))
     return tracks
 
 
 def annotate(alerts: Iterable[Alert], tracks: Tracks) -> tuple[Alert, ...]:
     """Return the alerts, each with the results of its action as an annotation."""
-    notes: defaultdict[tuple[str, Labels], list[str]] = defaultdict(list)
+    noted: defaultdict[tuple[str, Labels], list[ActionTrack]] = defaultdict(list)
     for (rule, labels, _), track in tracks.items():
         if track.note:
-            notes[rule, labels].append(track.note)
-    return tuple(
-        replace(alert, annotations=(*alert.annotations, (ANNOTATION, "; ".join(notes[alert.rule, alert.labels]))))
-        if (alert.rule, alert.labels) in notes
-        else alert
-        for alert in alerts
-    )
+            noted[rule, labels].append(track)
+
+    def annotated(alert: Alert) -> Alert:
+        own = noted.get((alert.rule, alert.labels), ())
+        notes = [track.note for track in own if same_process(track.process, alert.process)]
+        return replace(alert, annotations=(*alert.annotations, (ANNOTATION, "; ".join(notes)))) if notes else alert
+
+    return tuple(map(annotated, alerts))
 
 
 def forget(tracks: Tracks, alerts: Iterable[Alert], elapsed: float) -> Tracks:
@@ -167,11 +174,18 @@ def forget(tracks: Tracks, alerts: Iterable[Alert], elapsed: float) -> Tracks:
     }
 
 
+def _of_process(track: ActionTrack, alert: Alert) -> ActionTrack:
+    """Return the track, or only its attempts if the pid of the alert's process is reused: the limits remain."""
+    if track.under_way or same_process(track.process, alert.process):
+        return track
+    return ActionTrack(attempts=track.attempts)
+
+
 def _judged(track: ActionTrack, action: Action, reports: Sequence[AgentReport], elapsed: float) -> ActionTrack:
     """Return the track, judged once its last flush is old enough."""
     if not track.released or track.under_way or elapsed < track.due_at(action):
         return track
-    pools = {(report.pid, pool.device_uuid, pool.allocator): pool for report in reports for pool in report.pools}
+    pools = {(report.key, pool.device_uuid, pool.allocator): pool for report in reports for pool in report.pools}
     released = sum(each.released_bytes for each in track.released)
     if sum(_taken(each, pools) for each in track.released) < THRASHED_RATIO * released:
         return replace(track, failures=0, released=())
@@ -184,7 +198,7 @@ def _taken(each: ReleasedBytes, pools: Mapping[Pool, PoolUsage]) -> int:
     """Return the bytes that the program allocated again; all of them if its agent observed it, even if they are
     free now.
     """
-    pool = pools.get((each.pid, each.device_uuid, each.allocator))
+    pool = pools.get((each.process, each.device_uuid, each.allocator))
     if pool is None:
         return 0
     if pool.thrashes > each.thrashes:
@@ -193,8 +207,8 @@ def _taken(each: ReleasedBytes, pools: Mapping[Pool, PoolUsage]) -> int:
 
 
 def _thrashes(reports: Iterable[AgentReport]) -> tuple[tuple[Pool, int], ...]:
-    pools = ((report.pid, pool) for report in reports for pool in report.pools)
-    return tuple(((pid, pool.device_uuid, pool.allocator), pool.thrashes) for pid, pool in pools if pool.thrashes)
+    pools = ((report.key, pool) for report in reports for pool in report.pools)
+    return tuple(((key, pool.device_uuid, pool.allocator), pool.thrashes) for key, pool in pools if pool.thrashes)
 
 
 def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[AgentReport]:
@@ -203,7 +217,7 @@ def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> I
     for report in reports:
         if report.flush_policy == "never" or not any(fnmatchcase(report.workload, glob) for glob in action.workloads):
             continue
-        if labels.get("pid", str(report.pid)) != str(report.pid):
+        if labels.get("pid", str(report.pid)) != str(report.pid) or alert.process not in (None, report.key):
             continue
         if labels.get("workload", report.workload) != report.workload:
             continue
@@ -226,13 +240,14 @@ def _attempts(tracks: Tracks, rule: str, uid: int, elapsed: float) -> int:
 def _released(receipts: Iterable[Receipt], thrashes: Mapping[Pool, int]) -> Iterator[ReleasedBytes]:
     for receipt in receipts:
         if receipt.released_bytes > 0 and receipt.after and receipt.device_uuid and receipt.allocator:
+            process = ProcessKey(receipt.pid, receipt.start_ticks)
             yield ReleasedBytes(
-                receipt.pid,
-                receipt.device_uuid,
-                receipt.allocator,
-                receipt.after.held_bytes,
-                receipt.released_bytes,
-                thrashes.get((receipt.pid, receipt.device_uuid, receipt.allocator), 0),
+                process=process,
+                device_uuid=receipt.device_uuid,
+                allocator=receipt.allocator,
+                held_bytes=receipt.after.held_bytes,
+                released_bytes=receipt.released_bytes,
+                thrashes=thrashes.get((process, receipt.device_uuid, receipt.allocator), 0),
             )
 
 

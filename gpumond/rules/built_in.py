@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpumond.model.verdicts import REMEDIES
 from gpumond.rules import Rule, Scope
 
 
 def _rule(name: str, scope: Scope, value: str, severity: str, summary: str, **fields: Any) -> Rule:
-    return Rule(name, scope, value, labels=(("severity", severity),), annotations=(("summary", summary),), **fields)
+    return Rule(
+        name=name,
+        scope=scope,
+        value=value,
+        labels=(("severity", severity),),
+        annotations=(("summary", summary),),
+        **fields,
+    )
 
 
 BUILT_IN: tuple[Rule, ...] = (
@@ -54,8 +62,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "process",
         "leak",
         "warning",
-        "{verdicts}; look for memory that the program keeps (tensors in a list, autograd graphs, an unbounded cache), "
-        "and restart it",
+        f"{{verdicts}}; {REMEDIES['leak']}",
         above=0,
         keep_firing_for_seconds=300,
     ),
@@ -93,7 +100,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "process",
         "idle_holder",
         "info",
-        "{verdicts}; end it, or flush it with gpumond flush --pid {pid}",
+        "{verdicts}; " + REMEDIES["idle-holder"].replace("PID", "{pid}"),
         above=0,
     ),
     _rule(

@@ -38,7 +38,14 @@ class ActionConfig(Strict):
 
     def action(self) -> Action:
         least = int(self.flush.min_reclaimable)
-        return Action(least, self.flush.steps, self.cooldown, self.max_per_hour, self.workloads, self.dry_run)
+        return Action(
+            min_reclaimable_bytes=least,
+            steps=self.flush.steps,
+            cooldown_seconds=self.cooldown,
+            max_per_hour=self.max_per_hour,
+            workloads=self.workloads,
+            dry_run=self.dry_run,
+        )
 
 
 class RuleConfig(Strict):
@@ -98,19 +105,19 @@ class RuleConfig(Strict):
 
     def rule(self) -> Rule:
         return Rule(
-            self.name,
-            self.scope,
-            self.value,
-            self.above,
-            self.below,
-            self.clear,
-            self.for_,
-            self.keep_firing_for,
-            tuple(self.match.items()),
-            tuple(self.labels.items()),
-            tuple(self.annotations.items()),
-            self.receivers,
-            self.action.action() if self.action else None,
+            name=self.name,
+            scope=self.scope,
+            value=self.value,
+            above=self.above,
+            below=self.below,
+            clear=self.clear,
+            for_seconds=self.for_,
+            keep_firing_for_seconds=self.keep_firing_for,
+            match=tuple(self.match.items()),
+            labels=tuple(self.labels.items()),
+            annotations=tuple(self.annotations.items()),
+            receivers=self.receivers,
+            action=self.action.action() if self.action else None,
         )
 
 

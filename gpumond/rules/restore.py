@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpumond.model.persisted import Heartbeat, KeptAlert, Labels
-from gpumond.rules import Activities, Activity
+from gpumond.model.process import ProcessKey
+from gpumond.rules import Activities, Activity, same_process
 
 OUTAGE_TOLERANCE_SECONDS = 3600.0
 GRACE_SECONDS = 600.0
@@ -39,7 +40,8 @@ def resume(alerts: Iterable[KeptAlert], alive: Heartbeat | None, now: float) -> 
     activities: dict[str, dict[Labels, Activity]] = {}
     for each in alerts:
         cleared = None if each.cleared_monotonic is None else min(0.0, each.cleared_monotonic - alive.monotonic)
-        activity = Activity(each.alert, min(0.0, each.active_monotonic - alive.monotonic), cleared)
+        since = min(0.0, each.active_monotonic - alive.monotonic)
+        activity = Activity(each.alert, each.alert.process, since, cleared)
         activities.setdefault(each.alert.rule, {})[each.subject] = activity
     return activities
 
@@ -52,14 +54,14 @@ def hold(
     awaited: Awaited,
     before: Mapping[str, Activities],
     after: Mapping[str, Activities],
-    seen: Mapping[str, frozenset[Labels]],
+    seen: Mapping[str, Mapping[Labels, ProcessKey | None]],
     on_verdicts: frozenset[str],
     elapsed: float,
 ) -> tuple[Mapping[str, Activities], Awaited]:
     """Return ``after`` with the awaited alerts unchanged, and the alerts that are still awaited.
 
-    A subject that was ``seen`` (by rule) is no longer awaited; an alert of a rule ``on_verdicts`` is awaited until
-    its verdict is active again.
+    A subject that was ``seen`` (by rule, each with its process) is no longer awaited; an alert of a rule
+    ``on_verdicts`` is awaited until its verdict is active again, or its pid is found to be reused.
     """
     if not awaited or elapsed > max(GRACE_SECONDS, JUDGED_SECONDS):
         return after, frozenset()
@@ -67,6 +69,8 @@ def hold(
     def waits(rule: str, labels: Labels) -> bool:
         if labels not in seen[rule]:
             return elapsed <= GRACE_SECONDS
+        if not same_process(before[rule][labels].process, seen[rule][labels]):
+            return False
         activity = after[rule].get(labels)
         return rule in on_verdicts and (activity is None or activity.cleared_elapsed is not None)
 

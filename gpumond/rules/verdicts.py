@@ -6,36 +6,27 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from gpumond.model.frame import Verdict, VerdictKind
+from gpumond.model.frame import Verdict
+from gpumond.model.process import ProcessKey
 from gpumond.model.units import duration, human
+from gpumond.model.verdicts import PROBLEMS, REMEDIES
 
-TROUBLES: tuple[VerdictKind, ...] = (
-    "leak",
-    "fragmentation",
-    "pressure",
-    "orphan",
-    "idle-holder",
-    "crash",
-    "crash-loop",
-)
-"""Kinds that indicate a problem; the others describe a healthy program."""
-
-Standing = Mapping[tuple[str, int | None], Sequence[Verdict]]
-"""Active verdicts of these kinds by device and process; None is the device as a whole"""
+ActiveVerdicts = Mapping[tuple[str, ProcessKey | None], Sequence[Verdict]]
+"""Active verdicts that indicate a problem, by device and process; None is the device as a whole"""
 
 NOTHING: Mapping[str, float | None] = {
-    **{kind.replace("-", "_"): 0.0 for kind in TROUBLES},
+    **{kind.rule_value: 0.0 for kind in PROBLEMS},
     "leak_bytes_per_second": 0.0,
     "time_to_oom_seconds": inf,
 }
 UNKNOWN: Mapping[str, float | None] = dict.fromkeys(NOTHING)
 
 
-def standing(verdicts: Iterable[Verdict]) -> Standing:
-    found: defaultdict[tuple[str, int | None], list[Verdict]] = defaultdict(list)
+def active_verdicts(verdicts: Iterable[Verdict]) -> ActiveVerdicts:
+    found: defaultdict[tuple[str, ProcessKey | None], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
-        if verdict.kind in TROUBLES:
-            found[verdict.device_uuid, verdict.pid].append(verdict)
+        if verdict.kind in REMEDIES:
+            found[verdict.device_uuid, verdict.process].append(verdict)
     return dict(found)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpumond.diagnosis.fragmentation import kept_bytes, split_share
+from gpumond.diagnosis.peaks import kept_bytes, split_share
 from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.pools import PoolUsage
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import MISSED_LIMIT, AgentReport, Snapshot
 
 WINDOW_SECONDS = 600.0
@@ -18,9 +19,6 @@ BUCKET_SECONDS = 30.0
 OBSERVED_SECONDS = 60.0
 """Time of observation from which a peak is known, in seconds."""
 
-Identity = tuple[int, int | None]
-"""(pid, start_ticks)"""
-
 
 class Workload(NamedTuple):
     """A name, and the user of its programs: the same name of another user is another workload."""
@@ -29,8 +27,8 @@ class Workload(NamedTuple):
     name: str
 
 
-Pool = tuple[int, int, str, str]
-"""(pid, start_ticks, allocator, device UUID)"""
+Pool = tuple[ProcessKey, str, str]
+"""Process, allocator and device UUID"""
 
 Xid = tuple[str, int]
 """(device UUID, number)"""
@@ -68,16 +66,16 @@ class CounterTrack(NamedTuple):
         return bool((self.ooms and self.ooms.grown) or (self.retries and self.retries.grown))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RuleWindow:
     elapsed: float = 0.0
     pools: Mapping[Pool, CounterTrack] = field(default_factory=dict)
     xids: Mapping[Xid, Growth] = field(default_factory=dict)
-    agents: Mapping[Identity, Workload] = field(default_factory=dict)
+    agents: Mapping[ProcessKey, Workload] = field(default_factory=dict)
     """Workload of every process that has an agent, or had one and is still on a device."""
-    retried: Mapping[Identity, Growth] = field(default_factory=dict)
+    retried: Mapping[ProcessKey, Growth] = field(default_factory=dict)
     """Out-of-memory errors of every process after which `retry_on_oom` tried again."""
-    silent: frozenset[Identity] = frozenset()
+    silent: frozenset[ProcessKey] = frozenset()
     """Processes whose agent no longer reports."""
 
     def increase(self, growth: Growth | None, since: float = 0.0) -> float | None:
@@ -93,10 +91,11 @@ class RuleWindow:
         The agent counts the latter by process: where several pools ran out, they are subtracted from the sum.
         """
         grown = self.increase(track.ooms, track.since)
-        retried = self.retried.get((report.pid, report.start_ticks))
+        process = report.key
+        retried = self.retried.get(process)
         if not grown or retried is None or not retried.grown:
             return grown
-        tracks = [self.pools[key] for key in {pool_of(report, pool) for pool in report.pools}]
+        tracks = [self.pools[key] for key in {pool_of(process, pool) for pool in report.pools}]
         left = max(0, sum(each.ooms.increase for each in tracks if each.ooms) - retried.increase)
         if not left and self.elapsed - track.since < WINDOW_SECONDS:
             return None
@@ -112,38 +111,36 @@ class RuleWindow:
         return split_share(track.live, track.kept)
 
 
-def pool_of(report: AgentReport, pool: PoolUsage) -> Pool:
-    return report.pid, report.start_ticks, pool.allocator, pool.device_uuid
+def pool_of(process: ProcessKey, pool: PoolUsage) -> Pool:
+    return process, pool.allocator, pool.device_uuid
 
 
 def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
     """Return the window after ``snapshot``."""
     elapsed = snapshot.elapsed_seconds
-    agents: dict[Identity, Workload] = {
-        (report.pid, report.start_ticks): Workload(report.uid, report.workload) for report in snapshot.reports
-    }
+    reports = snapshot.reports_by_process
+    agents = {process: Workload(report.uid, report.workload) for process, report in reports.items()}
     silent = frozenset(before.agents.keys() - agents.keys()) & _present(before, agents, snapshot)
     pools: dict[Pool, CounterTrack] = {}
-    retried: dict[Identity, Growth] = {}
-    for report in snapshot.reports:
+    retried: dict[ProcessKey, Growth] = {}
+    for process, report in reports.items():
         yield
         for usage in report.pools:
-            pool = pool_of(report, usage)
+            pool = pool_of(process, usage)
             pools[pool] = _track(before.pools.get(pool), usage, elapsed)
         if report.program.oom_retries:
-            who = (report.pid, report.start_ticks)
-            base = Growth(0 if who in before.agents else report.program.oom_retries)
-            retried[who] = _grown(before.retried.get(who, base), report.program.oom_retries, elapsed)
+            base = Growth(0 if process in before.agents else report.program.oom_retries)
+            retried[process] = _grown(before.retried.get(process, base), report.program.oom_retries, elapsed)
     if silent:
         agents.update((who, before.agents[who]) for who in silent)
-        pools.update((pool, track) for pool, track in before.pools.items() if pool[:2] in silent)
+        pools.update((pool, track) for pool, track in before.pools.items() if pool[0] in silent)
         retried.update((who, growth) for who, growth in before.retried.items() if who in silent)
     # The count of an XID starts with the daemon, so that its first report is an increase.
     xids = {
         (seen.device_uuid, seen.xid): _grown(before.xids.get((seen.device_uuid, seen.xid), NONE), seen.count, elapsed)
         for seen in snapshot.xids
     }
-    return RuleWindow(elapsed, pools, xids, agents, retried, silent)
+    return RuleWindow(elapsed=elapsed, pools=pools, xids=xids, agents=agents, retried=retried, silent=silent)
 
 
 remember = synchronous(remembering)
@@ -151,17 +148,17 @@ remember = synchronous(remembering)
 NONE = Growth(0)
 
 
-def _present(before: RuleWindow, reporting: Mapping[Identity, Workload], snapshot: Snapshot) -> frozenset[Identity]:
+def _present(before: RuleWindow, reporting: Mapping[ProcessKey, Workload], snapshot: Snapshot) -> frozenset[ProcessKey]:
     """Return the processes that are on a device; all previous ones while a device is not read completely."""
     if before.agents.keys() <= reporting.keys():
         return frozenset()  # not needed: every agent reports
     if unlisted(snapshot) or any(device.missed >= MISSED_LIMIT for device in snapshot.devices):
         return frozenset(before.agents)
     return frozenset(
-        (process.pid, process.start_ticks)
+        process
         for device in snapshot.devices
-        for process in device.processes or ()
-        if process.state != "gone"
+        for process, usage in device.processes_by_key.items()
+        if usage.state != "gone"
     )
 
 
@@ -180,7 +177,15 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
     kept = max(live, kept_bytes(pool))
     if before is None:
         ooms, retries = (None if count is None else Growth(count) for count in (pool.ooms, pool.retries))
-        return CounterTrack(elapsed, peak, ((elapsed, live, kept),), live, kept, ooms, retries)
+        return CounterTrack(
+            since=elapsed,
+            reported=peak,
+            steps=((elapsed, live, kept),),
+            live=live,
+            kept=kept,
+            ooms=ooms,
+            retries=retries,
+        )
     ooms, retries = _counted(before.ooms, pool.ooms, elapsed), _counted(before.retries, pool.retries, elapsed)
     last = before.steps[-1]
     if elapsed - last[0] >= BUCKET_SECONDS:
@@ -194,7 +199,9 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
         return before  # nearly every pool of nearly every tick
     else:
         steps, most_live, most_kept = before.steps, before.live, before.kept
-    return CounterTrack(before.since, peak, steps, most_live, most_kept, ooms, retries)
+    return CounterTrack(
+        since=before.since, reported=peak, steps=steps, live=most_live, kept=most_kept, ooms=ooms, retries=retries
+    )
 
 
 def _counted(growth: Growth | None, count: int | None, elapsed: float) -> Growth | None:

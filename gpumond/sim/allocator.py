@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from gpumond.model.pools import PoolUsage, Reclaimable
-from gpumond.sim.card import MIB, Context, OutOfMemory, SimDevice
+from gpumond.model.units import MIB
+from gpumond.sim.device import Context, OutOfMemory, SimDevice
 
 ROUNDING_BYTES = 512
 SMALL_LIMIT = MIB
@@ -86,12 +87,12 @@ class CachingAllocator:
     the allocator behaves as if the device were full.
     """
 
-    def __init__(self, card: SimDevice) -> None:
+    def __init__(self, device: SimDevice) -> None:
         """Raises ValueError if the process already has an allocator on that device."""
-        spec = card.spec()
+        spec = device.spec()
         self.device_uuid, self.device_index = spec.uuid, spec.index
         self.limit_bytes: int | None = None
-        self._card = card
+        self._device = device
         self._clear()
         if _allocators.setdefault(self.device_uuid, self) is not self:
             raise ValueError(f"this process already has an allocator on {self.device_uuid}")
@@ -191,7 +192,7 @@ class CachingAllocator:
     def _new_segment(self, size: int) -> _Block:
         segment = _segment_size(size)
         if self._context is None:
-            self._context = self._card.attach()
+            self._context = self._device.attach()
         try:
             self._allocate(self._context, segment)
         except OutOfMemory:

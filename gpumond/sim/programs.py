@@ -21,7 +21,7 @@ from random import Random
 
 from gpumond.model.sensors import Sensors
 from gpumond.sim.allocator import HUGE_ROUNDING, CachingAllocator
-from gpumond.sim.card import OutOfMemory, SimDevice
+from gpumond.sim.device import OutOfMemory, SimDevice
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BUSY_CELSIUS = 40.0
@@ -32,36 +32,36 @@ BUSY_WATTS = 300.0
 class ProgramMemory:
     """A program's blocks on its device."""
 
-    def __init__(self, card: SimDevice) -> None:
-        self.allocator = CachingAllocator(card)
-        self._card = card
-        self._size_bytes = card.spec().size_bytes
+    def __init__(self, device: SimDevice) -> None:
+        self.allocator = CachingAllocator(device)
+        self._device = device
+        self._size_bytes = device.spec().size_bytes
         self._live: set[int] = set()
 
-    def take(self, share: float) -> int:
+    def allocate(self, share: float) -> int:
         """Allocate a block of that share of the device. Raises OutOfMemory."""
         size = int(share * self._size_bytes) // HUGE_ROUNDING * HUGE_ROUNDING
         address = self.allocator.malloc(max(size, HUGE_ROUNDING))
         self._live.add(address)
         return address
 
-    def give(self, *addresses: int) -> None:
+    def free(self, *addresses: int) -> None:
         for address in addresses:
             self._live.remove(address)
             self.allocator.free(address)
 
-    def drop(self) -> None:
+    def free_all(self) -> None:
         """Free all live blocks; the allocator keeps their memory."""
-        self.give(*self._live)
+        self.free(*self._live)
 
     def clear(self) -> None:
         """Return to the state of a program that was just started."""
-        self.drop()
+        self.free_all()
         self.allocator.empty_cache()
 
     def busy(self, ratio: float) -> None:
         """Publish the program's part of the device's utilisation."""
-        self._card.attach().publish(
+        self._device.attach().publish(
             Sensors(
                 gpu_utilization_ratio=ratio,
                 gpu_temperature_celsius=ratio * BUSY_CELSIUS,
@@ -76,50 +76,50 @@ Program = Callable[[ProgramMemory, Random], Iterator[float]]
 def training(memory: ProgramMemory, random: Random) -> Iterator[float]:
     """Run steps whose activations rise and fall; some are followed by an evaluation that leaves a large cache."""
     for _ in ("weights", "gradients", "first moments", "second moments"):
-        memory.take(0.02)
+        memory.allocate(0.02)
         yield 0.5
     for steps in chain([4], repeat(20)):
         for _ in range(steps):
             memory.busy(random.uniform(0.45, 0.6))
             activations = []
             for _ in range(6):
-                activations.append(memory.take(0.01))
+                activations.append(memory.allocate(0.01))
                 yield random.uniform(0.4, 0.6)
             while activations:
-                memory.give(activations.pop())
+                memory.free(activations.pop())
                 yield 0.3
         batches = []
         for _ in range(3):
-            batches.append(memory.take(0.04))
+            batches.append(memory.allocate(0.04))
             yield 1.0
-        memory.give(*batches)
+        memory.free(*batches)
 
 
 def serving(memory: ProgramMemory, random: Random) -> Iterator[float]:
     """Serve requests whose number rises and falls in waves; each holds a key-value cache that grows."""
-    memory.take(0.06)
+    memory.allocate(0.06)
     requests: list[list[int]] = []
     for tick in count():
         rate = 0.22 + 0.18 * math.sin(tick / 60)
         if random.random() < rate and len(requests) < 16:
-            requests.append([memory.take(random.uniform(0.001, 0.004))])
+            requests.append([memory.allocate(random.uniform(0.001, 0.004))])
         if requests:
-            random.choice(requests).append(memory.take(0.0007))
+            random.choice(requests).append(memory.allocate(0.0007))
             if random.random() < len(requests) / 40:
-                memory.give(*requests.pop(random.randrange(len(requests))))
+                memory.free(*requests.pop(random.randrange(len(requests))))
         memory.busy(0.02 * len(requests))
         yield 0.5
 
 
 def leak(memory: ProgramMemory, random: Random) -> Iterator[float]:
     """Keep an unneeded tensor in each step; end before the device is full."""
-    memory.take(0.03)
+    memory.allocate(0.03)
     for _ in range(290):
         memory.busy(random.uniform(0.02, 0.08))
-        batch = memory.take(0.01)
+        batch = memory.allocate(0.01)
         yield 0.5
-        memory.take(0.0006)
-        memory.give(batch)
+        memory.allocate(0.0006)
+        memory.free(batch)
         yield 0.5
 
 
@@ -142,7 +142,7 @@ def fragmentation(memory: ProgramMemory, random: Random) -> Iterator[float]:
             freed = 0
             for age, blocks in enumerate(generations):
                 for block in blocks[1::2]:
-                    memory.give(block)
+                    memory.free(block)
                     freed += 2**age
                     if freed == scale:
                         spare = spare or _carve(memory, scale * unit, 16 // scale)
@@ -153,15 +153,15 @@ def fragmentation(memory: ProgramMemory, random: Random) -> Iterator[float]:
                 del blocks[1::2]
             generations.append(generation)
         yield 20.0
-        memory.drop()
+        memory.free_all()
         yield 20.0
         memory.clear()
 
 
 def _carve(memory: ProgramMemory, share: float, number: int) -> list[int]:
     """Allocate that many neighbours in one segment."""
-    memory.give(memory.take(number * share))
-    return [memory.take(share) for _ in range(number)]
+    memory.free(memory.allocate(number * share))
+    return [memory.allocate(share) for _ in range(number)]
 
 
 PROGRAMS: Mapping[str, Program] = {

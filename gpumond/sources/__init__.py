@@ -1,42 +1,44 @@
 """Sources of device facts. A source has one main method, ``read``, and runs in the collector's child process.
 
-To add one, write ``sources/NAME.py`` with a class that has the three methods below, and add its import string to
-``SOURCES``.
+To add one, write ``sources/NAME.py`` with a class that has the members of `DeviceSource`, and add its `SourceSpec` to
+``SOURCES``: the setting ``source``, ``gpumond doctor`` and docs/reference/plugins.md derive from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, runtime_checkable
 
+from gpumond.errors import SourceUnavailable
 from gpumond.model.snapshot import Reading
 from gpumond.sources.process.procfs import ProcessStart
-
-SOURCES = {
-    "nvml": "gpumond.sources.nvml:NvmlSource",
-    "drm": "gpumond.sources.drm:DrmSource",
-    "every": "gpumond.sources.composite:CompositeSource",
-    "sim": "gpumond.sources.sim:SimSource",
-}
-
 
 NOWHERE = -1
 
 
 class ReadProgress:
-    """Progress of a reading: a source that ``follow``s it reports its current device and skips the excluded ones."""
+    """Progress of a reading: a source that has one reports its current device, and skips the excluded ones."""
 
     def __init__(self, at: Callable[[int], None] = lambda index: None) -> None:
         self.at = at
         self.leave_out: Mapping[int, str] = {}
         """UUIDs of excluded devices by index."""
-        self.lives: Mapping[int, ProcessStart] = {}
+        self.process_starts: Mapping[int, ProcessStart] = {}
         """Start data of processes in the reading, if the source has read it."""
 
 
 class DeviceSource(Protocol):
     name: str
+
+    @staticmethod
+    def detect(sys: str) -> bool:
+        """Return True if this machine has such devices; ``sys`` is /sys. Used if the spec is ``automatic``.
+
+        Raises SourceUnavailable if the driver is installed and cannot be used.
+        """
+        ...
 
     def open(self) -> None:
         """Open the driver. Raises SourceUnavailable."""
@@ -51,13 +53,78 @@ class DeviceSource(Protocol):
 class ProgressReporter(Protocol):
     """Source that can continue without a device on which its driver hangs."""
 
-    def follow(self, course: ReadProgress) -> None: ...
+    def set_progress(self, progress: ReadProgress) -> None: ...
 
 
-def load(name: str, course: ReadProgress | None = None) -> DeviceSource:
-    """Return the source with this name in ``SOURCES``. Raises KeyError."""
-    module, _, attribute = SOURCES[name].partition(":")
-    source: DeviceSource = getattr(import_module(module), attribute)()
-    if course is not None and isinstance(source, ProgressReporter):
-        source.follow(course)
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """One source. ``implementation``: the import string of its class. ``automatic``: ``auto`` and ``every`` use it.
+
+    ``requires``: a module outside the standard library that the source imports.
+    """
+
+    name: str
+    implementation: str
+    devices: str
+    automatic: bool = False
+    requires: str = ""
+
+    def type(self) -> type[DeviceSource]:
+        """Import the class."""
+        module, _, attribute = self.implementation.partition(":")
+        source: type[DeviceSource] = getattr(import_module(module), attribute)
+        return source
+
+
+SOURCES = (
+    SourceSpec(
+        "nvml", "gpumond.sources.nvml:NvmlSource", "NVIDIA devices, through the driver's library", True, "pynvml"
+    ),
+    SourceSpec("drm", "gpumond.sources.drm:DrmSource", "AMD and Intel devices, through files of the kernel", True),
+    SourceSpec(
+        "every", "gpumond.sources.composite:CompositeSource", "devices of all drivers, also of one loaded later"
+    ),
+    SourceSpec("sim", "gpumond.sources.sim:SimSource", "simulated devices, of `gpumond demo`"),
+)
+AUTOMATIC = tuple(spec for spec in SOURCES if spec.automatic)
+
+
+def spec_of(name: str) -> SourceSpec:
+    """Return the source with this name. Raises ValueError."""
+    for spec in SOURCES:
+        if spec.name == name:
+            return spec
+    raise ValueError(f"expected one of {', '.join(spec.name for spec in SOURCES)}")
+
+
+def load(name: str, progress: ReadProgress | None = None) -> DeviceSource:
+    """Return the source with this name. Raises ValueError."""
+    source = spec_of(name).type()()
+    if progress is not None and isinstance(source, ProgressReporter):
+        source.set_progress(progress)
     return source
+
+
+def detected(sys: str = "/sys") -> list[SourceSpec]:
+    """Return the automatic sources that this machine has devices for.
+
+    Raises SourceUnavailable if there is none, with the first reason that a source gives.
+    """
+    found, errors = [], []
+    for spec in AUTOMATIC:
+        try:
+            if spec.type().detect(sys):
+                found.append(spec)
+        except SourceUnavailable as error:
+            errors.append(error)
+    if not found:
+        raise (
+            errors[0]
+            if errors
+            else SourceUnavailable(
+                "no_driver",
+                "no GPU driver found (no libnvidia-ml.so.1, no device of amdgpu, i915 or xe); install the driver, "
+                "or run `gpumond demo`, which needs no GPU",
+            )
+        )
+    return found

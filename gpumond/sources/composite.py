@@ -12,28 +12,31 @@ from dataclasses import replace
 
 from gpumond.errors import SourceUnavailable
 from gpumond.model.snapshot import DeviceReading, Fault, Reading
-from gpumond.sources import DeviceSource, ProgressReporter, ReadProgress, load
+from gpumond.sources import AUTOMATIC, DeviceSource, ProgressReporter, ReadProgress, load
 
-NAMES = ("nvml", "drm")
 RETRY_SECONDS = 30.0
 
 
 class CompositeSource:
     name = "every"
 
+    @staticmethod
+    def detect(sys: str) -> bool:
+        return False
+
     def __init__(
         self, sources: Sequence[DeviceSource] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._sources = [load(name) for name in NAMES] if sources is None else sources
+        self._sources = [load(spec.name) for spec in AUTOMATIC] if sources is None else sources
         self._clock = clock
         self._missing: dict[str, SourceUnavailable] = {}
         self._retry_at = float("-inf")
         self._indices: dict[str, int] = {}
 
-    def follow(self, course: ReadProgress) -> None:
+    def set_progress(self, progress: ReadProgress) -> None:
         for source in self._sources:
             if isinstance(source, ProgressReporter):
-                source.follow(course)
+                source.set_progress(progress)
 
     def open(self) -> None:
         self._missing = {source.name: SourceUnavailable("starting", "") for source in self._sources}

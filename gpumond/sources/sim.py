@@ -1,4 +1,4 @@
-"""Simulated devices (gpumond.sim.card): all those in the directory that GPUMOND_SIM_DIR names."""
+"""Simulated devices (gpumond.sim.device): all those in the directory that GPUMOND_SIM_DIR names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from gpumond import __version__
 from gpumond.errors import SourceUnavailable
 from gpumond.model.remedies import remedy
 from gpumond.model.snapshot import DeviceReading, Fault, Reading
-from gpumond.sim.card import Damaged, cards
+from gpumond.sim.device import Damaged, simulated_devices
 from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
 
 
 class SimSource:
     name = "sim"
+
+    @staticmethod
+    def detect(sys: str) -> bool:
+        return False
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
@@ -39,21 +43,21 @@ class SimSource:
     def read(self) -> Reading:
         devices: list[DeviceReading] = []
         faults: list[Fault] = []
-        present = cards(self._root)
-        for card in present:
+        present = simulated_devices(self._root)
+        for simulated in present:
             try:
-                device = card.read()
+                device = simulated.read()
             except Damaged as error:
-                faults.append(Fault(self.name, "damaged", self._seen.get(card.directory), str(error)))
+                faults.append(Fault(self.name, "damaged", self._seen.get(simulated.directory), str(error)))
             else:
-                self._seen[card.directory] = device.uuid
+                self._seen[simulated.directory] = device.uuid
                 devices.append(device)
-        for directory in self._seen.keys() - {card.directory for card in present}:
+        for directory in self._seen.keys() - {simulated.directory for simulated in present}:
             faults.append(Fault(self.name, "lost", self._seen[directory], f"{directory} is gone"))
         devices.sort(key=lambda device: device.index)
         known, self._known = self._known, {}
         named = tuple(self._named(device, known) for device in devices)
-        return Reading(named, tuple(faults), driver_version=f"sim {__version__}")
+        return Reading(devices=named, faults=tuple(faults), driver_version=f"sim {__version__}")
 
     def close(self) -> None:
         self._seen.clear()
@@ -62,7 +66,7 @@ class SimSource:
         """Return the device with names and owners of its processes, each looked up once per process."""
         processes = []
         for process in device.processes or ():
-            life = (process.pid, process.start_ticks)
+            life = process.key
             identity = self._known[life] = known.get(life) or self._table.read([process.pid])[process.pid]
             if identity.start_ticks == process.start_ticks:
                 process = replace(process, comm=identity.comm, uid=identity.uid, user=identity.user)

@@ -5,13 +5,14 @@ Performs no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpumond.errors import FaultKind, ReturnCode
-from gpumond.model.snapshot import Fault
+from gpumond.model.snapshot import Fault, ProcessUsage
 from gpumond.protocol.messages import MAX_INTEGER, clean
+from gpumond.sources.process.procfs import ProcessOwner
 
 IMPOSSIBLE: FaultKind = "impossible_value"
 """Kind of the fault for impossible values."""
@@ -24,7 +25,7 @@ Its layout is then not the expected one, and its plausible entries are coinciden
 validated separately.
 """
 
-SHOWN = 4
+MAX_DETAILS = 4
 """Number of impossible entries of a list that the fault names."""
 
 
@@ -32,18 +33,18 @@ class Tally:
     """Faults of one reading: one per device and kind, regardless of the number of values."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str | None, FaultKind | ReturnCode], tuple[int, list[str]]] = {}
+        self._details: dict[tuple[str | None, FaultKind | ReturnCode], tuple[int, list[str]]] = {}
 
     def add(self, uuid: str | None, kind: FaultKind | ReturnCode, detail: str, count: int = 1) -> None:
-        before, details = self._said.get((uuid, kind), (0, []))
-        self._said[uuid, kind] = (before + count, [*details, detail])
+        before, details = self._details.get((uuid, kind), (0, []))
+        self._details[uuid, kind] = (before + count, [*details, detail])
 
     def extend(self, other: Tally) -> None:
-        for (uuid, kind), (count, details) in other._said.items():
+        for (uuid, kind), (count, details) in other._details.items():
             self.add(uuid, kind, ", ".join(details), count)
 
     def __bool__(self) -> bool:
-        return bool(self._said)
+        return bool(self._details)
 
     def faults(self, source: str) -> tuple[Fault, ...]:
         """Return the faults. The detail starts with the number of values if there are several, or if they are
@@ -55,7 +56,7 @@ class Tally:
                 uuid,
                 clean((f"{count}: " if count > 1 or kind == IMPOSSIBLE else "") + ", ".join(details)),
             )
-            for (uuid, kind), (count, details) in self._said.items()
+            for (uuid, kind), (count, details) in self._details.items()
         )
 
 
@@ -66,17 +67,17 @@ class MemoryCounts(NamedTuple):
     reserved_bytes: int | None = None
 
 
-def memory(tally: Tally, uuid: str, said: MemoryCounts) -> MemoryCounts:
-    size = said.size_bytes
+def memory(tally: Tally, uuid: str, counts: MemoryCounts) -> MemoryCounts:
+    size = counts.size_bytes
     if not size:
         return MemoryCounts()  # some drivers return 0 for "not supported"
     if size >= MAX_INTEGER:
         tally.add(uuid, IMPOSSIBLE, f"size_bytes {size}")
         return MemoryCounts()
-    wrong = {name for name, value in zip(said._fields, said, strict=True) if value is not None and value > size}
+    wrong = {name for name, value in zip(counts._fields, counts, strict=True) if value is not None and value > size}
     for name in sorted(wrong):
-        tally.add(uuid, IMPOSSIBLE, f"{name} {getattr(said, name)} of {size}")
-    return said._replace(**dict.fromkeys(wrong))
+        tally.add(uuid, IMPOSSIBLE, f"{name} {getattr(counts, name)} of {size}")
+    return counts._replace(**dict.fromkeys(wrong))
 
 
 class Listed(NamedTuple):
@@ -106,7 +107,7 @@ def usages(tally: Tally, uuid: str, listed: Iterable[Listed], limit: int, pid_ma
         entries += 1
         if not 0 < pid <= pid_max or (used is not None and used > limit):
             rejected += 1
-            if rejected <= SHOWN:
+            if rejected <= MAX_DETAILS:
                 impossible.append(f"pid {pid} with {used} bytes")
             continue
         usage = merged.setdefault((pid, instance), Usage(used, ()))
@@ -129,3 +130,20 @@ def _sum_instances(merged: dict[tuple[int, tuple[int, int]], Usage]) -> dict[int
             known = total.used_bytes is not None and usage.used_bytes is not None
             total.used_bytes = (total.used_bytes or 0) + (usage.used_bytes or 0) if known else None
     return by_pid
+
+
+def processes(
+    by_pid: Mapping[int, Usage], owners: Mapping[int, ProcessOwner], used_by: Mapping[int, float]
+) -> tuple[ProcessUsage, ...]:
+    """Return a device's processes in the order of their pids. ``used_by``: their utilization, where it is known."""
+    return tuple(
+        ProcessUsage(
+            pid=pid,
+            used_bytes=usage.used_bytes,
+            kinds=usage.kinds,
+            utilization_ratio=used_by.get(pid),
+            idle_seconds=0.0 if used_by.get(pid) else None,  # the daemon counts from here
+            **owners[pid]._asdict(),
+        )
+        for pid, usage in sorted(by_pid.items())
+    )

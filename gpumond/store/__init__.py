@@ -29,10 +29,9 @@ from gpumond.store import audit_ends, audit_table, baseline_table, codecs, rows 
 from gpumond.store.audit_chain import AuditEntry, canonical
 from gpumond.store.audit_table import verify_audit as verify_audit
 from gpumond.store.baseline_table import Side
-from gpumond.store.database import Database
+from gpumond.store.database import Database, Worker
 from gpumond.store.retention import Bounds as Bounds, remove_excess, remove_old, same_clock
 from gpumond.store.rows import Rows, text
-from gpumond.store.worker import Worker
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

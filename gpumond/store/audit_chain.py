@@ -43,7 +43,7 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
-def follow(last: tuple[int, str] | None, at: float, actor: str, action: str, detail: Any) -> AuditEntry:
+def next_entry(last: tuple[int, str] | None, at: float, actor: str, action: str, detail: Any) -> AuditEntry:
     """Return the entry after ``last`` (number and hash)."""
     seq, prev_hash = (last[0] + 1, last[1]) if last else (1, GENESIS)
     return AuditEntry(seq, at, actor, action, detail, prev_hash, entry_hash(prev_hash, seq, at, actor, action, detail))

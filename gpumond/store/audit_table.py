@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.store import audit_ends
-from gpumond.store.audit_chain import MISSING, TRIM, AuditEntry, canonical, follow, verify
+from gpumond.store.audit_chain import MISSING, TRIM, AuditEntry, canonical, next_entry, verify
 from gpumond.store.database import LOCK_SECONDS, lossless
 
 ADMINISTRATORS = ""
@@ -154,7 +154,7 @@ def note_missing(db: sqlite3.Connection, recorded: audit_ends.Ends) -> list[str]
 def _append(db: sqlite3.Connection, chain: str, actor: str, action: str, detail: Any) -> None:
     table, own, values = _place(chain)
     row = db.execute(f"SELECT seq, hash FROM {table} WHERE {own} ORDER BY seq DESC LIMIT 1", values).fetchone()
-    entry = follow((row[0], str(row[1])) if row else None, time.time(), actor, action, bounded(detail))
+    entry = next_entry((row[0], str(row[1])) if row else None, time.time(), actor, action, bounded(detail))
     fields = (entry.seq, entry.at, entry.actor, entry.action, canonical(entry.detail), entry.prev_hash, entry.hash)
     if chain:
         db.execute(f"INSERT INTO user_audit (chain, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (chain, *fields))

@@ -37,8 +37,8 @@ class HistoryPersistence:
         except StoreUnavailable:
             pass  # the store has logged it
 
-    def turn(self, history: History, elapsed: float) -> None:
-        """One tick's part of it; waits for nothing."""
+    def advance(self, history: History, elapsed: float) -> None:
+        """Gather and write the part of one tick. Waits for nothing."""
         if self._under_way is None:
             if elapsed < self._due:
                 return

@@ -11,9 +11,9 @@ import sqlite3
 from dataclasses import dataclass
 
 from gpumond.model.persisted import Heartbeat
+from gpumond.model.units import DAY_SECONDS
 from gpumond.store import audit_table
 
-DAY_SECONDS = 86400.0
 LATE_RATIO = 1.05
 """The audit is trimmed when its first entry is so much older than the retention, and then to the retention: not at
 every entry that grows too old, since each trim is an entry itself."""

@@ -11,17 +11,14 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Input, Static
 
 from gpumond.errors import DaemonError
-from gpumond.top.connection import ConnectionState, RemarksPanel, headline, remarks
-from gpumond.top.daemon import DaemonClient, ask, look
-from gpumond.top.details import Details
+from gpumond.top.connection import ConnectionState, DaemonClient, NoticesPanel, ask, headline, notice_lines, read_view
+from gpumond.top.details import Details, HistoryChart, drawn, read_history
 from gpumond.top.devices import Devices
 from gpumond.top.flush import FlushPanel
-from gpumond.top.history import HistoryChart, drawn, remember
 from gpumond.top.panel import keys
 from gpumond.top.processes import Processes, SortOrder, fitting
 from gpumond.top.rows import Key
-from gpumond.top.selection import at_index, device_of, key_of, neighbour, processes_on
-from gpumond.top.view import View
+from gpumond.top.view import View, at_index, device_of, key_of, neighbour, processes_on
 
 POLL_SECONDS = 1.0
 PAST_POLLS = 5
@@ -29,7 +26,7 @@ PAST_POLLS = 5
 CURVE_ROWS = 2
 ENOUGH_COLOURS = ("256", "truecolor", "windows")
 """Colour systems that can distinguish the shares. Sixteen colours cannot."""
-REMARKS_SHARE = 4
+NOTICES_SHARE = 4
 """Notices take at most one part in this many of the screen."""
 
 
@@ -71,10 +68,10 @@ class Top(App[None]):
 
         self.head, self.devices, self.table = Static(id="head", markup=False), Devices(), Processes()
         self.filter_input = Input(placeholder="part of a name, pid, user, verdict or pod", id="filter")
-        self.curve, self.said = Static(id="past", markup=False), Static(id="remarks", markup=False)
+        self.curve, self.notice_widget = Static(id="past", markup=False), Static(id="remarks", markup=False)
 
     def compose(self) -> ComposeResult:
-        yield from (self.head, self.devices, self.table, self.filter_input, self.curve, self.said, keys())
+        yield from (self.head, self.devices, self.table, self.filter_input, self.curve, self.notice_widget, keys())
 
     @property
     def shown(self) -> View | None:
@@ -89,8 +86,8 @@ class Top(App[None]):
     def _poll(self) -> None:
         if not self._asking:
             self._asking = True
-            ask(self, lambda: look(self.daemon), self._received)
-        if self.link.remark(time.monotonic()):
+            ask(self, lambda: read_view(self.daemon), self._received)
+        if self.link.notice(time.monotonic()):
             self._show()
 
     def _received(self, answer: View | DaemonError) -> None:
@@ -101,7 +98,7 @@ class Top(App[None]):
             if not device_of(answer, self.device):
                 self.device = None
             if self._frames % PAST_POLLS == 0:
-                self._remember()
+                self._request_history()
             self._frames += 1
         self._show()
 
@@ -110,8 +107,8 @@ class Top(App[None]):
         self.head.update(headline(self.daemon.url, shown, self.link, now, width))
         self.devices.show(shown, self.monochrome, self.device)
         self.table.show(processes_on(shown, self.device) if shown else (), width)
-        self.said.update(remarks(shown, self.link, now, width, self.size.height // REMARKS_SHARE))
-        self._show_past()
+        self.notice_widget.update(notice_lines(shown, self.link, now, width, self.size.height // NOTICES_SHARE))
+        self._show_history()
         self._show_panel()
 
     def _subject(self) -> tuple[Key, str] | None:
@@ -121,7 +118,7 @@ class Top(App[None]):
             return key_of(device), f"GPU {device.index} {device.name} "
         return (process.key, f"{process.program} (pid {process.pid}) ") if process else None
 
-    def _show_past(self) -> None:
+    def _show_history(self) -> None:
         line, subject = self.curve, self._subject()
         if subject and self.past and self.past.of == subject[0]:
             line.update(drawn(self.past, subject[1], line.size.width, CURVE_ROWS))
@@ -131,31 +128,31 @@ class Top(App[None]):
     def _show_panel(self) -> None:
         if isinstance(self.screen, Details):
             self.screen.show(self.shown, self.past)
-        elif isinstance(self.screen, RemarksPanel):
+        elif isinstance(self.screen, NoticesPanel):
             self.screen.show(self.shown, self.link, time.monotonic())
 
-    def _remember(self) -> None:
+    def _request_history(self) -> None:
         subject, view = self._subject(), self.view
         if subject and view:
-            ask(self, lambda: remember(self.daemon, subject[0], view.taken_at), self._remembered)
+            ask(self, lambda: read_history(self.daemon, subject[0], view.taken_at), self._receive_history)
 
-    def _remembered(self, answer: HistoryChart | DaemonError) -> None:
+    def _receive_history(self, answer: HistoryChart | DaemonError) -> None:
         subject = self._subject()
         if isinstance(answer, HistoryChart) and subject and answer.of == subject[0]:
             self.past = answer
-            self._show_past()
+            self._show_history()
             self._show_panel()
 
     def on_resize(self) -> None:
         self._show()
 
     def on_data_table_row_highlighted(self) -> None:
-        self._remember_if_new()
+        self._request_history_if_new()
 
-    def _remember_if_new(self) -> None:
+    def _request_history_if_new(self) -> None:
         subject = self._subject()
         if subject and (self.past is None or self.past.of != subject[0]):
-            self._remember()
+            self._request_history()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         self.action_details()
@@ -198,7 +195,7 @@ class Top(App[None]):
     def _select_device(self, uuid: str | None) -> None:
         self.device = uuid
         self._show()
-        self._remember_if_new()
+        self._request_history_if_new()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable the selection of a device if there is only one."""
@@ -215,16 +212,17 @@ class Top(App[None]):
         if chosen:
             self.push_screen(Details(chosen.key))
             self.call_after_refresh(self._show_panel)
-            self.call_after_refresh(self._remember_if_new)
+            self.call_after_refresh(self._request_history_if_new)
 
     def action_remarks(self) -> None:
-        self.push_screen(RemarksPanel())
+        self.push_screen(NoticesPanel())
         self.call_after_refresh(self._show_panel)
 
     def action_flush(self) -> None:
         chosen = self.table.chosen
         if chosen:
-            self.push_screen(FlushPanel(self.daemon, {"pid": chosen.pid}, f"{chosen.program} (pid {chosen.pid})"))
+            target = {name: value for name, value in chosen.key[1]._asdict().items() if value is not None}
+            self.push_screen(FlushPanel(self.daemon, target, f"{chosen.program} (pid {chosen.pid})"))
 
     def action_flush_device(self) -> None:
         device, process = device_of(self.view, self.device), self.table.chosen

@@ -1,4 +1,4 @@
-"""Bars and curves drawn with characters. Pure."""
+"""Bars and curves drawn with characters, and the colours of the shares. No I/O."""
 
 from __future__ import annotations
 
@@ -18,6 +18,24 @@ FILLS: Mapping[str, str] = {
     "free": ".",
 }
 """The character of each share on terminals without colour."""
+
+COLOURS: Mapping[str, str] = {
+    "live": "#1857B8",
+    "cached": "#3FBAA9",
+    "stranded": "#FFB71E",
+    "overhead": "#9972E6",
+    "opaque": "#855A6C",
+    "unclaimed": "#E9660B",
+    "free": "#DDE1E6",
+}
+"""The same on the page, in the terminal and in Grafana.
+
+Any two differ by at least 0.12 in OKLab, both unchanged and as simulated for protanopia, deuteranopia and tritanopia
+(Machado 2009). No view relies on colour alone: each share is shown with its name and bytes.
+"""
+
+FREE_ON_DARK = "#2E343D"
+"""Colour of ``free`` on a dark background, where it is the background of the bar."""
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -41,7 +59,7 @@ def bar(parts: Mapping[str, int], size: int, width: int) -> list[tuple[str, int]
 
 
 def curve(points: Sequence[tuple[float, float]], start: float, end: float, width: int, rows: int) -> Iterator[str]:
-    """Yield the lines of a curve from the top. A column shows the maximum of its time interval between ``start`` and
+    """Return the lines of a curve from the top. A column shows the maximum of its time interval between ``start`` and
     ``end``, on a scale from 0 to the overall maximum. A column without a point is blank, unless the regular distance
     between points is longer than a column (downsampled history, a long tick interval)."""
     highest: list[float | None] = [None] * width
@@ -54,8 +72,13 @@ def curve(points: Sequence[tuple[float, float]], start: float, end: float, width
     _bridge(highest, points, (end - start) / max(width, 1))
     top = max((value for value in highest if value is not None), default=0.0) or 1.0
     levels = [None if value is None else max(1, round(value / top * rows * 8)) if value else 0 for value in highest]
+    return rows_of(levels, rows)
+
+
+def rows_of(levels: Sequence[int | None], rows: int, blocks: str = BLOCKS) -> Iterator[str]:
+    """Yield the rows of a curve from the top. Each level is a number of eighths of a row; None is blank."""
     for row in reversed(range(rows)):
-        yield "".join(" " if level is None else BLOCKS[max(0, min(8, level - 8 * row))] for level in levels)
+        yield "".join(" " if level is None else blocks[max(0, min(8, level - 8 * row))] for level in levels)
 
 
 def _bridge(highest: list[float | None], points: Sequence[tuple[float, float]], column_seconds: float) -> None:

@@ -1,21 +1,25 @@
-"""State of the connection to the daemon, and the notices as single lines and in full."""
+"""Requests to the daemon, the state of the connection, and the notices as single lines and in full."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from http.client import HTTPException
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from rich.text import Text
 from textual.binding import Binding, BindingType
+from textual.message_pump import MessagePump
 
 from gpumond.errors import DaemonError
 from gpumond.model.units import duration
 from gpumond.top.notices import FrameNotice
 from gpumond.top.panel import Panel, clipped
-from gpumond.top.sanitize import plain
-from gpumond.top.view import View
+from gpumond.top.rows import plain
+from gpumond.top.view import View, view
 
 SILENT_SECONDS = 3.0
 WITHDRAWN_SECONDS = 6.0
@@ -47,7 +51,7 @@ class ConnectionState:
     def withdrawn(self, now: float) -> bool:
         return self.seq is None or now - self.answered_at > WITHDRAWN_SECONDS
 
-    def remark(self, now: float) -> FrameNotice | None:
+    def notice(self, now: float) -> FrameNotice | None:
         """Return a notice about a problem with the connection, None without a problem."""
         silence = now - self.answered_at
         if self.error or silence > SILENT_SECONDS:
@@ -70,7 +74,7 @@ class ConnectionState:
 
 def headline(url: str, view: View | None, link: ConnectionState, now: float, width: int) -> Text:
     text = Text(f"gpumond {plain(url, 60)}")
-    wrong = link.remark(now)
+    wrong = link.notice(now)
     if wrong:
         text.append("  ").append(wrong.title.upper(), STYLES[wrong.level])
     if view:
@@ -79,7 +83,7 @@ def headline(url: str, view: View | None, link: ConnectionState, now: float, wid
     return clipped(text, width)
 
 
-def remarks(view: View | None, link: ConnectionState, now: float, width: int, rows: int) -> Text:
+def notice_lines(view: View | None, link: ConnectionState, now: float, width: int, rows: int) -> Text:
     """Return the notices as one line each, the most severe first, in at most ``rows`` lines."""
     lines = [_line(*each) for each in _all(view, link, now)]
     if len(lines) > rows:
@@ -87,18 +91,18 @@ def remarks(view: View | None, link: ConnectionState, now: float, width: int, ro
     return Text("\n").join(clipped(line, width) for line in lines)
 
 
-class RemarksPanel(Panel):
+class NoticesPanel(Panel):
     """All notices in full."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("a", "dismiss", show=False)]
 
     def show(self, view: View | None, link: ConnectionState, now: float) -> None:
         lines = [_line(*each) for each in _all(view, link, now)]
-        self.say(Text("\n\n").join(lines) if lines else Text("no alerts, verdicts or problems"))
+        self.set_text(Text("\n\n").join(lines) if lines else Text("no alerts, verdicts or problems"))
 
 
 def _all(view: View | None, link: ConnectionState, now: float) -> Iterator[tuple[str, FrameNotice]]:
-    wrong = link.remark(now)
+    wrong = link.notice(now)
     if wrong:
         yield "", wrong
     if view is None:
@@ -119,3 +123,38 @@ def _all(view: View | None, link: ConnectionState, now: float) -> Iterator[tuple
 def _line(kind: str, remark: FrameNotice) -> Text:
     line = Text().append(f"{kind}{remark.title}", STYLES[remark.level])
     return line.append(f": {remark.text}" if remark.text else "")
+
+
+T = TypeVar("T")
+
+
+class DaemonClient(Protocol):
+    """The HTTP API of a daemon. Both methods raise DaemonError."""
+
+    url: str
+
+    def get(self, path: str) -> Any: ...
+    def post(self, path: str, body: object, timeout: float) -> Any: ...
+
+
+def ask(asker: MessagePump, question: Callable[[], T], then: Callable[[T | DaemonError], None]) -> None:
+    """Call the function in a new thread; ``then`` is called with the result or the error in the application's."""
+
+    def run() -> None:
+        answer: T | DaemonError
+        try:
+            answer = question()
+        except DaemonError as error:
+            answer = error
+        except (HTTPException, OSError) as error:
+            answer = DaemonError(f"the daemon closed the connection: {type(error).__name__}")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            answer = DaemonError(f"the response is not from gpumond ({type(error).__name__}: {error}); check --url")
+        with suppress(RuntimeError):  # the application has ended in the meantime
+            asker.call_later(then, answer)
+
+    threading.Thread(target=run, name="gpumond-top", daemon=True).start()
+
+
+def read_view(daemon: DaemonClient) -> View:
+    return view(daemon.get("/api/v1/frame"))

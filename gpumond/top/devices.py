@@ -9,7 +9,7 @@ from textual.app import RenderResult
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from gpumond.top.ledger import GROUNDS, Line, Piece, picture, promise
+from gpumond.top.ledger import GROUNDS, Line, Piece, device_lines, flush_estimate
 from gpumond.top.panel import clipped
 from gpumond.top.view import View
 
@@ -19,18 +19,18 @@ STYLES = {"": "", "bold": "bold", "dim": "dim", "alarm": "bold reverse", "chosen
 class Devices(VerticalScroll):
     """The list of devices. It takes at most two fifths of the screen, then it scrolls."""
 
-    DEFAULT_CSS = "Devices { height: auto; max-height: 40%; } Devices Picture { height: auto; }"
+    DEFAULT_CSS = "Devices { height: auto; max-height: 40%; } Devices DeviceDisplay { height: auto; }"
     can_focus = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.picture = DeviceDisplay()
+        self.display_widget = DeviceDisplay()
 
     def compose(self) -> Iterator[Static]:
-        yield self.picture
+        yield self.display_widget
 
     def show(self, view: View | None, monochrome: bool, chosen: str | None) -> None:
-        shown = self.picture  # the widget may not be mounted
+        shown = self.display_widget  # the widget may not be mounted
         moved = shown.chosen != chosen
         shown.view, shown.monochrome, shown.chosen = view, monochrome, chosen
         shown.refresh(layout=True)
@@ -39,7 +39,7 @@ class Devices(VerticalScroll):
 
     def _reveal(self) -> None:
         """Scroll to the selected device."""
-        marked = (at for at, line in enumerate(self.picture.lines()) if line and line[0].look == "chosen")
+        marked = (at for at, line in enumerate(self.display_widget.lines()) if line and line[0].style == "chosen")
         self.scroll_to(y=next(marked, 0), animate=False)
 
 
@@ -54,9 +54,9 @@ class DeviceDisplay(Static):
     def lines(self) -> list[Line]:
         if self.view is None:
             return []
-        lines = picture(self.view, self._width, self.app.size.height, self.monochrome, self.chosen)
-        if said := promise(self.view):
-            lines.append([Piece(said)])
+        lines = device_lines(self.view, self._width, self.app.size.height, self.monochrome, self.chosen)
+        if estimate := flush_estimate(self.view):
+            lines.append([Piece(estimate)])
         return lines
 
     @property
@@ -67,5 +67,5 @@ class DeviceDisplay(Static):
 def _drawn(line: Line) -> Text:
     text = Text()
     for piece in line:
-        text.append(piece.text, f"on {GROUNDS[piece.ground]}" if piece.ground else STYLES[piece.look])
+        text.append(piece.text, f"on {GROUNDS[piece.ground]}" if piece.ground else STYLES[piece.style])
     return text

@@ -10,9 +10,9 @@ from textual.binding import Binding, BindingType
 
 from gpumond.errors import DaemonError
 from gpumond.model.units import human
-from gpumond.top.daemon import DaemonClient, ask
+from gpumond.top.connection import DaemonClient, ask
 from gpumond.top.panel import Panel
-from gpumond.top.sanitize import plain
+from gpumond.top.rows import plain
 
 TIMEOUT_SECONDS = 30.0
 ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30
@@ -21,7 +21,7 @@ ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30
 UNAUTHORIZED = 401
 
 
-class Shown(NamedTuple):
+class PanelText(NamedTuple):
     text: Text
     ready: bool
     """True if a flush would release memory and may be requested."""
@@ -43,14 +43,14 @@ class FlushPanel(Panel):
         """Id of the plan that is shown."""
 
     def on_mount(self) -> None:
-        self._show(Shown(Text(f"{self.target_name}: requesting the plan of a flush"), False))
+        self._show(PanelText(Text(f"{self.target_name}: requesting the plan of a flush"), False))
         self._ask(dry_run=True)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return self.ready if action == "confirm" else True
 
     def action_confirm(self) -> None:
-        self._show(Shown(Text(f"{self.target_name}: flushing"), False))
+        self._show(PanelText(Text(f"{self.target_name}: flushing"), False))
         self._ask(dry_run=False)
 
     def _ask(self, dry_run: bool) -> None:
@@ -58,7 +58,7 @@ class FlushPanel(Panel):
         if self.plan and not dry_run:
             body["plan"] = self.plan
 
-        def question() -> Shown:
+        def question() -> PanelText:
             try:
                 answer = self.daemon.post("/api/v1/flushes", body, ANSWER_SECONDS)
             except DaemonError as error:
@@ -70,25 +70,25 @@ class FlushPanel(Panel):
 
         ask(self.app, question, self._show)
 
-    def _show(self, answer: Shown | DaemonError) -> None:
+    def _show(self, answer: PanelText | DaemonError) -> None:
         if isinstance(answer, DaemonError):
             remedy = "; set a token with GPUMOND_TOKEN" if answer.status == UNAUTHORIZED else ""
-            answer = Shown(Text(plain(f"{self.target_name}: not flushed: {answer}{remedy}", 600)), False)
+            answer = PanelText(Text(plain(f"{self.target_name}: not flushed: {answer}{remedy}", 600)), False)
         if not self.is_attached:  # the panel was closed, which does not cancel a flush
             self.app.notify(answer.text.plain, markup=False)
             return
-        self.say(answer.text)
+        self.set_text(answer.text)
         self.ready = answer.ready
         self.refresh_bindings()
 
 
-def plan(target: str, answer: Mapping[str, Any]) -> Shown:
+def plan(target: str, answer: Mapping[str, Any]) -> PanelText:
     ready = any(receipt["outcome"] == "planned" and receipt["expected"]["high"] for receipt in answer["receipts"])
     text = Text(f"{target}: plan of a flush\n\n")
     for receipt in answer["receipts"]:
         text.append(f"  {_planned(receipt)}\n")
     text.append("\nFlush? y: yes  esc: no" if ready else "\nNothing to release.", "bold")
-    return Shown(text, ready)
+    return PanelText(text, ready)
 
 
 def _planned(receipt: Mapping[str, Any]) -> str:
@@ -102,30 +102,30 @@ def _planned(receipt: Mapping[str, Any]) -> str:
     return f"{_program(receipt)} would release about {likely}{between}"
 
 
-def proof(target: str, answer: Mapping[str, Any]) -> Shown:
+def proof(target: str, answer: Mapping[str, Any]) -> PanelText:
     """Return the text of the receipts: released bytes as measured by the allocator and by the driver."""
     text = Text(f"{target}: receipts\n\n")
     for receipt in answer["receipts"]:
         text.append(f"  {_ended(receipt)}\n")
     text.append(f"\nreleased {human(answer['released_bytes'])}", "bold")
-    return Shown(text, False)
+    return PanelText(text, False)
 
 
 def _ended(receipt: Mapping[str, Any]) -> str:
-    said = [f"{_program(receipt)}: {plain(receipt['outcome'], 20)}"]
+    summary = [f"{_program(receipt)}: {plain(receipt['outcome'], 20)}"]
     if planned := receipt.get("planned"):
-        said.append(f"{human(planned['likely'])} planned")
+        summary.append(f"{human(planned['likely'])} planned")
     if receipt["released_bytes"] and receipt["expected"]:
-        said.append(f"{human(receipt['released_bytes'])} of {human(receipt['expected']['likely'])} expected")
+        summary.append(f"{human(receipt['released_bytes'])} of {human(receipt['expected']['likely'])} expected")
     elif receipt["released_bytes"]:
-        said.append(human(receipt["released_bytes"]))
+        summary.append(human(receipt["released_bytes"]))
     if receipt["driver_released_bytes"] is not None:
-        said.append(f"the driver measured {human(receipt['driver_released_bytes'])}")
+        summary.append(f"the driver measured {human(receipt['driver_released_bytes'])}")
     if receipt["raced"]:
-        said.append("the program allocated during the flush")
+        summary.append("the program allocated during the flush")
     if receipt["reason"]:
-        said.append(plain(receipt["reason"]))
-    return ", ".join([*said, f"{receipt['duration_seconds']:.2f} s"])
+        summary.append(plain(receipt["reason"]))
+    return ", ".join([*summary, f"{receipt['duration_seconds']:.2f} s"])
 
 
 def _program(receipt: Mapping[str, Any]) -> str:

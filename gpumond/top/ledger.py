@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpumond.model.units import human
-from gpumond.top.bars import FILLS, bar
-from gpumond.top.palette import COLOURS, FREE_ON_DARK
+from gpumond.top.bars import COLOURS, FILLS, FREE_ON_DARK, bar
 from gpumond.top.rows import DeviceRow
 from gpumond.top.view import View
 
@@ -19,17 +18,17 @@ ROWS_EACH = 9
 
 
 class Piece(NamedTuple):
-    """Text with one style. ``look``: bold, dim, alarm, chosen or empty; ``ground``: share for the background colour."""
+    """Text with one style. ``style``: bold, dim, alarm, chosen or none; ``ground``: share of the background colour."""
 
     text: str
-    look: str = ""
+    style: str = ""
     ground: str = ""
 
 
 Line = list[Piece]
 
 
-def picture(view: View, width: int, height: int, monochrome: bool, chosen: str | None = None) -> list[Line]:
+def device_lines(view: View, width: int, height: int, monochrome: bool, chosen: str | None = None) -> list[Line]:
     """Return the lines of all devices. ``chosen``: UUID of the device whose name is highlighted."""
     known = [device for device in view.devices if device.used_bytes is not None]
     if len(view.devices) > 1 and len(view.devices) * ROWS_EACH > height:
@@ -40,7 +39,7 @@ def picture(view: View, width: int, height: int, monochrome: bool, chosen: str |
     return lines
 
 
-def promise(view: View) -> str:
+def flush_estimate(view: View) -> str:
     """Describe the memory that a flush of all programs would release; empty if it is unknown."""
     if view.returnable_bytes is None:
         return ""
@@ -52,7 +51,7 @@ def promise(view: View) -> str:
 
 
 def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Iterator[Line]:
-    head = [Piece(f"GPU {device.index}", _look(device, chosen)), Piece(f" {device.name or device.uuid}")]
+    head = [Piece(f"GPU {device.index}", _style(device, chosen)), Piece(f" {device.name or device.uuid}")]
     if device.used_bytes is not None:
         head += [Piece(f"  {_used(device)}", "bold"), *(Piece(f"  {sensor}", "dim") for sensor in _sensors(device))]
     if device.state:
@@ -63,18 +62,18 @@ def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None
         yield from _legend(_parts(device), width, monochrome)
 
 
-def _look(device: DeviceRow, chosen: str | None) -> str:
+def _style(device: DeviceRow, chosen: str | None) -> str:
     return "chosen" if device.uuid == chosen else "bold"
 
 
 def _on_one_line(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Line:
-    index = Piece(f"{device.index:>2}", _look(device, chosen))
+    index = Piece(f"{device.index:>2}", _style(device, chosen))
     if device.used_bytes is None:
         return [index, Piece(f" {device.name}"), Piece("  "), Piece(device.state, "alarm")]
     used = f" {_used(device)}"
     state = [Piece(" "), Piece(device.state, "alarm")] if device.state else []
-    beside = len(index.text) + 1 + sum(len(piece.text) for piece in state) + max(30, len(used))
-    return [index, Piece(" "), *_bar(device, max(10, width - beside), monochrome), Piece(used), *state]
+    reserved_width = len(index.text) + 1 + sum(len(piece.text) for piece in state) + max(30, len(used))
+    return [index, Piece(" "), *_bar(device, max(10, width - reserved_width), monochrome), Piece(used), *state]
 
 
 def _used(device: DeviceRow) -> str:

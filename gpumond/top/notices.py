@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gpumond.engine.events import ORDINARY
 from gpumond.model.units import duration
-from gpumond.top.sanitize import plain
+from gpumond.model.verdicts import SHAPES
+from gpumond.top.rows import plain
 
 Level = Literal["bad", "warn", "note"]
 
@@ -67,11 +67,11 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         yield FrameNotice(_MARKS[_severity(alert)] if firing else "note", title, summary)
 
 
-def once(remarks: Iterable[FrameNotice], said: Collection[FrameNotice]) -> Iterator[FrameNotice]:
+def once(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:
     """Remove texts that repeat an earlier notice."""
-    for remark in remarks:
-        again = any(other.text and other.text in remark.text for other in said)
-        yield replace(remark, text="") if again else remark
+    for candidate in candidates:
+        again = any(other.text and other.text in candidate.text for other in others)
+        yield replace(candidate, text="") if again else candidate
 
 
 def _severity(alert: Mapping[str, Any]) -> int:
@@ -85,6 +85,6 @@ def verdicts(verdicts: Iterable[Mapping[str, Any]]) -> Iterator[FrameNotice]:
         left = verdict["time_to_oom_seconds"]
         return float("inf") if left is None else left, verdict["since"]
 
-    for verdict in sorted((each for each in verdicts if each["kind"] not in ORDINARY), key=urgency):
+    for verdict in sorted((each for each in verdicts if each["kind"] not in SHAPES), key=urgency):
         level: Level = "note" if verdict["kind"] == "release" else "warn"
         yield FrameNotice(level, plain(verdict["kind"], 40), plain(verdict["summary"], 400))

@@ -44,7 +44,7 @@ class Panel(ModalScreen[None]):
             yield self._text
         yield keys()
 
-    def say(self, text: Text) -> None:
+    def set_text(self, text: Text) -> None:
         """Set the text. May be called at any time, also before the panel is mounted."""
         self._text.update(text)
 

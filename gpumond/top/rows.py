@@ -6,17 +6,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpumond.engine.events import ORDINARY
 from gpumond.model.frame import SHARES
+from gpumond.model.process import ProcessKey, process_key
 from gpumond.model.snapshot import MISSED_LIMIT
 from gpumond.model.units import duration
-from gpumond.top.sanitize import plain
+from gpumond.model.verdicts import SHAPES
 
 HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
 """The shares that a process can have."""
 
-Key = tuple[str, int | None, int | None]
-"""(device UUID, pid, start_ticks); a device as a whole has neither pid nor start."""
+Key = tuple[str, ProcessKey | None]
+"""Device UUID and process; a device as a whole has no process."""
+
+ProcessLife = tuple[str, ProcessKey]
+"""Device UUID and process"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class DeviceRow:
 class ProcessRow:
     """One process on one device. ``facts`` are pairs of a term and a value; ``verdicts`` are sentences."""
 
-    key: Key
+    key: ProcessLife
     gpu: str
     pid: int
     program: str
@@ -69,10 +72,15 @@ def cached(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [line for line in lines if line["share"] == "cached"]
 
 
-def returnable(lines: Iterable[Mapping[str, Any]], refusing: Collection[int]) -> int | None:
+def process_of(value: Mapping[str, Any]) -> ProcessKey | None:
+    """Return the process of a line, a report, a verdict or a process; None if it concerns a whole device."""
+    return process_key(value["pid"], value.get("start_ticks"))
+
+
+def returnable(lines: Iterable[Mapping[str, Any]], refusing: Collection[ProcessKey | None]) -> int | None:
     """Return the bytes that a flush would release, processes that refuse excluded. None if no cache is reported."""
     held = cached(lines)
-    return sum(line["used_bytes"] for line in held if line["pid"] not in refusing) if held else None
+    return sum(line["used_bytes"] for line in held if process_of(line) not in refusing) if held else None
 
 
 def _sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -83,7 +91,7 @@ def _sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return {share: found[share] for share in SHARES if share in found}
 
 
-def devices(frame: Mapping[str, Any], refusing: Collection[int]) -> Iterator[DeviceRow]:
+def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -> Iterator[DeviceRow]:
     overcounts = {each["device_uuid"]: each["overcount_bytes"] for each in frame["ledger"]["overcounts"]}
     held: dict[str, list[Mapping[str, Any]]] = {}
     for line in frame["ledger"]["lines"]:
@@ -123,20 +131,21 @@ def _device_state(device: Mapping[str, Any]) -> str:
 def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     """Yield processes, the one that holds most memory first."""
     index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
-    reports = {report["pid"]: report for report in frame["snapshot"]["reports"]}
-    verdicts: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in ORDINARY):
-        verdicts.setdefault((each["device_uuid"], each["pid"]), []).append(each)
+    reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
+    verdicts: dict[Key, list[Mapping[str, Any]]] = {}
+    for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in SHAPES):
+        verdicts.setdefault((each["device_uuid"], process_of(each)), []).append(each)
     for process in sorted(frame["processes"], key=lambda process: -(process["used_bytes"] or 0)):
-        uuid, pid, report = process["device_uuid"], int(process["pid"]), reports.get(process["pid"])
-        judged = verdicts.get((uuid, pid), [])
+        uuid, pid = process["device_uuid"], int(process["pid"])
+        life = (uuid, ProcessKey(pid, process["start_ticks"]))
+        report, judged = reports.get(life[1]), verdicts.get(life, [])
         gpu = index.get(uuid, "?")
         program = plain(process["workload"] or process["comm"] or "?", 64)
         user = plain(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
         facts = tuple((term, plain(value, 120)) for term, value in _facts(process, report) if value)
         verdict = plain(judged[0]["kind"], 20) if judged else ""
         yield ProcessRow(
-            key=(uuid, pid, process["start_ticks"]),
+            key=life,
             gpu=gpu,
             pid=pid,
             program=program,
@@ -144,7 +153,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             used_bytes=process["used_bytes"],
             shares={share: process[f"{share}_bytes"] for share in HOLDINGS},
             verdict=verdict,
-            notable=bool(judged) and judged[0]["kind"] not in ORDINARY,
+            notable=bool(judged) and judged[0]["kind"] not in SHAPES,
             state=_process_state(process),
             flush_policy=report["flush_policy"] if report else None,
             facts=facts,
@@ -179,3 +188,11 @@ def _facts(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> Iter
             {"allow": "allowed", "step": "at the next step", "never": "not allowed"}.get(report["flush_policy"]),
         )
         yield "reported", f"{report['age_seconds']:.1f} s before the frame"
+
+
+def plain(text: object, most: int = 200) -> str:
+    """Return untrusted text as one line of at most ``most`` characters, with a replacement for each character that
+    could change the terminal or the adjacent text (control characters, escapes, direction marks, surrogates)."""
+    cut = str(text)[: most + 1]
+    safe = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in cut)
+    return safe if len(safe) <= most else safe[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

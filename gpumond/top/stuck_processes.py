@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from gpumond.diagnosis.detectors import IDLE_SECONDS
 from gpumond.model.units import duration, human
 
 REMEDIES = {
@@ -26,8 +27,6 @@ REMEDIES = {
     "the agent; kill {pid} ends it",
 }
 LIKELY_MEANT = ("orphaned", "idle")
-IDLE_SECONDS = 1800.0
-"""The same threshold as in the rule idle-holder."""
 IDLE_BYTES = 1 << 30
 """Smaller amounts are ignored: a context alone takes half as much."""
 
@@ -41,12 +40,13 @@ class Stuck(NamedTuple):
 
 def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
     """Yield the stuck ones of the API's processes. A process on several devices is yielded once."""
-    named: set[int] = set()
+    named: set[tuple[int, int | None]] = set()
     for process in processes:
         kind = _kind(process)
-        if kind is None or process["pid"] in named:
+        key = (process["pid"], process.get("start_ticks"))
+        if kind is None or key in named:
             continue
-        named.add(process["pid"])
+        named.add(key)
         where = next((f" in {word} {process[key]}" for word, key in _PLACES if process[key]), "")
         used = process["used_bytes"]
         held = "" if used is None else f", {human(used)}"

@@ -6,13 +6,12 @@ All numbers of a view are from one frame. Text from programs is sanitised here, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpumond.errors import DaemonError
 from gpumond.top.notices import FrameNotice, alerts, notices, once, verdicts
-from gpumond.top.rows import DeviceRow, ProcessRow, cached, devices, processes, returnable
-from gpumond.top.sanitize import plain
+from gpumond.top.rows import DeviceRow, Key, ProcessRow, cached, devices, plain, process_of, processes, returnable
 from gpumond.top.stuck_processes import stuck
 
 
@@ -52,7 +51,7 @@ def view(frame: Any) -> View:
 def _view(frame: Mapping[str, Any]) -> View:
     snapshot, lines = frame["snapshot"], frame["ledger"]["lines"]
     about_itself = tuple(notices(frame))
-    refusing = {report["pid"] for report in snapshot["reports"] if report["flush_policy"] == "never"}
+    refusing = {process_of(report) for report in snapshot["reports"] if report["flush_policy"] == "never"}
     return View(
         seq=int(snapshot["seq"]),
         taken_at=float(snapshot["taken_at"]),
@@ -67,5 +66,43 @@ def _view(frame: Mapping[str, Any]) -> View:
         stuck=tuple(FrameNotice("warn", plain(e.what), plain(e.remedy, 400)) for e in stuck(frame["processes"])),
         agents=len(snapshot["reports"]),
         returnable_bytes=returnable(lines, refusing),
-        refused_bytes=sum(line["used_bytes"] for line in cached(lines) if line["pid"] in refusing),
+        refused_bytes=sum(line["used_bytes"] for line in cached(lines) if process_of(line) in refusing),
     )
+
+
+def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:
+    """Return the device, None if it no longer exists."""
+    return next((device for device in view.devices if device.uuid == uuid), None) if view else None
+
+
+def neighbour(view: View, uuid: str | None, step: int) -> str | None:
+    """Return the device ``step`` places after the selected one. All devices (None) are one place in the order."""
+    places: list[str | None] = [None, *(device.uuid for device in view.devices)]
+    at = places.index(uuid) if uuid in places else 0
+    return places[(at + step) % len(places)]
+
+
+def at_index(view: View, index: int) -> str | None:
+    """Return the first device with that index. Instances (MIG) have the index of their device."""
+    return next((device.uuid for device in view.devices if device.index == index), None)
+
+
+def processes_on(view: View, uuid: str | None) -> tuple[ProcessRow, ...]:
+    """Return the processes on a device and its instances; all processes without a device."""
+    if uuid is None:
+        return view.processes
+    uuids = {uuid, *(device.uuid for device in view.devices if device.parent_uuid == uuid)}
+    return tuple(row for row in view.processes if row.key[0] in uuids)
+
+
+def of_device(view: View, uuid: str | None) -> View:
+    """Return the view of one device and its instances; of all devices without a device."""
+    if uuid is None:
+        return view
+    devices = tuple(device for device in view.devices if uuid in (device.uuid, device.parent_uuid))
+    return replace(view, devices=devices, processes=processes_on(view, uuid))
+
+
+def key_of(device: DeviceRow) -> Key:
+    """Return the key of the history of a whole device."""
+    return device.uuid, None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.daemon import Daemon
+from tests.agent.daemon import FakeDaemon
 from tests.agent.driver import build
 from tests.agent.simulated import allocator
 
@@ -13,15 +13,15 @@ __all__ = ["allocator"]
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path / "agent.sock")
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    daemon = FakeDaemon(tmp_path / "agent.sock")
     yield daemon
     daemon.close()
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of libcuda.so.1."""
+    """Directory that contains the stand-in for libcuda.so.1."""
     directory = build(tmp_path_factory.mktemp("libcuda"))
     if directory is None:
         pytest.skip("needs a C compiler (cc) to build the stand-in for libcuda")

@@ -1,4 +1,4 @@
-"""The other end of the agent's socket, for tests: it writes down what agents say, and says what it is told."""
+"""Fake daemon at the agent's socket: it records the messages of agents and sends those of a test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ M = TypeVar("M")
 
 @dataclass
 class Peer:
-    """One connection. ``pid`` is the kernel's."""
+    """One connection. ``pid`` is that of the kernel."""
 
     pid: int
     connection: socket.socket
@@ -36,7 +36,7 @@ class Peer:
         self.connection.sendall(b"".join(map(encode, messages)))
 
 
-class Daemon:
+class FakeDaemon:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.peers: list[Peer] = []
@@ -55,24 +55,24 @@ class Daemon:
             thread.join(SECONDS)
         self._listener.close()
 
-    def wait(self, found: Callable[[Daemon], M | None]) -> M:
-        """What is found, as soon as it is there."""
+    def wait(self, found: Callable[[FakeDaemon], M | None]) -> M:
+        """Wait until ``found`` returns a value, and return it."""
         with self._news:
-            assert self._news.wait_for(lambda: found(self), SECONDS), f"not in time; heard {self.peers}"
+            assert self._news.wait_for(lambda: found(self), SECONDS), f"not in time; received {self.peers}"
             value = found(self)
         assert value is not None
         return value
 
     def wait_message(self, kind: type[M], pid: int | None = None) -> M:
-        """The newest of that kind (from that process)."""
-        return self.wait(lambda _: next(reversed(self.heard(kind, pid)), None))
+        """Wait for a message of this kind, from this process if one is given, and return the newest."""
+        return self.wait(lambda _: next(reversed(self.received(kind, pid)), None))
 
     def wait_peer(self, pid: int | None = None) -> Peer:
-        """The newest connection (from that process) that has said something."""
+        """Wait for a connection that has sent a message, from this process if one is given, and return the newest."""
         peers = reversed
         return self.wait(lambda _: next((p for p in peers(self.peers) if p.messages and pid in (None, p.pid)), None))
 
-    def heard(self, kind: type[M], pid: int | None = None) -> list[M]:
+    def received(self, kind: type[M], pid: int | None = None) -> list[M]:
         return [m for p in self.peers if pid in (None, p.pid) for m in p.messages if isinstance(m, kind)]
 
     def _start(self, target: Callable[..., None], *arguments: object) -> None:
@@ -111,7 +111,7 @@ def with_errors_ignored(call: Callable[[], M]) -> M | None:
 
 
 def environment(path: Path | str, *import_paths: Path, **values: str) -> dict[str, str]:
-    """For a program with the agent. Fewer threads of libraries, no bytecode, nothing of the caller's settings."""
+    """Environment of a program with the agent: few threads, no bytecode, no settings of the caller."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMOND_", "PYTHON"))}
     search = {"PYTHONPATH": os.pathsep.join(map(os.fspath, import_paths))} if import_paths else {}
     return {**own, "GPUMOND_SOCKET": os.fspath(path), **search, **values}
@@ -119,7 +119,7 @@ def environment(path: Path | str, *import_paths: Path, **values: str) -> dict[st
 
 @contextmanager
 def host(code: str, environ: dict[str, str], *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A program that runs until it ends by itself, or its input does."""
+    """Run a program with its input open; it is killed at the end of the block."""
     command = [sys.executable, *options, "-c", code]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=environ, text=True, **pipes) as process:
@@ -130,14 +130,14 @@ def host(code: str, environ: dict[str, str], *options: str) -> Iterator[subproce
 
 
 def finished(process: subprocess.Popen[str], status: int = 0) -> str:
-    """What it has printed, once it has ended as expected, without a word on stderr."""
+    """Return the output of a program after it has ended with this status and an empty stderr."""
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, err) == (status, "")
     return out
 
 
 def eventually(condition: Callable[[], object]) -> None:
-    """Waits until it holds."""
+    """Wait until the condition is true, at most ``SECONDS``."""
     deadline = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""The stand-in for libcuda.so.1, and programs that run beside it."""
+"""Stand-in for libcuda.so.1, and programs that use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.agent.daemon import SECONDS, STANDINS, environment
 
 
 def build(directory: Path) -> Path | None:
-    """The directory, with libcuda.so.1 in it; None without a C compiler."""
+    """Compile libcuda.so.1 into the directory and return the directory; None without a C compiler."""
     if shutil.which("cc") is None:
         return None
     source, output = os.fspath(STANDINS / "libcuda.c"), os.fspath(directory / "libcuda.so.1")
@@ -21,9 +21,8 @@ def build(directory: Path) -> Path | None:
 
 
 def run(code: str, library: Path, gpus: str, **values: str) -> list[str]:
-    """What a program prints on a machine with such GPUs, without a word on stderr.
-
-    The stand-ins complain there of every call that would initialise something or make a context.
+    """Return the output of a program on a machine with these GPUs. Stderr must be empty: the stand-ins write there
+    about each call that initialises a library or creates a context.
     """
     environ = environment("/nowhere", STANDINS, LD_LIBRARY_PATH=os.fspath(library), FAKE_CUDA=gpus, **values)
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=SECONDS)

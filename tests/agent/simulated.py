@@ -1,4 +1,4 @@
-"""A simulated card of 1 GiB for a test in this process, and an agent that remembers nothing of other tests."""
+"""Simulated device of 1 GiB in the process of the test, and an agent without state of other tests."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpumond.agent.instrument.oom import OOMS
 from gpumond.agent.instrument.scopes import SCOPE_TOTALS
 from gpumond.agent.instrument.steps import STEPS
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, Spec, create
+from gpumond.sim.device import MIB, Spec, create
 
 UUID = "GPU-simulated"
 
 
 @pytest.fixture
 def allocator(tmp_path: Path) -> Iterator[CachingAllocator]:
-    """In use: it has a context of 24 MiB, and 1000 MiB are left."""
+    """Allocator in use: its context has 24 MiB, and 1000 MiB are free."""
     for state in (SCOPE_TOTALS, STEPS, OOMS):
         state._forget()
     allocator = CachingAllocator(create(tmp_path / "card", Spec(UUID, 0, "sim", 1024 * MIB, context_bytes=24 * MIB)))

@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 from gpumond.agent import adapters
-from gpumond.agent.adapters import KNOWN, AllocatorAdapter
+from gpumond.agent.adapters import ADAPTERS, AllocatorAdapter
 
 CAPABILITIES = [
     value
@@ -30,7 +30,7 @@ def adapter_class(module: str) -> type:
     return own
 
 
-@pytest.mark.parametrize("module", sorted(set(KNOWN.values())))
+@pytest.mark.parametrize("module", [spec.module for spec in ADAPTERS])
 def test_adapters_declare_each_public_member(module: str) -> None:
     adapter = adapter_class(module)
     declared = set().union(
@@ -39,5 +39,5 @@ def test_adapters_declare_each_public_member(module: str) -> None:
     assert {name for name in vars(adapter) if not name.startswith("_")} == declared
 
 
-def test_capabilities_are_found() -> None:
+def test_capabilities_of_adapters_are_found() -> None:
     assert len(CAPABILITIES) == 8

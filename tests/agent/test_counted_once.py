@@ -1,4 +1,4 @@
-"""Libraries that allocate from one another, or share a pool of the driver's: every byte is counted once."""
+"""Libraries that allocate from each other, or share a pool of the driver: every byte is counted once."""
 
 from __future__ import annotations
 
@@ -112,17 +112,17 @@ DEFAULT_POOL = "lambda mr: mr.CudaAsyncViewMemoryResource(0)"
         ),
     ],
 )
-def test_every_byte_is_counted_once(library: Path, program: str, seen: str, held: int) -> None:
+def test_bytes_of_shared_pools_are_counted_once(library: Path, program: str, seen: str, held: int) -> None:
     assert run(f"{PROGRAM}{program}{SHOW}", library, "c", **ASYNC) == [seen, str(held)]
 
 
-def test_a_best_fit_arena_is_in_no_pool(library: Path) -> None:
+def test_best_fit_arena_is_inside_no_pool(library: Path) -> None:
     code = f"{PROGRAM}fake(0, 90, 50); tensorflow_holds(40); jax_holds(30, pool_bytes=60){SHOW}"
     assert run(code, library, "c") == ["tensorflow/None jax/None mempool/None", "190"]
 
 
 def test_allocators_are_flushed_before_the_libraries_they_use(library: Path) -> None:
-    """Whichever the program has imported first."""
+    """The order of imports does not matter."""
     code = f"""{PROGRAM}
 from gpumond.agent import report
 rmm_holds(30, {PLAIN})

@@ -40,12 +40,12 @@ def test_cudf_plans_nothing_without_a_context(library: Path) -> None:
     assert run(code, library, "-") == ["refused - no device has a live CUDA context"]
 
 
-def test_no_spill_manager_is_created(library: Path) -> None:
+def test_spill_manager_is_not_created(library: Path) -> None:
     code = f"{PROGRAM}{SHOW}print([(r.allocator, r.outcome) for r in flush(steps=['spill'])][0])"
     assert run(code, library, "c") == ["[]", "('cudf', 'nothing')"]
 
 
-def test_a_default_flush_spills_nothing(library: Path) -> None:
+def test_default_flush_spills_nothing(library: Path) -> None:
     code = f"{PROGRAM}{BUFFERS}(r, _) = flush()\nprint(r.allocator, r.outcome, r.expected.high, first.is_spilled)"
     assert run(code, library, "c") == ["cudf nothing 0 False"]
 
@@ -58,7 +58,7 @@ def test_a_default_flush_spills_nothing(library: Path) -> None:
         pytest.param("PoolMemoryResource(CudaMemoryResource(), 100)", "0 100", id="pool: it keeps them"),
     ],
 )
-def test_a_spill_comes_before_the_trim_that_returns_its_bytes(library: Path, resource: str, trimmed: str) -> None:
+def test_spill_comes_before_the_trim_that_returns_its_bytes(library: Path, resource: str, trimmed: str) -> None:
     code = f"""{PROGRAM}{COUNTED.format(resource)}{BUFFERS}
 spill, trim = flush(steps=["trim", "spill"])
 print(spill.allocator, spill.outcome, spill.expected.likely, spill.released_bytes, spill.steps[0].step)
@@ -77,8 +77,8 @@ print(receipt.outcome, receipt.expected.high, receipt.released_bytes, exposed.is
     assert run(code, library, "c") == ["nothing 0 0 False"]
 
 
-def test_a_spill_waits_for_the_device(library: Path) -> None:
-    """Another thread's kernels may still read the buffers."""
+def test_spill_waits_for_the_device(library: Path) -> None:
+    """Kernels of another thread may still read the buffers."""
     code = f"""{PROGRAM}{BUFFERS}
 flush(steps=["spill"], dry_run=True)
 print(driver.fake_synchronized(), first.is_spilled)
@@ -88,7 +88,7 @@ print(driver.fake_synchronized(), first.is_spilled)
     assert run(code, library, "c") == ["0 False", "1 True"]
 
 
-def test_many_buffers_are_visited_only_for_a_flush(library: Path) -> None:
+def test_large_numbers_of_buffers_are_visited_only_for_a_flush(library: Path) -> None:
     code = f"""{PROGRAM}{BUFFERS}
 many = [Buffer(1) for _ in range(2_000)]
 {SHOW}

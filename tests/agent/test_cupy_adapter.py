@@ -1,4 +1,4 @@
-"""CuPy's adapter, and what is asked of the driver, over a stand-in libcuda that knows who made a context."""
+"""CuPy's adapter and its calls of the driver, over a stand-in libcuda that records who created a context."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ pool = cupy.get_default_memory_pool()
 """
 
 
-def test_the_driver_is_queried_only_if_the_program_has_loaded_it(library: Path) -> None:
+def test_driver_is_queried_only_if_the_program_has_loaded_it(library: Path) -> None:
     ask = "print(cuda.device_count(), cuda.has_context(0), cuda.device_uuid(0), cuda.contexts())"
     code = f"import ctypes; from gpumond.agent import cuda; {ask}; ctypes.CDLL('libcuda.so.1'); {ask}"
     uuid = "GPU-abababab-abab-abab-abab-ababababab00"
     assert run(code, library, "-c") == ["None None None []", f"2 False {uuid} [1]"]
 
 
-def test_nothing_is_known_without_initialisation(library: Path) -> None:
+def test_uninitialised_driver_reports_nothing(library: Path) -> None:
     code = "import ctypes; from gpumond.agent import cuda; ctypes.CDLL('libcuda.so.1'); "
     assert run(code + "print(cuda.device_count(), cuda.contexts(), cuda.device_uuid(0))", library, "") == [
         "None [] None"
     ]
 
 
-def test_a_mig_slice_has_its_own_uuid(library: Path) -> None:
+def test_mig_instance_has_its_own_uuid(library: Path) -> None:
     code = "import ctypes; from gpumond.agent import cuda; ctypes.CDLL('libcuda.so.1'); print(cuda.device_uuid(0))"
     assert run(code, library, "s") == ["MIG-00ababab-abab-abab-abab-ababababab00"]
 
@@ -55,7 +55,7 @@ print(cupy.cuda.runtime.getDevice(), cuda.contexts())
     ]
 
 
-def test_a_pool_that_does_not_show_its_chunks_is_planned_by_its_bounds(library: Path) -> None:
+def test_pool_without_visible_chunks_is_planned_by_its_bounds(library: Path) -> None:
     code = f"""{PROGRAM}
 pool.chunks = {{0: [5, 30, 7]}}
 (plan,) = gpumond.agent.flush(dry_run=True)
@@ -64,7 +64,7 @@ print(plan.outcome, plan.expected)
     assert run(code, library, "c") == ["planned Expected(low=0, likely=37, high=37, exactness='interval')"]
 
 
-def test_no_context_is_made_on_a_device_that_the_thread_has_but_does_not_use(library: Path) -> None:
+def test_context_is_not_created_on_the_unused_current_device_of_a_thread(library: Path) -> None:
     code = f"""{PROGRAM}
 pool.chunks = {{2: [5, 30, 7]}}
 (receipt,) = gpumond.agent.flush()
@@ -74,7 +74,7 @@ print(cupy.cuda.runtime.getDevice(), cuda.contexts())
     assert run(code, library, "--c") == ["freed 30 cache", "0 [2]"]
 
 
-def test_no_context_means_no_pools_and_none_is_created(library: Path) -> None:
+def test_devices_without_a_context_have_no_pools_and_get_no_context(library: Path) -> None:
     code = f"{PROGRAM}\nprint(gpumond.agent.report(), gpumond.agent.flush()[0].reason, cuda.contexts())"
     assert run(code, library, "--") == ["() no device has a live CUDA context []"]
 
@@ -90,7 +90,7 @@ READ = "print([(u.live_bytes, u.held_bytes, u.reclaimable.low, u.reclaimable.lik
         ("MemoryPool(lambda size: None)", [(5, 5, 0, 0, None)]),
     ],
 )
-def test_another_pool_counts_if_its_memory_is_the_devices(library: Path, use: str, seen: list[object]) -> None:
+def test_replaced_pool_counts_if_it_is_device_memory(library: Path, use: str, seen: list[object]) -> None:
     code = f"""{PROGRAM}
 from gpumond.agent import report
 pool.chunks = {{0: [5, 0, 0]}}
@@ -103,7 +103,7 @@ cupy.cuda.set_allocator(other.malloc)
     assert line == repr(seen)
 
 
-def test_another_librarys_allocator_is_not_reported_by_cupy(library: Path) -> None:
+def test_allocator_of_another_library_is_not_reported_by_cupy(library: Path) -> None:
     code = f"""{PROGRAM}
 from gpumond.agent import report
 pool.chunks = {{0: [5, 0, 0]}}
@@ -113,7 +113,7 @@ cupy.cuda.set_allocator(lambda size: None)
     assert run(code, library, "c") == ["[(5, 5, 0, 0, None)]"]
 
 
-def test_a_stream_ordered_pool_of_its_own_is_trimmed_when_the_device_is_idle(library: Path) -> None:
+def test_own_stream_ordered_pool_is_trimmed_when_the_device_is_idle(library: Path) -> None:
     code = f"""{PROGRAM}
 from gpumond.agent import flush, report
 driver = ctypes.CDLL("libcuda.so.1")
@@ -126,7 +126,7 @@ print(receipt.outcome, receipt.released_bytes, receipt.steps[0].step)
     assert run(code, library, "c") == ["[(40, 70, 0, 30, None)]", "freed 40 cache"]
 
 
-def test_a_pool_counted_by_another_adapter_is_not_flushed(library: Path) -> None:
+def test_pool_counted_by_another_adapter_is_not_flushed(library: Path) -> None:
     code = f"""{PROGRAM}
 from gpumond.agent import flush, report
 driver = ctypes.CDLL("libcuda.so.1")
@@ -138,7 +138,7 @@ print([(receipt.allocator, receipt.released_bytes) for receipt in flush()])
     assert run(code, library, "c") == ["['mempool']", "[('cupy', 0), ('mempool', 40)]"]
 
 
-def test_no_flush_while_one_of_its_streams_is_captured(library: Path) -> None:
+def test_flush_is_refused_while_one_of_its_streams_is_captured(library: Path) -> None:
     code = f"""{PROGRAM}
 from gpumond.agent import flush, report
 report()

@@ -1,4 +1,4 @@
-"""Whose daemon is obeyed: what root alone can have said counts, and nothing that the program's environment says."""
+"""Trusted daemons: the service's directory decides, and no environment variable of the program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.running import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give directories to others")
 
-SERVICE, STRANGER = 47110, 47111
+SERVICE, OTHER_USER = 47110, 47111
 LISTENER = """
 import os, socket, sys
 listener = socket.socket(socket.AF_UNIX)
@@ -33,7 +33,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def run() -> Iterator[Path]:
-    """A directory like /run: root's alone, and so is all above it."""
+    """Directory like /run, which only root can change, as are its parents."""
     directory = Path(tempfile.mkdtemp(prefix="gpumond-test-", dir="/run"))
     directory.chmod(0o755)
     try:
@@ -42,8 +42,8 @@ def run() -> Iterator[Path]:
         shutil.rmtree(directory)
 
 
-def given(directory: Path, uid: int, mode: int = 0o755) -> str:
-    """The service's directory, as an administrator gives it to a user."""
+def owned_directory(directory: Path, uid: int, mode: int = 0o755) -> str:
+    """Create the service's directory and give it to the user."""
     directory.mkdir(exist_ok=True)
     directory.chmod(mode)
     os.chown(directory, uid, uid)
@@ -52,7 +52,7 @@ def given(directory: Path, uid: int, mode: int = 0o755) -> str:
 
 @contextmanager
 def listening(path: str, uid: int) -> Iterator[None]:
-    """A daemon's socket, of a process of that user."""
+    """Listen on the socket in a process of that user."""
     command = [
         "setpriv",
         f"--reuid={uid}",
@@ -72,8 +72,8 @@ def listening(path: str, uid: int) -> Iterator[None]:
             process.kill()
 
 
-def test_the_owner_of_the_services_directory_is_trusted(run: Path):
-    directory = given(run / "gpumond", SERVICE)
+def test_owner_of_the_service_directory_is_trusted(run: Path):
+    directory = owned_directory(run / "gpumond", SERVICE)
     with listening(f"{directory}/agent.sock", SERVICE):
         link = Transport(trusted_uids(directory))
         assert link.connect(f"{directory}/agent.sock", 0.0)
@@ -82,89 +82,92 @@ def test_the_owner_of_the_services_directory_is_trusted(run: Path):
     assert found.state == "good"
 
 
-def test_another_users_daemon_is_refused_and_doctor_explains_it(run: Path):
-    service, theirs = given(run / "gpumond", SERVICE), given(run / "theirs", STRANGER)
-    with listening(f"{theirs}/agent.sock", STRANGER):
+def test_daemon_of_another_user_is_refused_and_doctor_explains_it(run: Path):
+    service, other_directory = (
+        owned_directory(run / "gpumond", SERVICE),
+        owned_directory(run / "other_directory", OTHER_USER),
+    )
+    with listening(f"{other_directory}/agent.sock", OTHER_USER):
         link = Transport(trusted_uids(service))
-        assert not link.connect(f"{theirs}/agent.sock", 0.0)
+        assert not link.connect(f"{other_directory}/agent.sock", 0.0)
         assert link.refusals == 1
-        found = agent_socket({"GPUMOND_SOCKET": f"{theirs}/agent.sock"}, service)
+        found = agent_socket({"GPUMOND_SOCKET": f"{other_directory}/agent.sock"}, service)
     assert found.state == "bad"
-    assert f"do not trust uid {STRANGER}; {service} belongs to uid {SERVICE}" in found.detail
-    assert found.remedy == f"as root: install -d -o {STRANGER} -m 755 {service}"
+    assert f"do not trust uid {OTHER_USER}; {service} belongs to uid {SERVICE}" in found.detail
+    assert found.remedy == f"as root: install -d -o {OTHER_USER} -m 755 {service}"
 
 
-def test_no_variable_of_the_environment_names_another_directory():
-    """A program that was made to think itself elsewhere obeys those whom it would have obeyed."""
+def test_environment_variables_do_not_change_the_service_directory():
+    """A program with a manipulated environment trusts the same users."""
     names = ("GPUMOND_SOCKET", "GPUMOND_STATE_DIR", "GPUMOND_TRUSTED_UIDS", "XDG_RUNTIME_DIR", "HOME")
     with tempfile.TemporaryDirectory(dir="/run") as directory:
-        theirs = given(Path(directory) / "gpumond", STRANGER)
-        environ = {**os.environ, **dict.fromkeys(names, theirs)}
+        other_directory = owned_directory(Path(directory) / "gpumond", OTHER_USER)
+        environ = {**os.environ, **dict.fromkeys(names, other_directory)}
         command = [sys.executable, "-c", "from gpumond.agent.daemon_trust import trusted_uids; print(*trusted_uids())"]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    assert str(STRANGER) not in done.stdout.split()
+    assert str(OTHER_USER) not in done.stdout.split()
 
 
 def writable_by_others(run: Path) -> str:
-    return given(run / "gpumond", SERVICE, 0o777)
+    return owned_directory(run / "gpumond", SERVICE, 0o777)
 
 
 def writable_by_its_group(run: Path) -> str:
-    return given(run / "gpumond", SERVICE, 0o775)
+    return owned_directory(run / "gpumond", SERVICE, 0o775)
 
 
-def below_a_directory_of_everybody(run: Path) -> str:
+def below_a_world_writable_directory(run: Path) -> str:
     run.chmod(0o1777)
-    return given(run / "gpumond", SERVICE)
+    return owned_directory(run / "gpumond", SERVICE)
 
 
 def below_a_directory_of_a_user(run: Path) -> str:
-    os.chown(run, STRANGER, STRANGER)
-    return given(run / "gpumond", SERVICE)
+    os.chown(run, OTHER_USER, OTHER_USER)
+    return owned_directory(run / "gpumond", SERVICE)
 
 
-def below_a_directory_that_leads_elsewhere(run: Path) -> str:
-    given(run / "real", 0)
+def below_a_symbolic_link(run: Path) -> str:
+    owned_directory(run / "real", 0)
     (run / "link").symlink_to(run / "real")
-    return given(run / "link" / "gpumond", SERVICE)
+    return owned_directory(run / "link" / "gpumond", SERVICE)
 
 
-def that_leads_elsewhere(run: Path) -> str:
-    (run / "gpumond").symlink_to(given(run / "real", SERVICE))
+def symbolic_link(run: Path) -> str:
+    (run / "gpumond").symlink_to(owned_directory(run / "real", SERVICE))
     return str(run / "gpumond")
 
 
-def of_nobody_known(run: Path) -> str:
-    return given(run / "gpumond", OVERFLOW_UID)
+def owned_by_an_unmapped_uid(run: Path) -> str:
+    return owned_directory(run / "gpumond", OVERFLOW_UID)
 
 
-def that_is_a_file(run: Path) -> str:
+def regular_file(run: Path) -> str:
     (run / "gpumond").touch()
     os.chown(run / "gpumond", SERVICE, SERVICE)
     return str(run / "gpumond")
 
 
-def that_is_not_there(run: Path) -> str:
+def missing(run: Path) -> str:
     return str(run / "gpumond")
 
 
 @pytest.mark.parametrize(
-    ("made", "why"),
+    ("create", "reason"),
     [
         (writable_by_others, "its owner alone can change"),
         (writable_by_its_group, "its owner alone can change"),
-        (below_a_directory_of_everybody, "root alone can change"),
+        (below_a_world_writable_directory, "root alone can change"),
         (below_a_directory_of_a_user, "root alone can change"),
-        (below_a_directory_that_leads_elsewhere, "root alone can change"),
-        (that_leads_elsewhere, "its owner alone can change"),
-        (of_nobody_known, "unknown in this user namespace"),
-        (that_is_a_file, "its owner alone can change"),
-        (that_is_not_there, "No such file"),
+        (below_a_symbolic_link, "root alone can change"),
+        (symbolic_link, "its owner alone can change"),
+        (owned_by_an_unmapped_uid, "unknown in this user namespace"),
+        (regular_file, "its owner alone can change"),
+        (missing, "No such file"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_an_unsafe_directory_is_not_trusted(run: Path, made, why: str):
-    directory = made(run)
+def test_unsafe_directory_is_not_trusted(run: Path, create, reason: str):
+    directory = create(run)
     assert trusted_uids(directory) == {0, os.geteuid()}
-    with pytest.raises(OSError, match=why):
+    with pytest.raises(OSError, match=reason):
         service_uid(directory)

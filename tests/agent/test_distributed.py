@@ -1,4 +1,4 @@
-"""Who is one of several ranks of a job."""
+"""Detection of ranks of a distributed job, and the rate limit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpumond.agent.distributed import is_rank
-from gpumond.agent.rate_limit import RateLimit
+from gpumond.agent.daemon_trust import RateLimit
+from gpumond.agent.program_report import is_rank
 
 
-def fails() -> bool:
+def unavailable() -> bool:
     raise RuntimeError("not built with it")
 
 
@@ -33,15 +33,15 @@ def distributed(initialized: Callable[[], bool], size: int) -> dict[str, object]
         ({}, distributed(lambda: True, 2), True),
         ({}, distributed(lambda: True, 1), False),
         ({}, distributed(lambda: False, 2), False),
-        ({}, distributed(fails, 2), False),
+        ({}, distributed(unavailable, 2), False),
         ({}, {"torch.distributed": SimpleNamespace()}, False),
     ],
 )
-def test_ranks(environ: dict[str, str], modules: dict[str, object], expected: bool) -> None:
+def test_rank_is_detected(environ: dict[str, str], modules: dict[str, object], expected: bool) -> None:
     assert is_rank(environ, modules) is expected
 
 
-def test_a_rate_lets_so_many_through_at_once_and_then_one_each_so_many_seconds() -> None:
+def test_rate_limit_allows_a_burst_and_then_one_call_per_period() -> None:
     rate = RateLimit(3, 10.0)
-    moments = [0, 0, 0, 0, 9, 10, 10, 100, 100, 100, 100]
-    assert [rate.allows(now) for now in moments] == [True] * 3 + [False] * 2 + [True, False] + [True] * 3 + [False]
+    times = [0, 0, 0, 0, 9, 10, 10, 100, 100, 100, 100]
+    assert [rate.allows(now) for now in times] == [True] * 3 + [False] * 2 + [True, False] + [True] * 3 + [False]

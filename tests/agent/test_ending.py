@@ -1,4 +1,4 @@
-"""How a program ended: in the agent's goodbye, and in what the daemon concludes."""
+"""Ending of a program: in the agent's bye, and in the verdicts of the daemon."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from gpumond.model.program import Ending
 from gpumond.protocol.messages import Bye, Report
-from tests.agent.daemon import SECONDS, Daemon, environment, host
-from tests.agent.test_program_report import program, tell
+from tests.agent.daemon import SECONDS, FakeDaemon, environment, host
+from tests.agent.test_program_report import program, run_in_program
 from tests.running import RunningDaemon, until
 
 OOM = "allocator.malloc(2000 * MIB)"
@@ -42,7 +42,7 @@ def wrapped():
     ],
 )
 def test_bye_states_how_the_program_ends(
-    daemon: Daemon, tmp_path: Path, lines: list[str], status: int, ending: Ending | None
+    daemon: FakeDaemon, tmp_path: Path, lines: list[str], status: int, ending: Ending | None
 ) -> None:
     with host(program(tmp_path), environment(daemon.path)) as process:
         daemon.wait_message(Report, process.pid)
@@ -51,8 +51,8 @@ def test_bye_states_how_the_program_ends(
         assert daemon.wait_message(Bye, process.pid).ending == ending
 
 
-def test_the_ending_of_a_multiprocessing_child_is_unknown(daemon: Daemon, tmp_path: Path) -> None:
-    """It handles the error of its target itself, and exits with a status of its own."""
+def test_ending_of_a_multiprocessing_child_is_unknown(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """It handles the error of its target itself and exits with its own status."""
     (tmp_path / "work.py").write_text(
         "import sys\n"
         "def work():\n"
@@ -70,24 +70,24 @@ def test_the_ending_of_a_multiprocessing_child_is_unknown(daemon: Daemon, tmp_pa
         assert daemon.wait_message(Bye, child).ending is None
 
 
-RESCUED = "print(agent.retry_on_oom(allocator.malloc, shrink=lambda size: (size // 2,))(1500 * MIB))"
+RETRIED = "print(agent.retry_on_oom(allocator.malloc, shrink=lambda size: (size // 2,))(1500 * MIB))"
 HANDLED = "suppressed(lambda: allocator.malloc(2000 * MIB))"
 
 
 @pytest.fixture
-def daemon_of_cards(serve: Callable[..., RunningDaemon], tmp_path: Path) -> RunningDaemon:
+def sim_daemon(serve: Callable[..., RunningDaemon], tmp_path: Path) -> RunningDaemon:
     return serve("--source", "sim", "--interval", "0.2", environ={"GPUMOND_SIM_DIR": os.fspath(tmp_path / "cards")})
 
 
-def ended(daemon: RunningDaemon, directory: Path, lines: list[str]) -> dict[str, str]:
-    """The verdicts on the end of a program that held 250 MiB, by kind. Later programs use the first one's device."""
+def verdicts_on_the_end(daemon: RunningDaemon, directory: Path, lines: list[str]) -> dict[str, str]:
+    """Verdicts on the end of a program that held 250 MiB, by kind. Later programs use the device of the first one."""
     code = program(directory / "cards")
     if (directory / "cards" / "card0").exists():
         code = code.replace("import MIB", "import SimDevice, MIB").replace(
             "create(f", "(lambda path, _: SimDevice(path))(f"
         )
     with host(code, environment(daemon.socket)) as process:
-        tell(process, "allocator.malloc(200 * MIB)")
+        run_in_program(process, "allocator.malloc(200 * MIB)")
         own = {"pid": str(process.pid)}
         until(lambda: (daemon.value("gpumond_pool_live_bytes", **own) or 0) >= 250 << 20)
         until(lambda: (daemon.value("gpumond_device_memory_used_bytes") or 0) >= 250 << 20)
@@ -99,31 +99,27 @@ def ended(daemon: RunningDaemon, directory: Path, lines: list[str]) -> dict[str,
         process.communicate("".join(lines[-1:]), timeout=SECONDS)
 
         def verdicts() -> dict[str, str]:
-            said = {each["kind"]: each["summary"] for each in daemon.get("verdicts") if each["pid"] == process.pid}
-            return {kind: summary for kind, summary in said.items() if kind in ("crash", "release")}
+            summaries = {each["kind"]: each["summary"] for each in daemon.get("verdicts") if each["pid"] == process.pid}
+            return {kind: summary for kind, summary in summaries.items() if kind in ("crash", "release")}
 
         return until(verdicts)
 
 
-def test_three_programs_that_were_rescued_and_exit_with_0_are_no_crash_and_no_alert(
-    daemon_of_cards: RunningDaemon, tmp_path: Path
+def test_programs_that_retried_after_an_error_and_exit_with_0_are_no_crash_and_no_alert(
+    sim_daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     for _ in range(3):
-        assert ended(daemon_of_cards, tmp_path, [RESCUED, ""]).keys() == {"release"}
-    assert not [each for each in daemon_of_cards.get("verdicts") if each["kind"].startswith("crash")]
-    alerts = [*daemon_of_cards.get("alerts"), *daemon_of_cards.get("alerts/history")]
+        assert verdicts_on_the_end(sim_daemon, tmp_path, [RETRIED, ""]).keys() == {"release"}
+    assert not [each for each in sim_daemon.get("verdicts") if each["kind"].startswith("crash")]
+    alerts = [*sim_daemon.get("alerts"), *sim_daemon.get("alerts/history")]
     assert "out-of-memory" not in {alert["rule"] for alert in alerts}
 
 
-def test_a_program_that_handles_the_error_itself_and_exits_with_0_is_no_crash(
-    daemon_of_cards: RunningDaemon, tmp_path: Path
-) -> None:
-    assert ended(daemon_of_cards, tmp_path, [HANDLED, ""]).keys() == {"release"}
+def test_program_that_handles_the_error_and_exits_with_0_is_no_crash(sim_daemon: RunningDaemon, tmp_path: Path) -> None:
+    assert verdicts_on_the_end(sim_daemon, tmp_path, [HANDLED, ""]).keys() == {"release"}
 
 
-def test_a_program_that_ends_by_an_out_of_memory_error_is_a_crash(
-    daemon_of_cards: RunningDaemon, tmp_path: Path
-) -> None:
-    verdicts = ended(daemon_of_cards, tmp_path, [OOM])
+def test_program_that_ends_with_an_out_of_memory_error_is_a_crash(sim_daemon: RunningDaemon, tmp_path: Path) -> None:
+    verdicts = verdicts_on_the_end(sim_daemon, tmp_path, [OOM])
     assert verdicts.keys() == {"crash"}
     assert "crashed on GPU 0 after an out-of-memory error that it did not handle" in verdicts["crash"]

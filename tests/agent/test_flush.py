@@ -1,4 +1,4 @@
-"""A flush that the daemon asks for: when it is carried out, when it is not, and what the answer proves."""
+"""Flush command of the daemon: execution, refusal, and the figures of the result."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import subprocess
 
 import pytest
 
-from gpumond import agent
-from gpumond.agent.allocator_flush import StrandedEstimate, expected, judge, promises, raced
-from gpumond.model.pools import Exactness, Expected, PoolUsage, Reclaimable
-from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, PoolChange, Report
-from tests.agent.daemon import STANDINS, Daemon, environment, finished, host
+from gpumond.agent.allocator_flush import judge, raced
+from gpumond.model.pools import Expected, PoolUsage, Reclaimable
+from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, Report
+from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
 
 MIB = 1 << 20
 
@@ -34,8 +33,8 @@ def program(policy: str = "allow", setup: str = "") -> str:
     return PROGRAM.replace("POLICY", repr(policy)).replace("SETUP", setup)
 
 
-def tell(process: subprocess.Popen[str], line: str) -> None:
-    """Has the program carry out a line, and waits until it has."""
+def run_in_program(process: subprocess.Popen[str], line: str) -> None:
+    """Execute a line in the program and wait until it has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(line + "\n")
@@ -43,116 +42,116 @@ def tell(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout.readline() == f"did {line}\n"
 
 
-def order(
+def flush_command(
     steps: tuple[str, ...] = ("ipc", "cache", "trim"), allocator: str = "torch", **values: object
 ) -> FlushCommand:
     return FlushCommand("f1", allocator, steps, **values)  # type: ignore[arg-type]
 
 
-def ask(daemon: Daemon, flush: FlushCommand) -> FlushResult:
+def send_flush(daemon: FakeDaemon, flush: FlushCommand) -> FlushResult:
     daemon.wait_message(Report)
     daemon.wait_peer().send(flush)
     return daemon.wait_message(FlushResult)
 
 
-def test_a_flush_is_predicted_carried_out_and_proved(daemon: Daemon) -> None:
+def test_flush_releases_the_predicted_bytes_and_reports_the_change(daemon: FakeDaemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
-        result = ask(daemon, order())
+        result = send_flush(daemon, flush_command())
         (change,) = result.pools
         assert (result.id, result.outcome, result.reason) == ("f1", "freed", "")
         assert change.expected == Expected(40 * MIB, 40 * MIB, 40 * MIB, "exact")
         assert (change.before.held_bytes, change.after.held_bytes) == (60 * MIB, 20 * MIB)
         assert [(step.step, step.released_bytes) for step in result.steps] == [("ipc", 0), ("cache", 40 * MIB)]
         assert not change.raced
-        daemon.wait(lambda d: True if d.heard(Report)[-1].pools[0].held_bytes == 20 * MIB else None)
+        daemon.wait(lambda d: True if d.received(Report)[-1].pools[0].held_bytes == 20 * MIB else None)
         assert "empty_cache on 0" in finished(process)
 
 
-def test_a_dry_run_only_predicts(daemon: Daemon) -> None:
+def test_dry_run_only_predicts(daemon: FakeDaemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
-        result = ask(daemon, order(dry_run=True))
+        result = send_flush(daemon, flush_command(dry_run=True))
         assert (result.outcome, result.pools[0].expected.likely) == ("planned", 40 * MIB)
         assert finished(process) == "['snapshot']\n"
 
 
-def test_policy_never_refuses(daemon: Daemon) -> None:
+def test_policy_never_refuses_every_flush(daemon: FakeDaemon) -> None:
     with host(program("never"), environment(daemon.path, STANDINS)) as process:
-        assert ask(daemon, order()).outcome == "refused"
+        assert send_flush(daemon, flush_command()).outcome == "refused"
         assert finished(process) == "[]\n"
 
 
-def test_policy_step_flushes_in_the_programs_own_step(daemon: Daemon) -> None:
+def test_policy_step_flushes_in_the_programs_own_step(daemon: FakeDaemon) -> None:
     with host(program("step"), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
-        tell(process, "gpumond.agent.step()")
-        daemon.wait_peer().send(order())
-        tell(process, "while not gpumond.agent._thread.waiting: pass")
-        assert not daemon.heard(FlushResult)
-        tell(process, "gpumond.agent.step()")
+        run_in_program(process, "gpumond.agent.step()")
+        daemon.wait_peer().send(flush_command())
+        run_in_program(process, "while not gpumond.agent._thread.waiting: pass")
+        assert not daemon.received(FlushResult)
+        run_in_program(process, "gpumond.agent.step()")
         assert daemon.wait_message(FlushResult).outcome == "freed"
         finished(process)
 
 
-def test_policy_step_without_a_step_defers(daemon: Daemon) -> None:
+def test_policy_step_without_a_step_defers(daemon: FakeDaemon) -> None:
     with host(program("step"), environment(daemon.path, STANDINS)) as process:
-        result = ask(daemon, order(timeout_seconds=0.2))
+        result = send_flush(daemon, flush_command(timeout_seconds=0.2))
         assert (result.outcome, "nothing was done" in result.reason) == ("deferred", True)
-        tell(process, "gpumond.agent.step()")
+        run_in_program(process, "gpumond.agent.step()")
         assert finished(process) == "[]\n"
 
 
-NEVER_BEGUN = {"f1": "deferred", "f2": "nothing"}
+OUTCOMES = {"f1": "deferred", "f2": "nothing"}
 
 
-def test_a_cancelled_flush_is_not_carried_out_after_a_stop(daemon: Daemon) -> None:
-    """The program was stopped; when it goes on it finds the cancellation behind the order."""
+def test_cancelled_flush_is_not_carried_out_after_a_stop(daemon: FakeDaemon) -> None:
+    """A stopped program reads the flush command and its cancellation together when it continues."""
     with host(program(), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
         process.send_signal(signal.SIGSTOP)
-        daemon.wait_peer().send(order(), Cancel("f1"), FlushCommand("f2", "torch", ("ipc",)))
+        daemon.wait_peer().send(flush_command(), Cancel("f1"), FlushCommand("f2", "torch", ("ipc",)))
         process.send_signal(signal.SIGCONT)
-        daemon.wait(lambda d: True if {r.id: r.outcome for r in d.heard(FlushResult)} == NEVER_BEGUN else None)
+        daemon.wait(lambda d: True if {r.id: r.outcome for r in d.received(FlushResult)} == OUTCOMES else None)
         assert "empty_cache" not in finished(process)
 
 
-def test_a_waiting_flush_can_be_cancelled(daemon: Daemon) -> None:
+def test_waiting_flush_can_be_cancelled(daemon: FakeDaemon) -> None:
     with host(program("step"), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
-        daemon.wait_peer().send(order())
-        tell(process, "while not gpumond.agent._thread.waiting: pass")
+        daemon.wait_peer().send(flush_command())
+        run_in_program(process, "while not gpumond.agent._thread.waiting: pass")
         daemon.wait_peer().send(Cancel("f1"))
-        tell(process, "while gpumond.agent._thread.waiting: pass")
-        tell(process, "gpumond.agent.step()")
+        run_in_program(process, "while gpumond.agent._thread.waiting: pass")
+        run_in_program(process, "gpumond.agent.step()")
         assert daemon.wait_message(FlushResult).outcome == "deferred"
         assert finished(process) == "[]\n"
 
 
-def test_an_expired_flush_is_not_carried_out(daemon: Daemon) -> None:
+def test_expired_flush_is_not_carried_out(daemon: FakeDaemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
-        assert ask(daemon, order(timeout_seconds=0.0)).outcome == "timeout"
+        assert send_flush(daemon, flush_command(timeout_seconds=0.0)).outcome == "timeout"
         assert finished(process) == "[]\n"
 
 
 @pytest.mark.parametrize(
     ("flush", "setup", "reason"),
     [
-        (order(("cache", "exec")), "", "no step is called 'exec'"),
-        (order(allocator="rmm"), "", "no allocator 'rmm'"),
-        (order(), "gpumond.agent.report(); g = torch.cuda.CUDAGraph(); g.capture_begin()", "captured"),
-        (order(), "torch.WORLD.initialized = False", "CUDA is not initialised"),
+        (flush_command(("cache", "exec")), "", "no step is called 'exec'"),
+        (flush_command(allocator="rmm"), "", "no allocator 'rmm'"),
+        (flush_command(), "gpumond.agent.report(); g = torch.cuda.CUDAGraph(); g.capture_begin()", "captured"),
+        (flush_command(), "torch.WORLD.initialized = False", "CUDA is not initialised"),
     ],
 )
 def test_unsafe_flushes_are_refused_with_the_reason(
-    daemon: Daemon, flush: FlushCommand, setup: str, reason: str
+    daemon: FakeDaemon, flush: FlushCommand, setup: str, reason: str
 ) -> None:
     with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
-        result = ask(daemon, flush)
+        result = send_flush(daemon, flush)
         assert result.outcome == "refused"
         assert reason in result.reason
         assert "empty_cache" not in finished(process)
 
 
-def test_hooks_run_first_and_their_errors_are_the_answer(daemon: Daemon) -> None:
+def test_hooks_run_first_and_their_errors_are_in_the_result(daemon: FakeDaemon) -> None:
     setup = """
 @gpumond.agent.on_flush
 def drop() -> int:
@@ -161,19 +160,19 @@ def drop() -> int:
     return 12 << 20
 """
     with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
-        result = ask(daemon, order(("cache", "hooks", "gc")))
+        result = send_flush(daemon, flush_command(("cache", "hooks", "gc")))
         assert result.outcome == "freed"
         assert [step.step for step in result.steps] == ["gc", "hooks", "cache"]
         assert str(12 * MIB) in result.steps[1].detail
         assert result.pools[0].after.held_bytes == 0
-        tell(process, "gpumond.agent.on_flush(lambda: 1 / 0)")
+        run_in_program(process, "gpumond.agent.on_flush(lambda: 1 / 0)")
         daemon.wait_peer().send(FlushCommand("f2", "torch", ("hooks", "cache")))
-        failed = daemon.wait(lambda d: next((r for r in d.heard(FlushResult) if r.id == "f2"), None))
+        failed = daemon.wait(lambda d: next((r for r in d.received(FlushResult) if r.id == "f2"), None))
         assert (failed.outcome, "ZeroDivisionError" in failed.reason) == ("failed", True)
         finished(process)
 
 
-def test_each_step_reports_its_effect(daemon: Daemon) -> None:
+def test_steps_report_their_effect(daemon: FakeDaemon) -> None:
     setup = """
 import gc; gc.disable()
 class Kept:
@@ -185,7 +184,7 @@ def garbage():
 garbage()
 """
     with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
-        result = ask(daemon, order(("gc", "ipc", "cache")))
+        result = send_flush(daemon, flush_command(("gc", "ipc", "cache")))
         steps = {step.step: step for step in result.steps}
         assert list(steps) == ["gc", "ipc", "cache"]
         assert "young objects" in steps["gc"].detail
@@ -194,15 +193,15 @@ garbage()
         finished(process)
 
 
-def test_a_step_that_became_unsafe_is_skipped_with_its_reason(daemon: Daemon) -> None:
-    """A capture begins after the flush has begun: what was done until then counts."""
+def test_step_that_became_unsafe_is_skipped_with_its_reason(daemon: FakeDaemon) -> None:
+    """A capture begins during the flush: the steps before it count."""
     setup = """
 graph = torch.cuda.CUDAGraph()
 gpumond.agent.report()
 gpumond.agent.on_flush(lambda: graph.capture_begin() and 0)
 """
     with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
-        result = ask(daemon, order(("hooks", "ipc", "cache")))
+        result = send_flush(daemon, flush_command(("hooks", "ipc", "cache")))
         assert result.outcome == "nothing"
         assert [(step.step, step.detail.startswith("refused: ")) for step in result.steps] == [
             ("hooks", False),
@@ -213,8 +212,8 @@ gpumond.agent.on_flush(lambda: graph.capture_begin() and 0)
         assert "empty_cache" not in finished(process)
 
 
-def test_the_programs_own_functions_are_not_called_during_a_capture(daemon: Daemon) -> None:
-    """Which begins, here in a finalizer, when the flush has begun."""
+def test_hooks_are_not_called_during_a_capture(daemon: FakeDaemon) -> None:
+    """The capture begins in a finalizer during the flush."""
     setup = """
 import gc; gc.disable()
 gpumond.agent.report()
@@ -229,28 +228,30 @@ garbage()
 gpumond.agent.on_flush(lambda: torch.WORLD.calls.append("hook"))
 """
     with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
-        result = ask(daemon, order(("gc", "hooks")))
+        result = send_flush(daemon, flush_command(("gc", "hooks")))
         assert [step.detail.startswith("refused: ") for step in result.steps] == [False, True]
         assert "hook" not in finished(process)
 
 
-def test_a_flush_whose_memory_is_taken_again_at_once_is_counted(daemon: Daemon) -> None:
+def test_thrash_is_counted_if_released_memory_is_taken_again_at_once(daemon: FakeDaemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
-        ask(daemon, order())
+        send_flush(daemon, flush_command())
         assert daemon.wait_message(Report).pools[0].thrashes == 0
-        tell(process, "torch.WORLD.allocations = 9; torch.WORLD.segments.append(Segment([(20 << 20, ACTIVE)]))")
-        daemon.wait(lambda d: True if d.heard(Report)[-1].pools[0].thrashes == 1 else None)
+        run_in_program(
+            process, "torch.WORLD.allocations = 9; torch.WORLD.segments.append(Segment([(20 << 20, ACTIVE)]))"
+        )
+        daemon.wait(lambda d: True if d.received(Report)[-1].pools[0].thrashes == 1 else None)
         finished(process)
 
 
-def test_steps_that_the_library_lacks_are_reported(daemon: Daemon) -> None:
+def test_steps_that_the_library_lacks_are_reported(daemon: FakeDaemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
-        result = ask(daemon, order(("trim",)))
+        result = send_flush(daemon, flush_command(("trim",)))
         assert (result.outcome, result.reason) == ("nothing", "torch has none of the steps trim")
         finished(process)
 
 
-def test_a_program_can_flush_by_itself_without_a_daemon() -> None:
+def test_program_can_flush_without_a_daemon() -> None:
     code = program().replace("gpumond.agent.start(", "dict(")
     code = code.replace("print(torch.WORLD.calls)", "print(gpumond.agent.flush(), gpumond.agent.report())")
     with host(code, environment("/nowhere", STANDINS)) as process:
@@ -264,7 +265,7 @@ def test_a_program_can_flush_by_itself_without_a_daemon() -> None:
     ("released", "outcome"),
     [(-5, "nothing"), (0, "nothing"), (1, "partial"), (9, "partial"), (10, "freed"), (99, "freed")],
 )
-def test_the_outcome_is_judged_by_bytes(released: int, outcome: str) -> None:
+def test_outcome_depends_on_the_released_bytes(released: int, outcome: str) -> None:
     assert judge(released, Expected(10, 20, 30)) == outcome
 
 
@@ -278,12 +279,20 @@ def test_the_outcome_is_judged_by_bytes(released: int, outcome: str) -> None:
         (9, 3, ("gc", "cache"), False),
     ],
 )
-def test_a_race_is_a_change_that_no_step_causes(
+def test_race_is_a_change_that_no_step_causes(
     live: int, device_allocations: int, steps: tuple[str, ...], expected: bool
 ) -> None:
     def pool(live: int, device_allocations: int) -> PoolUsage:
         nothing = Reclaimable(0, 0, 0)
-        return PoolUsage("torch", "GPU-0", live, 50, nothing, 0, device_allocations=device_allocations)
+        return PoolUsage(
+            allocator="torch",
+            device_uuid="GPU-0",
+            live_bytes=live,
+            held_bytes=50,
+            reclaimable=nothing,
+            stranded_bytes=0,
+            device_allocations=device_allocations,
+        )
 
     assert raced(pool(10, 3), pool(live, device_allocations), steps) is expected
 
@@ -313,65 +322,10 @@ def drop() -> int:
         ("", ("gc", "cache"), Expected(40 * MIB, 40 * MIB, 60 * MIB, "interval")),
     ],
 )
-def test_a_plan_covers_exactly_the_steps_asked_for(
-    daemon: Daemon, hook: str, steps: tuple[str, ...], expected: Expected
+def test_plan_covers_exactly_the_requested_steps(
+    daemon: FakeDaemon, hook: str, steps: tuple[str, ...], expected: Expected
 ) -> None:
     with host(program(setup=CACHE + hook), environment(daemon.path, STANDINS)) as process:
-        result = ask(daemon, order(steps, dry_run=True))
+        result = send_flush(daemon, flush_command(steps, dry_run=True))
         assert (result.outcome, result.pools[0].expected) == ("planned", expected)
         finished(process)
-
-
-def test_a_pool_that_returns_nothing_promises_nothing_of_any_step() -> None:
-    arena = PoolUsage("jax", "GPU-0", 50, 90, Reclaimable(0, 0, 0, "not_releasable"), 40)
-    assert promises([arena], ("gc", "hooks", "cache"), None) == [Expected(0, 0, 0, "not_releasable")]
-
-
-def test_what_hooks_free_is_shared_out_by_live_bytes() -> None:
-    pools = [PoolUsage("torch", f"GPU-{live}", live, 100, Reclaimable(0, 0, 0), 100 - live) for live in (30, 10)]
-    assert [promise.likely for promise in promises(pools, ("hooks", "cache"), 20)] == [15, 5]
-
-
-@pytest.mark.parametrize(("estimate", "error"), [(-1, ValueError), ("1GiB", TypeError), (True, TypeError)])
-def test_a_wrong_estimate_is_an_error(estimate: object, error: type[Exception]) -> None:
-    with pytest.raises(error, match="on_flush: estimate"):
-        agent.on_flush(lambda: 0, estimate=estimate)  # type: ignore[call-overload]
-
-
-def driver_pool(live: int, held: int, exactness: Exactness = "interval", allocator: str = "cupy") -> PoolUsage:
-    free = held - live
-    return PoolUsage(allocator, "GPU-0", live, held, Reclaimable(0, free, free, exactness), 0)
-
-
-def estimate_after(change: PoolUsage, *steps: str) -> StrandedEstimate:
-    stranded = StrandedEstimate()
-    stranded.flushed([PoolChange(driver_pool(100, 400), change, expected(change, steps))], steps)
-    return stranded
-
-
-@pytest.mark.parametrize(
-    ("live", "held", "likely"),
-    [
-        (100, 160, 0),  # no change: another flush returns nothing
-        (100, 300, 140),  # blocks freed since the flush are whole
-        (200, 300, 40),
-        (50, 250, 170),  # half of the blocks that held the free bytes are gone
-        (0, 200, 200),
-        (100, 130, 0),
-    ],
-)
-def test_free_bytes_left_by_a_flush_are_stranded_while_their_neighbours_are_live(live: int, held: int, likely: int):
-    (adjusted,) = estimate_after(driver_pool(100, 160), "cache").adjusted([driver_pool(live, held)])
-    assert adjusted.reclaimable == Reclaimable(0, likely, held - live, "interval")
-    assert adjusted.live_bytes + adjusted.reclaimable.likely + adjusted.stranded_bytes == adjusted.held_bytes == held
-
-
-@pytest.mark.parametrize("steps", [(), ("gc",), ("hooks", "spill")])
-def test_steps_that_return_nothing_change_no_estimate(steps: tuple[str, ...]):
-    pool = driver_pool(100, 160)
-    assert estimate_after(pool, *steps).adjusted([pool]) == [pool]
-
-
-@pytest.mark.parametrize("pool", [driver_pool(100, 160, "exact"), driver_pool(100, 160, allocator="rmm")])
-def test_exact_pools_and_pools_without_a_flush_are_not_adjusted(pool: PoolUsage):
-    assert estimate_after(driver_pool(100, 160), "trim").adjusted([pool]) == [pool]

@@ -1,4 +1,4 @@
-"""Forking, spawning and exec: no deadlock, no descriptor of the parent's, and every process speaks for itself."""
+"""Fork, spawn and exec: no deadlock, no inherited descriptor, and each process reports for itself."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from gpumond.protocol.messages import Bye, Hello, Report
-from tests.agent.daemon import Daemon, environment, finished, host
+from tests.agent.daemon import FakeDaemon, environment, finished, host
 
 START = "import os, sys, time, gpumond.agent; gpumond.agent.start(workload='forks')\n"
 
 
-def test_a_forked_child_reports_under_its_own_pid_and_the_parent_goes_on(daemon: Daemon) -> None:
+def test_forked_child_reports_under_its_own_pid_and_the_parent_continues(daemon: FakeDaemon) -> None:
     code = f"""{START}
 sys.stdin.readline()
 child = os.fork()
@@ -31,17 +31,17 @@ os.waitpid(child, 0)
         process.stdin.flush()
         child = int(process.stdout.readline())
         assert daemon.wait_message(Hello, child).workload == "forks"
-        parents = len(daemon.heard(Report, process.pid))
-        daemon.wait(lambda d: d.heard(Report, process.pid)[parents:] or None)
+        parents = len(daemon.received(Report, process.pid))
+        daemon.wait(lambda d: d.received(Report, process.pid)[parents:] or None)
         finished(process)
         daemon.wait_message(Bye, child)
         daemon.wait_message(Bye, process.pid)
-        assert [len(daemon.heard(Hello, pid)) for pid in (process.pid, child)] == [1, 1]
+        assert [len(daemon.received(Hello, pid)) for pid in (process.pid, child)] == [1, 1]
         assert {peer.pid for peer in daemon.peers} == {process.pid, child}
 
 
 @pytest.mark.parametrize("when", ["at once", "while the agent starts", "while it runs"])
-def test_many_forks_at_any_moment_do_not_hang(daemon: Daemon, when: str) -> None:
+def test_forks_at_any_time_do_not_hang(daemon: FakeDaemon, when: str) -> None:
     wait = {"at once": "", "while the agent starts": "time.sleep(0.21)", "while it runs": "time.sleep(0.6)"}[when]
     code = f"""{START}
 {wait}
@@ -57,7 +57,7 @@ print("done")
         assert finished(process) == "done\n"
 
 
-def test_forks_from_a_thread_do_not_hang(daemon: Daemon) -> None:
+def test_forks_from_a_thread_do_not_hang(daemon: FakeDaemon) -> None:
     code = f"""{START}
 import threading
 def forks():
@@ -75,13 +75,13 @@ sys.stdin.read()
     with host(code, environment(daemon.path), "-W", "ignore") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "forked\n"
-        heard = len(daemon.heard(Report, process.pid))
-        daemon.wait(lambda d: d.heard(Report, process.pid)[heard:] or None)
+        reports = len(daemon.received(Report, process.pid))
+        daemon.wait(lambda d: d.received(Report, process.pid)[reports:] or None)
         finished(process)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_of_multiprocessing_do_their_work(daemon: Daemon, method: str) -> None:
+def test_multiprocessing_pool_works_with_each_start_method(daemon: FakeDaemon, method: str) -> None:
     code = f"""
 import multiprocessing
 import gpumond.agent
@@ -94,7 +94,7 @@ if __name__ == "__main__":
         assert finished(process) == "5050\n"
 
 
-def test_programs_started_by_the_host_inherit_no_descriptor(daemon: Daemon) -> None:
+def test_child_programs_inherit_no_descriptor(daemon: FakeDaemon) -> None:
     code = f"""{START}
 import subprocess
 sys.stdin.readline()
@@ -108,11 +108,11 @@ os.execv(show[0], show)
         assert process.stdin is not None
         daemon.wait_message(Report, process.pid)
         first, second, third = finished(process).splitlines()
-        assert first == second == third == str(["0", "1", "2", "3"])  # 3 is that of the listing
+        assert first == second == third == str(["0", "1", "2", "3"])  # 3 is the descriptor of the listing
 
 
-def test_python_does_not_warn_of_a_fork_with_threads_because_of_the_agent(daemon: Daemon) -> None:
-    """Python has such a warning since 3.12."""
+def test_agent_causes_no_python_warning_about_a_fork_with_threads(daemon: FakeDaemon) -> None:
+    """Python warns about it since 3.12."""
     code = f"""{START}
 for seconds in (0, 0, 0.21, 0.4, 0, 0.01, 0.1):
     time.sleep(seconds)
@@ -126,8 +126,8 @@ sys.stdin.read()
     with host(code, environment(daemon.path), "-W", "error") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "done\n"
-        heard = len(daemon.heard(Report, process.pid))
-        daemon.wait(lambda d: d.heard(Report, process.pid)[heard:] or None)
+        reports = len(daemon.received(Report, process.pid))
+        daemon.wait(lambda d: d.received(Report, process.pid)[reports:] or None)
         finished(process)
 
 
@@ -145,10 +145,10 @@ gpumond.agent.flush()
 threads = [threading.Thread(target=work) for _ in range(3)]
 [thread.start() for thread in threads]
 """
-"""Threads that hold locks, their own, logging's and the agent's, at whatever moment the fork comes."""
+"""Threads that hold their own lock, that of logging and that of the agent at the time of the fork."""
 
 
-def test_a_child_forked_while_locks_are_held_can_use_the_agent(daemon: Daemon) -> None:
+def test_child_forked_while_locks_are_held_can_use_the_agent(daemon: FakeDaemon) -> None:
     code = f"""{START}
 import gpumond.sim.allocator
 {BUSY}
@@ -168,8 +168,8 @@ print("done")
         assert finished(process) == "done\n"
 
 
-def test_a_program_that_ends_under_load_ends_at_once_and_in_silence(daemon: Daemon) -> None:
-    """Daemon threads of its own, the agent in the middle of a report or a connection, orders still coming."""
+def test_program_that_ends_under_load_ends_at_once_without_output(daemon: FakeDaemon) -> None:
+    """The program has daemon threads, and the agent is in the middle of a report, a connection or a command."""
     code = f"""{START}
 import gpumond.sim.allocator
 {BUSY.replace("target=work", "target=work, daemon=True")}
@@ -182,8 +182,8 @@ sys.exit(5)
             assert finished(process, status=5) == "over\n"
 
 
-def test_workers_forked_after_the_start_report_each_for_itself(daemon: Daemon) -> None:
-    """As gunicorn with --preload: the application, and the agent with it, is there before the workers."""
+def test_workers_forked_after_the_start_each_report_for_themselves(daemon: FakeDaemon) -> None:
+    """Like gunicorn with --preload, which loads the application and the agent before the workers."""
     code = f"""{START}
 import signal
 sys.stdin.readline()
@@ -219,7 +219,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) for worker in workers
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_data_loader_loads(daemon: Daemon, method: str, tmp_path: Path) -> None:
+def test_data_loader_works_with_each_start_method(daemon: FakeDaemon, method: str, tmp_path: Path) -> None:
     if find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
     program = tmp_path / "loads.py"
@@ -253,8 +253,8 @@ def run(code, isolated):
 
 
 @pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "legacy"])
-def test_a_subinterpreter_leaves_the_agent_of_the_program_alone(daemon: Daemon, isolated: bool) -> None:
-    """It has none of its own, also where threads are allowed there: what ends with one left ends the program."""
+def test_subinterpreter_does_not_affect_the_agent_of_the_program(daemon: FakeDaemon, isolated: bool) -> None:
+    """A subinterpreter gets no agent, even where it may have threads: one left at its end would end the process."""
     code = f"""{START}{SUBINTERPRETERS}
 sys.stdin.readline()
 for seconds in (0, 0.25) * 5:
@@ -276,7 +276,7 @@ sys.stdin.read()
         process.stdin.write("go\n")
         process.stdin.flush()
         assert process.stdout.readline() == "done\n"
-        heard = len(daemon.heard(Report, process.pid))
-        daemon.wait(lambda d: d.heard(Report, process.pid)[heard:] or None)
+        reports = len(daemon.received(Report, process.pid))
+        daemon.wait(lambda d: d.received(Report, process.pid)[reports:] or None)
         finished(process)
-        assert {hello.workload for hello in daemon.heard(Hello)} == {"forks"}
+        assert {hello.workload for hello in daemon.received(Hello)} == {"forks"}

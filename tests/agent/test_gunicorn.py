@@ -1,4 +1,4 @@
-"""The real gunicorn, if it is here: the agent starts in the application, and its workers are forks of that."""
+"""The real gunicorn, if it is installed: the agent starts in the application, and the workers are forks of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.protocol.messages import Bye, Hello, Report
-from tests.agent.daemon import SECONDS, Daemon, environment
+from tests.agent.daemon import SECONDS, FakeDaemon, environment
 from tests.running import until
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("gunicorn") is None, reason="needs gunicorn (pip install)")
@@ -33,7 +33,7 @@ def app(environ, start_response):
 
 
 @contextmanager
-def serving(daemon: Daemon, directory: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def serving(daemon: FakeDaemon, directory: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     (directory / "application.py").write_text(APPLICATION)
     command = [sys.executable, "-m", "gunicorn", "--chdir", os.fspath(directory), "--bind", f"unix:{directory}/web"]
     command += ["--workers", str(WORKERS), *options, "application:app"]
@@ -49,7 +49,7 @@ def serving(daemon: Daemon, directory: Path, *options: str) -> Iterator[subproce
 
 
 def ask(directory: Path) -> int:
-    """The pid of the worker that answers."""
+    """Return the pid of the worker that answers."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(SECONDS)
         client.connect(os.fspath(directory / "web"))
@@ -59,17 +59,17 @@ def ask(directory: Path) -> int:
     return int(answer.rpartition(b" ")[2])
 
 
-def reporting(daemon: Daemon) -> set[int]:
-    return {peer.pid for peer in list(daemon.peers) if not peer.gone and daemon.heard(Report, peer.pid)}
+def reporting(daemon: FakeDaemon) -> set[int]:
+    return {peer.pid for peer in list(daemon.peers) if not peer.gone and daemon.received(Report, peer.pid)}
 
 
 @pytest.mark.parametrize("worker", [("sync",), ("gthread", "--threads", "4")], ids=lambda worker: worker[0])
 @pytest.mark.parametrize("preload", [("--preload",), ()], ids=["preloaded", "each its own"])
-def test_every_worker_reports_works_reloads_and_ends(
-    daemon: Daemon, tmp_path: Path, worker: tuple[str, ...], preload: tuple[str, ...]
+def test_workers_report_serve_reload_and_end(
+    daemon: FakeDaemon, tmp_path: Path, worker: tuple[str, ...], preload: tuple[str, ...]
 ) -> None:
     with serving(daemon, tmp_path, *preload, "--worker-class", *worker) as master:
-        many = WORKERS + len(preload)  # the master carries the application, too
+        many = WORKERS + len(preload)  # the master loads the application, too
         first = daemon.wait(lambda d: seen if len(seen := reporting(d)) == many else None)
         assert (master.pid in first) == bool(preload)
         assert {daemon.wait_message(Hello, pid).workload for pid in first} == {"web"}

@@ -1,29 +1,29 @@
-"""Pinned host memory travels with the report, beside the pools of the devices."""
+"""Pinned host memory in reports, apart from the pools of devices."""
 
 from __future__ import annotations
 
 from gpumond.model.pools import HostPool
 from gpumond.protocol.messages import Report
-from tests.agent.daemon import STANDINS, Daemon, environment, finished, host
+from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
 
 PROGRAM = """
 import sys, torch
-torch.WORLD.reset(host={told})
+torch.WORLD.reset(host={statistics})
 import gpumond.agent
 gpumond.agent.start()
 sys.stdin.read()
 """
 
 
-def test_a_report_contains_pinned_host_memory(daemon: Daemon) -> None:
-    code = PROGRAM.format(told={"allocated_bytes": 96, "active_bytes": 64})
+def test_report_contains_pinned_host_memory(daemon: FakeDaemon) -> None:
+    code = PROGRAM.format(statistics={"allocated_bytes": 96, "active_bytes": 64})
     with host(code, environment(daemon.path, STANDINS)) as process:
         assert daemon.wait_message(Report).host_pools == (HostPool("torch", 64, 96),)
         assert finished(process) == ""
 
 
-def test_a_failing_host_pool_leaves_the_report_complete(daemon: Daemon) -> None:
-    code = PROGRAM.format(told={"allocated_bytes": "much", "active_bytes": "more"})
+def test_failing_host_pool_leaves_the_report_complete(daemon: FakeDaemon) -> None:
+    code = PROGRAM.format(statistics={"allocated_bytes": "much", "active_bytes": "more"})
     with host(code, environment(daemon.path, STANDINS)) as process:
         report = daemon.wait_message(Report)
         assert (report.frameworks, report.host_pools) == (("torch 2.13.0",), ())

@@ -1,4 +1,4 @@
-"""Whatever happens to the daemon, the program that carries the agent runs on as if it did not."""
+"""The program of an agent is not affected by any state of the daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from gpumond import agent
 from gpumond.model.pools import DEFAULT_STEPS
 from gpumond.protocol.messages import MAX_MESSAGE_BYTES, Bye, FlushCommand, Hello, Report, encode
-from tests.agent.daemon import STANDINS, Daemon, environment, eventually, finished, host
+from tests.agent.daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
 
 COUNT = """
 import sys, time
@@ -31,12 +31,12 @@ for _ in range(150):
 print("done")
 sys.exit(7)
 """
-"""Runs long enough for the agent to come up, connect and report."""
+"""Program that runs long enough for the agent to start, connect and report."""
 
 RUN = "import sys, gpumond.agent; gpumond.agent.start(workload='train'); sys.stdin.read(); print('done')"
 
 
-def test_hello_and_bye_reach_the_daemon(daemon: Daemon) -> None:
+def test_hello_and_bye_reach_the_daemon(daemon: FakeDaemon) -> None:
     with host(RUN, environment(daemon.path)) as process:
         hello = daemon.wait_message(Hello, process.pid)
         assert (hello.workload, hello.python_version) == ("train", sys.version.split()[0])
@@ -56,7 +56,7 @@ print([n for n in sys.modules if n.startswith("gpumond.")])
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n['gpumond.agent']\n"
 
 
-def test_the_running_agent_loads_nothing_outside_the_standard_library(daemon: Daemon) -> None:
+def test_running_agent_loads_nothing_outside_the_standard_library(daemon: FakeDaemon) -> None:
     code = """
 import sys
 before = set(sys.modules)
@@ -72,21 +72,21 @@ print([n for n in set(sys.modules) - before if n.partition(".")[0] not in known]
         assert finished(process) == "[]\n"
 
 
-def test_the_agent_prints_nothing_without_a_daemon(tmp_path: Path) -> None:
-    with host(COUNT, environment(tmp_path / "nobody.sock")) as process:
+def test_agent_prints_nothing_without_a_daemon(tmp_path: Path) -> None:
+    with host(COUNT, environment(tmp_path / "none.sock")) as process:
         assert finished(process, status=7) == "done\n"
 
 
-def test_a_daemon_started_later_is_found(tmp_path: Path) -> None:
+def test_daemon_started_later_is_found(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     with host(RUN, environment(path)) as process:
-        daemon = Daemon(path)
+        daemon = FakeDaemon(path)
         daemon.wait_message(Report, process.pid)
         finished(process)
         daemon.close()
 
 
-def test_a_full_backlog_blocks_no_program(tmp_path: Path) -> None:
+def test_full_backlog_does_not_block_the_program(tmp_path: Path) -> None:
     path = os.fspath(tmp_path / "agent.sock")
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
         listener.bind(path)
@@ -96,11 +96,11 @@ def test_a_full_backlog_blocks_no_program(tmp_path: Path) -> None:
             assert finished(process, status=7) == "done\n"
 
 
-def test_a_daemon_that_never_reads_blocks_no_program(tmp_path: Path) -> None:
-    """As one that was stopped: its socket fills up with large answers."""
+def test_daemon_that_never_reads_does_not_block_the_program(tmp_path: Path) -> None:
+    """Its socket fills with large answers, as if it was stopped."""
     path = os.fspath(tmp_path / "agent.sock")
     code = f"import torch; torch.WORLD.reset(devices=99, contexts=set(range(99))); {RUN}"
-    orders = [FlushCommand(str(number), "torch", ("cache",), dry_run=True) for number in range(40)]
+    commands = [FlushCommand(str(number), "torch", ("cache",), dry_run=True) for number in range(40)]
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(8)
@@ -108,38 +108,38 @@ def test_a_daemon_that_never_reads_blocks_no_program(tmp_path: Path) -> None:
             connection, _ = listener.accept()
             with connection, connection.makefile("rb") as lines:
                 frames = [lines.readline(), lines.readline()]
-                connection.sendall(b"".join(map(encode, orders)))
+                connection.sendall(b"".join(map(encode, commands)))
                 eventually(lambda: not unread_bytes(connection))
                 assert finished(process) == "done\n"
                 frames += lines.readlines()
     types = [json.loads(frame)["type"] for frame in frames if frame.endswith(b"\n")]
     assert types[:2] == ["hello", "report"]
-    assert types[2:].count("result") in range(1, len(orders))
+    assert types[2:].count("result") in range(1, len(commands))
     assert all(len(frame) <= MAX_MESSAGE_BYTES for frame in frames)
 
 
 def unread_bytes(connection: socket.socket) -> int:
-    """What the peer has not read yet."""
+    """Return the bytes that the peer has not read."""
     return struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
 
 
-def test_a_dead_daemon_is_harmless_and_its_successor_is_found(tmp_path: Path) -> None:
-    """Also where the program has SIGPIPE kill it."""
+def test_daemon_that_ends_does_not_affect_the_program_and_the_next_one_is_found(tmp_path: Path) -> None:
+    """The same holds for a program that does not ignore SIGPIPE."""
     path = tmp_path / "agent.sock"
-    first = Daemon(path)
+    first = FakeDaemon(path)
     with host(f"import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL); {RUN}", environment(path)) as process:
         first.wait_message(Report)
         first.peers[0].connection.shutdown(socket.SHUT_RDWR)
         first.close()
         path.unlink()
-        second = Daemon(path)
+        second = FakeDaemon(path)
         second.wait_message(Report, process.pid)
         assert finished(process) == "done\n"
         second.close()
 
 
 @pytest.mark.parametrize("nonsense", [b"hello?\n", b'{"v":1,"type":"exec"}\n', b"x" * 70_000])
-def test_invalid_data_closes_the_connection_and_a_new_one_follows(daemon: Daemon, nonsense: bytes) -> None:
+def test_invalid_data_closes_the_connection_and_a_new_one_follows(daemon: FakeDaemon, nonsense: bytes) -> None:
     with host(RUN, environment(daemon.path)) as process:
         first = daemon.wait_peer()
         first.connection.sendall(nonsense)
@@ -147,26 +147,26 @@ def test_invalid_data_closes_the_connection_and_a_new_one_follows(daemon: Daemon
         assert finished(process) == "done\n"
 
 
-def test_a_daemon_of_another_user_receives_nothing(tmp_path: Path) -> None:
-    """Not a byte; although its socket is where the agent was told to look."""
+def test_daemon_of_another_user_receives_nothing(tmp_path: Path) -> None:
+    """The socket is the configured one."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to run a daemon as another user")
     path = os.fspath(tmp_path / "agent.sock")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
-    heard, told = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         os.setgid(65534)
         os.setuid(65534)
         listener.listen(8)
-        os.write(told, b"ready\n")
+        os.write(write_end, b"ready\n")
         connection, _ = listener.accept()
-        os.write(told, connection.recv(100) or b"nothing\n")
+        os.write(write_end, connection.recv(100) or b"nothing\n")
         os._exit(0)
-    os.close(told)
+    os.close(write_end)
     listener.close()
-    with open(heard) as lines:
+    with open(read_end) as lines:
         assert lines.readline() == "ready\n"
         with host(COUNT, environment(path)) as process:
             assert finished(process, status=7) == "done\n"
@@ -174,7 +174,7 @@ def test_a_daemon_of_another_user_receives_nothing(tmp_path: Path) -> None:
     os.waitpid(child, 0)
 
 
-def test_signals_reach_the_programs_threads_only(daemon: Daemon) -> None:
+def test_signals_reach_the_programs_threads_only(daemon: FakeDaemon) -> None:
     with host(RUN, environment(daemon.path)) as process:
         daemon.wait_message(Report)
         masks = [
@@ -189,8 +189,8 @@ def test_signals_reach_the_programs_threads_only(daemon: Daemon) -> None:
             assert all(mask >> (number - 1) & 1 for mask in masks)
 
 
-def test_a_program_that_closes_all_descriptors_keeps_its_own_files(daemon: Daemon, tmp_path: Path) -> None:
-    """Its new files get the agent's numbers: nothing may be written to them, and none be closed."""
+def test_program_that_closes_all_descriptors_keeps_its_own_files(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """The program's new files get the numbers of the agent's descriptors; the agent does not write to or close them."""
     code = f"""
 import os, sys, time
 import gpumond.agent
@@ -208,11 +208,11 @@ print([os.fstat(file.fileno()).st_size for file in files] == [0] * 12)
         daemon.wait_message(Report)
         process.stdin.write("close\n")
         process.stdin.flush()
-        daemon.wait(lambda d: next((h for h in d.heard(Hello) if h.workload == "again"), None))
+        daemon.wait(lambda d: next((h for h in d.received(Hello) if h.workload == "again"), None))
         assert finished(process) == "True\n"
 
 
-def test_start_again_changes_the_name_and_the_policy(daemon: Daemon) -> None:
+def test_start_again_changes_the_name_and_the_policy(daemon: FakeDaemon) -> None:
     code = """
 import sys, gpumond.agent
 gpumond.agent.start()
@@ -229,16 +229,16 @@ sys.stdin.readline()
         assert daemon.wait_message(Hello).workload == "from/env"
         assert daemon.wait_message(Report).flush_policy == "never"
         for _ in range(2):
-            seen = len(daemon.heard(Hello))
+            seen = len(daemon.received(Hello))
             process.stdin.write("\n")
             process.stdin.flush()
-            daemon.wait(lambda d, seen=seen: d.heard(Hello)[seen:] or None)
-            assert daemon.heard(Hello)[-1].workload == "named"
-        daemon.wait(lambda d: True if d.heard(Report)[-1].flush_policy == "step" else None)
+            daemon.wait(lambda d, seen=seen: d.received(Hello)[seen:] or None)
+            assert daemon.received(Hello)[-1].workload == "named"
+        daemon.wait(lambda d: True if d.received(Report)[-1].flush_policy == "step" else None)
         finished(process)
 
 
-def test_a_name_from_the_environment_that_cannot_be_one_is_ignored(daemon: Daemon) -> None:
+def test_invalid_name_from_the_environment_is_ignored(daemon: FakeDaemon) -> None:
     code = "import sys, gpumond.agent; gpumond.agent.start(); sys.stdin.read()"
     with host(code, environment(daemon.path, GPUMOND_WORKLOAD="no good", GPUMOND_FLUSH_POLICY="maybe")) as process:
         assert daemon.wait_message(Hello).workload == ""
@@ -258,7 +258,7 @@ def test_a_name_from_the_environment_that_cannot_be_one_is_ignored(daemon: Daemo
         ({"socket": 3}, TypeError),
     ],
 )
-def test_wrong_arguments_are_named(arguments: dict[str, object], error: type[Exception]) -> None:
+def test_wrong_arguments_of_start_are_named(arguments: dict[str, object], error: type[Exception]) -> None:
     with pytest.raises(error, match=f"{next(iter(arguments))}: expected"):
         agent.start(**arguments)  # type: ignore[arg-type]
     assert "gpumond-agent" not in {thread.name for thread in threading.enumerate()}
@@ -273,5 +273,5 @@ def test_wrong_arguments_of_the_other_calls_are_named() -> None:
         agent.flush(["cash"])
 
 
-def test_the_default_steps_are_the_models() -> None:
+def test_default_steps_equal_those_of_the_model() -> None:
     assert agent.flush.__defaults__ == (DEFAULT_STEPS, False)

@@ -1,4 +1,4 @@
-"""A daemon that means harm: what it sends is refused and counted, and the program does not notice."""
+"""Hostile daemon: its messages are refused and counted, and the program continues."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from gpumond.agent.registry import FLUSHES
 from gpumond.agent.transport import MESSAGE_RATE, Transport
 from gpumond.protocol.messages import Cancel, FlushCommand, FlushResult, Report, encode
-from tests.agent.daemon import STANDINS, Daemon, environment, eventually, finished, host
-from tests.agent.test_flush import order, program
+from tests.agent.daemon import STANDINS, FakeDaemon, environment, eventually, finished, host
+from tests.agent.test_flush import flush_command, program
 
 WORKING = """
 import sys, threading, time, gpumond.agent
@@ -35,73 +35,73 @@ def working(policy: str = "allow") -> str:
     return WORKING.replace("POLICY", policy)
 
 
-def refusals(daemon: Daemon) -> int:
-    reports = daemon.heard(Report)
+def refusals(daemon: FakeDaemon) -> int:
+    reports = daemon.received(Report)
     return reports[-1].program.refusals if reports else 0
 
 
-def test_flushes_above_the_rate_are_refused(daemon: Daemon) -> None:
+def test_flushes_above_the_rate_are_refused(daemon: FakeDaemon) -> None:
     burst = FLUSHES[0]
     with host(program(), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
-        orders = [FlushCommand(str(number), "torch", ("cache",)) for number in range(3 * burst)]
-        daemon.wait_peer().send(*orders)
-        daemon.wait(lambda d: True if len(d.heard(FlushResult)) == len(orders) else None)
-        refused = [result for result in daemon.heard(FlushResult) if result.outcome == "refused"]
+        commands = [FlushCommand(str(number), "torch", ("cache",)) for number in range(3 * burst)]
+        daemon.wait_peer().send(*commands)
+        daemon.wait(lambda d: True if len(d.received(FlushResult)) == len(commands) else None)
+        refused = [result for result in daemon.received(FlushResult) if result.outcome == "refused"]
         assert len(refused) in (2 * burst, 2 * burst - 1)
         assert all("too many commands" in result.reason for result in refused)
         daemon.wait(lambda d: True if refusals(d) == len(refused) else None)
-        assert finished(process).count("empty_cache") == len(orders) - len(refused)
+        assert finished(process).count("empty_cache") == len(commands) - len(refused)
 
 
-def test_a_command_with_an_unknown_step_is_counted(daemon: Daemon) -> None:
+def test_command_with_an_unknown_step_is_counted(daemon: FakeDaemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
         daemon.wait_message(Report)
-        daemon.wait_peer().send(order(("cache", "no-such-step")))
+        daemon.wait_peer().send(flush_command(("cache", "no-such-step")))
         assert daemon.wait_message(FlushResult).outcome == "refused"
         daemon.wait(lambda d: True if refusals(d) == 1 else None)
         assert "empty_cache" not in finished(process)
 
 
 @pytest.mark.parametrize("policy", ["allow", "step", "never"])
-def test_a_flood_of_messages_closes_the_connection(daemon: Daemon, policy: str) -> None:
+def test_flood_of_messages_closes_the_connection(daemon: FakeDaemon, policy: str) -> None:
     flood = b"".join(encode(FlushCommand(str(number), "torch", ("gc",))) for number in range(20 * MESSAGE_RATE[0]))
     with host(working(policy), environment(daemon.path)) as process:
         daemon.wait_message(Report)
         peer = daemon.wait_peer()
         try:
             peer.connection.sendall(flood)
-        except OSError:  # closed before it was all written
+        except OSError:  # closed before everything was sent
             pass
         daemon.wait(lambda d: True if peer.gone and refusals(d) > 0 else None)
         assert finished(process) == "worked True\n"
 
 
-def nonsense(random_: random.Random) -> bytes:
-    """A valid frame with something wrong in it, or no frame at all."""
-    frame = bytearray(encode(random_.choice([order(), Cancel("f1"), order(dry_run=True), Report()])))
-    kind = random_.randrange(6)
+def invalid_message(rng: random.Random) -> bytes:
+    """Return a valid message with one mistake, or bytes that are no message."""
+    frame = bytearray(encode(rng.choice([flush_command(), Cancel("f1"), flush_command(dry_run=True), Report()])))
+    kind = rng.randrange(6)
     if kind == 0:
-        frame[random_.randrange(len(frame) - 1)] = random_.randrange(256)
+        frame[rng.randrange(len(frame) - 1)] = rng.randrange(256)
     elif kind == 1:
-        del frame[random_.randrange(len(frame)) :]
+        del frame[rng.randrange(len(frame)) :]
     elif kind == 2:
-        return random_.randbytes(random_.randrange(1, 200)) + b"\n"
+        return rng.randbytes(rng.randrange(1, 200)) + b"\n"
     elif kind == 3:
         body = json.loads(frame)
-        body[random_.choice(list(body))] = random_.choice([None, -1, 1e400, [], {}, "x" * 1000, True, 2**70])
+        body[rng.choice(list(body))] = rng.choice([None, -1, 1e400, [], {}, "x" * 1000, True, 2**70])
         return json.dumps(body).encode() + b"\n"
     elif kind == 4:
         return b"[" * 60_000 + b"\n"
     else:
-        return b"\n" * random_.randrange(1, 50)
+        return b"\n" * rng.randrange(1, 50)
     return bytes(frame) + b"\n"
 
 
-def test_invalid_data_never_harms_the_transport(tmp_path: Path) -> None:
-    """Ten thousand pieces of it: it is read or refused, nothing is raised, nothing grows."""
+def test_invalid_data_never_breaks_the_transport(tmp_path: Path) -> None:
+    """Ten thousand invalid messages are read or refused; none raises, and no buffer grows."""
     path = os.fspath(tmp_path / "agent.sock")
-    random_, now, refused = random.Random(7), 0.0, 0
+    rng, now, refused = random.Random(7), 0.0, 0
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(8)
@@ -111,7 +111,7 @@ def test_invalid_data_never_harms_the_transport(tmp_path: Path) -> None:
             if not link.connected:
                 assert link.connect(path, now)
                 server, _ = listener.accept()
-            server.sendall(nonsense(random_))
+            server.sendall(invalid_message(rng))
             messages = link.receive(now)
             assert all(isinstance(message, (FlushCommand, Cancel, Report)) for message in messages)
             if not link.connected:
@@ -123,12 +123,12 @@ def test_invalid_data_never_harms_the_transport(tmp_path: Path) -> None:
 
 
 def raw(field: str, value: object) -> bytes:
-    return json.dumps({**json.loads(encode(order())), field: value}).encode() + b"\n"
+    return json.dumps({**json.loads(encode(flush_command())), field: value}).encode() + b"\n"
 
 
 HARMFUL: dict[str, Callable[[], bytes]] = {
-    "code for a step": lambda: encode(order(("__import__('os')._exit(3)",))),
-    "a path for an allocator": lambda: encode(order(allocator="../../os")),
+    "code for a step": lambda: encode(flush_command(("__import__('os')._exit(3)",))),
+    "a path for an allocator": lambda: encode(flush_command(allocator="../../os")),
     "ten thousand steps": lambda: raw("steps", ["cache"] * 5_000),
     "an endless timeout": lambda: raw("timeout_seconds", 1e308),
     "a timeout that is none": lambda: (
@@ -144,20 +144,20 @@ HARMFUL: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", HARMFUL)
-def test_the_program_works_on(daemon: Daemon, name: str) -> None:
+def test_program_continues_after_harmful_data(daemon: FakeDaemon, name: str) -> None:
     with host(working(), environment(daemon.path), "-W", "error") as process:
         daemon.wait_message(Report)
         peer = daemon.wait_peer()
         peer.connection.sendall(HARMFUL[name]())
-        seen = len(daemon.heard(Report))
-        daemon.wait(lambda d: True if len(d.heard(Report)) > seen + 1 else None)
+        seen = len(daemon.received(Report))
+        daemon.wait(lambda d: True if len(d.received(Report)) > seen + 1 else None)
         assert finished(process) == "worked True\n"
 
 
-def test_a_daemon_that_comes_and_goes_leaks_nothing(tmp_path: Path) -> None:
-    """A thousand connections, each closed at a random moment of its talk."""
+def test_repeated_connections_leak_nothing(tmp_path: Path) -> None:
+    """A thousand connections, each closed at a random time."""
     path = os.fspath(tmp_path / "agent.sock")
-    random_ = random.Random(3)
+    rng = random.Random(3)
     before = len(os.listdir("/proc/self/fd"))
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -167,7 +167,7 @@ def test_a_daemon_that_comes_and_goes_leaks_nothing(tmp_path: Path) -> None:
             assert link.connect(path, float(attempt))
             server, _ = listener.accept()
             with server:
-                server.sendall(encode(order())[: random_.randrange(1, 200)])
+                server.sendall(encode(flush_command())[: rng.randrange(1, 200)])
             link.send(Report())
             for _ in range(3):
                 link.push(float(attempt))
@@ -176,8 +176,8 @@ def test_a_daemon_that_comes_and_goes_leaks_nothing(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_an_untrusted_daemon_is_counted(tmp_path: Path) -> None:
-    """Nobody is trusted here, so that this very process is one."""
+def test_untrusted_daemon_is_counted(tmp_path: Path) -> None:
+    """The trusted set is empty, so the process of the test is not trusted."""
     path = os.fspath(tmp_path / "agent.sock")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -190,9 +190,9 @@ def test_an_untrusted_daemon_is_counted(tmp_path: Path) -> None:
             assert connection.recv(1) == b""
 
 
-def test_memory_stays_bounded_while_a_daemon_floods(daemon: Daemon) -> None:
-    """By waiting flushes and answers that it does not read."""
-    peak = "print(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"  # getrusage counts our own, too
+def test_memory_stays_bounded_while_a_daemon_floods(daemon: FakeDaemon) -> None:
+    """The flood consists of flush commands that wait, and of answers that the daemon does not read."""
+    peak = "print(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"
     code = f"import torch; {program('step')}".replace("print(torch.WORLD.calls)", peak)
     with host(code, environment(daemon.path, STANDINS)) as process:
         for round_ in range(5):

@@ -1,4 +1,4 @@
-"""`gpumond run`: the agent inside a program that knows nothing of it."""
+"""`gpumond run`: the agent in a program that does not import it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from gpumond.cli.run import INJECT, add_arguments, environment
 from gpumond.protocol.messages import Hello, Report
-from tests.agent.daemon import SECONDS, Daemon, environment as own_environment, finished, host
+from tests.agent.daemon import SECONDS, FakeDaemon, environment as own_environment, finished, host
 
 RUN = """
 import argparse, sys
@@ -31,7 +31,7 @@ def gpumond_run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, env=environ, text=True, capture_output=True, timeout=SECONDS)
 
 
-def test_a_program_run_so_has_an_agent_with_a_name_and_a_policy(daemon: Daemon) -> None:
+def test_run_program_has_an_agent_with_name_and_policy(daemon: FakeDaemon) -> None:
     environ = environment(own_environment(daemon.path), "train/a", "step")
     with host("import sys; print(sys.stdin.read())", environ) as process:
         assert daemon.wait_message(Hello, process.pid).workload == "train/a"
@@ -39,19 +39,19 @@ def test_a_program_run_so_has_an_agent_with_a_name_and_a_policy(daemon: Daemon) 
         assert finished(process) == "\n"
 
 
-def test_child_programs_have_an_agent(daemon: Daemon) -> None:
+def test_child_programs_of_a_run_program_have_an_agent(daemon: FakeDaemon) -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import sys; sys.stdin.read()'])"
     with host(code, environment(own_environment(daemon.path), "train", None)) as process:
         daemon.wait(lambda d: True if len({p.pid for p in d.peers if p.messages}) == 2 else None)
         finished(process)
 
 
-def test_output_and_exit_code_are_the_commands_own() -> None:
+def test_output_and_exit_code_are_those_of_the_command() -> None:
     done = gpumond_run("--workload", "w", "--", sys.executable, "-c", "import sys; print(sys.argv); sys.exit(5)", "--x")
     assert (done.stdout, done.stderr, done.returncode) == ("['-c', '--x']\n", "", 5)
 
 
-def test_the_command_dies_of_a_broken_pipe_as_it_would_from_a_shell() -> None:
+def test_command_ends_by_sigpipe_as_from_a_shell() -> None:
     done = gpumond_run("--", "grep", "SigIgn", "/proc/self/status")
     assert int(done.stdout.split()[1], 16) >> (signal.SIGPIPE - 1) & 1 == 0
 
@@ -68,14 +68,14 @@ def test_the_command_dies_of_a_broken_pipe_as_it_would_from_a_shell() -> None:
         (["--", "/"], 126, "/: cannot be executed"),
     ],
 )
-def test_wrong_use_is_one_clear_line(arguments: list[str], status: int, line: str) -> None:
+def test_wrong_use_is_one_line_on_stderr(arguments: list[str], status: int, line: str) -> None:
     done = gpumond_run(*arguments)
     assert done.returncode == status
     assert line in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_script_whose_interpreter_is_missing_is_named(tmp_path: Path) -> None:
+def test_script_whose_interpreter_is_missing_is_named(tmp_path: Path) -> None:
     script = tmp_path / "train"
     script.write_text("#!/no/such/python\n")
     script.chmod(0o755)
@@ -84,7 +84,7 @@ def test_a_script_whose_interpreter_is_missing_is_named(tmp_path: Path) -> None:
     assert done.stderr == f"gpumond run: {script}: the interpreter in its first line does not exist\n"
 
 
-def test_the_users_own_search_path_and_sitecustomize_are_kept(tmp_path: Path) -> None:
+def test_search_path_and_sitecustomize_of_the_user_are_kept(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; print('own', sys.modules['sitecustomize'].__file__)")
     code = "import sys, os, sitecustomize; print(sitecustomize.__file__, sys.path[1], os.environ['PYTHONPATH'])"
     environ = environment(own_environment("/nowhere", tmp_path), None, None)
@@ -94,7 +94,7 @@ def test_the_users_own_search_path_and_sitecustomize_are_kept(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["1 / 0", "import no_such_module"])
-def test_errors_of_the_users_own_sitecustomize_show_as_ever(tmp_path: Path, text: str) -> None:
+def test_errors_of_the_users_sitecustomize_are_shown(tmp_path: Path, text: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(text)
     plain = own_environment("/nowhere", tmp_path)
     seen = [
@@ -104,50 +104,50 @@ def test_errors_of_the_users_own_sitecustomize_show_as_ever(tmp_path: Path, text
     assert (seen[0].returncode, seen[0].stdout, seen[0].stderr) == (seen[1].returncode, seen[1].stdout, seen[1].stderr)
 
 
-def test_an_environment_without_gpumond_takes_the_one_that_started_it(daemon: Daemon) -> None:
-    """And nothing else from there: its other packages stay out of sight."""
+def test_environment_without_gpumond_uses_the_one_that_started_it(daemon: FakeDaemon) -> None:
+    """It imports nothing else from there."""
     code = "import os, sys; os.chdir('/'); import sitecustomize; sys.stdin.read(); print(*sys.path, sep='\\n')"
     with host(code, environment(own_environment(daemon.path), "isolated", None), "-S") as process:
         assert daemon.wait_message(Hello, process.pid).workload == "isolated"
         assert os.fspath(Path(INJECT).parents[2]) not in finished(process).splitlines()
 
 
-def test_without_the_variable_the_injector_does_nothing() -> None:
+def test_injector_does_nothing_without_the_variable() -> None:
     code = "import sys; print([name for name in sys.modules if name.startswith('gpumond.agent')])"
     environ = environment(own_environment("/nowhere"), None, None) | {"GPUMOND_AGENT": "0"}
     with host(code, environ) as process:
         assert finished(process) == "[]\n"
 
 
-def test_running_twice_injects_once() -> None:
+def test_nested_run_injects_once() -> None:
     once = environment({"PYTHONPATH": "a::b"}, "w", None)
     assert once["PYTHONPATH"] == f"{INJECT}{os.pathsep}a::b"
     assert environment(once, None, None)["PYTHONPATH"] == once["PYTHONPATH"]
 
 
-def test_options_of_the_command_are_not_ours() -> None:
+def test_options_of_the_command_are_passed_to_it() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     arguments = parser.parse_args(["--workload", "w", "python", "train.py", "--workload", "theirs"])
     assert (arguments.workload, arguments.command) == ("w", ["python", "train.py", "--workload", "theirs"])
 
 
-def test_an_older_python_understands_every_line_of_the_injector() -> None:
-    """As a tool that the program calls may run in: what it cannot read it would complain of on stderr."""
+def test_injector_is_valid_syntax_in_older_pythons() -> None:
+    """A tool that the program calls may run in an older Python, which would report a syntax error on stderr."""
     text = (Path(INJECT) / "sitecustomize.py").read_text()
     newer = (ast.AnnAssign, ast.JoinedStr, ast.NamedExpr, ast.Match)
     nodes = list(ast.walk(ast.parse(text)))
     assert not [node for node in nodes if isinstance(node, newer)]
     assert not [node for node in nodes if getattr(node, "annotation", None) or getattr(node, "returns", None)]
     assert "__future__" not in text
-    assert text.isascii()  # Python 2 takes no other without being told
+    assert text.isascii()  # Python 2 requires it for other encodings
 
 
 WAITS = "import sys; sys.stdin.read()"
 
 
 def launched(tmp_path: Path, kind: str) -> list[str]:
-    """A command that ends in a Python of its own: how programs are started in practice."""
+    """A command that runs Python in one of the usual ways."""
     (tmp_path / "train.py").write_text(WAITS)
     launcher = tmp_path / "launcher.py"
     launcher.write_text("import subprocess, sys\nsys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)")
@@ -170,7 +170,7 @@ def launched(tmp_path: Path, kind: str) -> list[str]:
     "kind",
     ["a script", "python -m", "a shell script", "sh -c", "env", "a launcher", "a launcher of a module"],
 )
-def test_however_python_is_started(daemon: Daemon, tmp_path: Path, kind: str) -> None:
+def test_agent_starts_however_python_is_started(daemon: FakeDaemon, tmp_path: Path, kind: str) -> None:
     environ = environment(own_environment(daemon.path, tmp_path), "train", None)
     command = [sys.executable, "-c", RUN, "--", *launched(tmp_path, kind)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -181,14 +181,12 @@ def test_however_python_is_started(daemon: Daemon, tmp_path: Path, kind: str) ->
 
 
 @pytest.mark.parametrize("options", [["-I"], ["-E"], ["-S"], ["-I", "-S"], ["-s", "-B", "-O"]])
-def test_a_python_that_ignores_its_environment_runs_as_ever(tmp_path: Path, options: list[str]) -> None:
+def test_python_that_ignores_its_environment_runs_unchanged(tmp_path: Path, options: list[str]) -> None:
     done = gpumond_run("--", sys.executable, *options, "-c", "print('well'); raise SystemExit(4)")
     assert (done.stdout, done.stderr, done.returncode) == ("well\n", "", 4)
 
 
-def test_children_of_another_environment_take_the_agent_of_the_one_that_started_them(
-    daemon: Daemon, tmp_path: Path
-) -> None:
+def test_children_in_another_environment_use_the_agent_of_their_parent(daemon: FakeDaemon, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "other"], check=True)
     other = os.fspath(tmp_path / "other" / "bin" / "python")
     absent = subprocess.run([other, "-c", "import gpumond"], capture_output=True, cwd="/", timeout=SECONDS)
@@ -200,12 +198,12 @@ def test_children_of_another_environment_take_the_agent_of_the_one_that_started_
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGUSR1])
-def test_a_signal_ends_it_as_it_would_without(daemon: Daemon, number: signal.Signals) -> None:
+def test_signal_ends_the_program_as_without_the_agent(daemon: FakeDaemon, number: signal.Signals) -> None:
     code = "import time; print('up', flush=True); time.sleep(60)"
     ends = []
     plain = own_environment(daemon.path)
     for environ in (plain, environment(plain, None, None)):
-        with host(code, environ, "-X", "no_debug_ranges") as process:  # it may not sleep yet when the signal comes
+        with host(code, environ, "-X", "no_debug_ranges") as process:  # it may not sleep yet when the signal arrives
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
             process.send_signal(number)
@@ -222,17 +220,17 @@ SITE = f"import site, sys, threading; site.addsitedir({os.fspath(PTH.parent)!r})
     ("environ", "modules", "threads"),
     [({}, [], 1), ({"GPUMOND_AGENT": "0"}, [], 1), ({"GPUMOND_AGENT": "1"}, ["gpumond", "gpumond.agent"], 2)],
 )
-def test_an_installed_gpumond_starts_the_agent_where_the_variable_says_so(
+def test_pth_line_starts_the_agent_if_the_variable_is_set(
     environ: dict[str, str], modules: list[str], threads: int
 ) -> None:
-    """By the line that the wheel leaves among the environment's packages."""
+    """The wheel installs this line in the environment's site-packages."""
     code = f"{SITE} print([m for m in ('gpumond', 'gpumond.agent') if m in sys.modules], threading.active_count())"
     with host(code, own_environment("/nowhere", **environ), "-I") as process:
         assert finished(process) == f"{modules} {threads}\n"
 
 
-def test_that_line_keeps_no_program_from_starting(tmp_path: Path) -> None:
-    """Here with a package that is broken."""
+def test_pth_line_prevents_no_program_from_starting(tmp_path: Path) -> None:
+    """With a broken package."""
     (tmp_path / "gpumond" / "agent").mkdir(parents=True)
     (tmp_path / "gpumond" / "__init__.py").touch()
     (tmp_path / "gpumond" / "inject.py").write_text((Path(INJECT).parents[1] / "inject.py").read_text())
@@ -242,9 +240,9 @@ def test_that_line_keeps_no_program_from_starting(tmp_path: Path) -> None:
         assert finished(process) == "well\n"
 
 
-def test_that_line_and_gpumond_run_start_one_agent(daemon: Daemon) -> None:
+def test_pth_line_and_run_start_one_agent(daemon: FakeDaemon) -> None:
     environ = environment(own_environment(daemon.path), "once", None)
     with host(f"{SITE} print(threading.active_count()); sys.stdin.read()", environ) as process:
         daemon.wait_message(Report, process.pid)
         assert finished(process) == "2\n"
-        assert len(daemon.heard(Hello)) == 1
+        assert len(daemon.received(Hello)) == 1

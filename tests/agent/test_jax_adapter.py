@@ -1,4 +1,4 @@
-"""JAX's devices, over stand-ins for it and for the driver."""
+"""JAX's devices, over stand-ins for JAX and the driver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATS = {"bytes_in_use": 30, "peak_bytes_in_use": 50, "num_allocs": 1}
         ("STATS", "30 30 False 0 50"),
     ],
 )
-def test_an_arena_is_not_releasable(library: Path, stats: str, seen: str) -> None:
+def test_arena_is_not_releasable(library: Path, stats: str, seen: str) -> None:
     code = f"""{PROGRAM}
 xla_bridge._backends["cuda"] = Client(Device(1, {stats}), Device(0, STATS))
 (pool,) = report()
@@ -57,12 +57,12 @@ print(adapter().read(), cuda.contexts())
     assert run(code, library, "-") == ["() []"]
 
 
-def test_the_processor_is_no_gpu(library: Path) -> None:
+def test_cpu_device_is_not_reported(library: Path) -> None:
     code = f'{PROGRAM}xla_bridge._backends["cpu"] = Client(Device(0, STATS))\nprint(report())'
     assert run(code, library, "c") == ["()"]
 
 
-def test_a_forked_child_does_not_query_jax(library: Path) -> None:
+def test_forked_child_does_not_query_jax(library: Path) -> None:
     code = f"""{PROGRAM}
 xla_bridge._backends["cuda"] = Client(Device(0, STATS))
 print(len(report()), flush=True)

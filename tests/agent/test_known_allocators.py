@@ -1,4 +1,4 @@
-"""What a report reads is found once, and looked for again when the program has imported something."""
+"""Search for allocators: they are found once, and again after an import."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.agent.driver import run
 
 
-def test_an_imported_library_is_known_at_once(library: Path) -> None:
+def test_imported_library_is_known_at_once(library: Path) -> None:
     code = """
 import torch
 from gpumond.agent.registry import REGISTRY
@@ -39,20 +39,20 @@ print(names(), len(gpumond.agent.report()))
     assert run(code, library, "c") == ["[] [] True ['mempool'] 1"]
 
 
-def test_the_agents_own_thread_stays_beside_captures(library: Path) -> None:
+def test_thread_of_the_agent_does_not_end_captures(library: Path) -> None:
     code = """
 import ctypes, threading
 driver = ctypes.CDLL("libcuda.so.1")
 from gpumond.agent import cuda
 def ours():
-    cuda.stay_beside_captures()
-    with cuda.beside_captures():
+    cuda.make_thread_capture_safe()
+    with cuda.capture_safe():
         cuda.pool_bytes(cuda.default_pool(0))
     cuda.pool_bytes(cuda.default_pool(0))
 thread = threading.Thread(target=ours)
 thread.start(), thread.join()
 print(driver.fake_spoiled(), end=" ")
-with cuda.beside_captures():
+with cuda.capture_safe():
     cuda.pool_bytes(cuda.default_pool(0))
 print(driver.fake_spoiled(), end=" ")
 cuda.pool_bytes(cuda.default_pool(0))

@@ -1,4 +1,4 @@
-"""Real launchers under `gpumond run`: each Python that they start has the agent, and they do what they do without."""
+"""Real launchers under `gpumond run`: each Python that they start has the agent, and their behaviour is unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.protocol.messages import Bye, Hello, Report
-from tests.agent.daemon import Daemon, environment
+from tests.agent.daemon import FakeDaemon, environment
 from tests.running import until
 
 SECONDS = 100
@@ -28,7 +28,7 @@ def stay():
     while not pathlib.Path("end").exists():
         time.sleep(0.01)
 """
-"""Says that it is there, in the directory in which all of them run, and stays until it is told to end."""
+"""Program that creates a file in the common directory and stays until it is asked to end."""
 
 TORCH = "import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); first = d.get_rank() == 0"
 TORCH_ENDS = "d.barrier(); d.destroy_process_group()"
@@ -45,19 +45,19 @@ needs_jupyter = pytest.mark.skipif(
 
 
 def installed(command: str) -> str:
-    """The command that this Python's environment has, as its user calls it."""
+    """Return the path of the command in this Python's environment."""
     return os.fspath(Path(sys.executable).with_name(command))
 
 
-def own_environment(daemon: Daemon, home: Path) -> dict[str, str]:
-    """With the environment's commands, and none of the settings that the user may have for them."""
+def own_environment(daemon: FakeDaemon, home: Path) -> dict[str, str]:
+    """Environment with these commands and without the user's settings for them."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     hugging_face = os.fspath(home / "hugging-face")
     return environment(daemon.path, PATH=path, HOME=os.fspath(home), HF_HOME=hugging_face, OMP_NUM_THREADS="1")
 
 
 @contextmanager
-def launched(daemon: Daemon, directory: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
+def launched(daemon: FakeDaemon, directory: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     environ = own_environment(daemon, directory)
     with subprocess.Popen([*RUN, *command], env=environ, cwd=directory, text=True, **pipes) as process:
@@ -68,8 +68,8 @@ def launched(daemon: Daemon, directory: Path, *command: str) -> Iterator[subproc
             process.kill()
 
 
-def there(directory: Path, number: int) -> set[int]:
-    """Waits for so many programs to say that they are there."""
+def started(directory: Path, number: int) -> set[int]:
+    """Wait until this number of programs have started."""
     until(lambda: len(list(directory.glob("*.pid"))) >= number, SECONDS)
     return {int(path.stem) for path in directory.glob("*.pid")}
 
@@ -92,7 +92,7 @@ def ended(process: subprocess.Popen[str], directory: Path) -> tuple[int, str, st
             marks=needs_accelerate,
         ),
         pytest.param(
-            ["accelerate", "launch", "--multi_gpu", "--num_processes=2", *QUIET],  # of processors, as there is no GPU
+            ["accelerate", "launch", "--multi_gpu", "--num_processes=2", *QUIET],  # on processors, as there is no GPU
             ACCELERATE,
             ACCELERATE_ENDS,
             2,
@@ -101,24 +101,24 @@ def ended(process: subprocess.Popen[str], directory: Path) -> tuple[int, str, st
     ],
     ids=["torchrun", "accelerate, one process", "accelerate, two"],
 )
-def test_every_rank_has_the_agent(
-    daemon: Daemon, tmp_path: Path, command: list[str], begins: str, ends: str, ranks: int
+def test_ranks_of_a_launcher_each_have_the_agent(
+    daemon: FakeDaemon, tmp_path: Path, command: list[str], begins: str, ends: str, ranks: int
 ) -> None:
     (tmp_path / "train.py").write_text(f"{STAY}import sys\n{begins}\nstay()\nif first: print(sys.argv[1:])\n{ends}\n")
     launcher, *options = command
     with launched(daemon, tmp_path, installed(launcher), *options, "train.py", "--epochs", "3") as process:
-        pids = there(tmp_path, ranks)
+        pids = started(tmp_path, ranks)
         assert len(pids) == ranks
         assert {daemon.wait_message(Hello, pid).workload for pid in (process.pid, *pids)} == {"train/a"}
-        said = [daemon.wait_message(Report, pid).program for pid in pids]
-        assert [program.distributed for program in said] == [ranks > 1] * ranks
+        programs = [daemon.wait_message(Report, pid).program for pid in pids]
+        assert [program.distributed for program in programs] == [ranks > 1] * ranks
         assert ended(process, tmp_path) == (0, "['--epochs', '3']\n", "")
         for pid in (process.pid, *pids):
             daemon.wait_message(Bye, pid)
 
 
 @needs_accelerate
-def test_a_launcher_reports_the_failure_of_its_program(daemon: Daemon, tmp_path: Path) -> None:
+def test_launcher_reports_the_failure_of_its_program(daemon: FakeDaemon, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; print('failing'); sys.exit(3)")
     command = [installed("accelerate"), "launch", "--cpu", "--num_processes=1", *QUIET, "train.py"]
     environ = own_environment(daemon, tmp_path)
@@ -128,7 +128,7 @@ def test_a_launcher_reports_the_failure_of_its_program(daemon: Daemon, tmp_path:
     )
     assert "non-zero exit status 3" in plain.stderr
     assert (carried.returncode, carried.stdout, carried.stderr) == (plain.returncode, plain.stdout, plain.stderr)
-    assert {hello.workload for hello in daemon.heard(Hello)} == {"train/a"}
+    assert {hello.workload for hello in daemon.received(Hello)} == {"train/a"}
 
 
 def notebook(source: str) -> str:
@@ -141,13 +141,13 @@ def notebook(source: str) -> str:
 @pytest.mark.parametrize(
     "command", [["jupyter", "execute", "--inplace", "work.ipynb"], ["jupyter", "run", "work.py"]], ids=lambda c: c[1]
 )
-def test_a_kernel_of_jupyter_has_the_agent(daemon: Daemon, tmp_path: Path, command: list[str]) -> None:
+def test_jupyter_kernel_has_the_agent(daemon: FakeDaemon, tmp_path: Path, command: list[str]) -> None:
     source = f"{STAY}stay()\nprint('worked')"
     (tmp_path / "work.py").write_text(source)
     (tmp_path / "work.ipynb").write_text(notebook(source))
     name, *arguments = command
     with launched(daemon, tmp_path, installed(name), *arguments) as process:
-        (kernel,) = there(tmp_path, 1)
+        (kernel,) = started(tmp_path, 1)
         assert kernel != process.pid
         assert {daemon.wait_message(Hello, pid).workload for pid in (process.pid, kernel)} == {"train/a"}
         status, out, err = ended(process, tmp_path)
@@ -184,9 +184,9 @@ print("well")
 
 
 @needs_jupyter
-def test_a_kernel_is_interrupted_restarted_and_shut_down_as_ever(daemon: Daemon, tmp_path: Path) -> None:
+def test_jupyter_kernel_is_interrupted_restarted_and_shut_down(daemon: FakeDaemon, tmp_path: Path) -> None:
     with launched(daemon, tmp_path, sys.executable, "-c", CLIENT) as process:
-        kernels = there(tmp_path, 2)
+        kernels = started(tmp_path, 2)
         assert {daemon.wait_message(Hello, pid).workload for pid in kernels} == {"train/a"}
         status, out, err = ended(process, tmp_path)
         assert (status, out) == (0, "well\n"), err
@@ -221,10 +221,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "program", [POOL, pytest.param(LOADER, marks=needs_torch)], ids=["multiprocessing", "DataLoader"]
 )
-def test_every_worker_has_the_agent(daemon: Daemon, tmp_path: Path, program: str, method: str) -> None:
+def test_workers_of_a_pool_each_have_the_agent(daemon: FakeDaemon, tmp_path: Path, program: str, method: str) -> None:
     (tmp_path / "train.py").write_text(STAY + program.replace("METHOD", method))
     with launched(daemon, tmp_path, sys.executable, "train.py") as process:
-        workers = there(tmp_path, 2)
+        workers = started(tmp_path, 2)
         assert process.pid not in workers
         assert {daemon.wait_message(Hello, pid).workload for pid in (process.pid, *workers)} == {"train/a"}
         assert ended(process, tmp_path) == (0, "3\n", "")

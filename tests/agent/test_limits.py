@@ -1,4 +1,4 @@
-"""``limit``: a soft quota at the program's own allocators."""
+"""``limit``: a soft quota on the program's own allocators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from gpumond import agent
 from gpumond.model.program import AppliedLimit
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, OutOfMemory
+from gpumond.sim.device import MIB, OutOfMemory
 from tests.agent.daemon import STANDINS, environment
 from tests.agent.simulated import UUID
 
@@ -83,7 +83,7 @@ def test_torch_regains_the_programs_fraction_without_a_limit():
         ("contexts=set()", "no device has a live CUDA context"),
     ],
 )
-def test_torch_refuses_where_it_would_do_harm(world: str, reason: str):
+def test_torch_limit_is_refused_where_it_is_unsafe(world: str, reason: str):
     out = in_torch(f"torch.WORLD.reset({world}); print(agent.limit(GIB)); print(torch.WORLD.calls, fractions)")
     refused, after = out.splitlines()
     assert "applied=False" in refused
@@ -101,6 +101,6 @@ def test_torch_refuses_where_it_would_do_harm(world: str, reason: str):
         (lambda: agent.limit(1, 2.5), "limit: device: expected"),
     ],
 )
-def test_wrong_arguments_are_named(call: Callable[[], object], says: str):
+def test_wrong_arguments_of_limit_are_named(call: Callable[[], object], says: str):
     with pytest.raises((TypeError, ValueError), match=says):
         call()

@@ -33,11 +33,11 @@ print(cuda.contexts(), driver.fake_retained())
     ]
 
 
-def test_an_empty_default_pool_has_no_adapter(library: Path) -> None:
+def test_empty_default_pool_has_no_adapter(library: Path) -> None:
     assert run(f"{PROGRAM}\nprint(report(), flush())", library, "c") == ["() []"]
 
 
-def test_a_trim_waits_for_the_device_and_makes_no_context(library: Path) -> None:
+def test_trim_waits_for_the_device_and_creates_no_context(library: Path) -> None:
     code = f"""{PROGRAM}
 fake(1, 64, 40, 8)
 (plan,) = flush(dry_run=True)
@@ -48,8 +48,8 @@ print([(step.step, step.released_bytes) for step in receipt.steps], cuda.context
     assert run(code, library, "-c") == ["planned 16 freed 24", "[('trim', 24)] [1] 0"]
 
 
-def test_captures_of_others_are_left_alone(library: Path) -> None:
-    """To look at a pool in another mode than the relaxed one ends every capture of the process."""
+def test_captures_of_other_threads_continue(library: Path) -> None:
+    """A query of a pool in another mode than the relaxed one ends every capture of the process."""
     code = f"""{PROGRAM}
 fake(0, 64, 40)
 print(len(report()), flush()[0].outcome, driver.fake_spoiled(), cuda.pool_bytes(cuda.default_pool(0)), end=" ")
@@ -58,15 +58,15 @@ print(driver.fake_spoiled() > 0)
     assert run(code, library, "c") == ["1 freed 0 (40, 40) True"]
 
 
-def test_a_device_without_a_context_is_never_made_current(library: Path) -> None:
+def test_device_without_a_context_is_never_made_current(library: Path) -> None:
     code = f"""{PROGRAM}
 with cuda.current(0) as ready:
-    print(ready, cuda.settle(0), cuda.trim(0, 1), cuda.contexts(), driver.fake_retained())
+    print(ready, cuda.synchronize(0), cuda.trim(0, 1), cuda.contexts(), driver.fake_retained())
 """
     assert run(code, library, "-c") == ["False False False [1] 0"]
 
 
-def test_no_trim_while_a_graph_is_captured(library: Path) -> None:
+def test_trim_is_refused_while_a_graph_is_captured(library: Path) -> None:
     code = f"""{PROGRAM}
 fake(0, 64, 0)
 class Graph: pass
@@ -79,7 +79,7 @@ print(receipt.outcome, receipt.reason, cuda.pool_bytes(cuda.default_pool(0)))
 
 
 @pytest.mark.parametrize("has_context", [True, False])
-def test_a_child_of_a_process_with_a_context_leaves_the_driver_alone(library: Path, has_context: bool) -> None:
+def test_forked_child_of_a_process_with_a_context_does_not_call_the_driver(library: Path, has_context: bool) -> None:
     code = f"""{PROGRAM}
 import os, time
 fake(0, 64, 0)

@@ -1,4 +1,4 @@
-"""Errors that say that the memory is out, whoever raises them, and the picture that is kept of it."""
+"""Out-of-memory errors of each library, and the snapshot that is kept of each."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpumond import agent
 from gpumond.agent.instrument.oom import OOMS, is_oom, request_bytes
 from gpumond.model.program import OOMS as KEPT
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, OutOfMemory
+from gpumond.sim.device import MIB, OutOfMemory
 from gpumond.testing import make_pool
 from tests.agent.daemon import STANDINS, environment
 from tests.agent.simulated import UUID
 
 
 def an_error(module: str, name: str, text: str, base: type[Exception] = RuntimeError) -> Exception:
-    """As a library would raise it that is not installed here."""
+    """Create an error as a library raises it that is not installed here."""
     error: Exception = type(name, (base,), {"__module__": module})(text)
     return error
 
@@ -47,12 +47,12 @@ JAX = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1073741824 byt
         (OutOfMemory("tried to allocate 500.00 MiB on GPU-x"), 500 * MIB),
     ],
 )
-def test_out_of_memory_errors_are_known_by_their_names(error: Exception, request_: int | None):
+def test_out_of_memory_errors_are_recognized_by_their_names(error: Exception, request_: int | None):
     assert is_oom(error)
     assert request_bytes(error) == request_
 
 
-class Unspeakable(RuntimeError):
+class ErrorWithoutText(RuntimeError):
     def __str__(self) -> str:
         raise ValueError
 
@@ -60,20 +60,20 @@ class Unspeakable(RuntimeError):
 @pytest.mark.parametrize(
     "error",
     [
-        MemoryError(),  # the host's
-        MemoryError("std::bad_alloc"),  # the host's too
+        MemoryError(),  # of the host
+        MemoryError("std::bad_alloc"),  # of the host too
         RuntimeError("out of patience"),
         an_error("jaxlib._jax", "XlaRuntimeError", "INVALID_ARGUMENT: shapes"),
         an_error("mine", "OutOfMemoryError", "of my own"),
-        Unspeakable(),
+        ErrorWithoutText(),
         KeyboardInterrupt(),
     ],
 )
-def test_other_errors_are_not(error: BaseException):
+def test_other_errors_are_no_out_of_memory_errors(error: BaseException):
     assert not is_oom(error)
 
 
-def test_a_picture_shows_the_memory_at_the_error(allocator: CachingAllocator):
+def test_oom_snapshot_has_the_memory_at_the_error(allocator: CachingAllocator):
     blocks = [allocator.malloc(8 * MIB) for _ in range(5)]
     allocator.malloc(900 * MIB)
     allocator.free(blocks[1])
@@ -91,7 +91,7 @@ def test_a_picture_shows_the_memory_at_the_error(allocator: CachingAllocator):
     assert [(scope.name, scope.kept_bytes) for scope in oom.scopes] == [("epoch", 8 * MIB)]
 
 
-def test_an_error_is_one_error_however_many_scopes_it_passes(allocator: CachingAllocator):
+def test_error_counts_once_in_nested_scopes(allocator: CachingAllocator):
     with pytest.raises(OutOfMemory), agent.scope("a"), agent.scope("b"), agent.scope("c"):
         agent.retry_on_oom(allocator.malloc, attempts=1)(2000 * MIB)
     assert [(oom.number, oom.seen, oom.scope) for oom in agent.program().ooms] == [(1, "retry", "a/b/c")]
@@ -99,7 +99,7 @@ def test_an_error_is_one_error_however_many_scopes_it_passes(allocator: CachingA
     assert len(agent.program().ooms) == 1
 
 
-def test_an_uncaught_error_is_recorded_by_its_counter(allocator: CachingAllocator):
+def test_uncaught_error_is_recorded_by_its_counter(allocator: CachingAllocator):
     OOMS.record_counters(agent.report())
     assert agent.program().ooms == ()
     with pytest.raises(OutOfMemory):
@@ -110,14 +110,14 @@ def test_an_uncaught_error_is_recorded_by_its_counter(allocator: CachingAllocato
     assert (oom.seen, oom.device_uuid, oom.request_bytes) == ("counter", UUID, None)
 
 
-def test_errors_from_before_the_first_look_are_not_new(allocator: CachingAllocator):
+def test_errors_before_the_first_report_are_not_new(allocator: CachingAllocator):
     OOMS.record_counters((make_pool(ooms=3),))
     assert agent.program().ooms == ()
     OOMS.record_counters((make_pool(ooms=4),))
     assert len(agent.program().ooms) == 1
 
 
-def test_the_newest_pictures_are_kept(allocator: CachingAllocator):
+def test_newest_oom_snapshots_are_kept(allocator: CachingAllocator):
     for _ in range(KEPT + 3):
         with pytest.raises(OutOfMemory), agent.scope("x"):
             allocator.malloc(2000 * MIB)
@@ -152,7 +152,9 @@ print(observers[0]("no", "such", "call", None))
 
 
 def test_pytorch_reports_errors_before_raising_if_enabled():
-    """Asked once, not before CUDA is initialised; the error is then counted once, and never replaced by another."""
+    """The setting is read once, after CUDA is initialised. The error is counted once, and never replaced by another
+    one.
+    """
     done = subprocess.run(
         [sys.executable, "-c", OBSERVE],
         env=environment("/nowhere", STANDINS),

@@ -1,23 +1,23 @@
-"""What is safe in the main thread only: done there if the program has allowed it, in time or not at all."""
+"""Steps that are safe only in the main thread: executed there if the program allows it, in time or not at all."""
 
 from __future__ import annotations
 
 import pytest
 
 from gpumond.protocol.messages import FlushCommand, FlushResult
-from tests.agent.daemon import STANDINS, Daemon, environment, finished, host
-from tests.agent.test_flush import ask, order, program, tell
+from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
+from tests.agent.test_flush import flush_command, program, run_in_program, send_flush
 
-WORKSPACES = order(("workspaces", "cache"))
+WORKSPACES = flush_command(("workspaces", "cache"))
 
 
 def allowed(setup: str = "") -> str:
     return program(setup=setup).replace("gpumond.agent.start(", "gpumond.agent.start(main_thread=True, ")
 
 
-def test_main_thread_steps_are_refused_without_permission(daemon: Daemon) -> None:
+def test_main_thread_steps_are_refused_without_permission(daemon: FakeDaemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
-        result = ask(daemon, WORKSPACES)
+        result = send_flush(daemon, WORKSPACES)
         assert result.outcome == "freed"
         assert [(step.step, "main thread only" in step.detail) for step in result.steps] == [
             ("workspaces", True),
@@ -27,43 +27,43 @@ def test_main_thread_steps_are_refused_without_permission(daemon: Daemon) -> Non
 
 
 @pytest.mark.parametrize("how", ["argument", "environment"])
-def test_main_thread_steps_run_in_the_main_thread_with_permission(daemon: Daemon, how: str) -> None:
+def test_main_thread_steps_run_in_the_main_thread_with_permission(daemon: FakeDaemon, how: str) -> None:
     code, variables = (allowed(), {}) if how == "argument" else (program(), {"GPUMOND_MAIN_THREAD": "1"})
     with host(code, environment(daemon.path, STANDINS, **variables)) as process:
         daemon.wait_peer()
         assert process.stdin is not None
         process.stdin.write("while not [c for c in torch.WORLD.calls if 'workspaces' in c]: pass\n")
         process.stdin.flush()
-        result = ask(daemon, WORKSPACES)
+        result = send_flush(daemon, WORKSPACES)
         assert [step.step for step in result.steps] == ["workspaces", "cache"]
         assert "clear_workspaces in MainThread" in finished(process)
 
 
-def test_a_blocked_main_thread_is_not_waited_for_long(daemon: Daemon) -> None:
-    """Here in a read; and what was given up is not done later either."""
+def test_wait_for_a_blocked_main_thread_is_bounded(daemon: FakeDaemon) -> None:
+    """The main thread is in a read. A step that timed out is not executed later."""
     with host(allowed(), environment(daemon.path, STANDINS)) as process:
-        result = ask(daemon, WORKSPACES)
+        result = send_flush(daemon, WORKSPACES)
         assert result.outcome == "freed"
         assert "refused: main thread busy" in result.steps[0].detail
-        tell(process, "for _ in range(100_000): pass")
+        run_in_program(process, "for _ in range(100_000): pass")
         assert "clear_workspaces" not in finished(process)
 
 
-def test_workspaces_are_kept_while_a_captured_graph_may_use_one(daemon: Daemon) -> None:
+def test_workspaces_are_kept_while_a_captured_graph_may_use_one(daemon: FakeDaemon) -> None:
     setup = "gpumond.agent.report(); g = torch.cuda.CUDAGraph(); g.capture_begin(); g.capture_end()"
     with host(program(setup=setup), environment(daemon.path, STANDINS)) as process:
-        tell(process, "reason = gpumond.agent.flush(['workspaces'])[0].reason")
-        tell(process, "assert 'captured CUDA graph' in reason, reason")
+        run_in_program(process, "reason = gpumond.agent.flush(['workspaces'])[0].reason")
+        run_in_program(process, "assert 'captured CUDA graph' in reason, reason")
         assert "clear_workspaces" not in finished(process)
 
 
-def test_the_program_itself_may_run_main_thread_steps(daemon: Daemon) -> None:
+def test_program_itself_may_run_main_thread_steps(daemon: FakeDaemon) -> None:
     with host(program(), environment(daemon.path, STANDINS)) as process:
-        tell(process, "gpumond.agent.flush(['workspaces'])")
+        run_in_program(process, "gpumond.agent.flush(['workspaces'])")
         assert "clear_workspaces in MainThread" in finished(process)
 
 
-def test_a_forked_child_makes_no_pending_call_of_its_parent(daemon: Daemon) -> None:
+def test_forked_child_executes_no_pending_call_of_its_parent(daemon: FakeDaemon) -> None:
     code = """
 import os, sys, threading, time
 from gpumond.agent import pending_calls
@@ -127,7 +127,7 @@ except BaseException as error:
     ],
 )
 def test_exceptions_of_signal_handlers_reach_the_program(
-    daemon: Daemon, number: str, raising: str, status: int, line: str
+    daemon: FakeDaemon, number: str, raising: str, status: int, line: str
 ) -> None:
     code = HANDLER.replace("RAISE", raising).replace("NUMBER", number)
     with host(code, environment(daemon.path)) as process:
@@ -135,14 +135,14 @@ def test_exceptions_of_signal_handlers_reach_the_program(
         assert (out, process.returncode) == (line, status)
 
 
-def test_an_error_of_the_library_is_the_result(daemon: Daemon) -> None:
+def test_error_of_the_library_is_the_result(daemon: FakeDaemon) -> None:
     setup = "torch._C._cuda_clearCublasWorkspaces = lambda: 1 / 0"
     with host(allowed(setup), environment(daemon.path, STANDINS)) as process:
         daemon.wait_peer()
         assert process.stdin is not None
         process.stdin.write("import time; end = time.time() + 3\nwhile time.time() < end: pass\n")
         process.stdin.flush()
-        result = ask(daemon, FlushCommand("f1", "torch", ("workspaces", "cache")))
+        result = send_flush(daemon, FlushCommand("f1", "torch", ("workspaces", "cache")))
         assert isinstance(result, FlushResult)
         assert (result.outcome, "ZeroDivisionError" in result.reason) == ("failed", True)
         process.kill()

@@ -1,4 +1,4 @@
-"""A program's own account of itself, as the real daemon shows it, and what can be asked of it there."""
+"""Program data in the API of the real daemon, and the requests to programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.agent.daemon import environment, finished, host
-from tests.agent.test_program_report import UUID, attempt, program, tell
+from tests.agent.test_program_report import UUID, attempt, program, run_in_program
 from tests.running import RunningDaemon, until
 
 MIB = 1 << 20
@@ -27,7 +27,7 @@ def daemon(serve: Callable[..., RunningDaemon], tmp_path: Path) -> RunningDaemon
 
 @contextmanager
 def running(daemon: RunningDaemon, directory: Path, allow_limit: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """A program that the daemon has heard of."""
+    """Run a program and wait until the daemon has its report."""
     environ = environment(daemon.socket, XDG_STATE_HOME=os.fspath(directory / "state"))
     with host(program(directory / "cards", allow_limit), environ) as process:
         until(lambda: daemon.request("/api/v1/agents")[0] == 200 and daemon.get("agents"))
@@ -47,8 +47,8 @@ def listed(daemon: RunningDaemon, kind: str) -> list[dict[str, Any]]:
 
 def test_scopes_and_steps_are_metrics(daemon: RunningDaemon, tmp_path: Path):
     with running(daemon, tmp_path) as process:
-        tell(process, "for _ in range(7): agent.step()")
-        tell(process, "with agent.scope('epoch'), agent.scope('forward'): kept = allocator.malloc(100 * MIB)")
+        run_in_program(process, "for _ in range(7): agent.step()")
+        run_in_program(process, "with agent.scope('epoch'), agent.scope('forward'): kept = allocator.malloc(100 * MIB)")
         own = {"pid": str(process.pid), "workload": "team/train"}
         until(lambda: daemon.value("gpumond_scope_entries_total", scope="epoch/forward", **own) == 1)
         assert daemon.value("gpumond_scope_kept_bytes", scope="epoch", uuid=UUID, **own) == 100 * MIB
@@ -62,9 +62,11 @@ def test_scopes_and_steps_are_metrics(daemon: RunningDaemon, tmp_path: Path):
         finished(process)
 
 
-def test_an_error_is_an_event_with_a_snapshot_and_a_counter(daemon: RunningDaemon, tmp_path: Path):
+def test_error_is_an_event_with_a_snapshot_and_a_counter(daemon: RunningDaemon, tmp_path: Path):
     with running(daemon, tmp_path) as process:
-        tell(process, attempt("agent.scope('epoch')(agent.retry_on_oom(allocator.malloc, attempts=2))(2000 * MIB)"))
+        run_in_program(
+            process, attempt("agent.scope('epoch')(agent.retry_on_oom(allocator.malloc, attempts=2))(2000 * MIB)")
+        )
         first, second = until(lambda: listed(daemon, "oom") if len(listed(daemon, "oom")) > 1 else [])
         assert second["id"] == first["id"] + 1
         assert (first["pid"], first["workload"], first["device_uuid"]) == (process.pid, "team/train", UUID)
@@ -80,18 +82,18 @@ def test_an_error_is_an_event_with_a_snapshot_and_a_counter(daemon: RunningDaemo
     assert gone["pid"] == process.pid
 
 
-def test_a_program_that_ends_out_of_memory_reports_it_at_exit(daemon: RunningDaemon, tmp_path: Path):
-    """Nothing catches the error; the exit code and the traceback are the program's own."""
+def test_program_that_ends_out_of_memory_reports_it_at_exit(daemon: RunningDaemon, tmp_path: Path):
+    """The error is not caught; exit code and traceback are those of the program."""
     with running(daemon, tmp_path) as process:
         out, err = process.communicate("allocator.malloc(2000 * MIB)\n", timeout=30)
         assert (process.returncode, out) == (1, "")
-        assert err.splitlines()[-1].startswith("gpumond.sim.card.OutOfMemory: tried to allocate 2000.00 MiB")
+        assert err.splitlines()[-1].startswith("gpumond.sim.device.OutOfMemory: tried to allocate 2000.00 MiB")
         (event,) = until(lambda: listed(daemon, "oom"))
         assert (event["pid"], dict(event["details"])["live_bytes"]) == (process.pid, 50 * MIB)
         assert [gone["pid"] for gone in until(lambda: listed(daemon, "agent-gone"))] == [process.pid]
 
 
-def test_the_stream_contains_the_programs_events(daemon: RunningDaemon, tmp_path: Path):
+def test_event_stream_contains_the_events_of_the_program(daemon: RunningDaemon, tmp_path: Path):
     with running(daemon, tmp_path) as process:
         (came,) = until(lambda: listed(daemon, "agent-connected"))
         address = daemon.url.removeprefix("http://")
@@ -99,7 +101,7 @@ def test_the_stream_contains_the_programs_events(daemon: RunningDaemon, tmp_path
         connection.request("GET", "/api/v1/events", headers={"Accept": "text/event-stream"})
         stream = connection.getresponse()
         assert stream.headers["content-type"].startswith("text/event-stream")
-        tell(process, "allocator.free(allocator.malloc(100 * MIB))")
+        run_in_program(process, "allocator.free(allocator.malloc(100 * MIB))")
         until(lambda: daemon.value("gpumond_pool_reclaimable_bytes", pid=str(process.pid)))
         assert daemon.flush(target={"pid": process.pid}, steps=["cache"])[0] == 200
         lines: list[str] = []
@@ -115,32 +117,32 @@ def test_the_stream_contains_the_programs_events(daemon: RunningDaemon, tmp_path
         while not (line := missed.readline().decode()).startswith("data:"):
             pass
         assert json.loads(line.removeprefix("data: ")) == came
-        assert daemon.stop() == 0  # with readers on the line
+        assert daemon.stop() == 0  # readers are connected
         again.close()
 
 
-def test_a_limit_is_set_from_outside_and_in_the_audit(daemon: RunningDaemon, tmp_path: Path):
+def test_limit_is_set_through_the_api_and_in_the_audit(daemon: RunningDaemon, tmp_path: Path):
     with running(daemon, tmp_path, allow_limit=True) as process:
         status, applied = post(daemon, f"/api/v1/agents/{process.pid}/limit", {"limit_bytes": 300 * MIB})
         assert (status, applied[0]["applied"], applied[0]["device_uuid"]) == (200, True, UUID)
-        tell(process, "assert allocator.limit_bytes == 300 * MIB")
+        run_in_program(process, "assert allocator.limit_bytes == 300 * MIB")
         entries = [entry for entry in daemon.get("audit") if entry["action"].startswith("agent.limit")]
         assert [entry["action"] for entry in entries] == ["agent.limit", "agent.limit.answer"]
         assert entries[0]["detail"]["limit_bytes"] == 300 * MIB
         finished(process)
 
 
-def test_a_program_that_does_not_allow_a_limit_is_left_alone(daemon: RunningDaemon, tmp_path: Path):
+def test_program_that_does_not_allow_a_limit_is_not_limited(daemon: RunningDaemon, tmp_path: Path):
     with running(daemon, tmp_path) as process:
         status, problem = post(daemon, f"/api/v1/agents/{process.pid}/limit", {"limit_bytes": 300 * MIB})
         assert status == 409
         assert "allow_limit=True" in problem["detail"]
-        tell(process, "assert allocator.limit_bytes is None")
+        run_in_program(process, "assert allocator.limit_bytes is None")
         assert post(daemon, "/api/v1/agents/1/limit", {"limit_bytes": 5})[0] == 404
         finished(process)
 
 
-def test_a_snapshot_is_written_by_the_program_for_its_own_user(daemon: RunningDaemon, tmp_path: Path):
+def test_snapshot_is_written_by_the_program_for_its_own_user(daemon: RunningDaemon, tmp_path: Path):
     with running(daemon, tmp_path) as process:
         status, dump = post(daemon, f"/api/v1/agents/{process.pid}/snapshot")
         assert status == 200

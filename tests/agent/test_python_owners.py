@@ -1,4 +1,4 @@
-"""A plan for a stream-ordered pool, by the blocks that the program's objects own. Over the stand-in driver."""
+"""Plan for a stream-ordered pool by the blocks that Python objects own. Runs on the stand-in driver."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from gpumond.agent import cuda, flush, report
 from gpumond.agent.adapters import python_owners
 def plan(dry_run=True):
     (receipt,) = (one for one in flush(dry_run=dry_run) if one.allocator == "mempool")
-    told = receipt.expected
-    print(*(value // MIB for value in (told.low, told.likely, told.high)))
+    promise = receipt.expected
+    print(*(value // MIB for value in (promise.low, promise.likely, promise.high)))
     return receipt
 kept = [DeviceBuffer(0, 8), DeviceBuffer(30, 10), DeviceBuffer(100, 2)]
 pool(192, 20)
@@ -86,7 +86,7 @@ plan()
     assert run(code, library, "c") == ["0 96 172"]
 
 
-def test_no_owner_is_kept(library: Path) -> None:
+def test_owners_are_not_kept_alive(library: Path) -> None:
     code = f"""{PROGRAM}
 gone = weakref.ref(kept[0])
 plan()

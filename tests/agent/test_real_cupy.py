@@ -1,4 +1,4 @@
-"""The real CuPy's pools, if it is here, on a driver that only counts: a flush returns what was said, to the byte."""
+"""The real CuPy's pools, if installed, on a driver that only counts: a flush returns exactly the planned bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason
 
 PROGRAM = """
 import random
-from tests.agent.cupy_without_card import DEVICES, HELD
+from tests.agent.cupy_without_device import DEVICES, HELD
 import cupy
 from gpumond import agent
 from gpumond.agent.adapters import cupy_chunks
@@ -43,7 +43,7 @@ def run(code: str, library: Path, gpus: str = "cc") -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_over_random_histories_on_two_devices_a_flush_returns_what_was_planned(library: Path) -> None:
+def test_flush_returns_the_planned_bytes_after_random_histories_on_two_devices(library: Path) -> None:
     code = """
 kept, somewhere_between = [], 0
 for seed in range(30):
@@ -66,7 +66,7 @@ print(somewhere_between > 30)
     assert run(code, library) == ["True"]
 
 
-def test_a_report_does_not_visit_chunks(library: Path) -> None:
+def test_report_does_not_visit_chunks(library: Path) -> None:
     code = """
 kept = history(random.Random(1))
 (usage,) = agent.report()
@@ -94,9 +94,9 @@ print(plan.expected.low == plan.expected.high == receipt.released_bytes == befor
 def test_visited_chunks_are_not_kept(library: Path) -> None:
     code = """
 kept = history(random.Random(4))
-said, before = cupy_chunks.whole_bytes(pool, 0), sum(HELD.values())
+whole_bytes, before = cupy_chunks.whole_bytes(pool, 0), sum(HELD.values())
 pool.free_all_blocks()
-print(said == before - sum(HELD.values()) > 0, cupy_chunks.whole_bytes(pool, 0))
+print(whole_bytes == before - sum(HELD.values()) > 0, cupy_chunks.whole_bytes(pool, 0))
 """
     assert run(code, library) == ["True 0"]
 
@@ -115,10 +115,10 @@ def churn(stream):
             blocks = [alloc(512) for _ in range(draw.randrange(1, 40))]
 threads = [threading.Thread(target=churn, args=(stream,)) for stream in (100, 200)]
 [thread.start() for thread in threads]
-said = [cupy_chunks.whole_bytes(pool, 0) for _ in range(300)]
+whole_bytes = [cupy_chunks.whole_bytes(pool, 0) for _ in range(300)]
 ended.set()
 [thread.join() for thread in threads]
-print(all(one is None or (0 <= one - whole <= most and (one - whole) % 512 == 0) for one in said))
+print(all(one is None or (0 <= one - whole <= most and (one - whole) % 512 == 0) for one in whole_bytes))
 print(0 < cupy_chunks.whole_bytes(pool, 0) - whole <= most)
 """
     assert run(code, library) == ["True", "True"]
@@ -142,7 +142,7 @@ print(cupy_chunks.whole_bytes(Pool(512), 0), cupy_chunks.whole_bytes(Pool(-512),
 
 
 @pytest.mark.parametrize("pool", ["", "n_free_blocks=lambda: 1, total_bytes=lambda: 9, used_bytes=lambda: 3"])
-def test_a_pool_of_unknown_layout_has_no_chunks(library: Path, pool: str) -> None:
+def test_pool_of_unknown_layout_has_no_chunks(library: Path, pool: str) -> None:
     code = f"""
 from types import SimpleNamespace
 print(cupy_chunks.whole_bytes(SimpleNamespace({pool}), 0))
@@ -162,7 +162,7 @@ print(pool.n_free_blocks() > cupy_chunks.MAX_CHUNKS, cupy_chunks.whole_bytes(poo
 ASYNC = """
 import warnings
 warnings.simplefilter("ignore", FutureWarning)  # experimental, until CuPy 13
-from tests.agent.cupy_without_card import IN_DEFAULT_POOL
+from tests.agent.cupy_without_device import IN_DEFAULT_POOL
 from gpumond.agent.adapters.trim_model import GRANULE
 cupy.cuda.set_allocator(cupy.cuda.malloc_async)
 def expected():
@@ -177,18 +177,18 @@ def test_stream_ordered_blocks_are_found_through_their_pointers(library: Path) -
 right = 0
 for seed in range(10):
     kept = history(random.Random(seed))
-    told, held, free = expected()
-    right += told.likely == free < told.high and told.low == 0
+    expectation, held, free = expected()
+    right += expectation.likely == free < expectation.high and expectation.low == 0
 print(right)
 """
     assert run(code, library, "c") == ["10"]
 
 
-def test_a_stream_ordered_block_without_a_pointer_to_it_is_missed(library: Path) -> None:
+def test_stream_ordered_block_without_a_pointer_to_it_is_missed(library: Path) -> None:
     code = f"""{ASYNC}
 kept = history(random.Random(1))
 kept.append(kept.pop().mem)
-told, held, free = expected()
-print(free < told.likely == told.high)
+expectation, held, free = expected()
+print(free < expectation.likely == expectation.high)
 """
     assert run(code, library, "c") == ["True"]

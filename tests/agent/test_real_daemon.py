@@ -1,4 +1,4 @@
-"""A program with the agent beside the real daemon, whatever becomes of that."""
+"""Program with the agent and the real daemon in all its states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.protocol.messages import FlushCommand, Hello, Report, decode, encode
-from tests.agent.daemon import Daemon, environment, finished, host
+from tests.agent.daemon import FakeDaemon, environment, finished, host
 from tests.running import RunningDaemon, until
 
 PROGRAM = """
@@ -26,7 +26,7 @@ OUTPUT = "".join(f"{count}\n" for count in range(60))
 
 
 @pytest.mark.parametrize("fate", ["left alone", "stopped", "killed", "gone from the start"])
-def test_the_programs_output_and_exit_code_do_not_depend_on_the_daemon(
+def test_output_and_exit_code_of_the_program_do_not_depend_on_the_daemon(
     serve: Callable[..., RunningDaemon], tmp_path: Path, fate: str
 ):
     daemon = serve("--source", "sim", environ={"GPUMOND_SIM_DIR": str(tmp_path)})
@@ -43,7 +43,7 @@ def test_the_programs_output_and_exit_code_do_not_depend_on_the_daemon(
         daemon.process.wait()
 
 
-def test_half_a_message_from_a_dying_daemon_is_no_command(tmp_path: Path):
+def test_incomplete_message_of_an_ending_daemon_is_no_command(tmp_path: Path):
     path = tmp_path / "agent.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.fspath(path))
@@ -55,7 +55,7 @@ def test_half_a_message_from_a_dying_daemon_is_no_command(tmp_path: Path):
                 connection.sendall(encode(FlushCommand("one", "sim", ("cache",)))[:-5])
             listener.close()
             path.unlink()
-            successor = Daemon(path)
+            successor = FakeDaemon(path)
             successor.wait_message(Report, process.pid)
             assert finished(process, status=7) == OUTPUT
             successor.close()

@@ -1,4 +1,4 @@
-"""The real JAX, if there is one here; its CPU backend shows that the agent initialises nothing and imports nothing."""
+"""The real JAX, if it is installed. Its CPU backend shows that the agent initialises nothing and imports nothing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import importlib.util
 import pytest
 
 from gpumond.protocol.messages import Report
-from tests.agent.daemon import Daemon, environment, finished, host
+from tests.agent.daemon import FakeDaemon, environment, finished, host
 
 if importlib.util.find_spec("jax") is None:
     pytest.skip("needs JAX (pip install 'jax[cpu]')", allow_module_level=True)
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["only imported", "in use"])
-def test_jax_without_a_gpu_has_no_pools_and_is_left_as_it_was(daemon: Daemon, used: bool) -> None:
+def test_jax_without_a_gpu_has_no_pools_and_stays_uninitialised(daemon: FakeDaemon, used: bool) -> None:
     code = f"""
 import sys, jax
 from jax._src import xla_bridge
@@ -30,6 +30,6 @@ print(sorted(xla_bridge._backends) == backends)
 print([name for name in set(sys.modules) - before if name.startswith("jax")])
 """
     with host(code, environment(daemon.path, JAX_PLATFORMS="cpu"), "-W", "ignore") as process:
-        framework = daemon.wait(lambda d: next((r.frameworks for r in d.heard(Report) if r.frameworks), None))
+        framework = daemon.wait(lambda d: next((r.frameworks for r in d.received(Report) if r.frameworks), None))
         assert framework[0].startswith("jax 0.")
         assert finished(process) == "['nothing'] ()\nTrue\n[]\n"

@@ -1,4 +1,4 @@
-"""The real RMM and the real CuPy, if they are here: both can be imported on a machine without a GPU."""
+"""The real RMM and CuPy, if they are installed: both can be imported on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def needs(library: str) -> pytest.MarkDecorator:
 
 
 @needs("rmm")
-def test_a_stack_of_rmms_own_resources_is_read() -> None:
+def test_stack_of_rmms_own_resources_is_read() -> None:
     code = """
 import rmm
 from gpumond.agent.adapters.rmm_stack import read_stack
@@ -45,7 +45,7 @@ print(hasattr(mr.CudaAsyncViewMemoryResource, "pool_handle"), mr.CudaAsyncMemory
 
 @needs("rmm")
 @needs("cupy")
-def test_the_allocation_function_of_a_cupy_pool_is_visible() -> None:
+def test_allocation_function_of_a_cupy_pool_is_visible() -> None:
     code = """
 import cupy
 from rmm.allocators.cupy import rmm_cupy_allocator

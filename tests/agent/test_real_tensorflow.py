@@ -1,6 +1,7 @@
-"""The real TensorFlow, if there is one here; a build without CUDA shows that the agent initialises nothing.
+"""The real TensorFlow, if it is installed.
 
-Keras may have imported other libraries, which have receipts of their own.
+A build without CUDA shows that the agent initialises nothing. Keras may have imported other libraries, which have
+receipts of their own.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import importlib.util
 import pytest
 
 from gpumond.protocol.messages import Report
-from tests.agent.daemon import Daemon, environment, host
+from tests.agent.daemon import FakeDaemon, environment, host
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("needs TensorFlow (pip install tensorflow-cpu)", allow_module_level=True)
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["only imported", "in use"])
-def test_tensorflow_without_a_gpu_has_no_pools_and_is_left_as_it_was(daemon: Daemon, used: bool) -> None:
+def test_tensorflow_without_a_gpu_has_no_pools_and_stays_uninitialised(daemon: FakeDaemon, used: bool) -> None:
     code = f"""
 import sys, tensorflow
 from tensorflow.python.eager import context
@@ -32,16 +33,16 @@ print([receipt.outcome for receipt in receipts if receipt.allocator == "tensorfl
 print(initialised, (context.context_safe() is not None) == initialised)
 print([name for name in set(sys.modules) - before if name.startswith(("tensorflow", "keras"))])
 """
-    # TensorFlow speaks on stderr of the processor that it was built for.
+    # TensorFlow writes to stderr about the processor that it was built for.
     with host(code, environment(daemon.path, TF_CPP_MIN_LOG_LEVEL="3"), "-W", "ignore") as process:
-        framework = daemon.wait(lambda d: next((r.frameworks for r in d.heard(Report) if r.frameworks), None))
+        framework = daemon.wait(lambda d: next((r.frameworks for r in d.received(Report) if r.frameworks), None))
         assert any(name.startswith("tensorflow 2.") for name in framework)
         out, _ = process.communicate(timeout=60)
         assert (process.returncode, out) == (0, f"['nothing'] ()\n{used} True\n[]\n")
 
 
-def test_a_device_is_queried_by_its_name_in_the_context() -> None:
-    """What the adapter relies on, of a private interface."""
+def test_device_is_queried_by_its_name_in_the_context() -> None:
+    """The adapter relies on this private interface."""
     code = """
 import tensorflow as tf
 from tensorflow.python import _pywrap_tfe

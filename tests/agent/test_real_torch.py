@@ -1,4 +1,4 @@
-"""The real PyTorch, if there is one here; a build without CUDA shows that the agent initialises nothing."""
+"""The real PyTorch, if it is installed. A build without CUDA shows that the agent initialises nothing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import importlib.util
 import pytest
 
 from gpumond.protocol.messages import Report
-from tests.agent.daemon import Daemon, environment, finished, host
+from tests.agent.daemon import FakeDaemon, environment, finished, host
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("needs PyTorch", allow_module_level=True)
 
 
-def test_pytorch_without_cuda_in_use_has_no_pools_and_stays_uninitialised(daemon: Daemon) -> None:
+def test_pytorch_without_cuda_in_use_has_no_pools_and_stays_uninitialised(daemon: FakeDaemon) -> None:
     code = """
 import sys, torch
 before = set(sys.modules)
@@ -24,7 +24,7 @@ receipts = gpumond.agent.flush()
 print([receipt.outcome for receipt in receipts], gpumond.agent.report(), torch.cuda.is_initialized())
 print([name for name in set(sys.modules) - before if name.startswith("torch")])
 """
-    with host(code, environment(daemon.path), "-W", "ignore") as process:  # PyTorch misses NumPy
-        framework = daemon.wait(lambda d: next((r.frameworks for r in d.heard(Report) if r.frameworks), None))
+    with host(code, environment(daemon.path), "-W", "ignore") as process:  # PyTorch warns that NumPy is missing
+        framework = daemon.wait(lambda d: next((r.frameworks for r in d.received(Report) if r.frameworks), None))
         assert framework[0].startswith("torch 2.")
         assert finished(process) == "['refused'] () False\n[]\n"

@@ -1,4 +1,4 @@
-"""The formulas on what PyTorch said on a real card (tests/gpu/recorder.py), against what empty_cache then returned."""
+"""Formulas on statistics of PyTorch that were recorded on a real device (tests/gpu/recorder.py)."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from gpumond.agent.adapters.torch_formulas import figures, from_async_stats, fro
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
-def moments() -> Iterator[Any]:
+def records() -> Iterator[Any]:
     for path in sorted(FIXTURES.glob("torch-*.json")):
         recording = json.loads(path.read_text())
-        for number, moment in enumerate(recording["moments"]):
-            yield pytest.param(recording["configuration"], moment, id=f"{path.stem}-{number}")
+        for number, record in enumerate(recording["moments"]):
+            yield pytest.param(recording["configuration"], record, id=f"{path.stem}-{number}")
 
 
-def test_there_is_a_recording_of_each_backend():
+def test_backends_each_have_a_recording():
     assert {path.stem.rpartition("-")[2] for path in FIXTURES.glob("torch-*.json")} == {"native", "expandable", "async"}
 
 
-@pytest.mark.parametrize(("configuration", "moment"), list(moments()))
-def test_recorded_flushes_agree_with_the_statistics(configuration: str, moment: Any):
-    told = figures(moment["stats"])
-    if moment["snapshot"] is None:
-        promised = from_async_stats(told)
+@pytest.mark.parametrize(("configuration", "record"), list(records()))
+def test_recorded_flushes_agree_with_the_statistics(configuration: str, record: Any):
+    statistics = figures(record["stats"])
+    if record["snapshot"] is None:
+        promised = from_async_stats(statistics)
     else:
-        promised = from_stats(told, "expandable_segments:True" in configuration)
-    assert promised.low <= moment["returned"] <= promised.high
+        promised = from_stats(statistics, "expandable_segments:True" in configuration)
+    assert promised.low <= record["returned"] <= promised.high
     if promised.exactness == "exact":
-        assert moment["returned"] == promised.likely
+        assert record["returned"] == promised.likely
 
 
 @pytest.mark.parametrize(
-    ("configuration", "moment"), [param for param in moments() if param.values[1]["snapshot"] is not None]
+    ("configuration", "record"), [param for param in records() if param.values[1]["snapshot"] is not None]
 )
-def test_recorded_flushes_equal_the_snapshot(configuration: str, moment: Any):
-    promised = from_snapshot(moment["snapshot"])[0]
-    assert promised.likely == moment["returned"]
-    assert promised.low <= moment["returned"] <= promised.high
+def test_recorded_flushes_equal_the_snapshot(configuration: str, record: Any):
+    promised = from_snapshot(record["snapshot"])[0]
+    assert promised.likely == record["returned"]
+    assert promised.low <= record["returned"] <= promised.high

@@ -1,4 +1,4 @@
-"""What a report leaves undone, so that it costs its program little."""
+"""Work that a report avoids, so that it costs its program little."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from gpumond.agent.transport import Transport
 from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.protocol.messages import Report, decode, encode, to_json
-from tests.agent.daemon import Daemon, environment, finished, host
+from tests.agent.daemon import FakeDaemon, environment, finished, host
 from tests.agent.driver import run
 
 BYTES = st.integers(0, 2**63 - 1)
@@ -38,17 +38,24 @@ POOLS = st.builds(
     held_known=st.booleans(),
     spillable_bytes=OPTIONAL,
 )
-POOL = PoolUsage("torch", "GPU-a", 6, 20, Reclaimable(14, 14, 14), 0)
+POOL = PoolUsage(
+    allocator="torch",
+    device_uuid="GPU-a",
+    live_bytes=6,
+    held_bytes=20,
+    reclaimable=Reclaimable(14, 14, 14),
+    stranded_bytes=0,
+)
 
 
 @given(st.lists(POOLS, max_size=3))
-def test_a_reports_pools_are_written_as_any_dataclass_is(pools: list[PoolUsage]) -> None:
+def test_pools_of_a_report_are_encoded_like_any_dataclass(pools: list[PoolUsage]) -> None:
     frame = encode(Report(pools=tuple(pools)))
     assert frame.endswith(b"\n")
     assert json.loads(frame) == {"v": 1, "type": "report", **json.loads(to_json(Report(pools=tuple(pools))))}
 
 
-def test_each_report_is_sent_with_its_changes(tmp_path: Path) -> None:
+def test_report_is_sent_with_its_changes(tmp_path: Path) -> None:
     reports = [Report(pools=(pool,)) for pool in (POOL, replace(POOL), replace(POOL, live_bytes=7), POOL)]
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "agent.sock"))
@@ -65,7 +72,7 @@ def test_each_report_is_sent_with_its_changes(tmp_path: Path) -> None:
     assert heard == reports
 
 
-def test_a_program_that_marks_nothing_loads_nothing_for_it(daemon: Daemon) -> None:
+def test_program_without_scopes_and_steps_loads_no_module_for_them(daemon: FakeDaemon) -> None:
     code = """
 import sys, gpumond.agent
 gpumond.agent.start()
@@ -77,8 +84,8 @@ print([name for name in ("scopes", "steps") if f"gpumond.agent.{name}" in sys.mo
         assert finished(process) == "[]\n"
 
 
-def test_a_missing_driver_is_not_searched_for_at_each_report(library: Path) -> None:
-    """Nor is anything left for the program's garbage collector, which may have millions of objects to look at."""
+def test_missing_driver_is_not_searched_for_at_each_report(library: Path) -> None:
+    """No object is left for the program's garbage collector, which may have to visit millions."""
     code = """
 import gc, sys, torch
 from gpumond.agent.registry import REGISTRY
@@ -94,7 +101,7 @@ print(looked, gc.collect())
     assert run(code, library, "c") == ["[] 0"]
 
 
-def test_the_first_capture_ends_the_time_without_a_driver(library: Path) -> None:
+def test_driver_is_searched_for_at_the_first_capture(library: Path) -> None:
     code = """
 import ctypes
 from gpumond.agent import cuda
@@ -102,12 +109,12 @@ class Graph:
     def capture_begin(self): pass
     def capture_end(self): pass
 cuda.watch_captures(Graph)
-with cuda.beside_captures():
+with cuda.capture_safe():
     pass
 driver = ctypes.CDLL("libcuda.so.1")
 graph = Graph()
 graph.capture_begin()
-with cuda.beside_captures():
+with cuda.capture_safe():
     cuda.pool_bytes(cuda.default_pool(0))
 print(driver.fake_spoiled())
 """

@@ -1,4 +1,4 @@
-"""``retry_on_oom``: flush, do less, try again; and what the error held is let go of first."""
+"""``retry_on_oom``: flush, shrink the arguments and retry; memory held by the error is released first."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 from gpumond import agent
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, OutOfMemory
+from gpumond.sim.device import MIB, OutOfMemory
 
 
 class Tensor:
-    """Live memory that goes with the last reference, as a framework's."""
+    """Live memory that is freed with the last reference, as a framework's."""
 
     def __init__(self, allocator: CachingAllocator, size: int) -> None:
         weakref.finalize(self, allocator.free, allocator.malloc(size))
@@ -39,12 +39,12 @@ def test_arguments_shrink_until_the_call_fits(allocator: CachingAllocator):
 
     assert (train(3000 * MIB), train.__name__, train.__doc__) == (750 * MIB, "train", "Train.")
     assert sizes == [3000 * MIB, 1500 * MIB, 750 * MIB]
-    told = agent.program()
-    assert (told.oom_retries, told.oom_rescues, [oom.number for oom in told.ooms]) == (2, 1, [1, 2])
+    program = agent.program()
+    assert (program.oom_retries, program.oom_rescues, [oom.number for oom in program.ooms]) == (2, 1, [1, 2])
 
 
 def test_memory_of_a_failed_attempt_is_free_at_the_next(allocator: CachingAllocator):
-    """Tensors in the frames that the error has passed, one of them in a cycle with the error itself."""
+    """The tensors are in frames of the traceback, one of them in a cycle with the error."""
     seen: list[int] = []
 
     def inner(size: int) -> Tensor:
@@ -61,7 +61,7 @@ def test_memory_of_a_failed_attempt_is_free_at_the_next(allocator: CachingAlloca
         try:
             return inner(size)
         except ValueError as error:
-            raise OutOfMemory(f"out of memory beside {activations}") from error
+            raise OutOfMemory(f"out of memory next to {activations}") from error
 
     result = agent.retry_on_oom(outer, shrink=halved)(800 * MIB)
     assert seen == [0, 0]
@@ -69,14 +69,14 @@ def test_memory_of_a_failed_attempt_is_free_at_the_next(allocator: CachingAlloca
     del result
 
 
-def test_a_stored_traceback_holds_no_memory(allocator: CachingAllocator):
-    """As a debugger, a notebook or a logger does."""
+def test_stored_traceback_holds_no_memory(allocator: CachingAllocator):
+    """A debugger, a notebook or a logger stores it."""
     kept: list[Any] = []
 
     def work(size: int) -> None:
         activations = Tensor(allocator, 100 * MIB)
         try:
-            raise OutOfMemory(f"out of memory beside {activations}")
+            raise OutOfMemory(f"out of memory next to {activations}")
         except OutOfMemory as error:
             kept.append(error.__traceback__)
             if size > MIB:
@@ -88,7 +88,7 @@ def test_a_stored_traceback_holds_no_memory(allocator: CachingAllocator):
     assert allocator.statistics().live_bytes == 0
 
 
-def test_the_cache_is_flushed_before_the_next_attempt(allocator: CachingAllocator):
+def test_cache_is_flushed_before_the_next_attempt(allocator: CachingAllocator):
     held: list[int] = []
 
     def work() -> None:
@@ -114,7 +114,7 @@ def no_automatic_collection(allocator: CachingAllocator) -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-    gc.collect()  # what is left, before the allocator closes
+    gc.collect()  # frees the rest before the allocator closes
 
 
 @pytest.mark.usefixtures("no_automatic_collection")
@@ -132,7 +132,7 @@ def test_garbage_is_collected_before_the_last_attempt(allocator: CachingAllocato
 
 
 @pytest.mark.usefixtures("no_automatic_collection")
-def test_without_gc_garbage_stays(allocator: CachingAllocator):
+def test_garbage_is_kept_without_gc(allocator: CachingAllocator):
     Cyclic(allocator, 900 * MIB)
     with pytest.raises(OutOfMemory):
         agent.retry_on_oom(allocator.malloc, gc=False)(500 * MIB)
@@ -141,13 +141,13 @@ def test_without_gc_garbage_stays(allocator: CachingAllocator):
 
 @pytest.mark.usefixtures("no_automatic_collection")
 @pytest.mark.parametrize(("collects", "held"), [(True, 0), (False, 900)])
-def test_a_scope_that_flushes_collects_garbage_if_asked(allocator: CachingAllocator, collects: bool, held: int):
+def test_scope_that_flushes_collects_garbage_if_asked(allocator: CachingAllocator, collects: bool, held: int):
     with agent.scope("epoch", flush=True, gc=collects):
         Cyclic(allocator, 900 * MIB)
     assert allocator.statistics().held_bytes // MIB == held
 
 
-def test_the_last_error_is_raised_as_it_was(allocator: CachingAllocator):
+def test_last_error_is_raised_as_it_was(allocator: CachingAllocator):
     raised: list[OutOfMemory] = []
 
     @agent.retry_on_oom(attempts=3)
@@ -197,7 +197,7 @@ def test_keyword_arguments_shrink_too(allocator: CachingAllocator):
     assert agent.retry_on_oom(work, shrink=smaller)("n", batch=1600 * MIB, seed=3) == ("n", 800 * MIB, 3)
 
 
-def test_a_coroutine_function_stays_one(allocator: CachingAllocator):
+def test_coroutine_function_remains_one(allocator: CachingAllocator):
     @agent.retry_on_oom(shrink=halved)
     async def serve(size: int) -> int:
         await asyncio.sleep(0)
@@ -208,7 +208,7 @@ def test_a_coroutine_function_stays_one(allocator: CachingAllocator):
 
 
 @pytest.mark.parametrize("error", [ValueError("not memory"), MemoryError("the host's"), KeyboardInterrupt()])
-def test_other_errors_pass_at_once(error: BaseException):
+def test_other_errors_are_raised_at_once(error: BaseException):
     calls: list[int] = []
 
     def work() -> None:
@@ -220,7 +220,7 @@ def test_other_errors_pass_at_once(error: BaseException):
     assert calls == [1]
 
 
-def test_the_callers_exception_is_left_unchanged(allocator: CachingAllocator):
+def test_callers_exception_is_left_unchanged(allocator: CachingAllocator):
     def outside() -> None:
         precious = "the caller's"
         raise KeyError(precious)
@@ -234,7 +234,7 @@ def test_the_callers_exception_is_left_unchanged(allocator: CachingAllocator):
         assert frames[-1].f_locals == {"precious": "the caller's"}
 
 
-def test_a_function_is_wrapped_with_and_without_parentheses(allocator: CachingAllocator):
+def test_decorator_works_with_and_without_parentheses(allocator: CachingAllocator):
     @agent.retry_on_oom
     def bare(value: int) -> int:
         return value
@@ -259,11 +259,11 @@ def test_a_function_is_wrapped_with_and_without_parentheses(allocator: CachingAl
         (lambda: agent.retry_on_oom(attempts=0), "retry_on_oom: attempts: expected at least 1"),
     ],
 )
-def test_wrong_arguments_are_named(call: Callable[[], object], says: str):
+def test_wrong_arguments_of_retry_are_named(call: Callable[[], object], says: str):
     with pytest.raises((TypeError, ValueError), match=says):
         call()
 
 
-def test_a_shrink_that_returns_something_else_is_named(allocator: CachingAllocator):
+def test_shrink_with_an_invalid_result_is_named(allocator: CachingAllocator):
     with pytest.raises(TypeError, match="shrink: expected a tuple"):
         agent.retry_on_oom(allocator.malloc, shrink=lambda size: size // 2)(2000 * MIB)  # type: ignore[arg-type, return-value]

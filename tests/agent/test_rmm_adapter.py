@@ -1,4 +1,4 @@
-"""RMM's stacks of memory resources, over stand-ins for it and for the driver."""
+"""RMM's stacks of memory resources, over stand-ins for RMM and the driver."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ print(report(), rmm.mr.get_per_device_resource(0) is mr)
     assert run(code, library, "c") == ["() True"]
 
 
-def test_an_adaptor_below_a_pool_counts_what_the_pool_holds(library: Path) -> None:
+def test_adaptor_below_a_pool_counts_what_the_pool_holds(library: Path) -> None:
     below = "ArenaMemoryResource(TrackingResourceAdaptor(CudaMemoryResource()))"
     code = f"{PROGRAM}{counted('StatisticsResourceAdaptor', below)}mr.upstream_mr.upstream_mr.allocate(20){SHOW}"
     assert run(code, library, "c") == ["0 50 70 0 not_releasable 20"]
 
 
-def test_foreign_bins_make_held_bytes_unknown(library: Path) -> None:
+def test_bins_of_other_resources_make_held_bytes_unknown(library: Path) -> None:
     code = f"""{PROGRAM}
 bins = BinningMemoryResource(PoolMemoryResource(CudaMemoryResource(), 100))
 bins.add_bin(8)
@@ -84,7 +84,7 @@ bins.add_bin(8, PoolMemoryResource(CudaMemoryResource(), 100)){SHOW}
     assert run(code, library, "c") == ["0 50 100 0 not_releasable 50", "0 50 None 0 not_releasable 0"]
 
 
-def test_a_count_that_was_reset_is_ignored(library: Path) -> None:
+def test_count_that_was_reset_is_ignored(library: Path) -> None:
     code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaMemoryResource()")}{SHOW}
 mr.push_counters()
 mr.allocate(5){SHOW}
@@ -94,7 +94,7 @@ print(rmm.mr.get_per_device_resource(0) is mr)
     assert run(code, library, "c") == ["0 50 50 0 exact 0", "0 55 55 0 exact 0", "True"]
 
 
-def test_a_driver_pool_with_a_handle_needs_no_adaptor(library: Path) -> None:
+def test_driver_pool_with_a_handle_needs_no_adaptor(library: Path) -> None:
     code = f"""{PROGRAM}
 rmm.mr.set_per_device_resource(0, CudaAsyncViewMemoryResource(17))
 fake(17, 64, 40, 8){SHOW}
@@ -104,14 +104,14 @@ print(receipt.outcome, receipt.expected.likely, receipt.released_bytes, receipt.
     assert run(code, library, "c") == ["0 48 64 16 interval 0", "freed 16 24 trim"]
 
 
-def elsewhere(code: str) -> str:
-    """In a thread that has chosen no device, as the agent's."""
+def in_another_thread(code: str) -> str:
+    """Run the code in a thread without a current device, like the agent's."""
     indented = "".join(f"    {line}\n" for line in code.strip().splitlines())
     return f"\ndef thread():\n{indented}started = threading.Thread(target=thread)\nstarted.start(), started.join()\n"
 
 
-def test_a_flush_learns_the_handle_of_a_hidden_pool_and_trims_it(library: Path) -> None:
-    flush = elsewhere("""
+def test_flush_learns_the_handle_of_a_hidden_pool_and_trims_it(library: Path) -> None:
+    flush = in_another_thread("""
 (plan,), (receipt,) = flush(dry_run=True), flush()
 print(plan.before.held_bytes, plan.expected.high, receipt.outcome, receipt.released_bytes, receipt.after.held_bytes)
 print(mr.allocation_counts.total_count, cuda.contexts(), driver.fake_retained())
@@ -125,12 +125,12 @@ print(mr.allocation_counts.total_count, cuda.contexts(), driver.fake_retained())
     ]
 
 
-def test_the_lifetime_of_a_resource_is_not_extended(library: Path) -> None:
-    """Not even if the program lets go of it in the midst of a flush: its end is then in our hands, on its device."""
+def test_lifetime_of_a_resource_is_not_extended(library: Path) -> None:
+    """The same holds if the program drops it during a flush: the agent then ends it, on its device."""
     other = "StatisticsResourceAdaptor(CudaMemoryResource())"
-    flush = elsewhere("flush(steps=['hooks', 'trim'])")
+    flush = in_another_thread("flush(steps=['hooks', 'trim'])")
     code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaAsyncMemoryResource()")}
-class Told(CudaAsyncMemoryResource):
+class RecordedResource(CudaAsyncMemoryResource):
     def __del__(self):
         super().__del__()
         print("gone", flush=True)
@@ -141,18 +141,18 @@ def replace():
 def use(resource):
     rmm.mr.set_per_device_resource(1, StatisticsResourceAdaptor(resource))
     rmm.mr.get_per_device_resource(1).allocate(10)
-use(Told())
+use(RecordedResource())
 {flush}
 print("flushed", cuda.contexts(), driver.fake_retained(), flush=True)
-use(Told())
-{elsewhere("flush(dry_run=True)")}
-{elsewhere("use(CudaMemoryResource())")}
+use(RecordedResource())
+{in_another_thread("flush(dry_run=True)")}
+{in_another_thread("use(CudaMemoryResource())")}
 print("over")
 """
     assert run(code, library, "-c") == ["replaced", "gone", "flushed [1] 0", "gone", "over"]
 
 
-def test_a_pool_reports_that_it_keeps_its_memory(library: Path) -> None:
+def test_pool_that_keeps_its_memory_is_not_releasable(library: Path) -> None:
     code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "PoolMemoryResource(CudaMemoryResource(), 100)")}
 (receipt,) = flush()
 print(receipt.outcome, receipt.expected.high, receipt.steps[0].detail)
@@ -160,7 +160,7 @@ print(receipt.outcome, receipt.expected.high, receipt.steps[0].detail)
     assert run(code, library, "c") == ["nothing 0 RMM keeps the memory of these resources until they are destroyed"]
 
 
-def test_no_trim_and_no_allocation_while_a_graph_is_captured(library: Path) -> None:
+def test_flush_neither_trims_nor_allocates_while_a_graph_is_captured(library: Path) -> None:
     code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaAsyncMemoryResource()")}
 class Graph: pass
 graph = Graph()
@@ -171,7 +171,7 @@ print(receipt.outcome, receipt.reason, mr.allocation_counts.total_count)
     assert run(code, library, "c") == ["refused a CUDA graph is being captured 2"]
 
 
-def test_a_forked_child_is_left_alone(library: Path) -> None:
+def test_forked_child_does_not_query_rmm(library: Path) -> None:
     code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaAsyncMemoryResource()")}
 print(len(report()), flush=True)
 if os.fork() == 0:

@@ -1,4 +1,4 @@
-"""``scope``: what a block keeps, the most it needs, and how sure that is."""
+"""``scope``: bytes that a block keeps, its peak, and the exactness of both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpumond.agent.instrument.scopes import SCOPE_TOTALS, Block
 from gpumond.agent.instrument.usage import DeviceLevel, levels
 from gpumond.model.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB
+from gpumond.sim.device import MIB
 from gpumond.testing import make_pool
 from tests.agent.simulated import UUID
 
@@ -25,7 +25,7 @@ def device(name: str) -> ScopeDevice:
     return usage(name).devices[0]
 
 
-def test_a_block_reports_kept_and_peak_bytes(allocator: CachingAllocator):
+def test_block_reports_kept_and_peak_bytes(allocator: CachingAllocator):
     with agent.scope("epoch") as block:
         kept = allocator.malloc(100 * MIB)
         allocator.free(allocator.malloc(300 * MIB))
@@ -37,9 +37,9 @@ def test_a_block_reports_kept_and_peak_bytes(allocator: CachingAllocator):
     assert device("epoch") == ScopeDevice(UUID, 0, -100 * MIB, 400 * MIB, True)
 
 
-def test_a_block_that_the_first_allocation_is_in_is_measured_from_nothing(allocator: CachingAllocator):
+def test_block_with_the_first_allocation_is_measured_from_zero(allocator: CachingAllocator):
     allocator.close()
-    again = CachingAllocator(allocator._card)
+    again = CachingAllocator(allocator._device)
     with agent.scope("setup"):
         again.malloc(64 * MIB)
     assert device("setup") == ScopeDevice(UUID, 64 * MIB, 64 * MIB, 64 * MIB, True)
@@ -60,7 +60,7 @@ def test_blocks_in_blocks_have_names_of_their_own(allocator: CachingAllocator):
     assert device("epoch/forward").kept_bytes == device("epoch").kept_bytes == 30 * MIB
 
 
-def test_a_peak_below_an_older_one_is_a_lower_bound(allocator: CachingAllocator):
+def test_peak_below_an_older_one_is_a_lower_bound(allocator: CachingAllocator):
     allocator.free(allocator.malloc(500 * MIB))
     with agent.scope("small"):
         held = allocator.malloc(20 * MIB)
@@ -85,19 +85,19 @@ def test_a_peak_below_an_older_one_is_a_lower_bound(allocator: CachingAllocator)
             0,
             50,
             True,
-        ),  # no room between the seen and the mark
+        ),  # no room between the seen peak and the mark
         (
             DeviceLevel(10, peak_bytes=90),
             DeviceLevel(20, peak_bytes=40),
             30,
             40,
             False,
-        ),  # the program has reset the mark
+        ),  # the program has reset the peak
         (DeviceLevel(10, peak_bytes=None), DeviceLevel(20, peak_bytes=None), 30, 30, False),
         (DeviceLevel(10, peak_bytes=50, alone=False), DeviceLevel(20, peak_bytes=80, alone=False), 30, 30, False),
     ],
 )
-def test_a_peak_is_exact_or_a_lower_bound(before: DeviceLevel, after: DeviceLevel, seen: int, peak: int, exact: bool):
+def test_peak_is_exact_or_a_lower_bound(before: DeviceLevel, after: DeviceLevel, seen: int, peak: int, exact: bool):
     block = Block("x", None)
     block.before = {UUID: before}
     block.sample({UUID: before})
@@ -130,7 +130,7 @@ def test_names_beyond_the_bound_are_counted_together(allocator: CachingAllocator
     assert usage("s0").entries == 2
 
 
-def test_a_path_that_grows_without_end_is_other(allocator: CachingAllocator):
+def test_path_that_grows_without_limit_is_other(allocator: CachingAllocator):
     def dive(depth: int) -> None:
         with agent.scope("x" * 60):
             if depth:
@@ -157,7 +157,7 @@ def test_flush_releases_the_blocks_cache(allocator: CachingAllocator):
     assert allocator.statistics().held_bytes == 0
 
 
-def test_a_function_is_a_block_each_time_it_is_called(allocator: CachingAllocator):
+def test_decorated_function_is_a_block_at_each_call(allocator: CachingAllocator):
     @agent.scope("forward")
     def forward(size: int, *, copies: int = 1) -> int:
         """Forward."""
@@ -168,7 +168,7 @@ def test_a_function_is_a_block_each_time_it_is_called(allocator: CachingAllocato
     assert (usage("forward").entries, device("forward").kept_bytes) == (2, 30 * MIB)
 
 
-def test_a_coroutine_function_is_a_block_until_it_is_done(allocator: CachingAllocator):
+def test_decorated_coroutine_function_is_a_block_until_it_ends(allocator: CachingAllocator):
     @agent.scope("request")
     async def request(size: int) -> str:
         held = allocator.malloc(size)
@@ -197,7 +197,7 @@ def test_threads_have_blocks_of_their_own(allocator: CachingAllocator):
 
 
 def test_unmeasured_blocks_are_counted(allocator: CachingAllocator):
-    """While another thread's flush has the allocators."""
+    """The flush of another thread holds the allocators."""
     flushing, done = threading.Event(), threading.Event()
 
     def hook() -> None:
@@ -226,12 +226,12 @@ def test_unmeasured_blocks_are_counted(allocator: CachingAllocator):
         ("x", 1, TypeError, "flush: expected bool"),
     ],
 )
-def test_wrong_arguments_are_named(name: str, flush: bool, error: type[Exception], says: str):
+def test_wrong_arguments_of_scope_are_named(name: str, flush: bool, error: type[Exception], says: str):
     with pytest.raises(error, match=says):
         agent.scope(name, flush)
 
 
-def test_a_generator_function_is_refused_since_its_body_runs_later():
+def test_generator_function_is_refused():
     def batches():
         yield 1
 

@@ -5,23 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.adapters import AllocatorAdapter, present
+from gpumond.agent.adapters import ADAPTERS, AllocatorAdapter, loaded
 from gpumond.agent.adapters.sim import SimAdapter, adapter
 from gpumond.model.pools import Reclaimable, StepResult
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, SimDevice
-from tests.sim.holding import run, small_card
+from gpumond.sim.device import MIB, SimDevice
+from tests.sim.holding import run, small_device
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> SimDevice:
-    return small_card(tmp_path)
+def device(tmp_path: Path) -> SimDevice:
+    return small_device(tmp_path)
 
 
 @pytest.fixture
-def allocator(card: SimDevice) -> Iterator[CachingAllocator]:
-    """It holds 60 MiB live and 40 stranded in one segment, and 50 cached."""
-    allocator = CachingAllocator(card)
+def allocator(device: SimDevice) -> Iterator[CachingAllocator]:
+    """Allocator with 60 MiB live and 40 stranded in one segment, and 50 cached."""
+    allocator = CachingAllocator(device)
     for address in [allocator.malloc(100 * MIB), allocator.malloc(50 * MIB)]:
         allocator.free(address)
     allocator.malloc(60 * MIB)
@@ -29,8 +29,8 @@ def allocator(card: SimDevice) -> Iterator[CachingAllocator]:
     allocator.close()
 
 
-def test_the_simulated_allocator_is_found_in_its_program() -> None:
-    found: list[AllocatorAdapter] = list(present())
+def test_simulated_allocator_is_found_in_its_program() -> None:
+    found: list[AllocatorAdapter] = [adapter for adapter in map(loaded, ADAPTERS) if adapter]
     assert "sim" in [adapter.name for adapter in found]
 
 
@@ -42,11 +42,11 @@ print("gpumond.sim.allocator" in sys.modules)
 """
 
 
-def test_the_adapter_never_imports_the_simulated_allocator() -> None:
+def test_adapter_never_imports_the_simulated_allocator() -> None:
     assert run(IMPORT) == "False\n"
 
 
-def test_numbers_of_the_simulated_allocator_are_exact(allocator: CachingAllocator) -> None:
+def test_figures_of_the_simulated_allocator_are_exact(allocator: CachingAllocator) -> None:
     (pool,) = adapter().read()
     assert (pool.allocator, pool.device_uuid) == ("sim", "SIM-test")
     assert (pool.live_bytes, pool.held_bytes, pool.stranded_bytes) == (60 * MIB, 150 * MIB, 40 * MIB)
@@ -55,22 +55,22 @@ def test_numbers_of_the_simulated_allocator_are_exact(allocator: CachingAllocato
     assert (pool.device_allocations, pool.device_frees) == (2, 0)
 
 
-def test_an_allocator_that_was_not_used_is_no_pool(card: SimDevice) -> None:
-    allocator = CachingAllocator(card)
+def test_unused_allocator_has_no_pool(device: SimDevice) -> None:
+    allocator = CachingAllocator(device)
     assert list(adapter().read()) == []
     allocator.close()
 
 
-def test_a_flush_releases_the_predicted_bytes_on_the_device(allocator: CachingAllocator, card: SimDevice) -> None:
+def test_flush_releases_the_predicted_bytes_on_the_device(allocator: CachingAllocator, device: SimDevice) -> None:
     sim = SimAdapter()
-    used = card.read().used_bytes or 0
+    used = device.read().used_bytes or 0
     (before,) = sim.read(exact=True)
     (result,) = sim.flush(["ipc", "cache", "trim"])
     (after,) = sim.read()
     assert isinstance(result, StepResult)
     assert (result.step, result.released_bytes) == ("cache", before.reclaimable.likely)
     assert after.held_bytes == before.held_bytes - before.reclaimable.likely
-    assert card.read().used_bytes == used - before.reclaimable.likely
+    assert device.read().used_bytes == used - before.reclaimable.likely
     assert (after.live_bytes, after.stranded_bytes, after.reclaimable.high) == (60 * MIB, 40 * MIB, 0)
 
 

@@ -1,4 +1,4 @@
-"""``snapshot``: the framework's own, bounded, whole or not at all, and for its user alone."""
+"""``snapshot``: the framework's own memory snapshot, bounded, complete or absent, and private to its user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from gpumond import agent
 from gpumond.agent.instrument import snapshots
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB
+from gpumond.sim.device import MIB
 from tests.agent.daemon import STANDINS, environment
 from tests.agent.simulated import UUID
 
@@ -45,7 +45,7 @@ def in_torch(code: str, path: Path) -> str:
     return done.stdout
 
 
-def test_a_snapshot_is_complete_and_private(allocator: CachingAllocator, tmp_path: Path):
+def test_snapshot_is_complete_and_private(allocator: CachingAllocator, tmp_path: Path):
     allocator.malloc(5 * MIB)
     path = tmp_path / "memory.json"
     path.write_text("an older one")
@@ -57,7 +57,7 @@ def test_a_snapshot_is_complete_and_private(allocator: CachingAllocator, tmp_pat
     assert sorted(os.listdir(tmp_path)) == ["card", "memory.json"]
 
 
-def test_a_snapshot_above_the_limit_leaves_no_file(tmp_path: Path):
+def test_snapshot_above_the_limit_leaves_no_file(tmp_path: Path):
     path = tmp_path / "memory.pickle"
     code = "print(snapshots.write(path, max_bytes=500_000)); print(agent.snapshot(path).size_bytes)"
     refused, whole = in_torch(code, path).splitlines()
@@ -90,14 +90,14 @@ def test_torch_explains_a_missing_snapshot(world: str, reason: str, tmp_path: Pa
         ("segments=[Segment([(512, ACTIVE)] * 50_001)]", "blocks would stall the program"),
     ],
 )
-def test_snapshots_that_stall_the_program_are_refused_from_outside(world: str, reason: str, tmp_path: Path):
+def test_requested_snapshot_is_refused_if_it_would_stall_the_program(world: str, reason: str, tmp_path: Path):
     code = f"torch.WORLD.reset({world}); print(snapshots.write(path, guarded=True)); print(agent.snapshot(path).path)"
     refused, own = in_torch(code, tmp_path / "x").splitlines()
     assert reason in refused
     assert own == os.fspath(tmp_path / "x")
 
 
-def test_a_library_that_fails_is_a_reason_and_no_error(tmp_path: Path):
+def test_failure_of_the_library_is_a_reason_and_no_error(tmp_path: Path):
     code = """
 def broken(filename):
     raise RuntimeError("internal\\nassert")
@@ -108,18 +108,18 @@ print(agent.snapshot(path))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_a_reason(allocator: CachingAllocator, tmp_path: Path):
+def test_directory_that_cannot_be_written_is_a_reason(allocator: CachingAllocator, tmp_path: Path):
     dump = agent.snapshot(tmp_path / "missing" / "memory.json")
     assert (dump.path, "No such file" in dump.reason) == (None, True)
 
 
-def test_a_program_without_an_allocator_has_none(allocator: CachingAllocator, tmp_path: Path):
+def test_program_without_an_allocator_has_no_snapshot(allocator: CachingAllocator, tmp_path: Path):
     allocator.close()
     assert agent.snapshot(tmp_path / "x").reason == "sim: nothing has been allocated yet"
 
 
 def test_requested_snapshots_are_limited_in_rate_and_number(tmp_path: Path):
-    """Of more than four the oldest makes room; and not more than one in ten seconds."""
+    """At most four are kept, and at most one in ten seconds is written."""
     code = """
 asked = snapshots.RequestedSnapshots()
 for number in range(6):
@@ -143,8 +143,8 @@ print(asked.write("team/train").reason)
     assert "too many requests" in too_soon
 
 
-def test_a_link_of_another_user_is_not_used(tmp_path: Path):
-    """In TMPDIR anybody can be there first."""
+def test_link_of_another_user_is_not_used(tmp_path: Path):
+    """Any user can create a link in TMPDIR first."""
     (tmp_path / f"gpumond-{os.geteuid()}").symlink_to(tmp_path)
     environ = environment("/nowhere", STANDINS, TMPDIR=os.fspath(tmp_path))
     for name in ("HOME", "XDG_STATE_HOME"):
@@ -154,7 +154,7 @@ def test_a_link_of_another_user_is_not_used(tmp_path: Path):
     assert "not a directory of this user" in done.stdout
 
 
-def test_a_directory_of_another_user_is_not_used(tmp_path: Path):
+def test_directory_of_another_user_is_not_used(tmp_path: Path):
     if os.geteuid() != 0:
         pytest.skip("needs root, to give a directory to another user")
     folder = tmp_path / "gpumond" / "snapshots"
@@ -175,10 +175,10 @@ def test_a_directory_of_another_user_is_not_used(tmp_path: Path):
         (lambda: agent.snapshot("a\0b"), "snapshot: path: expected the path"),
     ],
 )
-def test_wrong_arguments_are_named(call: Callable[[], object], says: str):
+def test_wrong_arguments_of_snapshot_are_named(call: Callable[[], object], says: str):
     with pytest.raises((TypeError, ValueError), match=says):
         call()
 
 
-def test_the_bound_is_what_the_documentation_says():
+def test_size_limit_equals_the_documented_one():
     assert snapshots.MAX_BYTES == 256 * MIB

@@ -1,4 +1,4 @@
-"""``step``: the count, and the trend of what each step keeps."""
+"""``step``: the count of steps, and the trend of the bytes that each keeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from gpumond import agent
 from gpumond.agent.instrument.steps import MIN_SAMPLES, STEPS, WINDOW, Sample, StepCounter, trend
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB
+from gpumond.sim.device import MIB
 
 
 def samples(live: list[int], every: int = 10) -> list[Sample]:
@@ -51,19 +51,19 @@ def test_bytes_kept_by_each_step_are_a_trend(allocator: CachingAllocator):
         ([100] * (MIN_SAMPLES - 1), None),
     ],
 )
-def test_one_outlier_is_no_trend(live: list[int], kept: float | None):
+def test_outlier_is_no_trend(live: list[int], kept: float | None):
     assert trend(samples(live)) == kept
 
 
 def test_noise_is_no_trend_and_hides_none():
-    dice = random.Random(5)
-    noise = [dice.randrange(-1000, 1000) for _ in range(WINDOW)]
+    rng = random.Random(5)
+    noise = [rng.randrange(-1000, 1000) for _ in range(WINDOW)]
     leak = [100 * number + shift for number, shift in enumerate(noise)]
     assert abs(trend(samples([10_000 + n for n in noise])) or 0) < 6
     assert abs((trend(samples(leak)) or 0) - 10) < 6
 
 
-def test_a_step_without_any_allocator_is_a_step(allocator: CachingAllocator):
+def test_step_without_an_allocator_counts(allocator: CachingAllocator):
     allocator.close()
     agent.step()
     step = agent.program().step

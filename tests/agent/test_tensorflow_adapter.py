@@ -1,4 +1,4 @@
-"""TensorFlow's eager context, over stand-ins for it and for the driver."""
+"""TensorFlow's eager context, over stand-ins for TensorFlow and the driver."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ print(receipt.outcome, receipt.steps[0].detail)
         pytest.param('2, {"/device:GPU:0": (1, 2)}', [], id="one left out by TensorFlow itself"),
     ],
 )
-def test_each_tensorflow_device_is_identified(library: Path, layout: str, seen: list[tuple[int, ...]]) -> None:
+def test_tensorflow_devices_are_identified(library: Path, layout: str, seen: list[tuple[int, ...]]) -> None:
     code = f"{PROGRAM}\ncontext.initialize({layout})\n{SHOW}\nprint(cuda.contexts())"
     shown = [(str(ordinal), live, peak, None) for ordinal, live, peak in seen]
     assert run(code, library, "cc") == [repr(shown), "[0, 1]"]
@@ -72,12 +72,12 @@ def test_tensorflow_is_not_initialised_before_its_use(library: Path, gpus: str) 
     assert run(code, library, gpus) == ["() False True"]
 
 
-def test_a_device_without_a_context_is_not_queried(library: Path) -> None:
+def test_device_without_a_context_is_not_queried(library: Path) -> None:
     code = f"{PROGRAM}\ncontext.initialize(1, {{'/device:GPU:0': (1, 2)}})\n{SHOW}\nprint(cuda.contexts())"
     assert run(code, library, "-") == ["[]", "[]"]
 
 
-def test_a_forked_child_does_not_query_tensorflow(library: Path) -> None:
+def test_forked_child_does_not_query_tensorflow(library: Path) -> None:
     code = f"""{PROGRAM}
 context.initialize(1, {{"/device:GPU:0": (30, 50)}})
 print(len(report()), flush=True)

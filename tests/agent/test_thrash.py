@@ -1,4 +1,4 @@
-"""When a flush counts as useless: half of it taken from the driver again within ten seconds."""
+"""Thrash: half of the flushed memory is allocated from the driver again within ten seconds."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def flushed(before: int = 10, after: int = 2, device_allocations: int | None = 5
         pytest.param(101.0, pool(6, 6, "GPU-b"), 0, id="another device"),
     ],
 )
-def test_memory_taken_again_soon_is_thrash(now: float, seen: PoolUsage, thrashes: int) -> None:
+def test_memory_that_is_taken_again_soon_is_thrash(now: float, seen: PoolUsage, thrashes: int) -> None:
     (counted,) = flushed().counted([seen], now)
     assert counted.thrashes == thrashes
 
 
-def test_an_allocator_that_does_not_count_its_allocations_is_judged_by_its_bytes() -> None:
+def test_allocator_that_does_not_count_its_allocations_is_judged_by_its_bytes() -> None:
     (counted,) = flushed(device_allocations=None).counted([pool(6, None)], 101.0)
     assert counted.thrashes == 1
 
 
-def test_a_flush_thrashes_once_and_the_count_stays() -> None:
+def test_flush_thrashes_once_and_the_count_stays() -> None:
     thrash = flushed()
     counts = [
         next(iter(thrash.counted([pool(held, held)], now))).thrashes for now, held in [(101, 9), (102, 9), (900, 1)]
@@ -50,6 +50,6 @@ def test_a_flush_thrashes_once_and_the_count_stays() -> None:
     assert counts == [1, 1, 1]
 
 
-def test_a_flush_that_released_nothing_cannot_thrash() -> None:
+def test_flush_that_released_nothing_cannot_thrash() -> None:
     (counted,) = flushed(before=2, after=2).counted([pool(9, 9)], 101.0)
     assert counted.thrashes == 0

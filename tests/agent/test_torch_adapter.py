@@ -1,4 +1,4 @@
-"""The adapter over a stand-in with PyTorch's call surface, which fails on every call that could make a context."""
+"""PyTorch adapter over a stand-in that fails on every call that could create a context."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def adapter() -> TorchAdapter:
     return TorchAdapter(torch, environ={})
 
 
-def test_a_pool_is_live_and_reclaimable_and_stranded(world: Any, adapter: TorchAdapter) -> None:
+def test_pool_is_live_and_reclaimable_and_stranded(world: Any, adapter: TorchAdapter) -> None:
     (pool,) = adapter.read()
     assert (pool.allocator, pool.device_uuid) == ("torch", UUID)
     assert (pool.live_bytes, pool.held_bytes, pool.stranded_bytes) == (12 * MIB, 62 * MIB, 8 * MIB)
@@ -46,7 +46,7 @@ def test_a_pool_is_live_and_reclaimable_and_stranded(world: Any, adapter: TorchA
     assert pool.reclaimable == Reclaimable(42 * MIB, 42 * MIB, 42 * MIB, "exact")
 
 
-def test_a_reading_is_current(world: Any, adapter: TorchAdapter) -> None:
+def test_reading_has_the_current_values(world: Any, adapter: TorchAdapter) -> None:
     (before,) = adapter.read()
     assert adapter.read() == (before,)
     world.segments.append(Segment([(20 * MIB, FREE)]))
@@ -67,20 +67,20 @@ def test_torch_is_not_queried_before_cuda_is_initialised(world: Any, adapter: To
     assert world.calls == []
 
 
-def test_a_forked_child_is_left_alone(world: Any, adapter: TorchAdapter) -> None:
+def test_forked_child_does_not_query_torch(world: Any, adapter: TorchAdapter) -> None:
     world.bad_fork = True
     assert adapter.read() == ()
     with pytest.raises(FlushRefused, match="forked"):
         adapter.flush(("cache",))
 
 
-def test_a_device_that_the_program_does_not_use_is_not_reported(world: Any, adapter: TorchAdapter) -> None:
+def test_device_that_the_program_does_not_use_is_not_reported(world: Any, adapter: TorchAdapter) -> None:
     world.devices = 8
     assert [pool.device_uuid for pool in adapter.read()] == [UUID]
 
 
 @pytest.mark.parametrize("steps", [("cache",), ("ipc", "cache")])
-def test_a_flush_returns_the_predicted_bytes(world: Any, adapter: TorchAdapter, steps: tuple[str, ...]) -> None:
+def test_flush_returns_the_predicted_bytes(world: Any, adapter: TorchAdapter, steps: tuple[str, ...]) -> None:
     (before,) = adapter.read(exact=True)
     results = adapter.flush((*steps, "trim", "gc"))
     assert tuple(result.step for result in results) == steps
@@ -88,7 +88,7 @@ def test_a_flush_returns_the_predicted_bytes(world: Any, adapter: TorchAdapter, 
     assert ("ipc_collect" in world.calls) == ("ipc" in steps)
 
 
-def test_a_flush_makes_no_context_on_device_0(world: Any, adapter: TorchAdapter) -> None:
+def test_flush_creates_no_context_on_device_0(world: Any, adapter: TorchAdapter) -> None:
     world.reset(segments=[Segment([(20 * MIB, FREE)], device=3)], devices=4, contexts={3}, current=0)
     adapter.flush(("cache",))
     assert world.contexts == {3}
@@ -96,19 +96,19 @@ def test_a_flush_makes_no_context_on_device_0(world: Any, adapter: TorchAdapter)
     assert world.held(3) == 0
 
 
-def test_a_flush_leaves_the_threads_device_as_it_was(world: Any, adapter: TorchAdapter) -> None:
+def test_flush_keeps_the_current_device_of_the_thread(world: Any, adapter: TorchAdapter) -> None:
     world.devices, world.contexts, world.current = 2, {0, 1}, 1
     adapter.flush(("cache",))
     assert (world.current, world.calls) == (1, ["empty_cache on 1"])
 
 
-def test_nothing_is_freed_without_a_live_context(world: Any, adapter: TorchAdapter) -> None:
+def test_flush_frees_nothing_without_a_live_context(world: Any, adapter: TorchAdapter) -> None:
     world.contexts.clear()
     with pytest.raises(FlushRefused, match="no device"):
         adapter.flush(("cache",))
 
 
-def test_no_flush_during_a_capture(world: Any, adapter: TorchAdapter) -> None:
+def test_flush_is_refused_during_a_capture(world: Any, adapter: TorchAdapter) -> None:
     graph = torch.cuda.CUDAGraph()
     assert graph.capture_begin() == "began"
     with pytest.raises(FlushRefused, match="captured"):
@@ -117,7 +117,7 @@ def test_no_flush_during_a_capture(world: Any, adapter: TorchAdapter) -> None:
     assert adapter.flush(("cache",))
 
 
-def test_a_capture_waits_for_the_flush_under_way(world: Any, adapter: TorchAdapter) -> None:
+def test_capture_waits_for_the_flush_under_way(world: Any, adapter: TorchAdapter) -> None:
 
     graph, capturing = torch.cuda.CUDAGraph(), threading.Event()
 
@@ -134,7 +134,7 @@ def test_a_capture_waits_for_the_flush_under_way(world: Any, adapter: TorchAdapt
     graph.capture_end()
 
 
-def test_a_capture_that_fails_to_begin_is_none(world: Any, adapter: TorchAdapter) -> None:
+def test_capture_that_fails_to_begin_does_not_count(world: Any, adapter: TorchAdapter) -> None:
     with pytest.raises(RuntimeError, match="cannot capture"):
         torch.cuda.CUDAGraph().capture_begin(capture_error_mode="fail")
     assert not cuda.CAPTURING
@@ -167,14 +167,14 @@ def test_configured_expandable_segments_are_an_interval(world: Any, where: str) 
     assert pool.reclaimable == Reclaimable(0, 20, 20, "interval")
 
 
-def test_the_stream_ordered_backend_counts_nothing(world: Any, adapter: TorchAdapter) -> None:
+def test_stream_ordered_backend_has_no_pool(world: Any, adapter: TorchAdapter) -> None:
     world.backend = "cudaMallocAsync"
     (pool,) = adapter.read(exact=True)
     assert pool.reclaimable == Reclaimable(0, 50 * MIB, 50 * MIB, "interval")
     assert (pool.ooms, pool.device_allocations) == (None, None)
 
 
-def test_another_librarys_allocator_is_not_reported_by_pytorch(world: Any, adapter: TorchAdapter) -> None:
+def test_allocator_of_another_library_is_not_reported_by_pytorch(world: Any, adapter: TorchAdapter) -> None:
     world.backend = "pluggable"
     assert adapter.read() == ()
     with pytest.raises(FlushRefused, match="pluggable"):
@@ -182,7 +182,7 @@ def test_another_librarys_allocator_is_not_reported_by_pytorch(world: Any, adapt
 
 
 @pytest.mark.parametrize(
-    ("told", "pools"),
+    ("statistics", "pools"),
     [
         ({"allocated_bytes": 96, "active_bytes": 64}, (HostPool("torch", 64, 96),)),
         ({"allocated_bytes": 0, "active_bytes": 0}, ()),
@@ -190,9 +190,9 @@ def test_another_librarys_allocator_is_not_reported_by_pytorch(world: Any, adapt
     ],
 )
 def test_pinned_host_memory_is_apart_from_the_devices(
-    world: Any, adapter: TorchAdapter, told: dict[str, int] | None, pools: tuple[HostPool, ...]
+    world: Any, adapter: TorchAdapter, statistics: dict[str, int] | None, pools: tuple[HostPool, ...]
 ) -> None:
-    world.host = told
+    world.host = statistics
     assert tuple(adapter.host_pools()) == pools
     assert [pool.held_bytes for pool in adapter.read()] == [62 * MIB]
     world.initialized = False

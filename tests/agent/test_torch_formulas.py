@@ -1,4 +1,4 @@
-"""What is predicted for an allocator is what its own rules then return."""
+"""Formulas of PyTorch's allocator: the prediction equals what the allocator's rules return."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEGMENTS = st.lists(
 
 
 def settled(segments: list[Segment]) -> World:
-    """As the allocator keeps them: two free blocks are never neighbours."""
+    """Merge free neighbours, as the allocator does."""
     for segment in segments:
         if not any(state == PENDING for _, state in segment.blocks):
             segment.settle()
@@ -37,7 +37,7 @@ def test_statistics_bound_what_a_flush_returns(segments: list[Segment]) -> None:
 
 
 @given(SEGMENTS)
-def test_a_snapshot_predicts_a_flush_exactly(segments: list[Segment]) -> None:
+def test_snapshot_predicts_a_flush_exactly(segments: list[Segment]) -> None:
     world = settled(segments)
     expected = from_snapshot(world.snapshot()).get(0, Reclaimable(0, 0, 0))
     assert expected.likely == expected.low == world.empty_cache()
@@ -56,7 +56,7 @@ def test_a_snapshot_predicts_a_flush_exactly(segments: list[Segment]) -> None:
     ],
     ids=["nothing held", "split segments stay", "pending may unsplit", "private pools may stay", "expandable"],
 )
-def test_from_statistics(segments: list[Segment], expected: Reclaimable) -> None:
+def test_statistics_give_a_pool(segments: list[Segment], expected: Reclaimable) -> None:
     assert from_stats(figures(World(segments).stats(0))) == expected
 
 
@@ -65,13 +65,13 @@ def test_private_pools_cannot_be_excluded_before_2_13() -> None:
     assert from_stats(figures(world.stats(0))) == Reclaimable(0, 20, 20, "interval")
 
 
-def test_a_freed_range_of_an_expandable_segment_returns_its_whole_pages_only() -> None:
+def test_freed_range_of_an_expandable_segment_returns_its_whole_pages_only() -> None:
     blocks = [(15 * MIB, ACTIVE), (50 * MIB, FREE), (5 * MIB, ACTIVE)]
     assert from_snapshot(World([Segment(blocks, expandable=True)]).snapshot())[0].likely == 40 * MIB
     assert from_snapshot(World([Segment(blocks, expandable=True)]).snapshot(), 25 * MIB)[0].likely == 25 * MIB
 
 
-def test_a_free_private_pool_may_return_or_not() -> None:
+def test_free_private_pool_may_return_or_not() -> None:
     world = World([Segment([(20, FREE)]), Segment([(8, FREE)], pool=(0, 1)), Segment([(9, FREE)], device=1)])
     assert from_snapshot(world.snapshot()) == {
         0: Reclaimable(20, 20, 28, "interval"),
@@ -79,6 +79,6 @@ def test_a_free_private_pool_may_return_or_not() -> None:
     }
 
 
-def test_the_stream_ordered_pool_promises_nothing() -> None:
+def test_stream_ordered_pool_is_not_releasable() -> None:
     stats = World([Segment([(6, ACTIVE), (14, FREE)])]).stats(0)
     assert from_async_stats(figures(stats)) == Reclaimable(0, 14, 14, "interval")

@@ -1,4 +1,4 @@
-"""The adapter over a stand-in with PyTorch's XPU surface, which fails on every call that could initialise it."""
+"""PyTorch adapter over a stand-in with the XPU functions, which fails on every call that could initialise it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.agent.standins import torch
 from tests.agent.standins.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
 from tests.sources.trees import SysTree
 
-CARD, OTHER = "DRM-pci-0000:03:00.0", "DRM-pci-0000:05:00.0"
+DEVICE, OTHER = "DRM-pci-0000:03:00.0", "DRM-pci-0000:05:00.0"
 
 
 @pytest.fixture
@@ -43,19 +43,19 @@ def adapter(world: Any, sysfs: str) -> XpuAdapter:
     return XpuAdapter(torch, sysfs)
 
 
-def test_a_pool_is_live_and_cached_and_a_flush_returns_up_to_all_of_the_cache(adapter: XpuAdapter):
+def test_pool_is_live_and_cached_and_a_flush_returns_at_most_the_cache(adapter: XpuAdapter):
     (pool,) = adapter.read()
-    assert (pool.allocator, pool.device_uuid, pool.live_bytes, pool.held_bytes) == ("torch", CARD, 12 * MIB, 60 * MIB)
+    assert (pool.allocator, pool.device_uuid, pool.live_bytes, pool.held_bytes) == ("torch", DEVICE, 12 * MIB, 60 * MIB)
     assert pool.reclaimable == Reclaimable(0, 48 * MIB, 48 * MIB, "interval")
     assert (pool.stranded_bytes, pool.ooms, pool.retries, pool.device_allocations) == (0, None, None, None)
 
 
 def test_tiles_of_one_device_are_one_pool(world: Any, adapter: XpuAdapter):
     world.reset(segments=[Segment([(MIB << d, ACTIVE)], device=d) for d in range(3)], devices=4)
-    assert {pool.device_uuid: pool.live_bytes for pool in adapter.read()} == {CARD: 3 * MIB, OTHER: 4 * MIB}
+    assert {pool.device_uuid: pool.live_bytes for pool in adapter.read()} == {DEVICE: 3 * MIB, OTHER: 4 * MIB}
 
 
-def test_a_flush_returns_bytes_within_its_bounds(world: Any, adapter: XpuAdapter):
+def test_flush_returns_bytes_within_its_bounds(world: Any, adapter: XpuAdapter):
     (pool,) = adapter.read()
     (result,) = adapter.flush(("gc", "ipc", "cache", "trim"))
     assert (result.step, result.released_bytes) == ("cache", 40 * MIB)
@@ -72,14 +72,14 @@ def test_torch_is_not_queried_before_xpu_is_initialised(world: Any, adapter: Xpu
     assert world.calls == []
 
 
-def test_a_forked_child_is_left_alone(world: Any, adapter: XpuAdapter):
+def test_forked_child_does_not_query_torch(world: Any, adapter: XpuAdapter):
     world.bad_fork = True
     assert adapter.read() == ()
     with pytest.raises(FlushRefused, match="forked"):
         adapter.flush(("cache",))
 
 
-def test_no_flush_during_a_capture(adapter: XpuAdapter):
+def test_flush_is_refused_during_a_capture(adapter: XpuAdapter):
     graph = torch.xpu.XPUGraph()
     graph.capture_begin()
     with pytest.raises(FlushRefused, match="captured"):
@@ -89,16 +89,16 @@ def test_no_flush_during_a_capture(adapter: XpuAdapter):
     assert not cuda.CAPTURING
 
 
-def test_a_pool_on_an_unknown_device_is_not_reported(world: Any, tmp_path: Path):
+def test_pool_on_an_unknown_device_is_not_reported(world: Any, tmp_path: Path):
     assert XpuAdapter(torch, str(tmp_path / "elsewhere")).read() == ()
 
 
 @pytest.mark.parametrize(("has_xpu", "present"), [(False, "TorchAdapter"), (True, "XpuAdapter")])
-def test_a_build_has_one_of_the_two_adapters(has_xpu: bool, present: str):
+def test_build_of_torch_has_one_of_the_two_adapters(has_xpu: bool, present: str):
     program = (
         f"import torch; torch._C._has_xpu = {has_xpu}\n"
-        "from gpumond.agent.adapters import present\n"
-        "print(*(type(adapter).__name__ for adapter in present() if adapter.name == 'torch'))"
+        "from gpumond.agent.adapters import ADAPTERS, loaded\n"
+        "print(*(type(adapter).__name__ for adapter in map(loaded, ADAPTERS) if adapter and adapter.name == 'torch'))"
     )
     path = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).with_name("standins")), *sys.path))}
     command = [sys.executable, "-c", program]
@@ -125,7 +125,7 @@ PCI = {"pci_domain_id": 0, "pci_bus_id": 3, "pci_device_id": 0}
         (amd(), {}, None),
     ],
 )
-def test_an_amd_device_has_the_daemons_name(tmp_path: Path, properties: Any, shape: dict[str, str], uuid: str | None):
+def test_amd_device_has_the_daemons_name(tmp_path: Path, properties: Any, shape: dict[str, str], uuid: str | None):
     directory = tmp_path / "bus/pci/devices/0000:03:00.0"
     directory.mkdir(parents=True)
     for name, text in shape.items():
@@ -145,15 +145,15 @@ def test_agent_and_daemon_agree_on_a_device_name(tmp_path: Path):
 @pytest.mark.parametrize(
     ("uuid", "device_ids", "found"),
     [
-        ("ff" * 16, [0x0BDA], "DRM-pci-0000:10:00.0"),  # not of Intel's usual make, and the only card of its kind
+        ("ff" * 16, [0x0BDA], "DRM-pci-0000:10:00.0"),  # an unusual vendor, and the only device of its model
         ("ff" * 16, [0x0BDA, 0x56A0], "DRM-pci-0000:10:00.0"),
         ("ff" * 16, [0x0BDA, 0x0BDA], None),
         ("ff" * 16, [0x56A0], None),
-        ("", [0x0BDA], "DRM-pci-0000:10:00.0"),  # before PyTorch told the UUID
+        ("", [0x0BDA], "DRM-pci-0000:10:00.0"),  # before PyTorch reported the UUID
         ("8680a05600000000" + "10" + "00" * 7, [0x0BDA], "DRM-pci-0000:10:00.0"),  # a UUID of another device
     ],
 )
-def test_an_intel_device_is_identified_if_its_model_is_unique(
+def test_intel_device_is_identified_if_its_model_is_unique(
     tmp_path: Path, uuid: str, device_ids: list[int], found: str | None
 ):
     for number, device_id in enumerate(device_ids):

@@ -1,4 +1,4 @@
-"""What stays of a stream-ordered pool: the granules of 32 MiB in which something lives."""
+"""Granules of 32 MiB of a stream-ordered pool that a trim keeps because a block is in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 def at(**blocks: int) -> Blocks:
-    """``m40=3``: 3 MiB from the 40th MiB on."""
+    """Parse ``m40=3`` as a block of 3 MiB at the 40th MiB."""
     return {BASE + int(name[1:]) * MIB: size * MIB for name, size in blocks.items()}
 
 
@@ -28,7 +28,7 @@ def at(**blocks: int) -> Blocks:
         (at(m0=1, m320=1), 2),
     ],
 )
-def test_a_granule_stays_if_a_block_touches_it(blocks: Blocks, granules: int):
+def test_granule_stays_if_a_block_touches_it(blocks: Blocks, granules: int):
     used = sum(blocks.values())
     assert retained_free_bytes(used, [blocks]) == granules * GRANULE - used
 
@@ -47,6 +47,6 @@ def test_owners_of_one_kind_or_of_several_may_use_the_pool(using: set[int]):
     assert retained_free_bytes(used, kinds) == retained_free_bytes(used, [together])
 
 
-def test_a_block_of_two_owners_counts_once():
+def test_block_of_two_owners_counts_once():
     assert retained_free_bytes(MIB, [at(m0=1), at(m0=1)]) == 31 * MIB
     assert retained_free_bytes(3 * MIB, [at(m0=1), at(m0=1, m2=2)]) == 29 * MIB

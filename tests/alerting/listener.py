@@ -1,4 +1,4 @@
-"""An HTTP receiver on a real socket that does what a test tells it to."""
+"""HTTP receiver on a real socket, with the answers that a test defines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Request(NamedTuple):
 
 
 class Listener:
-    """``answer`` is what the next requests get: bytes, or a function that does as it likes with the connection."""
+    """HTTP receiver. ``answer`` is the answer to the next requests: bytes, or a function that gets the connection."""
 
     def __init__(self) -> None:
         self.answer: Answer = OK
@@ -54,7 +54,7 @@ class Listener:
         try:
             self._serve(connection)
         except OSError:
-            pass  # the other side was killed, or has hung up
+            pass  # the peer has ended or closed the connection
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:

@@ -1,4 +1,4 @@
-"""What a whole daemon does about its alerts, and what a disk that is full changes: nothing but what it can keep."""
+"""Alerts of a whole daemon: flushes of rules, receivers, restarts, and a full disk."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def listener() -> Iterator[Listener]:
     listener.close()
 
 
-def told(listener: Listener) -> list[Any]:
+def notified_alerts(listener: Listener) -> list[Any]:
     return [alert for request in listener.requests for alert in request.json["alerts"] if alert["rule"] == "give-back"]
 
 
@@ -48,17 +48,17 @@ def demo(serve: Serve, tmp_path: Path, listener: Listener, more: str = "") -> Ru
     config = tmp_path / "config.yaml"
     config.write_text(ACTING.format(url=listener.url, more=more))
     daemon = serve("--config", str(config), verb="demo")
-    until(lambda: [alert for alert in told(listener) if "action" in alert["annotations"]], 60)
+    until(lambda: [alert for alert in notified_alerts(listener) if "action" in alert["annotations"]], 60)
     return daemon
 
 
-def test_a_rule_flushes_its_programs_and_proves_it_everywhere(serve: Serve, tmp_path: Path, listener: Listener):
+def test_rule_flush_is_in_receipts_alert_history_and_audit(serve: Serve, tmp_path: Path, listener: Listener):
     daemon = demo(serve, tmp_path, listener)
     receipts = [each for each in daemon.get("receipts") if each["requested_by"] == "rule:give-back"]
     assert {each["workload"] for each in receipts} == {"training"}
     released = sum(each["released_bytes"] for each in receipts)
     assert released > 0
-    proof = next(each for each in told(listener) if "action" in each["annotations"])
+    proof = next(each for each in notified_alerts(listener) if "action" in each["annotations"])
     assert proof["annotations"]["action"].startswith("flushed training: ")
     past = until(lambda: [each for each in daemon.get("alerts/history") if each["rule"] == "give-back"])
     assert dict(past[0]["annotations"])["action"].startswith("flushed training: ")
@@ -68,13 +68,15 @@ def test_a_rule_flushes_its_programs_and_proves_it_everywhere(serve: Serve, tmp_
     assert verify_audit(tmp_path / "daemon0" / "state" / "gpumond.db") == []
 
 
-def test_a_rehearsal_flushes_nothing(serve: Serve, tmp_path: Path, listener: Listener):
+def test_dry_run_of_a_rule_flushes_nothing(serve: Serve, tmp_path: Path, listener: Listener):
     daemon = demo(serve, tmp_path, listener, ", dry_run: true")
-    assert told(listener)[-1]["annotations"]["action"].startswith("rehearsed: a flush of training would return ")
+    assert notified_alerts(listener)[-1]["annotations"]["action"].startswith(
+        "rehearsed: a flush of training would return "
+    )
     assert [each["outcome"] for each in daemon.get("receipts")] == ["planned"] * len(daemon.get("receipts"))
 
 
-def test_receipts_are_there_after_a_restart(serve: Serve, tmp_path: Path, listener: Listener):
+def test_receipts_survive_a_restart(serve: Serve, tmp_path: Path, listener: Listener):
     daemon = demo(serve, tmp_path, listener)
     before = daemon.get("receipts")
     assert daemon.stop() == 0
@@ -87,7 +89,7 @@ def test_receipts_are_there_after_a_restart(serve: Serve, tmp_path: Path, listen
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
+    """File system of 2 MiB."""
     mount = tmp_path / "disk"
     mount.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "none", str(mount)]
@@ -97,7 +99,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
-def test_on_a_full_disk_alerts_go_on_and_changes_are_refused_until_there_is_room(
+def test_full_disk_refuses_changes_and_does_not_stop_alerts(
     serve: Serve, driver: FakeDriver, small_disk: Path, tmp_path: Path, listener: Listener
 ):
     config = tmp_path / "config.yaml"
@@ -142,7 +144,7 @@ def test_on_a_full_disk_alerts_go_on_and_changes_are_refused_until_there_is_room
     assert change() == 201
 
 
-def test_a_receiver_that_hangs_does_not_hold_up_the_end(
+def test_hanging_receiver_does_not_delay_the_end_of_the_daemon(
     serve: Serve, driver: FakeDriver, tmp_path: Path, listener: Listener
 ):
     def hang(connection: socket.socket) -> None:
@@ -166,9 +168,7 @@ def test_a_receiver_that_hangs_does_not_hold_up_the_end(
     again.stop()
 
 
-def test_a_receiver_is_told_at_once_that_a_process_has_ended(
-    serve: Serve, driver: FakeDriver, tmp_path: Path, listener: Listener
-):
+def test_end_of_a_process_is_notified_at_once(serve: Serve, driver: FakeDriver, tmp_path: Path, listener: Listener):
     config = tmp_path / "config.yaml"
     config.write_text(
         f"interval: 0.2\nreceivers: [{{name: hook, type: webhook, url: '{listener.url}'}}]\n"
@@ -181,15 +181,15 @@ def test_a_receiver_is_told_at_once_that_a_process_has_ended(
     driver.write()
     daemon = serve("--source", "nvml", "--config", str(config), environ=driver.env)
 
-    def said() -> list[tuple[str, str]]:
+    def notifications() -> list[tuple[str, str]]:
         alerts = [alert for request in listener.requests for alert in request.json["alerts"]]
         return [(alert["status"], alert["annotations"]["summary"]) for alert in alerts if alert["rule"] == "hog"]
 
     fired = ("firing", "pid 4242 uses 9.0 GiB")
-    until(lambda: said() == [fired])
+    until(lambda: notifications() == [fired])
     device.processes, device.used_bytes = [], 0
     driver.write()
     ended = "process 4242 has ended; the alert was: pid 4242 uses 9.0 GiB"
-    until(lambda: said() == [fired, ("resolved", ended)])
+    until(lambda: notifications() == [fired, ("resolved", ended)])
     (past,) = [each for each in daemon.get("alerts/history") if each["rule"] == "hog"]
     assert dict(past["annotations"])["summary"] == ended

@@ -1,4 +1,4 @@
-"""Receivers that fail in every way, on real sockets: nobody else waits, and what is owed is told afterwards."""
+"""Receivers that fail in every way, on real sockets: others do not wait, and missed notifications follow later."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ from typing import Any
 import pytest
 
 from gpumond.alerting.outbox import Outbox
-from gpumond.alerting.receivers import Receiver, notifier
 from gpumond.alerting.receivers.http_client import post
+from gpumond.alerting.receivers.webhook import Webhook
 from tests import certificates
 from tests.alerting.listener import OK, Answer, Listener, answer
-from tests.alerting.test_outbox import FIRED, OVER, QUICK, Counts, NoJournal, Recorder, an_alert, until
+from tests.alerting.test_outbox import (
+    FIRED,
+    QUICK,
+    RESOLVED,
+    DeliveryCounts,
+    Recorder,
+    UnwritableStore,
+    make_alert,
+    until,
+)
 from tests.alerting.test_receivers import drip, failure, stall
 
 TEN_MIB = 10 << 20
@@ -34,7 +43,7 @@ def ten_mib(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("does", "reason"),
+    ("response", "reason"),
     [
         (answer(500), "server_error"),
         (answer(503), "server_error"),
@@ -48,18 +57,18 @@ def ten_mib(connection: socket.socket) -> None:
     ],
     ids=["500", "503", "429", "502", "hangs up", "is no HTTP", "10 MiB", "stalls", "drips"],
 )
-def test_while_one_fails_the_others_are_told_and_it_is_told_when_it_is_back(does: Answer, reason: str):
-    listener, other, counts = Listener(), Recorder("other"), Counts()
-    listener.answer = does
-    hook = notifier(Receiver("hook", "webhook", listener.url))
+def test_failing_receiver_delays_no_other_and_gets_its_notifications_later(response: Answer, reason: str):
+    listener, other, counts = Listener(), Recorder("other"), DeliveryCounts()
+    listener.answer = response
+    hook = Webhook(name="hook", url=listener.url)
 
     async def work() -> None:
-        outbox = Outbox([hook, other], NoJournal(), counts, backoff_seconds=QUICK)
+        outbox = Outbox([hook, other], UnwritableStore(), counts, backoff_seconds=QUICK)
         await outbox.open()
-        outbox.put([an_alert()])
+        outbox.put([make_alert()])
         await until(lambda: ("hook", reason) in counts.failed)
         outbox.put([])
-        await until(lambda: other.told == [FIRED, OVER])
+        await until(lambda: other.received == [FIRED, RESOLVED])
         listener.answer = OK
         before = len(listener.requests)
         await until(lambda: statuses(listener, before) == ["firing", "resolved"])
@@ -70,23 +79,26 @@ def test_while_one_fails_the_others_are_told_and_it_is_told_when_it_is_back(does
 
 
 def statuses(listener: Listener, since: int) -> list[str]:
-    """Of what was asked after that many requests; repeats of one that was under way are one."""
-    told = [alert["status"] for request in listener.requests[since:] for alert in request.json["alerts"]]
-    return [kind for before, kind in zip([None, *told], told, strict=False) if kind != before]
+    """Statuses of the alerts of all requests after the first ``since``. A repetition of the one in progress counts
+    once.
+    """
+
+    sent = [alert["status"] for request in listener.requests[since:] for alert in request.json["alerts"]]
+    return [kind for before, kind in zip([None, *sent], sent, strict=False) if kind != before]
 
 
 @pytest.fixture
 def connected() -> Iterator[list[Any]]:
-    """Every address that this process connects to."""
-    seen: list[Any] = []
+    """Addresses that this process connects to."""
+    addresses: list[Any] = []
     watching = True
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         if watching and event == "socket.connect":
-            seen.append(arguments[1])
+            addresses.append(arguments[1])
 
-    sys.addaudithook(watch)  # it cannot be taken away
-    yield seen
+    sys.addaudithook(watch)  # an audit hook cannot be removed
+    yield addresses
     watching = False
 
 
@@ -94,10 +106,10 @@ def connected() -> Iterator[list[Any]]:
 @pytest.mark.parametrize(
     "place", ["http://169.254.169.254/latest/meta-data", "//[fd00:ec2::254]/", "file:///etc/passwd"]
 )
-def test_a_redirect_leads_nowhere(connected: list[Any], status: int, place: str):
+def test_redirect_is_not_followed(connected: list[Any], status: int, place: str):
     listener = Listener()
     listener.answer = answer(status, Location=place)
-    assert failure(Receiver("hook", "webhook", listener.url)).reason == "redirect"
+    assert failure(Webhook(name="hook", url=listener.url)).reason == "redirect"
     port = int(listener.url.rpartition(":")[2])
     assert connected == [("127.0.0.1", port)]
     listener.close()
@@ -109,22 +121,22 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def over_tls(directory: Path, name: str) -> Callable[[socket.socket], None]:
-    """Speaks TLS with the certificate of that name, and is content with what it hears."""
+    """Answer over TLS with this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(directory / f"{name}.crt", directory / f"{name}.key")
 
     def serve(connection: socket.socket) -> None:
         with context.wrap_socket(connection, server_side=True) as secure:
-            heard = b""
-            while not heard.endswith(b"\r\n\r\n{}"):
-                heard += secure.recv(65536)
+            received = b""
+            while not received.endswith(b"\r\n\r\n{}"):
+                received += secure.recv(65536)
             secure.sendall(OK)
 
     return serve
 
 
 class TlsListener(Listener):
-    """Does nothing before TLS."""
+    """Listener that leaves TLS to its answer."""
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:
@@ -134,14 +146,14 @@ class TlsListener(Listener):
 
 @pytest.mark.parametrize(
     ("server", "trusted", "reason"),
-    [("server", True, None), ("server", False, "tls"), ("stranger", True, "tls"), (None, True, "tls")],
-    ids=["as it should be", "of an authority that is not known", "of another name", "that refuses"],
+    [("server", True, None), ("server", False, "tls"), ("unlisted", True, "tls"), (None, True, "tls")],
+    ids=["valid", "unknown authority", "another name", "handshake failure"],
 )
-def test_a_certificate_has_to_be_right(authority: Path, server: str | None, trusted: bool, reason: str | None):
+def test_receivers_certificate_is_verified(authority: Path, server: str | None, trusted: bool, reason: str | None):
     listener = TlsListener()
     listener.answer = refuse_tls if server is None else over_tls(authority, server)
     url = listener.url.replace("http", "https")
-    receiver = Receiver("hook", "webhook", url, ca_file=str(authority / "ca.crt") if trusted else None)
+    receiver = Webhook(name="hook", url=url, ca_file=authority / "ca.crt" if trusted else None)
     if reason is None:
         asyncio.run(post(receiver, "", b"{}"))
     else:

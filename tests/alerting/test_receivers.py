@@ -1,4 +1,4 @@
-"""What goes over the wire to webhooks and Alertmanagers, and what their answers mean."""
+"""Requests to webhooks and Alertmanagers, and the meaning of their answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,13 +15,24 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.alerting.receivers import NotSent, Receiver, Rejected, Retry, notifier
-from gpumond.alerting.receivers.http_client import post
+from gpumond.alerting.receivers import Notifier, NotSent, Rejected, Retry
+from gpumond.alerting.receivers.alertmanager import Alertmanager
+from gpumond.alerting.receivers.http_client import HttpReceiver, post
+from gpumond.alerting.receivers.webhook import Webhook
 from gpumond.model.frame import Alert
 from tests.alerting.listener import OK, Listener, answer
+from tests.running import until
 
-ALERT = Alert("full", "firing", (("alertname", "full"), ("gpu", "0")), (("summary", "much"),), 0.9, 1000.0, 1060.0)
-OVER = replace(ALERT, resolved_at=2000.0)
+ALERT = Alert(
+    rule="full",
+    phase="firing",
+    labels=(("alertname", "full"), ("gpu", "0")),
+    annotations=(("summary", "much"),),
+    value=0.9,
+    active_at=1000.0,
+    fired_at=1060.0,
+)
+RESOLVED = replace(ALERT, resolved_at=2000.0)
 
 
 @pytest.fixture
@@ -30,16 +42,16 @@ def listener() -> Iterator[Listener]:
     listener.close()
 
 
-def send(receiver: Receiver, raised: tuple[Alert, ...] = (ALERT,), resolved: tuple[Alert, ...] = ()) -> None:
-    asyncio.run(notifier(receiver).send(raised, resolved))
+def send(receiver: Notifier, raised: tuple[Alert, ...] = (ALERT,), resolved: tuple[Alert, ...] = ()) -> None:
+    asyncio.run(receiver.send(raised, resolved))
 
 
-def webhook(listener: Listener, **fields: str) -> Receiver:
-    return Receiver("hook", "webhook", **{"url": f"{listener.url}/alerts?team=a", **fields})
+def webhook(listener: Listener, **fields: Path) -> Webhook:
+    return Webhook(name="hook", url=f"{listener.url}/alerts?team=a", **fields)
 
 
-def test_a_webhook_gets_the_documented_json(listener: Listener):
-    send(webhook(listener), (ALERT,), (OVER,))
+def test_webhook_request_has_the_documented_json(listener: Listener):
+    send(webhook(listener), (ALERT,), (RESOLVED,))
     (request,) = listener.requests
     assert request.line == "POST /alerts?team=a HTTP/1.1"
     assert request.headers["content-type"] == "application/json"
@@ -62,37 +74,37 @@ def test_a_webhook_gets_the_documented_json(listener: Listener):
     assert resolved["fingerprint"] == firing["fingerprint"]
 
 
-def test_a_webhook_is_signed_with_the_secret_as_it_is_now(listener: Listener, tmp_path: Path):
+def test_webhook_request_is_signed_with_the_current_secret(listener: Listener, tmp_path: Path):
     secret = tmp_path / "secret"
     for key in ("first", "second"):
         secret.write_text(f"{key}\n")
-        send(webhook(listener, secret_file=str(secret)))
+        send(webhook(listener, secret_file=secret))
         request = listener.requests[-1]
         signed = request.headers["x-gpumond-timestamp"].encode() + b"." + request.body
         expected = hmac.new(key.encode(), signed, hashlib.sha256).hexdigest()
         assert request.headers["x-gpumond-signature"] == f"sha256={expected}"
 
 
-def test_an_address_and_a_token_can_stay_in_files(listener: Listener, tmp_path: Path):
+def test_address_and_token_can_be_read_from_files(listener: Listener, tmp_path: Path):
     (tmp_path / "url").write_text(f"{listener.url}/secret-path\n")
     (tmp_path / "token").write_text("tok\n")
-    send(Receiver("hook", "webhook", url_file=str(tmp_path / "url"), bearer_token_file=str(tmp_path / "token")))
+    send(Webhook(name="hook", url_file=tmp_path / "url", bearer_token_file=tmp_path / "token"))
     assert listener.requests[0].line == "POST /secret-path HTTP/1.1"
     assert listener.requests[0].headers["authorization"] == "Bearer tok"
 
 
-def test_an_alertmanager_gets_its_api_with_an_end_that_outlives_four_resends(listener: Listener):
-    send(Receiver("am", "alertmanager", f"{listener.url}/prefix/", instance="node7"), (ALERT,), (OVER,))
+def test_alertmanager_request_ends_after_four_resend_intervals(listener: Listener):
+    send(Alertmanager(name="am", url=f"{listener.url}/prefix/"), (ALERT,), (RESOLVED,))
     (request,) = listener.requests
     assert request.line == "POST /prefix/api/v2/alerts HTTP/1.1"
     firing, resolved = request.json
-    assert firing["labels"] == {"alertname": "full", "gpu": "0", "instance": "node7"}
+    assert firing["labels"] == {"alertname": "full", "gpu": "0", "instance": socket.gethostname()}
     assert firing["startsAt"] == "1970-01-01T00:17:40+00:00"
     assert firing["endsAt"] > "2020"
     assert resolved["endsAt"] == "1970-01-01T00:33:20+00:00"
 
 
-def failure(receiver: Receiver, timeout_seconds: float = 5.0) -> NotSent:
+def failure(receiver: HttpReceiver, timeout_seconds: float = 5.0) -> NotSent:
     with pytest.raises(NotSent) as failed:
         asyncio.run(post(receiver, "", b"{}", timeout_seconds=timeout_seconds))
     assert "127.0.0.1" not in str(failed.value), "an address is a secret"
@@ -112,17 +124,17 @@ def failure(receiver: Receiver, timeout_seconds: float = 5.0) -> NotSent:
         (503, Retry, "server_error"),
     ],
 )
-def test_only_what_may_pass_is_worth_another_try(listener: Listener, status: int, kind: type[NotSent], reason: str):
+def test_only_temporary_errors_are_retried(listener: Listener, status: int, kind: type[NotSent], reason: str):
     listener.answer = answer(status)
     failed = failure(webhook(listener))
     assert (type(failed), failed.reason) == (kind, reason)
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [("7", 7.0), ("100000", 3600.0), ("-3", 0.0), ("soon", 0.0), ("nan", 0.0)]
+    ("header", "seconds"), [("7", 7.0), ("100000", 3600.0), ("-3", 0.0), ("soon", 0.0), ("nan", 0.0)]
 )
-def test_retry_after_is_honoured_within_reason(listener: Listener, said: str, seconds: float):
-    listener.answer = answer(429, Retry_After=said)
+def test_retry_after_is_used_up_to_a_limit(listener: Listener, header: str, seconds: float):
+    listener.answer = answer(429, Retry_After=header)
     failed = failure(webhook(listener))
     assert isinstance(failed, Retry)
     assert failed.after_seconds == seconds
@@ -135,7 +147,7 @@ def test_retry_after_may_be_a_date(listener: Listener):
     assert 50 < failed.after_seconds <= 60
 
 
-def test_a_redirect_is_not_followed(listener: Listener):
+def test_redirect_is_not_followed(listener: Listener):
     elsewhere = Listener()
     listener.answer = answer(307, Location=f"{elsewhere.url}/latest/meta-data")
     assert failure(webhook(listener)).reason == "redirect"
@@ -143,7 +155,7 @@ def test_a_redirect_is_not_followed(listener: Listener):
     elsewhere.close()
 
 
-def test_a_proxy_of_the_environment_is_not_used(listener: Listener, monkeypatch: pytest.MonkeyPatch):
+def test_proxy_of_the_environment_is_not_used(listener: Listener, monkeypatch: pytest.MonkeyPatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     send(webhook(listener))
@@ -155,7 +167,7 @@ def stall(connection: socket.socket) -> None:
 
 
 def drip(connection: socket.socket) -> None:
-    """A header that never ends, a byte at a time."""
+    """Send a header that never ends, one byte at a time."""
     try:
         while True:
             connection.sendall(b"H")
@@ -173,13 +185,14 @@ def flood(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(("does", "reason"), [(stall, "timeout"), (drip, "timeout"), (flood, "connection")])
-def test_a_receiver_that_stalls_drips_or_floods_is_left(listener: Listener, does: object, reason: str):
+def test_receiver_that_stalls_drips_or_floods_times_out(listener: Listener, does: object, reason: str):
     listener.answer = does  # type: ignore[assignment]
     failed = failure(webhook(listener), timeout_seconds=0.3)
     assert (type(failed), failed.reason) == (Retry, reason)
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "gpumond-notify"], seconds=3)
 
 
-def test_an_endless_body_after_the_answer_costs_nothing(listener: Listener):
+def test_endless_response_body_is_not_read(listener: Listener):
     def endless(connection: socket.socket) -> None:
         connection.sendall(OK.replace(b"Content-Length: 0\r\n", b""))
         flood(connection)
@@ -188,20 +201,20 @@ def test_an_endless_body_after_the_answer_costs_nothing(listener: Listener):
     send(webhook(listener))
 
 
-def test_what_cannot_be_reached_may_be_later(tmp_path: Path):
+def test_unreachable_receiver_is_retried(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert failure(Receiver("hook", "webhook", f"http://127.0.0.1:{port}")).reason == "connection"
-    assert failure(Receiver("hook", "webhook", "http://name.invalid")).reason == "dns"
-    assert failure(Receiver("hook", "webhook", url_file=str(tmp_path / "none"))).reason == "secret"
+    assert failure(Webhook(name="hook", url=f"http://127.0.0.1:{port}")).reason == "connection"
+    assert failure(Webhook(name="hook", url="http://name.invalid")).reason == "dns"
+    assert failure(Webhook(name="hook", url_file=tmp_path / "none")).reason == "secret"
 
 
-def test_a_receiver_without_tls_is_no_tls_receiver(listener: Listener):
+def test_receiver_without_tls_fails_at_an_https_address(listener: Listener):
     listener.answer = b"no"
-    failed = failure(Receiver("hook", "webhook", listener.url.replace("http", "https")), timeout_seconds=1.0)
+    failed = failure(Webhook(name="hook", url=listener.url.replace("http", "https")), timeout_seconds=1.0)
     assert failed.reason in ("tls", "timeout", "connection")
 
 
-def test_an_address_from_a_file_must_be_one_of_the_web(tmp_path: Path):
+def test_address_from_a_file_must_be_http(tmp_path: Path):
     (tmp_path / "url").write_text("file:///etc/passwd")
-    assert type(failure(Receiver("hook", "webhook", url_file=str(tmp_path / "url")))) is Rejected
+    assert type(failure(Webhook(name="hook", url_file=tmp_path / "url"))) is Rejected

@@ -1,4 +1,4 @@
-"""A rule's action among the programs of two users: each process by itself, whatever the others do."""
+"""Flushes of a rule for the programs of two users: a flush of one process does not delay that of another."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ from gpumond.rules import Action, Rule
 from gpumond.rules.actions import ANNOTATION
 from gpumond.store.audit_chain import AuditEntry
 from gpumond.testing import make_snapshot
-from tests.flush.test_flush import Scene, train
+from tests.flush.test_flush import ScriptedPrograms, train
 
-RULE = Rule("waste", "device", "reclaimable_ratio", above=0.3, action=Action(cooldown_seconds=100.0))
-ALERT = Alert("waste", "firing", (("alertname", "waste"),), (), 0.5, 1.0, 2.0)
+RULE = Rule(name="waste", scope="device", value="reclaimable_ratio", above=0.3, action=Action(cooldown_seconds=100.0))
+ALERT = Alert(
+    rule="waste",
+    phase="firing",
+    labels=(("alertname", "waste"),),
+    annotations=(),
+    value=0.5,
+    active_at=1.0,
+    fired_at=2.0,
+)
 
 
-class Kept:
-    """A store in memory."""
+class MemoryStore:
+    """In-memory store."""
 
     writable = True
 
@@ -47,60 +55,62 @@ class Kept:
 
 
 class SilentOutbox:
-    """An outbox that sends nothing."""
+    """Outbox that sends nothing."""
 
     def put(self, alerts: Iterable[Alert], news: Mapping[Labels, Alert]) -> list[Notice]:
         return []
 
 
-async def noted(scene: Scene, flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]], says: str) -> str:
-    """The alert's annotation once it says so."""
-    dispatcher = AlertDispatcher(Kept(), SilentOutbox(), flush, 0.0)
+async def action_note(
+    scripted: ScriptedPrograms, flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]], text: str
+) -> str:
+    """Wait until the alert's annotation contains ``text``, and return it."""
+    dispatcher = AlertDispatcher(MemoryStore(), SilentOutbox(), flush, 0.0)
     while True:
-        snapshot = make_snapshot(reports=tuple(scene.programs))
+        snapshot = make_snapshot(reports=tuple(scripted.programs))
         dispatch = dispatcher.decide([RULE], [ALERT], snapshot, {})
         dispatcher.execute(dispatch)
         (alert,) = dispatch.alerts
         note = dict(alert.annotations).get(ANNOTATION, "")
-        if says in note:
+        if text in note:
             return note
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("busy", [False, True], ids=["silent", "busy with a flush of its own"])
-def test_another_users_programs_do_not_keep_mine_from_being_flushed(busy: bool):
+@pytest.mark.parametrize("busy", [False, True], ids=["silent", "busy with its own flush"])
+def test_programs_of_another_user_do_not_delay_a_rules_flush(busy: bool):
     async def run() -> tuple[str, list[int]]:
-        theirs = [train(pid, uid=7, workload=f"w{pid}", cached=1) for pid in (1, 2, 3)]
-        scene = Scene(*theirs, train(10), train(11))
-        scene.silent = {report.pid for report in theirs}
-        flusher = scene.flusher(neighbour_seconds=0.05)
-        own = FlushRequest(Target(all=True, uid=7))
+        others = [train(pid, uid=7, workload=f"w{pid}", cached=1) for pid in (1, 2, 3)]
+        scripted = ScriptedPrograms(*others, train(10), train(11))
+        scripted.silent = {report.pid for report in others}
+        flusher = scripted.flusher(neighbour_seconds=0.05)
+        own = FlushRequest(target=Target(all=True, uid=7))
         task = asyncio.create_task(flusher.flush(own, "uid:7")) if busy else None
         await asyncio.sleep(0)
-        note = await asyncio.wait_for(noted(scene, flusher.flush, "flushed train"), 30)
+        note = await asyncio.wait_for(action_note(scripted, flusher.flush, "flushed train"), 30)
         for other in {task, *asyncio.all_tasks()} - {None, asyncio.current_task()}:
             other.cancel()
-        return note, [pid for pid in scene.flushed if pid >= 10]
+        return note, [pid for pid in scripted.flushed if pid >= 10]
 
     note, flushed = asyncio.run(run())
     assert sorted(flushed) == [10, 11]
     assert "6.0 GiB released of 6.0 GiB expected" in note
 
 
-def test_an_error_of_one_process_is_its_receipt_and_the_users_others_are_flushed():
+def test_error_of_one_process_is_in_its_receipt_and_others_are_flushed():
     async def run() -> str:
-        scene = Scene(train(10), train(11, device="GPU-b", workload="serve"))
-        scene.silent = {10}
-        flusher = scene.flusher()
-        hanging = asyncio.create_task(flusher.flush(FlushRequest(Target(pid=10)), "test"))
-        while not scene.flushed:
+        scripted = ScriptedPrograms(train(10), train(11, device="GPU-b", workload="serve"))
+        scripted.silent = {10}
+        flusher = scripted.flusher()
+        hanging = asyncio.create_task(flusher.flush(FlushRequest(target=Target(pid=10)), "test"))
+        while not scripted.flushed:
             await asyncio.sleep(0)
 
         async def flush(request: FlushRequest, requested_by: str) -> FlushOutcome:
             assert request.by_rule
             return await flusher.flush(request, requested_by)
 
-        note = await asyncio.wait_for(noted(scene, flush, "flush"), 30)
+        note = await asyncio.wait_for(action_note(scripted, flush, "flush"), 30)
         hanging.cancel()
         return note
 

@@ -1,4 +1,4 @@
-"""Client of the API behind its guard."""
+"""API behind its guard, and the tokens and requests of its tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
 from gpumond.api.guard import Guard, Policy
 from gpumond.config.tokens import Token, digest
-from tests.api.test_app import View, nothing
+from tests.api.test_app import View, no_lifespan
 
 ADMIN = {"Authorization": "Bearer gpm_own"}
 FLUSH = {"target": {"all": True}}
@@ -28,7 +28,7 @@ OTHERS = [
 ]
 
 
-class From:
+class PeerMiddleware:
     """Middleware that sets the peer's address and, for a Unix socket, its uid, as a server does."""
 
     def __init__(self, app: ASGIApp, uid: int | None, client: str) -> None:
@@ -40,19 +40,19 @@ class From:
         await self.app(scope, receive, send)
 
 
-class House:
+class GuardedApi:
     """API behind its guard, with a view of fixed values."""
 
     def __init__(self, policy: Policy = Policy(), others: Sequence[Token] = OTHERS, view: View | None = None) -> None:
         self.view: Any = view or View()
         self.tokens = Tokens("gpm_own", others=lambda: others, clock=lambda: 0.0)
-        self.app = Guard(create_app(self.view, self.tokens, nothing), self.tokens, policy)
+        self.app = Guard(create_app(self.view, self.tokens, no_lifespan), self.tokens, policy)
 
     def ask(
         self, method: str, path: str, uid: int | None = None, client: str = "127.0.0.1", **options: Any
     ) -> httpx.Response:
         async def run() -> httpx.Response:
-            transport = httpx.ASGITransport(app=From(self.app, uid, client), raise_app_exceptions=False)
+            transport = httpx.ASGITransport(app=PeerMiddleware(self.app, uid, client), raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9917") as http:
                 return await http.request(method, path, **options)
 
@@ -61,8 +61,8 @@ class House:
     def flush(self, headers: Mapping[str, str] = ADMIN, uid: int | None = None, **options: Any) -> httpx.Response:
         return self.ask("POST", "/api/v1/flushes", uid, headers=headers, json=FLUSH, **options)
 
-    def untouched(self) -> bool:
-        return not self.view.asked and not self.view.asks and not self.view.store.kept
+    def unchanged(self) -> bool:
+        return not self.view.flush_requests and not self.view.agent_requests and not self.view.store.stored
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -75,8 +75,8 @@ def ask_all(daemon: RunningDaemon, directory: Path, examples: int, seed: int = 1
     """Run with and without an administrator's token. Raises AssertionError with the undocumented responses."""
     token = ("-H", f"Authorization: Bearer {(daemon.directory / 'token').read_text().strip()}")
     for options in ((), (*token, "--exclude-path", LAST), (*token, "--include-path", LAST)):
-        code, said = ask(daemon, directory, examples, *options, seed=seed)
-        assert code == 0, said
+        code, output = ask(daemon, directory, examples, *options, seed=seed)
+        assert code == 0, output
     daemon.request("/api/v1/release", {"for_seconds": 0.001}, Authorization=token[1].partition(": ")[2])
     until(lambda: daemon.request("/-/ready")[0] == 200)
     assert "Traceback" not in daemon.log.read_text()

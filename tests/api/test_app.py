@@ -43,31 +43,31 @@ FRAME = advance(EngineState(), BUILT_IN, SNAPSHOT).frame
 TOKEN = {"Authorization": "Bearer secret"}
 
 
-class Kept:
+class MemoryStore:
     """In-memory store."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.stored: dict[str, tuple[str, dict[str, Any]]] = {}
         self.full = False
 
     async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        return self.kept
+        return self.stored
 
     async def put_rule(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
         self._may_change(name, if_match)
-        self.kept[name] = (f"{len(self.kept)}-{hash(str(body))}", dict(body))
-        return self.kept[name][0]
+        self.stored[name] = (f"{len(self.stored)}-{hash(str(body))}", dict(body))
+        return self.stored[name][0]
 
     async def delete_rule(self, name: str, actor: str, if_match: str | None = None) -> None:
-        if name not in self.kept:
+        if name not in self.stored:
             raise NoSuchRule(f"no rule {name}")
         self._may_change(name, if_match)
-        del self.kept[name]
+        del self.stored[name]
 
     def _may_change(self, name: str, if_match: str | None) -> None:
         if self.full:
             raise StoreUnavailable("the disk is full", full=True)
-        if if_match is not None and if_match != self.kept.get(name, ("",))[0]:
+        if if_match is not None and if_match != self.stored.get(name, ("",))[0]:
             raise RuleChanged(f"{name} has changed")
 
 
@@ -80,15 +80,15 @@ class View:
     ) -> None:
         self.started_at = 1.0
         self.history = history or History()
-        self.store = Kept()
+        self.store = MemoryStore()
         self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
         self.wrong_configuration = ""
         self.frame = frame
         self.answer = answer or FlushOutcome("id", (RECEIPT,), RECEIPT.released_bytes)
-        self.asked: list[FlushRequest] = []
+        self.flush_requests: list[FlushRequest] = []
         self.events = EventLog(1.0)
-        self.asks: list[tuple[object, ...]] = []
-        self.said: AgentResponse | None = None
+        self.agent_requests: list[tuple[object, ...]] = []
+        self.response: AgentResponse | None = None
         self._exposition = Exposition(Telemetry())
         self.answers: dict[str, bytes] = {}
 
@@ -113,7 +113,7 @@ class View:
         return "reloaded"
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
-        self.asked.append(request)
+        self.flush_requests.append(request)
         if isinstance(self.answer, FlushError):
             raise self.answer
         return self.answer
@@ -121,20 +121,20 @@ class View:
     async def ask(
         self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
     ) -> AgentResponse | None:
-        self.asks.append((pid, kind, limit_bytes, device))
-        return self.said
+        self.agent_requests.append((pid, kind, limit_bytes, device))
+        return self.response
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         return 1.0 + seconds, seconds < 100
 
 
 @asynccontextmanager
-async def nothing() -> AsyncIterator[None]:
+async def no_lifespan() -> AsyncIterator[None]:
     yield
 
 
 def ask(view: View, path: str, method: str = "GET", **options: Any) -> httpx.Response:
-    app = create_app(view, Tokens("secret"), nothing)
+    app = create_app(view, Tokens("secret"), no_lifespan)
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
@@ -164,11 +164,13 @@ def test_read_routes_need_no_token_and_answer_503_before_the_first_frame(route: 
     assert early.status_code == (503 if route in FRAME_ROUTES else 200)
 
 
-def test_metrics_come_as_text_or_openmetrics_plain_or_compressed():
+def test_metrics_are_text_or_openmetrics_plain_or_compressed():
     text = ask(View(), "/metrics", headers={"Accept-Encoding": "identity"})
     assert text.headers["content-type"].startswith("text/plain; version=")
     zipped = ask(View(), "/metrics", headers={"Accept-Encoding": "gzip"})
     assert zipped.headers["content-encoding"] == "gzip"
+    for refused in ("x-gzip", "gzip;q=0"):
+        assert "content-encoding" not in ask(View(), "/metrics", headers={"Accept-Encoding": refused}).headers
     assert zipped.text == text.text
     newer = ask(View(), "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert newer.headers["content-type"].startswith("application/openmetrics-text")
@@ -182,7 +184,7 @@ def test_liveness_is_not_readiness():
     assert ask(View(), "/-/ready").status_code == 200
 
 
-def test_flush_answers_with_its_receipts():
+def test_flush_returns_its_receipts():
     view = View()
     answer = ask(
         view, "/api/v1/flushes", "POST", headers=TOKEN, json={"target": {"pid": 4242}, "steps": ["cache", "ipc"]}
@@ -190,14 +192,14 @@ def test_flush_answers_with_its_receipts():
     assert answer.status_code == 200
     assert answer.json()["receipts"][0]["outcome"] == "freed"
     assert answer.json()["released_bytes"] == RECEIPT.released_bytes
-    assert view.asked[0].steps == ("ipc", "cache")
+    assert view.flush_requests[0].steps == ("ipc", "cache")
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}])
 def test_flush_without_token_is_refused(headers: dict[str, str]):
     view = View()
     answer = ask(view, "/api/v1/flushes", "POST", headers=headers, json={"target": {"all": True}})
-    assert (answer.status_code, view.asked) == (401, [])
+    assert (answer.status_code, view.flush_requests) == (401, [])
     assert answer.headers["content-type"] == "application/problem+json"
 
 
@@ -234,10 +236,10 @@ def test_unfinished_flush_is_never_200():
         ({"target": {"all": True}, "min_reclaimable_bytes": -1}, "min_reclaimable_bytes"),
     ],
 )
-def test_invalid_request_names_what_is_expected(body: dict[str, Any], says: str):
+def test_invalid_request_names_the_expected_values(body: dict[str, Any], says: str):
     view = View()
     answer = ask(view, "/api/v1/flushes", "POST", headers=TOKEN, json=body)
-    assert (answer.status_code, view.asked) == (422, [])
+    assert (answer.status_code, view.flush_requests) == (422, [])
     assert says in answer.json()["detail"]
 
 

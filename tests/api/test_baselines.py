@@ -23,7 +23,7 @@ T = TypeVar("T")
 TOKEN = {"Authorization": "Bearer secret"}
 
 
-class World:
+class BaselinesApi:
     """Store, its baselines, and a client of the API."""
 
     def __init__(self, store: Store, client: httpx.AsyncClient, baselines: BaselineService) -> None:
@@ -35,7 +35,7 @@ class World:
     async def measure(self, path: str, live: int, seconds: int = 10, start: int = 0) -> None:
         """Feed readings until the recording is complete and stored."""
         for second in range(start, start + seconds + 1):
-            self.baselines.see(training(second, live))
+            self.baselines.add(training(second, live))
         for _ in range(200):
             if (await self.ask("GET", path)).json()["complete"]:
                 return
@@ -43,20 +43,20 @@ class World:
         pytest.fail(f"{path} is not complete")
 
 
-def with_world(path: Path, work: Callable[[World], Awaitable[T]]) -> T:
+def with_api(path: Path, work: Callable[[BaselinesApi], Awaitable[T]]) -> T:
     @asynccontextmanager
-    async def nothing() -> AsyncIterator[None]:
+    async def no_lifespan() -> AsyncIterator[None]:
         yield
 
     async def run() -> T:
         store = Store(path / "gpumond.db")
         await store.open()
         baselines = BaselineService(store)
-        app = create_app(SimpleNamespace(baselines=baselines), Tokens("secret"), nothing)  # type: ignore[arg-type]
+        app = create_app(SimpleNamespace(baselines=baselines), Tokens("secret"), no_lifespan)  # type: ignore[arg-type]
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             try:
-                return await work(World(store, client, baselines))
+                return await work(BaselinesApi(store, client, baselines))
             finally:
                 await store.close()
 
@@ -64,50 +64,50 @@ def with_world(path: Path, work: Callable[[World], Awaitable[T]]) -> T:
 
 
 def test_measure_change_measure_compare_delete(tmp_path: Path):
-    async def work(world: World) -> None:
-        begun = await world.ask("PUT", "/n", {"for_seconds": 10})
+    async def work(api: BaselinesApi) -> None:
+        begun = await api.ask("PUT", "/n", {"for_seconds": 10})
         assert (begun.status_code, begun.json()["complete"]) == (202, False)
-        assert [each["complete"] for each in (await world.ask("GET")).json()] == [False]
-        await world.measure("/n", GIB)
-        kept = (await world.ask("GET", "/n")).json()
+        assert [each["complete"] for each in (await api.ask("GET")).json()] == [False]
+        await api.measure("/n", GIB)
+        kept = (await api.ask("GET", "/n")).json()
         assert (kept["complete"], kept["seconds"], kept["workloads"][0]["workload"]) == (True, 10, "train")
-        (entry,) = (await world.ask("GET")).json()
+        (entry,) = (await api.ask("GET")).json()
         assert (entry["name"], entry["complete"], entry["workloads"]) == ("n", True, ["train"])
-        assert (await world.ask("GET", "/n/compare")).status_code == 404
-        assert (await world.ask("POST", "/n/compare", {"for_seconds": 10})).status_code == 202
-        await world.measure("/n/compare", 2 * GIB, start=100)
-        found = (await world.ask("GET", "/n/compare")).json()
+        assert (await api.ask("GET", "/n/compare")).status_code == 404
+        assert (await api.ask("POST", "/n/compare", {"for_seconds": 10})).status_code == 202
+        await api.measure("/n/compare", 2 * GIB, start=100)
+        found = (await api.ask("GET", "/n/compare")).json()
         live = {each["stat"]: each for each in found["differences"] if each["measure"] == "live"}
         assert (live["peak"]["difference"], live["typical"]["ratio"], found["complete"]) == (GIB, 1.0, True)
-        assert (await world.ask("DELETE", "/n")).status_code == 204
-        assert (await world.ask("GET", "/n")).status_code == 404
-        audited = [(entry.actor, entry.action) for entry in await world.store.audit_entries()]
+        assert (await api.ask("DELETE", "/n")).status_code == 204
+        assert (await api.ask("GET", "/n")).status_code == 404
+        audited = [(entry.actor, entry.action) for entry in await api.store.audit_entries()]
         assert audited == [("token", f"baseline.{what}") for what in ("record", "compare", "delete")]
 
-    with_world(tmp_path, work)
+    with_api(tmp_path, work)
 
 
 def test_complete_baselines_survive_a_restart(tmp_path: Path):
-    async def before(world: World) -> None:
-        await world.ask("PUT", "/kept", {"for_seconds": 10})
-        await world.measure("/kept", GIB)
-        await world.ask("PUT", "/lost", {"for_seconds": 10})
+    async def before(api: BaselinesApi) -> None:
+        await api.ask("PUT", "/kept", {"for_seconds": 10})
+        await api.measure("/kept", GIB)
+        await api.ask("PUT", "/lost", {"for_seconds": 10})
 
-    async def after(world: World) -> list[str]:
-        return [entry["name"] for entry in (await world.ask("GET")).json()]
+    async def after(api: BaselinesApi) -> list[str]:
+        return [entry["name"] for entry in (await api.ask("GET")).json()]
 
-    with_world(tmp_path, before)
-    assert with_world(tmp_path, after) == ["kept"]
+    with_api(tmp_path, before)
+    assert with_api(tmp_path, after) == ["kept"]
 
 
 def test_new_baseline_discards_the_comparison_with_the_old_one(tmp_path: Path):
-    async def work(world: World) -> int:
+    async def work(api: BaselinesApi) -> int:
         for method, path in (("PUT", "/n"), ("POST", "/n/compare"), ("PUT", "/n")):
-            await world.ask(method, path, {"for_seconds": 10})
-            await world.measure(path, GIB)
-        return (await world.ask("GET", "/n/compare")).status_code
+            await api.ask(method, path, {"for_seconds": 10})
+            await api.measure(path, GIB)
+        return (await api.ask("GET", "/n/compare")).status_code
 
-    assert with_world(tmp_path, work) == 404
+    assert with_api(tmp_path, work) == 404
 
 
 @pytest.mark.parametrize(
@@ -125,30 +125,30 @@ def test_new_baseline_discards_the_comparison_with_the_old_one(tmp_path: Path):
     ],
 )
 def test_invalid_requests_are_refused_and_not_audited(tmp_path: Path, method: str, path: str, body: Any, status: int):
-    async def work(world: World) -> None:
-        refused = await world.ask(method, path, body)
+    async def work(api: BaselinesApi) -> None:
+        refused = await api.ask(method, path, body)
         assert (refused.status_code, refused.headers["content-type"]) == (status, "application/problem+json")
         assert refused.json()["detail"]
-        assert await world.store.audit_entries() == []
+        assert await api.store.audit_entries() == []
 
-    with_world(tmp_path, work)
+    with_api(tmp_path, work)
 
 
 @pytest.mark.parametrize(("method", "path"), [("PUT", "/n"), ("DELETE", "/n"), ("POST", "/n/compare")])
 def test_changes_require_a_token(tmp_path: Path, method: str, path: str):
-    async def work(world: World) -> int:
-        return (await world.ask(method, path, {"for_seconds": 10}, token=False)).status_code
+    async def work(api: BaselinesApi) -> int:
+        return (await api.ask(method, path, {"for_seconds": 10}, token=False)).status_code
 
-    assert with_world(tmp_path, work) == 401
+    assert with_api(tmp_path, work) == 401
 
 
 def test_number_of_baselines_is_limited(tmp_path: Path):
-    async def work(world: World) -> int:
-        await world.ask("PUT", "/n", {"for_seconds": 1})
-        await world.measure("/n", GIB, seconds=1)
-        (baseline,) = await world.store.baselines("before")
+    async def work(api: BaselinesApi) -> int:
+        await api.ask("PUT", "/n", {"for_seconds": 1})
+        await api.measure("/n", GIB, seconds=1)
+        (baseline,) = await api.store.baselines("before")
         for number in range(200):
-            await world.store.put_baseline("before", type(baseline)(f"n{number}", None, 0, 0, 0, True))
-        return (await world.ask("PUT", "/one-more", {"for_seconds": 1})).status_code
+            await api.store.put_baseline("before", type(baseline)(f"n{number}", None, 0, 0, 0, True))
+        return (await api.ask("PUT", "/one-more", {"for_seconds": 1})).status_code
 
-    assert with_world(tmp_path, work) == 409
+    assert with_api(tmp_path, work) == 409

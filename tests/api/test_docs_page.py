@@ -64,7 +64,7 @@ def test_docs_page_lists_each_operation_parameter_and_type(openapi: Any, read: R
     assert '"released_bytes": 42949672960' in read.text
 
 
-def test_every_link_leads_somewhere_and_every_element_ends(read: Reader):
+def test_links_have_targets_and_elements_are_closed(read: Reader):
     inside = {address.removeprefix("#") for address in read.all("href") if address.startswith("#")}
     assert len(inside) > 20
     assert inside <= read.all("id")

@@ -13,10 +13,10 @@ from gpumond.api.auth import Tokens
 from gpumond.api.event_log import EventLog
 from gpumond.model.frame import Frame, Ledger
 from gpumond.testing import make_report, make_snapshot
-from tests.api.test_app import View, ask, nothing
+from tests.api.test_app import View, ask, no_lifespan
 
 
-def a_frame(*pids: int) -> Frame:
+def frame_with_agents(*pids: int) -> Frame:
     return Frame(make_snapshot(reports=tuple(map(make_report, pids))), Ledger())
 
 
@@ -28,7 +28,7 @@ class Reader:
         self.status = 0
         self.stuck = False
         self.more = True
-        self.leave = asyncio.Event()
+        self.disconnect = asyncio.Event()
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         scope = {
             "type": "http",
@@ -46,7 +46,7 @@ class Reader:
         self.task = asyncio.create_task(app(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
-        await self.leave.wait()
+        await self.disconnect.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: dict[str, Any]) -> None:
@@ -71,16 +71,16 @@ class Reader:
 def test_reader_receives_events_from_its_connection_on():
     async def run() -> None:
         view = View()
-        app = create_app(view, Tokens("secret"), nothing)
-        view.events.follow(a_frame(1), (), ())
+        app = create_app(view, Tokens("secret"), no_lifespan)
+        view.events.publish(frame_with_agents(1), (), ())
         reader = Reader(app, accept="text/event-stream")
         await reader.wait(lambda text: text == "retry: 3000\n\n")
-        (event,) = view.events.follow(a_frame(1, 2), (), ())
+        (event,) = view.events.publish(frame_with_agents(1, 2), (), ())
         text = await reader.wait(lambda text: "data:" in text)
         assert f"\n\nid: {event.id}\nevent: agent-connected\ndata: {{" in text
         assert text.endswith("}\n\n")
         assert [published["pid"] for published in reader.events()] == [2]
-        reader.leave.set()
+        reader.disconnect.set()
         await reader.task
         assert app.state.event_streams.held == 0
 
@@ -89,7 +89,7 @@ def test_reader_receives_events_from_its_connection_on():
 
 def test_list_begins_after_the_last_event_id():
     view = View()
-    events = view.events.follow(a_frame(1, 2, 3), (), ())
+    events = view.events.publish(frame_with_agents(1, 2, 3), (), ())
     headers = {"Accept": "application/json", "Last-Event-ID": str(events[1].id)}
     assert [event["pid"] for event in ask(view, "/api/v1/events", headers=headers).json()] == [3]
     assert len(ask(view, "/api/v1/events", headers={"Accept": "application/json"}).json()) == 3
@@ -99,8 +99,8 @@ def test_returning_reader_receives_missed_events_and_notice_of_gaps():
     async def run() -> None:
         view = View()
         view.events = EventLog(1.0, kept=3)
-        app = create_app(view, Tokens("secret"), nothing)
-        published = view.events.follow(a_frame(1, 2, 3, 4, 5), (), ())
+        app = create_app(view, Tokens("secret"), no_lifespan)
+        published = view.events.publish(frame_with_agents(1, 2, 3, 4, 5), (), ())
         reader = Reader(app, last_event_id=str(published[3].id))
         await reader.wait(lambda text: "data:" in text)
         assert [event["pid"] for event in reader.events()] == [5]
@@ -111,7 +111,7 @@ def test_returning_reader_receives_missed_events_and_notice_of_gaps():
         await confused.wait(lambda text: "retry" in text)
         assert confused.events() == []
         for each in (reader, late, confused):
-            each.leave.set()
+            each.disconnect.set()
             await each.task
 
     asyncio.run(run())
@@ -140,17 +140,17 @@ def test_idle_stream_has_heartbeats():
 def test_stuck_reader_is_disconnected_and_blocks_no_other():
     async def run() -> None:
         view = View()
-        app = create_app(view, Tokens("secret"), nothing)
+        app = create_app(view, Tokens("secret"), no_lifespan)
         app.state.slow_seconds = 0.05
         slow, quick = Reader(app), Reader(app)
         await slow.wait(lambda text: "retry" in text)
         slow.stuck = True
         for pid in range(1, 300):
-            view.events.follow(a_frame(*range(1, pid + 1)), (), ())
+            view.events.publish(frame_with_agents(*range(1, pid + 1)), (), ())
         await quick.wait(lambda text: text.count("data:") == 299)
         await asyncio.wait_for(slow.task, 10)
         assert app.state.event_streams.held == 1
-        quick.leave.set()
+        quick.disconnect.set()
         await quick.task
 
     asyncio.run(run())
@@ -158,7 +158,7 @@ def test_stuck_reader_is_disconnected_and_blocks_no_other():
 
 def test_streams_of_one_user_exclude_no_other_user():
     async def run() -> None:
-        app = create_app(View(), Tokens("secret"), nothing)
+        app = create_app(View(), Tokens("secret"), no_lifespan)
         honest = Reader(app, "uid:1001")
         await honest.wait(lambda text: "retry" in text)
         greedy = [Reader(app, "uid:1000") for _ in range(route.MAX_STREAMS - 1)]
@@ -170,7 +170,7 @@ def test_streams_of_one_user_exclude_no_other_user():
         assert (greedy[0].status, greedy[0].more) == (200, False)
         assert not any(reader.task.done() for reader in (*greedy[1:], honest, another))
         for reader in (*greedy[1:], honest, another):
-            reader.leave.set()
+            reader.disconnect.set()
             await reader.task
         assert app.state.event_streams.held == 0
 
@@ -179,13 +179,13 @@ def test_streams_of_one_user_exclude_no_other_user():
 
 def test_streams_serve_a_hundred_viewers_of_one_address():
     async def run() -> None:
-        app = create_app(View(), Tokens("secret"), nothing)
+        app = create_app(View(), Tokens("secret"), no_lifespan)
         readers = [Reader(app) for _ in range(100)]
         for reader in readers:
             await reader.wait(lambda text: "retry" in text)
         assert not any(reader.task.done() for reader in readers)
         for reader in readers:
-            reader.leave.set()
+            reader.disconnect.set()
             await reader.task
 
     asyncio.run(run())
@@ -193,7 +193,8 @@ def test_streams_serve_a_hundred_viewers_of_one_address():
 
 def test_newest_events_are_available_as_a_list():
     view = View()
-    view.events.follow(a_frame(1, 2), (), ())
+    view.events.publish(frame_with_agents(1, 2), (), ())
     answer = ask(view, "/api/v1/events", headers={"Accept": "application/json"})
     assert [event["pid"] for event in answer.json()] == [1, 2]
-    assert set(answer.json()[0]) == {"id", "at", "kind", "device_uuid", "pid", "workload", "summary", "details"}
+    fields = {"id", "at", "kind", "device_uuid", "pid", "start_ticks", "workload", "summary", "details"}
+    assert set(answer.json()[0]) == fields

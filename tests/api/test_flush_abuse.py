@@ -11,35 +11,36 @@ from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.host.peer_credentials import Identity
 from gpumond.protocol.messages import FlushCommand, FlushResult
 from gpumond.testing import GIB, make_pool, make_report
-from tests.api.guarded import ADMIN, House, bearer
+from tests.api.guarded import ADMIN, GuardedApi, bearer
 from tests.api.test_app import View
-from tests.flush.test_flush import Scene, give_all
+from tests.flush.test_flush import ScriptedPrograms, release_all
 
 OWNER, OTHER = 1001, 1002
 
 
-class Victim(View):
+class FlushingView(View):
     """View with a real flusher for a program of one user, which records its requests."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scene = Scene(make_report(7, (make_pool(live=GIB, cached=2 * GIB),), uid=OWNER), behave=self.flushed)
-        self.flusher = self.scene.flusher()
+        report = make_report(7, (make_pool(live=GIB, cached=2 * GIB),), uid=OWNER)
+        self.scripted = ScriptedPrograms(report, respond=self.flushed)
+        self.flusher = self.scripted.flusher()
         self.stalls = 0
 
-    def flushed(self, scene: Scene, identity: Identity, request: FlushCommand) -> FlushResult | None:
+    def flushed(self, scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult | None:
         self.stalls += 1
-        return give_all(scene, identity, request)
+        return release_all(scripted, identity, request)
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
-        self.asked.append(request)
+        self.flush_requests.append(request)
         return await self.flusher.flush(request, requested_by)
 
 
-def a_thousand(house: House, uid: int | None, headers: dict[str, str]) -> Counter[int]:
+def send_a_thousand(api: GuardedApi, uid: int | None, headers: dict[str, str]) -> Counter[int]:
     target = {"target": {"pid": 7}}
     return Counter(
-        house.ask("POST", "/api/v1/flushes", uid, headers=headers, json=target).status_code for _ in range(1000)
+        api.ask("POST", "/api/v1/flushes", uid, headers=headers, json=target).status_code for _ in range(1000)
     )
 
 
@@ -55,10 +56,10 @@ def a_thousand(house: House, uid: int | None, headers: dict[str, str]) -> Counte
     ids=["another user", "its owner", "a token", "an administrator", "a reader"],
 )
 def test_program_is_stalled_once_at_most(uid: int | None, headers: dict[str, str], first: int, stalls: int):
-    house = House(view=Victim())
-    answers = a_thousand(house, uid, headers)
-    asked = 0 if first == 403 else FLUSHES_PER_MINUTE  # each of these is in the audit
-    assert len(house.view.asked) == asked
-    assert house.view.stalls == stalls
-    assert answers[first] == (1000 if first == 403 else asked if first == 404 else 1)
+    api = GuardedApi(view=FlushingView())
+    answers = send_a_thousand(api, uid, headers)
+    flush_requests = 0 if first == 403 else FLUSHES_PER_MINUTE  # each of these is in the audit
+    assert len(api.view.flush_requests) == flush_requests
+    assert api.view.stalls == stalls
+    assert answers[first] == (1000 if first == 403 else flush_requests if first == 404 else 1)
     assert sum(answers.values()) - answers[first] == answers[429]

@@ -9,35 +9,35 @@ import pytest
 from gpumond.api import examples
 from gpumond.api.flushes import MANY_SECONDS
 from gpumond.flush import FlushRequest
-from tests.api.guarded import ADMIN, House, bearer
+from tests.api.guarded import ADMIN, GuardedApi, bearer
 from tests.api.test_app import TOKEN, View, ask
 
 FLUSHES = "/api/v1/flushes"
 
 
-def asked(**body: Any) -> FlushRequest:
+def sent_request(**body: Any) -> FlushRequest:
     view = View()
     assert ask(view, FLUSHES, "POST", headers=TOKEN, json=body).status_code == 200
-    (request,) = view.asked
+    (request,) = view.flush_requests
     return request
 
 
 @pytest.mark.parametrize("name", ["0", examples.UUID, examples.UUID[:8], "1b:00.0"])
 def test_device_is_accepted_by_index_uuid_prefix_or_pci_address(name: str):
-    assert asked(target={"device": name}).target.device == examples.UUID
+    assert sent_request(target={"device": name}).target.device == examples.UUID
 
 
 def test_unknown_device_is_a_404_that_lists_the_devices():
     view = View()
     answer = ask(view, FLUSHES, "POST", headers=TOKEN, json={"target": {"device": "7"}})
-    assert (answer.status_code, view.asked) == (404, [])
+    assert (answer.status_code, view.flush_requests) == (404, [])
     assert f"0 {examples.UUID}" in answer.json()["detail"]
 
 
-def test_force_and_the_plan_are_handed_on():
-    request = asked(target={"all": True}, force=True, plan="abc")
+def test_force_and_plan_are_passed_to_the_flusher():
+    request = sent_request(target={"all": True}, force=True, plan="abc")
     assert (request.force, request.plan, request.by_rule) == (True, "abc", False)
-    assert not asked(target={"all": True}).force
+    assert not sent_request(target={"all": True}).force
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_force_and_the_plan_are_handed_on():
 def test_long_timeouts_for_several_programs_require_admin(
     headers: dict[str, str], target: dict[str, Any], seconds: float
 ):
-    house = House()
+    api = GuardedApi()
     body = {"target": target, "timeout_seconds": 600}
-    assert house.ask("POST", FLUSHES, headers=headers, json=body).status_code == 200
-    assert house.view.asked[0].timeout_seconds == seconds
+    assert api.ask("POST", FLUSHES, headers=headers, json=body).status_code == 200
+    assert api.view.flush_requests[0].timeout_seconds == seconds

@@ -12,7 +12,7 @@ from gpumond.api.guard import Policy
 from gpumond.api.page import PAGE
 from gpumond.api.rate_limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, TokenBucket
 from gpumond.config.web import Web
-from tests.api.guarded import ADMIN, ALICE, FLUSH, OTHERS, RULE, House, basic, bearer
+from tests.api.guarded import ADMIN, ALICE, FLUSH, OTHERS, RULE, GuardedApi, basic, bearer
 
 CHANGES = [
     ("POST", "/api/v1/flushes", FLUSH, "flush"),
@@ -28,11 +28,11 @@ CHANGES = [
 
 @pytest.mark.parametrize(("method", "path", "body", "scope"), CHANGES)
 def test_tokens_need_the_scope_of_the_change(method: str, path: str, body: Any, scope: str):
-    house = House()
+    api = GuardedApi()
 
     def status(**options: Any) -> int:
         options = options | ({} if body is None else {"json": body})
-        return house.ask(method, path, **options).status_code
+        return api.ask(method, path, **options).status_code
 
     wrong = [{}, bearer("gpm_wrong"), bearer(""), {"Authorization": "Basic Z3BtX293bjo="}, {"Authorization": "gpm_own"}]
     assert [status(headers=headers) for headers in wrong] == [401] * len(wrong)
@@ -42,7 +42,7 @@ def test_tokens_need_the_scope_of_the_change(method: str, path: str, body: Any, 
     for name, own in names.items():
         if own != scope:
             assert status(headers=bearer(f"gpm_{name}")) == 403
-    assert house.untouched()
+    assert api.unchanged()
     right = next((f"gpm_{name}" for name, own in names.items() if own == scope), "gpm_own")
     assert status(headers=bearer(right)) not in (401, 403)
     assert status(headers=ADMIN) not in (401, 403)
@@ -52,63 +52,63 @@ def test_tokens_need_the_scope_of_the_change(method: str, path: str, body: Any, 
 def test_unix_socket_peers_are_authorized_by_uid(method: str, path: str, body: Any, scope: str):
     options = {} if body is None else {"json": body}
     for uid, may in ((os.geteuid(), True), (0, True), (4242, scope == "flush"), (65534, False)):
-        house = House()
-        status = house.ask(method, path, uid=uid, **options).status_code
+        api = GuardedApi()
+        status = api.ask(method, path, uid=uid, **options).status_code
         assert (status not in (401, 403)) == may, uid
-        assert may or house.untouched()
+        assert may or api.unchanged()
 
 
 def test_flushes_of_other_users_are_limited_to_their_programs():
-    house = House()
-    assert house.flush({}, uid=4242).status_code == 200
-    assert house.flush(ADMIN).status_code == 200
-    assert house.flush(bearer("gpm_flusher"), uid=4242).status_code == 200
-    assert [request.target.uid for request in house.view.asked] == [4242, None, None]
+    api = GuardedApi()
+    assert api.flush({}, uid=4242).status_code == 200
+    assert api.flush(ADMIN).status_code == 200
+    assert api.flush(bearer("gpm_flusher"), uid=4242).status_code == 200
+    assert [request.target.uid for request in api.view.flush_requests] == [4242, None, None]
 
 
 def test_wrong_token_is_refused_on_the_unix_socket():
-    house = House()
-    assert house.flush(bearer("gpm_wrong"), uid=os.geteuid()).status_code == 401
+    api = GuardedApi()
+    assert api.flush(bearer("gpm_wrong"), uid=os.geteuid()).status_code == 401
 
 
 def test_revoked_token_is_refused():
     others = list(OTHERS)
-    house = House(others=others)
-    assert house.flush(bearer("gpm_flusher")).status_code == 200
+    api = GuardedApi(others=others)
+    assert api.flush(bearer("gpm_flusher")).status_code == 200
     others.clear()
-    assert house.flush(bearer("gpm_flusher")).status_code == 401
+    assert api.flush(bearer("gpm_flusher")).status_code == 401
 
 
 def test_wrong_tokens_are_rate_limited_by_address_and_valid_ones_never():
-    house = House()
-    statuses = [house.flush(bearer(f"gpm_{n}")).status_code for n in range(FAILURES_PER_MINUTE + 3)]
+    api = GuardedApi()
+    statuses = [api.flush(bearer(f"gpm_{n}")).status_code for n in range(FAILURES_PER_MINUTE + 3)]
     assert statuses == [401] * FAILURES_PER_MINUTE + [429] * 3
-    assert int(house.flush(bearer("gpm_x")).headers["retry-after"]) >= 1
-    assert house.flush(bearer("gpm_x"), client="10.0.0.9").status_code == 401
-    assert house.flush(ADMIN).status_code == 200
+    assert int(api.flush(bearer("gpm_x")).headers["retry-after"]) >= 1
+    assert api.flush(bearer("gpm_x"), client="10.0.0.9").status_code == 401
+    assert api.flush(ADMIN).status_code == 200
 
 
 def test_guesses_from_all_loopback_addresses_are_counted_together():
-    house = House(Policy(web=lambda: Web(users=ALICE)))
+    api = GuardedApi(Policy(web=lambda: Web(users=ALICE)))
     addresses = [f"127.0.{n}.1" for n in range(FAILURES_PER_MINUTE)] + ["::1", "127.9.9.9"]
-    guesses = [house.ask("GET", "/metrics", client=client, headers=basic("alice", client)) for client in addresses]
+    guesses = [api.ask("GET", "/metrics", client=client, headers=basic("alice", client)) for client in addresses]
     assert [guess.status_code for guess in guesses] == [401] * FAILURES_PER_MINUTE + [429] * 2
-    assert house.ask("GET", "/metrics", client="10.0.0.9", headers=basic("alice", "x")).status_code == 401
+    assert api.ask("GET", "/metrics", client="10.0.0.9", headers=basic("alice", "x")).status_code == 401
 
 
 def test_flushes_of_one_caller_are_bounded_and_plans_are_not():
-    house = House()
+    api = GuardedApi()
     flusher = bearer("gpm_flusher")
-    statuses = [house.flush(flusher).status_code for _ in range(FLUSHES_PER_MINUTE + 20)]
+    statuses = [api.flush(flusher).status_code for _ in range(FLUSHES_PER_MINUTE + 20)]
     assert statuses == [200] * FLUSHES_PER_MINUTE + [429] * 20
-    assert len(house.view.asked) == FLUSHES_PER_MINUTE
-    plan = house.ask("POST", "/api/v1/flushes", headers=flusher, json={**FLUSH, "dry_run": True})
+    assert len(api.view.flush_requests) == FLUSHES_PER_MINUTE
+    plan = api.ask("POST", "/api/v1/flushes", headers=flusher, json={**FLUSH, "dry_run": True})
     assert plan.status_code == 200
-    assert house.flush({}, uid=4242).status_code == 200  # another caller
+    assert api.flush({}, uid=4242).status_code == 200  # another caller
 
 
 def test_reads_are_open_on_loopback_and_require_a_token_elsewhere():
-    closed = House(Policy(open_reads=False))
+    closed = GuardedApi(Policy(open_reads=False))
     paths = ("/metrics", "/api/v1/frame", "/api/v1/ledger", "/api/v1/events", "/openapi.json", "/docs", "/nothing")
     for path in paths:
         assert closed.ask("GET", path).status_code == 401
@@ -119,63 +119,64 @@ def test_reads_are_open_on_loopback_and_require_a_token_elsewhere():
     assert closed.ask("GET", "/-/healthy").status_code == 200
     assert closed.ask("GET", "/-/ready").status_code == 200
     assert closed.ask("GET", "/api/v1/ledger", headers=basic("alice", "wonder")).status_code == 401
-    assert House().ask("GET", "/api/v1/ledger").status_code == 200
+    assert GuardedApi().ask("GET", "/api/v1/ledger").status_code == 200
 
 
 def test_page_requires_no_token_unless_users_are_configured():
-    closed, named = House(Policy(open_reads=False)), House(Policy(open_reads=False, web=lambda: Web(users=ALICE)))
+    closed, named = (
+        GuardedApi(Policy(open_reads=False)),
+        GuardedApi(Policy(open_reads=False, web=lambda: Web(users=ALICE))),
+    )
     for path in PAGE:
         assert closed.ask("GET", path).status_code == 200
         assert named.ask("GET", path).status_code == 401
 
 
 def test_client_certificate_opens_reads():
-    house = House(Policy(open_reads=False, web=lambda: Web(mutual=True)))
-    assert house.ask("GET", "/metrics").status_code == 200
-    assert house.flush({}).status_code == 401
+    api = GuardedApi(Policy(open_reads=False, web=lambda: Web(mutual=True)))
+    assert api.ask("GET", "/metrics").status_code == 200
+    assert api.flush({}).status_code == 401
 
 
 def test_users_of_the_web_configuration_may_only_read():
-    house = House(Policy(web=lambda: Web(users=ALICE)))
-    refused = house.ask("GET", "/metrics")
+    api = GuardedApi(Policy(web=lambda: Web(users=ALICE)))
+    refused = api.ask("GET", "/metrics")
     assert (refused.status_code, refused.headers["www-authenticate"].partition(" ")[0]) == (401, "Basic")
     wrong = [("alice", "wrong"), ("bob", "wonder"), ("", ""), ("alice", ""), ("alice", "wonder\0"), ("alice", "w" * 99)]
     for user, password in wrong:
-        assert (
-            house.ask("GET", "/metrics", headers=basic(user, password), client=user + password[:3]).status_code == 401
-        )
-    assert house.ask("GET", "/metrics", headers={"Authorization": "Basic !!!"}).status_code == 401
+        assert api.ask("GET", "/metrics", headers=basic(user, password), client=user + password[:3]).status_code == 401
+    assert api.ask("GET", "/metrics", headers={"Authorization": "Basic !!!"}).status_code == 401
     for _ in range(2):  # checked, then remembered
-        assert house.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
-    assert house.ask("GET", "/metrics", headers=bearer("gpm_reader")).status_code == 200
-    assert house.flush(basic("alice", "wonder")).status_code == 401
-    assert house.untouched()
-    assert house.flush(ADMIN).status_code == 200
+        assert api.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
+    assert api.ask("GET", "/metrics", headers=bearer("gpm_reader")).status_code == 200
+    assert api.flush(basic("alice", "wonder")).status_code == 401
+    assert api.unchanged()
+    assert api.flush(ADMIN).status_code == 200
 
 
 def test_wrong_passwords_are_rate_limited_and_cached_ones_are_not():
-    house = House(Policy(web=lambda: Web(users=ALICE)))
-    assert house.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
-    statuses = [house.ask("GET", "/metrics", headers=basic("alice", f"{n}")).status_code for n in range(12)]
+    api = GuardedApi(Policy(web=lambda: Web(users=ALICE)))
+    assert api.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
+    statuses = [api.ask("GET", "/metrics", headers=basic("alice", f"{n}")).status_code for n in range(12)]
     assert statuses == [401] * FAILURES_PER_MINUTE + [429] * 2
-    assert house.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
+    assert api.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
 
 
 def test_changed_password_is_refused():
     users = dict(ALICE)
-    house = House(Policy(web=lambda: Web(users=users)))
-    assert house.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
+    api = GuardedApi(Policy(web=lambda: Web(users=users)))
+    assert api.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 200
     users["alice"] = bcrypt.hashpw(b"glass", bcrypt.gensalt(4))
-    assert house.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 401
-    assert house.ask("GET", "/metrics", headers=basic("alice", "glass")).status_code == 200
+    assert api.ask("GET", "/metrics", headers=basic("alice", "wonder")).status_code == 401
+    assert api.ask("GET", "/metrics", headers=basic("alice", "glass")).status_code == 200
 
 
 def test_web_configurations_rate_holds_for_all_requests():
-    house = House(Policy(web=lambda: Web(rate_interval=60.0, rate_burst=3)))
-    assert [house.ask("GET", "/metrics").status_code for _ in range(5)] == [200, 200, 200, 429, 429]
+    api = GuardedApi(Policy(web=lambda: Web(rate_interval=60.0, rate_burst=3)))
+    assert [api.ask("GET", "/metrics").status_code for _ in range(5)] == [200, 200, 200, 429, 429]
 
 
-def test_rate_fills_again_and_forgets_the_oldest():
+def test_rate_limit_refills_and_drops_the_oldest_users():
     rate = TokenBucket(2, 60.0, keys=2)
     for _ in range(2):
         assert rate.wait("a", 0.0) == 0

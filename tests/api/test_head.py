@@ -7,17 +7,19 @@ import pytest
 
 from gpumond.api.examples import DEVICE
 from gpumond.api.page import FILES
-from tests.api.guarded import House
+from tests.api.guarded import GuardedApi
 
-ROUTES = [path for path, methods in House().ask("GET", "/openapi.json").json()["paths"].items() if "get" in methods]
+ROUTES = [
+    path for path, methods in GuardedApi().ask("GET", "/openapi.json").json()["paths"].items() if "get" in methods
+]
 PATHS = [path.replace("{name}", "device-lost") for path in ROUTES if path not in ("/api/v1/history", "/api/v1/events")]
 PATHS += [*FILES, "/docs", "/openapi.json", f"/api/v1/history?uuid={DEVICE.uuid}"]
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_head_answers_as_get_without_the_body(path: str):
-    house = House()
-    full, head = house.ask("GET", path), house.ask("HEAD", path)
+    api = GuardedApi()
+    full, head = api.ask("GET", path), api.ask("HEAD", path)
     assert head.status_code == full.status_code
     assert _steady(head) == _steady(full)
     assert head.headers.get("content-length", "0") != "0"
@@ -26,15 +28,15 @@ def test_head_answers_as_get_without_the_body(path: str):
 
 
 def test_head_of_a_stream_ends():
-    head = House().ask("HEAD", "/api/v1/events")
+    head = GuardedApi().ask("HEAD", "/api/v1/events")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"].startswith("text/event-stream")
 
 
 def test_head_requires_a_get_route():
-    answer = House().ask("HEAD", "/api/v1/flushes")
+    answer = GuardedApi().ask("HEAD", "/api/v1/flushes")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-    assert House().ask("DELETE", "/api/v1/frame").headers["allow"] == "GET, HEAD"
+    assert GuardedApi().ask("DELETE", "/api/v1/frame").headers["allow"] == "GET, HEAD"
 
 
 def _steady(answer: httpx.Response) -> dict[str, str]:

@@ -18,7 +18,7 @@ SECONDS = 1200
 NOW = time.time()
 
 
-def seen() -> History:
+def recorded_history() -> History:
     diagnosis = Diagnosis()
     for second in range(SECONDS):
         device = make_device(used_bytes=10 * GIB + second, processes=(make_process(10, GIB + second),))
@@ -27,22 +27,22 @@ def seen() -> History:
     return diagnosis.history
 
 
-VIEW = View(history=seen())
+VIEW = View(history=recorded_history())
 
 
-def past(**query: Any) -> Any:
+def query_history(**query: Any) -> Any:
     answer = ask(VIEW, "/api/v1/history", params=query)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def test_history_defaults_to_samples_of_15_minutes():
-    body = past(uuid="GPU-a", pid=10)
+    body = query_history(uuid="GPU-a", pid=10)
     assert (body["device_uuid"], body["pid"], body["signal"], body["resolution_seconds"]) == ("GPU-a", 10, "used", None)
     assert len(body["points"]) == 900
     value = GIB + SECONDS - 1
     assert body["points"][-1] == {"at": pytest.approx(NOW - 1), "low": value, "median": value, "high": value}
-    assert past(uuid="GPU-a")["points"][-1]["low"] == 10 * GIB + SECONDS - 1
+    assert query_history(uuid="GPU-a")["points"][-1]["low"] == 10 * GIB + SECONDS - 1
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_resolution_is_the_shortest_sufficient_or_the_requested_one(
     ago: float, resolution: float | None, expected: int | None
 ):
     query = {"uuid": "GPU-a", "since": NOW - ago} | ({} if resolution is None else {"resolution": resolution})
-    body = past(**query)
+    body = query_history(**query)
     assert body["resolution_seconds"] == expected
     points = body["points"]
     assert all(point["at"] >= NOW - ago and point["low"] <= point["median"] <= point["high"] for point in points)
@@ -74,8 +74,8 @@ def test_resolution_reaches_the_previous_day_after_a_restart(ago: float, expecte
 
 
 @pytest.mark.parametrize("resolution", [15, 60, 300, 900])
-def test_last_block_is_the_running_one(resolution: int):
-    *closed, running = past(uuid="GPU-a", pid=10, resolution=resolution)["points"]
+def test_last_block_is_the_incomplete_one(resolution: int):
+    *closed, running = query_history(uuid="GPU-a", pid=10, resolution=resolution)["points"]
     assert running["high"] == GIB + SECONDS - 1
     assert NOW - 1 - resolution < running["at"] <= NOW - 1
     assert all(running["at"] - point["at"] >= resolution - 0.001 for point in closed)
@@ -94,7 +94,7 @@ def test_blocks_of_accelerated_time_have_their_length_on_the_clock():
 
 
 def test_unreported_signal_is_empty_and_unknown_process_is_404():
-    assert past(uuid="GPU-a", pid=10, signal="live")["points"] == []
+    assert query_history(uuid="GPU-a", pid=10, signal="live")["points"] == []
     for query, says in (
         ({"uuid": "GPU-b"}, "no device 'GPU-b'"),
         ({"uuid": "GPU-a", "pid": 11}, "no history of pid 11"),
@@ -105,7 +105,7 @@ def test_unreported_signal_is_empty_and_unknown_process_is_404():
 
 
 def test_removed_device_is_found_by_uuid_prefix():
-    assert past(uuid="gpu-A")["device_uuid"] == "GPU-a"
+    assert query_history(uuid="gpu-A")["device_uuid"] == "GPU-a"
 
 
 @pytest.mark.parametrize("query", [{}, {"uuid": "GPU-a", "signal": "mood"}, {"uuid": "GPU-a", "resolution": 0}])

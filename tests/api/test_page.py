@@ -11,12 +11,13 @@ import pytest
 
 from gpumond.api.page import FILES, MODULES, POLICY
 from gpumond.engine import EngineState, advance
-from gpumond.engine.events import ORDINARY, Kind
+from gpumond.engine.events import Kind
 from gpumond.model.frame import SHARES
 from gpumond.model.snapshot import MISSED_LIMIT
+from gpumond.model.verdicts import SHAPES
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.testing import make_device, make_fault, make_snapshot
-from gpumond.top.palette import COLOURS, FREE_ON_DARK
+from gpumond.top.bars import COLOURS, FREE_ON_DARK
 from tests.api.test_app import View, ask
 
 TEXT = {path: file.body.decode() for path, file in FILES.items()}
@@ -32,7 +33,7 @@ MAX_LINES = 250
 
 
 @pytest.mark.parametrize(("path", "kind"), KINDS.items())
-def test_file_comes_with_the_headers_that_bound_it(path: str, kind: str):
+def test_page_file_has_restrictive_headers(path: str, kind: str):
     answer = ask(View(), path)
     assert answer.status_code == 200
     assert answer.text == TEXT[path]
@@ -44,7 +45,7 @@ def test_file_comes_with_the_headers_that_bound_it(path: str, kind: str):
 
 
 @pytest.mark.parametrize("path", KINDS)
-def test_file_that_the_browser_has_is_not_sent_again(path: str):
+def test_cached_file_is_not_sent_again(path: str):
     etag = ask(View(), path).headers["etag"]
     again = ask(View(), path, headers={"If-None-Match": etag})
     assert (again.status_code, again.content) == (304, b"")
@@ -52,22 +53,22 @@ def test_file_that_the_browser_has_is_not_sent_again(path: str):
     assert ask(View(), path, headers={"If-None-Match": '"another"'}).status_code == 200
 
 
-def test_policy_allows_nothing_inline_and_nothing_from_elsewhere():
+def test_content_security_policy_allows_no_inline_and_no_external_resources():
     assert "default-src 'none'" in POLICY
     assert "unsafe" not in POLICY
     assert "http" not in POLICY
 
 
-def test_page_is_there_before_the_first_frame():
+def test_page_is_served_before_the_first_frame():
     assert ask(View(frame=None), "/").status_code == 200
     assert ask(View(frame=None), "/api/v1/frame").status_code == 503
 
 
-def test_page_vocabulary_is_the_daemons():
-    said = dict(re.findall(r"^export const (\w+) = (.+);$", TEXT["/words.js"], re.MULTILINE))
-    known = {name: json.loads(value) for name, value in said.items()}
+def test_page_names_kinds_as_the_daemon_does():
+    constants = dict(re.findall(r"^export const (\w+) = (.+);$", TEXT["/words.js"], re.MULTILINE))
+    known = {name: json.loads(value) for name, value in constants.items()}
     assert tuple(known["SHARES"]) == SHARES
-    assert set(known["ORDINARY"]) == ORDINARY
+    assert known["ORDINARY"] == sorted(SHAPES)
     assert known["MISSED_LIMIT"] == MISSED_LIMIT
     used = {
         name
@@ -75,7 +76,7 @@ def test_page_vocabulary_is_the_daemons():
         for name in re.findall(r"\b[A-Z_]+\b(?! as)|\b[A-Z_]+(?= as)", found)
     }
     assert known.keys() <= used
-    kinds = {word for word in (*get_args(Kind), *ORDINARY) if f'"{word}"' in SCRIPT}
+    kinds = {word for word in (*get_args(Kind), *SHAPES) if f'"{word}"' in SCRIPT}
     assert kinds <= {"flush"}  # an element's name, too
 
 
@@ -84,7 +85,7 @@ def test_module_is_short(name: str):
     assert len(TEXT[f"/{name}"].splitlines()) <= MAX_LINES
 
 
-def test_all_modules_are_loaded_with_the_page_and_not_one_after_another():
+def test_modules_are_preloaded_by_the_page():
     preloaded = re.findall(r'<link rel="modulepreload" href="([a-z]+\.js)" />', TEXT["/"])
     assert sorted(preloaded) == sorted({*MODULES, "words.js"} - {"page.js"})
     imported = set(re.findall(r'from "\./([a-z]+\.js)";', SCRIPT))
@@ -95,7 +96,7 @@ def test_page_is_small():
     assert sum(len(file.body) for file in FILES.values()) < 75_000
 
 
-def test_page_needs_nothing_from_elsewhere_and_nothing_inline():
+def test_page_has_no_external_and_no_inline_resources():
     addresses = {found for text in TEXT.values() for found in re.findall(r"https?://[^\s'\"]+", text)}
     assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, not an address
     assert "@import" not in TEXT["/page.css"]
@@ -107,7 +108,7 @@ def test_text_never_becomes_markup():
     assert not re.findall(ways, SCRIPT)
 
 
-def test_token_is_kept_in_no_cookie_and_no_lasting_storage():
+def test_token_is_stored_in_no_cookie_and_no_persistent_storage():
     assert not re.findall(r"cookie|localStorage|indexedDB", SCRIPT)
 
 
@@ -149,7 +150,7 @@ def test_frame_is_sent_once():
     assert ask(view, "/api/v1/frame", headers={"If-None-Match": etag}).status_code == 200
 
 
-def test_frame_of_the_same_number_after_a_restart_is_another():
+def test_frame_etag_differs_after_a_restart():
     before, after = View(), View()
     after.started_at += 60
     etag = ask(before, "/api/v1/frame").headers["etag"]

@@ -13,8 +13,8 @@ from gpumond.api.auth import Tokens
 from gpumond.engine.preview import Preview
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
-from tests.api.guarded import From
-from tests.api.test_app import TOKEN, View, ask, nothing
+from tests.api.guarded import PeerMiddleware
+from tests.api.test_app import TOKEN, View, ask, no_lifespan
 
 HOG: dict[str, Any] = {"name": "hog", "scope": "process", "value": "used_bytes", "above": "40GiB", "for": "5m"}
 
@@ -28,7 +28,7 @@ def names(view: View) -> list[str]:
     return [rule.name for rule in view.rulebook.rules]
 
 
-def test_rule_is_made_read_replaced_and_removed():
+def test_rule_is_created_read_replaced_and_deleted():
     view = View()
     made = ask(view, "/api/v1/rules", "POST", headers=TOKEN, json=HOG)
     assert (made.status_code, made.headers["location"]) == (201, "/api/v1/rules/hog")
@@ -59,9 +59,9 @@ def test_if_match_of_another_version_changes_nothing():
     assert view.rulebook.rules[-1].above == 50 * 1024**3
 
 
-def test_rules_of_the_file_and_built_in_ones_are_read_only_and_say_how_to_change_them():
+def test_configured_and_built_in_rules_are_read_only_and_name_where_to_change_them():
     view = View()
-    view.rulebook.configure(BUILT_IN, [Rule("mine", "device", "used_ratio", above=0.5)])
+    view.rulebook.configure(BUILT_IN, [Rule(name="mine", scope="device", value="used_ratio", above=0.5)])
     for name, hint in (("mine", "configuration file"), ("device-lost", "disabled_rules")):
         body = ask(view, f"/api/v1/rules/{name}").json()["rule"]
         refused = [put(view, body), ask(view, f"/api/v1/rules/{name}", "DELETE", headers=TOKEN)]
@@ -83,7 +83,7 @@ def test_rules_round_trip_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "detail"),
     [
         ({"value": "mood"}, "'mood'"),
         ({"above": "lots"}, "80%"),
@@ -98,11 +98,11 @@ def test_rules_round_trip_unchanged():
         ({"name": "other"}, "differs from the name in the path"),
     ],
 )
-def test_invalid_rule_names_what_is_expected(change: dict[str, Any], says: str):
+def test_invalid_rule_names_the_expected_values(change: dict[str, Any], detail: str):
     view = View()
     answer = ask(view, "/api/v1/rules/hog", "PUT", headers=TOKEN, json=HOG | change)
     assert (answer.status_code, names(view)) == (422, [rule.name for rule in BUILT_IN])
-    assert says in answer.json()["detail"]
+    assert detail in answer.json()["detail"]
 
 
 def test_rules_without_token_are_unchanged():
@@ -111,7 +111,7 @@ def test_rules_without_token_are_unchanged():
     assert ask(view, "/api/v1/rules/hog", "PUT", json=HOG).status_code == 401
     assert ask(view, "/api/v1/rules/hog", "DELETE").status_code == 401
     assert ask(view, "/-/reload", "POST").status_code == 401
-    assert not view.store.kept
+    assert not view.store.stored
 
 
 def test_rule_that_cannot_be_stored_is_not_in_effect():
@@ -130,7 +130,7 @@ def test_preview_lists_alerts_and_changes_nothing():
     assert "full" not in names(view)
 
 
-def test_reload_answers_why_the_configuration_is_wrong():
+def test_reload_states_why_the_configuration_is_invalid():
     view = View()
     assert ask(view, "/-/reload", "POST", headers=TOKEN).status_code == 200
     view.wrong_configuration = "gpumond.yaml: listen: 'nowhere'"
@@ -140,15 +140,15 @@ def test_reload_answers_why_the_configuration_is_wrong():
 
 def test_stored_rule_that_cannot_be_read_is_left_out_and_named():
     view = View()
-    view.store.kept = {"hog": ("1", HOG), "later": ("2", HOG | {"name": "later", "scope": "galaxy"})}
+    view.store.stored = {"hog": ("1", HOG), "later": ("2", HOG | {"name": "later", "scope": "galaxy"})}
     (wrong,) = asyncio.run(view.rulebook.load())
     assert wrong.startswith("later: ")
     assert names(view)[-1] == "hog"
-    view.rulebook.configure(BUILT_IN, [Rule("hog", "device", "used_ratio", above=0.5)])
+    view.rulebook.configure(BUILT_IN, [Rule(name="hog", scope="device", value="used_ratio", above=0.5)])
     assert [entry.origin for entry in view.rulebook.entries() if entry.name == "hog"] == ["file"]
 
 
-class Slow(View):
+class SlowPreviewView(View):
     """View whose previews last until they are released."""
 
     def __init__(self) -> None:
@@ -163,12 +163,12 @@ class Slow(View):
 
 def test_previews_are_limited_to_two_and_one_per_user():
     async def run() -> None:
-        view = Slow()
-        app = create_app(view, Tokens("secret"), nothing)
+        view = SlowPreviewView()
+        app = create_app(view, Tokens("secret"), no_lifespan)
 
         def preview(uid: int | None, client: str = "127.0.0.1") -> asyncio.Task[httpx.Response]:
             async def send() -> httpx.Response:
-                transport = httpx.ASGITransport(app=From(app, uid, client))
+                transport = httpx.ASGITransport(app=PeerMiddleware(app, uid, client))
                 async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
                     return await http.post("/api/v1/rules/preview", json=HOG)
 

@@ -1,4 +1,4 @@
-"""Answers leave in pieces: large ones while few are sent, small ones while many are."""
+"""Responses are sent in pieces: large ones while few responses are sent, small ones otherwise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpumond.api.unsent import Unsent
 BODY = bytes(3 * LARGE_PIECE_BYTES + 1)
 
 
-def test_pieces_are_large_while_few_answers_are_sent_and_small_while_many_are():
+def test_pieces_are_large_for_few_concurrent_responses_and_small_for_many():
     sent: list[int] = []
     taken = asyncio.Event()
     unsent = Unsent()

@@ -25,7 +25,7 @@ KIB = 1024
         (None, "", ""),
     ],
 )
-def test_user_is_a_uid_else_an_address_and_loopback_is_one(uid: int | None, address: str, user: str):
+def test_user_is_a_uid_or_an_address_and_all_loopback_addresses_are_one(uid: int | None, address: str, user: str):
     assert user_of(uid, address) == user
 
 
@@ -42,7 +42,7 @@ def test_user_has_at_most_its_share_of_the_whole():
     assert (shares.held, shares.of("greedy"), shares.users()) == (5, 3, ["greedy", "honest"])
     assert shares.holders("greedy") == ("a", "b", "c")
     assert (shares.remove("greedy", "a"), shares.remove("greedy", "a")) == (True, False)
-    assert (shares.held, shares.of("greedy"), shares.of("nobody")) == (4, 2, 0)
+    assert (shares.held, shares.of("greedy"), shares.of("unknown")) == (4, 2, 0)
 
 
 class Reader:
@@ -56,7 +56,7 @@ class Reader:
         self.dropped = True
 
 
-def test_shared_body_counts_once_however_many_read_it():
+def test_shared_body_counts_once_for_all_its_readers():
     unsent = Unsent(10 * KIB, 10 * KIB)
     body = bytes(6 * KIB)
     readers = [Reader(unsent, f"uid:{number % 3}", body) for number in range(100)]
@@ -78,18 +78,18 @@ def test_oldest_body_of_the_largest_user_is_dropped_above_the_limit():
     assert not any(reader.dropped for reader in (honest, newer, another))
     assert unsent.bytes == 10 * KIB
     for reader in greedy:
-        unsent.end(reader.sending)  # its task comes to an end later
+        unsent.end(reader.sending)  # its task ends later
     assert unsent.bytes == 10 * KIB
 
 
-def test_one_user_keeps_no_more_than_its_share():
+def test_unsent_bytes_of_one_user_are_limited_to_its_share():
     unsent = Unsent(100 * KIB, 8 * KIB)
     readers = [Reader(unsent, "greedy", bytes(3 * KIB)) for _ in range(10)]
     assert [reader.dropped for reader in readers] == [True] * 8 + [False] * 2
     assert unsent.bytes == 6 * KIB
 
 
-def test_answer_above_the_bound_is_sent_alone():
+def test_response_above_the_limit_drops_all_others():
     unsent = Unsent(10 * KIB, 5 * KIB)
     before = Reader(unsent, "uid:1", bytes(KIB))
     large = Reader(unsent, "uid:2", bytes(20 * KIB))

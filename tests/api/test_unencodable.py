@@ -20,20 +20,20 @@ from tests.running import RunningDaemon, until
 from tests.store.opened import with_store
 
 Serve = Callable[..., RunningDaemon]
-HALF = "\ud800"
+LONE_SURROGATE = "\ud800"
 RULE: dict[str, Any] = {"name": "own", "scope": "device", "value": "used_ratio", "above": 0.0}
 RULES = [
-    RULE | {"name": HALF},
-    RULE | {"value": HALF},
-    RULE | {"labels": {"a": HALF}},
-    RULE | {"labels": {HALF: "a"}},
-    RULE | {"annotations": {"a": HALF}},
-    RULE | {"match": {"gpu": HALF}},
-    RULE | {"receivers": [HALF]},
-    RULE | {"action": {"flush": {}, "workloads": [HALF]}},
-    RULE | {"action": {"flush": {"steps": [HALF]}}},
-    RULE | {HALF: 1},
-    RULE | {"for": HALF},
+    RULE | {"name": LONE_SURROGATE},
+    RULE | {"value": LONE_SURROGATE},
+    RULE | {"labels": {"a": LONE_SURROGATE}},
+    RULE | {"labels": {LONE_SURROGATE: "a"}},
+    RULE | {"annotations": {"a": LONE_SURROGATE}},
+    RULE | {"match": {"gpu": LONE_SURROGATE}},
+    RULE | {"receivers": [LONE_SURROGATE]},
+    RULE | {"action": {"flush": {}, "workloads": [LONE_SURROGATE]}},
+    RULE | {"action": {"flush": {"steps": [LONE_SURROGATE]}}},
+    RULE | {LONE_SURROGATE: 1},
+    RULE | {"for": LONE_SURROGATE},
 ]
 ROUTES = (
     "frame",
@@ -49,33 +49,33 @@ ROUTES = (
 )
 
 
-def changing(daemon: RunningDaemon, path: str, body: object) -> tuple[int, Any]:
+def post(daemon: RunningDaemon, path: str, body: object) -> tuple[int, Any]:
     token = (daemon.directory / "token").read_text().strip()
     status, answer, _ = daemon.request(path, body, Authorization=f"Bearer {token}")
     return status, json.loads(answer)
 
 
-def answering(daemon: RunningDaemon) -> RunningDaemon:
+def ready(daemon: RunningDaemon) -> RunningDaemon:
     until(lambda: daemon.request("/api/v1/status")[0] == 200)
     return daemon
 
 
-def test_every_route_that_takes_text_refuses_it_and_keeps_nothing(serve: Serve):
-    daemon = answering(serve("--source", "sim"))
+def test_routes_that_accept_text_refuse_lone_surrogates_and_store_nothing(serve: Serve):
+    daemon = ready(serve("--source", "sim"))
     before = daemon.get("rules"), daemon.get("audit")
     for rule in RULES:
         for path in ("/api/v1/rules", "/api/v1/rules/preview"):
-            status, problem = changing(daemon, path, rule)
+            status, problem = post(daemon, path, rule)
             assert status == 422, (path, rule, problem)
     for path, body in (
-        ("/api/v1/flushes", {"target": {"workload": HALF}}),
-        ("/api/v1/flushes", {"target": {"device": HALF}}),
-        ("/api/v1/flushes", {"target": {"all": True}, "steps": [HALF]}),
-        ("/api/v1/baselines/a/compare", {"for_seconds": 5, HALF: 1}),
-        ("/api/v1/agents/1/limit", {"limit_bytes": 1, "device": HALF}),
-        ("/api/v1/release", {"for_seconds": HALF}),
+        ("/api/v1/flushes", {"target": {"workload": LONE_SURROGATE}}),
+        ("/api/v1/flushes", {"target": {"device": LONE_SURROGATE}}),
+        ("/api/v1/flushes", {"target": {"all": True}, "steps": [LONE_SURROGATE]}),
+        ("/api/v1/baselines/a/compare", {"for_seconds": 5, LONE_SURROGATE: 1}),
+        ("/api/v1/agents/1/limit", {"limit_bytes": 1, "device": LONE_SURROGATE}),
+        ("/api/v1/release", {"for_seconds": LONE_SURROGATE}),
     ):
-        status, problem = changing(daemon, path, body)
+        status, problem = post(daemon, path, body)
         assert status == 422, (path, body, problem)
     assert (daemon.get("rules"), daemon.get("audit")) == before
     assert "Traceback" not in daemon.log.read_text()
@@ -83,24 +83,32 @@ def test_every_route_that_takes_text_refuses_it_and_keeps_nothing(serve: Serve):
 
 @pytest.mark.parametrize("text", ["a\nb", "a\x00", "\x1b[1m", "\x85"])
 def test_label_has_no_control_characters(serve: Serve, text: str):
-    daemon = answering(serve("--source", "sim"))
+    daemon = ready(serve("--source", "sim"))
     for part in ({"labels": {"a": text}}, {"match": {"gpu": text}}):
-        status, problem = changing(daemon, "/api/v1/rules", RULE | part)
+        status, problem = post(daemon, "/api/v1/rules", RULE | part)
         assert (status, "control character" in problem["detail"]) == (422, True), problem
 
 
 def test_unreadable_rows_of_older_versions_are_skipped_with_a_fault(serve: Serve, tmp_path: Path):
     path = tmp_path / "daemon0" / "state" / "gpumond.db"
-    alert = Alert("pwn", "firing", (("alertname", "pwn"), ("a", HALF)), (), 1.0, time.time(), time.time())
+    alert = Alert(
+        rule="pwn",
+        phase="firing",
+        labels=(("alertname", "pwn"), ("a", LONE_SURROGATE)),
+        annotations=(),
+        value=1.0,
+        active_at=time.time(),
+        fired_at=time.time(),
+    )
 
     async def keep(store: Store) -> None:
-        await store.put_rule("pwn", RULE | {"name": "pwn", "labels": {"a": HALF}}, "token")
+        await store.put_rule("pwn", RULE | {"name": "pwn", "labels": {"a": LONE_SURROGATE}}, "token")
         await store.put_rule("good", RULE | {"name": "good"}, "token")
         await store.keep([KeptAlert((), alert, 1.0)], [Notice("log", 1, "raised", alert)], [alert])
 
     with_store(path, keep)
     (tmp_path / "daemon0").chmod(0o755)
-    daemon = answering(serve("--source", "sim"))
+    daemon = ready(serve("--source", "sim"))
     assert (
         {"good"}
         <= {rule["name"] for rule in daemon.get("rules")} - {"pwn"}
@@ -121,7 +129,7 @@ def test_unreadable_rows_of_older_versions_are_skipped_with_a_fault(serve: Serve
         '"\\ud800": 1',
     ],
 )
-def test_configuration_with_it_is_wrong(tmp_path: Path, text: str):
+def test_configuration_with_a_lone_surrogate_is_refused(tmp_path: Path, text: str):
     file = tmp_path / "gpumond.yaml"
     file.write_text(text)
     done = subprocess.run(
@@ -137,4 +145,4 @@ def test_yaml_references_are_checked_once():
         value = [value, value]
     require_encodable(value)
     with pytest.raises(ValueError, match="half of a surrogate pair"):
-        require_encodable([value, {"a": [HALF]}])
+        require_encodable([value, {"a": [LONE_SURROGATE]}])

@@ -40,13 +40,13 @@ def blocks(*values: float) -> Distribution:
     return found
 
 
-def test_few_values_are_kept_as_they_are():
+def test_distribution_of_few_values_keeps_them():
     found = blocks(5, 1, 3)
     assert (found.levels, found.peak, found.typical) == ((5, 1, 3), 5, 3)
 
 
 @pytest.mark.parametrize("count", [MAX_BLOCKS - 1, MAX_BLOCKS, 10 * MAX_BLOCKS + 1, 86_400])
-def test_many_values_are_few_blocks_with_the_same_centre_and_peak(count: int):
+def test_distribution_of_many_values_has_few_blocks_with_the_same_centre_and_peak(count: int):
     noise = random.Random(count)
     values = [noise.gauss(100, 5) for _ in range(count)]
     found = blocks(*values)
@@ -55,7 +55,7 @@ def test_many_values_are_few_blocks_with_the_same_centre_and_peak(count: int):
     assert found.typical == pytest.approx(median(values), abs=0.5)
 
 
-def test_nothing_seen_is_no_distribution():
+def test_distribution_of_no_values_is_none():
     assert Blocks().distribution() is None
 
 
@@ -66,7 +66,7 @@ def test_quantiles_are_those_of_the_standard_library():
     )
 
 
-def test_a_shift_is_found_to_the_byte_and_its_interval_holds_it():
+def test_shift_is_exact_and_inside_its_interval():
     noise = random.Random(2)
     before = [noise.gauss(0, 3) for _ in range(40)]
     moved, low, high = shift(before, [value + 7 for value in before])
@@ -76,14 +76,14 @@ def test_a_shift_is_found_to_the_byte_and_its_interval_holds_it():
     assert low < 7 < high
 
 
-def test_a_quarter_of_outliers_moves_it_little():
+def test_shift_is_robust_against_a_quarter_of_outliers():
     noise = random.Random(3)
     before, after = [noise.gauss(0, 1) for _ in range(40)], [noise.gauss(5, 1) for _ in range(40)]
     moved, *_ = shift(before, after[:30] + [1000.0] * 10)
     assert 4 < moved < 7
 
 
-def test_the_interval_is_one_of_95_percent():
+def test_interval_has_a_coverage_of_95_percent():
     noise = random.Random(4)
     held = 0
     for _ in range(400):
@@ -95,7 +95,7 @@ def test_the_interval_is_one_of_95_percent():
     assert 0.92 <= held / 400 <= 0.98
 
 
-def test_too_few_values_have_no_interval():
+def test_interval_of_too_few_values_is_none():
     assert shift([1.0, 2.0], [2.0, 3.0]) == (1.0, None, None)
 
 
@@ -108,7 +108,7 @@ def by_name(before: Baseline, after: Baseline) -> dict[str, Difference]:
     return {f"{each.workload} {each.name}": each for each in compare(before, after).differences}
 
 
-def test_what_has_changed_is_the_difference_of_peaks_and_the_shift_of_what_is_typical():
+def test_comparison_has_the_difference_of_peaks_and_the_shift_of_typical_values():
     found = by_name(side(2, live=(10,) * 20 + (20,)), side(5, live=(15,) * 20 + (16,)))
     peak, typical, rate = (found[f"train {name}"] for name in ("live_peak", "live_typical", "retries_rate"))
     assert (peak.before, peak.after, peak.difference, peak.ratio) == (20, 16, -4, -0.2)
@@ -116,13 +116,13 @@ def test_what_has_changed_is_the_difference_of_peaks_and_the_shift_of_what_is_ty
     assert (rate.before, rate.after, rate.difference) == (2, 5, 3)
 
 
-def test_what_was_seen_on_one_side_alone_has_no_difference():
+def test_value_of_one_side_only_has_no_difference():
     found = by_name(side(live=(1,)), side(workload="serve", live=(2,)))
     assert (found["train live_peak"].after, found["serve live_peak"].before) == (None, None)
     assert not [each for each in found.values() if each.difference is not None]
 
 
-def a_difference(name: str, before: float, after: float) -> Difference:
+def make_difference(name: str, before: float, after: float) -> Difference:
     measure, _, stat = name.rpartition("_")
     ratio = (after - before) / before if before else None
     return Difference("train", measure, stat, before, after, after - before, ratio)
@@ -145,16 +145,16 @@ def a_difference(name: str, before: float, after: float) -> Difference:
         ("live_peak<0", 5, 4, True),
     ],
 )
-def test_thresholds(text: str, before: float, after: float, exceeded: bool):
+def test_threshold_decides_on_a_difference(text: str, before: float, after: float, exceeded: bool):
     limit = threshold(text)
-    assert limit.exceeded(a_difference(limit.name, before, after)) is exceeded
-    assert limit.exceeded(a_difference("overhead_peak", 0, 1e12)) is False
+    assert limit.exceeded(make_difference(limit.name, before, after)) is exceeded
+    assert limit.exceeded(make_difference("overhead_peak", 0, 1e12)) is False
 
 
 @pytest.mark.parametrize(
     "text", ["", "live>5%", "live_peak=5%", "live_peak>lots", "love_peak>5%", "retries_peak>1", "live_rate>1"]
 )
-def test_a_threshold_that_means_nothing_is_refused(text: str):
+def test_invalid_threshold_is_refused(text: str):
     with pytest.raises(ValueError, match="expected"):
         threshold(text)
 
@@ -180,10 +180,10 @@ def measured(measuring: BaselineRecorder) -> dict[str, Distribution]:
     return {each.measure: each.distribution for each in workload.measures}
 
 
-def test_a_workload_is_measured_share_by_share():
+def test_recording_of_a_workload_has_each_share():
     measuring = BaselineRecorder("n", 10)
     for second in range(11):
-        measuring.see(training(second, (second % 2 + 1) * GIB, retries=5 + second))
+        measuring.add(training(second, (second % 2 + 1) * GIB, retries=5 + second))
     found = measured(measuring)
     peaks = {measure: each.peak / (1 if measure == "utilization" else GIB) for measure, each in found.items()}
     assert peaks == {
@@ -200,16 +200,16 @@ def test_a_workload_is_measured_share_by_share():
     assert (baseline.workloads[0].workload, baseline.workloads[0].retries) == ("train", 10)
 
 
-def test_a_device_that_does_not_answer_says_nothing():
+def test_device_without_answer_adds_no_sample():
     measuring = BaselineRecorder("n", 10)
-    measuring.see(training(0, GIB))
-    measuring.see(training(1, 50 * GIB, missed=1))
+    measuring.add(training(0, GIB))
+    measuring.add(training(1, 50 * GIB, missed=1))
     assert measured(measuring)["live"].levels == (GIB,)
 
 
-def test_without_an_agent_a_program_has_its_name_and_what_it_uses():
+def test_program_without_an_agent_has_its_name_and_used_bytes():
     measuring = BaselineRecorder("n", 10)
-    measuring.see(frame(0, make_device(used_bytes=GIB, processes=(make_process(comm="python", used_bytes=GIB),))))
+    measuring.add(frame(0, make_device(used_bytes=GIB, processes=(make_process(comm="python", used_bytes=GIB),))))
     (workload,) = measuring.baseline().workloads
     assert (workload.workload, [each.measure for each in workload.measures], workload.retries) == (
         "[python]",
@@ -218,16 +218,33 @@ def test_without_an_agent_a_program_has_its_name_and_what_it_uses():
     )
 
 
-def test_one_workload_alone():
+def test_recording_can_be_limited_to_one_workload():
     measuring = BaselineRecorder("n", 10, "serve")
-    measuring.see(training(0, GIB))
+    measuring.add(training(0, GIB))
     assert measuring.baseline().workloads == ()
 
 
-def test_flushes_and_what_they_returned():
+def test_recording_has_flushes_and_released_bytes():
     measuring = BaselineRecorder("n", 10)
-    measuring.see(training(0, GIB))
-    receipt = Receipt(10, "train", "GPU-a", "torch", "freed", "", None, 5, 5, None, None, (), False, "x", 0.0, 0.0)
+    measuring.add(training(0, GIB))
+    receipt = Receipt(
+        pid=10,
+        workload="train",
+        device_uuid="GPU-a",
+        allocator="torch",
+        outcome="freed",
+        reason="",
+        expected=None,
+        released_bytes=5,
+        driver_released_bytes=5,
+        before=None,
+        after=None,
+        steps=(),
+        raced=False,
+        requested_by="x",
+        started_at=0.0,
+        duration_seconds=0.0,
+    )
     measuring.flushed(receipt)
     measuring.flushed(replace(receipt, outcome="planned", released_bytes=99))
     measuring.flushed(replace(receipt, workload="another"))
@@ -235,15 +252,15 @@ def test_flushes_and_what_they_returned():
     assert measuring.baseline().workloads[0].flushes == 1
 
 
-def test_there_are_bounds():
+def test_recording_is_bounded():
     measuring = BaselineRecorder("n", 10)
     processes = tuple(make_process(pid, GIB, comm=f"p{pid}") for pid in range(1, 3 * MAX_WORKLOADS))
-    measuring.see(frame(0, make_device(used_bytes=900 * GIB, processes=processes)))
+    measuring.add(frame(0, make_device(used_bytes=900 * GIB, processes=processes)))
     assert len(measuring.baseline().workloads) == MAX_WORKLOADS
 
 
-def test_a_baseline_survives_being_written_down():
+def test_baseline_round_trips_through_json():
     measuring = BaselineRecorder("n", 1, "train")
     for second in range(300):
-        measuring.see(training(second, second * GIB // 7))
+        measuring.add(training(second, second * GIB // 7))
     assert from_json(Baseline, to_json(measuring.baseline())) == measuring.baseline()

@@ -1,4 +1,4 @@
-"""``gpumond baseline`` beside a real daemon."""
+"""``gpumond baseline`` with a real daemon."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answer(daemon: RunningDaemon, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_growth_fails_the_build_and_its_absence_does_not(daemon: RunningDaemon, driver: FakeDriver, tmp_path: Path):
+def test_growth_of_memory_fails_the_build(daemon: RunningDaemon, driver: FakeDriver, tmp_path: Path):
     kept = answer(daemon, "record", "n", "--for", "1s")
     (workload,) = kept["workloads"]
     before = driver.devices[0].processes[0].used_bytes
@@ -69,14 +69,14 @@ def test_growth_fails_the_build_and_its_absence_does_not(daemon: RunningDaemon, 
         (("compare", "n", "--plot", "x.pdf"), "--plot x.pdf: expected a name that ends in .svg or .png"),
     ],
 )
-def test_wrong_use_is_2_before_anything_is_measured(
+def test_wrong_use_exits_with_2_before_the_recording(
     arguments: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
 ):
     assert main(["baseline", *arguments, "--url", "http://127.0.0.1:1"]) == 2
     assert complaint in capsys.readouterr().err
 
 
-def test_without_matplotlib_a_plot_says_what_to_install(tmp_path: Path):
+def test_plot_without_matplotlib_names_the_extra(tmp_path: Path):
     (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from gpumond.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "baseline", "compare", "n", "--plot", "x.svg"]

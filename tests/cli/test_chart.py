@@ -1,10 +1,11 @@
-"""The chart of a series: bounded, true to peaks and gaps, and readable without Unicode."""
+"""Chart of a series: bounded, with its peaks and gaps, and readable without Unicode."""
 
 from __future__ import annotations
 
 import pytest
 
-from gpumond.cli.chart import ASCII, BINS, BLOCKS, COLUMNS, WIDTH, ChartCurve, draw
+from gpumond.cli.chart import ASCII, BINS, COLUMNS, WIDTH, ChartCurve, draw
+from gpumond.top.bars import BLOCKS
 
 
 def curve(*values: float | None, every: float = 1.0) -> ChartCurve:
@@ -23,19 +24,19 @@ def test_chart_width_does_not_depend_on_series_length(count: int, every: float):
     assert min(map(len, lines)) < WIDTH
 
 
-def test_a_short_peak_in_a_long_series_is_seen():
+def test_short_peak_in_a_long_series_is_visible():
     values = [1.0] * 50_000
     values[31_000] = 9.0
     columns = curve(*values).columns()
     assert (max(v for v in columns if v is not None), columns.count(9.0)) == (9.0, 1)
 
 
-def test_a_rising_series_rises_from_end_to_end():
+def test_rising_series_rises_from_end_to_end():
     columns = [value for value in curve(*map(float, range(1000))).columns() if value is not None]
     assert (len(columns), columns, columns[-1]) == (COLUMNS, sorted(columns), 999.0)
 
 
-def test_a_gap_is_blank():
+def test_gap_is_blank():
     values: list[float | None] = [8.0] * 100 + [None] * 100 + [8.0] * 100
     bottom = draw(curve(*values), 8.0, blocks=BLOCKS)[3]
     third = COLUMNS // 3
@@ -43,16 +44,16 @@ def test_a_gap_is_blank():
     assert bottom[-COLUMNS // 2] == " "
 
 
-def test_full_half_and_nothing():
+def test_full_half_and_zero_values_have_their_heights():
     lines = draw(curve(0.0, 5.0, 10.0), 10.0, blocks=BLOCKS)
     assert [line[-1] for line in lines] == [BLOCKS[8]] * 4
     assert lines[3][-COLUMNS] == BLOCKS[1]
 
 
-def test_marks_stand_below_their_moment():
+def test_marks_are_below_their_time():
     lines = draw(curve(*[1.0] * 100), 1.0, marks=(0.0, 99.0), blocks=ASCII)
     assert lines[4] == " " * (WIDTH - COLUMNS) + "^" + " " * (COLUMNS - 2) + "^"
 
 
-def test_ascii_is_ascii():
+def test_ascii_chart_has_ascii_characters_only():
     assert "".join(draw(curve(*map(float, range(100))), 99.0, blocks=ASCII)).isascii()

@@ -1,4 +1,4 @@
-"""The command line's promises: help, exit codes, one clear line and the remedy."""
+"""Command line: help, exit codes, and one line with the remedy."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def gpumond(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help(verb: str):
+def test_verbs_have_help(verb: str):
     shown = gpumond(verb, "--help")
     assert shown.returncode == 0
     assert len(shown.stdout.splitlines()) > 3
 
 
 @pytest.mark.parametrize("arguments", [(), ("dance",), ("flush",), ("flush", "--pid", "x"), ("serve", "--sauce", "x")])
-def test_wrong_use_is_2(arguments: tuple[str, ...]):
+def test_wrong_use_exits_with_2(arguments: tuple[str, ...]):
     refused = gpumond(*arguments)
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
 
 
-def test_bad_configuration_is_2_and_says_where(tmp_path: Path):
+def test_invalid_configuration_exits_with_2_and_names_the_place(tmp_path: Path):
     file = tmp_path / "gpumond.yaml"
     file.write_text("interval: soon\n")
     for verb in (("serve", "--config"), ("check-config",)):
@@ -42,7 +42,7 @@ def test_bad_configuration_is_2_and_says_where(tmp_path: Path):
         assert f"{file}: interval: 'soon'" in refused.stderr
 
 
-def test_a_good_configuration_is_0(tmp_path: Path):
+def test_valid_configuration_exits_with_0(tmp_path: Path):
     file = tmp_path / "gpumond.yaml"
     file.write_text("interval: 2s\n")
     assert gpumond("check-config", str(file)).returncode == 0
@@ -55,7 +55,7 @@ def one_line(refused: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-def test_a_port_that_is_taken_is_one_line_with_the_mend(tmp_path: Path):
+def test_port_in_use_is_one_line_with_the_remedy(tmp_path: Path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -65,7 +65,7 @@ def test_a_port_that_is_taken_is_one_line_with_the_mend(tmp_path: Path):
     assert "--listen" in one_line(refused)
 
 
-def test_a_socket_path_that_cannot_be_used_is_one_line_with_the_mend(tmp_path: Path):
+def test_invalid_socket_path_is_one_line_with_the_remedy(tmp_path: Path):
     tmp_path.chmod(0o777)
     refused = gpumond("serve", "--source", "sim", "--listen", f"127.0.0.1:{free_port()}", "--socket", f"{tmp_path}/s")
     assert refused.returncode == 2

@@ -1,4 +1,4 @@
-"""``gpumond diagnose``: what it prints, and where."""
+"""``gpumond diagnose``: its output, exit codes and sources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows(count: int, used: Any, size: str = "40960 MiB") -> list[str]:
 
 
 def leaking(second: int) -> int:
-    """60 MiB a minute for 40 minutes, after 10 minutes of nothing."""
+    """60 MiB a minute for 40 minutes, after 10 minutes without growth."""
     return 20_000 + max(0, second - 600)
 
 
@@ -52,12 +52,12 @@ def changes(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_quiet_linear_leak_is_found_with_its_slope_and_the_time_left(tmp_path: Path):
+def test_linear_leak_is_found_with_its_slope_and_the_time_to_full(tmp_path: Path):
     file = tmp_path / "smi.csv"
     file.write_text(LEAK)
-    said = changes(diagnose(str(file), "--json"))
-    assert all(list(change) == KEYS for change in said)
-    (leak,) = [change for change in said if change["kind"] == "leak" and change["onset"]]
+    transitions = changes(diagnose(str(file), "--json"))
+    assert all(list(change) == KEYS for change in transitions)
+    (leak,) = [change for change in transitions if change["kind"] == "leak" and change["onset"]]
     assert (leak["uuid"], leak["pid"]) == ("GPU-a", None)
     assert leak["slope_bytes_per_second"] == pytest.approx(MIB, rel=0.2)
     left = (40_960 - leaking(int(leak["time"] - 1714564800))) * MIB / MIB
@@ -66,19 +66,19 @@ def test_a_quiet_linear_leak_is_found_with_its_slope_and_the_time_left(tmp_path:
     assert isinstance(leak["evidence"], dict)
 
 
-def test_flat_memory_is_no_leak():
-    said = changes(diagnose("-", "--json", stdin=log(*rows(3000, lambda second: 20_000 + second % 3))))
-    assert not [change for change in said if change["kind"] in ("leak", "pressure", "crash", "fragmentation")]
+def test_constant_memory_is_no_leak():
+    transitions = changes(diagnose("-", "--json", stdin=log(*rows(3000, lambda second: 20_000 + second % 3))))
+    assert not [change for change in transitions if change["kind"] in ("leak", "pressure", "crash", "fragmentation")]
 
 
 @pytest.mark.parametrize("data", [LEAK.encode(), gzip.compress(LEAK.encode()), LEAK.encode("utf-16")])
-def test_the_same_log_gives_the_same_lines_from_wherever_it_comes(data: bytes, tmp_path: Path):
+def test_output_does_not_depend_on_the_source_of_the_log(data: bytes, tmp_path: Path):
     file = tmp_path / "log"
     file.write_text(LEAK)
     assert diagnose("-", "--json", stdin=data).stdout == diagnose(str(file), "--json").stdout != b""
 
 
-def test_without_the_capacity_there_is_no_time_left_and_it_says_so():
+def test_log_without_the_capacity_has_no_time_to_full_and_a_note():
     log_without = "\n".join(line.rsplit(",", 1)[0] for line in LEAK.splitlines()) + "\n"
     blind = diagnose("-", "--json", stdin=log_without)
     assert b"has no device capacity" in blind.stderr
@@ -89,7 +89,7 @@ def test_without_the_capacity_there_is_no_time_left_and_it_says_so():
     assert sized.stdout == diagnose("-", "--json", stdin=LEAK).stdout
 
 
-def test_the_report_has_a_chart_the_verdicts_and_what_they_come_to():
+def test_report_has_a_chart_the_verdicts_and_a_conclusion():
     done = diagnose("-", stdin=LEAK, PYTHONIOENCODING="utf-8")
     report = done.stdout.decode()
     lines = report.splitlines()
@@ -102,11 +102,11 @@ def test_the_report_has_a_chart_the_verdicts_and_what_they_come_to():
     assert done.stderr == b""
 
 
-def test_a_terminal_without_unicode_gets_ascii():
+def test_terminal_without_unicode_gets_ascii():
     assert diagnose("-", stdin=LEAK, PYTHONIOENCODING="ascii", PYTHONUTF8="0").stdout.isascii()
 
 
-def test_lines_come_as_they_are_found():
+def test_lines_are_printed_as_verdicts_occur():
     command = [sys.executable, "-m", "gpumond", "diagnose", "-", "--json"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -139,12 +139,12 @@ def test_unusable_log_exits_with_2_and_a_reason(data: str | bytes, arguments: tu
     assert b"Traceback" not in refused.stderr
 
 
-def test_a_file_that_is_not_there_is_2():
+def test_missing_file_exits_with_2():
     refused = diagnose("/nowhere/log.csv")
     assert (refused.returncode, refused.stderr) == (2, b"gpumond: /nowhere/log.csv: No such file or directory\n")
 
 
-def test_a_compressed_log_that_was_cut_is_read_as_far_as_it_goes():
+def test_truncated_compressed_log_is_read_up_to_its_end():
     done = diagnose("-", "--json", stdin=gzip.compress(LEAK.encode())[:-1000])
     assert done.returncode == 0
     assert b"truncated" in done.stderr

@@ -1,4 +1,4 @@
-"""The tables of plans and receipts, and the exit code of each."""
+"""Tables of plans and receipts, and the exit code of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def promise(low: int, likely: int, high: int) -> dict[str, int]:
     return {"low": low * GIB, "likely": likely * GIB, "high": high * GIB}
 
 
-def a_receipt(**fields: Any) -> dict[str, Any]:
+def make_receipt(**fields: Any) -> dict[str, Any]:
     return {
         "pid": 10,
         "workload": "train",
@@ -30,8 +30,11 @@ def a_receipt(**fields: Any) -> dict[str, Any]:
     } | fields
 
 
-def test_a_plan_has_the_columns_of_a_plan_and_a_total():
-    plan = [a_receipt(outcome="planned", released_bytes=0), a_receipt(outcome="planned", expected=promise(1, 2, 2))]
+def test_plan_table_has_its_columns_and_a_total():
+    plan = [
+        make_receipt(outcome="planned", released_bytes=0),
+        make_receipt(outcome="planned", expected=promise(1, 2, 2)),
+    ]
     header, *_, total = plan_table(plan).splitlines()
     assert header.split("  ")[0] == "PID"
     assert "WOULD RELEASE" in header
@@ -40,13 +43,13 @@ def test_a_plan_has_the_columns_of_a_plan_and_a_total():
     assert plan_table(plan[:1]).splitlines()[-1] == "a flush would release 3.0 GiB"
 
 
-def test_receipts_show_planned_expected_released_and_the_drivers_count():
-    header, row, _, total = receipt_table([a_receipt()]).splitlines()
+def test_receipt_table_has_planned_expected_released_and_the_drivers_count():
+    header, row, _, total = receipt_table([make_receipt()]).splitlines()
     assert header.split()[4:9] == ["PLANNED", "EXPECTED", "RELEASED", "DRIVER", "SECONDS"]
     assert row.split()[4:12] == ["4.0", "GiB", "3.0", "GiB", "2.0", "GiB", "1.0", "GiB"]
     assert total == "2.0 GiB released"
 
 
-def test_a_plan_of_unknown_size_has_something_to_do():
-    assert _exit_code([a_receipt(outcome="planned", expected=promise(0, 0, 3))]) == DONE
-    assert _exit_code([a_receipt(outcome="planned", expected=promise(0, 0, 0))]) == NOTHING_TO_DO
+def test_plan_of_unknown_size_exits_with_0():
+    assert _exit_code([make_receipt(outcome="planned", expected=promise(0, 0, 3))]) == DONE
+    assert _exit_code([make_receipt(outcome="planned", expected=promise(0, 0, 0))]) == NOTHING_TO_DO

@@ -31,7 +31,7 @@ def recorded(lines: bytes) -> list[Snapshot]:
 
 @contextmanager
 def answering(*answers: bytes | int) -> Iterator[str]:
-    """A daemon that gives these answers (a snapshot's JSON, or a status), the last one again and again."""
+    """Serve these answers (a snapshot in JSON, or a status), the last one repeatedly."""
     left = list(answers)
 
     class Handler(BaseHTTPRequestHandler):
@@ -59,7 +59,7 @@ def at(seq: int) -> Snapshot:
     return make_snapshot(make_device(), seq=seq, elapsed_seconds=float(seq), taken_at=1000.0 + seq)
 
 
-def test_each_snapshot_is_written_once():
+def test_snapshots_are_written_once():
     with answering(to_json(at(1)), to_json(at(1)), to_json(at(2)), to_json(at(2)), to_json(at(3))) as url:
         done = record("--url", url, "--for", "3s")
     assert recorded(done.stdout) == [at(1), at(2), at(3)]
@@ -72,7 +72,7 @@ def test_missed_snapshots_are_reported():
     assert done.stderr == b"gpumond: 2 snapshots recorded, 2 missed between two requests\n"
 
 
-def test_a_daemon_that_is_not_ready_or_goes_away_is_waited_for():
+def test_record_waits_for_a_daemon_that_is_not_ready_or_is_gone():
     with answering(503, to_json(at(1)), 500, to_json(at(2))) as url:
         done = record("--url", url, "--for", "3s")
     assert recorded(done.stdout) == [at(1), at(2)]
@@ -86,19 +86,19 @@ def test_missing_daemon_exits_with_1_and_the_remedy():
     assert b"gpumond serve" in refused.stderr
 
 
-def test_a_snapshot_of_another_kind_is_1():
+def test_snapshot_of_another_version_exits_with_1():
     with answering(b'{"seq": "x"}') as url:
         refused = record("--url", url)
     assert (refused.returncode, refused.stdout) == (1, b"")
     assert b"cannot decode the daemon's snapshot" in refused.stderr
 
 
-def test_a_file_that_cannot_be_written_is_2(tmp_path: Path):
+def test_unwritable_file_exits_with_2(tmp_path: Path):
     refused = record("--out", str(tmp_path / "no" / "file"))
     assert (refused.returncode, b"No such file" in refused.stderr) == (2, True)
 
 
-def test_a_real_daemons_snapshots_until_it_is_interrupted(
+def test_record_writes_snapshots_of_a_real_daemon_until_it_is_interrupted(
     serve: Callable[..., RunningDaemon], driver: FakeDriver, tmp_path: Path
 ):
     driver.devices = machine(2)
@@ -109,9 +109,9 @@ def test_a_real_daemons_snapshots_until_it_is_interrupted(
     recorder = subprocess.Popen(command, env=daemon.environ, stderr=subprocess.PIPE)
     until(lambda: file.exists() and file.read_bytes().count(b"\n") > 5)
     recorder.send_signal(signal.SIGINT)
-    _, said = recorder.communicate(timeout=20)
+    _, errors = recorder.communicate(timeout=20)
     seen = recorded(file.read_bytes())
     assert recorder.returncode == 0
-    assert said.decode().splitlines()[-1].startswith(f"gpumond: {len(seen)} snapshots recorded")
+    assert errors.decode().splitlines()[-1].startswith(f"gpumond: {len(seen)} snapshots recorded")
     assert all(one.seq < other.seq for one, other in pairwise(seen))
     assert {device.uuid for device in seen[-1].devices} == {device.uuid for device in driver.devices}

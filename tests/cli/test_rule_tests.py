@@ -1,4 +1,4 @@
-"""Tests of rules: promtool's notation of series, and what a file of tests answers."""
+"""Tests of rules: promtool's notation of series, and the results of a file of tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli.rule_tests import GONE, parse_series, run
+from gpumond.cli.rules import GONE, parse_series, run_file
 from gpumond.errors import ConfigError
 from tests.cli.test_cli import gpumond
 
@@ -48,7 +48,7 @@ def test_values_are_in_promtools_notation(text: str, samples: tuple[object, ...]
     assert parse_series("daemon_agents", text).samples == samples
 
 
-def test_a_series_names_scope_value_and_labels():
+def test_series_has_scope_value_and_labels():
     series = parse_series('pool_live_bytes{pid="10", workload="a \\"b\\""}', "1")
     assert (series.scope, series.value) == ("pool", "live_bytes")
     assert series.labels == (("pid", "10"), ("workload", 'a "b"'))
@@ -65,15 +65,15 @@ def test_a_series_names_scope_value_and_labels():
         ("device_up", "1x999999999", "more than"),
     ],
 )
-def test_a_wrong_series_is_told_what_is_expected(name: str, values: str, says: str):
+def test_invalid_series_names_the_expected_form(name: str, values: str, says: str):
     with pytest.raises(ValueError, match=says):
         parse_series(name, values)
 
 
-def test_expectations_are_met_or_shown_with_the_result(files: Path):
-    assert run(files / "tests.yaml") == (2, [])
+def test_failed_expectation_is_shown_with_the_result(files: Path):
+    assert run_file(files / "tests.yaml") == (2, [])
     (files / "tests.yaml").write_text(TESTS % 11)
-    count, (failure,) = run(files / "tests.yaml")
+    count, (failure,) = run_file(files / "tests.yaml")
     assert (count, failure.alertname, failure.eval_time) == (2, "hog", 120)
     assert ("pid='11'" in failure.expected, "pid='10'" in failure.got) == (True, True)
 
@@ -85,13 +85,13 @@ def test_expectations_are_met_or_shown_with_the_result(files: Path):
         ("interval: 1m", "interval: 0", "tests.0.interval"),
     ],
 )
-def test_a_wrong_file_is_named(files: Path, before: str, after: str, says: str):
+def test_invalid_file_is_named(files: Path, before: str, after: str, says: str):
     (files / "tests.yaml").write_text((TESTS % 10).replace(before, after))
     with pytest.raises(ConfigError, match=says):
-        run(files / "tests.yaml")
+        run_file(files / "tests.yaml")
 
 
-def test_the_command_line_checks_and_tests(files: Path):
+def test_command_line_checks_and_tests_rules(files: Path):
     assert "process used_bytes above 40.0 GiB for 60 s" in gpumond("rules", "check", str(files / "rules.yaml")).stdout
     assert gpumond("rules", "test", str(files / "tests.yaml")).returncode == 0
     (files / "tests.yaml").write_text(TESTS % 11)

@@ -11,11 +11,11 @@ from tests.sources.trees import SysTree
 
 
 @pytest.mark.parametrize("name", ["nvml", "drm", "sim"])
-def test_a_source_that_is_named_is_taken(name: str):
+def test_named_source_is_used(name: str):
     assert choose_source(name) == name
 
 
-def test_all_cards_of_the_machine_are_served(tmp_path: Path):
+def test_devices_of_all_vendors_are_served(tmp_path: Path):
     tree = SysTree(tmp_path / "sys")
     tree.amdgpu()
     try:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from gpumond.cli.status import notes
 from gpumond.model.frame import Verdict
-from gpumond.model.remedies import VERDICTS
-from gpumond.rules.verdicts import TROUBLES
+from gpumond.model.verdicts import REMEDIES
 from gpumond.top.view import view
-from tests.top.frames import a_busy_frame
+from tests.top.frames import busy_frame
 
 
-def test_a_verdict_has_its_remedy_below_it():
-    leak = Verdict("GPU-a", 10, "leak", 1.0, summary="train (pid 10) grows")
-    release = Verdict("GPU-a", 11, "release", 1.0, summary="serve (pid 11) has ended")
-    *_, said = notes(view(a_busy_frame(verdicts=(leak, release))))
-    assert said.splitlines() == [
+def test_verdict_is_followed_by_its_remedy():
+    leak = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, summary="train (pid 10) grows")
+    release = Verdict(
+        device_uuid="GPU-a", pid=11, start_ticks=100, kind="release", since=1.0, summary="serve (pid 11) has ended"
+    )
+    *_, text = notes(view(busy_frame(verdicts=(leak, release))))
+    assert text.splitlines() == [
         "verdict leak: train (pid 10) grows",
-        f"      -> {VERDICTS['leak']}",
+        f"      -> {REMEDIES['leak']}",
         "verdict release: serve (pid 11) has ended",
     ]
-
-
-def test_each_trouble_has_a_remedy():
-    assert set(VERDICTS) == set(TROUBLES)

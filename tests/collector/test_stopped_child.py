@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.sim.card import MIB, Spec, create
+from gpumond.sim.device import MIB, Spec, create
 from tests.running import RunningDaemon, until
 
 
@@ -29,7 +29,7 @@ def state(pid: int) -> str:
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_it_leaves_when_the_daemon_does(serve: Callable[..., RunningDaemon], tmp_path: Path, end: signal.Signals):
+def test_stopped_child_ends_with_the_daemon(serve: Callable[..., RunningDaemon], tmp_path: Path, end: signal.Signals):
     create(tmp_path / "sim" / "card0", Spec("GPU-simulated", 0, "sim", 1024 * MIB))
     daemon = serve("--source", "sim", environ={"GPUMOND_SIM_DIR": str(tmp_path / "sim")})
     until(lambda: daemon.request("/-/ready")[0] == 200)

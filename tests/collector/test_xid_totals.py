@@ -15,7 +15,7 @@ from tests.fakenvml import FakeDriver, machine
 XID = 8
 
 
-def test_errors_of_one_child_after_another_add_up():
+def test_errors_of_successive_children_are_added():
     first = (XidErrors("GPU-a", 79, 2, 10.0), XidErrors("GPU-a", 31, 1, 11.0))
     second = (XidErrors("GPU-a", 79, 1, 20.0), XidErrors("GPU-b", 79, 1, 21.0))
     assert set(add_up(first, second)) == {
@@ -40,7 +40,7 @@ def count(reading: Reading) -> int:
 
 
 @pytest.mark.parametrize("end", ["crash", "hang and return", "hang and be replaced"])
-def test_total_outlives_the_child_that_counted(driver: FakeDriver, end: str):
+def test_total_survives_the_child_that_counted(driver: FakeDriver, end: str):
     driver.devices = machine(2)
     driver.write()
     environ = {**os.environ, **driver.env}

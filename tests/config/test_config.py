@@ -15,7 +15,7 @@ def written(directory: Path, text: str) -> Path:
     return file
 
 
-def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path):
+def test_flags_take_precedence_over_environment_file_and_defaults(tmp_path: Path):
     file = written(tmp_path, "listen: 127.0.0.1:1\nsource: sim\ninterval: 2s\n")
     settings = load(file, {"listen": "127.0.0.1:3", "source": None}, {"GPUMOND_LISTEN": "127.0.0.1:2"})
     assert (settings.listen, settings.source, settings.interval, settings.flush_cooldown) == (
@@ -62,7 +62,7 @@ rules:
         ("lisen: 127.0.0.1:1", ["lisen", "unknown key", "did you mean listen?"]),
         ("listen: nowhere", ["listen", "'nowhere'", "HOST:PORT"]),
         ("listen: 0.0.0.0:9917", ["0.0.0.0:9917", "--insecure"]),
-        ("source: magic", ["source", "'magic'", "'auto', 'nvml'"]),
+        ("source: magic", ["source", "'magic'", "'magic': expected one of auto, nvml"]),
         ("interval: soon", ["interval", "'soon'", "duration"]),
         ("interval: 0", ["interval", "greater than or equal to 0.1"]),
         ("disabled_rules: [nope]", ["disabled_rules", "'nope'", "device-nearly-full"]),
@@ -94,6 +94,6 @@ def test_mistake_in_the_environment_names_the_variable():
         load(environ={"GPUMOND_INTERVAL": "x"})
 
 
-def test_file_that_is_not_there_is_named(tmp_path: Path):
+def test_missing_file_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
         load(tmp_path / "absent.yaml", environ={})

@@ -37,7 +37,7 @@ def check(file: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("text", UNUSABLE.values(), ids=UNUSABLE)
-def test_configuration_that_cannot_be_used_is_wrong_use(tmp_path: Path, text: str):
+def test_unusable_configuration_file_exits_with_2(tmp_path: Path, text: str):
     file = tmp_path / "gpumond.yaml"
     file.write_text(text)
     done = check(file)
@@ -68,7 +68,7 @@ def test_reload_is_422_for_unreadable_files_and_fifos(serve: Callable[..., Runni
     assert "Traceback" not in daemon.log.read_text()
 
 
-def test_fifo_is_refused_and_not_waited_for(tmp_path: Path):
+def test_fifo_is_refused_without_delay(tmp_path: Path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o600)
     done = check(fifo)
@@ -95,7 +95,7 @@ def test_secret_with_another_line_end_or_control_character_is_not_sent(tmp_path:
         secret(str(file))
 
 
-def test_lock_that_is_a_symbolic_link_is_a_configuration_error(tmp_path: Path):
+def test_symbolic_link_as_lock_is_a_configuration_error(tmp_path: Path):
     tmp_path.chmod(0o755)
     (tmp_path / "agent.sock.lock").symlink_to(tmp_path / "elsewhere")
     command = [sys.executable, "-m", "gpumond", "serve", "--source", "sim", "--listen", "127.0.0.1:0"]

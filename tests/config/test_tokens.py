@@ -48,7 +48,7 @@ def test_invalid_line_is_reported_without_secrets(line: str, says: str):
 @pytest.mark.parametrize(
     ("mode", "good"), [(0o600, True), (0o400, True), (0o640, True), (0o644, False), (0o660, False)]
 )
-def test_file_that_others_could_write_or_read_is_refused(tmp_path: Path, mode: int, good: bool):
+def test_file_accessible_to_others_is_refused(tmp_path: Path, mode: int, good: bool):
     file = tmp_path / "tokens"
     file.write_text(f"a read {DIGEST}\n")
     file.chmod(mode)
@@ -60,7 +60,7 @@ def test_file_that_others_could_write_or_read_is_refused(tmp_path: Path, mode: i
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_strangers_file_is_refused(tmp_path: Path):
+def test_file_of_another_user_is_refused(tmp_path: Path):
     file = tmp_path / "tokens"
     file.write_text(f"a admin {DIGEST}\n")
     file.chmod(0o600)

@@ -77,7 +77,7 @@ BAD = {
         "unknown client_auth_type 'Sometimes'; expected one of NoClientCert, VerifyClientCertIfGiven, "
         "RequireAndVerifyClientCert",
     ),
-    "sans of nobody": (
+    "sans without client certificates": (
         f"tls_server_config: {{{TLS}, client_allowed_sans: [a]}}",
         "client_allowed_sans requires client_auth_type RequireAndVerifyClientCert",
     ),
@@ -151,10 +151,10 @@ def test_invalid_configuration_names_place_and_expectation(place: Path, case: st
     text, says = BAD[case]
     with pytest.raises(ConfigError) as error:
         read(place, text)
-    said = str(error.value).replace(f"{place}/", "")
-    assert said.startswith("web_config web.yml")
-    assert says in said
-    assert "wonder" not in said
+    message = str(error.value).replace(f"{place}/", "")
+    assert message.startswith("web_config web.yml")
+    assert says in message
+    assert "wonder" not in message
 
 
 def test_configuration_takes_effect(place: Path):
@@ -173,7 +173,7 @@ def test_configuration_takes_effect(place: Path):
     }
 
 
-def test_certificates_may_stand_in_the_file_itself(place: Path):
+def test_certificates_may_be_inline(place: Path):
     def block(name: str) -> str:
         return "|\n" + "".join(f"    {line}\n" for line in (place / name).read_text().splitlines())
 
@@ -222,4 +222,4 @@ def test_changed_file_is_reloaded_and_an_invalid_one_is_not(place: Path, caplog:
     assert later().users
     before = watched.value
     path.write_text(GOOD["empty"])
-    assert watched.value is before  # at most once a second
+    assert watched.value is before  # the file is read at most once a second

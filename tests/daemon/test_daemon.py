@@ -1,4 +1,4 @@
-"""The daemon as a user meets it: a real process over the fake driver library, asked over HTTP."""
+"""Daemon process over the fake driver library, queried over HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Serve = Callable[..., RunningDaemon]
 
 @pytest.fixture
 def pids() -> Iterator[list[int]]:
-    """64 living processes."""
+    """64 running processes."""
     sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(64)]
     yield [sleeper.pid for sleeper in sleepers]
     for sleeper in sleepers:
@@ -32,7 +32,7 @@ def start(serve: Serve, driver: FakeDriver, *options: str) -> RunningDaemon:
     return daemon
 
 
-def test_every_value_on_metrics_is_the_drivers_to_the_byte(serve: Serve, driver: FakeDriver, pids: list[int]):
+def test_metrics_equal_the_values_of_the_driver_exactly(serve: Serve, driver: FakeDriver, pids: list[int]):
     driver.devices = machine(8, pids=pids)
     daemon = start(serve, driver)
     assert daemon.request("/-/ready")[0] == 200
@@ -68,7 +68,7 @@ def test_every_value_on_metrics_is_the_drivers_to_the_byte(serve: Serve, driver:
         assert ledger == device.used_bytes + series["gpumond_memory_overcount_bytes", frozenset(own.items())]
 
 
-def test_a_lost_device_loses_its_values_and_comes_back_while_the_others_go_on(serve: Serve, driver: FakeDriver):
+def test_lost_device_has_no_values_until_it_is_back_and_others_continue(serve: Serve, driver: FakeDriver):
     driver.devices = machine(4)
     daemon = start(serve, driver, "--interval", "0.2")
     lost, other = driver.devices[1].uuid, driver.devices[2].uuid
@@ -86,7 +86,7 @@ def test_a_lost_device_loses_its_values_and_comes_back_while_the_others_go_on(se
     assert daemon.value("gpumond_device_memory_used_bytes", uuid=lost) == driver.devices[1].used_bytes
 
 
-def test_a_driver_that_hangs_freezes_nothing_and_comes_back(serve: Serve, driver: FakeDriver):
+def test_hanging_driver_withdraws_values_until_it_is_back(serve: Serve, driver: FakeDriver):
     driver.devices = machine(2)
     daemon = start(serve, driver)
     driver.hang("nvmlDeviceGetCount_v2", seconds=20, times=1)
@@ -100,7 +100,7 @@ def test_a_driver_that_hangs_freezes_nothing_and_comes_back(serve: Serve, driver
     assert daemon.value("gpumond_driver_responsive") == 1
 
 
-def test_a_device_that_hangs_is_left_out_and_the_others_go_on(serve: Serve, driver: FakeDriver):
+def test_hanging_device_is_excluded_and_others_continue(serve: Serve, driver: FakeDriver):
     driver.devices = machine(3)
     daemon = start(serve, driver)
     driver.hang("*", 1, seconds=12)
@@ -117,7 +117,7 @@ def test_a_device_that_hangs_is_left_out_and_the_others_go_on(serve: Serve, driv
     assert daemon.value("gpumond_driver_responsive") == 1
 
 
-def test_a_device_that_crashes_the_driver_again_and_again_is_left_out(serve: Serve, driver: FakeDriver):
+def test_device_that_crashes_the_driver_repeatedly_is_excluded(serve: Serve, driver: FakeDriver):
     driver.devices = machine(3)
     daemon = start(serve, driver, "--interval", "0.2")
     driver.crash("nvmlDeviceGetMemoryInfo_v2", 1)
@@ -127,7 +127,7 @@ def test_a_device_that_crashes_the_driver_again_and_again_is_left_out(serve: Ser
     assert daemon.value("gpumond_device_up", gpu="1") == 0
 
 
-def test_released_the_driver_is_held_by_nobody_until_it_is_taken_again(serve: Serve, driver: FakeDriver):
+def test_release_ends_the_driver_process_until_it_expires(serve: Serve, driver: FakeDriver):
     driver.devices = machine(1)
     daemon = start(serve, driver, "--interval", "0.2")
     held = subprocess.run(["pgrep", "-P", str(daemon.process.pid)], capture_output=True, text=True).stdout.split()
@@ -142,7 +142,7 @@ def test_released_the_driver_is_held_by_nobody_until_it_is_taken_again(serve: Se
     until(lambda: daemon.value("gpumond_driver_up", reason="released") == 0)
 
 
-def test_a_crash_in_the_driver_costs_a_restart_of_its_process_only(serve: Serve, driver: FakeDriver):
+def test_driver_crash_restarts_the_collector_process_only(serve: Serve, driver: FakeDriver):
     driver.devices = machine(2)
     daemon = start(serve, driver, "--interval", "0.2")
     driver.crash("nvmlDeviceGetMemoryInfo_v2", 1)
@@ -155,7 +155,7 @@ def test_a_crash_in_the_driver_costs_a_restart_of_its_process_only(serve: Serve,
     assert daemon.process.poll() is None
 
 
-def test_a_driver_that_comes_late_is_found(serve: Serve, driver: FakeDriver):
+def test_driver_that_loads_later_is_found(serve: Serve, driver: FakeDriver):
     driver.devices = machine(1)
     driver.fail("nvmlInit_v2", code=9)
     driver.fail("nvmlInitWithFlags", code=9)
@@ -168,7 +168,7 @@ def test_a_driver_that_comes_late_is_found(serve: Serve, driver: FakeDriver):
 
 
 @pytest.mark.parametrize("state", ["idle", "hanging", "never opened"])
-def test_sigterm_ends_it_in_order_whatever_the_driver_does(serve: Serve, driver: FakeDriver, state: str):
+def test_sigterm_ends_the_daemon_in_order_in_each_state_of_the_driver(serve: Serve, driver: FakeDriver, state: str):
     driver.devices = machine(1)
     if state == "never opened":
         driver.hang("nvmlInitWithFlags")

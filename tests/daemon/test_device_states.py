@@ -1,4 +1,4 @@
-"""What the daemon says of NVIDIA devices, and of what it cannot read: /metrics and /api/v1/status."""
+"""States of NVIDIA devices, and facts that cannot be read, in /metrics and /api/v1/status."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def start(serve: Serve, driver: FakeDriver) -> RunningDaemon:
     return daemon
 
 
-def test_every_sensor_has_its_series(serve: Serve, driver: FakeDriver):
+def test_sensors_each_have_a_series(serve: Serve, driver: FakeDriver):
     driver.devices = machine(1)
-    said = driver.devices[0]
+    device = driver.devices[0]
     daemon = start(serve, driver)
     expected = {
-        ("bar1_used_bytes", ""): said.bar1_used,
-        ("temperature_celsius", "memory"): said.memory_temperature,
-        ("temperature_limit_celsius", "shutdown"): said.shutdown_temperature,
-        ("ecc_errors_total", "uncorrected aggregate"): said.ecc_uncorrected_aggregate,
+        ("bar1_used_bytes", ""): device.bar1_used,
+        ("temperature_celsius", "memory"): device.memory_temperature,
+        ("temperature_limit_celsius", "shutdown"): device.shutdown_temperature,
+        ("ecc_errors_total", "uncorrected aggregate"): device.ecc_uncorrected_aggregate,
         ("throttle", "sw_power_cap"): 1,
         ("throttle", "gpu_idle"): 0,
         ("compute_mode", "default"): 1,
         ("persistence_mode", ""): 0,
-        ("pcie_receive_bytes_per_second", ""): (said.pcie_receive or 0) * 1000,
-        ("pcie_generation_max", ""): said.pcie_generation_max,
-        ("remapped_rows", "uncorrectable"): said.remapped_uncorrectable,
-        ("nvlink_errors_total", "crc_flit"): said.nvlink_crc_flit,
+        ("pcie_receive_bytes_per_second", ""): (device.pcie_receive or 0) * 1000,
+        ("pcie_generation_max", ""): device.pcie_generation_max,
+        ("remapped_rows", "uncorrectable"): device.remapped_uncorrectable,
+        ("nvlink_errors_total", "crc_flit"): device.nvlink_crc_flit,
         ("memory_unified", ""): 0,
     }
     series = daemon.series()
@@ -57,7 +57,7 @@ def test_every_sensor_has_its_series(serve: Serve, driver: FakeDriver):
     assert daemon.value("gpumond_driver_info", **info) == 1
 
 
-def test_what_cannot_be_read_is_named_counted_and_gone_when_it_can(serve: Serve, driver: FakeDriver):
+def test_unreadable_sensor_is_a_counted_fault_until_it_is_readable(serve: Serve, driver: FakeDriver):
     driver.devices = machine(2)
     daemon = start(serve, driver)
     uuid = driver.devices[1].uuid
@@ -74,7 +74,7 @@ def test_what_cannot_be_read_is_named_counted_and_gone_when_it_can(serve: Serve,
     assert daemon.value("gpumond_device_fault", uuid=uuid) is None
 
 
-def test_why_a_source_is_down_is_a_fault_too(serve: Serve, driver: FakeDriver):
+def test_source_that_is_down_is_a_fault_with_its_reason(serve: Serve, driver: FakeDriver):
     driver.fail("nvmlInitWithFlags", code=18)
     driver.write()
     daemon = serve("--source", "nvml", environ=driver.env)
@@ -83,7 +83,7 @@ def test_why_a_source_is_down_is_a_fault_too(serve: Serve, driver: FakeDriver):
     assert [(fault["device_uuid"], fault["kind"]) for fault in daemon.get("status")["faults"]] == [(None, reason)]
 
 
-def test_a_fault_that_lasts_counts_once(serve: Serve, driver: FakeDriver):
+def test_lasting_fault_counts_once(serve: Serve, driver: FakeDriver):
     driver.devices = machine(1)
     daemon = start(serve, driver)
     driver.fail("nvmlDeviceGetPowerUsage", 0, code=10)
@@ -98,7 +98,7 @@ CONDITIONS_OF = {"vgpu": {"virtualization": 2}, "coherent_memory": {"addressing"
 
 
 @pytest.mark.parametrize("condition", CONDITIONS_OF)
-def test_what_bounds_the_truth_is_a_metric_and_in_status_and_doctor(serve: Serve, driver: FakeDriver, condition: str):
+def test_condition_is_in_metrics_status_and_doctor(serve: Serve, driver: FakeDriver, condition: str):
     driver.devices = [Device("GPU-0", **CONDITIONS_OF[condition])]
     driver.write()
     daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
@@ -106,23 +106,23 @@ def test_what_bounds_the_truth_is_a_metric_and_in_status_and_doctor(serve: Serve
     stated = {"device_uuid": "GPU-0", "kind": condition, "remedy": CONDITIONS[condition]}
     assert stated in daemon.get("status")["conditions"]
     for verb, device in (("doctor", "GPU-0"), ("status", "GPU 0")):
-        said = daemon.run(verb).stdout
-        assert f"{device}: {condition}" in said
-        assert CONDITIONS[condition] in said
+        output = daemon.run(verb).stdout
+        assert f"{device}: {condition}" in output
+        assert CONDITIONS[condition] in output
     if condition == "coherent_memory":
         (device,) = daemon.get("devices")
         assert (device["sensors"]["addressing_mode"], device["sensors"]["numa_node"]) == ("ats", 8)
 
 
-def test_mps_is_one_too(serve: Serve, driver: FakeDriver):
+def test_mps_is_a_condition(serve: Serve, driver: FakeDriver):
     driver.devices = [Device("GPU-0", used_bytes=GIB, processes=[Process(os.getpid(), GIB, ("mps",))])]
     driver.write()
     daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
     until(lambda: daemon.value("gpumond_device_condition", uuid="GPU-0", gpu="0", condition="mps"))
 
 
-def test_who_holds_memory_and_runs_nothing_is_told_apart(serve: Serve, driver: FakeDriver):
-    """Two processes on a busy device: the driver samples each."""
+def test_idle_process_is_distinguished_from_an_active_one(serve: Serve, driver: FakeDriver):
+    """Two processes on a busy device, both sampled by the driver."""
     own, other = os.getpid(), os.getppid()
     processes = [Process(own, GIB, utilization=97), Process(other, GIB)]
     driver.devices = [Device("GPU-0", used_bytes=2 * GIB, gpu_utilization=97, process_sampling=1, processes=processes)]
@@ -138,8 +138,8 @@ def test_who_holds_memory_and_runs_nothing_is_told_apart(serve: Serve, driver: F
     until(lambda: daemon.value("gpumond_device_idle_seconds", uuid="GPU-0", gpu="0"))
 
 
-def test_an_orphan_is_named_with_what_to_do(serve: Serve, driver: FakeDriver, tmp_path: Path):
-    """A program whose shell has ended, and a driver that lists it."""
+def test_orphan_is_named_with_its_remedy(serve: Serve, driver: FakeDriver, tmp_path: Path):
+    """A program whose shell has ended, listed by the driver."""
     pid_file = tmp_path / "pid"
     script = f"exec 3<&0; sh -c 'echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec cat' <&3 & exit 0"
     read, write = os.pipe()
@@ -156,12 +156,12 @@ def test_an_orphan_is_named_with_what_to_do(serve: Serve, driver: FakeDriver, tm
         until(lambda: daemon.value("gpumond_process_memory_used_bytes", pid=str(pid)))
         (process,) = daemon.get("processes")
         unit = place(Path("/proc/self/cgroup").read_text()).unit
-        kept = unit is not None and not unit.startswith("session-")  # by the service that runs the tests
-        assert process["orphaned"] is not kept
+        adopted = unit is not None and not unit.startswith("session-")  # the service that runs the tests adopts it
+        assert process["orphaned"] is not adopted
         for verb in ("status", "doctor"):
-            said = daemon.run(verb).stdout
-            assert (f"pid {pid} (cat) is orphaned" in said) is not kept
-            assert (f"kill {pid} ends it" in said) is not kept
+            output = daemon.run(verb).stdout
+            assert (f"pid {pid} (cat) is orphaned" in output) is not adopted
+            assert (f"kill {pid} ends it" in output) is not adopted
 
 
 def idle(daemon: RunningDaemon) -> dict[int, float | None]:
@@ -171,7 +171,7 @@ def idle(daemon: RunningDaemon) -> dict[int, float | None]:
 @pytest.mark.parametrize(
     ("around", "is_private"), [([], False), (["unshare", "--pid", "--fork", "--mount-proc"], True)]
 )
-def test_a_private_pid_namespace_is_a_metric_and_in_status(
+def test_private_pid_namespace_is_in_metrics_and_status(
     serve: Serve, driver: FakeDriver, around: list[str], is_private: bool
 ):
     if around and subprocess.run([*around, "true"], capture_output=True).returncode:
@@ -186,13 +186,13 @@ def test_a_private_pid_namespace_is_a_metric_and_in_status(
     status = daemon.get("status")
     assert status["private_pid_namespace"] is is_private
     assert ("private_pid_namespace" in [condition["kind"] for condition in status["conditions"]]) is is_private
-    if around:  # unshare keeps signals to itself
+    if around:  # unshare does not pass signals on
         parent = daemon.process.pid
         os.kill(int(Path(f"/proc/{parent}/task/{parent}/children").read_text()), signal.SIGTERM)
         daemon.process.wait(timeout=20)
 
 
-def test_the_xid_that_takes_a_device_down_is_shown(serve: Serve, driver: FakeDriver):
+def test_xid_error_of_a_lost_device_is_shown(serve: Serve, driver: FakeDriver):
     driver.devices = machine(2)
     daemon = start(serve, driver)
     own = {"uuid": driver.devices[1].uuid, "gpu": "1", "xid": "79"}
@@ -209,7 +209,7 @@ def test_the_xid_that_takes_a_device_down_is_shown(serve: Serve, driver: FakeDri
     assert daemon.request("/metrics?compat=nvitop")[0] == 422
 
 
-def test_dcgm_names_beside_ours_where_the_configuration_says_so(serve: Serve, driver: FakeDriver):
+def test_dcgm_names_are_added_if_configured(serve: Serve, driver: FakeDriver):
     driver.devices = machine(1)
     driver.write()
     daemon = serve("--source", "nvml", environ={**driver.env, "GPUMOND_COMPAT": "dcgm"})

@@ -1,4 +1,4 @@
-"""The server's end of a connection: what is kept for readers that take nothing, and what a request may look like."""
+"""Connections of the HTTP server: unsent answers, pipelined requests, and invalid heads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpumond.config.web import Web
 from gpumond.daemon.http_protocol import CONTRACT, MAX_HEAD_BYTES, MAX_PIPELINED, HttpProtocol, check_contract
 from gpumond.daemon.server import _Server
 from tests.running import RunningDaemon, until
-from tests.serving import a_daemon, connect, rejected, say, statuses
+from tests.serving import connect, exchange, rejected, start_daemon, statuses
 
 BODY_BYTES = 4 << 20
 START = b"GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -28,28 +28,28 @@ START = b"GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    daemon = a_daemon(tmp_path_factory.mktemp("receiving"))
+    daemon = start_daemon(tmp_path_factory.mktemp("receiving"))
     yield daemon
     assert daemon.stop() == 0
     assert "Traceback" not in daemon.log.read_text()
 
 
-def test_the_contract_with_uvicorn_lists_every_method_that_is_overridden():
+def test_contract_with_uvicorn_lists_each_overridden_method():
     check_contract(HttpToolsProtocol, uvicorn.__version__)
     overridden = {name for name in vars(HttpProtocol) if hasattr(HttpToolsProtocol, name) and name[:2] != "__"}
     assert overridden == set(CONTRACT)
 
 
-def test_an_incompatible_uvicorn_is_an_import_error_that_names_version_and_method():
-    class Renamed(HttpToolsProtocol):
+def test_incompatible_uvicorn_is_an_import_error_with_version_and_method():
+    class MissingMethod(HttpToolsProtocol):
         on_url = None  # type: ignore[assignment]
 
     class Changed(HttpToolsProtocol):
         def on_header(self, name: bytes, value: bytes, more: bytes) -> None:  # type: ignore[override]
             pass
 
-    with pytest.raises(ImportError, match=r"uvicorn 9\.1: Renamed\.on_url is missing"):
-        check_contract(Renamed, "9.1")
+    with pytest.raises(ImportError, match=r"uvicorn 9\.1: MissingMethod\.on_url is missing"):
+        check_contract(MissingMethod, "9.1")
     with pytest.raises(ImportError, match=r"Changed\.on_header takes \(name, value, more\), not \(name, value\)"):
         check_contract(Changed, "9.1")
 
@@ -60,8 +60,8 @@ async def large(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": bytes(BODY_BYTES)})
 
 
-def test_of_answers_that_are_not_taken_little_is_kept():
-    """Each of these readers asks for 4 MiB of its own and takes nothing; those with the oldest answers are closed."""
+def test_unread_answers_are_bounded_per_user():
+    """Each reader requests 4 MiB and reads nothing; the readers with the oldest answers are closed."""
     room = MAX_UNSENT_BYTES_OF_USER // BODY_BYTES
     reasons: list[str] = []
 
@@ -82,8 +82,8 @@ def test_of_answers_that_are_not_taken_little_is_kept():
                 await asyncio.sleep(0.01)
             while len(server.server_state.connections) != room:
                 await asyncio.sleep(0.01)
-            kept = [each.transport.get_write_buffer_size() for each in server.server_state.connections]  # type: ignore[union-attr]
-            assert all(0 < bytes_kept <= LARGE_PIECE_BYTES for bytes_kept in kept)
+            unsent = [each.transport.get_write_buffer_size() for each in server.server_state.connections]  # type: ignore[union-attr]
+            assert all(0 < size <= LARGE_PIECE_BYTES for size in unsent)
         server.servers[0].close()
         while server.server_state.connections:
             await asyncio.sleep(0.01)
@@ -91,7 +91,7 @@ def test_of_answers_that_are_not_taken_little_is_kept():
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def test_an_answer_that_is_taken_slowly_is_whole(daemon: RunningDaemon):
+def test_slowly_read_answer_is_complete(daemon: RunningDaemon):
     whole = daemon.request("/openapi.json")[1]
     assert len(whole) > 4 * PIECE_BYTES
     with socket.socket() as reader:
@@ -99,21 +99,21 @@ def test_an_answer_that_is_taken_slowly_is_whole(daemon: RunningDaemon):
         reader.settimeout(20)
         reader.connect(("127.0.0.1", int(daemon.url.rpartition(":")[2])))
         reader.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-        heard = b""
+        received = b""
         while piece := reader.recv(1500):
-            heard += piece
-    assert heard.partition(b"\r\n\r\n")[2] == whole
+            received += piece
+    assert received.partition(b"\r\n\r\n")[2] == whole
 
 
-def test_a_head_that_is_too_long_is_refused_in_one_piece_too(daemon: RunningDaemon):
+def test_oversized_head_in_one_piece_is_refused(daemon: RunningDaemon):
     for length, status in ((MAX_HEAD_BYTES - 200, 200), (MAX_HEAD_BYTES, 431), (2 * MAX_HEAD_BYTES - 500, 431)):
-        assert statuses(say(daemon, START + b"X: " + b"x" * length + b"\r\n\r\n")) == [status]
+        assert statuses(exchange(daemon, START + b"X: " + b"x" * length + b"\r\n\r\n")) == [status]
     target = b"GET /-/healthy?" + b"x" * MAX_HEAD_BYTES + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    assert statuses(say(daemon, target)) == [431]
+    assert statuses(exchange(daemon, target)) == [431]
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_a_trailer_is_no_header(daemon: RunningDaemon, apart: bool):
+def test_trailer_is_not_a_header(daemon: RunningDaemon, apart: bool):
     token = (daemon.directory / "token").read_bytes().strip()
     body = b'{"name":"trailed","scope":"process","value":"used_bytes","above":1}'
     head = b"POST /api/v1/rules HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -123,22 +123,22 @@ def test_a_trailer_is_no_header(daemon: RunningDaemon, apart: bool):
         connection.sendall(head if apart else head + trailer)
         if apart:
             connection.sendall(trailer)
-        heard = b""
+        received = b""
         while piece := connection.recv(4096):
-            heard += piece
-    assert statuses(heard) == [401]
+            received += piece
+    assert statuses(received) == [401]
 
 
-def test_requests_that_do_not_wait_for_their_answers_are_few(daemon: RunningDaemon):
+def test_pipelined_requests_are_limited(daemon: RunningDaemon):
     request = START + b"\r\n"
-    assert statuses(say(daemon, request * MAX_PIPELINED)) == [200] * MAX_PIPELINED
+    assert statuses(exchange(daemon, request * MAX_PIPELINED)) == [200] * MAX_PIPELINED
     before = rejected(daemon, "pipelined")
-    assert len(statuses(say(daemon, request * 1000))) <= MAX_PIPELINED
+    assert len(statuses(exchange(daemon, request * 1000))) <= MAX_PIPELINED
     until(lambda: rejected(daemon, "pipelined") == before + 1)
 
 
-def test_a_hundred_viewers_of_one_address_are_served(daemon: RunningDaemon):
-    """Each follows the events on one connection and asks for frames on another."""
+def test_hundred_viewers_of_one_address_are_served(daemon: RunningDaemon):
+    """Each follows the events on one connection and requests frames on another."""
     before = rejected(daemon, "crowd")
     with ExitStack() as viewers:
         streams = [viewers.enter_context(connect(daemon)) for _ in range(100)]

@@ -1,4 +1,4 @@
-"""The beginning and the end of a daemon: every part is closed whichever one fails, and nothing of it remains."""
+"""Start and stop of a daemon: every part is closed whichever fails, and no task, socket or setting remains."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ FLUSHING = RuleConfig.model_validate(
 
 
 class SilentAgent(SimulatedAgents):
-    """One agent that never answers a flush. ``asked`` is set when it is asked."""
+    """One agent that never answers a flush. ``flush_received`` is set when it receives one."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self.asked = asyncio.Event()
+        self.flush_received = asyncio.Event()
         self.closed = False
 
     def reports(self) -> tuple[AgentReport, ...]:
@@ -64,7 +64,7 @@ class SilentAgent(SimulatedAgents):
         return self.reports()[0]
 
     async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
-        self.asked.set()
+        self.flush_received.set()
         await asyncio.Event().wait()
         return None
 
@@ -89,11 +89,11 @@ def edges_of(directory: Path, world: World) -> Edges:
     )
 
 
-def others() -> set[asyncio.Task[object]]:
+def other_tasks() -> set[asyncio.Task[object]]:
     return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
 
 
-def test_every_part_is_closed_when_the_collector_neither_starts_nor_stops(tmp_path: Path):
+def test_parts_are_all_closed_when_the_collector_fails_to_start_and_to_stop(tmp_path: Path):
     async def run() -> None:
         world = World()
         edges = replace(edges_of(tmp_path, world), collector=FailingCollector(world))
@@ -101,12 +101,12 @@ def test_every_part_is_closed_when_the_collector_neither_starts_nor_stops(tmp_pa
             async with Daemon(Settings(), edges).running():
                 raise AssertionError("the collector has not started")
         assert "can be started" in str(raised.value.__context__)
-        assert not others()
+        assert not other_tasks()
 
     asyncio.run(run())
 
 
-def test_agents_and_store_are_closed_when_only_the_stop_of_the_collector_fails(tmp_path: Path):
+def test_agents_and_store_are_closed_when_the_collector_fails_to_stop(tmp_path: Path):
     class Unstoppable(SimulatedCollector):
         async def stop(self) -> None:
             raise OSError("no process can be stopped")
@@ -119,18 +119,18 @@ def test_agents_and_store_are_closed_when_only_the_stop_of_the_collector_fails(t
                 pass
         assert isinstance(edges.agents, SilentAgent)
         assert edges.agents.closed
-        assert not others()
+        assert not other_tasks()
 
     asyncio.run(run())
 
 
-def test_a_flush_of_a_rule_that_the_end_interrupts_is_in_the_audit(tmp_path: Path):
+def test_rule_flush_interrupted_by_the_stop_is_in_the_audit(tmp_path: Path):
     async def run() -> list[tuple[str, str]]:
         edges = edges_of(tmp_path, World())
         async with Daemon(Settings(interval=0.1, rules=[FLUSHING]), edges).running():
             assert isinstance(edges.agents, SilentAgent)
-            await edges.agents.asked.wait()
-        assert not others()
+            await edges.agents.flush_received.wait()
+        assert not other_tasks()
         store = Store(tmp_path / "gpumond.db")
         await store.open()
         entries = await store.audit_entries()
@@ -142,7 +142,7 @@ def test_a_flush_of_a_rule_that_the_end_interrupts_is_in_the_audit(tmp_path: Pat
     assert entries == [("rule:release", action) for action in actions]
 
 
-def test_a_receiver_is_notified_after_the_frame_was_swapped(tmp_path: Path):
+def test_receiver_is_notified_after_the_frame_is_replaced(tmp_path: Path):
     seen: list[tuple[str, ...]] = []
 
     class Receiver:
@@ -154,7 +154,7 @@ def test_a_receiver_is_notified_after_the_frame_was_swapped(tmp_path: Path):
 
     async def run() -> None:
         nonlocal daemon
-        # A page is due in each tick and takes several slices, during which a receiver could be notified.
+        # Each tick writes a page in several slices, during which a receiver could be notified.
         edges = replace(edges_of(tmp_path, World()), receivers=lambda settings: [Receiver()])
         daemon = Daemon(Settings(interval=1.0, rules=[FULL]), edges)
         async with daemon.started():
@@ -167,19 +167,19 @@ def test_a_receiver_is_notified_after_the_frame_was_swapped(tmp_path: Path):
     assert "full" in seen[0]
 
 
-def test_the_frame_shows_what_is_dispatched_and_nothing_is_dispatched_before(tmp_path: Path):
-    """`decide` alone has no effect: neither a notice nor a flush."""
+def test_frame_is_replaced_before_its_dispatch_is_executed(tmp_path: Path):
+    """`decide` has no effect by itself: it sends no notice and starts no flush."""
 
     class Outbox:
         def put(self, alerts: object, news: object) -> list[object]:
-            raise AssertionError("nobody is notified yet")
+            raise AssertionError("a receiver was notified too early")
 
     async def flush(request: FlushRequest, requested_by: str) -> object:
         raise AssertionError("nothing is flushed yet")
 
     async def run() -> None:
         world = World()
-        world.turn()
+        world.advance()
         daemon = Daemon(Settings(rules=[FLUSHING]), edges_of(tmp_path, world))
         tick = await daemon.tick()
         store = Store(tmp_path / "other.db")
@@ -235,12 +235,12 @@ async def served(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [failing, cancelled, stopped])
-def test_serve_leaves_no_socket_no_task_and_the_garbage_collector_as_before(
+def test_serve_leaves_no_socket_and_no_task_and_restores_the_garbage_collector(
     directory: Path, end: Callable[[Path], Awaitable[None]]
 ):
     async def run() -> None:
         await end(directory)
-        assert not others()
+        assert not other_tasks()
 
     frozen = gc.get_freeze_count()
     asyncio.run(run())
@@ -249,10 +249,10 @@ def test_serve_leaves_no_socket_no_task_and_the_garbage_collector_as_before(
     assert gc.get_freeze_count() == frozen
 
 
-def test_a_background_task_that_swallows_a_cancellation_is_cancelled_again():
+def test_background_task_that_swallows_a_cancellation_is_cancelled_again():
     cancellations = 0
 
-    async def stubborn() -> None:
+    async def swallow_cancellation() -> None:
         nonlocal cancellations
         while cancellations < 2:
             try:
@@ -261,9 +261,9 @@ def test_a_background_task_that_swallows_a_cancellation_is_cancelled_again():
                 cancellations += 1
 
     async def run() -> None:
-        async with background(stubborn()):
+        async with background(swallow_cancellation()):
             await asyncio.sleep(0)
-        assert not others()
+        assert not other_tasks()
 
     asyncio.run(run())
     assert cancellations == 2

@@ -1,4 +1,4 @@
-"""Who comes in when the house is full, in whose place, and with what descriptors."""
+"""HTTP listener: limits of connections, eviction, and the share of descriptors."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from gpumond.host.fd_limits import OTHERS, http_connections
 from gpumond.host.peer_credentials import loopback_uid
 
 
-def a_visit(stage: str, since: float, begun: bool = False) -> HttpPeer:
-    visit = HttpPeer("10.0.0.1", None, 0.0, begun=lambda: begun)
-    visit.turn(stage, since)  # type: ignore[arg-type]
-    return visit
+def make_peer(stage: str, since: float, begun: bool = False) -> HttpPeer:
+    peer = HttpPeer("10.0.0.1", None, 0.0, begun=lambda: begun)
+    peer.turn(stage, since)  # type: ignore[arg-type]
+    return peer
 
 
-def test_who_keeps_us_waiting_leaves_first_and_who_is_served_never():
+def test_eviction_prefers_waiting_connections_and_never_served_ones():
     order = [
-        a_visit("waiting", 1.0),
-        a_visit("waiting", 9.0),
-        a_visit("idle", 2.0),
-        a_visit("serving", 3.0, begun=True),
-        a_visit("serving", 5.0, begun=True),
+        make_peer("waiting", 1.0),
+        make_peer("waiting", 9.0),
+        make_peer("idle", 2.0),
+        make_peer("serving", 3.0, begun=True),
+        make_peer("serving", 5.0, begun=True),
     ]
-    served = a_visit("serving", 0.0)
-    left = [served, *order[:2], *reversed(order[2:])]  # in the order in which they came
+    served = make_peer("serving", 0.0)
+    left = [served, *order[:2], *reversed(order[2:])]  # in the order in which they connected
     for expected in order:
         assert first_to_leave(left) is expected
         left.remove(expected)
@@ -42,7 +42,7 @@ def test_who_keeps_us_waiting_leaves_first_and_who_is_served_never():
 @pytest.mark.parametrize(
     ("limit", "connections"), [(64, 8), (256, 48), (1024, 240), (4160, 1024), (16384, 1024), (-1, 1024)]
 )
-def test_descriptors_are_shared_out(limit: int, connections: int):
+def test_connection_limit_follows_the_descriptor_limit(limit: int, connections: int):
     assert http_connections(limit) == connections
     assert limit < 256 or connections + OTHERS < limit
 
@@ -50,66 +50,66 @@ def test_descriptors_are_shared_out(limit: int, connections: int):
 HEAD_END = b"\r\n\r\n"
 
 
-class Silent(asyncio.Protocol):
-    """Takes its visit to the stage that the peer names, and says one byte then."""
+class StageProtocol(asyncio.Protocol):
+    """Sets the stage of its peer to the one that the client names, and answers one byte."""
 
-    def __init__(self, visit: HttpPeer, door: HttpListener) -> None:
-        self.visit, self.door = visit, door
+    def __init__(self, peer: HttpPeer, listener: HttpListener) -> None:
+        self.peer, self.listener = peer, listener
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.visit.leave = transport.abort
+        self.peer.leave = transport.abort
 
     def data_received(self, data: bytes) -> None:
-        self.visit.turn(data.decode().strip(), time.monotonic())  # type: ignore[arg-type]
+        self.peer.turn(data.decode().strip(), time.monotonic())  # type: ignore[arg-type]
         self.transport.write(b"!")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.door.gone(self.visit)
+        self.listener.gone(self.peer)
 
 
-def of_source(connection: socket.socket) -> int:
-    """A user for each source address: 127.0.0.N is the uid 1000 + N."""
+def uid_of_source(connection: socket.socket) -> int:
+    """User of a source address: 127.0.0.N has the uid 1000 + N."""
     return 1000 + int(connection.getpeername()[0].rpartition(".")[2])
 
 
-class Street:
-    """A door, and who stands before it."""
+class ClientsOfListener:
+    """Listener on a port, and its clients."""
 
     def __init__(self, connections: int, per_user: int, reserved: int) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.socket = socket.create_server(("127.0.0.1", 0))
         self.reasons: list[str] = []
-        self.visits: list[HttpPeer] = []
-        self.door = HttpListener(
-            [self.listener],
-            self.welcome,
+        self.peers: list[HttpPeer] = []
+        self.listener = HttpListener(
+            [self.socket],
+            self.accept,
             connections=connections,
             per_user=per_user,
             reserved=reserved,
-            owner=of_source,
+            owner=uid_of_source,
             rejected=self.reasons.append,
         )
-        self.peers: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self.clients: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    def welcome(self, visit: HttpPeer) -> asyncio.Protocol:
-        self.visits.append(visit)
-        return Silent(visit, self.door)
+    def accept(self, peer: HttpPeer) -> asyncio.Protocol:
+        self.peers.append(peer)
+        return StageProtocol(peer, self.listener)
 
-    async def come(self, stage: str = "", source: str = "127.0.0.1") -> int:
-        """Connects, and takes its visit to a stage; its number."""
-        address = self.listener.getsockname()
+    async def connect(self, stage: str = "", source: str = "127.0.0.1") -> int:
+        """Connect, set the stage of the connection, and return its number."""
+        address = self.socket.getsockname()
         reader, writer = await asyncio.open_connection(*address, local_addr=(source, 0))
-        self.peers.append((reader, writer))
+        self.clients.append((reader, writer))
         if stage:
             writer.write(stage.encode() + HEAD_END)
             await reader.read(1)
         else:
-            await asyncio.sleep(0.05)  # until it is in
-        return len(self.peers) - 1
+            await asyncio.sleep(0.05)  # until it is accepted
+        return len(self.clients) - 1
 
-    async def inside(self, number: int) -> bool:
-        reader, writer = self.peers[number]
+    async def is_open(self, number: int) -> bool:
+        reader, writer = self.clients[number]
         try:
             writer.write(b"serving" + HEAD_END)
             return await asyncio.wait_for(reader.read(1), 5) == b"!"
@@ -118,87 +118,87 @@ class Street:
 
 
 @asynccontextmanager
-async def a_street(connections: int = 100, per_user: int = 100, reserved: int = 0) -> AsyncIterator[Street]:
-    street = Street(connections, per_user, reserved)
-    street.door.open()
+async def listening(connections: int = 100, per_user: int = 100, reserved: int = 0) -> AsyncIterator[ClientsOfListener]:
+    at = ClientsOfListener(connections, per_user, reserved)
+    at.listener.open()
     try:
-        yield street
+        yield at
     finally:
-        street.door.close()
-        for _, writer in street.peers:
+        at.listener.close()
+        for _, writer in at.clients:
             writer.close()
-        await street.door.wait_closed()
+        await at.listener.wait_closed()
 
 
-def test_the_newest_comes_in_the_place_of_who_says_nothing():
+def test_new_connection_evicts_an_idle_one_at_the_limit():
     async def run() -> None:
-        async with a_street(connections=3) as street:
+        async with listening(connections=3) as at:
             stages = ("idle", "", "serving", "serving", "serving")
-            idle, mute, *served = [await street.come(stage) for stage in stages]
-            assert not await street.inside(mute)
-            assert not await street.inside(idle)
-            assert [await street.inside(number) for number in served] == [True] * 3
-            refused = await street.come()
-            assert not await street.inside(refused)
-            assert street.reasons == ["crowd"] * 3
+            idle, silent, *served = [await at.connect(stage) for stage in stages]
+            assert not await at.is_open(silent)
+            assert not await at.is_open(idle)
+            assert [await at.is_open(number) for number in served] == [True] * 3
+            refused = await at.connect()
+            assert not await at.is_open(refused)
+            assert at.reasons == ["crowd"] * 3
 
     asyncio.run(run())
 
 
-def test_who_speaks_in_pieces_is_heard_once_all_is_said():
+def test_head_in_pieces_is_processed_when_complete():
     async def run() -> None:
-        async with a_street() as street:
-            reader, writer = street.peers[await street.come()]
+        async with listening() as at:
+            reader, writer = at.clients[await at.connect()]
             for piece in (b"id", b"le\r\n", b"\r\n"):
                 writer.write(piece)
                 await asyncio.sleep(0.05)
             assert await asyncio.wait_for(reader.read(1), 5) == b"!"
-            leaving = await street.come()
-            street.peers[leaving][1].close()
+            leaving = await at.connect()
+            at.clients[leaving][1].close()
             await asyncio.sleep(0.05)
-            assert street.reasons == []
+            assert at.reasons == []
 
     asyncio.run(run())
 
 
-def test_many_connections_of_one_user_close_none_of_another():
+def test_connections_of_one_user_evict_none_of_another():
     async def run() -> None:
-        async with a_street(connections=10, per_user=5) as street:
-            other = await street.come("idle", source="127.0.0.9")
-            crowd = [await street.come("idle") for _ in range(20)]
-            assert await street.inside(other)
-            assert [await street.inside(number) for number in crowd] == [False] * 15 + [True] * 5
+        async with listening(connections=10, per_user=5) as at:
+            other = await at.connect("idle", source="127.0.0.9")
+            many = [await at.connect("idle") for _ in range(20)]
+            assert await at.is_open(other)
+            assert [await at.is_open(number) for number in many] == [False] * 15 + [True] * 5
 
     asyncio.run(run())
 
 
-def test_a_full_house_takes_the_place_from_the_user_with_most_connections():
+def test_eviction_at_the_limit_is_from_the_user_with_most_connections():
     async def run() -> None:
-        async with a_street(connections=6) as street:
-            honest = [await street.come("idle", source=f"127.0.0.{number}") for number in (8, 9)]
-            greedy = [await street.come("serving") for _ in range(2)] + [await street.come("idle") for _ in range(2)]
-            newest = await street.come("idle", source="127.0.0.10")
-            inside = [await street.inside(number) for number in (*honest, *greedy, newest)]
-            assert inside == [True, True, True, True, False, True, True]
+        async with listening(connections=6) as at:
+            others = [await at.connect("idle", source=f"127.0.0.{number}") for number in (8, 9)]
+            many = [await at.connect("serving") for _ in range(2)] + [await at.connect("idle") for _ in range(2)]
+            newest = await at.connect("idle", source="127.0.0.10")
+            states = [await at.is_open(number) for number in (*others, *many, newest)]
+            assert states == [True, True, True, True, False, True, True]
 
     asyncio.run(run())
 
 
-def test_where_nobody_can_be_closed_a_reserved_place_is_left():
+def test_reserved_connection_is_available_if_none_can_be_evicted():
     async def run() -> None:
-        async with a_street(connections=3, reserved=1) as street:
-            served = [await street.come("serving") for _ in range(3)]
-            probe = await street.come("serving", source="127.0.0.9")
-            assert [visit.reserved for visit in street.visits] == [False] * 3 + [True]
-            assert [await street.inside(number) for number in (*served, probe)] == [True] * 4
-            refused = await street.come()
-            assert not await street.inside(refused)
-            assert street.reasons == ["crowd"]
+        async with listening(connections=3, reserved=1) as at:
+            served = [await at.connect("serving") for _ in range(3)]
+            probe = await at.connect("serving", source="127.0.0.9")
+            assert [peer.reserved for peer in at.peers] == [False] * 3 + [True]
+            assert [await at.is_open(number) for number in (*served, probe)] == [True] * 4
+            refused = await at.connect()
+            assert not await at.is_open(refused)
+            assert at.reasons == ["crowd"]
 
     asyncio.run(run())
 
 
-def test_the_kernel_tells_whose_socket_is_behind_a_loopback_connection():
+def test_uid_of_a_loopback_connection_comes_from_the_kernel():
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
         client.bind(("127.0.0.77", 0))
         client.connect(listener.getsockname())
@@ -209,24 +209,24 @@ def test_the_kernel_tells_whose_socket_is_behind_a_loopback_connection():
             assert loopback_uid(connection) is None  # a closed socket is listed as root's
 
 
-def test_on_a_unix_socket_the_kernel_says_who_comes(tmp_path: Path):
+def test_uid_of_a_unix_connection_comes_from_the_kernel(tmp_path: Path):
     async def run() -> None:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(tmp_path / "s"))
-        seen: list[HttpPeer] = []
+        peers: list[HttpPeer] = []
 
-        def welcome(visit: HttpPeer) -> asyncio.Protocol:
-            seen.append(visit)
-            return Silent(visit, door)
+        def accept(peer: HttpPeer) -> asyncio.Protocol:
+            peers.append(peer)
+            return StageProtocol(peer, http_listener)
 
-        door = HttpListener([listener], welcome, connections=3)
-        door.open()
+        http_listener = HttpListener([listener], accept, connections=3)
+        http_listener.open()
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
         writer.write(b"idle" + HEAD_END)
         assert await reader.read(1) == b"!"
-        assert (seen[0].uid, seen[0].user) == (os.geteuid(), f"uid:{os.geteuid()}")
+        assert (peers[0].uid, peers[0].user) == (os.geteuid(), f"uid:{os.geteuid()}")
         writer.close()
-        door.close()
-        await door.wait_closed()
+        http_listener.close()
+        await http_listener.wait_closed()
 
     asyncio.run(run())

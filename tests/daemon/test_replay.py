@@ -1,4 +1,4 @@
-"""What a daemon said of its snapshots is what is said of them later, from a recording."""
+"""Verdicts of a daemon equal those of a replay of its recorded snapshots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpumond.loadgen import plan
 from gpumond.model.frame import Frame, Verdict
 from gpumond.model.snapshot import Snapshot
 from gpumond.protocol.messages import from_json, to_json
-from gpumond.sim.card import Spec, create
+from gpumond.sim.device import Spec, create
 from gpumond.testing import GIB
 from tests.simulator.snapshots import snapshots
 
@@ -29,7 +29,7 @@ PACE = 60.0
 UUID = "GPU-51300000-0000-4000-8000-000000000001"
 
 
-def test_the_engine_says_of_each_snapshot_what_the_diagnosis_says_of_its_recording():
+def test_diagnosis_of_a_recording_equals_that_of_the_engine():
     memory, replayed, kinds = EngineState(), Diagnosis(), set()
     for snapshot in snapshots(plan("leak-linear", seed=1), every=4.0):
         tick = advance(memory, (), snapshot)
@@ -42,7 +42,7 @@ def test_the_engine_says_of_each_snapshot_what_the_diagnosis_says_of_its_recordi
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The directory of a simulated device, on which a program with an agent works."""
+    """Directory of a simulated device that a program with an agent uses."""
     monkeypatch.setenv("GPUMOND_SIM_DIR", str(tmp_path / "cards"))
     card = tmp_path / "cards" / "card0"
     create(card, Spec(UUID, 0, "Simulated", 24 * GIB, GIB))
@@ -75,12 +75,12 @@ async def recorded(directory: Path) -> list[Frame]:
 
 
 def onsets(verdicts: list[tuple[Verdict, ...]]) -> list[set[tuple[str, int | None, str]]]:
-    """What began with each snapshot."""
-    said = [{(verdict.device_uuid, verdict.pid, verdict.kind) for verdict in each} for each in verdicts]
-    return [now - before for before, now in zip([set(), *said], said, strict=False)]
+    """Verdicts that begin with each snapshot."""
+    keys = [{(verdict.device_uuid, verdict.pid, verdict.kind) for verdict in each} for each in verdicts]
+    return [now - before for before, now in zip([set(), *keys], keys, strict=False)]
 
 
-def test_a_recording_of_a_running_daemon_brings_the_verdicts_that_it_gave(program: Path):
+def test_recording_of_a_running_daemon_gives_its_verdicts(program: Path):
     frames = asyncio.run(recorded(program))
     assert [frame.snapshot.seq for frame in frames] == list(range(1, len(frames) + 1))
     recording = [to_json(frame.snapshot) for frame in frames]
@@ -94,22 +94,22 @@ def test_a_recording_of_a_running_daemon_brings_the_verdicts_that_it_gave(progra
     assert any(verdict.pid for verdict in given[-1])
 
 
-def test_what_a_daemon_saw_of_a_device_and_a_program_is_known_to_the_next(program: Path):
-    async def seen(wanted: int, socket: str) -> dict[int | None, tuple[Point, ...]]:
-        """Closed blocks of 15 minutes, each of which takes a second here."""
+def test_history_of_devices_and_programs_survives_a_restart(program: Path):
+    async def closed_blocks(wanted: int, socket: str) -> dict[int | None, tuple[Point, ...]]:
+        """Closed blocks of 15 minutes, each of which takes a second of the test."""
         end = time.monotonic() + 60
         with make_daemon(settings_of(program, socket), "sim", pace=900.0) as daemon:
             async with daemon.running():
                 while True:
-                    assert time.monotonic() < end, "too little was seen"
+                    assert time.monotonic() < end, "too little was closed_blocks"
                     await asyncio.sleep(0.05)
                     devices = daemon.frame.snapshot.devices if daemon.frame else ()
-                    pids = [None, *(process.pid for device in devices for process in device.processes or ())]
-                    past = {pid: daemon.history.series(UUID, pid, "used", resolution=900)[:-1] for pid in pids}
+                    keys = [None, *(key for device in devices for key in device.processes_by_key)]
+                    past = {key: daemon.history.series((UUID, key), "used", resolution=900)[:-1] for key in keys}
                     if len(past) == 2 and min(map(len, past.values())) >= wanted:
                         return past
 
-    before, after = asyncio.run(seen(2, "agent.sock")), asyncio.run(seen(3, "other.sock"))
+    before, after = asyncio.run(closed_blocks(2, "agent.sock")), asyncio.run(closed_blocks(3, "other.sock"))
     for pid, points in before.items():
         assert [point[1:] for point in after[pid][: len(points)]] == [point[1:] for point in points]
         assert after[pid][0].at == pytest.approx(points[0].at, abs=0.5)

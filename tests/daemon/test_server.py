@@ -1,4 +1,4 @@
-"""The daemon's port as strangers use it: raw bytes, slowness, crowds, few descriptors."""
+"""The daemon's port with raw bytes, slow and many connections, and few descriptors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.faults import crowded, descriptors, slow_crowd
+from bench.faults import descriptors, descriptors_at_the_limit, slow_connections
 from gpumond.daemon.http_protocol import MAX_HEAD_BYTES, RECEIVE_SECONDS
 from tests.running import RunningDaemon, until
-from tests.serving import a_daemon, connect, rejected, say, statuses
+from tests.serving import connect, exchange, rejected, start_daemon, statuses
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    daemon = a_daemon(tmp_path_factory.mktemp("server"))
+    daemon = start_daemon(tmp_path_factory.mktemp("server"))
     yield daemon
     assert daemon.stop() == 0
     assert "Traceback" not in daemon.log.read_text()
@@ -26,88 +26,88 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
 
 HEAD = b"Host: 127.0.0.1\r\nContent-Type: application/json\r\nAuthorization: Bearer @TOKEN@\r\n"
 BODY = b'{"name":"hog","scope":"process","value":"used_bytes","above":"40GiB"}'
-MAKE = b"POST /api/v1/rules HTTP/1.1\r\n" + HEAD
-SMUGGLED = MAKE + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+POST_RULE = b"POST /api/v1/rules HTTP/1.1\r\n" + HEAD
+SMUGGLED = POST_RULE + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 CHUNKED = b"%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n"
 
 MALFORMED = {
-    "length and chunked": MAKE + LENGTH + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED,
-    "chunked and length": MAKE + b"Transfer-Encoding: chunked\r\n" + LENGTH + b"\r\n" + CHUNKED,
-    "two lengths": MAKE + LENGTH + b"Content-Length: 1\r\n\r\n" + BODY,
-    "two lengths in one": MAKE + b"Content-Length: 1, 1\r\n\r\n" + BODY,
-    "a signed length": MAKE + b"Content-Length: +%d\r\n\r\n" % len(BODY) + BODY,
-    "a negative length": MAKE + b"Content-Length: -1\r\n\r\n" + BODY,
-    "a hexadecimal length": MAKE + b"Content-Length: 0x45\r\n\r\n" + BODY,
-    "chunked twice removed": MAKE + b"Transfer-Encoding: xchunked\r\n\r\n" + CHUNKED,
-    "chunked and more": MAKE + b"Transfer-Encoding: chunked, identity\r\n\r\n" + CHUNKED,
-    "chunked in another line": MAKE + b"Transfer-Encoding:\n chunked\r\n\r\n" + CHUNKED,
-    "a space before the colon": MAKE + b"Content-Length : %d\r\n\r\n" % len(BODY) + BODY,
-    "a folded header": MAKE + b"X: a\r\n b\r\n" + b"Content-Length\r\n : 69\r\n\r\n" + BODY,
-    "a bare line feed in a header": MAKE + b"X: a\nContent-Length: 69\r\r\n\r\n" + BODY,
-    "a chunk of a wrong size": MAKE + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + BODY + b"\r\n0\r\n\r\n",
-    "a chunk longer than said": MAKE + b"Transfer-Encoding: chunked\r\n\r\n1\r\n" + BODY + b"\r\n0\r\n\r\n",
-    "absolute form": MAKE.replace(b"POST /", b"POST http://127.0.0.1/") + LENGTH + b"\r\n" + BODY,
-    "absolute form of another": MAKE.replace(b"POST /", b"POST http://evil.com/") + LENGTH + b"\r\n" + BODY,
+    "length and chunked": POST_RULE + LENGTH + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED,
+    "chunked and length": POST_RULE + b"Transfer-Encoding: chunked\r\n" + LENGTH + b"\r\n" + CHUNKED,
+    "two lengths": POST_RULE + LENGTH + b"Content-Length: 1\r\n\r\n" + BODY,
+    "two lengths in one": POST_RULE + b"Content-Length: 1, 1\r\n\r\n" + BODY,
+    "a signed length": POST_RULE + b"Content-Length: +%d\r\n\r\n" % len(BODY) + BODY,
+    "a negative length": POST_RULE + b"Content-Length: -1\r\n\r\n" + BODY,
+    "a hexadecimal length": POST_RULE + b"Content-Length: 0x45\r\n\r\n" + BODY,
+    "chunked twice removed": POST_RULE + b"Transfer-Encoding: xchunked\r\n\r\n" + CHUNKED,
+    "chunked and more": POST_RULE + b"Transfer-Encoding: chunked, identity\r\n\r\n" + CHUNKED,
+    "chunked in another line": POST_RULE + b"Transfer-Encoding:\n chunked\r\n\r\n" + CHUNKED,
+    "a space before the colon": POST_RULE + b"Content-Length : %d\r\n\r\n" % len(BODY) + BODY,
+    "a folded header": POST_RULE + b"X: a\r\n b\r\n" + b"Content-Length\r\n : 69\r\n\r\n" + BODY,
+    "a bare line feed in a header": POST_RULE + b"X: a\nContent-Length: 69\r\r\n\r\n" + BODY,
+    "a chunk of a wrong size": POST_RULE + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + BODY + b"\r\n0\r\n\r\n",
+    "a chunk longer than its size": POST_RULE + b"Transfer-Encoding: chunked\r\n\r\n1\r\n" + BODY + b"\r\n0\r\n\r\n",
+    "absolute form": POST_RULE.replace(b"POST /", b"POST http://127.0.0.1/") + LENGTH + b"\r\n" + BODY,
+    "absolute form of another": POST_RULE.replace(b"POST /", b"POST http://evil.com/") + LENGTH + b"\r\n" + BODY,
     "authority form": b"CONNECT 127.0.0.1:9917 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
     "asterisk": b"OPTIONS * HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
-    "no host": MAKE.replace(b"Host: 127.0.0.1\r\n", b"") + LENGTH + b"\r\n" + BODY,
-    "two hosts": MAKE + b"Host: 127.0.0.1\r\n" + LENGTH + b"\r\n" + BODY,
-    "no version": MAKE.replace(b" HTTP/1.1", b"") + LENGTH + b"\r\n" + BODY,
+    "no host": POST_RULE.replace(b"Host: 127.0.0.1\r\n", b"") + LENGTH + b"\r\n" + BODY,
+    "two hosts": POST_RULE + b"Host: 127.0.0.1\r\n" + LENGTH + b"\r\n" + BODY,
+    "no version": POST_RULE.replace(b" HTTP/1.1", b"") + LENGTH + b"\r\n" + BODY,
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
-    "a null in a header": MAKE + b"X: a\0b\r\n" + LENGTH + b"\r\n" + BODY,
+    "a null in a header": POST_RULE + b"X: a\0b\r\n" + LENGTH + b"\r\n" + BODY,
 }
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_what_two_parsers_could_read_differently_is_refused(daemon: RunningDaemon, case: str):
+def test_ambiguous_requests_are_refused(daemon: RunningDaemon, case: str):
     token = (daemon.directory / "token").read_bytes().strip()
-    heard = say(daemon, MALFORMED[case].replace(b"@TOKEN@", token) + SMUGGLED.replace(b"@TOKEN@", token))
-    assert statuses(heard) == [400], heard
+    received = exchange(daemon, MALFORMED[case].replace(b"@TOKEN@", token) + SMUGGLED.replace(b"@TOKEN@", token))
+    assert statuses(received) == [400], received
     assert [rule["name"] for rule in daemon.get("rules") if rule["origin"] == "api"] == []
 
 
-def test_what_is_well_formed_is_understood(daemon: RunningDaemon):
-    """The table above would be empty words if these requests were wrong in some other way."""
+def test_well_formed_requests_are_accepted(daemon: RunningDaemon):
+    """Shows that the requests above are refused for their lengths, not for another mistake."""
     token = (daemon.directory / "token").read_bytes().strip()
-    made = say(daemon, SMUGGLED.replace(b"@TOKEN@", token))
+    made = exchange(daemon, SMUGGLED.replace(b"@TOKEN@", token))
     remove = b"DELETE /api/v1/rules/hog HTTP/1.1\r\n" + HEAD.replace(b"@TOKEN@", token) + b"\r\n"
-    chunked = (MAKE + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED).replace(b"@TOKEN@", token)
+    chunked = (POST_RULE + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED).replace(b"@TOKEN@", token)
     assert statuses(made) == [201]
-    assert statuses(say(daemon, remove + chunked + remove)) == [204, 201, 204]
+    assert statuses(exchange(daemon, remove + chunked + remove)) == [204, 201, 204]
 
 
-def test_after_a_close_nothing_is_done(daemon: RunningDaemon):
+def test_request_after_a_close_is_ignored(daemon: RunningDaemon):
     token = (daemon.directory / "token").read_bytes().strip()
     first = b"GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-    heard = say(daemon, first + SMUGGLED.replace(b"@TOKEN@", token))
-    assert statuses(heard) == [200]
+    received = exchange(daemon, first + SMUGGLED.replace(b"@TOKEN@", token))
+    assert statuses(received) == [200]
     assert [rule["name"] for rule in daemon.get("rules") if rule["origin"] == "api"] == []
 
 
-def test_a_target_of_two_slashes_is_no_other_host(daemon: RunningDaemon):
-    assert statuses(say(daemon, b"GET //evil.com/metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")) == [404]
+def test_target_with_two_slashes_does_not_change_the_host(daemon: RunningDaemon):
+    assert statuses(exchange(daemon, b"GET //evil.com/metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")) == [404]
 
 
-def test_headers_and_requests_without_end_are_cut_off(daemon: RunningDaemon):
+def test_endless_headers_and_bodies_are_refused(daemon: RunningDaemon):
     start = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-    assert statuses(say(daemon, start + b"X: " + b"x" * (MAX_HEAD_BYTES + 300_000))) == [431]
-    assert statuses(say(daemon, start + b"X: y\r\n" * 100_000)) == [431]
+    assert statuses(exchange(daemon, start + b"X: " + b"x" * (MAX_HEAD_BYTES + 300_000))) == [431]
+    assert statuses(exchange(daemon, start + b"X: y\r\n" * 100_000)) == [431]
     endless = (
         b"GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 400_000
     )
     began = time.monotonic()
-    assert statuses(say(daemon, endless)) in ([200], [])
+    assert statuses(exchange(daemon, endless)) in ([200], [])
     assert time.monotonic() - began < RECEIVE_SECONDS
-    assert statuses(say(daemon, MAKE + b"Content-Length: 70000\r\n\r\n" + bytes(70_000)))[:1] == [413]
+    assert statuses(exchange(daemon, POST_RULE + b"Content-Length: 70000\r\n\r\n" + bytes(70_000)))[:1] == [413]
 
 
-def test_who_dribbles_is_closed_and_scrapes_go_on(daemon: RunningDaemon):
-    """300 connections of ten addresses, each a byte now and then: none outlives its ten seconds."""
+def test_slow_connections_are_closed_and_scrapes_continue(daemon: RunningDaemon):
+    """300 connections from ten addresses, each with a byte now and then, are closed after ten seconds."""
     before = rejected(daemon, "slow")
     slow = [connect(daemon, f"127.0.0.{10 + n % 10}") for n in range(300)]
-    body = MAKE.replace(b"@TOKEN@", b"x") + b"Content-Length: 6000\r\n\r\n{"
+    body = POST_RULE.replace(b"@TOKEN@", b"x") + b"Content-Length: 6000\r\n\r\n{"
     starts = (b"", b"GET / HTTP/1.1\r\nX: ", body, b"GET /")
     for number, connection in enumerate(slow):
         connection.setblocking(False)
@@ -122,10 +122,10 @@ def test_who_dribbles_is_closed_and_scrapes_go_on(daemon: RunningDaemon):
         assert daemon.request("/metrics")[0] == 200
         for key, _ in watch.select(0.5):
             try:
-                heard = key.fileobj.recv(4096)  # type: ignore[union-attr]
+                received = key.fileobj.recv(4096)  # type: ignore[union-attr]
             except ConnectionError:
-                heard = b""
-            if not heard:
+                received = b""
+            if not received:
                 watch.unregister(key.fileobj)
                 waiting.pop(key.fd)
         for connection in list(waiting.values()):
@@ -140,7 +140,7 @@ def test_who_dribbles_is_closed_and_scrapes_go_on(daemon: RunningDaemon):
     assert len(daemon.log.read_text().splitlines()) < 100
 
 
-def test_a_keep_alive_connection_has_the_same_deadline_for_its_next_request(daemon: RunningDaemon):
+def test_keep_alive_connection_has_the_same_deadline_for_its_next_request(daemon: RunningDaemon):
     with connect(daemon) as connection:
         connection.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert statuses(connection.recv(4096)) == [200]
@@ -159,43 +159,43 @@ def test_a_keep_alive_connection_has_the_same_deadline_for_its_next_request(daem
         assert time.monotonic() - began < RECEIVE_SECONDS + 3
 
 
-def test_a_crowd_of_idle_connections_keeps_nobody_out(daemon: RunningDaemon):
-    crowd = [connect(daemon) for _ in range(200)]
+def test_idle_connections_do_not_prevent_scrapes(daemon: RunningDaemon):
+    idle = [connect(daemon) for _ in range(200)]
     try:
         for _ in range(20):
             assert daemon.request("/metrics")[0] == 200
     finally:
-        for connection in crowd:
+        for connection in idle:
             connection.close()
 
 
-def test_sigterm_amid_thousands_of_slow_connections_is_an_orderly_end(tmp_path: Path):
-    """Heads and bodies that do not come, streams, answers that are not taken, agents that never say hello."""
-    daemon = a_daemon(tmp_path)
-    with slow_crowd(daemon, connections=5000, agents=1000):
-        until(lambda: crowded(daemon), 40)
+def test_sigterm_with_thousands_of_slow_connections_is_an_orderly_end(tmp_path: Path):
+    """Incomplete heads and bodies, streams, unread answers, and agents without a hello."""
+    daemon = start_daemon(tmp_path)
+    with slow_connections(daemon, connections=5000, agents=1000):
+        until(lambda: descriptors_at_the_limit(daemon), 40)
         assert daemon.stop() == 0
     assert "Traceback" not in daemon.log.read_text()
     assert not daemon.socket.exists()
 
 
-def test_an_open_stream_of_events_ends_with_the_daemon(tmp_path: Path):
-    daemon = a_daemon(tmp_path)
+def test_event_stream_ends_with_the_daemon(tmp_path: Path):
+    daemon = start_daemon(tmp_path)
     with connect(daemon) as stream:
         stream.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        heard = b""
-        while b"retry:" not in heard:
-            heard += stream.recv(4096)
+        received = b""
+        while b"retry:" not in received:
+            received += stream.recv(4096)
         assert daemon.stop() == 0
     assert "ERROR" not in daemon.log.read_text()
 
 
-def test_with_few_descriptors_scrapes_and_changes_go_on(tmp_path: Path):
-    daemon = a_daemon(tmp_path, around=("prlimit", "--nofile=256:256"))
+def test_scrapes_and_changes_continue_with_few_descriptors(tmp_path: Path):
+    daemon = start_daemon(tmp_path, around=("prlimit", "--nofile=256:256"))
     try:
-        crowd = []
+        connections = []
         for address in range(8):
-            crowd += [connect(daemon, f"127.0.1.{address + 1}") for _ in range(100)]
+            connections += [connect(daemon, f"127.0.1.{address + 1}") for _ in range(100)]
         agents = []
         for _ in range(300):
             agent = socket.socket(socket.AF_UNIX)
@@ -206,7 +206,7 @@ def test_with_few_descriptors_scrapes_and_changes_go_on(tmp_path: Path):
             assert daemon.request("/metrics")[0] == 200
         assert daemon.flush(target={"all": True})[0] == 404
         assert descriptors(daemon) < 256
-        for connection in (*crowd, *agents):
+        for connection in (*connections, *agents):
             connection.close()
         until(lambda: descriptors(daemon) < 60)
         assert len(daemon.log.read_text().splitlines()) < 60

@@ -1,4 +1,4 @@
-"""The daemon's port with TLS: certificates, tokens, addresses that others reach."""
+"""The daemon's port with TLS: certificates, tokens and non-loopback addresses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from tests import certificates
 from tests.running import RunningDaemon, until
-from tests.serving import SIM, a_daemon, connect
+from tests.serving import SIM, connect, start_daemon
 
 
-class Encrypted(RunningDaemon):
-    """Asked over TLS; it is there as soon as its port is."""
+class TlsDaemon(RunningDaemon):
+    """Daemon that answers over TLS. It is healthy as soon as its port is open."""
 
     def healthy(self) -> bool:
         with socket.socket() as probe:
@@ -23,7 +23,7 @@ class Encrypted(RunningDaemon):
 
 
 def scrape(daemon: RunningDaemon, place: Path, client: str | None = None, **headers: str) -> int | str:
-    """The status, or why there was no connection."""
+    """Return the status, or "refused" if there was no connection."""
     trust = ssl.create_default_context(cafile=place / "ca.crt")
     if client:
         trust.load_cert_chain(place / f"{client}.crt", place / f"{client}.key")
@@ -38,16 +38,16 @@ def scrape(daemon: RunningDaemon, place: Path, client: str | None = None, **head
         connection.close()
 
 
-def test_tls_with_certificates_of_clients_that_are_renewed_without_a_restart(tmp_path: Path):
+def test_client_certificates_are_required_and_renewed_without_a_restart(tmp_path: Path):
     place = certificates.make(tmp_path / "certificates")
     web = place / "web.yml"
     tls = "cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt"
     mutual = f"{tls}, client_auth_type: RequireAndVerifyClientCert, client_allowed_sans: [ops@example.com]"
     web.write_text(f"tls_server_config: {{{mutual}}}\n")
-    daemon = a_daemon(tmp_path, "--web-config", str(web), kind=Encrypted)
+    daemon = start_daemon(tmp_path, "--web-config", str(web), kind=TlsDaemon)
     try:
         assert scrape(daemon, place, "client") == 200
-        assert scrape(daemon, place, "stranger") == "refused"  # of our authority, not of our list
+        assert scrape(daemon, place, "unlisted") == "refused"  # of the authority, but not of an allowed name
         assert scrape(daemon, place) == "refused"
         with connect(daemon) as plain:
             plain.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -76,13 +76,13 @@ def certificate(daemon: RunningDaemon, place: Path) -> bytes | None:
         return encrypted.getpeercert(binary_form=True)
 
 
-def test_another_address_with_tls_wants_a_token_to_read(tmp_path: Path):
+def test_non_loopback_address_with_tls_requires_a_token_to_read(tmp_path: Path):
     place = certificates.make(tmp_path / "certificates")
     (place / "web.yml").write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
     cards = tmp_path / "cards"
     cards.mkdir()
 
-    class Everywhere(Encrypted):
+    class NonLoopbackDaemon(TlsDaemon):
         def __init__(self, directory: Path) -> None:
             config = place / "gpumond.yaml"
             config.write_text("{}")
@@ -93,7 +93,7 @@ def test_another_address_with_tls_wants_a_token_to_read(tmp_path: Path):
             replace = "import os,sys; a=[w.replace('127.0.0.1','0.0.0.0') for w in sys.argv[1:]]; os.execv(a[0],a)"
             return (sys.executable, "-c", replace)
 
-    daemon = Everywhere(tmp_path / "daemon")
+    daemon = NonLoopbackDaemon(tmp_path / "daemon")
     try:
         token = (daemon.directory / "token").read_text().strip()
         assert scrape(daemon, place) == 401
@@ -103,7 +103,7 @@ def test_another_address_with_tls_wants_a_token_to_read(tmp_path: Path):
         daemon.stop()
 
 
-def test_an_address_that_others_reach_is_refused_without_tls(tmp_path: Path):
+def test_non_loopback_address_is_refused_without_tls(tmp_path: Path):
     command = [sys.executable, "-m", "gpumond", "serve", *SIM, "--listen", "0.0.0.0:0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

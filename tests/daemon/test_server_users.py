@@ -1,4 +1,4 @@
-"""Who asks the daemon, as it is told: by the kernel over its socket, by a token over its port."""
+"""Callers of the daemon: identified by the kernel on its Unix socket, and by a token on its port."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import pytest
 
 from gpumond.config.tokens import digest
 from tests.running import RunningDaemon, until
-from tests.serving import a_daemon
+from tests.serving import start_daemon
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    daemon = a_daemon(tmp_path_factory.mktemp("server"))
+    daemon = start_daemon(tmp_path_factory.mktemp("server"))
     yield daemon
     assert daemon.stop() == 0
     assert "Traceback" not in daemon.log.read_text()
 
 
-def test_over_the_unix_socket_the_daemons_user_needs_no_token(daemon: RunningDaemon):
+def test_unix_socket_requires_no_token_of_the_daemons_user(daemon: RunningDaemon):
     assert (daemon.directory / "api.sock").stat().st_mode & 0o777 == 0o600
     (daemon.directory / "token").rename(daemon.directory / "hidden")
     try:
@@ -40,7 +40,7 @@ def test_over_the_unix_socket_the_daemons_user_needs_no_token(daemon: RunningDae
     assert by == f"uid:{os.geteuid()}"
 
 
-def test_a_command_can_be_told_to_go_over_the_unix_socket(daemon: RunningDaemon):
+def test_command_can_use_the_unix_socket(daemon: RunningDaemon):
     url = f"--url=unix://{daemon.directory}/api.sock"
     assert daemon.run("status", "--healthy", url).returncode == 0
     assert daemon.run("flush", "--all", url).returncode == 3
@@ -50,15 +50,15 @@ def test_a_command_can_be_told_to_go_over_the_unix_socket(daemon: RunningDaemon)
     assert "no daemon answers at unix:///nowhere/api.sock" in nowhere.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_another_user_asks_for_his_own_programs_and_for_nothing_else(tmp_path: Path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_other_user_may_flush_only_their_own_programs(tmp_path: Path):
     for directory in (tmp_path, *tmp_path.parents):
         if directory == Path(tempfile.gettempdir()):
             break
         directory.chmod(0o755)
     config = tmp_path / "gpumond.yaml"
     config.write_text('socket_mode: "0666"\n')
-    daemon = a_daemon(tmp_path, "--config", str(config))
+    daemon = start_daemon(tmp_path, "--config", str(config))
     program = """
 import http.client, json, os, socket, sys
 os.setuid(4242)
@@ -81,11 +81,11 @@ for path, body in json.loads(sys.argv[2]): print(*ask(path, body))
         daemon.stop()
 
 
-def test_tokens_of_the_file_hold_from_the_moment_they_are_written(tmp_path: Path):
+def test_token_file_is_reloaded_when_it_changes(tmp_path: Path):
     tokens = tmp_path / "tokens"
     tokens.write_text("")
     tokens.chmod(0o600)
-    daemon = a_daemon(tmp_path, "--tokens-file", str(tokens), "--log-format", "json")
+    daemon = start_daemon(tmp_path, "--tokens-file", str(tokens), "--log-format", "json")
 
     def flush(token: str) -> int:
         return daemon.request("/api/v1/flushes", {"target": {"all": True}}, Authorization=f"Bearer {token}")[0]
@@ -96,10 +96,10 @@ def test_tokens_of_the_file_hold_from_the_moment_they_are_written(tmp_path: Path
         until(lambda: flush("gpm_nightly") == 404)
         assert daemon.get("audit")[-1]["actor"] == "token:nightly"
         tokens.write_text("nightly everything\n")
-        time.sleep(1.5)  # it is looked at once a second, when somebody shows a token
+        time.sleep(1.5)  # the file is read at most once a second, when a request has a token
         assert flush("gpm_nightly") == 404
         assert "expected NAME SCOPE" in daemon.log.read_text()
-        tokens.write_text("# nobody\n")
+        tokens.write_text("# no token\n")
         until(lambda: flush("gpm_nightly") == 401)
         log = [json.loads(line) for line in daemon.log.read_text().splitlines()]
         assert {"at", "level", "logger", "message"} == log[0].keys()
@@ -108,17 +108,17 @@ def test_tokens_of_the_file_hold_from_the_moment_they_are_written(tmp_path: Path
         daemon.stop()
 
 
-def test_a_token_for_this_machine_is_not_sent_to_another(tmp_path: Path):
+def test_local_token_is_not_sent_to_another_address(tmp_path: Path):
     (tmp_path / "token").write_text("gpm_secret\n")
-    heard: list[bytes] = []
+    received: list[bytes] = []
     listener = socket.create_server(("127.0.0.9", 0))
     environ = {**os.environ, "GPUMOND_SOCKET": str(tmp_path / "agent.sock")}
     url = f"http://127.0.0.9:{listener.getsockname()[1]}"
     client = subprocess.Popen([sys.executable, "-m", "gpumond", "flush", "--all", "--url", url], env=environ)
     connection, _ = listener.accept()
-    heard.append(connection.recv(65536))
+    received.append(connection.recv(65536))
     connection.close()
     listener.close()
     client.wait(timeout=60)
-    assert b"POST /api/v1/flushes" in heard[0]
-    assert b"gpm_secret" not in heard[0]
+    assert b"POST /api/v1/flushes" in received[0]
+    assert b"gpm_secret" not in received[0]

@@ -25,8 +25,8 @@ def steps_of(minutes: float, every: float = 1.0) -> Iterator[float]:
 
 
 def noisy(curve: Curve, deviation: float, seed: int = 1) -> Curve:
-    dice = Random(seed)
-    return lambda at: curve(at) + dice.gauss(0.0, deviation)
+    rng = Random(seed)
+    return lambda at: curve(at) + rng.gauss(0.0, deviation)
 
 
 def leaking(per_minute: float, onset: float = 0.0, base: float = 20 * GIB) -> Curve:
@@ -68,16 +68,16 @@ def of_device(
 
 def onsets(snapshots: Iterable[Snapshot], pace: float = 1.0) -> list[tuple[float, Verdict]]:
     """Return every verdict at its beginning, with the elapsed seconds."""
-    diagnosis, standing, found = (
+    diagnosis, before, found = (
         Diagnosis(pace),
         frozenset[tuple[str, int | None, str]](),
         list[tuple[float, Verdict]](),
     )
     for snapshot in snapshots:
         diagnosis = diagnose(diagnosis, snapshot)
-        said = {(verdict.device_uuid, verdict.pid, verdict.kind): verdict for verdict in diagnosis.verdicts}
-        found += [(snapshot.elapsed_seconds, said[key]) for key in said if key not in standing]
-        standing = frozenset(said)
+        active = {(verdict.device_uuid, verdict.pid, verdict.kind): verdict for verdict in diagnosis.verdicts}
+        found += [(snapshot.elapsed_seconds, active[key]) for key in active if key not in before]
+        before = frozenset(active)
     return found
 
 

@@ -49,7 +49,7 @@ def test_pressure_begins_during_a_ramp_and_clears_below_93_percent():
     assert found == []
 
 
-def a_killed_program(left: tuple[ProcessUsage, ...] = (), busy: float = 0.0) -> Iterator[Snapshot]:
+def snapshots_of_a_killed_program(left: tuple[ProcessUsage, ...] = (), busy: float = 0.0) -> Iterator[Snapshot]:
     for moment in steps_of(20):
         if moment < 10 * MINUTE:
             yield at_moment(moment, of_device(30 * GIB, (make_process(10, 30 * GIB - MIB, comm="train"),)))
@@ -72,7 +72,7 @@ def a_killed_program(left: tuple[ProcessUsage, ...] = (), busy: float = 0.0) -> 
 def test_orphan_begins_a_minute_after_the_program_has_ended(
     left: tuple[ProcessUsage, ...], pid: int | None, words: str
 ):
-    found = onsets(a_killed_program(left))
+    found = onsets(snapshots_of_a_killed_program(left))
     orphan = first(found, "orphan")
     assert orphan is not None
     assert 11 * MINUTE <= orphan[0] <= 11 * MINUTE + 2
@@ -82,7 +82,7 @@ def test_orphan_begins_a_minute_after_the_program_has_ended(
 
 
 def test_orphan_next_to_a_busy_program_takes_longer():
-    found = onsets(a_killed_program((make_process(11, GIB),), busy=0.9))
+    found = onsets(snapshots_of_a_killed_program((make_process(11, GIB),), busy=0.9))
     assert 15 * MINUTE < (at(found, "orphan") or 0) < 16 * MINUTE
 
 
@@ -114,7 +114,7 @@ def test_idle_holder_uses_the_idle_time_of_the_reading():
     assert "idle-holder" in kinds(found)
 
 
-def an_end(before: float, **fields: object) -> list[tuple[float, Verdict]]:
+def snapshots_of_an_end(before: float, **fields: object) -> list[tuple[float, Verdict]]:
     def snapshots() -> Iterator[Snapshot]:
         for moment in steps_of(12):
             if moment < 600:
@@ -127,7 +127,7 @@ def an_end(before: float, **fields: object) -> list[tuple[float, Verdict]]:
 
 
 def test_crash_when_the_device_was_full_and_release_otherwise():
-    crash, release = an_end(0.999 * SIZE), an_end(40 * GIB)
+    crash, release = snapshots_of_an_end(0.999 * SIZE), snapshots_of_an_end(40 * GIB)
     assert at(crash, "crash") == at(release, "release") == 600.0
     assert "crash" not in kinds(release)
     assert "release" not in kinds(crash)
@@ -153,7 +153,7 @@ def test_release_without_a_process_list_names_no_process():
 
 
 def test_crash_after_an_xid_error():
-    found = an_end(40 * GIB, xids=(XidErrors("GPU-a", 31, 1, 1e9 + 600),))
+    found = snapshots_of_an_end(40 * GIB, xids=(XidErrors("GPU-a", 31, 1, 1e9 + 600),))
     assert "after an XID error" in next(verdict.summary for _, verdict in found if verdict.kind == "crash")
 
 
@@ -172,8 +172,8 @@ def test_crash_after_a_failed_allocation():
     assert "after an allocation failed" in found[1].summary
 
 
-def an_end_after_an_oom(ending: Ending | None, full: bool) -> list[tuple[float, Verdict]]:
-    """Return snapshots in which the driver frees the memory after the agent's goodbye."""
+def snapshots_of_an_end_after_an_oom(ending: Ending | None, full: bool) -> list[tuple[float, Verdict]]:
+    """Return snapshots in which the driver frees the memory after the agent's bye."""
 
     def snapshots() -> Iterator[Snapshot]:
         for moment in steps_of(12):
@@ -200,14 +200,14 @@ def an_end_after_an_oom(ending: Ending | None, full: bool) -> list[tuple[float, 
     ],
 )
 def test_crash_depends_on_the_reported_ending_first(ending: Ending | None, full: bool, kind: str):
-    found = an_end_after_an_oom(ending, full)
+    found = snapshots_of_an_end_after_an_oom(ending, full)
     assert kinds(found) & {"crash", "release"} == {kind}
-    said = next(verdict.summary for _, verdict in found if verdict.kind == kind)
-    assert ("probably" in said) == (kind == "crash" and ending != "out-of-memory")
+    summary = next(verdict.summary for _, verdict in found if verdict.kind == kind)
+    assert ("probably" in summary) == (kind == "crash" and ending != "out-of-memory")
 
 
 @pytest.mark.parametrize("ending", [None, "error"])
-def test_crash_is_not_caused_by_a_rescued_error(ending: Ending | None):
+def test_crash_is_not_caused_by_a_handled_error(ending: Ending | None):
     def snapshots() -> Iterator[Snapshot]:
         for moment in steps_of(12):
             if moment >= 600:
@@ -291,7 +291,7 @@ def test_fragmentation_excludes_cache_that_a_flush_returns():
     ],
     ids=["steady", "churn", "step-change", "periodic"],
 )
-def test_shapes_of_curves(curve, kind: str):
+def test_shape_of_each_curve(curve, kind: str):
     verdicts = last(by_process(curve, steps_of(40)))
     assert [verdict.kind for verdict in verdicts if verdict.pid == 10] == [kind]
 
@@ -305,9 +305,9 @@ def shapes_over(curve: Curve, minutes: float) -> list[tuple[float, str | None]]:
     diagnosis, found = Diagnosis(), []
     for snapshot in by_process(curve, steps_of(minutes)):
         diagnosis = diagnose(diagnosis, snapshot)
-        said = [verdict.kind for verdict in diagnosis.verdicts if verdict.pid == 10]
+        active = [verdict.kind for verdict in diagnosis.verdicts if verdict.pid == 10]
         if snapshot.elapsed_seconds % MINUTE == 0:
-            found.append((snapshot.elapsed_seconds / MINUTE, said[0] if said else None))
+            found.append((snapshot.elapsed_seconds / MINUTE, active[0] if active else None))
     return found
 
 

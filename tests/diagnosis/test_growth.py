@@ -39,7 +39,7 @@ def seen(live: Curve, times: Iterable[float], step: Curve | None = None) -> Iter
         own = int(live(at))
         report = make_report(10, (make_pool(live=own, cached=GIB),))
         if step is not None:
-            report = replace(report, program=replace(report.program, step=StepUsage(int(step(at)))))
+            report = replace(report, program=replace(report.program, step=StepUsage(steps=int(step(at)))))
         yield at_moment(at, of_device(own + 2 * GIB, (make_process(10, own + 2 * GIB),)), reports=(report,))
 
 

@@ -10,14 +10,14 @@ from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import DeviceReading, Reading, Snapshot, SourceState
 from gpumond.testing import GIB, make_device, make_process
 
-UP = SourceState("nvml", up=True, responsive=True)
+UP = SourceState(name="nvml", up=True, responsive=True)
 
 
-def seen(*devices: DeviceReading | None, every: float = 2.0) -> Snapshot:
+def last_snapshot(*devices: DeviceReading | None, every: float = 2.0) -> Snapshot:
     """Return the last of the snapshots of one device; None is a reading that did not arrive."""
     snapshot = None
     for number, device in enumerate(devices):
-        reading = None if device is None else Reading((device,))
+        reading = None if device is None else Reading(devices=(device,))
         snapshot = observe(snapshot, UP, reading, (), number * every, number * every)
     assert snapshot is not None
     return snapshot
@@ -43,7 +43,7 @@ def using(gpu: float | None, process: float | None = None, **fields: float) -> D
     ],
 )
 def test_idle_time_of_a_device_counts_observed_seconds(readings: list[DeviceReading | None], seconds: float | None):
-    (device,) = seen(*readings).devices
+    (device,) = last_snapshot(*readings).devices
     assert device.idle_seconds == seconds
 
 
@@ -61,7 +61,7 @@ def test_idle_time_of_a_device_counts_observed_seconds(readings: list[DeviceRead
 def test_idle_time_of_a_process_uses_its_own_and_its_devices(
     readings: list[DeviceReading | None], seconds: float | None
 ):
-    (device,) = seen(*readings).devices
+    (device,) = last_snapshot(*readings).devices
     (process,) = device.processes or ()
     assert idle_seconds(device, process) == seconds
 
@@ -71,5 +71,5 @@ def test_idle_time_of_a_reused_pid_starts_at_zero():
         make_device(used_bytes=GIB, processes=(make_process(7, start_ticks=ticks, utilization_ratio=0.0),))
         for ticks in (100, 200)
     )
-    (device,) = seen(first, first, second).devices
+    (device,) = last_snapshot(first, first, second).devices
     assert [process.idle_seconds for process in device.processes or ()] == [0.0]

@@ -85,7 +85,7 @@ def test_leak_requires_several_samples_in_a_minute():
 )
 @pytest.mark.parametrize("see", [by_process, by_device])
 def test_leak_is_not_reported_for_other_curves(see, name: str, curve: Curve, minutes: float):
-    if name == "a long wave":  # only the history tells: the first rise of a life is a rise
+    if name == "a long wave":  # the history shows that the first rise of a life is a rise
         curve_from_its_height: Curve = lambda at: curve(at + HOUR)  # noqa: E731
         assert "leak" not in kinds(onsets(see(curve_from_its_height, steps_of(minutes, 5.0))))
         return

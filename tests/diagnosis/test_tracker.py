@@ -30,52 +30,52 @@ from tests.diagnosis.curves import (
 )
 
 
-def a_leak(minutes: float = 60) -> Iterator[Snapshot]:
+def leaking_snapshots(minutes: float = 60) -> Iterator[Snapshot]:
     return by_process(noisy(leaking(64 * MIB, onset=20), 16 * MIB), steps_of(minutes))
 
 
 def test_verdicts_depend_on_the_snapshots_alone():
-    def story() -> list[object]:
+    def active_verdicts() -> list[object]:
         diagnosis = Diagnosis()
-        said: list[object] = []
-        for snapshot in a_leak():
+        active: list[object] = []
+        for snapshot in leaking_snapshots():
             diagnosis = diagnose(diagnosis, snapshot)
-            said.append(diagnosis.verdicts)
-        return said
+            active.append(diagnosis.verdicts)
+        return active
 
-    assert story() == story()
+    assert active_verdicts() == active_verdicts()
 
 
 def test_repeated_and_late_snapshots_change_nothing():
     def twice() -> Iterator[Snapshot]:
         before = None
-        for snapshot in a_leak():
+        for snapshot in leaking_snapshots():
             yield from (snapshot, snapshot)
             if before is not None:
                 yield before
             before = snapshot
 
-    assert onsets(twice()) == onsets(a_leak())
+    assert onsets(twice()) == onsets(leaking_snapshots())
 
 
 @pytest.mark.parametrize("step", [-7200.0, 86400.0])
 def test_wall_clock_step_changes_no_verdict(step: float):
     def stepped() -> Iterator[Snapshot]:
-        for snapshot in a_leak():
+        for snapshot in leaking_snapshots():
             late = snapshot.elapsed_seconds > 30 * MINUTE
             yield replace(snapshot, taken_at=snapshot.taken_at + step) if late else snapshot
 
     assert [(at, v.kind, v.evidence) for at, v in onsets(stepped())] == [
-        (at, v.kind, v.evidence) for at, v in onsets(a_leak())
+        (at, v.kind, v.evidence) for at, v in onsets(leaking_snapshots())
     ]
 
 
 def test_verdict_keeps_its_onset_over_a_wall_clock_step():
     def stepped() -> Iterator[Snapshot]:
-        for snapshot in a_leak(70):
+        for snapshot in leaking_snapshots(70):
             yield replace(snapshot, taken_at=snapshot.taken_at + (HOUR if snapshot.elapsed_seconds > 3000 else 0))
 
-    straight = first(onsets(a_leak(70)), "leak")
+    straight = first(onsets(leaking_snapshots(70)), "leak")
     leak = next(verdict for verdict in last(stepped()) if verdict.kind == "leak")
     assert straight is not None
     assert straight[0] < 3000
@@ -94,7 +94,7 @@ def test_collector_outage_makes_no_verdict_and_hides_none(begin: int):
 
 def test_device_without_answer_ends_no_life():
     def snapshots() -> Iterator[Snapshot]:
-        for snapshot in a_leak():
+        for snapshot in leaking_snapshots():
             at = snapshot.elapsed_seconds
             if 2400 <= at < 2430:
                 missed = int(at - 2399)
@@ -127,7 +127,7 @@ def test_restarted_process_is_another_life():
 
 def test_replaced_device_starts_without_history():
     def snapshots() -> Iterator[Snapshot]:
-        for snapshot in a_leak(80):
+        for snapshot in leaking_snapshots(80):
             if snapshot.elapsed_seconds > 40 * MINUTE:
                 yield replace(snapshot, devices=(replace(snapshot.devices[0], uuid="GPU-b"),))
             else:
@@ -179,7 +179,7 @@ def test_unknown_values_make_no_verdict():
     unknown = (
         at_moment(200.0 + at, replace(of_device(0, None), used_bytes=None, size_bytes=None)) for at in steps_of(2)
     )
-    sizeless = (replace(s, devices=(replace(s.devices[0], size_bytes=None),)) for s in a_leak())
+    sizeless = (replace(s, devices=(replace(s.devices[0], size_bytes=None),)) for s in leaking_snapshots())
     assert last(chain(nothing, unknown)) is not None
     found = first(onsets(sizeless), "leak")
     assert found is not None
@@ -189,10 +189,10 @@ def test_unknown_values_make_no_verdict():
 def test_life_has_at_most_one_shape():
     shapes = {"warm-up", "steady", "churn", "periodic", "step-change"}
     diagnosis = Diagnosis()
-    for snapshot in a_leak():
+    for snapshot in leaking_snapshots():
         diagnosis = diagnose(diagnosis, snapshot)
-        said = [v.pid for v in diagnosis.verdicts if v.kind in shapes | {"leak"}]
-        assert len(said) == len(set(said))
+        active = [v.pid for v in diagnosis.verdicts if v.kind in shapes | {"leak"}]
+        assert len(active) == len(set(active))
 
 
 def test_mig_instances_are_judged_and_their_device_is_not():

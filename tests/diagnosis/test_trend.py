@@ -13,23 +13,23 @@ from gpumond.diagnosis.trend import CONSISTENT, mann_kendall, median, sen, sprea
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("seed", range(20))
 def test_mann_kendall_equals_pymannkendall(seed: int, ties: bool):
-    dice = Random(seed)
-    values = [float(dice.randint(0, 3 if ties else 10**6) + seed % 3 * i) for i in range(8 + seed % 9)]
+    rng = Random(seed)
+    values = [float(rng.randint(0, 3 if ties else 10**6) + seed % 3 * i) for i in range(8 + seed % 9)]
     assert mann_kendall(values) == pytest.approx(pymannkendall.original_test(values).z)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_sen_equals_scipy(seed: int):
-    dice = Random(seed)
-    times = sorted(dice.sample(range(1000), 5 + seed))
-    values = [dice.gauss(0.1 * at, 5.0) for at in times]
+    rng = Random(seed)
+    times = sorted(rng.sample(range(1000), 5 + seed))
+    values = [rng.gauss(0.1 * at, 5.0) for at in times]
     assert sen(times, values) == pytest.approx(stats.theilslopes(values, times).slope)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_spread_is_the_scaled_median_absolute_deviation(seed: int):
-    dice = Random(seed)
-    rest = [dice.gauss(0, 3) for _ in range(30)]
+    rng = Random(seed)
+    rest = [rng.gauss(0, 3) for _ in range(30)]
     values = [2.5 * i + value for i, value in enumerate(rest)]
     assert spread(range(30), values, 2.5) == pytest.approx(stats.median_abs_deviation(rest, scale="normal"), rel=1e-3)
     assert pytest.approx(1 / stats.norm.ppf(0.75), rel=1e-4) == CONSISTENT

@@ -1,8 +1,8 @@
 """Clock changes and suspend: the conclusions about the devices do not change.
 
-Durations use the monotonic clock, which cannot be set. It stands still on Linux while a machine is suspended; for a
-daemon that is stopped (SIGSTOP, a frozen container) it goes on. The store's part is tested in store/test_retention.py,
-the rules' part in rules/test_prometheus_semantics.py.
+Durations use the monotonic clock, which cannot be set. On Linux it stops while a machine is suspended; while a daemon
+is stopped (SIGSTOP, a frozen container) it continues. store/test_retention.py tests the store, and
+rules/test_prometheus_semantics.py the rules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def at(second: int, elapsed: float, taken_at: float) -> Snapshot:
     return make_snapshot(device, **fields)
 
 
-def story(wall: Callable[[int], float], monotonic: Callable[[int], float] = float) -> Timeline:
+def conclusions(wall: Callable[[int], float], monotonic: Callable[[int], float] = float) -> Timeline:
     """Return the conclusions at the second in which they change, for any clock."""
     memory, timeline = EngineState(), Timeline()
     for second in range(0, END, 5):
@@ -52,15 +52,15 @@ def story(wall: Callable[[int], float], monotonic: Callable[[int], float] = floa
     "jump", [1800.0, -1800.0, 3600.0, -3600.0, 3650 * DAY, -3650 * DAY], ids=lambda jump: f"{jump:+g} s"
 )
 def test_clock_step_and_suspend_change_no_conclusion(jump: float):
-    steady = story(float)
+    steady = conclusions(float)
     assert {"device-nearly-full", "device-lost", "out-of-memory"} <= {
         rule for _, raised, _, _ in steady for rule in raised
     }
-    assert story(lambda second: second + (jump if second >= JUMP_AT else 0.0)) == steady
+    assert conclusions(lambda second: second + (jump if second >= JUMP_AT else 0.0)) == steady
 
 
 def test_clock_running_backwards_changes_no_conclusion():
-    assert story(lambda second: -float(second)) == story(float)
+    assert conclusions(lambda second: -float(second)) == conclusions(float)
 
 
 def test_daemon_stopped_for_an_hour_continues_its_alerts_and_ends_expired_ones():
@@ -69,9 +69,9 @@ def test_daemon_stopped_for_an_hour_continues_its_alerts_and_ends_expired_ones()
     def hour_later(second: int) -> float:
         return second + (3600.0 if second >= JUMP_AT else 0.0)
 
-    timeline = story(hour_later, hour_later)
+    timeline = conclusions(hour_later, hour_later)
     before = [(second, raised, resolved) for second, raised, resolved, _ in timeline if second < JUMP_AT]
-    assert before == [(s, r, o) for s, r, o, _ in story(float) if s < JUMP_AT]
+    assert before == [(s, r, o) for s, r, o, _ in conclusions(float) if s < JUMP_AT]
     (first, *rest) = [(raised, resolved) for second, raised, resolved, _ in timeline if second >= JUMP_AT]
     assert first == ((), ("out-of-memory",))
     assert [raised for raised, _ in rest if raised] == [("device-lost",), ("out-of-memory",)]

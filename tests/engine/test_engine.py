@@ -9,57 +9,61 @@ from gpumond.model.snapshot import AgentReport, DeviceReading, Reading, Snapshot
 from gpumond.rules import Rule
 from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 
-UP = SourceState("nvml", up=True, responsive=True)
-FULL = (Rule("full", "device", "used_ratio", above=0.8),)
+UP = SourceState(name="nvml", up=True, responsive=True)
+FULL = (Rule(name="full", scope="device", value="used_ratio", above=0.8),)
 
 
-def seen(previous: Snapshot | None, reading: Reading | None, reports: tuple[AgentReport, ...] = ()) -> Snapshot:
+def snapshot_after(
+    previous: Snapshot | None, reading: Reading | None, reports: tuple[AgentReport, ...] = ()
+) -> Snapshot:
     return observe(previous, UP, reading, reports, taken_at=1.0, elapsed_seconds=1.0)
 
 
 def reading_of(*devices: DeviceReading, **fields: object) -> Reading:
-    return Reading(devices, **fields)  # type: ignore[arg-type]
+    return Reading(devices=devices, **fields)  # type: ignore[arg-type]
 
 
 def test_device_without_answer_keeps_its_values_for_two_readings():
     both = reading_of(make_device("GPU-a", used_bytes=GIB), make_device("GPU-b", used_bytes=GIB))
     one = reading_of(make_device("GPU-b", used_bytes=2 * GIB), faults=(make_fault("GPU-a"),))
-    snapshot = seen(None, both)
+    snapshot = snapshot_after(None, both)
     history = []
     for _ in range(4):
-        snapshot = seen(snapshot, one)
+        snapshot = snapshot_after(snapshot, one)
         silent, other = snapshot.devices
         assert other.used_bytes == 2 * GIB
         history.append((silent.missed, silent.used_bytes))
         assert (silent.up, other.up) == (False, True)
     assert history == [(1, GIB), (2, GIB), (3, None), (4, None)]
-    assert seen(snapshot, both).devices == both.devices
+    assert snapshot_after(snapshot, both).devices == both.devices
 
 
 def test_devices_without_any_reading_become_unknown():
-    snapshot = seen(None, reading_of(make_device(used_bytes=GIB)))
+    snapshot = snapshot_after(None, reading_of(make_device(used_bytes=GIB)))
     ups = []
     for _ in range(3):
-        snapshot = seen(snapshot, None)
+        snapshot = snapshot_after(snapshot, None)
         ups.append(snapshot.devices[0].up)
     assert ups == [True, True, False]
     assert (snapshot.devices[0].missed, snapshot.devices[0].used_bytes, snapshot.devices[0].uuid) == (3, None, "GPU-a")
 
 
 def test_device_that_the_source_no_longer_lists_is_removed_at_once():
-    snapshot = seen(None, reading_of(make_device("MIG-a")))
-    assert seen(snapshot, reading_of()).devices == ()
+    snapshot = snapshot_after(None, reading_of(make_device("MIG-a")))
+    assert snapshot_after(snapshot, reading_of()).devices == ()
 
 
 def test_instance_of_a_lost_device_is_lost():
     parent, instance = make_device("GPU-a"), make_device("MIG-a", parent_uuid="GPU-a")
-    snapshot = seen(seen(None, reading_of(parent, instance)), reading_of(faults=(make_fault("GPU-a"),)))
+    snapshot = snapshot_after(
+        snapshot_after(None, reading_of(parent, instance)), reading_of(faults=(make_fault("GPU-a"),))
+    )
     assert [device.missed for device in snapshot.devices] == [1, 1]
 
 
 def test_pool_larger_than_its_device_is_a_fault_and_not_counted():
     fits, lies = make_pool(live=GIB), make_pool(allocator="cupy", live=81 * GIB)
-    snapshot = seen(None, reading_of(make_device(used_bytes=GIB)), (make_report(pools=(fits, lies)),))
+    snapshot = snapshot_after(None, reading_of(make_device(used_bytes=GIB)), (make_report(pools=(fits, lies)),))
     assert snapshot.reports[0].pools == (fits,)
     assert [fault.kind for fault in snapshot.faults] == ["impossible_value"]
 
@@ -72,15 +76,15 @@ def test_claim_over_the_drivers_count_for_two_ticks_is_a_fault():
         make_report(10, tuple(make_pool(allocator=f"a{number}", live=79 * GIB) for number in range(8))),
         make_report(66, (make_pool(live=5 * GIB),)),
     ):
-        first = seen(None, reading, (honest, false))
+        first = snapshot_after(None, reading, (honest, false))
         assert first.faults == ()  # the driver may have been read before
-        second = seen(first, reading, (honest, false))
+        second = snapshot_after(first, reading, (honest, false))
         assert [fault.kind for fault in second.faults] == ["claim_over_driver"]
         assert f"pid {false.pid} " in second.faults[0].detail
     grown = make_report(10, (make_pool(live=70 * GIB),))
-    assert seen(seen(None, reading, (honest,)), reading, (grown,)).faults == ()
+    assert snapshot_after(snapshot_after(None, reading, (honest,)), reading, (grown,)).faults == ()
     stale = make_report(10, (make_pool(live=70 * GIB),), age_seconds=10.0)
-    assert seen(seen(None, reading, (stale,)), reading, (stale,)).faults == ()
+    assert snapshot_after(snapshot_after(None, reading, (stale,)), reading, (stale,)).faults == ()
 
 
 def test_pools_beyond_the_maximum_are_summed_by_device():
@@ -91,7 +95,9 @@ def test_pools_beyond_the_maximum_are_summed_by_device():
     )
     inside = make_pool(live=1, allocator="inner", inside="a0")
     reading = reading_of(make_device("GPU-a", used_bytes=GIB), make_device("GPU-b", used_bytes=GIB))
-    (report,) = seen(None, reading, (make_report(pools=(inside, *pools, make_pool("GPU-unknown", live=7))),)).reports
+    (report,) = snapshot_after(
+        None, reading, (make_report(pools=(inside, *pools, make_pool("GPU-unknown", live=7))),)
+    ).reports
     assert report.pools[:32] == pools[:32]
     rest = report.pools[32:]
     assert [(pool.allocator, pool.device_uuid) for pool in rest] == [("other", "GPU-a"), ("other", "GPU-b")]
@@ -104,20 +110,22 @@ def test_pools_beyond_the_maximum_are_summed_by_device():
         make_pool(live=1, allocator=f"a{number}", ooms=number or None, held_known=number < 50)
         for number in range(40, 0, -1)
     )
-    (report,) = seen(None, reading, (make_report(pools=(*unknown, *unknown[:1], make_pool(allocator="b"))),)).reports
+    (report,) = snapshot_after(
+        None, reading, (make_report(pools=(*unknown, *unknown[:1], make_pool(allocator="b"))),)
+    ).reports
     assert report.pools[-1].ooms is None
 
 
 def test_program_uses_a_device_once_it_held_memory_or_is_listed():
     empty, worker = make_report(pools=(make_pool(),)), make_report(20)
-    nobody, lists = reading_of(make_device()), reading_of(make_device(processes=(make_process(10, GIB),)))
-    first = seen(None, nobody, (empty, worker))
+    unlisted, lists = reading_of(make_device()), reading_of(make_device(processes=(make_process(10, GIB),)))
+    first = snapshot_after(None, unlisted, (empty, worker))
     assert [report.uses_device for report in first.reports] == [False, False]
-    second = seen(first, lists, (empty, worker))
+    second = snapshot_after(first, lists, (empty, worker))
     assert [report.uses_device for report in second.reports] == [True, False]
-    third = seen(second, nobody, (empty, worker))
+    third = snapshot_after(second, unlisted, (empty, worker))
     assert [report.uses_device for report in third.reports] == [True, False]
-    held = seen(third, nobody, (make_report(20, (make_pool(live=1),)),))
+    held = snapshot_after(third, unlisted, (make_report(20, (make_pool(live=1),)),))
     assert [report.uses_device for report in held.reports] == [True]
 
 
@@ -142,7 +150,7 @@ def test_alert_on_an_unread_device_is_not_resolved(missed: int):
 
 
 def test_alert_on_a_process_of_an_unread_device_is_not_resolved():
-    rule = (Rule("hog", "pool", "held_bytes", above=GIB),)
+    rule = (Rule(name="hog", scope="pool", value="held_bytes", above=GIB),)
     report = make_report(pools=(make_pool(live=2 * GIB),))
     first = advance(EngineState(), rule, make_snapshot(make_device(), reports=(report,)))
     lost = make_device(missed=3, size_bytes=None, used_bytes=None, processes=None)

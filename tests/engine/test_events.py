@@ -18,15 +18,15 @@ from gpumond.testing import GIB, make_device, make_pool, make_process, make_repo
 UUID = "GPU-a"
 
 
-def a_frame(*devices: DeviceReading, verdicts: tuple[Verdict, ...] = (), **fields: Any) -> Frame:
+def make_frame(*devices: DeviceReading, verdicts: tuple[Verdict, ...] = (), **fields: Any) -> Frame:
     return Frame(make_snapshot(*(devices or (make_device(UUID),)), **fields), Ledger(), verdicts)
 
 
-def an_oom(number: int = 1, **fields: Any) -> Oom:
+def make_oom(number: int = 1, **fields: Any) -> Oom:
     return Oom(**{"number": number, "at": 999_999.5, "seen": "scope"} | fields)
 
 
-def a_receipt(**fields: Any) -> Receipt:
+def make_receipt(**fields: Any) -> Receipt:
     defaults: dict[str, Any] = {
         "pid": 10,
         "workload": "train",
@@ -58,40 +58,52 @@ def between(*frames: Frame, **last: Any) -> list[Event]:
 
 
 def test_events_of_two_equal_frames_are_empty():
-    leak = Verdict(UUID, 10, "leak", 1.0)
-    frame = a_frame(
+    leak = Verdict(device_uuid=UUID, pid=10, start_ticks=100, kind="leak", since=1.0)
+    frame = make_frame(
         reports=(make_report(pools=(make_pool(ooms=1),)),), xids=(XidErrors(UUID, 79, 1, 5.0),), verdicts=(leak,)
     )
     assert between(frame, frame) == []
 
 
 def test_agent_connects_and_disconnects():
-    frame = a_frame(reports=(make_report(pools=(make_pool(live=GIB),)),))
-    (came,) = between(a_frame(), frame)
+    frame = make_frame(reports=(make_report(pools=(make_pool(live=GIB),)),))
+    (came,) = between(make_frame(), frame)
     assert (came.kind, came.pid, came.workload, came.at) == ("agent-connected", 10, "train", 1_000_000.0)
     assert came.summary == "train (pid 10) is connected: torch 2.13.0"
-    (gone,) = between(frame, a_frame())
+    (gone,) = between(frame, make_frame())
     assert (gone.kind, gone.details) == ("agent-gone", (("held_bytes", GIB),))
 
 
 def test_agent_of_a_program_that_never_used_a_device_makes_no_event():
-    worker = a_frame(reports=(make_report(uses_device=False),))
-    assert between(a_frame(), worker) == []
-    assert between(worker, a_frame()) == []
-    assert [event.kind for event in between(worker, a_frame(reports=(make_report(),)))] == ["agent-connected"]
+    worker = make_frame(reports=(make_report(uses_device=False),))
+    assert between(make_frame(), worker) == []
+    assert between(worker, make_frame()) == []
+    assert [event.kind for event in between(worker, make_frame(reports=(make_report(),)))] == ["agent-connected"]
 
 
 def test_reused_pid_is_another_agent():
-    first, second = a_frame(reports=(make_report(),)), a_frame(reports=(make_report(start_ticks=200),))
+    first, second = make_frame(reports=(make_report(),)), make_frame(reports=(make_report(start_ticks=200),))
     assert {event.kind for event in between(first, second)} == {"agent-connected", "agent-gone"}
 
 
 def test_oom_event_has_the_details_of_its_snapshot():
-    pools = (OomPool("torch", UUID, 5 * GIB, 2 * GIB, GIB, 512), OomPool("torch", "GPU-b", 9 * GIB, 0, 0))
+    pools = (
+        OomPool(
+            allocator="torch",
+            device_uuid=UUID,
+            live_bytes=5 * GIB,
+            cached_bytes=2 * GIB,
+            stranded_bytes=GIB,
+            largest_free_bytes=512,
+        ),
+        OomPool(allocator="torch", device_uuid="GPU-b", live_bytes=9 * GIB, cached_bytes=0, stranded_bytes=0),
+    )
     scopes = (ScopeKept("epoch", ByteChange(GIB)),)
-    oom = an_oom(device_uuid=UUID, request_bytes=3 * GIB, scope="epoch/forward", pools=pools, scopes=scopes)
+    oom = make_oom(device_uuid=UUID, request_bytes=3 * GIB, scope="epoch/forward", pools=pools, scopes=scopes)
     report = make_report()
-    (event,) = between(a_frame(reports=(report,)), a_frame(reports=(replace(report, program=Program(ooms=(oom,))),)))
+    (event,) = between(
+        make_frame(reports=(report,)), make_frame(reports=(replace(report, program=Program(ooms=(oom,))),))
+    )
     assert (event.kind, event.at, event.device_uuid, event.pid) == ("oom", 1_000_000.0, UUID, 10)
     assert event.summary == (
         "train (pid 10) ran out of memory on GPU 0 in epoch/forward when it asked for 3.0 GiB: "
@@ -113,41 +125,44 @@ def test_oom_event_has_the_details_of_its_snapshot():
 
 def test_oom_snapshot_in_several_reports_is_one_event():
     def at(*ooms: Oom) -> Frame:
-        return a_frame(reports=(make_report(program=Program(ooms=ooms)),))
+        return make_frame(reports=(make_report(program=Program(ooms=ooms)),))
 
-    assert [event.kind for event in between(at(an_oom(1)), at(an_oom(1)))] == []
-    assert [dict(event.details)["number"] for event in between(at(an_oom(1)), at(an_oom(1), an_oom(2), an_oom(3)))] == [
+    assert [event.kind for event in between(at(make_oom(1)), at(make_oom(1)))] == []
+    assert [
+        dict(event.details)["number"] for event in between(at(make_oom(1)), at(make_oom(1), make_oom(2), make_oom(3)))
+    ] == [
         2,
         3,
     ]
-    away = between(at(an_oom(1)), a_frame(), at(an_oom(1)))
+    away = between(at(make_oom(1)), make_frame(), at(make_oom(1)))
     assert [event.kind for event in away] == ["agent-connected"]
 
 
 def test_oom_snapshot_of_an_ended_program_is_an_event():
-    connected = a_frame(reports=(make_report(),))
-    last = make_report(program=Program(ooms=(an_oom(1),)))
-    told = between(connected, a_frame(), departed=[last])
-    assert [event.kind for event in told] == ["agent-gone", "oom"]
-    assert between(a_frame(reports=(last,)), a_frame(), departed=[last]) == between(a_frame(reports=(last,)), a_frame())
+    connected = make_frame(reports=(make_report(),))
+    last = make_report(program=Program(ooms=(make_oom(1),)))
+    events = between(connected, make_frame(), departed=[last])
+    assert [event.kind for event in events] == ["agent-gone", "oom"]
+    known = make_frame(reports=(last,))
+    assert between(known, make_frame(), departed=[last]) == between(known, make_frame())
 
 
 def test_oom_snapshots_from_before_the_start_make_no_event():
-    frame = a_frame(reports=(make_report(program=Program(ooms=(an_oom(1, at=10.0), an_oom(2, at=30.0)))),))
+    frame = make_frame(reports=(make_report(program=Program(ooms=(make_oom(1, at=10.0), make_oom(2, at=30.0)))),))
     _, events = advance_events(EventState(since=20.0), frame)
     assert [dict(event.details)["number"] for event in events if event.kind == "oom"] == [2]
 
 
 def test_oom_counter_makes_an_event_for_an_agent_without_snapshots():
-    before, after = (a_frame(reports=(make_report(pools=(make_pool(live=GIB, cached=2, ooms=n),)),)) for n in (1, 2))
+    before, after = (make_frame(reports=(make_report(pools=(make_pool(live=GIB, cached=2, ooms=n),)),)) for n in (1, 2))
     (event,) = between(before, after)
     assert (event.kind, event.device_uuid, dict(event.details)["cached_bytes"]) == ("oom", UUID, 2)
-    assert between(a_frame(reports=(make_report(),)), after) == []  # the age of its errors is unknown
+    assert between(make_frame(reports=(make_report(),)), after) == []  # the age of its errors is unknown
 
 
 def test_device_lost_and_device_back_are_one_event_each():
     fault = Fault("nvml", "gpu_is_lost", UUID, "GPU is lost")
-    well, ill = a_frame(), a_frame(make_device(UUID, up=False), faults=(fault,))
+    well, ill = make_frame(), make_frame(make_device(UUID, up=False), faults=(fault,))
     (lost,) = between(well, ill)
     assert (lost.kind, lost.device_uuid, lost.summary) == ("device-lost", UUID, "GPU 0 cannot be read: GPU is lost")
     assert between(well, ill, ill) == []
@@ -157,22 +172,26 @@ def test_device_lost_and_device_back_are_one_event_each():
 
 
 def test_device_that_is_no_longer_listed_is_lost_and_may_return():
-    both, one = a_frame(make_device(UUID), make_device("GPU-b")), a_frame(make_device(UUID))
+    both, one = make_frame(make_device(UUID), make_device("GPU-b")), make_frame(make_device(UUID))
     assert [(event.kind, event.device_uuid) for event in between(both, one)] == [("device-lost", "GPU-b")]
     assert [(event.kind, event.device_uuid) for event in between(both, one, both)] == [("device-back", "GPU-b")]
     assert between(one, both) == []
 
 
 def test_xid_errors_are_counted():
-    before, after = a_frame(xids=(XidErrors(UUID, 31, 1, 5.0),)), a_frame(xids=(XidErrors(UUID, 31, 3, 7.0),))
+    before, after = make_frame(xids=(XidErrors(UUID, 31, 1, 5.0),)), make_frame(xids=(XidErrors(UUID, 31, 3, 7.0),))
     (event,) = between(before, after)
     assert (event.kind, event.at) == ("xid", 1_000_000.0)
     assert event.details == (("xid", 31), ("count", 2), ("occurred_at", 7.0))
 
 
 def test_flushes_make_events_and_plans_do_not():
-    receipts = [a_receipt(), a_receipt(outcome="planned"), a_receipt(outcome="refused", allocator=None, reason="busy")]
-    freed, refused = between(a_frame(), receipts=receipts)
+    receipts = [
+        make_receipt(),
+        make_receipt(outcome="planned"),
+        make_receipt(outcome="refused", allocator=None, reason="busy"),
+    ]
+    freed, refused = between(make_frame(), receipts=receipts)
     assert (freed.kind, freed.at, dict(freed.details)["released_bytes"]) == ("flush", 1_000_000.0, GIB)
     assert freed.summary == "flush of train (pid 10) on GPU 0 by token: freed, torch released 1.0 GiB"
     assert refused.summary == "flush of train (pid 10) on GPU 0 by token: refused (busy)"
@@ -180,8 +199,16 @@ def test_flushes_make_events_and_plans_do_not():
 
 def test_alerts_fire_and_resolve():
     labels = (("alertname", "leak"), ("pid", "10"), ("uuid", UUID), ("workload", "train"))
-    alert = Alert("leak", "firing", labels, (("summary", "it leaks"),), 3.5, 999_900.0, 999_960.0)
-    fired, resolved = between(a_frame(), raised=[alert], resolved=[alert])
+    alert = Alert(
+        rule="leak",
+        phase="firing",
+        labels=labels,
+        annotations=(("summary", "it leaks"),),
+        value=3.5,
+        active_at=999_900.0,
+        fired_at=999_960.0,
+    )
+    fired, resolved = between(make_frame(), raised=[alert], resolved=[alert])
     assert (fired.kind, fired.at, fired.device_uuid, fired.pid, fired.workload) == (
         "alert-fired",
         1_000_000.0,
@@ -195,19 +222,41 @@ def test_alerts_fire_and_resolve():
 
 def test_alert_without_a_summary_names_program_pid_and_device():
     labels = (("alertname", "hog"), ("gpu", "3"), ("pid", "10"), ("uuid", UUID), ("workload", "train"))
-    (fired,) = between(a_frame(), raised=[Alert("hog", "firing", labels, (), 3.5, 999_900.0, 999_960.0)])
+    (fired,) = between(
+        make_frame(),
+        raised=[
+            Alert(
+                rule="hog",
+                phase="firing",
+                labels=labels,
+                annotations=(),
+                value=3.5,
+                active_at=999_900.0,
+                fired_at=999_960.0,
+            )
+        ],
+    )
     assert fired.summary == "hog: train (pid 10) on GPU 3"
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [("leak", True), ("fragmentation", True), ("steady", False), ("warm-up", False)]
+    ("kind", "has_events"), [("leak", True), ("fragmentation", True), ("steady", False), ("warm-up", False)]
 )
-def test_verdicts_begin_and_end(kind: str, told: bool):
-    verdict = Verdict(UUID, 10, kind, 999_000.0, (("slope_bytes_per_second", 2.0),), None, "train leaks")
-    without, with_it = a_frame(reports=(make_report(),)), a_frame(reports=(make_report(),), verdicts=(verdict,))
+def test_verdicts_begin_and_end(kind: str, has_events: bool):
+    verdict = Verdict(
+        device_uuid=UUID,
+        pid=10,
+        start_ticks=100,
+        kind=kind,
+        since=999_000.0,
+        evidence=(("slope_bytes_per_second", 2.0),),
+        time_to_oom_seconds=None,
+        summary="train leaks",
+    )
+    without, with_it = make_frame(reports=(make_report(),)), make_frame(reports=(make_report(),), verdicts=(verdict,))
     began, ended = between(without, with_it), between(with_it, without)
-    assert [event.kind for event in (*began, *ended)] == (["verdict-began", "verdict-ended"] if told else [])
-    if told:
+    assert [event.kind for event in (*began, *ended)] == (["verdict-began", "verdict-ended"] if has_events else [])
+    if has_events:
         assert (began[0].at, began[0].workload) == (1_000_000.0, "train")
         assert began[0].summary == "train leaks, since 13:30:00 UTC"
         assert dict(began[0].details) == {"verdict": kind, "since": 999_000.0, "slope_bytes_per_second": 2.0}
@@ -215,40 +264,49 @@ def test_verdicts_begin_and_end(kind: str, told: bool):
 
 
 def test_verdict_end_names_program_pid_and_device_after_the_process_has_ended():
-    verdict = Verdict(UUID, 10, "fragmentation", 999_999.5)
-    with_agent = a_frame(reports=(make_report(),), verdicts=(verdict,))
-    listed = a_frame(make_device(UUID, processes=(make_process(10, comm="python"),)), verdicts=(verdict,))
+    verdict = Verdict(device_uuid=UUID, pid=10, start_ticks=100, kind="fragmentation", since=999_999.5)
+    with_agent = make_frame(reports=(make_report(),), verdicts=(verdict,))
+    listed = make_frame(make_device(UUID, processes=(make_process(10, comm="python"),)), verdicts=(verdict,))
     for before, name in ((with_agent, "train"), (listed, "python")):
-        (ended,) = [event for event in between(before, a_frame()) if event.kind == "verdict-ended"]
+        (ended,) = [event for event in between(before, make_frame()) if event.kind == "verdict-ended"]
         assert ended.summary == (
             f"the verdict fragmentation on {name} (pid 10) on GPU 0 has ended: the process has ended"
         )
-    (of_device,) = between(a_frame(verdicts=(replace(verdict, pid=None),)), a_frame())
+    (of_device,) = between(make_frame(verdicts=(replace(verdict, pid=None),)), make_frame())
     assert of_device.summary == "the verdict fragmentation on GPU 0 has ended"
 
 
 def test_events_are_in_the_order_of_their_times():
-    verdicts = tuple(Verdict(UUID, None, kind, at) for kind, at in (("leak", 999_000.0), ("orphan", 999_990.0)))
-    report = make_report(program=Program(ooms=(an_oom(at=999_000.5),)))
+    verdicts = tuple(
+        Verdict(device_uuid=UUID, pid=None, start_ticks=None, kind=kind, since=at)
+        for kind, at in (("leak", 999_000.0), ("orphan", 999_990.0))
+    )
+    report = make_report(program=Program(ooms=(make_oom(at=999_000.5),)))
     frames = [
-        (a_frame(reports=(make_report(),)), ()),
-        (a_frame(reports=(report,), taken_at=1_000_001.0), [a_receipt()]),
-        (a_frame(reports=(report,), verdicts=verdicts, taken_at=1_000_002.0), [a_receipt(started_at=990_000.0)]),
+        (make_frame(reports=(make_report(),)), ()),
+        (make_frame(reports=(report,), taken_at=1_000_001.0), [make_receipt()]),
+        (make_frame(reports=(report,), verdicts=verdicts, taken_at=1_000_002.0), [make_receipt(started_at=990_000.0)]),
     ]
-    ring, told = EventLog(0.0), list[Event]()
+    ring, events = EventLog(0.0), list[Event]()
     for frame, receipts in frames:
         for receipt in receipts:
             ring.flushed(receipt)
-        told += ring.follow(frame)
-    assert len(told) == 6
-    assert [event.at for event in told] == sorted(event.at for event in told)
+        events += ring.publish(frame)
+    assert len(events) == 6
+    assert [event.at for event in events] == sorted(event.at for event in events)
 
 
 def test_ids_increase_by_one_also_over_a_restart():
     ring = EventLog(started_at=1000.5, kept=3)
-    frames = [a_frame(reports=tuple(make_report(pid) for pid in range(10, 10 + count))) for count in (2, 3, 5)]
-    told = [ring.follow(frame, (), ()) for frame in frames]
-    assert [event.id for events in told for event in events] == [1_000_001, 1_000_002, 1_000_003, 1_000_004, 1_000_005]
+    frames = [make_frame(reports=tuple(make_report(pid) for pid in range(10, 10 + count))) for count in (2, 3, 5)]
+    batches = [ring.publish(frame, (), ()) for frame in frames]
+    assert [event.id for batch in batches for event in batch] == [
+        1_000_001,
+        1_000_002,
+        1_000_003,
+        1_000_004,
+        1_000_005,
+    ]
     assert [event.id for event in ring.newest()] == [1_000_003, 1_000_004, 1_000_005]
     assert [event.id for event in ring.after(1_000_004)] == [1_000_005]
     assert ring.before_id == 1_000_002
@@ -257,6 +315,6 @@ def test_ids_increase_by_one_also_over_a_restart():
 
 def test_receipt_is_an_event_of_the_next_frame_once():
     ring = EventLog(0.0)
-    ring.flushed(a_receipt())
-    assert [event.kind for event in ring.follow(a_frame(), (), ())] == ["flush"]
-    assert ring.follow(a_frame(), (), ()) == ()
+    ring.flushed(make_receipt())
+    assert [event.kind for event in ring.publish(make_frame(), (), ())] == ["flush"]
+    assert ring.publish(make_frame(), (), ()) == ()

@@ -1,4 +1,4 @@
-"""A driver without a card: a C libnvidia-ml.so.1 that answers from a file, and the file's writer.
+"""Driver without a device: a C libnvidia-ml.so.1 that answers from a file, and the file's writer.
 
     driver = FakeDriver(tmp_path, library, devices=machine(8, pids=pids))
     subprocess.Popen([...], env={**os.environ, **driver.env})
@@ -166,7 +166,7 @@ class FakeDriver:
         written = self.path.with_suffix(".new")
         written.write_bytes("\n".join([*lines, *self._faults, ""]).encode("utf-8", "surrogateescape"))
         now = time.time_ns()
-        os.utime(written, ns=(now, now))  # the kernel's own stamp is too coarse to tell two quick writes apart
+        os.utime(written, ns=(now, now))  # the kernel's own timestamp is too coarse to distinguish two quick writes
         written.replace(self.path)
 
     def fail(
@@ -311,7 +311,7 @@ def _describe(kind: str, device: Device) -> list[str]:
     numbers = ((key, getattr(device, key)) for key in _NUMBERS)
     lines += [f"{key} {number}" for key, number in numbers if number is not None]
     lines += [f"event {event} {data}" for event, data in device.events]
-    # The driver lists the processes of its instances on the device, too.
+    # The driver also lists the processes of its instances on the device.
     owners = [device, *device.instances]
     return lines + [_process_line(process) for owner in owners for process in owner.processes]
 

@@ -1,4 +1,4 @@
-/* How every function of the library begins, and the getters that consist of little else. */
+/* Beginning of every function of the library, and simple getters. */
 #ifndef CALLS_H
 #define CALLS_H
 

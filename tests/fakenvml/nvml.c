@@ -1,4 +1,4 @@
-/* A libnvidia-ml.so.1 without a card: the functions that a memory monitor calls, answered from a file (world.h).
+/* A libnvidia-ml.so.1 without a device: the functions that a memory monitor calls, answered from a file (world.h).
    It obeys NVML's protocols (versions, sizes, handles), so that the real bindings run on it unmodified. */
 #include "calls.h"
 
@@ -182,7 +182,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *handle, MemoryV2 *out)
     return SUCCESS;
 }
 
-/* NVML's size protocol: the count goes in as capacity and comes out as the number there is. */
+/* NVML's size protocol: the count is the capacity on input and the actual number on output. */
 static int list(const Device *device, unsigned kind, unsigned *count, Process *out)
 {
     unsigned found = 0, capacity = out ? *count : 0;
@@ -274,7 +274,7 @@ int nvmlEventSetCreate(void **set)
 
 int nvmlEventSetFree(void *set) { return begin(__func__, ""); }
 
-/* Each event of the file comes once after each change of the file. */
+/* Each event of the file is returned once after each change of the file. */
 int nvmlEventSetWait_v2(void *set, EventData *out, unsigned milliseconds)
 {
     BEGIN;

@@ -29,7 +29,7 @@ def device(driver: FakeDriver) -> Device:
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(("name", "number"), [("segv", signal.SIGSEGV), ("abort", signal.SIGABRT)])
-def test_crash_comes_after_so_many_calls(driver: FakeDriver, name: str, number: int) -> None:
+def test_crash_occurs_after_the_configured_number_of_calls(driver: FakeDriver, name: str, number: int) -> None:
     driver.crash("nvmlDeviceGetUUID", 0, signal=name, after=2)
     ended = run(driver, "for _ in range(9): print(nvmlDeviceGetUUID(handle), flush=True)")
     assert ended.returncode == -number
@@ -78,7 +78,7 @@ def test_process_lists_obey_the_size_protocol(driver: FakeDriver, device: Device
     ]
 
 
-def test_event_comes_once(driver: FakeDriver, device: Device) -> None:
+def test_event_is_returned_once(driver: FakeDriver, device: Device) -> None:
     device.events = [(8, 79)]
     ended = run(
         driver,

@@ -1,4 +1,4 @@
-/* What the fake driver knows: the text file named by FAKENVML_FILE, parsed. See __init__.py for its writer. */
+/* State of the fake driver: the text file named by FAKENVML_FILE, parsed. See __init__.py for its writer. */
 #ifndef WORLD_H
 #define WORLD_H
 
@@ -67,7 +67,7 @@ typedef struct {
 /* The world as it is now, re-read if the file has changed; NULL while there is no file. */
 World *world(void);
 
-/* Begins a call: counts it, plays its faults. Returns the code with which the call has to end at once, or SUCCESS.
+/* Begins a call: counts it, applies its faults. Returns the code with which the call has to end at once, or SUCCESS.
    `selector` is a UUID, or "" for a call that concerns no device. */
 int begin(const char *function, const char *selector);
 

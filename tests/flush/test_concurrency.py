@@ -1,4 +1,4 @@
-"""Several flushes: of one process, of neighbours on a device, of two users."""
+"""Concurrent flushes: of one process, of neighbours on a device, of two users."""
 
 from __future__ import annotations
 
@@ -14,108 +14,108 @@ from gpumond.model.pools import Outcome
 from gpumond.model.snapshot import AgentReport
 from gpumond.protocol.messages import FlushCommand, FlushResult
 from tests import virtual_time
-from tests.flush.test_flush import Scene, give_all, train
+from tests.flush.test_flush import ScriptedPrograms, release_all, train
 
 
-async def begun(scene: Scene, flusher: Flusher, pid: int) -> asyncio.Task[FlushOutcome]:
-    """A flush of that process, once its agent has the order."""
-    task = asyncio.create_task(flusher.flush(FlushRequest(Target(pid=pid)), "test"))
-    while pid not in scene.flushed:
+async def started_flush(scripted: ScriptedPrograms, flusher: Flusher, pid: int) -> asyncio.Task[FlushOutcome]:
+    """Start a flush of the process and wait until its agent has received it."""
+    task = asyncio.create_task(flusher.flush(FlushRequest(target=Target(pid=pid)), "test"))
+    while pid not in scripted.flushed:
         await asyncio.sleep(0)
     return task
 
 
-async def ended(task: asyncio.Task[FlushOutcome]) -> None:
+async def cancelled(task: asyncio.Task[FlushOutcome]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_a_plan_takes_no_lock_and_waits_for_none():
+def test_plan_takes_no_lock_and_waits_for_none():
     async def run() -> list[str]:
-        scene = Scene(train(10), train(11))
-        scene.silent = {10}
-        flusher = scene.flusher()
-        hanging = await begun(scene, flusher, 10)
-        scene.silent = set()
-        planned = await flusher.flush(FlushRequest(Target(all=True), dry_run=True), "test")
-        scene.silent = {11}
-        plan = asyncio.create_task(flusher.flush(FlushRequest(Target(pid=11), dry_run=True), "test"))
-        while scene.running < 2:
+        scripted = ScriptedPrograms(train(10), train(11))
+        scripted.silent = {10}
+        flusher = scripted.flusher()
+        hanging = await started_flush(scripted, flusher, 10)
+        scripted.silent = set()
+        planned = await flusher.flush(FlushRequest(target=Target(all=True), dry_run=True), "test")
+        scripted.silent = {11}
+        plan = asyncio.create_task(flusher.flush(FlushRequest(target=Target(pid=11), dry_run=True), "test"))
+        while scripted.running < 2:
             await asyncio.sleep(0)
-        scene.silent = set()
-        await ended(hanging)
-        flushed = await flusher.flush(FlushRequest(Target(pid=11)), "test")
-        await ended(plan)
+        scripted.silent = set()
+        await cancelled(hanging)
+        flushed = await flusher.flush(FlushRequest(target=Target(pid=11)), "test")
+        await cancelled(plan)
         return [receipt.outcome for answer in (planned, flushed) for receipt in answer.receipts]
 
     assert asyncio.run(run()) == ["planned", "planned", "freed"]
 
 
-def test_of_several_targets_those_under_way_are_refused_and_the_others_flushed():
+def test_programs_with_a_flush_in_progress_are_refused_and_others_flushed():
     async def run() -> None:
-        scene = Scene(train(10), train(11, device="GPU-b", workload="serve"))
-        scene.silent = {10}
-        flusher = scene.flusher()
-        hanging = await begun(scene, flusher, 10)
-        both = await flusher.flush(FlushRequest(Target(all=True)), "test")
+        scripted = ScriptedPrograms(train(10), train(11, device="GPU-b", workload="serve"))
+        scripted.silent = {10}
+        flusher = scripted.flusher()
+        hanging = await started_flush(scripted, flusher, 10)
+        both = await flusher.flush(FlushRequest(target=Target(all=True)), "test")
         assert {receipt.pid: receipt.outcome for receipt in both.receipts} == {10: "refused", 11: "freed"}
-        (busy,) = (await flusher.flush(FlushRequest(Target(device="GPU-a")), "test")).receipts
+        (busy,) = (await flusher.flush(FlushRequest(target=Target(device="GPU-a")), "test")).receipts
         assert (busy.outcome, "under way" in busy.reason) == ("refused", True)
         with pytest.raises(AlreadyUnderWay):
-            await flusher.flush(FlushRequest(Target(pid=10)), "test")
-        await ended(hanging)
+            await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
+        await cancelled(hanging)
 
     asyncio.run(run())
 
 
-def test_another_users_silent_agents_do_not_hold_up_a_flush():
+def test_silent_agents_of_another_user_do_not_delay_a_flush():
     async def run() -> list[Outcome]:
         silent = [train(pid, uid=7, workload=f"w{pid}") for pid in range(20, 24)]
-        scene = Scene(*silent, train(10))
-        scene.silent = {report.pid for report in silent}
-        flusher = scene.flusher(neighbour_seconds=0.05)
-        theirs = asyncio.create_task(flusher.flush(FlushRequest(Target(all=True, uid=7)), "uid:7"))
-        while not scene.flushed:
+        scripted = ScriptedPrograms(*silent, train(10))
+        scripted.silent = {report.pid for report in silent}
+        flusher = scripted.flusher(neighbour_seconds=0.05)
+        other_flush = asyncio.create_task(flusher.flush(FlushRequest(target=Target(all=True, uid=7)), "uid:7"))
+        while not scripted.flushed:
             await asyncio.sleep(0)
-        mine = await flusher.flush(FlushRequest(Target(pid=10)), "test")
-        await ended(theirs)
-        return [receipt.outcome for receipt in mine.receipts]
+        own = await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
+        await cancelled(other_flush)
+        return [receipt.outcome for receipt in own.receipts]
 
     assert asyncio.run(run()) == ["freed"]
 
 
-def test_a_process_is_free_again_when_its_own_part_of_a_flush_is_over():
+def test_process_can_be_flushed_again_when_its_part_of_a_flush_has_ended():
     async def run() -> None:
-        scene = Scene(train(10), train(20, device="GPU-b", uid=7))
-        scene.silent = {20}
-        flusher = scene.flusher()
-        everything = asyncio.create_task(flusher.flush(FlushRequest(Target(all=True)), "root"))
-        while len(scene.flushed) < 2 or scene.running > 1:
+        scripted = ScriptedPrograms(train(10), train(20, device="GPU-b", uid=7))
+        scripted.silent = {20}
+        flusher = scripted.flusher()
+        everything = asyncio.create_task(flusher.flush(FlushRequest(target=Target(all=True)), "root"))
+        while len(scripted.flushed) < 2 or scripted.running > 1:
             await asyncio.sleep(0)
         for _ in range(50):
             await asyncio.sleep(0)
-        scene.refill()
-        answer = await flusher.flush(FlushRequest(Target(pid=10), force=True), "test")
+        scripted.refill()
+        answer = await flusher.flush(FlushRequest(target=Target(pid=10), force=True), "test")
         assert [receipt.outcome for receipt in answer.receipts] == ["freed"]
-        await ended(everything)
+        await cancelled(everything)
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("by_rule", "rests"), [(False, 5.0), (True, 30.0)])
-def test_a_process_rests_five_seconds_for_people_and_thirty_for_rules(by_rule: bool, rests: float):
+@pytest.mark.parametrize(("by_rule", "cooldown"), [(False, 5.0), (True, 30.0)])
+def test_cooldown_is_5_seconds_for_users_and_30_for_rules(by_rule: bool, cooldown: float):
     async def run() -> None:
-        scene, now = Scene(train()), [1000.0]
-        flusher = scene.flusher(clock=lambda: now[0])
-        request = FlushRequest(Target(pid=10), by_rule=by_rule)
+        scripted, now = ScriptedPrograms(train()), [1000.0]
+        flusher = scripted.flusher(clock=lambda: now[0])
+        request = FlushRequest(target=Target(pid=10), by_rule=by_rule)
         await flusher.flush(request, "test")
-        now[0] += rests - 1
+        now[0] += cooldown - 1
         with pytest.raises(CoolingDown, match="allowed again in 1 s") as refused:
             await flusher.flush(request, "test")
         assert "--force" in str(refused.value)
         assert refused.value.retry_after_seconds == 1
         now[0] += 1.5
-        scene.refill()
+        scripted.refill()
         assert (await flusher.flush(request, "test")).receipts[0].outcome == "freed"
 
     asyncio.run(run())
@@ -123,32 +123,32 @@ def test_a_process_rests_five_seconds_for_people_and_thirty_for_rules(by_rule: b
 
 def test_force_overrides_the_cooldown():
     async def run() -> None:
-        scene = Scene(train())
-        flusher = scene.flusher()
-        await flusher.flush(FlushRequest(Target(pid=10)), "test")
-        scene.refill()
-        forced = await flusher.flush(FlushRequest(Target(pid=10), force=True), "test")
+        scripted = ScriptedPrograms(train())
+        flusher = scripted.flusher()
+        await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
+        scripted.refill()
+        forced = await flusher.flush(FlushRequest(target=Target(pid=10), force=True), "test")
         assert forced.receipts[0].outcome == "freed"
 
     asyncio.run(run())
 
 
-def test_a_flush_that_did_nothing_starts_no_cooldown():
-    def nothing(scene: Scene, identity: Identity, request: FlushCommand) -> FlushResult:
+def test_flush_without_effect_starts_no_cooldown():
+    def nothing(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
         return FlushResult(request.id, "nothing", "torch has none of the steps spill", (), ())
 
     async def run() -> list[Outcome]:
-        scene = Scene(train(), behave=nothing)
-        flusher = scene.flusher()
-        idle = await flusher.flush(FlushRequest(Target(pid=10), ("spill",)), "test")
-        scene.behave = give_all
-        after = await flusher.flush(FlushRequest(Target(pid=10)), "test")
+        scripted = ScriptedPrograms(train(), respond=nothing)
+        flusher = scripted.flusher()
+        idle = await flusher.flush(FlushRequest(target=Target(pid=10), steps=("spill",)), "test")
+        scripted.respond = release_all
+        after = await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
         return [idle.receipts[0].outcome, after.receipts[0].outcome]
 
     assert asyncio.run(run()) == ["nothing", "freed"]
 
 
-def test_neighbours_delay_a_flush_once_even_if_it_first_waited_for_another_of_its_user():
+def test_neighbours_delay_the_flushes_of_a_user_once_in_total():
     reports = [train(10), train(11)]
 
     async def flush() -> None:
@@ -162,11 +162,11 @@ def test_neighbours_delay_a_flush_once_even_if_it_first_waited_for_another_of_it
             async with locks.held(report):
                 pass
 
-        theirs = asyncio.create_task(silent())
+        other_flush = asyncio.create_task(silent())
         await asyncio.sleep(0)
         await asyncio.gather(*map(own, reports))
         over.set()
-        await theirs
+        await other_flush
 
     _, waited = virtual_time.run(flush())
     assert waited == pytest.approx(5.0, abs=0.1)

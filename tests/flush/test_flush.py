@@ -1,4 +1,4 @@
-"""Plan, run, verify, receipt: the flusher between a scripted agent and a scripted driver."""
+"""Flusher with scripted agents and a scripted driver: plan, execution, verification and receipt."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gpumond.model.snapshot import AgentReport, Reading
 from gpumond.protocol.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 
-Behave = Callable[["Scene", Identity, FlushCommand], FlushResult | None]
+Response = Callable[["ScriptedPrograms", Identity, FlushCommand], FlushResult | None]
 
 
-class Scene:
-    """Programs on devices: an agent's flush changes what the driver counts, at once or after some readings."""
+class ScriptedPrograms:
+    """Programs on devices. A flush changes the driver's counts at once, or after ``lag`` readings."""
 
-    def __init__(self, *reports: AgentReport, behave: Behave | None = None, lag: int = 0) -> None:
+    def __init__(self, *reports: AgentReport, respond: Response | None = None, lag: int = 0) -> None:
         self.programs = list(reports)
-        self.behave = behave or give_all
+        self.respond = respond or release_all
         self.lag = lag
         self.flushed: list[int] = []
         self.running = 0
@@ -36,7 +36,7 @@ class Scene:
         self.driver_counts = {
             (report.pid, pool.device_uuid): pool.held_bytes + GIB for report in reports for pool in report.pools
         }
-        self.coming: list[tuple[int, str, int]] = []
+        self.unread_releases: list[tuple[int, str, int]] = []
         self.gate: asyncio.Event | None = None
         self.silent: set[int] = set()
         """Pids whose agents never answer."""
@@ -57,7 +57,7 @@ class Scene:
             await asyncio.Event().wait()
         await (self.gate.wait() if self.gate else asyncio.sleep(0))
         self.running -= 1
-        return self.behave(self, identity, request)
+        return self.respond(self, identity, request)
 
     def flushing(self, identity: Identity) -> bool:
         return identity in self.unanswered
@@ -66,12 +66,12 @@ class Scene:
         if self.lag:
             self.lag -= 1
         else:
-            while self.coming:
-                pid, device, freed = self.coming.pop()
+            while self.unread_releases:
+                pid, device, freed = self.unread_releases.pop()
                 self.driver_counts[pid, device] -= freed
         devices = {device for _, device in self.driver_counts}
         return Reading(
-            tuple(
+            devices=tuple(
                 make_device(
                     uuid,
                     processes=tuple(
@@ -85,7 +85,7 @@ class Scene:
         )
 
     def refill(self) -> None:
-        """The programs have taken again what was flushed."""
+        """Set the driver's counts to the values before the flushes."""
         for report in self.programs:
             for pool in report.pools:
                 self.driver_counts[report.pid, pool.device_uuid] = pool.held_bytes + GIB
@@ -98,16 +98,16 @@ class Scene:
         return asyncio.run(self.flusher().flush(request, "test"))
 
 
-def give_all(scene: Scene, identity: Identity, request: FlushCommand) -> FlushResult:
-    """An agent whose pools return exactly what they promised."""
+def release_all(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+    """Release exactly the bytes that the pools promise."""
     changes = []
-    report = next(report for report in scene.programs if report.pid == identity.pid)
+    report = next(report for report in scripted.programs if report.pid == identity.pid)
     for pool in report.pools:
         if pool.allocator == request.allocator:
             likely = pool.reclaimable.likely
             after = make_pool(pool.device_uuid, live=pool.live_bytes, stranded=pool.stranded_bytes)
             if not request.dry_run:
-                scene.coming.append((identity.pid, pool.device_uuid, likely))
+                scripted.unread_releases.append((identity.pid, pool.device_uuid, likely))
             changes.append(PoolChange(pool, pool if request.dry_run else after, Expected(likely, likely, likely)))
     outcome: Outcome = "planned" if request.dry_run else "freed"
     return FlushResult(request.id, outcome, "", tuple(changes), (StepResult("cache", 0, 0.1),))
@@ -122,8 +122,8 @@ def train(
 RANK = Program(distributed=True)
 
 
-def test_a_receipt_proves_what_came_back_at_the_allocator_and_at_the_driver():
-    answer = Scene(train()).run()
+def test_receipt_has_released_bytes_of_allocator_and_driver():
+    answer = ScriptedPrograms(train()).run()
     (receipt,) = answer.receipts
     assert (receipt.outcome, receipt.released_bytes, receipt.driver_released_bytes) == ("freed", 3 * GIB, 3 * GIB)
     assert receipt.expected == Expected(3 * GIB, 3 * GIB, 3 * GIB)
@@ -135,62 +135,62 @@ def test_a_receipt_proves_what_came_back_at_the_allocator_and_at_the_driver():
     assert answer.released_bytes == 3 * GIB
 
 
-def test_a_driver_that_takes_its_time_is_waited_for():
-    (receipt,) = Scene(train(), lag=4).run().receipts
+def test_slow_driver_is_waited_for():
+    (receipt,) = ScriptedPrograms(train(), lag=4).run().receipts
     assert (receipt.outcome, receipt.driver_released_bytes) == ("freed", 3 * GIB)
 
 
-def test_what_the_driver_never_sees_come_back_is_freed_in_part():
-    (receipt,) = Scene(train(), lag=10**6).run().receipts
+def test_release_that_the_driver_does_not_see_is_partial():
+    (receipt,) = ScriptedPrograms(train(), lag=10**6).run().receipts
     assert (receipt.outcome, receipt.released_bytes, receipt.driver_released_bytes) == ("partial", 3 * GIB, 0)
     assert "driver saw 0" in receipt.reason
 
 
-def test_what_the_program_took_just_around_the_flush_is_a_race_and_not_a_part():
-    def takes_more(scene: Scene, identity: Identity, request: FlushCommand) -> FlushResult:
-        result = give_all(scene, identity, request)
-        scene.driver_counts[10, "GPU-a"] += GIB
-        scene.programs = [make_report(10, pools=(make_pool(live=2 * GIB, device_allocations=1),))]
+def test_allocation_during_the_flush_is_a_race_and_not_partial():
+    def release_and_allocate(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+        result = release_all(scripted, identity, request)
+        scripted.driver_counts[10, "GPU-a"] += GIB
+        scripted.programs = [make_report(10, pools=(make_pool(live=2 * GIB, device_allocations=1),))]
         return result
 
-    (receipt,) = Scene(train(), behave=takes_more).run().receipts
+    (receipt,) = ScriptedPrograms(train(), respond=release_and_allocate).run().receipts
     assert (receipt.outcome, receipt.raced) == ("freed", True)
     assert (receipt.released_bytes, receipt.driver_released_bytes) == (3 * GIB, 2 * GIB)
 
 
-def test_a_plan_changes_nothing():
-    scene = Scene(train())
-    (receipt,) = scene.run(dry_run=True).receipts
+def test_plan_changes_nothing():
+    scripted = ScriptedPrograms(train())
+    (receipt,) = scripted.run(dry_run=True).receipts
     assert (receipt.outcome, receipt.released_bytes, receipt.after) == ("planned", 0, None)
     assert receipt.expected == Expected(3 * GIB, 3 * GIB, 3 * GIB)
-    assert scene.driver_counts == {(10, "GPU-a"): 5 * GIB}
+    assert scripted.driver_counts == {(10, "GPU-a"): 5 * GIB}
 
 
-def test_an_agent_that_does_not_answer_is_a_timeout():
-    (receipt,) = Scene(train(), behave=lambda *_: None).run().receipts
+def test_unanswered_flush_is_a_timeout():
+    (receipt,) = ScriptedPrograms(train(), respond=lambda *_: None).run().receipts
     assert receipt.outcome == "timeout"
 
 
-def test_a_refusal_is_handed_on_with_its_reason():
-    def refuse(scene: Scene, identity: Identity, request: FlushCommand) -> FlushResult:
+def test_refusal_is_in_the_receipt_with_its_reason():
+    def refuse_flush(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
         return FlushResult(request.id, "refused", "a CUDA graph is being captured")
 
-    (receipt,) = Scene(train(), behave=refuse).run().receipts
+    (receipt,) = ScriptedPrograms(train(), respond=refuse_flush).run().receipts
     assert (receipt.outcome, receipt.reason) == ("refused", "a CUDA graph is being captured")
 
 
-def test_who_would_return_less_than_asked_is_left_alone():
-    scene = Scene(train(10, cached=GIB), train(11, cached=3 * GIB))
-    answer = scene.run(min_reclaimable_bytes=2 * GIB)
-    assert scene.flushed == [11]
+def test_program_with_less_than_the_minimum_is_not_flushed():
+    scripted = ScriptedPrograms(train(10, cached=GIB), train(11, cached=3 * GIB))
+    answer = scripted.run(min_reclaimable_bytes=2 * GIB)
+    assert scripted.flushed == [11]
     assert {receipt.pid: receipt.outcome for receipt in answer.receipts} == {10: "nothing", 11: "freed"}
 
 
-def test_every_allocator_of_a_process_gets_its_own_receipt():
+def test_allocators_of_a_process_each_have_a_receipt():
     pools = (make_pool(cached=GIB), make_pool(allocator="cupy", cached=2 * GIB))
-    scene = Scene(make_report(pools=pools))
-    scene.driver_counts = {(10, "GPU-a"): 4 * GIB}
-    answer = scene.run()
+    scripted = ScriptedPrograms(make_report(pools=pools))
+    scripted.driver_counts = {(10, "GPU-a"): 4 * GIB}
+    answer = scripted.run()
     assert [(r.allocator, r.released_bytes, r.driver_released_bytes) for r in answer.receipts] == [
         ("torch", GIB, GIB),
         ("cupy", 2 * GIB, 2 * GIB),
@@ -213,77 +213,83 @@ OTHER = {"device": "GPU-b", "workload": "serve"}
         pytest.param((train(10, program=RANK), train(11, **OTHER)), 2, id="a rank and another program"),
     ],
 )
-def test_what_must_not_stall_together_takes_turns(reports: Sequence[AgentReport], at_once: int):
-    async def most_at_once() -> int:
-        scene = Scene(*reports)
-        scene.gate = asyncio.Event()
-        flush = asyncio.create_task(scene.flusher().flush(FlushRequest(Target(all=True)), "test"))
+def test_programs_with_a_common_device_workload_or_job_are_flushed_in_succession(
+    reports: Sequence[AgentReport], at_once: int
+):
+    async def most_concurrent_flushes() -> int:
+        scripted = ScriptedPrograms(*reports)
+        scripted.gate = asyncio.Event()
+        flush = asyncio.create_task(scripted.flusher().flush(FlushRequest(target=Target(all=True)), "test"))
         for _ in range(50):
             await asyncio.sleep(0)
-        scene.gate.set()
+        scripted.gate.set()
         await flush
-        return scene.most_running
+        return scripted.most_running
 
-    assert asyncio.run(most_at_once()) == at_once
+    assert asyncio.run(most_concurrent_flushes()) == at_once
 
 
-def test_a_rank_that_may_be_in_a_flush_still_keeps_the_others_waiting_until_it_has_answered():
+def test_unanswered_flush_of_a_rank_blocks_the_other_ranks_until_it_is_answered():
     first, second = train(10, program=RANK), train(11, device="GPU-b", program=RANK)
-    scene = Scene(
-        first, second, behave=lambda scene, who, order: None if who.pid == 10 else give_all(scene, who, order)
+    scripted = ScriptedPrograms(
+        first,
+        second,
+        respond=lambda scripted, identity, command: (
+            None if identity.pid == 10 else release_all(scripted, identity, command)
+        ),
     )
-    scene.unanswered = {Identity(10, 100, 1000)}
+    scripted.unanswered = {Identity(10, 100, 1000)}
 
     async def run() -> list[Outcome]:
-        flusher = scene.flusher()
-        together = await flusher.flush(FlushRequest(Target(all=True)), "test")
-        later = await flusher.flush(FlushRequest(Target(pid=11)), "test")
-        scene.unanswered.clear()
-        last = await flusher.flush(FlushRequest(Target(pid=11)), "test")
+        flusher = scripted.flusher()
+        together = await flusher.flush(FlushRequest(target=Target(all=True)), "test")
+        later = await flusher.flush(FlushRequest(target=Target(pid=11)), "test")
+        scripted.unanswered.clear()
+        last = await flusher.flush(FlushRequest(target=Target(pid=11)), "test")
         return [receipt.outcome for answer in (together, later, last) for receipt in answer.receipts]
 
     assert asyncio.run(run()) == ["timeout", "refused", "refused", "freed"]
 
 
-def test_a_receipt_says_when_the_program_took_its_memory_back_at_once():
-    def thrash(scene: Scene, identity: Identity, order: FlushCommand) -> FlushResult:
-        result = give_all(scene, identity, order)
-        scene.programs = [train(cached=3 * GIB, thrashes=1)]
+def test_receipt_names_thrash():
+    def thrash(scripted: ScriptedPrograms, identity: Identity, command: FlushCommand) -> FlushResult:
+        result = release_all(scripted, identity, command)
+        scripted.programs = [train(cached=3 * GIB, thrashes=1)]
         return result
 
-    (receipt,) = Scene(train(), behave=thrash).run().receipts
+    (receipt,) = ScriptedPrograms(train(), respond=thrash).run().receipts
     assert (receipt.outcome, receipt.released_bytes) == ("freed", 3 * GIB)
     assert "thrash" in receipt.reason
 
 
-def test_a_process_is_flushed_once_at_a_time_and_then_rests():
+def test_process_has_one_flush_at_a_time_and_then_a_cooldown():
     async def run() -> None:
-        scene = Scene(train())
-        scene.gate = asyncio.Event()
-        flusher = scene.flusher()
-        request = FlushRequest(Target(pid=10))
+        scripted = ScriptedPrograms(train())
+        scripted.gate = asyncio.Event()
+        flusher = scripted.flusher()
+        request = FlushRequest(target=Target(pid=10))
         first = asyncio.create_task(flusher.flush(request, "test"))
         for _ in range(10):
             await asyncio.sleep(0)
         with pytest.raises(AlreadyUnderWay):
             await flusher.flush(request, "test")
-        scene.gate.set()
+        scripted.gate.set()
         await first
         with pytest.raises(CoolingDown) as refused:
             await flusher.flush(request, "test")
         assert 0 < refused.value.retry_after_seconds <= 30
-        planned = await flusher.flush(FlushRequest(Target(pid=10), dry_run=True), "test")
+        planned = await flusher.flush(FlushRequest(target=Target(pid=10), dry_run=True), "test")
         assert planned.receipts[0].outcome == "planned"
 
     asyncio.run(run())
 
 
-def test_those_that_rest_are_refused_and_the_others_flushed():
+def test_programs_in_cooldown_are_refused_and_others_flushed():
     async def run() -> None:
-        scene = Scene(train(10), train(11))
-        flusher = scene.flusher()
-        await flusher.flush(FlushRequest(Target(pid=10)), "test")
-        answer = await flusher.flush(FlushRequest(Target(all=True)), "test")
+        scripted = ScriptedPrograms(train(10), train(11))
+        flusher = scripted.flusher()
+        await flusher.flush(FlushRequest(target=Target(pid=10)), "test")
+        answer = await flusher.flush(FlushRequest(target=Target(all=True)), "test")
         assert {receipt.pid: receipt.outcome for receipt in answer.receipts} == {10: "refused", 11: "freed"}
 
     asyncio.run(run())
@@ -301,82 +307,82 @@ def test_those_that_rest_are_refused_and_the_others_flushed():
     ],
     ids=str,
 )
-def test_a_target_names_processes(target: Target, pids: list[int] | None):
+def test_target_selects_processes(target: Target, pids: list[int] | None):
     serve = make_report(11, pools=(make_pool("GPU-b", cached=GIB),), workload="serve")
-    scene = Scene(train(10), serve)
+    scripted = ScriptedPrograms(train(10), serve)
     if pids is None:
         with pytest.raises(NoSuchTarget, match=str(target)):
-            scene.run(target=target)
+            scripted.run(target=target)
     else:
-        scene.run(target=target)
-        assert sorted(scene.flushed) == pids
+        scripted.run(target=target)
+        assert sorted(scripted.flushed) == pids
 
 
-def test_a_process_whose_agent_sees_no_pool_has_nothing_to_give():
-    (receipt,) = Scene(make_report()).run().receipts
+def test_process_without_a_pool_has_the_outcome_nothing():
+    (receipt,) = ScriptedPrograms(make_report()).run().receipts
     assert receipt.outcome == "nothing"
 
 
-def test_a_receipt_shows_what_the_plan_promised():
+def test_receipt_contains_the_plan():
     async def run() -> None:
-        scene = Scene(train())
-        flusher = scene.flusher()
-        plan = await flusher.flush(FlushRequest(Target(pid=10), dry_run=True), "test")
-        scene.programs = [train(cached=2 * GIB)]
-        carried_out = FlushRequest(Target(pid=10), plan=plan.id)
+        scripted = ScriptedPrograms(train())
+        flusher = scripted.flusher()
+        plan = await flusher.flush(FlushRequest(target=Target(pid=10), dry_run=True), "test")
+        scripted.programs = [train(cached=2 * GIB)]
+        carried_out = FlushRequest(target=Target(pid=10), plan=plan.id)
         receipts = (await flusher.flush(carried_out, "test")).receipts
         (receipt,) = receipts
         assert receipt.planned == Expected(3 * GIB, 3 * GIB, 3 * GIB)
         assert (receipt.expected, receipt.released_bytes) == (Expected(2 * GIB, 2 * GIB, 2 * GIB), 2 * GIB)
-        scene.refill()
-        (other,) = (await flusher.flush(replace(carried_out, force=True), "somebody else")).receipts
+        scripted.refill()
+        (other,) = (await flusher.flush(replace(carried_out, force=True), "another")).receipts
         assert other.planned is None
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "driver", "says"),
+    ("before", "after", "driver", "text"),
     [
         (2 * GIB, 62 * GIB, 70 * GIB, "the pool holds 60.0 GiB more than before"),
         (60 * GIB, GIB, 5 * GIB, "59.0 GiB released, the driver had counted 5.0 GiB"),
         (600 * GIB, GIB, None, "599.0 GiB released, the device has 80.0 GiB"),
     ],
 )
-def test_a_release_that_cannot_be_counts_as_nothing(before: int, after: int, driver: int | None, says: str):
-    def lie(scene: Scene, identity: Identity, request: FlushCommand) -> FlushResult:
+def test_impossible_release_counts_as_zero(before: int, after: int, driver: int | None, text: str):
+    def report_impossible_release(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
         change = PoolChange(make_pool(live=before), make_pool(live=after), Expected(0, 0, 0))
         return FlushResult(request.id, "freed", "", (change,), ())
 
-    scene = Scene(train(), train(11), behave=lie)
-    scene.driver_counts = {(11, "GPU-a"): GIB} | ({} if driver is None else {(10, "GPU-a"): driver})
-    answer = scene.run(target=Target(pid=10))
+    scripted = ScriptedPrograms(train(), train(11), respond=report_impossible_release)
+    scripted.driver_counts = {(11, "GPU-a"): GIB} | ({} if driver is None else {(10, "GPU-a"): driver})
+    answer = scripted.run(target=Target(pid=10))
     (receipt,) = answer.receipts
     assert (receipt.outcome, receipt.released_bytes, answer.released_bytes) == ("nothing", 0, 0)
-    assert says in receipt.reason
+    assert text in receipt.reason
 
 
-def test_receipts_are_of_reported_pools_once_each_and_of_steps_that_were_asked_for():
-    def many(scene: Scene, identity: Identity, request: FlushCommand) -> FlushResult:
-        (own,) = give_all(scene, identity, request).pools
+def test_receipts_contain_reported_pools_once_and_requested_steps_only():
+    def report_foreign_pools(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+        (own,) = release_all(scripted, identity, request).pools
         foreign = [replace(own, before=make_pool(f"GPU-{n}"), after=make_pool(f"GPU-{n}")) for n in range(50)]
         other = replace(own, before=replace(own.before, allocator="cupy"))
         steps = tuple(StepResult(step, 0, 0.1) for step in ("cache", "gc", "cache", "bogus"))
         return FlushResult(request.id, "freed", "", (*foreign, other, own, own), steps)
 
-    (receipt,) = Scene(train(), behave=many).run().receipts
+    (receipt,) = ScriptedPrograms(train(), respond=report_foreign_pools).run().receipts
     assert (receipt.device_uuid, receipt.released_bytes) == ("GPU-a", 3 * GIB)
     assert [step.step for step in receipt.steps] == ["cache"]
 
 
-def test_an_agent_that_did_not_answer_for_one_allocator_is_not_asked_for_the_others():
+def test_timeout_of_one_allocator_skips_the_other_allocators():
     pools = tuple(make_pool(allocator=f"a{n}", cached=GIB) for n in range(5))
-    scene = Scene(make_report(pools=pools), behave=lambda *_: None)
-    scene.driver_counts = {}
-    assert [receipt.outcome for receipt in scene.run().receipts] == ["timeout"]
-    assert len(scene.flushed) == 1
+    scripted = ScriptedPrograms(make_report(pools=pools), respond=lambda *_: None)
+    scripted.driver_counts = {}
+    assert [receipt.outcome for receipt in scripted.run().receipts] == ["timeout"]
+    assert len(scripted.flushed) == 1
 
 
-def test_reasons_are_in_sizes_for_people():
-    (receipt,) = Scene(train(cached=GIB)).run(min_reclaimable_bytes=100 * GIB).receipts
+def test_reasons_have_readable_sizes():
+    (receipt,) = ScriptedPrograms(train(cached=GIB)).run(min_reclaimable_bytes=100 * GIB).receipts
     assert receipt.reason == "1.0 GiB is reclaimable, less than the 100.0 GiB asked for"

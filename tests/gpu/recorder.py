@@ -1,8 +1,8 @@
-"""Records what PyTorch's allocator says on a real card, and what a flush of it then returned.
+"""Record statistics of PyTorch's allocator on a real device, and the bytes that a flush then returns.
 
-    PYTORCH_CUDA_ALLOC_CONF=… python -m tests.gpu.recorder > tests/fixtures/torch-VERSION-BACKEND.json
+PYTORCH_CUDA_ALLOC_CONF=... python -m tests.gpu.recorder > tests/fixtures/torch-VERSION-BACKEND.json
 
-tests/agent/test_recorded_stats.py asks the adapter's formulas for the same moments.
+tests/agent/test_recorded_stats.py applies the adapter's formulas to these records.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ def moment(seed: int, asynchronous: bool, graph: bool = False, pending: bool = F
     del blocks[:40]
     if not pending:
         torch.cuda.synchronize()
-    said = {
+    record = {
         "stats": plain(torch._C._cuda_memoryStats(0)),
         "snapshot": None if asynchronous else [segment(one) for one in torch.cuda.memory_snapshot()],
     }
     before = torch.cuda.memory_reserved(0)
     torch.cuda.empty_cache()
-    said["returned"] = before - torch.cuda.memory_reserved(0)
+    record["returned"] = before - torch.cuda.memory_reserved(0)
     del blocks, captured
     torch.cuda.empty_cache()
-    return said
+    return record
 
 
 def _captured() -> Any:
@@ -66,9 +66,9 @@ def _captured() -> Any:
     return graph, x, y
 
 
-def segment(told: dict[str, Any]) -> dict[str, Any]:
-    blocks = [{"size": block["size"], "state": block["state"]} for block in told["blocks"]]
-    return {**{key: told[key] for key in KEPT if key in told}, "blocks": blocks}
+def segment(statistics: dict[str, Any]) -> dict[str, Any]:
+    blocks = [{"size": block["size"], "state": block["state"]} for block in statistics["blocks"]]
+    return {**{key: statistics[key] for key in KEPT if key in statistics}, "blocks": blocks}
 
 
 def plain(value: Any) -> Any:

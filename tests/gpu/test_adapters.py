@@ -48,12 +48,12 @@ ask("cuInit", 0)
 
 
 @pytest.fixture(autouse=True)
-def _needs_a_card() -> None:
+def _needs_a_device() -> None:
     try:
         if ctypes.CDLL("libcuda.so.1").cuInit(0):
-            pytest.skip("needs an NVIDIA card")
+            pytest.skip("needs an NVIDIA device")
     except OSError:
-        pytest.skip("needs an NVIDIA card")
+        pytest.skip("needs an NVIDIA device")
 
 
 def run(code: str, **values: str) -> list[str]:
@@ -62,12 +62,12 @@ def run(code: str, **values: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_to_ask_for_pools_and_contexts_makes_none() -> None:
+def test_queries_of_pools_and_contexts_create_none() -> None:
     code = "print(cuda.contexts(), cuda.default_pool(0) is not None, report(), cuda.trim(0, 0), cuda.contexts())"
     assert run(code) == ["[] True () False []"]
 
 
-def test_the_default_pool_is_read_and_trimmed_from_a_thread_without_a_context() -> None:
+def test_default_pool_is_read_and_trimmed_from_a_thread_without_a_context() -> None:
     code = """
 use(0)
 keep(ctypes.c_void_p(cuda.default_pool(0)))
@@ -81,7 +81,7 @@ print(receipt.outcome, 224 * MIB <= receipt.released_bytes <= receipt.expected.h
     assert run(code) == ["mempool True True interval", "freed True [0]"]
 
 
-def test_an_allocation_tells_the_pool_that_it_came_from() -> None:
+def test_pool_of_an_allocation_can_be_queried() -> None:
     code = """
 device = use(0)
 class Location(ctypes.Structure):
@@ -98,7 +98,7 @@ print(cuda.pool_of(plain.value))
     assert run(code) == ["True True", "None"]
 
 
-def test_in_a_forked_child_the_driver_says_no_by_itself() -> None:
+def test_forked_child_gets_an_error_from_the_driver() -> None:
     code = """
 use(0)
 if os.fork() == 0:
@@ -111,7 +111,7 @@ os.wait()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("rmm") is None, reason="needs RMM")
-def test_rmms_hidden_pool_is_found_and_trimmed() -> None:
+def test_hidden_pool_of_rmm_is_found_and_trimmed() -> None:
     code = """
 import rmm
 mr = rmm.mr.StatisticsResourceAdaptor(rmm.mr.CudaAsyncMemoryResource(initial_pool_size=0))
@@ -129,7 +129,7 @@ print(receipt.expected.low <= receipt.released_bytes <= receipt.expected.high, c
 
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
 @pytest.mark.parametrize("allocator", ["default", "cuda_async"])
-def test_jax_tells_what_is_in_use(allocator: str) -> None:
+def test_jax_reports_bytes_in_use(allocator: str) -> None:
     code = f"""
 os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = {allocator!r}
 os.environ["XLA_CLIENT_MEM_FRACTION"] = "0.1"

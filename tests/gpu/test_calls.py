@@ -44,9 +44,9 @@ def train(size):
 with agent.scope("train"):
     done = agent.retry_on_oom(train, shrink=lambda size: (size // 2,))(total * 3 // 4)
 assert done == total * 3 // 8
-told = agent.program()
-assert (told.oom_retries, told.oom_rescues) == (1, 1)
-(oom,) = told.ooms
+program = agent.program()
+assert (program.oom_retries, program.oom_rescues) == (1, 1)
+(oom,) = program.ooms
 assert oom.device_uuid and oom.scope == "train" and abs(oom.request_bytes - total * 3 // 4) < GIB // 64, oom
 pool = oom.pools[0]
 assert pool.live_bytes >= total * 3 // 4 and pool.largest_free_bytes == pool.stranded_bytes < 2 << 20, oom
@@ -159,9 +159,9 @@ PROGRAMS = {"torch": (SCOPE, RETRY, LIMIT, SNAPSHOT, OBSERVED), "cupy": (CUPY,),
 @pytest.mark.parametrize(
     ("library", "code"), [(library, code) for library, programs in PROGRAMS.items() for code in programs]
 )
-def test_the_program_finds_what_its_library_says(library: str, code: str):
+def test_agent_functions_agree_with_the_library(library: str, code: str):
     if shutil.which("nvidia-smi") is None:
-        pytest.skip("needs an NVIDIA card")
+        pytest.skip("needs an NVIDIA device")
     if subprocess.run([sys.executable, "-c", f"import {library}"], capture_output=True).returncode:
         pytest.skip(f"needs {library}")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)

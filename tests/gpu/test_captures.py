@@ -1,4 +1,4 @@
-"""A CUDA graph captured while the agent reads or flushes in another thread: a call that is unsafe then would end it."""
+"""CUDA graphs captured while the agent reads or flushes in another thread: an unsafe call would end the capture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.gpu.scenes import SCENES
+from tests.gpu.gpu_programs import PROGRAMS
 
 pytestmark = pytest.mark.gpu
 
@@ -19,7 +19,7 @@ sys.setswitchinterval(1e-4)
 from gpumond import agent
 from gpumond.agent import cuda
 def seen():
-    with cuda.beside_captures():  # to look at a stream-ordered pool would end the capture that looks
+    with cuda.capture_safe():  # to look at a stream-ordered pool would end the capture that looks
         return held()
 """
 
@@ -71,16 +71,16 @@ def capture(meanwhile=lambda: None):
 cupy.add(x, 1, out=y)  # its kernel is compiled before a capture
 """
 
-BESIDE = """
+CONCURRENT_READER = """
 captures, ended, reads, released = 20, threading.Event(), [], []
-def beside():
+def read_repeatedly():
     while not ended.is_set():
         reads.append(len(agent.report()))
         if FLUSH:
             released.append(sum(receipt.released_bytes for receipt in agent.flush()))
         time.sleep(0.0005)
 agent.report()
-reader = threading.Thread(target=beside)
+reader = threading.Thread(target=read_repeatedly)
 reader.start()
 try:
     while captures > 0 or sum(reads) < 20 or (FLUSH and not sum(released)):
@@ -130,19 +130,19 @@ own = 4 << 20  # a capture begins with small blocks of its own
 print(sum(released) > 2 * own, during[0] <= before - sum(released) + own)
 """
 
-CUPYS = next(scene for scene in SCENES if scene.library == "cupy")
-SETUPS = {scene.name: (scene, TORCH) for scene in SCENES if scene.library == "torch"} | {
-    "cupy": (CUPYS, CUPY.format(pool="MemoryPool")),
-    "cupy-async": (CUPYS, CUPY.format(pool="MemoryAsyncPool")),
+OF_CUPY = next(program for program in PROGRAMS if program.library == "cupy")
+SETUPS = {program.name: (program, TORCH) for program in PROGRAMS if program.library == "torch"} | {
+    "cupy": (OF_CUPY, CUPY.format(pool="MemoryPool")),
+    "cupy-async": (OF_CUPY, CUPY.format(pool="MemoryAsyncPool")),
 }
 setups = pytest.mark.parametrize("setup", SETUPS)
 
 
 def run(setup: str, code: str) -> list[str]:
-    scene, library = SETUPS[setup]
-    if reason := scene.missing():
+    program, library = SETUPS[setup]
+    if reason := program.missing():
         pytest.skip(reason)
-    environ = {**os.environ, **dict(scene.environ)}
+    environ = {**os.environ, **dict(program.environ)}
     command = [sys.executable, "-c", START + library + code]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -151,16 +151,16 @@ def run(setup: str, code: str) -> list[str]:
 
 @setups
 @pytest.mark.parametrize("flush", [False, True], ids=["reading", "flushing"])
-def test_a_capture_is_not_spoiled(setup: str, flush: bool):
-    assert run(setup, f"FLUSH = {flush}\n{BESIDE}") == ["done"]
+def test_capture_is_not_ended_by_the_agent(setup: str, flush: bool):
+    assert run(setup, f"FLUSH = {flush}\n{CONCURRENT_READER}") == ["done"]
 
 
 @setups
-def test_a_flush_during_a_capture_is_refused_and_nothing_is_done(setup: str):
+def test_flush_during_a_capture_is_refused(setup: str):
     assert run(setup, REFUSED) == ["{('refused', 'a CUDA graph is being captured')} True", "True"]
 
 
 @pytest.mark.parametrize("setup", [name for name in SETUPS if name != "cupy-async"])
-def test_a_capture_waits_for_a_flush_under_way(setup: str):
-    """A stream-ordered pool of CuPy's is the driver's, which is flushed after CuPy: there the capture comes between."""
+def test_capture_waits_for_a_flush_in_progress(setup: str):
+    """CuPy's stream-ordered pool belongs to the driver, which is flushed after CuPy: the capture begins in between."""
     assert run(setup, WAITS) == ["True True"]

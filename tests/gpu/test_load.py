@@ -1,4 +1,4 @@
-"""The load generator on a real card: what nvidia-smi sees of it, and that nothing of it stays."""
+"""Load generator on a real device: its memory as nvidia-smi shows it, which is all freed at its end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 CONTEXT = 2048 * MIB
-"""More than a CUDA context, its libraries and their workspaces take."""
+"""Upper bound of a CUDA context, its libraries and their workspaces."""
 
 both = pytest.mark.parametrize("engine", ["cupy", "torch"])
 
 
 @pytest.fixture(autouse=True)
-def _needs_a_card() -> None:
+def _needs_a_device() -> None:
     if shutil.which("nvidia-smi") is None:
-        pytest.skip("needs an NVIDIA card and nvidia-smi")
+        pytest.skip("needs an NVIDIA device and nvidia-smi")
 
 
 def needs(engine: str) -> None:
@@ -43,8 +43,8 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def carried(*arguments: str) -> tuple[dict[str, Any], int]:
-    """Return its report, and the peak used memory of the device during the run."""
+def run_load(*arguments: str) -> tuple[dict[str, Any], int]:
+    """Run the load generator and return its report and the peak of the device's used memory."""
     peak = 0
     with start(*arguments) as process:
         while process.poll() is None:
@@ -61,7 +61,7 @@ def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(engine: str, scen
     needs(engine)
     before = used()
     options = ("--engine", engine, "--max", "8GiB", "--duration", "5s", "--speed", "2000")
-    account, peak = carried(scenario, *options)
+    account, peak = run_load(scenario, *options)
     assert account["takes"] > 0
     assert account["peak_held_bytes"] <= 8192 * MIB
     assert peak - before <= 8192 * MIB + CONTEXT
@@ -70,7 +70,7 @@ def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(engine: str, scen
 
 
 @both
-def test_a_signal_half_way_frees_everything(engine: str) -> None:
+def test_signal_during_the_run_frees_everything(engine: str) -> None:
     needs(engine)
     before = used()
     with start("steady", "--engine", engine, "--max", "8GiB", "--speed", "50") as process:
@@ -84,19 +84,19 @@ def test_a_signal_half_way_frees_everything(engine: str) -> None:
 
 
 @both
-def test_stress_reads_back_what_it_wrote(engine: str) -> None:
+def test_stress_verifies_what_it_wrote(engine: str) -> None:
     needs(engine)
-    account, _ = carried("stress", "--engine", engine, "--fill", "80%", "--duration", "10s", "--speed", "20")
+    account, _ = run_load("stress", "--engine", engine, "--fill", "80%", "--duration", "10s", "--speed", "20")
     assert account["wrong_words"] == 0
     assert account["checked_bytes"] > 0
 
 
 @both
-def test_a_crash_leaves_nothing_on_a_healthy_driver(engine: str) -> None:
+def test_crash_leaves_no_memory_in_use(engine: str) -> None:
     needs(engine)
     before = used()
     options = ("--times", "3", "--max", "8GiB", "--duration", "16s", "--speed", "300")
-    account, _ = carried("crash", "--engine", engine, *options)
+    account, _ = run_load("crash", "--engine", engine, *options)
     assert account["lives"] == 3
     time.sleep(2)
     assert abs(used() - before) <= 64 * MIB

@@ -1,6 +1,6 @@
-"""The NVML source against nvidia-smi, which asks the same driver by another way.
+"""The NVML source compared with nvidia-smi.
 
-nvidia-smi is asked between two readings of ours, and has to lie between them within the stated tolerance.
+nvidia-smi runs between two readings of the source; its value is between theirs, within the stated tolerance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 TOLERANCES = {
-    # nvidia-smi's field: (ours, unit of nvidia-smi's number, tolerance in our unit)
+    # nvidia-smi's field: (field of the source, unit of nvidia-smi's number, tolerance in the source's unit)
     "memory.total": ("size_bytes", MIB, MIB),
     "memory.reserved": ("reserved_bytes", MIB, MIB),
     "memory.used": ("used_bytes", MIB, 64 * MIB),
@@ -52,12 +52,12 @@ TOLERANCES = {
 @pytest.fixture(scope="module")
 def source() -> Iterator[NvmlSource]:
     if shutil.which("nvidia-smi") is None:
-        pytest.skip("needs an NVIDIA card and nvidia-smi")
+        pytest.skip("needs an NVIDIA device and nvidia-smi")
     source = NvmlSource()
     try:
         source.open()
     except SourceUnavailable as error:
-        pytest.skip(f"needs an NVIDIA card: {error}")
+        pytest.skip(f"needs an NVIDIA device: {error}")
     for _ in range(8):  # slow sensors of many devices are spread over readings
         source.read()
     yield source
@@ -81,7 +81,7 @@ def value(device: DeviceReading, field: str) -> float | None:
     return found
 
 
-def test_every_value_is_what_nvidia_smi_says(source: NvmlSource) -> None:
+def test_values_equal_those_of_nvidia_smi(source: NvmlSource) -> None:
     before = devices(source)
     rows = smi("gpu", ["uuid", "index", "name", "pci.bus_id", *TOLERANCES])
     after = devices(source)
@@ -96,11 +96,11 @@ def test_every_value_is_what_nvidia_smi_says(source: NvmlSource) -> None:
                 continue
             assert first is not None, smi_field
             assert last is not None, smi_field
-            said = float(row[smi_field]) * unit
-            assert min(first, last) - tolerance <= said <= max(first, last) + tolerance, smi_field
+            smi_value = float(row[smi_field]) * unit
+            assert min(first, last) - tolerance <= smi_value <= max(first, last) + tolerance, smi_field
 
 
-def test_the_parts_of_a_devices_memory_make_up_its_size(source: NvmlSource) -> None:
+def test_parts_of_a_devices_memory_sum_to_its_size(source: NvmlSource) -> None:
     for device in devices(source).values():
         if device.size_bytes is not None and device.reserved_bytes is not None:
             assert device.used_bytes is not None
@@ -117,7 +117,7 @@ sys.stdin.read()
 """
 
 
-def test_processes_are_those_that_nvidia_smi_lists_and_a_new_one_is_seen(source: NvmlSource) -> None:
+def test_processes_equal_those_of_nvidia_smi(source: NvmlSource) -> None:
     if importlib.util.find_spec("cupy") is None:
         pytest.skip("needs CuPy to allocate on the device")
     size = 2048 * MIB
@@ -144,7 +144,7 @@ def test_processes_are_those_that_nvidia_smi_lists_and_a_new_one_is_seen(source:
         if row["used_gpu_memory"].isdigit():
             assert used is not None
             assert abs(used - int(row["used_gpu_memory"]) * MIB) <= MIB
-    if (uuid, holder.pid) in ours:  # not where the driver says pids of another namespace, or none
+    if (uuid, holder.pid) in ours:  # not if the driver reports pids of another namespace, or none
         assert (ours[uuid, holder.pid] or 0) >= size
 
 
@@ -162,8 +162,8 @@ sys.stdin.read()
 """
 
 
-def test_utilisation_distinguishes_users_from_holders(source: NvmlSource) -> None:
-    """One program writes its memory for four seconds, the other one only keeps its own."""
+def test_utilization_distinguishes_active_from_idle_processes(source: NvmlSource) -> None:
+    """One program writes its memory for four seconds, the other one only holds its own."""
     now = [0.0]
     own = NvmlSource(clock=lambda: now[0])
     own.open()
@@ -175,7 +175,7 @@ def test_utilisation_distinguishes_users_from_holders(source: NvmlSource) -> Non
         for program in programs:
             assert program.stdout
             assert program.stdout.readline() == "ready\n"
-        time.sleep(1)  # what making them took is over
+        time.sleep(1)  # the utilization of their allocation is over
         own.read()
         time.sleep(3)
         now[0] += 11.0

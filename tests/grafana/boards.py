@@ -1,4 +1,4 @@
-"""The dashboards as they are in the repository."""
+"""The dashboards of the repository."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOARDS: dict[str, dict[str, Any]] = {name: json.loads((DIRECTORY / f"{name}.json
 
 
 class Target(NamedTuple):
-    """A query of a panel or, ``panel`` empty, of marks."""
+    """Query of a panel or, with an empty ``panel``, of annotations."""
 
     board: str
     panel: str
@@ -28,7 +28,7 @@ class Target(NamedTuple):
 
 
 def panels() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every panel with the name of its dashboard; rows are none."""
+    """Yield each panel, rows excluded, with the name of its dashboard."""
     for name, board in BOARDS.items():
         for panel in board["panels"]:
             if panel["type"] != "row":

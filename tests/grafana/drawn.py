@@ -1,6 +1,6 @@
-"""The dashboards drawn in Chromium with Grafana's own components, from what a real Prometheus answers.
+"""The dashboards drawn in Chromium with Grafana's own components, from the answers of a real Prometheus.
 
-python -m tests.grafana.drawn [BOARD…] draws docs/images/grafana-*.png anew.
+python -m tests.grafana.drawn [BOARD…] updates docs/images/grafana-*.png.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ ABSENT = [
     *MISSING,
     *([] if ESBUILD.exists() and shutil.which("node") else [f"node, and Grafana's packages in {CACHE}"]),
 ]
-needs_artist = pytest.mark.skipif(bool(ABSENT), reason=f"needs {' and '.join(ABSENT)}")
+needs_drawer = pytest.mark.skipif(bool(ABSENT), reason=f"needs {' and '.join(ABSENT)}")
 
 LEFT = ("state-timeline",)
-"""Kinds of panels of which Grafana publishes no component."""
+"""Kinds of panels for which Grafana publishes no component."""
 
 UNKNOWN = "unknown"
 """Text of a panel without a value."""
@@ -98,32 +98,32 @@ def _is_filled(panel: Mapping[str, Any]) -> bool:
     return panel["text"] not in ("", UNKNOWN)
 
 
-class Artist:
+class Drawer:
     def __init__(self, browser: Browser, directory: Path) -> None:
         _build(directory)
         self._complaints: list[str] = []
         self.page: Page = browser.new_page(viewport=SIZE)
         self.page.on("pageerror", lambda error: self._complaints.append(str(error)))
-        self.page.on("console", self._said)
+        self.page.on("console", self._logged)
         self.page.route("**/*", partial(_serve, directory))
         self.page.goto(f"{ORIGIN}index.html")
 
-    def _said(self, message: Any) -> None:
-        if message.type == "error" and not message.text.startswith(NETWORK):  # Grafana's own font is in no package
+    def _logged(self, message: Any) -> None:
+        if message.type == "error" and not message.text.startswith(NETWORK):  # no package contains Grafana's own font
             self._complaints.append(message.text)
 
-    def draw(self, picture: Mapping[str, Any]) -> Drawing:
+    def draw(self, drawing_input: Mapping[str, Any]) -> Drawing:
         self._complaints.clear()
-        self.page.evaluate("picture => window.draw(picture)", picture)
+        self.page.evaluate("drawing_input => window.draw(drawing_input)", drawing_input)
         self.page.wait_for_function(SETTLED)
         height = self.page.evaluate("document.querySelector('#board').getBoundingClientRect().bottom")
-        self.page.set_viewport_size({**SIZE, "height": int(height) + 8})  # what is out of sight is not drawn
-        self.page.wait_for_timeout(300)  # curves are painted a moment later
+        self.page.set_viewport_size({**SIZE, "height": int(height) + 8})  # panels outside the window are not drawn
+        self.page.wait_for_timeout(300)  # curves are drawn a little later
         return Drawing(self.page.evaluate(STATES), tuple(self._complaints))
 
 
 def _serve(directory: Path, route: Route) -> None:
-    """The program, and Grafana's icons, which are among its built files there and in the package here."""
+    """Serve the program, and Grafana's icons, which are among its built files and in the package."""
     path = route.request.url.removeprefix(ORIGIN)
     icon = path.removeprefix("public/build/")
     file = ICONS / "public" / icon if icon != path else directory / path
@@ -142,12 +142,12 @@ def _build(directory: Path) -> None:
 
 
 @contextmanager
-def artist(directory: Path) -> Iterator[Artist]:
+def drawer(directory: Path) -> Iterator[Drawer]:
     with chromium() as browser:
-        yield Artist(browser, directory)
+        yield Drawer(browser, directory)
 
 
-def picture(name: str, session: Session, chosen: dict[str, Sequence[str]], mode: str = "dark") -> dict[str, Any]:
+def drawing_input(name: str, session: Session, chosen: dict[str, Sequence[str]], mode: str = "dark") -> dict[str, Any]:
     """Return the drawing program's input. All queries have one time, because Grafana merges tables by it."""
     now = time.time()
     return {
@@ -191,7 +191,7 @@ def _named(legend: str, labels: Mapping[str, str]) -> str:
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 WATCHED_SECONDS = 120
 SHOWN = {"device": {"machine": "demo"}, "workload": {"workload": "training"}}
-"""Which choice is in the pictures, where there are several."""
+"""Selected values in the images, where there are several."""
 
 
 def main() -> None:
@@ -203,14 +203,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpumond-grafana-") as made:
         directory = Path(made)
         (directory / "drawing").mkdir()
-        with running(directory, build(directory)) as session, artist(directory / "drawing") as drawn_with:
+        with running(directory, build(directory)) as session, drawer(directory / "drawing") as drawn_with:
             time.sleep(WATCHED_SECONDS)
             for name in wanted:
                 combinations = session.combinations(name)
                 demo = session.demo.url.removeprefix("http://")
                 shown = {key: demo if value == "demo" else value for key, value in SHOWN.get(name, {}).items()}
                 chosen = next(c for c in combinations if all(value in c[key] for key, value in shown.items()))
-                drawing = drawn_with.draw(picture(name, session, chosen))
+                drawing = drawn_with.draw(drawing_input(name, session, chosen))
                 path = IMAGES / f"grafana-{name}.png"
                 drawn_with.page.locator("#board").screenshot(path=path)
                 few = Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE)

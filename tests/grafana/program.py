@@ -1,6 +1,6 @@
-"""A program for the dashboards: blocks with names, steps, and an allocation that fails now and then.
+"""Program for the dashboards: named scopes, steps, and an allocation that fails now and then.
 
-python -m tests.grafana.program WORKLOAD [CARD]
+python -m tests.grafana.program WORKLOAD [DEVICE]
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import time
 
 from gpumond import agent
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import MIB, OutOfMemory, SimDevice
+from gpumond.sim.device import MIB, OutOfMemory, SimDevice
 
 
-def main(workload: str, card: str = "") -> None:
+def main(workload: str, device: str = "") -> None:
     agent.start(workload=workload)
-    allocator = CachingAllocator(SimDevice(card)) if card else None
+    allocator = CachingAllocator(SimDevice(device)) if device else None
     while True:
         if allocator:
             passes(allocator)

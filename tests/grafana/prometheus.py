@@ -1,4 +1,4 @@
-"""A real Prometheus, asked as Grafana asks it."""
+"""Real Prometheus, queried like Grafana does."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ RESULT = re.compile(r"^query_result\((?P<expression>.+)\)$", re.DOTALL)
 
 
 class QueryRefused(Exception):
-    """Prometheus does not take the expression."""
+    """Prometheus refuses the expression."""
 
 
 class Prometheus:
-    """Scrapes each second; ``jobs`` are scrape configurations, by name."""
+    """Prometheus that scrapes each second. ``jobs`` are scrape configurations, by name."""
 
     def __init__(self, directory: Path, jobs: Mapping[str, Mapping[str, Any]]) -> None:
         if shutil.which("prometheus") is None:
@@ -69,19 +69,19 @@ class Prometheus:
                 raise QueryRefused(json.load(error)["error"]) from None
 
     def instant(self, expression: str, at: float | None = None) -> list[dict[str, Any]]:
-        """Series that have a number now, or at that time."""
+        """Return the series that have a value now, or at that time."""
         found = self.ask("query", query=expression, **({"time": at} if at else {}))["result"]
         return [series for series in found if series["value"][1] != "NaN"]
 
     def over_time(self, expression: str, end: float | None = None) -> list[dict[str, Any]]:
-        """Series that had a number since the start. Those asked for with the same ``end`` have the same times."""
+        """Return the series that had a value since the start. Calls with the same ``end`` have the same times."""
         end = end or time.time()
         steps = int((end - self.since) // STEP_SECONDS)
         answer = self.ask("query_range", query=expression, start=end - steps * STEP_SECONDS, end=end, step=STEP_SECONDS)
         return [series for series in answer["result"] if any(value != "NaN" for _, value in series["values"])]
 
     def choices(self, query: str, pattern: str = "") -> list[str]:
-        """The values of a variable: ``label_values`` or ``query_result``, cut by Grafana's regular expression."""
+        """Return the values of a variable: ``label_values`` or ``query_result``, cut by the regular expression."""
         if labels := MATCHERS.match(query):
             found = self.ask("series", **{"match[]": labels["series"], "start": self.since, "end": time.time()})
             return sorted({series[labels["label"]] for series in found if labels["label"] in series})
@@ -97,7 +97,7 @@ def as_text(series: Mapping[str, Any]) -> str:
 
 
 def cut(text: str, pattern: str) -> str:
-    """The group ``value`` of a regular expression in Grafana's notation."""
+    """Return the group ``value`` of a regular expression in Grafana's notation."""
     found = re.search(pattern.strip("/").replace("(?<", "(?P<"), text)
     assert found, f"{pattern} does not match {text}"
     return found["value"]

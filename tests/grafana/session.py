@@ -1,7 +1,7 @@
-"""Two machines under a real Prometheus: what the dashboards' queries are asked of, and their panels drawn from.
+"""Two machines under a real Prometheus, for the queries and the panels of the dashboards.
 
-One is the demo, with programs and agents; the other has NVIDIA devices by a stand-in for their driver, with every
-sensor, one of them lost.
+One machine is the demo, with programs and agents. The other has NVIDIA devices of a stand-in for their driver, with
+every sensor, one of them lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ interval: 0.2s
 flush_cooldown: 2s
 receivers:
   - {{name: log, type: log}}
-  - {{name: nobody, type: webhook, url: "http://127.0.0.1:{nobody}/"}}
+  - {{name: unreachable, type: webhook, url: "http://127.0.0.1:{port}/"}}
 rules:
   - name: give-back
     scope: pool
@@ -66,7 +66,7 @@ class Session(NamedTuple):
 
 @contextmanager
 def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
-    (directory / "demo.yaml").write_text(CONFIG.format(nobody=free_port()))
+    (directory / "demo.yaml").write_text(CONFIG.format(port=free_port()))
     programs: list[subprocess.Popen[bytes]] = []
 
     def start(daemon: RunningDaemon, workload: str, *card: str) -> subprocess.Popen[bytes]:
@@ -93,7 +93,7 @@ def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
         equip(driver, [holder.pid, os.getpid()])
         until(lambda: prometheus.instant('gpumond_device_power_watts{gpu="1"}'))
         lose(driver)
-        say_nonsense(demo)
+        send_invalid_message(demo)
         until(lambda: demo.value("gpumond_time_to_oom_seconds"), 200)
         until(lambda: prometheus.instant("gpumond_time_to_oom_seconds"))
         yield Session(prometheus, demo)
@@ -123,8 +123,8 @@ def lose(driver: FakeDriver) -> None:
     driver.write()
 
 
-def say_nonsense(daemon: RunningDaemon) -> None:
-    """To the agents' socket; it is refused, and counted."""
+def send_invalid_message(daemon: RunningDaemon) -> None:
+    """Send an invalid message to the agents' socket, which refuses and counts it."""
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(str(daemon.socket))
         peer.sendall(b"nonsense\n")

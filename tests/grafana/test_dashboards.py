@@ -1,4 +1,4 @@
-"""The files of the dashboards: current, and by the rules of Grafana's dashboard-linter and our own."""
+"""Files of the dashboards: up to date, and valid by the rules of Grafana's dashboard-linter and of this project."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.top.palette import COLOURS
+from gpumond.top.bars import COLOURS
 from tests.grafana.boards import BOARDS, DIRECTORY, NAMES, ROOT, Target, marks, panels, targets, variables
 from tools.docs.metrics import document
 
 METRIC = re.compile(r"\bgpumond_\w+")
-OURS = set(re.findall(r"^\| `(\w+)`", document(), re.MULTILINE))
+OWN = set(re.findall(r"^\| `(\w+)`", document(), re.MULTILINE))
 SUFFIXES = re.compile(r"_(bucket|count|sum)$")
 RUNBOOKS = (ROOT / "docs" / "how-to" / "runbooks.md").read_text()
 SECTIONS = {title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", RUNBOOKS, re.MULTILINE)}
@@ -26,14 +26,14 @@ PLAIN_COUNTERS = {
     ("device", "XID errors", "gpumond_device_xid_errors_total"): "begins at 1: an increase would miss the first",
     ("workload", "Scopes", "gpumond_scope_entries_total"): "divides another sum over all passes",
 }
-"""Counters that are shown as they are, and why."""
+"""Counters that are shown without a rate, with the reason."""
 
 ALL = [*targets(), *marks()]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="grafana-foundation-sdk needs Python 3.11")
 @pytest.mark.parametrize("name", NAMES)
-def test_the_file_is_what_the_code_builds(name: str):
+def test_dashboard_file_is_up_to_date(name: str):
     from grafana.build import BOARDS as built, text
 
     assert built.keys() == set(NAMES)
@@ -64,7 +64,7 @@ def each_panel() -> list[Any]:
 
 
 @pytest.mark.parametrize("panel", each_panel())
-def test_a_panel_says_what_it_shows_in_which_unit_from_the_chosen_source(panel: dict[str, Any]):
+def test_panels_have_a_description_a_unit_and_the_chosen_source(panel: dict[str, Any]):
     assert panel["title"]
     assert panel["description"].endswith(".")
     assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
@@ -85,7 +85,7 @@ def test_single_values_use_instant_queries(panel: dict[str, Any]):
 
 
 @pytest.mark.parametrize("panel", [entry for entry in each_panel() if entry.values[0]["type"] == "table"])
-def test_a_table_formats_its_numbers_and_leaves_pids_alone(panel: dict[str, Any]):
+def test_tables_format_numbers_but_not_pids(panel: dict[str, Any]):
     *_, arranged = panel["transformations"]
     names = {field: name for field, name in arranged["options"]["renameByName"].items() if field.startswith("Value")}
     units = {
@@ -100,7 +100,7 @@ def test_a_table_formats_its_numbers_and_leaves_pids_alone(panel: dict[str, Any]
 
 
 @pytest.mark.parametrize("panel", each_panel())
-def test_coloured_panels_have_levels(panel: dict[str, Any]):
+def test_coloured_panels_have_thresholds(panel: dict[str, Any]):
     if panel["type"] in ("stat", "bargauge", "state-timeline"):
         steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
         assert steps[0]["value"] is None
@@ -124,13 +124,13 @@ def test_titles_are_unique_and_panels_fill_their_rows_without_overlapping(name: 
 
 
 @pytest.mark.parametrize("target", ALL, ids=str)
-def test_a_query_uses_metrics_that_there_are(target: Target):
+def test_queries_use_existing_metrics(target: Target):
     used = set(METRIC.findall(target.expression))
-    assert {name if name in OURS else SUFFIXES.sub("", name) for name in used} <= OURS
+    assert {name if name in OWN else SUFFIXES.sub("", name) for name in used} <= OWN
 
 
 @pytest.mark.parametrize("target", ALL, ids=str)
-def test_rates_are_taken_over_the_interval_that_grafana_chooses(target: Target):
+def test_rates_use_the_interval_that_grafana_chooses(target: Target):
     assert set(re.findall(r"\[([^]]+)\]", target.expression)) <= {"$__rate_interval", "$__range"}
     for function, length in re.findall(r"\b(rate|irate|increase)\([^[]*\[([^]]+)\]", target.expression):
         assert length == "$__rate_interval" or function == "increase"
@@ -144,7 +144,7 @@ def test_counters_are_shown_as_rates(target: Target):
 
 
 @pytest.mark.parametrize("target", ALL, ids=str)
-def test_a_query_is_bounded_to_the_chosen_machines(target: Target):
+def test_queries_are_limited_to_the_chosen_machines(target: Target):
     inner = re.findall(r"\b(?:gpumond_\w+|up|scrape_\w+)\{([^}]*)\}", target.expression)
     assert any("$machine" in matchers for matchers in inner)
     for matchers in inner:
@@ -163,7 +163,7 @@ def links(value: object) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_links_lead_to_dashboards_and_variables_that_there_are(name: str):
+def test_links_lead_to_existing_dashboards_and_variables(name: str):
     found = [url for url in links(BOARDS[name]["panels"]) if url.startswith("/d/")]
     for url in found:
         uid, _, query = url.removeprefix("/d/").partition("?")
@@ -176,7 +176,7 @@ def test_links_lead_to_dashboards_and_variables_that_there_are(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_links_to_runbooks_lead_to_sections_that_there_are(name: str):
+def test_links_to_runbooks_lead_to_existing_sections(name: str):
     sections = [url.partition("#")[2] for url in links(BOARDS[name]) if url.startswith("${runbooks}")]
     assert sections
     assert {section for section in sections if section != RULE_NAME} <= SECTIONS
@@ -184,7 +184,7 @@ def test_links_to_runbooks_lead_to_sections_that_there_are(name: str):
     assert [v["query"] for v in variables if v["name"] == "runbooks"] == ["docs/how-to/runbooks.md"]
 
 
-def test_the_shares_have_their_colours_everywhere():
+def test_shares_have_the_same_colours_everywhere():
     found = 0
     for _, panel in panels():
         names = {target.get("legendFormat") for target in panel["targets"]} & COLOURS.keys()
@@ -196,7 +196,7 @@ def test_the_shares_have_their_colours_everywhere():
     assert found == 6 + 6 + 5
 
 
-def test_provisioning_names_what_there_is():
+def test_provisioning_names_existing_files():
     directory = ROOT / "grafana" / "provisioning"
     (source,) = yaml.safe_load((directory / "datasources/gpumond.yaml").read_text())["datasources"]
     (provider,) = yaml.safe_load((directory / "dashboards/gpumond.yaml").read_text())["providers"]

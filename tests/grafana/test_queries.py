@@ -1,6 +1,6 @@
-"""Each query of each panel, mark and variable, asked of a real Prometheus that scrapes two machines.
+"""Queries of the panels, annotations and variables, sent to a real Prometheus that scrapes two machines.
 
-A query has data if it has some for any choice of the variables.
+A query has data if it has some for any selection of the variables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.grafana.boards import BOARDS, NAMES, Target, marks, panels, targets, variables
-from tests.grafana.drawn import LEFT, Artist, artist, needs_artist, picture
+from tests.grafana.drawn import LEFT, Drawer, drawer, drawing_input, needs_drawer
 from tests.grafana.prometheus import fill
 from tests.grafana.session import Session, running
 
@@ -24,7 +24,7 @@ TRIES = 10
 EMPTY = {
     ("workload", "Pinned host memory"): "the simulated allocator pins no memory of the host",
 }
-"""Panels without data in this session, and why."""
+"""Panels without data in this session, with the reason."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Ite
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_variable_has_values(session: Session, name: str):
+def test_variables_have_values(session: Session, name: str):
     combinations = session.combinations(name)
     assert combinations
     for chosen in combinations:
@@ -43,10 +43,10 @@ def test_every_variable_has_values(session: Session, name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_query_has_data(session: Session, name: str):
+def test_queries_have_data(session: Session, name: str):
     combinations = session.combinations(name)
     missing = [each for each in (*targets(), *marks()) if each.board == name and (name, each.panel) not in EMPTY]
-    for _ in range(TRIES):  # just after a flush, say, nothing is reclaimable
+    for _ in range(TRIES):  # for example, nothing is reclaimable just after a flush
         missing = [t for t in missing if not any(session.has_data(t, chosen) for chosen in combinations)]
         if not missing:
             break
@@ -55,12 +55,12 @@ def test_every_query_has_data(session: Session, name: str):
 
 
 @pytest.mark.parametrize("target", [t for t in targets() if (t.board, t.panel) in EMPTY], ids=str)
-def test_a_query_that_has_no_data_here_is_at_least_promql(session: Session, target: Target):
+def test_queries_without_data_are_valid_promql(session: Session, target: Target):
     assert not any(session.has_data(target, chosen) for chosen in session.combinations(target.board)), "list it no more"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_label_that_a_legend_names_is_there(session: Session, name: str):
+def test_labels_of_legends_exist(session: Session, name: str):
     combinations = session.combinations(name)
     for target in targets():
         named = set(labels_of(target.legend))
@@ -73,7 +73,7 @@ def labels_of(legend: str) -> list[str]:
     return [part.partition("}}")[0] for part in legend.split("{{")[1:]]
 
 
-def test_the_areas_of_the_ledger_sum_to_used(session: Session):
+def test_areas_of_the_ledger_sum_to_the_used_bytes(session: Session):
     ledger = next(panel for panel in BOARDS["device"]["panels"] if panel["title"] == "Ledger")
     expressions = {target["legendFormat"]: target["expr"] for target in ledger["targets"]}
     used, size = expressions.pop("used by the driver's count"), expressions.pop("size")
@@ -94,7 +94,7 @@ def test_the_areas_of_the_ledger_sum_to_used(session: Session):
 
 
 def of_dashboard_12239() -> Callable[[], Iterator[tuple[str, str]]]:
-    """The names of metrics, and the labels by which NVIDIA's own dashboard (12239 on grafana.com) sums each of them."""
+    """Names of metrics, and the labels by which NVIDIA's dashboard (12239 on grafana.com) sums each of them."""
     by_gpu, by_instance = "Hostname, gpu", "Hostname, gpu, GPU_I_ID, GPU_I_PROFILE"
     plain = ("DEV_GPU_TEMP", "DEV_POWER_USAGE", "DEV_SM_CLOCK")
     split = ("PROF_GR_ENGINE_ACTIVE", "PROF_PIPE_TENSOR_ACTIVE", "DEV_FB_USED")
@@ -121,19 +121,19 @@ def test_dashboard_12239_finds_its_metrics_under_dcgms_names(session: Session):
 
 
 @pytest.fixture(scope="module")
-def drawn_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artist]:
-    with artist(tmp_path_factory.mktemp("drawing")) as drawn_with:
+def drawn_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drawer]:
+    with drawer(tmp_path_factory.mktemp("drawing")) as drawn_with:
         yield drawn_with
 
 
-@needs_artist
+@needs_drawer
 @pytest.mark.parametrize("name", NAMES)
-def test_every_panel_is_drawn_by_grafanas_own_components(session: Session, drawn_with: Artist, name: str):
-    """Some choice of the variables fills each panel; no choice makes any of them fail."""
+def test_panels_are_drawn_by_grafanas_own_components(session: Session, drawn_with: Drawer, name: str):
+    """Some selection of the variables fills each panel; no selection makes any of them fail."""
     missing = {panel["title"] for board, panel in panels() if board == name and panel["type"] not in LEFT}
     missing -= {panel for board, panel in EMPTY if board == name}
     for chosen in session.combinations(name) * TRIES:
-        drawing = drawn_with.draw(picture(name, session, chosen))
+        drawing = drawn_with.draw(drawing_input(name, session, chosen))
         assert drawing.complaints == ()
         assert drawing.of("failed") == set()
         missing -= drawing.filled
@@ -142,12 +142,12 @@ def test_every_panel_is_drawn_by_grafanas_own_components(session: Session, drawn
     assert missing == set()
 
 
-@needs_artist
-def test_panels_without_data_are_empty_and_drawing_errors_fail(session: Session, drawn_with: Artist):
+@needs_drawer
+def test_panels_without_data_are_empty_and_drawing_errors_fail(session: Session, drawn_with: Drawer):
     chosen = session.combinations("daemon")[0]
-    nobody = drawn_with.draw(picture("daemon", session, {name: ["nobody"] for name in chosen}))
-    assert nobody.filled == set()
-    broken = copy.deepcopy(picture("daemon", session, chosen))
+    empty = drawn_with.draw(drawing_input("daemon", session, {name: ["empty"] for name in chosen}))
+    assert empty.filled == set()
+    broken = copy.deepcopy(drawing_input("daemon", session, chosen))
     figure = next(panel for panel in broken["board"]["panels"] if panel["type"] == "stat")
     del figure["options"]["reduceOptions"]
     assert drawn_with.draw(broken).of("failed") == {figure["title"]}

@@ -1,4 +1,4 @@
-"""The dashboards against Grafana's own types, with TypeScript's compiler."""
+"""The dashboards checked against Grafana's own types by the TypeScript compiler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MARKS = ("expr", "step", "titleFormat", "textFormat", "useValueForTime")
 
 
 def source() -> str:
-    """Literals, so that the compiler refuses keys that the schema does not know."""
+    """Write the dashboard as literals, so that the compiler refuses keys that the schema does not know."""
     lines = [PREAMBLE]
     for name, board in BOARDS.items():
         annotations = {"list": [without(query, MARKS) for query in board["annotations"].get("list", [])]}
@@ -56,7 +56,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_dashboards_are_of_grafanas_types(directory: Path):
+def test_dashboards_have_grafanas_types(directory: Path):
     done = compile(directory, source())
     assert done.returncode == 0, done.stdout
 

@@ -9,21 +9,22 @@ import pytest
 from gpumond import history as module
 from gpumond.history import LIFE_SIGNALS, LIVE, SIGNALS, USED, Coarse, History
 from gpumond.history.series import MAX, MEDIAN, MIN, MINUTE, QUARTER, SAMPLES, TIERS, Rows, Series
+from gpumond.model.process import ProcessKey
 from gpumond.protocol.messages import from_json, to_json
 from gpumond.testing import make_snapshot
 
-LIFE = ("GPU-a", 10, 100)
+LIFE = ("GPU-a", ProcessKey(10, 100))
 NAN = float("nan")
 
 
-def a_series(values: Sequence[float], every: float = 1.0, signals: int = 1) -> Series:
+def make_series(values: Sequence[float], every: float = 1.0, signals: int = 1) -> Series:
     series = Series(signals, 0.0, 0.0)
     for number, value in enumerate(values):
         series.add((number * every, *[value] * signals))
     return series
 
 
-def a_history(values: Sequence[float], every: float = 1.0, begin: float = 0.0, taken_at: float = 1e9) -> History:
+def make_history(values: Sequence[float], every: float = 1.0, begin: float = 0.0, taken_at: float = 1e9) -> History:
     history = History()
     for number, value in enumerate(values):
         at = begin + number * every
@@ -37,7 +38,7 @@ def a_history(values: Sequence[float], every: float = 1.0, begin: float = 0.0, t
 @pytest.mark.parametrize("tier", [0, MINUTE])
 def test_block_has_minimum_median_and_maximum_of_its_samples(tier: int):
     values = [float(value * 37 % 101) for value in range(200)]
-    series, seconds = a_series(values), TIERS[tier].seconds
+    series, seconds = make_series(values), TIERS[tier].seconds
     blocks = [values[i : i + seconds] for i in range(0, 199 // seconds * seconds, seconds)]
     assert list(series.column(tier, 0, MIN)) == [min(block) for block in blocks]
     assert list(series.column(tier, 0, MEDIAN)) == [median(block) for block in blocks]
@@ -47,7 +48,7 @@ def test_block_has_minimum_median_and_maximum_of_its_samples(tier: int):
 
 
 def test_blocks_longer_than_a_minute_are_made_of_minutes():
-    series = a_series([float(second // 60) for second in range(3700)])
+    series = make_series([float(second // 60) for second in range(3700)])
     assert list(series.column(2, 0)) == [2 + 5 * i for i in range(12)]
     assert list(series.column(QUARTER, 0)) == [7, 22, 37, 52]
     assert list(series.column(QUARTER, 0, MAX)) == [14, 29, 44, 59]
@@ -63,14 +64,14 @@ def test_block_closes_by_time_and_a_gap_has_no_block():
 
 
 def test_unknown_samples_are_nan():
-    series = a_series([NAN, 1.0, NAN, 3.0] * 10)
+    series = make_series([NAN, 1.0, NAN, 3.0] * 10)
     assert list(series.column(0, 0)) == [1.0, 2.0]
-    unknown = a_series([NAN] * 40)
+    unknown = make_series([NAN] * 40)
     assert all(value != value for value in unknown.column(0, 0))
 
 
 def test_samples_closer_than_the_minimum_distance_are_dropped():
-    series = a_series([0.0] * 1000, every=0.1)
+    series = make_series([0.0] * 1000, every=0.1)
     assert len(series.rows) == pytest.approx(1000 * 0.1 / 0.8, abs=2)
 
 
@@ -83,7 +84,7 @@ def test_rows_are_limited_to_the_newest():
 
 
 def test_record_includes_blocks_that_are_no_longer_kept():
-    series = a_series([1000.0] * 120 + [1.0] * 60 * 260)
+    series = make_series([1000.0] * 120 + [1.0] * 60 * 260)
     assert max(series.column(MINUTE, 0)) == 1.0
     assert series.records[MINUTE] == [1000.0]
 
@@ -101,53 +102,56 @@ def test_history_of_64_devices_and_500_lives_needs_at_most_64_mib():
 
 
 def test_points_are_samples_or_the_longest_blocks_within_the_resolution():
-    history = a_history([float(i) for i in range(1000)])
-    assert [point.median for point in history.series("GPU-a", 10, "used")] == list(range(100, 1000))
+    history = make_history([float(i) for i in range(1000)])
+    assert [point.median for point in history.series(LIFE, "used")] == list(range(100, 1000))
     for resolution, seconds in ((15, 15), (59, 15), (60, 60), (899, 300), (900, 900)):
-        points = history.series("GPU-a", 10, "used", resolution=resolution)
+        points = history.series(LIFE, "used", resolution=resolution)
         assert points
         assert {round(b.at - a.at) % seconds for a, b in pairwise(points)} <= {0}
-    assert history.series("GPU-a", 10, "used", since=1e9 + 990.5)[0].median == 991
-    assert history.series("GPU-a", 10, "live") == ()
-    assert history.series("GPU-a", 11, "used") == history.series("GPU-b", None, "used") == ()
+    assert history.series(LIFE, "used", since=1e9 + 990.5)[0].median == 991
+    assert history.series(LIFE, "live") == ()
+    assert history.series(("GPU-a", ProcessKey(11, 100)), "used") == history.series(("GPU-b", None), "used") == ()
 
 
 def test_wall_clock_step_moves_no_sample_relative_to_another():
-    history = a_history([1.0] * 10)
+    history = make_history([1.0] * 10)
     history.begin(make_snapshot(elapsed_seconds=10.0, taken_at=5e8))
-    times = [point.at for point in history.series("GPU-a", 10, "used")]
+    times = [point.at for point in history.series(LIFE, "used")]
     assert times == [5e8 - 10 + i for i in range(10)]
 
 
 def test_snapshot_that_is_not_newer_is_ignored():
-    history = a_history([1.0] * 3)
+    history = make_history([1.0] * 3)
     assert not history.begin(make_snapshot(elapsed_seconds=2.0))
     assert not history.begin(make_snapshot(elapsed_seconds=1.0))
 
 
 def test_ended_life_is_kept_and_the_newest_life_of_a_pid_is_returned():
-    history = a_history([1.0] * 3)
+    history = make_history([1.0] * 3)
     history.end(LIFE)
-    assert len(history.series("GPU-a", 10, "used")) == 3
-    other = history.life(("GPU-a", 10, 101))
+    assert len(history.series(LIFE, "used")) == 3
+    reused = ProcessKey(10, 101)
+    other = history.life(("GPU-a", reused))
     assert other is not None
     other.add((3.0, 7.0, NAN, NAN))
-    assert [point.median for point in history.series("GPU-a", 10, "used")] == [7.0]
+    assert history.newest("GPU-a", 10) == reused
+    assert [point.median for point in history.series(("GPU-a", reused), "used")] == [7.0]
+    assert len(history.series(LIFE, "used")) == 3
     for pid in range(module.MAX_ENDED + 1):
-        history.life(("GPU-b", pid, 1))
-        history.end(("GPU-b", pid, 1))
-    assert history.series("GPU-b", 0, "used") == ()
+        history.life(("GPU-b", ProcessKey(pid, 1)))
+        history.end(("GPU-b", ProcessKey(pid, 1)))
+    assert history.series(("GPU-b", ProcessKey(0, 1)), "used") == ()
 
 
 def test_lives_never_exceed_the_limit():
-    history = a_history([1.0])
-    made = [history.life(("GPU-a", pid, 1)) for pid in range(1000, 1000 + module.MAX_LIVES)]
+    history = make_history([1.0])
+    made = [history.life(("GPU-a", ProcessKey(pid, 1))) for pid in range(1000, 1000 + module.MAX_LIVES)]
     assert made[-2] is not None
     assert made[-1] is None
 
 
 def test_restored_series_continues_when_the_life_is_seen_again():
-    before = a_history([float(i // 900) for i in range(4000)])
+    before = make_history([float(i // 900) for i in range(4000)])
     kept = [from_json(Coarse, to_json(one)) for one in before.coarse()]
     after = History()
     after.restore(kept)
@@ -159,13 +163,13 @@ def test_restored_series_continues_when_the_life_is_seen_again():
     assert series.records[MINUTE][USED] == 4.0
     assert series.records[MINUTE][LIVE] == -float("inf")
     assert after.unix(series.born) == pytest.approx(1e9)
-    shown = [point.at for point in after.series("GPU-a", 10, "used", resolution=900)]
-    *closed, _ = [point.at for point in before.series("GPU-a", 10, "used", resolution=900)]
+    shown = [point.at for point in after.series(LIFE, "used", resolution=900)]
+    *closed, _ = [point.at for point in before.series(LIFE, "used", resolution=900)]
     assert shown == pytest.approx(closed)
 
 
 def test_restored_series_is_discarded_without_its_life():
-    kept = a_history([1.0] * 2000).coarse()
+    kept = make_history([1.0] * 2000).coarse()
     after = History()
     after.restore(kept)
     for at in (0.0, module.AWAITED_SECONDS + 1):
@@ -176,7 +180,7 @@ def test_restored_series_is_discarded_without_its_life():
 
 
 def test_blocks_of_lives_that_begin_together_close_at_different_times():
-    history = a_history([1.0])
+    history = make_history([1.0])
     ends = set()
     for pid in range(60):
         series = history.life(("GPU-a", pid + 50, 1))

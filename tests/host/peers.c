@@ -1,8 +1,8 @@
-/* Connects to a socket in all the ways in which one could be taken for somebody else.
+/* Connects to a socket in all ways in which a process could be mistaken for another one.
 
-   strangers SOCKET SETUID_COPY TRIALS SEED: for each trial a line on stdout, `way pid euid successor`, once the
-   connection is made and whoever should be gone is; then waits for a byte on stdin. The pid and the euid are the
-   connector's; the successor's pid is that of another process which has its connection, or its pid. */
+   peers SOCKET SETUID_COPY TRIALS SEED: for each trial it writes a line to stdout, `way pid euid successor`, when the
+   connection is made and the processes that have to end have ended; then it waits for a byte on stdin. The pid and the
+   euid are the connector's; the successor is another process with its connection or its pid. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/sched.h>
@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 enum { PLAIN, DROPPED, SETUID, PASSED, DROPPED_LATER, NAMESPACE, PID_RETURNS, WAYS };
-enum { NOBODY = 65534 };
+enum { OTHER_UID = 65534 };
 
 static const char *path;
 
@@ -59,7 +59,7 @@ static void connector(int way, const char *setuid_copy, int done, int named)
 {
     char descriptor[16];
     if (way == DROPPED || way == SETUID)
-        must(setresuid(NOBODY, NOBODY, NOBODY) == 0, "setresuid");
+        must(setresuid(OTHER_UID, OTHER_UID, OTHER_UID) == 0, "setresuid");
     if (way == SETUID) {
         snprintf(descriptor, sizeof descriptor, "%d", done);
         execl(setuid_copy, setuid_copy, path, "as-root", descriptor, NULL);
@@ -67,7 +67,7 @@ static void connector(int way, const char *setuid_copy, int done, int named)
     }
     int fd = arrive();
     if (way == DROPPED_LATER)
-        must(setresuid(NOBODY, NOBODY, NOBODY) == 0, "setresuid");
+        must(setresuid(OTHER_UID, OTHER_UID, OTHER_UID) == 0, "setresuid");
     if (way == PID_RETURNS) {
         must(write(fd, "x", 1) == 1 && write(done, "x", 1) == 1, "done");
         _exit(0);
@@ -117,7 +117,7 @@ static void trial(int way, const char *setuid_copy)
     if (way == PID_RETURNS && (successor = fork_as(pid)) == 0)
         for (;;)
             pause();
-    printf("%d %d %d %d\n", way, pid, way == DROPPED ? NOBODY : 0, successor);
+    printf("%d %d %d %d\n", way, pid, way == DROPPED ? OTHER_UID : 0, successor);
     fflush(stdout);
     must(read(0, &byte, 1) == 1, "go on");
     if (successor > 0)

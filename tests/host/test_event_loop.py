@@ -12,11 +12,11 @@ from gpumond.model.cooperative import Steps, run_to_end
 from tests import virtual_time
 
 
-def counting(stretches: int, seconds: float = 0.0) -> Steps[int]:
-    for _ in range(stretches):
+def counting(slices: int, seconds: float = 0.0) -> Steps[int]:
+    for _ in range(slices):
         time.sleep(seconds)
         yield
-    return stretches
+    return slices
 
 
 def failing() -> Steps[int]:
@@ -28,18 +28,18 @@ def runs_of_another_task(work: Steps[int]) -> int:
     """Count the runs of another task until the work is done."""
 
     async def run() -> int:
-        turns = 0
+        runs = 0
 
         async def other() -> None:
-            nonlocal turns
+            nonlocal runs
             while True:
-                turns += 1
+                runs += 1
                 await asyncio.sleep(0)
 
         task = asyncio.create_task(other())
         assert await in_slices(work) == 5
         task.cancel()
-        return turns
+        return runs
 
     return asyncio.run(run())
 
@@ -52,7 +52,7 @@ def test_other_tasks_run_between_slices():
     assert runs_of_another_task(counting(5, 2 * SLICE_SECONDS)) == 5
 
 
-def test_an_error_is_raised_to_the_caller():
+def test_error_is_raised_to_the_caller():
     with pytest.raises(ValueError, match="second stretch"):
         run_to_end(failing())
     with pytest.raises(ValueError, match="second stretch"):

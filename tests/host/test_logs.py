@@ -9,7 +9,7 @@ import pytest
 from gpumond.host.logs import Json, RateLimitFilter, Text, escaped
 
 
-def a_record(message: str, line: int = 1, *arguments: object, error: bool = False) -> logging.LogRecord:
+def make_record(message: str, line: int = 1, *arguments: object, error: bool = False) -> logging.LogRecord:
     info = None
     if error:
         try:
@@ -33,39 +33,39 @@ def a_record(message: str, line: int = 1, *arguments: object, error: bool = Fals
 )
 def test_control_characters_are_escaped(text: str, shown: str):
     assert escaped(text) == shown
-    assert Text().format(a_record("said %s", 1, text)).endswith(f"said {shown}")
-    assert json.loads(Json().format(a_record("said %s", 1, text)))["message"] == f"said {shown}"
+    assert Text().format(make_record("said %s", 1, text)).endswith(f"said {shown}")
+    assert json.loads(Json().format(make_record("said %s", 1, text)))["message"] == f"said {shown}"
 
 
 def test_traceback_cannot_begin_a_line_of_its_own():
-    lines = Text().format(a_record("bad", error=True)).split("\n")
+    lines = Text().format(make_record("bad", error=True)).split("\n")
     assert len(lines) > 2
     assert all(line.startswith("    ") for line in lines[1:])
     assert "\x1b" not in "".join(lines)
-    (line,) = Json().format(a_record("bad", error=True)).split("\n")
+    (line,) = Json().format(make_record("bad", error=True)).split("\n")
     assert json.loads(line)["traceback"][-1] == "ERROR forged \\x1b[31m"
 
 
-def test_line_has_an_end():
-    assert len(Text().format(a_record("x" * 10**6))) < 10_000
+def test_line_has_a_maximum_length():
+    assert len(Text().format(make_record("x" * 10**6))) < 10_000
 
 
 def test_records_of_a_kind_are_limited_and_drops_are_counted():
     now, dropped = [0.0], []
     bounded = RateLimitFilter(clock=lambda: now[0])
     bounded.dropped = lambda: dropped.append(1)
-    passed = [bounded.filter(a_record("from %d", 1, n)) for n in range(100)]
+    passed = [bounded.filter(make_record("from %d", 1, n)) for n in range(100)]
     assert (passed.count(True), passed[:10], len(dropped)) == (10, [True] * 10, 90)
-    assert bounded.filter(a_record("another kind", 2))
+    assert bounded.filter(make_record("another kind", 2))
     now[0] = 1.0
-    record = a_record("from %d", 1, 7)
+    record = make_record("from %d", 1, 7)
     assert bounded.filter(record)
     assert Text().format(record).endswith("from 7 (90 similar records dropped)")
     assert json.loads(Json().format(record))["left_out"] == 90
-    assert json.loads(Json().format(a_record("x"))).keys() == {"at", "level", "logger", "message"}
+    assert json.loads(Json().format(make_record("x"))).keys() == {"at", "level", "logger", "message"}
 
 
-def test_kinds_are_bounded_too():
+def test_number_of_kinds_is_limited():
     bounded = RateLimitFilter(clock=lambda: 0.0)
-    assert all(bounded.filter(a_record("x", line)) for line in range(10_000))
+    assert all(bounded.filter(make_record("x", line)) for line in range(10_000))
     assert len(bounded._kinds) <= 256

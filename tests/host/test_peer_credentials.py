@@ -30,7 +30,7 @@ PLAIN, DROPPED, SETUID, PASSED, DROPPED_LATER, NAMESPACE, PID_RETURNS = range(7)
 
 
 @pytest.fixture
-def strangers() -> Iterator[Path]:
+def peers_directory() -> Iterator[Path]:
     """Directory that every user can enter, with the connecting program, and ``as-root``, its setuid copy."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to make a setuid program and to choose pids")
@@ -48,28 +48,28 @@ def strangers() -> Iterator[Path]:
         yield place
 
 
-def test_peer_is_never_mistaken_for_another_process(strangers: Path):
-    door = strangers / "door"
-    command = [strangers / "peers", door, strangers / "as-root", str(TRIALS), "1"]
+def test_peer_is_never_identified_as_another_process(peers_directory: Path):
+    listening_socket = peers_directory / "listening_socket"
+    command = [peers_directory / "peers", listening_socket, peers_directory / "as-root", str(TRIALS), "1"]
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(door))
-        door.chmod(0o666)
+        listener.bind(str(listening_socket))
+        listening_socket.chmod(0o666)
         listener.listen()
-        seen: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
             assert started.stdin
             assert started.stdout
             for line in started.stdout:
                 way, pid, uid, successor = map(int, line.split())
-                meet(listener, way, pid, uid, successor)
-                seen[way] += 1
+                check_identity(listener, way, pid, uid, successor)
+                counts[way] += 1
                 started.stdin.write(b"x")
                 started.stdin.flush()
-    assert (started.returncode, sum(seen.values()), set(seen)) == (0, TRIALS, set(range(7)))
+    assert (started.returncode, sum(counts.values()), set(counts)) == (0, TRIALS, set(range(7)))
 
 
-def meet(listener: socket.socket, way: int, pid: int, uid: int, successor: int) -> None:
-    """``pid`` and ``uid`` are those of the connecting process at connect()."""
+def check_identity(listener: socket.socket, way: int, pid: int, uid: int, successor: int) -> None:
+    """Accept a connection and check its identity; ``pid`` and ``uid`` are the connecting process's at connect()."""
     connection, _ = listener.accept()
     with connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -80,7 +80,7 @@ def meet(listener: socket.socket, way: int, pid: int, uid: int, successor: int) 
             if pidfd is not None:
                 os.close(pidfd)
         if way == PID_RETURNS and pidfd is None:
-            return  # this kernel cannot tell
+            return  # this kernel cannot distinguish them
         if way in (PASSED, PID_RETURNS):
             assert found is None, (way, found, successor)
             return
@@ -93,15 +93,15 @@ def meet(listener: socket.socket, way: int, pid: int, uid: int, successor: int) 
 
 def test_sender_is_distinguished_from_the_connecting_process():
     """A message of a child that inherited the connection names the child."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    server_end, client_end = socket.socketpair()
+    with server_end, client_end:
+        server_end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         child = os.fork()
         if child == 0:
-            theirs.send(b"x")
+            client_end.send(b"x")
             os._exit(0)
         os.waitpid(child, 0)
-        _, ancillary, _, _ = ours.recvmsg(1, CREDENTIALS_SPACE)
+        _, ancillary, _, _ = server_end.recvmsg(1, CREDENTIALS_SPACE)
         assert sender_pid(ancillary) == child != os.getpid()
 
 
@@ -111,16 +111,16 @@ def test_peer_of_another_pid_namespace_is_unknown(tmp_path: Path):
         pytest.skip("no new PID namespace may be made here")
     program = (
         "import socket, sys; from gpumond.host.peer_credentials import identify, peer_pidfd\n"
-        "with socket.socket(socket.AF_UNIX) as door:\n"
-        "    door.bind(sys.argv[1]); door.listen(); print('open', flush=True)\n"
-        "    peer, _ = door.accept(); print(identify(peer, peer_pidfd(peer)))"
+        "with socket.socket(socket.AF_UNIX) as listening_socket:\n"
+        "    listening_socket.bind(sys.argv[1]); listening_socket.listen(); print('open', flush=True)\n"
+        "    peer, _ = listening_socket.accept(); print(identify(peer, peer_pidfd(peer)))"
     )
-    command = [*around, sys.executable, "-c", program, str(tmp_path / "door")]
+    command = [*around, sys.executable, "-c", program, str(tmp_path / "listening_socket")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout
         assert started.stdout.readline() == "open\n"
         with socket.socket(socket.AF_UNIX) as peer:
-            peer.connect(str(tmp_path / "door"))
+            peer.connect(str(tmp_path / "listening_socket"))
             assert started.stdout.read() == "None\n"
 
 

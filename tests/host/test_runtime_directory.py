@@ -28,7 +28,7 @@ exec "$@"
 """
 """Bind a read-only volume as a container runtime does, in place of the host's directories."""
 
-GUEST = """
+CONTAINER_PROGRAM = """
 import errno, json, os, socket, sys
 from gpumond.protocol.messages import Hello, Report, encode
 given, uid = sys.argv[1], int(sys.argv[2])
@@ -53,7 +53,7 @@ tried = {
     "speak as an agent": outcome(unix[2].connect, given + "/agent.sock"),
 }
 print(json.dumps({"entries": os.listdir(given), "tried": tried}), flush=True)
-unix[2].sendall(encode(Hello("guest")) + encode(Report()))
+unix[2].sendall(encode(Hello("container")) + encode(Report()))
 sys.stdin.read()
 """
 
@@ -88,7 +88,7 @@ def names(directory: Path) -> set[str]:
     return {entry.name for entry in directory.iterdir()}
 
 
-def asked_by(daemon: RunningDaemon) -> str:
+def caller_of(daemon: RunningDaemon) -> str:
     """Return the user that the command line requested an (unsuccessful) flush as."""
     done = daemon.run("flush", "--all")
     assert done.returncode == 3, done.stderr
@@ -96,33 +96,31 @@ def asked_by(daemon: RunningDaemon) -> str:
     return actor
 
 
-def test_agents_directory_has_their_socket_and_nothing_of_the_daemons_own(place: Path, daemon: RunningDaemon):
+def test_agents_directory_has_their_socket_and_no_file_of_the_daemon(place: Path, daemon: RunningDaemon):
     token = place / "own" / "token"
     assert names(place / "agents") == {"agent.sock"}
     assert names(place / "own") == {"agent.sock.lock", "api.sock", "api.sock.lock", "token"}
     assert (token.stat().st_mode & 0o777, (place / "own").stat().st_mode & 0o777) == (0o600, 0o755)
-    assert asked_by(daemon) == "token"
+    assert caller_of(daemon) == "token"
     token.unlink()
-    assert asked_by(daemon) == f"uid:{os.geteuid()}"
+    assert caller_of(daemon) == f"uid:{os.geteuid()}"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, and be somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and act as another user")
 @pytest.mark.parametrize("uid", [0, 4242])
-def test_container_with_the_agents_directory_reports_and_can_do_nothing_else(
-    place: Path, daemon: RunningDaemon, uid: int
-):
+def test_container_with_the_agents_directory_can_only_report(place: Path, daemon: RunningDaemon, uid: int):
     with tempfile.TemporaryDirectory() as given:
         Path(given).chmod(0o755)
-        program = (sys.executable, "-c", GUEST, given, str(uid))
-        guest = subprocess.Popen(
+        program = (sys.executable, "-c", CONTAINER_PROGRAM, given, str(uid))
+        container = subprocess.Popen(
             ["unshare", "--mount", "--propagation=private", "sh", "-c", CONTAINER, "sh", str(place), given, *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         try:
-            assert guest.stdout
-            assert json.loads(guest.stdout.readline()) == {
+            assert container.stdout
+            assert json.loads(container.stdout.readline()) == {
                 "entries": ["agent.sock"],
                 "tried": {
                     "read the token": "ENOENT",
@@ -135,12 +133,12 @@ def test_container_with_the_agents_directory_reports_and_can_do_nothing_else(
                 },
             }
             (agent,) = until(lambda: daemon.get("agents"))
-            assert (agent["workload"], agent["uid"], agent["pid"]) == ("guest", uid, guest.pid)
+            assert (agent["workload"], agent["uid"], agent["pid"]) == ("container", uid, container.pid)
         finally:
-            guest.communicate()
+            container.communicate()
 
 
-def test_two_daemons_do_not_share_what_is_their_own(place: Path, daemon: RunningDaemon):
+def test_two_daemons_do_not_share_their_own_files(place: Path, daemon: RunningDaemon):
     """The second daemon does not change the token and socket of the first."""
     with pytest.raises(AssertionError, match=r"another daemon uses the socket .*agent\.sock; stop it"):
         RunningDaemon(place / "second", "--source", "sim", "--runtime-dir", str(place / "own"))
@@ -149,11 +147,11 @@ def test_two_daemons_do_not_share_what_is_their_own(place: Path, daemon: Running
             *(place / "third", "--source", "sim", "--runtime-dir", str(place / "own")),
             *("--socket", str(place / "third" / "other.sock")),
         )
-    assert asked_by(daemon) == "token"
+    assert caller_of(daemon) == "token"
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link", "open directory"])
-def test_unsafe_directory_is_refused_with_the_setting_that_mends_it(tmp_path: Path, obstacle: str):
+def test_unsafe_directory_is_refused_with_the_setting_to_change(tmp_path: Path, obstacle: str):
     own = tmp_path / "own"
     if obstacle == "file":
         own.write_text("")
@@ -193,7 +191,7 @@ def test_socket_has_its_mode_before_anyone_can_connect(tmp_path: Path):
         assert (tmp_path / "agent.sock").stat().st_mode & 0o777 == 0o600
 
 
-def test_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(tmp_path: Path):
+def test_socket_of_an_ended_daemon_is_replaced_and_of_a_running_one_is_not(tmp_path: Path):
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(tmp_path / "agent.sock"))
     stale.close()
@@ -205,7 +203,7 @@ def test_socket_that_a_dead_daemon_left_is_replaced_and_a_living_ones_is_not(tmp
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_place_that_is_not_given_to_the_daemon_is_refused_with_the_mend():
+def test_directory_of_another_user_is_refused_with_the_remedy():
     """The directory belongs to root, as a container engine creates it, and the daemon runs as another user."""
     program = (
         "import os, sys; from pathlib import Path; from gpumond.host.runtime_directory import bind_agent_socket\n"
@@ -220,7 +218,7 @@ def test_place_that_is_not_given_to_the_daemon_is_refused_with_the_mend():
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link", "open directory"])
-def test_unsafe_place_is_refused_with_the_mend(tmp_path: Path, obstacle: str):
+def test_unsafe_parent_directory_is_refused_with_the_remedy(tmp_path: Path, obstacle: str):
     path = tmp_path / "place" / "agent.sock"
     path.parent.mkdir(mode=0o755)
     if obstacle == "file":

@@ -1,4 +1,4 @@
-"""A log from text to snapshots, for tests."""
+"""Read a log from text to snapshots."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpumond.model.snapshot import Snapshot
 
 
 def read(log: str | bytes, format_name: str = "auto", **options: Any) -> list[Snapshot]:
-    return read_with_remarks(log, format_name, **options)[0]
+    return read_with_notices(log, format_name, **options)[0]
 
 
-def read_with_remarks(log: str | bytes, format_name: str = "auto", **options: Any) -> tuple[list[Snapshot], list[str]]:
+def read_with_notices(log: str | bytes, format_name: str = "auto", **options: Any) -> tuple[list[Snapshot], list[str]]:
     data = log if isinstance(log, bytes) else log.encode()
     remarks = Remarks("log")
     read = list(snapshots(Lines("log", io.BytesIO(data)), format_name, remarks, **options))

@@ -6,14 +6,14 @@ import pytest
 
 from gpumond.errors import ConfigError
 from gpumond.importers.builder import NAMELESS
-from gpumond.importers.timestamps import moment
+from gpumond.importers.rows import moment
 from gpumond.testing import GIB
-from tests.importers.reading import elapsed, read, read_with_remarks, used
+from tests.importers.reading import elapsed, read, read_with_notices, used
 
 HEADER = "time,uuid,pid,used_bytes,live_bytes,held_bytes,size_bytes,utilization\n"
 
 
-def test_devices_processes_and_their_allocators():
+def test_rows_have_devices_processes_and_their_allocators():
     seen = read(
         HEADER + f"0,GPU-a,,300,,,{80 * GIB},0.5\n0,GPU-a,7,200,100,150,,\n1,GPU-a,,301,,,,\n1,GPU-a,7,201,,,,\n"
     )
@@ -39,7 +39,7 @@ def test_devices_processes_and_their_allocators():
     ],
     ids=["named", "order", "unnamed", "semicolons", "quoted", "half", "header-again"],
 )
-def test_the_same_readings_however_they_are_written(log: str):
+def test_equal_readings_in_different_notations_are_equal(log: str):
     seen = read(log)
     assert (elapsed(seen), used(seen, "GPU-a")) == ([0, 1], [5, 6])
 
@@ -60,7 +60,7 @@ def test_the_same_readings_however_they_are_written(log: str):
         ("2024-05-01T14:00:00,25+02", 1714564800.25),
     ],
 )
-def test_times_as_logs_write_them(text: str, at: float):
+def test_times_are_read_in_the_notations_of_logs(text: str, at: float):
     assert moment(text) == at
 
 
@@ -81,7 +81,7 @@ def test_utilization_is_a_ratio_or_percent(cells: tuple[str, str], ratios: list[
     assert [s.devices[0].sensors.gpu_utilization_ratio for s in read(log)] == ratios
 
 
-def test_an_allocator_without_a_pid_has_a_report_of_no_name():
+def test_allocator_without_a_pid_has_a_report_without_a_name():
     seen = read("time,uuid,pid,used_bytes,live_bytes,held_bytes\n0,GPU-a,,500,100,300\n")
     assert [(r.pid, r.pools[0].live_bytes, r.pools[0].held_bytes) for r in seen[0].reports] == [(NAMELESS, 100, 300)]
     assert seen[0].devices[0].used_bytes == 500
@@ -102,18 +102,18 @@ def test_an_allocator_without_a_pid_has_a_report_of_no_name():
         ("\x00\x01\x02", "no header|no column"),
     ],
 )
-def test_an_unusable_log_is_refused_with_the_line_and_the_mend(log: str, complaint: str):
+def test_unusable_log_is_refused_with_the_line_and_the_remedy(log: str, complaint: str):
     with pytest.raises(ConfigError, match=complaint):
         read(log)
 
 
-def test_rows_that_come_less_often_are_kept_between_once_that_is_known():
+def test_less_frequent_rows_are_kept_until_their_next_row():
     rows = [f"{t},GPU-a,7,{t}\n" + (f"{t},GPU-a,8,1000\n" if t % 10 == 0 else "") for t in range(60)]
     seen = read("time,uuid,pid,used_bytes\n" + "".join(rows))
     assert all(len(s.devices[0].processes or ()) == 2 for s in seen[20:])
 
 
-def test_a_process_that_is_seen_no_more_has_ended_and_its_pid_comes_back_as_another():
+def test_missing_process_has_ended_and_its_pid_returns_as_another():
     rows = [f"{t},a,,9,\n" + (f"{t},a,7,5,4\n" if t < 10 or t >= 20 else "") for t in range(30)]
     seen = read("time,uuid,pid,used_bytes,live_bytes\n" + "".join(rows))
     lives = [[(p.pid, p.start_ticks) for p in s.devices[0].processes or ()] for s in seen]
@@ -121,7 +121,7 @@ def test_a_process_that_is_seen_no_more_has_ended_and_its_pid_comes_back_as_anot
     assert [[(r.pid, r.start_ticks) for r in s.reports] for s in seen] == lives
 
 
-def test_duplicates_are_left_out_and_told():
-    seen, remarks = read_with_remarks("time,uuid,pid,used_bytes\n0,a,,5\n0,a,,5\n1,a,,6\n")
+def test_duplicates_are_skipped_with_a_notice():
+    seen, remarks = read_with_notices("time,uuid,pid,used_bytes\n0,a,,5\n0,a,,5\n1,a,,6\n")
     assert used(seen, "a") == [5, 6]
     assert [r for r in remarks if r.startswith("1 lines repeat")]

@@ -1,4 +1,4 @@
-"""Whatever is in a file: snapshots, or a ConfigError. Never anything else, and never time that stands still."""
+"""Files with any content give snapshots or a ConfigError, and time always advances."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 @pytest.mark.parametrize("format_name", ["auto", *READERS])
 @settings(max_examples=300)
 @given(data=st.one_of(damaged(), st.binary(max_size=200)))
-def test_any_file_is_read_or_refused(format_name: str, data: bytes):
+def test_arbitrary_file_is_read_or_refused(format_name: str, data: bytes):
     try:
         seen = read(data, format_name)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""nvidia-smi's logs as they come."""
+"""Logs of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from gpumond.errors import ConfigError
 from gpumond.model.snapshot import Snapshot
-from tests.importers.reading import elapsed, read, read_with_remarks, used
+from tests.importers.reading import elapsed, read, read_with_notices, used
 
 MIB = 1024**2
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
@@ -48,7 +48,7 @@ HEADERLESS = WITH_UNITS.split("\n", 1)[1]
     ],
     ids=["units", "nounits", "order", "repeated", "noheader", "bare", "crlf", "bom", "utf16", "gzip", "half", "blank"],
 )
-def test_the_same_readings_however_they_are_written(log: str | bytes):
+def test_equal_readings_in_different_notations_are_equal(log: str | bytes):
     seen = read(log)
     assert [(round(s.taken_at, 3), s.devices[0].uuid) for s in seen] == [(AT, UUID), (AT + 1, UUID)]
     assert used(seen, UUID) == [500 * MIB, 501 * MIB]
@@ -58,7 +58,7 @@ def test_the_same_readings_however_they_are_written(log: str | bytes):
     assert device.sensors.gpu_utilization_ratio in (0.07, None)
 
 
-def test_units_other_than_mebibytes_count():
+def test_units_other_than_mebibytes_are_converted():
     log = "timestamp, uuid, memory.used [GiB]\n2024/05/01 12:00:00, GPU-a, 2\n2024/05/01 12:00:01, GPU-a, 2048 KiB\n"
     assert used(read(log), "GPU-a") == [2 * 1024 * MIB, 2 * MIB]
 
@@ -92,32 +92,32 @@ def many(identity: str, *devices: str) -> str:
         ("pci.bus_id", ("00000000:1B:00.0", "00000000:1C:00.0"), ("00000000:1B:00.0", "00000000:1C:00.0")),
     ],
 )
-def test_the_devices_of_one_reading_are_one_snapshot(identity: str, devices: tuple[str, ...], uuids: tuple[str, ...]):
+def test_devices_of_one_reading_are_one_snapshot(identity: str, devices: tuple[str, ...], uuids: tuple[str, ...]):
     seen = read(many(identity, *devices))
     assert elapsed(seen) == [0, 1, 2]
     assert [tuple(device.uuid for device in snapshot.devices) for snapshot in seen] == [uuids] * 3
     assert used(seen, uuids[1]) == [100 * MIB, 101 * MIB, 102 * MIB]
 
 
-def test_devices_without_a_column_that_tells_them_apart_are_refused():
+def test_devices_without_a_distinguishing_column_are_refused():
     log = "\n".join(line.replace(" x,", "") for line in many("x", "x", "x").replace(", x,", ",").splitlines()) + "\n"
     with pytest.raises(ConfigError, match=r"line 3: two readings at one time.*add uuid, index or pci\.bus_id"):
         read(log)
 
 
-def test_a_card_that_was_swapped_is_another_device():
-    rows = [f"2024/05/01 12:00:0{n}, 0, {card}, 5 MiB, {size} MiB" for n, (card, size) in enumerate(CARDS)]
+def test_replaced_device_is_another_device():
+    rows = [f"2024/05/01 12:00:0{n}, 0, {card}, 5 MiB, {size} MiB" for n, (card, size) in enumerate(DEVICES)]
     seen = read("\n".join(["timestamp, index, name, memory.used [MiB], memory.total [MiB]", *rows, ""]))
     assert [snapshot.devices[-1].uuid for snapshot in seen] == ["gpu0", "gpu0", "gpu0#2"]
     assert seen[-1].devices[-1].size_bytes == 40000 * MIB
 
 
-CARDS = (("Tesla T4", 15360), ("Tesla T4", 15360), ("NVIDIA A100", 40000))
+DEVICES = (("Tesla T4", 15360), ("Tesla T4", 15360), ("NVIDIA A100", 40000))
 
 
-def test_messages_between_the_readings_are_no_malformed_lines():
+def test_messages_between_readings_are_not_malformed_lines():
     message = "Unable to determine the device handle for GPU0000:1B:00.0: GPU is lost.  Reboot the system.\n"
-    seen, remarks = read_with_remarks(WITH_UNITS + message * 50)
+    seen, remarks = read_with_notices(WITH_UNITS + message * 50)
     assert len(seen) == 2
     assert [remark for remark in remarks if "line 4: nvidia-smi reported: Unable to" in remark]
 
@@ -136,19 +136,19 @@ def processes(snapshot: Snapshot) -> list[tuple[int, int | None, str | None]]:
     return [(p.pid, p.used_bytes, p.comm) for device in snapshot.devices for p in device.processes or ()]
 
 
-def test_a_log_of_processes_says_who_is_there():
+def test_log_of_processes_lists_them():
     log = PROCESSES.replace("python, serve.py", "python")
     assert [processes(snapshot) for snapshot in read(log)] == [
         [(7, 100 * MIB, "python"), (8, 50 * MIB, "/usr/bin/x")],
         [(7, 110 * MIB, "python")],
         [(7, 120 * MIB, "python"), (8, 60 * MIB, "/usr/bin/x")],
     ]
-    seen, remarks = read_with_remarks(log)
+    seen, remarks = read_with_notices(log)
     assert used(seen, "GPU-a") == [150 * MIB, 110 * MIB, 180 * MIB]
     assert remarks == ["the log has no used memory of a device: the sum of its processes is used"]
 
 
-def test_a_program_with_a_comma_in_its_name_is_whole():
+def test_program_name_with_a_comma_is_complete():
     log = PROCESSES.replace("/usr/bin/x", "x").replace("8, x", "8, python, other.py")
     first, *rest = log.splitlines()
     seen = read("\n".join([first, "2024/05/01 11:59:59.100, GPU-a, 7, python, 90 MiB", *rest, ""]))
@@ -171,40 +171,40 @@ def test_a_program_with_a_comma_in_its_name_is_whole():
         (WITH_UNITS.splitlines()[0] + "\n", "contains no readings"),
     ],
 )
-def test_an_unusable_log_is_refused_with_the_mend(log: str, complaint: str):
+def test_unusable_log_is_refused_with_the_remedy(log: str, complaint: str):
     with pytest.raises(ConfigError, match=complaint):
         read(log)
 
 
-def test_a_log_without_timestamps_needs_only_the_interval():
+def test_log_without_timestamps_needs_only_the_interval():
     log = "index, memory.used [MiB], memory.total [MiB]\n" + "0, 5 MiB, 9000 MiB\n1, 6 MiB, 9000 MiB\n" * 3
     seen = read(log, interval=5.0)
     assert elapsed(seen) == [0, 5, 10]
     assert [len(snapshot.devices) for snapshot in seen] == [2, 2, 2]
 
 
-def test_without_a_header_the_index_is_known_by_its_counting():
+def test_headerless_log_has_the_index_in_its_counting_column():
     rows = [f"2024/05/01 12:00:0{s}.{g}00, {g}, {40 + g}, {2000 + 10 * s + g}, 81559" for s in range(3) for g in (0, 1)]
     seen = read("\n".join([*rows, ""]))
     assert [d.uuid for d in seen[-1].devices] == ["gpu0", "gpu1"]
     assert used(seen, "gpu1") == [2001 * MIB, 2011 * MIB, 2021 * MIB]
 
 
-def test_one_malformed_line_is_left_out_and_told():
+def test_malformed_line_is_skipped_with_a_notice():
     rows = "".join(f"2024/05/01 12:00:{s:02}, GPU-a, {s} MiB\n" for s in range(20))
     log = "timestamp, uuid, memory.used [MiB]\n" + rows.replace("05, GPU-a, 5 MiB", "05, GPU-a, lots")
-    seen, remarks = read_with_remarks(log)
+    seen, remarks = read_with_notices(log)
     assert len(seen) == 19
     assert [remark for remark in remarks if remark.startswith("1 malformed") and "line 7: " in remark]
 
 
-def test_a_log_of_which_much_is_malformed_is_refused_with_the_first_line():
+def test_mostly_malformed_log_is_refused_with_the_first_such_line():
     rows = "".join(f"2024/05/01 12:00:{s:02}, GPU-a, {'lots' if s % 5 == 3 else s}\n" for s in range(20))
     with pytest.raises(ConfigError, match="4 of 20 lines are malformed, more than a tenth; the first is line 5"):
         read("timestamp, uuid, memory.used [MiB]\n" + rows)
 
 
-def test_without_a_header_processes_are_not_taken_for_devices():
+def test_headerless_log_of_processes_is_not_read_as_devices():
     log = (
         PROCESSES.split("\n", 1)[1]
         .replace("python, serve.py", "python")

@@ -1,4 +1,4 @@
-"""Answers of Prometheus' query_range."""
+"""Answers of Prometheus's query_range."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.errors import ConfigError
 from gpumond.testing import GIB
-from tests.importers.reading import elapsed, read, read_with_remarks, used
+from tests.importers.reading import elapsed, read, read_with_notices, used
 
 MIB = 1024**2
 
@@ -57,7 +57,7 @@ DCGM = {"gpu": "3", "UUID": "GPU-a", "instance": "node1:9400", "modelName": "NVI
     ],
     ids=["gpumond", "dcgm", "nvidia_gpu_exporter", "nvitop", "expression", "with-others"],
 )
-def test_exporters_in_their_own_units(log: list[dict[str, Any]], size: int | None):
+def test_exporters_are_read_in_their_own_units(log: list[dict[str, Any]], size: int | None):
     seen = read(answer(*log))
     assert (elapsed(seen), used(seen, "GPU-a")) == ([0, 15], [100 * MIB, 200 * MIB])
     assert seen[0].devices[0].size_bytes == size
@@ -70,7 +70,7 @@ def test_dcgm_has_name_index_and_utilization():
     assert (device.index, device.name, device.sensors.gpu_utilization_ratio) == (3, "NVIDIA H100", 0.5)
 
 
-def test_processes_and_their_pools():
+def test_answer_has_processes_and_their_pools():
     own = {"uuid": "GPU-a", "pid": "7"}
     seen = read(
         answer(
@@ -85,7 +85,7 @@ def test_processes_and_their_pools():
     assert [(s.reports[0].pools[0].live_bytes, s.reports[0].pools[0].held_bytes) for s in seen] == [(11, 30), (21, 30)]
 
 
-def test_one_device_seen_through_two_instances_stays_two_series():
+def test_device_in_two_instances_remains_two_series():
     log = answer(
         series("", 5, 6, uuid="GPU-a", instance="one"),
         series("", 7, 8, uuid="GPU-a", instance="two"),
@@ -93,7 +93,7 @@ def test_one_device_seen_through_two_instances_stays_two_series():
     assert used(read(log), "two GPU-a") == [7, 8]
 
 
-def test_pods_that_follow_each_other_on_a_device_are_one_series():
+def test_successive_pods_on_a_device_are_one_series():
     first, second = (
         series("DCGM_FI_DEV_FB_USED", 1, 2, pod="x", **DCGM),
         series("DCGM_FI_DEV_FB_USED", 0, 0, 3, pod="y", **DCGM),
@@ -102,7 +102,7 @@ def test_pods_that_follow_each_other_on_a_device_are_one_series():
     assert used(read(answer(first, second)), "GPU-a") == [1 * MIB, 2 * MIB, 3 * MIB]
 
 
-def test_series_of_one_device_that_differ_are_refused_with_the_mend():
+def test_conflicting_series_of_one_device_are_refused_with_the_remedy():
     log = answer(series("", 5, uuid="GPU-a", job="x"), series("", 6, uuid="GPU-a", job="y"))
     with pytest.raises(ConfigError, match=r"two different series of GPU-a; combine them with: max by"):
         read(log)
@@ -113,7 +113,7 @@ def test_non_numbers_are_not_readings():
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_also_without_its_envelope_and_pretty_printed(indent: int | None):
+def test_answer_is_read_without_its_envelope_and_pretty_printed(indent: int | None):
     assert used(read(json.dumps([series("", 5, uuid="a")], indent=indent)), "a") == [5]
     assert used(read(json.dumps(json.loads(answer(series("", 5, uuid="a")))["data"], indent=indent)), "a") == [5]
 
@@ -132,11 +132,11 @@ def test_also_without_its_envelope_and_pretty_printed(indent: int | None):
         ("{" * 100_000, "not JSON"),
     ],
 )
-def test_an_unusable_answer_is_refused(log: str, complaint: str):
+def test_unusable_answer_is_refused(log: str, complaint: str):
     with pytest.raises(ConfigError, match=complaint):
         read(log, "prometheus")
 
 
 def test_ignored_lines_are_reported():
-    _, remarks = read_with_remarks(answer(series("", 5, uuid="a"), series("up", 1)))
+    _, remarks = read_with_notices(answer(series("", 5, uuid="a"), series("up", 1)))
     assert remarks == ["the series up do not describe device memory; they are ignored"]

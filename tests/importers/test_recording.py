@@ -1,4 +1,4 @@
-"""gpumond's own recordings."""
+"""Recordings of gpumond."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import Snapshot, SourceState, XidErrors
 from gpumond.protocol.messages import from_json, to_json
 from gpumond.testing import GIB, make_device, make_fault, make_pool, make_process, make_report, make_snapshot
-from tests.importers.reading import elapsed, read, read_with_remarks
+from tests.importers.reading import elapsed, read, read_with_notices
 
 FULL = replace(
     make_snapshot(
@@ -18,7 +18,7 @@ FULL = replace(
                 make_process(11, None, start_ticks=None),
             ),
             sensors=Sensors(
-                0.1,
+                gpu_utilization_ratio=0.1,
                 throttle_reasons=("gpu_idle",),
                 persistence_mode=True,
                 compute_mode="Default",
@@ -37,7 +37,16 @@ FULL = replace(
     ),
     taken_at=1_790_000_000.123456,
     elapsed_seconds=0.1 + 0.2,
-    source=SourceState("nvml", False, True, "timeout", "x", "1", "2", "3"),
+    source=SourceState(
+        name="nvml",
+        up=False,
+        responsive=True,
+        reason="timeout",
+        detail="x",
+        driver_version="1",
+        library_version="2",
+        cuda_version="3",
+    ),
 )
 
 
@@ -45,7 +54,7 @@ def lines(*snapshots: Snapshot) -> bytes:
     return b"".join(to_json(snapshot) + b"\n" for snapshot in snapshots)
 
 
-def test_nothing_of_a_snapshot_is_lost():
+def test_snapshot_is_read_back_completely():
     assert from_json(Snapshot, to_json(FULL)) == FULL
     assert read(lines(FULL)) == [FULL]
 
@@ -54,36 +63,36 @@ def at(seq: int, elapsed_seconds: float, taken_at: float) -> Snapshot:
     return make_snapshot(make_device(), seq=seq, elapsed_seconds=elapsed_seconds, taken_at=taken_at)
 
 
-def test_a_daemon_that_was_restarted_goes_on_where_the_last_ended():
-    seen, remarks = read_with_remarks(lines(at(1, 1, 100), at(2, 2, 101), at(1, 0.5, 111), at(2, 1.5, 112)))
+def test_time_continues_after_a_restart_of_the_daemon():
+    seen, remarks = read_with_notices(lines(at(1, 1, 100), at(2, 2, 101), at(1, 0.5, 111), at(2, 1.5, 112)))
     assert elapsed(seen) == [1, 2, 12, 13]
     assert "line 3: the daemon was restarted" in remarks[0]
 
 
 def test_duplicate_rows_count_once():
-    seen, _ = read_with_remarks(lines(at(1, 1, 100), at(1, 1, 100), at(2, 2, 101)))
+    seen, _ = read_with_notices(lines(at(1, 1, 100), at(1, 1, 100), at(2, 2, 101)))
     assert elapsed(seen) == [1, 2]
 
 
-def test_a_half_line_at_the_end_is_no_complaint():
-    seen, remarks = read_with_remarks(lines(at(1, 1, 100), at(2, 2, 101))[:-20])
+def test_incomplete_last_line_causes_no_notice():
+    seen, remarks = read_with_notices(lines(at(1, 1, 100), at(2, 2, 101))[:-20])
     assert (elapsed(seen), remarks) == ([1], [])
 
 
-def test_a_line_of_nonsense_is_left_out_and_told():
+def test_invalid_line_is_skipped_with_a_notice():
     many = [at(n, n, 100 + n) for n in range(1, 21)]
-    seen, remarks = read_with_remarks(lines(*many) + b'{"seq":"x"}\n' + lines(at(30, 30, 200)))
+    seen, remarks = read_with_notices(lines(*many) + b'{"seq":"x"}\n' + lines(at(30, 30, 200)))
     assert len(seen) == 21
     assert remarks[0].startswith("1 malformed lines are ignored; the first is line 21: ")
 
 
-def test_a_number_beyond_all_bounds_is_nonsense_too():
+def test_out_of_range_number_makes_a_line_invalid():
     huge = to_json(at(1, 1, 100)).replace(b'"elapsed_seconds":1', b'"elapsed_seconds":1' + b"9" * 400) + b"\n"
-    seen, remarks = read_with_remarks(huge + lines(*[at(n, n, 100 + n) for n in range(1, 21)]))
+    seen, remarks = read_with_notices(huge + lines(*[at(n, n, 100 + n) for n in range(1, 21)]))
     assert len(seen) == 20
     assert "line 1: Snapshot.elapsed_seconds: expected a finite number" in remarks[0]
 
 
-def test_a_capacity_that_is_not_in_it_can_be_given():
+def test_missing_capacity_can_be_given():
     seen = read(lines(make_snapshot(make_device(size_bytes=None), make_device("GPU-b"))), size=5)
     assert [device.size_bytes for device in seen[0].devices] == [5, 80 * GIB]

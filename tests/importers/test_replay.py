@@ -1,4 +1,4 @@
-"""A recording, or a log of the same, gives the verdicts that were given live."""
+"""Verdicts from a recording, or from a log of the same data, equal those of the running daemon."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from itertools import islice
 import pytest
 
 from gpumond.diagnosis import Diagnosis, diagnose
-from gpumond.importers.transitions import Changes
+from gpumond.importers import Changes
 from gpumond.loadgen import plan
 from gpumond.model.snapshot import Snapshot
 from gpumond.protocol.messages import to_json
 from tests.importers.reading import read
 from tests.simulator.snapshots import snapshots as virtual
 
-Said = list[tuple[float, bool, str, int | None]]
+Transitions = list[tuple[float, bool, str, int | None]]
 
 
-def verdicts(snapshots: Iterable[Snapshot]) -> Said:
-    diagnosis, changes, said = Diagnosis(), Changes(), []
+def verdicts(snapshots: Iterable[Snapshot]) -> Transitions:
+    diagnosis, changes, transitions = Diagnosis(), Changes(), []
     for snapshot in snapshots:
         diagnosis = diagnose(diagnosis, snapshot)
         for change in changes.update(diagnosis.verdicts, snapshot.taken_at):
-            said.append((change.at, change.onset, change.verdict.kind, change.verdict.pid))
-    return said
+            transitions.append((change.at, change.onset, change.verdict.kind, change.verdict.pid))
+    return transitions
 
 
 def as_csv(snapshots: Iterable[Snapshot]) -> Iterator[str]:
@@ -40,23 +40,23 @@ def as_csv(snapshots: Iterable[Snapshot]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def live() -> list[Snapshot]:
-    """A program that fills its device and crashes, on a daemon that has just started."""
-    seen = list(islice(virtual(plan("crash", seed=1)), 1200))
-    start = seen[0].elapsed_seconds
-    return [replace(snapshot, elapsed_seconds=snapshot.elapsed_seconds - start) for snapshot in seen]
+    """Snapshots of a program that fills its device and crashes, on a daemon that has just started."""
+    snapshots_so_far = list(islice(virtual(plan("crash", seed=1)), 1200))
+    start = snapshots_so_far[0].elapsed_seconds
+    return [replace(snapshot, elapsed_seconds=snapshot.elapsed_seconds - start) for snapshot in snapshots_so_far]
 
 
-def test_a_replay_says_what_was_said_live(live: list[Snapshot]):
-    said = verdicts(live)
-    assert {kind for _, onset, kind, _ in said if onset} >= {"pressure", "crash"}
-    assert verdicts(read(b"".join(to_json(snapshot) + b"\n" for snapshot in live))) == said
+def test_replay_gives_the_live_verdicts(live: list[Snapshot]):
+    transitions = verdicts(live)
+    assert {kind for _, onset, kind, _ in transitions if onset} >= {"pressure", "crash"}
+    assert verdicts(read(b"".join(to_json(snapshot) + b"\n" for snapshot in live))) == transitions
 
 
-def test_a_plain_log_says_so_too(live: list[Snapshot]):
+def test_plain_log_gives_the_live_alarms(live: list[Snapshot]):
     assert not any(snapshot.reports for snapshot in live)
     alarms = ("pressure", "crash", "leak", "orphan")
 
-    def heard(said: Said) -> Said:
-        return [each for each in said if each[2] in alarms]
+    def alarms_of(transitions: Transitions) -> Transitions:
+        return [each for each in transitions if each[2] in alarms]
 
-    assert heard(verdicts(read("".join(as_csv(live))))) == heard(verdicts(live))
+    assert alarms_of(verdicts(read("".join(as_csv(live))))) == alarms_of(verdicts(live))

@@ -1,4 +1,4 @@
-"""Time in logs: order, gaps, clocks that are set, logs appended to logs."""
+"""Time in logs: order, gaps, clock changes, and logs appended to logs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from gpumond.errors import ConfigError
 from gpumond.model.snapshot import Snapshot
-from tests.importers.reading import elapsed, read, read_with_remarks, used
+from tests.importers.reading import elapsed, read, read_with_notices, used
 
 
 def log(*times: float, uuid: str = "a") -> str:
@@ -14,27 +14,27 @@ def log(*times: float, uuid: str = "a") -> str:
 
 
 def read_log(*times: float) -> tuple[list[Snapshot], list[str]]:
-    return read_with_remarks("time,uuid,pid,used_bytes\n" + log(*times))
+    return read_with_notices("time,uuid,pid,used_bytes\n" + log(*times))
 
 
-def test_lines_that_overtook_each_other_are_put_in_order():
+def test_lines_out_of_order_are_sorted():
     seen, remarks = read_log(0, 1, 3, 2, 4)
     assert (elapsed(seen), used(seen, "a")) == ([0, 1, 2, 3, 4], [0, 1, 3, 2, 4])
     assert remarks == []
 
 
-def test_a_gap_is_a_gap():
+def test_gap_remains_a_gap():
     seen, _ = read_log(0, 1, 2, 2402, 2403)
     assert elapsed(seen) == [0, 1, 2, 2402, 2403]
 
 
-def test_a_long_gap_is_one_too_once_the_series_goes_on():
+def test_long_gap_remains_a_gap_if_the_series_continues():
     seen, remarks = read_log(0, 1, 100_000, 100_001)
     assert (elapsed(seen), remarks) == ([0, 1, 100_000, 100_001], [])
 
 
 @pytest.mark.parametrize("restart", [(500, 501, 502), (0, 1, 2), (994, 995, 996)], ids=["clock", "appended", "near"])
-def test_a_clock_that_goes_back_is_a_new_stretch_and_seconds_go_on(restart: tuple[float, ...]):
+def test_clock_set_back_begins_a_new_section_and_elapsed_time_continues(restart: tuple[float, ...]):
     seen, remarks = read_log(1000, 1001, 1002, *restart)
     assert elapsed(seen) == [0, 1, 2, 3, 4, 5]
     assert [snapshot.taken_at for snapshot in seen] == [1000, 1001, 1002, *restart]
@@ -42,37 +42,37 @@ def test_a_clock_that_goes_back_is_a_new_stretch_and_seconds_go_on(restart: tupl
 
 
 @pytest.mark.parametrize("stray", [10.0, 4e9], ids=["back", "ahead"])
-def test_one_line_far_out_of_place_is_left_out(stray: float):
+def test_single_line_with_a_distant_time_is_skipped(stray: float):
     seen, remarks = read_log(1000, 1001, stray, 1002, 1003)
     assert elapsed(seen) == [0, 1, 2, 3]
     assert remarks == ["1 lines are far out of order in time; they are ignored"]
 
 
-def test_series_one_after_the_other_are_read_as_such():
+def test_series_written_one_after_another_are_merged():
     seen = read("time,uuid,pid,used_bytes\n" + log(*range(100), uuid="a") + log(*range(100), uuid="b"))
     assert elapsed(seen) == [float(n) for n in range(200)]
     assert used(seen, "b") == list(range(100))
 
 
 @pytest.mark.parametrize("times", [range(90_000, 0, -6), range(90, 0, -6)], ids=["long", "short"])
-def test_a_log_that_runs_backwards_is_refused_with_the_mend(times: range):
+def test_reversed_log_is_refused_with_the_remedy(times: range):
     with pytest.raises(ConfigError, match="line 3: time decreases from this line on; sort the log by time"):
         read_log(*times)
 
 
-def test_devices_read_moments_apart_are_one_snapshot_and_never_two_readings_of_one():
+def test_readings_a_moment_apart_are_one_snapshot_unless_of_the_same_device():
     rows = "".join(f"{30 * t},a,,{t}\n{30 * t + 9},b,,{t}\n" for t in range(10))
     seen = read("time,uuid,pid,used_bytes\n" + rows)
     assert [[d.used_bytes for d in s.devices] for s in seen[-5:]] == [[t, t] for t in range(5, 10)]
 
 
-def test_a_device_that_is_not_in_a_reading_is_missed_and_then_gone():
+def test_device_missing_from_readings_is_missed_and_then_removed():
     rows = "".join(f"{t},a,,{t}\n" + (f"{t},b,,{t}\n" if t < 5 else "") for t in range(12))
     seen = read("time,uuid,pid,used_bytes\n" + rows)
     missed = [{d.uuid: d.missed for d in s.devices}.get("b") for s in seen]
     assert missed == [0, 0, 0, 0, 0, 1, 2, None, None, None, None, None]
 
 
-def test_the_same_log_gives_the_same_snapshots():
+def test_snapshots_of_a_log_are_deterministic():
     rows = "time,uuid,pid,used_bytes\n" + log(*(t + (t * 7 % 5) for t in range(500)))
     assert read(rows) == read(rows)

@@ -1,4 +1,4 @@
-"""A real Chromium on the daemon's page."""
+"""Real Chromium on the daemon's page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PROGRAMS = ("training", "serving", "leak", "fragmentation")
 
 Serve = Callable[..., RunningDaemon]
 NETWORK = ("Failed to load resource", "net::ERR_")
-"""Chromium's own words for an answer that is an error, or for none: where those are expected."""
+"""Prefix of Chromium's messages about an error response or a missing response, where those are expected."""
 
 
 @contextmanager
@@ -54,17 +54,17 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-class Sight:
-    """One tab. What the console complains of is kept, a violation of the page's policy among it."""
+class PageSession:
+    """One tab of the page. Errors and warnings of the console are kept, including violations of the page's policy."""
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.complaints: list[str] = []
         self.frames: dict[int, Any] = {}
-        self.asked: list[str] = []
+        self.requested_urls: list[str] = []
         self.page: Page = context.new_page()
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("request", lambda request: self.requested_urls.append(request.url))
         self.page.goto(url)
 
     def _console(self, message: Any) -> None:
@@ -72,13 +72,13 @@ class Sight:
             self.complaints.append(message.text)
 
     def texts(self, *selectors: str) -> list[list[str]]:
-        """Return the values of all at one instant, because the page changes between two requests."""
+        """Return the texts of all selectors at one time, because the page changes between two calls."""
         script = "all => all.map(one => [...document.querySelectorAll(one)].map(node => node.textContent))"
         found: list[list[str]] = self.page.evaluate(script, list(selectors))
         return found
 
     def fits(self) -> bool:
-        """No scrolling sideways."""
+        """Return whether the page needs no horizontal scrolling."""
         return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
     def shows(self, text: str, seconds: float = 20.0) -> None:
@@ -86,16 +86,17 @@ class Sight:
 
 
 @contextmanager
-def looking(
+def open_page(
     browser: Browser,
     daemon: RunningDaemon,
     viewport: dict[str, int] | None = None,
     rewrite: Callable[[Any], None] | None = None,
     guard: Callable[[Route], None] | None = None,
     **options: Any,
-) -> Iterator[Sight]:
-    """A tab on the page. ``rewrite`` changes each frame on its way, as a daemon that cleans nothing would send it;
-    ``guard`` answers in the API's place."""
+) -> Iterator[PageSession]:
+    """Open the page in a tab. ``rewrite`` changes each frame before the page receives it; ``guard`` answers API
+    requests.
+    """
     context = browser.new_context(viewport=viewport or WIDE, reduced_motion="reduce", **options)
     context.set_default_timeout(15_000)
 
@@ -111,17 +112,17 @@ def looking(
     if guard:
         context.route("**/api/v1/**", guard)
     try:
-        sight = Sight(context, daemon.url)
-        yield sight
+        session = PageSession(context, daemon.url)
+        yield session
         context.unroute_all(behavior="wait")
     finally:
         context.close()
-    assert sight.complaints == []
+    assert session.complaints == []
 
 
-def sign_in(sight: Sight, daemon: RunningDaemon) -> None:
-    sight.page.get_by_label("Token").fill((daemon.directory / "token").read_text().strip())
-    sight.page.get_by_label("Token").press("Enter")
+def sign_in(session: PageSession, daemon: RunningDaemon) -> None:
+    session.page.get_by_label("Token").fill((daemon.directory / "token").read_text().strip())
+    session.page.get_by_label("Token").press("Enter")
 
 
 def ready(daemon: RunningDaemon, workloads: Sequence[str]) -> None:
@@ -130,6 +131,6 @@ def ready(daemon: RunningDaemon, workloads: Sequence[str]) -> None:
 
 
 def axe() -> Path | None:
-    """axe-core's script, where somebody has put it: see .ci/run."""
+    """Script of axe-core, if it is installed: see .ci/run."""
     path = Path(__file__).parents[2] / "build" / "axe" / "package" / "axe.min.js"
     return path if path.exists() else None

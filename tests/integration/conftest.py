@@ -1,4 +1,4 @@
-"""A Chromium and a demo for the page's tests, both for as long as a file of tests takes."""
+"""Chromium and a demo for the tests of the page, one of each for a file of tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.browser import PROGRAMS, Sight, chromium, looking, ready
+from tests.integration.browser import PROGRAMS, PageSession, chromium, open_page, ready
 from tests.running import RunningDaemon
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
 
 
 @pytest.fixture
-def sight(browser: Browser, demo: RunningDaemon) -> Iterator[Sight]:
-    with looking(browser, demo) as sight:
-        sight.page.locator("tbody").first.wait_for()
-        yield sight
+def session(browser: Browser, demo: RunningDaemon) -> Iterator[PageSession]:
+    with open_page(browser, demo) as session:
+        session.page.locator("tbody").first.wait_for()
+        yield session

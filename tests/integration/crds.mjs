@@ -1,6 +1,6 @@
-// Holds objects against the schemas of the Prometheus operator's resources, compiled to functions in build/crds.
-// A schema lets keys pass that it does not know; the API server drops them, and nobody is told. So each object is watched:
-// what its schema did not look at, it does not know.
+// Validates objects with the schemas of the Prometheus operator's resources, compiled to functions in build/crds.
+// A schema accepts unknown keys, which the API server drops silently. So each object is wrapped in a proxy:
+// keys that its schema did not read are unknown.
 import { readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 

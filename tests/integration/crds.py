@@ -20,10 +20,10 @@ REASON = (
     if shutil.which("node") and SCHEMAS.is_dir()
     else "needs node, and @kubernetes-models/prometheus-operator in build/crds (see .ci/run)"
 )
-"""Why this machine cannot do it; empty if it can."""
+"""Reason why this machine cannot validate them; empty if it can."""
 
 
-def complaints(objects: Sequence[dict[str, Any]]) -> list[list[str]]:
+def errors_of(objects: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Return the errors of each object, and its null or unknown fields."""
     command = ["node", str(PROGRAM), str(PACKAGES)]
     done = subprocess.run(command, input=json.dumps(objects), capture_output=True, text=True, timeout=60)

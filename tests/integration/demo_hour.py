@@ -1,8 +1,9 @@
-"""The demo for an hour, seen on all its faces: ``python -m tests.integration.demo_hour [--minutes N] [--out FILE]``.
+"""The demo for an hour, compared in all its views: ``python -m tests.integration.demo_hour [--minutes N] [--out
+FILE]``.
 
-Each few seconds one frame is compared on the API, /metrics, the page in Chromium, `top --once` and `status`. What
-moved, what fired, resolved and was flushed, and what looks dead, is said at the end in JSON; exit code 1 if anything is
-wrong.
+Every few seconds one frame is compared in the API, /metrics, the page in Chromium, `top --once` and `status`. At the
+end the program prints a summary in JSON: values that changed, alerts that fired and resolved, flushes, and values that
+never changed. The exit code is 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.integration.browser import PROGRAMS, Sight, chromium, looking, ready
-from tests.integration.faces import Moment, disagreements, metrics_of, moment, showing
+from tests.integration.browser import PROGRAMS, PageSession, chromium, open_page, ready
+from tests.integration.faces import FrameAndAnswers, consistent_frame, disagreements, metrics_of, serving_frame
 from tests.running import RunningDaemon
 
 PAUSE_SECONDS = 5.0
 CYCLE_SECONDS = {"leak": 300, "fragmentation": 260}
 """Upper bound of the time in which the demo's programs repeat what their rules detect."""
 ROUND_SECONDS = 130
-"""After so long the closed loop has something to flush again."""
+"""The closed loop has something to flush again after this time."""
 
 STILL = ("size", "reserved")
 """Parts of a device that do not change."""
@@ -33,7 +34,7 @@ KEPT = 20
 
 
 @dataclass
-class Watch:
+class Observations:
     """Observations in order of time."""
 
     began: float = field(default_factory=time.monotonic)
@@ -48,7 +49,7 @@ class Watch:
     values: dict[str, set[float]] = field(default_factory=lambda: defaultdict(set))
     heaps: list[int] = field(default_factory=list)
 
-    def look(self, daemon: RunningDaemon, now: Moment) -> None:
+    def add_frame(self, daemon: RunningDaemon, now: FrameAndAnswers) -> None:
         for (name, labels), value in metrics_of(now.frame).items():
             named = dict(labels)
             self.values[" ".join([name, *(named[key] for key in ("workload", "share") if key in named)])].add(value)
@@ -56,9 +57,9 @@ class Watch:
         for event in json.loads(body):
             if event["id"] > self.last_event:
                 self.last_event = event["id"]
-                self._happened(event["kind"], dict(event["details"]))
+                self._count(event["kind"], dict(event["details"]))
 
-    def _happened(self, kind: str, details: dict[str, Any]) -> None:
+    def _count(self, kind: str, details: dict[str, Any]) -> None:
         self.events[kind] += 1
         subject, _, change = kind.partition("-")
         if subject == "alert":
@@ -69,7 +70,7 @@ class Watch:
             self.outcomes[details["outcome"]] += 1
             self.released_bytes += details["released_bytes"]
 
-    def summary(self, sight: Sight) -> dict[str, Any]:
+    def summary(self, session: PageSession) -> dict[str, Any]:
         seconds = time.monotonic() - self.began
         found: dict[str, Any] = {
             "seconds": round(seconds),
@@ -80,7 +81,10 @@ class Watch:
             "verdicts": {kind: dict(changes) for kind, changes in sorted(self.verdicts.items())},
             "events": dict(sorted(self.events.items())),
             "flushes": {"outcomes": dict(self.outcomes), "released_bytes": self.released_bytes},
-            "page": {"complaints": sight.complaints[:KEPT], "heap_bytes": self.heaps[:: max(1, len(self.heaps) // 6)]},
+            "page": {
+                "complaints": session.complaints[:KEPT],
+                "heap_bytes": self.heaps[:: max(1, len(self.heaps) // 6)],
+            },
             "values": {name: len(values) for name, values in sorted(self.values.items())},
         }
         return found | {"wrong": wrong(found)}
@@ -102,22 +106,22 @@ def wrong(summary: dict[str, Any]) -> list[str]:
     return found
 
 
-def watch(directory: Path, minutes: float) -> dict[str, Any]:
+def observe(directory: Path, minutes: float) -> dict[str, Any]:
     daemon = RunningDaemon(directory / "demo", verb="demo")
     try:
         ready(daemon, PROGRAMS)
-        with chromium() as browser, looking(browser, daemon) as sight, showing(daemon) as still:
-            sight.page.locator("tbody").first.wait_for()
-            seen, end = Watch(), time.monotonic() + 60 * minutes
+        with chromium() as browser, open_page(browser, daemon) as session, serving_frame(daemon) as fake:
+            session.page.locator("tbody").first.wait_for()
+            observations, end = Observations(), time.monotonic() + 60 * minutes
             while time.monotonic() < end:
-                now = moment(daemon)
-                seen.look(daemon, now)
-                seen.disagreements += disagreements(now, sight, still)
-                seen.comparisons += 1
-                seen.heaps.append(sight.page.evaluate("performance.memory.usedJSHeapSize"))
-                sight.page.wait_for_timeout(1000 * PAUSE_SECONDS)
-            summary = seen.summary(sight)
-            sight.complaints.clear()  # they are in the summary
+                now = consistent_frame(daemon)
+                observations.add_frame(daemon, now)
+                observations.disagreements += disagreements(now, session, fake)
+                observations.comparisons += 1
+                observations.heaps.append(session.page.evaluate("performance.memory.usedJSHeapSize"))
+                session.page.wait_for_timeout(1000 * PAUSE_SECONDS)
+            summary = observations.summary(session)
+            session.complaints.clear()  # the summary contains them
             return summary
     finally:
         daemon.stop()
@@ -129,7 +133,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the summary goes, too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpumond-hour-") as directory:
-        summary = watch(Path(directory), options.minutes)
+        summary = observe(Path(directory), options.minutes)
     text = json.dumps(summary, indent=2)
     print(text)  # noqa: T201
     if options.out:

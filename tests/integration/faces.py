@@ -1,7 +1,7 @@
-"""One frame, compared on every face that shows it: the API's routes, /metrics, the page, `top --once` and `status`.
+"""Compare one frame in every view of it: the API's routes, /metrics, the page, `top --once` and `status`.
 
-A frame is over after a fifth of a second in the demo. Routes and /metrics are asked between two looks at the same
-frame; the page and the commands are given that frame when they ask for one, and nothing else is put between.
+A frame of the demo lasts a fifth of a second. Routes and /metrics are requested between two requests of the same frame.
+The page and the commands receive this frame from a fake daemon.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumond.cli.table import size
-from gpumond.engine.events import ORDINARY
 from gpumond.model.units import human
-from tests.integration.browser import Sight
+from gpumond.model.verdicts import SHAPES
+from tests.integration.browser import PageSession
 from tests.running import RunningDaemon, Series, series_of
-from tests.top.frames import Played, playing
+from tests.top.frames import FakeDaemon, fake_daemon
 
 SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
 OF_PROCESSES = SHARES[:5]
@@ -29,47 +29,47 @@ TRIES = 100
 
 
 @dataclass(frozen=True)
-class Moment:
-    """``answers`` of the routes and ``series`` of /metrics, all of the tick that ``frame`` is of."""
+class FrameAndAnswers:
+    """``answers`` of the routes and ``series`` of /metrics, all of the same tick as ``frame``."""
 
     frame: Any
     answers: dict[str, Any]
     series: Series
 
 
-def moment(daemon: RunningDaemon) -> Moment:
+def consistent_frame(daemon: RunningDaemon) -> FrameAndAnswers:
     for _ in range(TRIES):
         frame = daemon.get("frame")
         answers = {route: daemon.get(route) for route in ROUTES}
         text = daemon.request("/metrics")[1]
         if daemon.get("frame")["snapshot"]["seq"] == frame["snapshot"]["seq"]:
-            return Moment(frame, answers, series_of(text))
+            return FrameAndAnswers(frame, answers, series_of(text))
     raise AssertionError("no frame lasted for as long as asking takes")
 
 
 @contextmanager
-def showing(daemon: RunningDaemon) -> Iterator[Played]:
-    """A server in place of the daemon. It returns one frame until it receives another."""
-    with playing(daemon.get("frame")) as still:
-        still.answers["/api/v1/status"] = (200, daemon.get("status"))
-        yield still
+def serving_frame(daemon: RunningDaemon) -> Iterator[FakeDaemon]:
+    """Start a fake daemon that returns one frame until it receives another."""
+    with fake_daemon(daemon.get("frame")) as fake:
+        fake.answers["/api/v1/status"] = (200, daemon.get("status"))
+        yield fake
 
 
-def disagreements(now: Moment, sight: Sight, still: Played) -> list[str]:
+def disagreements(now: FrameAndAnswers, session: PageSession, fake: FakeDaemon) -> list[str]:
     """Return the differences of each view from the frame; empty if they agree."""
-    still.show(now.frame)
+    fake.show(now.frame)
     found = [
         *_of_routes(now),
         *_of_metrics(now),
-        *_of_page(now.frame, sight),
-        *of_command(now.frame, "status", command(still, "status")),
-        *of_command(now.frame, "top", command(still, "top", "--once")),
-        *_of_json(now.frame, json.loads(command(still, "status", "--json"))),
+        *_of_page(now.frame, session),
+        *of_command(now.frame, "status", command(fake, "status")),
+        *of_command(now.frame, "top", command(fake, "top", "--once")),
+        *_of_json(now.frame, json.loads(command(fake, "status", "--json"))),
     ]
     return [f"frame {now.frame['snapshot']['seq']}: {each}" for each in found]
 
 
-def _of_routes(now: Moment) -> Iterator[str]:
+def _of_routes(now: FrameAndAnswers) -> Iterator[str]:
     snapshot = now.frame["snapshot"]
     expected = {name: now.frame[name] for name in ("processes", "ledger", "verdicts", "alerts")}
     expected |= {"snapshot": snapshot, "devices": snapshot["devices"], "agents": snapshot["reports"]}
@@ -79,7 +79,7 @@ def _of_routes(now: Moment) -> Iterator[str]:
 
 
 def metrics_of(frame: Any) -> Series:
-    """The series that follow from what is in a frame, written down anew."""
+    """Derive the series of a frame, independently of gpumond."""
     index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     expected: Series = {}
 
@@ -115,22 +115,22 @@ def metrics_of(frame: Any) -> Series:
     return expected
 
 
-def _of_metrics(now: Moment) -> Iterator[str]:
+def _of_metrics(now: FrameAndAnswers) -> Iterator[str]:
     expected = metrics_of(now.frame)
     names = {name for name, _ in expected} | {"gpumond_verdict", "gpumond_alerts"}
     shown = {key: value for key, value in now.series.items() if key[0] in names}
     for name, labels in sorted(expected.keys() | shown.keys(), key=str):
-        said, held = shown.get((name, labels)), expected.get((name, labels))
-        if said != held:
-            yield f"/metrics: {name} {dict(labels)} is {said}, not {held}"
+        shown_value, held = shown.get((name, labels)), expected.get((name, labels))
+        if shown_value != held:
+            yield f"/metrics: {name} {dict(labels)} is {shown_value}, not {held}"
 
 
-def _of_page(frame: Any, sight: Sight) -> Iterator[str]:
-    page, seq = sight.page, str(frame["snapshot"]["seq"])
+def _of_page(frame: Any, session: PageSession) -> Iterator[str]:
+    page, seq = session.page, str(frame["snapshot"]["seq"])
     page.unroute("**/api/v1/frame")
     page.route("**/api/v1/frame", lambda route: route.fulfill(json=frame))
     page.wait_for_function("seq => document.documentElement.dataset.seq === seq", arg=seq)
-    totals, parts, legend, programs, sizes, alerts, verdicts = sight.texts(
+    totals, parts, legend, programs, sizes, alerts, verdicts = session.texts(
         ".total",
         ".legend dt",
         ".legend dd",
@@ -189,23 +189,23 @@ def of_command(frame: Any, face: str, text: str) -> Iterator[str]:
     yield from _differ(face, {"verdicts": (sorted(verdicts), _notable(frame))})
 
 
-def _of_json(frame: Any, said: Any) -> Iterator[str]:
+def _of_json(frame: Any, document: Any) -> Iterator[str]:
     for name in ("processes", "ledger", "verdicts", "alerts"):
-        if said[name] != frame[name]:
+        if document[name] != frame[name]:
             yield f"status --json: {name} are not the frame's"
-    if said["devices"] != frame["snapshot"]["devices"]:
+    if document["devices"] != frame["snapshot"]["devices"]:
         yield "status --json: devices are not the frame's"
 
 
 def _differ(face: str, compared: dict[str, tuple[Any, Any]]) -> Iterator[str]:
-    for what, (said, held) in compared.items():
-        if said != held:
-            yield f"{face}: {what} are {said}, not {held}"
+    for what, (shown_value, held) in compared.items():
+        if shown_value != held:
+            yield f"{face}: {what} are {shown_value}, not {held}"
 
 
 def _row(frame: Any, process: Any) -> str:
     judged = [verdict["kind"] for verdict in frame["verdicts"] if verdict["pid"] == process["pid"]]
-    judged.sort(key=lambda kind: kind in ORDINARY)
+    judged.sort(key=lambda kind: kind in SHAPES)
     sizes = (size(process[f"{name}_bytes"]) for name in ("used", *OF_PROCESSES))
     words = (_gpu(frame, process), str(process["pid"]), process["workload"] or process["comm"], process["user"] or "")
     return " ".join(" ".join((*words, *sizes, *judged[:1])).split())
@@ -217,7 +217,7 @@ def _gpu(frame: Any, process: Any) -> str:
 
 
 def _notable(frame: Any) -> list[str]:
-    return sorted(verdict["kind"] for verdict in frame["verdicts"] if verdict["kind"] not in ORDINARY)
+    return sorted(verdict["kind"] for verdict in frame["verdicts"] if verdict["kind"] not in SHAPES)
 
 
 def _used(device: Any) -> str:
@@ -246,7 +246,7 @@ def _legend(frame: Any, device: Any) -> list[tuple[str, str]]:
     return [(name, human(held)) for name, held in parts if held]
 
 
-def command(still: Played, *arguments: str) -> str:
+def command(fake: FakeDaemon, *arguments: str) -> str:
     """Return the output of a command."""
-    whole: Sequence[str] = (sys.executable, "-m", "gpumond", *arguments, "--url", still.url)
+    whole: Sequence[str] = (sys.executable, "-m", "gpumond", *arguments, "--url", fake.url)
     return subprocess.run(whole, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -1,11 +1,10 @@
-"""A program: renders a chart with Helm's own engine, by an installation into an API that only writes down.
+"""Program that renders a chart with Helm's own engine, by an installation into a fake Kubernetes API.
 
-    python helm.py CHART < {"defaults": values, "cases": {"case": values}}
-                         > {"case": {"objects": […], "lint": worst} | {"refused": "why"}}
+python helm.py CHART < {"defaults": values, "cases": {"case": values}} > {"case": {"objects": [...], "lint": worst} |
+{"refused": "reason"}}
 
-Helm lints a chart with its own values alone: so each case is linted as a chart whose values are the defaults with it.
-
-Needs helm-sdkpy, and with it Python 3.12; nothing of gpumond.
+Helm lints a chart with its own values only, so each case is linted as a chart with the case's values as defaults. It
+requires helm-sdkpy, which requires Python 3.12, and nothing of gpumond.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def discovery(path: str) -> dict[str, Any] | None:
 
 
 class Stub(BaseHTTPRequestHandler):
-    """Takes every object, and has none."""
+    """Fake API that accepts every object and returns none."""
 
     protocol_version = "HTTP/1.1"
     objects: list[dict[str, Any]]
@@ -82,7 +81,7 @@ class Stub(BaseHTTPRequestHandler):
         if "json" in self.headers["Content-Type"]:
             self.objects.append(json.loads(body))
             self._answer(201, self.objects[-1])
-        else:  # Helm's own record of the release
+        else:  # Helm's record of the release
             self._answer(201, {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "release"}})
 
     do_PUT = do_PATCH = do_POST
@@ -114,7 +113,7 @@ async def rendered(chart: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 async def linted(chart: str, values: dict[str, Any]) -> int:
-    """The worst that Helm finds: 1 is information, 2 a warning, 3 an error."""
+    """Return the worst finding of Helm: 1 is information, 2 a warning, 3 an error."""
     with tempfile.TemporaryDirectory() as directory:
         copy = shutil.copytree(chart, Path(directory) / "gpumond")
         (copy / "values.yaml").write_text(json.dumps(values))

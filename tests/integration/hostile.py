@@ -1,4 +1,4 @@
-"""A program on a simulated card with a name that wants to be more than text."""
+"""Program on a simulated device whose name contains markup and control characters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpumond.sim.card import MIB, SimDevice
+from gpumond.sim.device import MIB, SimDevice
 
 NAME = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>"
 COMM = "<b>\x1b[2J\u202e%s"
@@ -18,9 +18,9 @@ LONG = f"{NAME}\x1b[31m\u202egnp.exe\u2066\u200f{'W' * 4096}"
 
 
 @contextmanager
-def holding(card: Path) -> Iterator[None]:
-    """The program, until the block ends."""
-    command = [sys.executable, "-m", "tests.integration.hostile", str(card)]
+def holding(device: Path) -> Iterator[None]:
+    """Run the program until the block ends."""
+    command = [sys.executable, "-m", "tests.integration.hostile", str(device)]
     program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert program.stdout
     assert program.stdin

@@ -1,4 +1,4 @@
-"""A daemon that is killed at random instants while rules change, flushes are asked for and alerts fire."""
+"""Daemon that is killed at random times while rules change, flushes are requested and alerts fire."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Figures:
 
 
 class Killing:
-    """``round`` starts the daemon, checks what the one before left, works, and kills it. Raises AssertionError."""
+    """``round`` starts the daemon, checks the state of the previous one, works, and kills it. Raises AssertionError."""
 
     def __init__(self, directory: Path, driver: FakeDriver, seed: int = 1) -> None:
         self.figures = Figures()
@@ -48,7 +48,7 @@ class Killing:
         self._flushes = 0
         self._number = 0
         self._changes = 0
-        self._moments: dict[str, Any] = {}
+        self._times: dict[str, Any] = {}
 
     def round(self) -> None:
         began = time.monotonic()
@@ -59,7 +59,7 @@ class Killing:
         self._check(daemon)
         worker = threading.Thread(target=self._work, args=(daemon,))
         worker.start()
-        time.sleep(self._random.uniform(0.0 if self.figures.kills else 0.5, 0.6))  # the first time, alerts begin
+        time.sleep(self._random.uniform(0.0 if self.figures.kills else 0.5, 0.6))  # alerts begin in the first round
         daemon.process.kill()
         daemon.process.wait()
         worker.join()
@@ -81,14 +81,14 @@ class Killing:
         assert sum(entry["action"] == "flush.request" for entry in entries) >= self._flushes
         own = ("full", "full-for-long")
         alerts = until(lambda: [alert for alert in daemon.get("alerts") if alert["rule"] in own])
-        moments = {a["rule"]: (a["phase"], a["active_at"], a["fired_at"]) for a in alerts}
-        assert moments == (self._moments or moments), "an alert began anew"
-        self._moments = moments
-        told = [alert["status"] for request in self._hook.requests for alert in request.json["alerts"]]
-        assert "resolved" not in told, "what fires was resolved"
+        times = {a["rule"]: (a["phase"], a["active_at"], a["fired_at"]) for a in alerts}
+        assert times == (self._times or times), "an alert began again"
+        self._times = times
+        statuses = [alert["status"] for request in self._hook.requests for alert in request.json["alerts"]]
+        assert "resolved" not in statuses, "a firing alert was resolved"
 
     def _work(self, daemon: RunningDaemon) -> None:
-        """Changes rules and asks for flushes until nobody answers; notes what was acknowledged."""
+        """Change rules and request flushes until the daemon no longer answers; record what was acknowledged."""
         token = (daemon.directory / "token").read_text().strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=10)
@@ -110,10 +110,12 @@ class Killing:
                 self._rules[name] = above
                 self._changes += 1
                 self.figures.acknowledged += 1
-                if ask("POST", "/api/v1/flushes", {"target": {"pid": 1}}) == 404:  # else there were too many a minute
+                if (
+                    ask("POST", "/api/v1/flushes", {"target": {"pid": 1}}) == 404
+                ):  # otherwise there were too many in a minute
                     self._flushes += 1
                     self.figures.acknowledged += 1
         except (OSError, http.client.HTTPException):
-            pass  # it was killed
+            pass  # it has been killed
         finally:
             connection.close()

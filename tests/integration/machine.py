@@ -1,4 +1,4 @@
-"""A Debian of the tests' own: its files, the wheels for its Python, and a systemd that runs it."""
+"""Debian system for the tests: its files, wheels for its Python, and a systemd that boots it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLEAN = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 
 
 def missing(*commands: str) -> str:
-    """Why this machine cannot run it; empty if it can."""
+    """Return the reason why this machine cannot run it, or an empty string."""
     absent = [command for command in commands if shutil.which(command) is None]
     if os.geteuid() != 0:
         return "needs root"
@@ -33,7 +33,7 @@ def missing(*commands: str) -> str:
 
 @functools.cache
 def tree() -> Path:
-    """A minimal Debian, made once; ``GPUMOND_TEST_TREE`` names one that is there. Nobody may write to it."""
+    """Minimal Debian, created once; ``GPUMOND_TEST_TREE`` names an existing one. It is never written to."""
     if given := os.environ.get("GPUMOND_TEST_TREE"):
         return Path(given)
     directory = Path(_temporary("gpumond-tree-")) / SUITE
@@ -43,7 +43,7 @@ def tree() -> Path:
 
 @functools.cache
 def wheels() -> Path:
-    """gpumond and all that it needs, for the Python of the tree."""
+    """Directory of gpumond and its dependencies, as wheels for the Python of the tree."""
     directory = _temporary("gpumond-wheels-")
     _run(*PIP, "wheel", "--no-deps", "-w", directory, str(ROOT))
     wheel = next(Path(directory).glob("gpumond-*.whl"))
@@ -55,9 +55,9 @@ def wheels() -> Path:
 
 @functools.cache
 def library(requirement: str) -> Path:
-    """A directory with one package of others, and what that needs, for the Python of the tree."""
+    """Directory of one other package and its dependencies, for the Python of the tree."""
     directory = _temporary("gpumond-library-")
-    # pip compares what a package requires with the Python that it runs in itself.
+    # pip compares the requirements of a package with the Python that runs it.
     _run(*PIP, "install", "--ignore-requires-python", "--target", directory, *_for_the_tree(), requirement)
     return Path(directory)
 
@@ -72,10 +72,12 @@ def in_tree(*command: str, shown: Mapping[Path, str], given: str = "") -> str:
 
 
 class Machine:
-    """The tree, booted; what is written to it is gone afterwards. ``shown``: what it sees of ours, and where."""
+    """The booted tree; changes are discarded at the end. ``shown`` are directories of this machine and their mount
+    points.
+    """
 
     def __init__(self, directory: Path, shown: dict[Path, str]):
-        """``directory`` is for the log, and for files that it sees in /shared."""
+        """``directory`` receives the log and files that the machine sees in /shared."""
         self.shared = directory / "shared"
         self.shared.mkdir()
         log = directory / "log"
@@ -103,11 +105,11 @@ class Machine:
         return self.run("bash", "-euc", script)
 
     def show(self, unit: str, *names: str) -> list[str]:
-        """Properties of a unit."""
+        """Return the properties of a unit."""
         return [self.run("systemctl", "show", unit, "-P", name) for name in names]
 
     def get(self, route: str) -> Any:
-        """The decoded answer of the daemon in it."""
+        """Return the decoded answer of its daemon."""
         url = f"http://127.0.0.1:9917/api/v1/{route}"
         program = f"import urllib.request as u; print(u.urlopen({url!r}, timeout=5).read().decode())"
         answer = self.run("/opt/gpumond/bin/python3", "-c", program, check=False)
@@ -127,7 +129,7 @@ class Machine:
 
 
 def _for_the_tree() -> list[str]:
-    """pip's options for packages that another Python is to use."""
+    """Options of pip for packages of another Python."""
     platforms = [f"{name}_{platform.machine()}" for name in ("manylinux_2_28", "manylinux2014")]
     options = ["--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp"]
     options += [f"--platform={name}" for name in (*platforms, "any")]

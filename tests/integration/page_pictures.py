@@ -1,4 +1,4 @@
-"""Draws docs/images/page-*.png from real daemons in each state: ``python -m tests.integration.page_pictures``."""
+"""Update docs/images/page-*.png from real daemons in each state: ``python -m tests.integration.page_pictures``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image  # comes with matplotlib
 
 from gpumond.testing import GIB
 from tests.fakenvml import FakeDriver, Process, build, machine
-from tests.integration.browser import PHONE, PROGRAMS, WIDE, Sight, chromium, looking, ready, sign_in
+from tests.integration.browser import PHONE, PROGRAMS, WIDE, PageSession, chromium, open_page, ready, sign_in
 from tests.running import RunningDaemon, until
 
 if TYPE_CHECKING:
@@ -40,30 +40,30 @@ def _demo(browser: Browser, root: Path) -> None:
         ready(daemon, PROGRAMS)
         until(lambda: any(alert["rule"] == "leak" for alert in daemon.get("alerts")), 180)
         time.sleep(20)
-        with looking(browser, daemon, {"width": 1280, "height": 900}) as sight:
-            _open_first(sight)
-            _save(sight, "light")
-        with looking(browser, daemon, color_scheme="dark") as sight:
-            _open_first(sight)
-            _save(sight, "dark")
-        with looking(browser, daemon, PHONE, device_scale_factor=2) as sight:
-            sight.page.locator("tbody").first.wait_for()
-            sight.page.wait_for_timeout(1000)
-            _save(sight, "phone")
-        with looking(browser, daemon) as sight:
+        with open_page(browser, daemon, {"width": 1280, "height": 900}) as session:
+            _open_first(session)
+            _save(session, "light")
+        with open_page(browser, daemon, color_scheme="dark") as session:
+            _open_first(session)
+            _save(session, "dark")
+        with open_page(browser, daemon, PHONE, device_scale_factor=2) as session:
+            session.page.locator("tbody").first.wait_for()
+            session.page.wait_for_timeout(1000)
+            _save(session, "phone")
+        with open_page(browser, daemon) as session:
             until(lambda: _cached(daemon, "training") > GIB // 2, 60)
-            sight.page.get_by_role("button", name="Flush training…").click()
-            sign_in(sight, daemon)
-            sight.shows("is expected to release")
-            _save(sight, "plan", whole=False)
-            sight.page.get_by_role("button", name="Flush now").click()
-            sight.shows(" released.")
-            _save(sight, "receipt", whole=False)
-        with looking(browser, daemon) as sight:
-            sight.page.locator("tbody").first.wait_for()
+            session.page.get_by_role("button", name="Flush training…").click()
+            sign_in(session, daemon)
+            session.shows("is expected to release")
+            _save(session, "plan", whole=False)
+            session.page.get_by_role("button", name="Flush now").click()
+            session.shows(" released.")
+            _save(session, "receipt", whole=False)
+        with open_page(browser, daemon) as session:
+            session.page.locator("tbody").first.wait_for()
             daemon.stop()
-            sight.page.locator("#content").wait_for(state="hidden")
-            _save(sight, "daemon-gone", whole=False)
+            session.page.locator("#content").wait_for(state="hidden")
+            _save(session, "daemon-gone", whole=False)
 
 
 TRAIN = "import sys; open('/proc/self/comm', 'w').write('train'); sys.stdin.read()"
@@ -82,22 +82,25 @@ def _without_agents(browser: Browser, root: Path, pid: int) -> None:
         device.used_bytes = (22 + 39 * place) * GIB
         device.gpu_utilization, device.temperature, device.power = 70 + place, 55 + place, 400_000 + 9_000 * place
     driver.write()
-    with _daemon(root / "machine", "--source", "nvml", environ=driver.env) as daemon, looking(browser, daemon) as sight:
-        sight.page.locator("tbody").first.wait_for()
-        _save(sight, "no-agents")
+    with (
+        _daemon(root / "machine", "--source", "nvml", environ=driver.env) as daemon,
+        open_page(browser, daemon) as session,
+    ):
+        session.page.locator("tbody").first.wait_for()
+        _save(session, "no-agents")
         driver.hang("nvmlDeviceGetCount_v2", seconds=120)
         driver.write()
-        sight.shows("values are 1 reading old")
-        _save(sight, "stale")
-        sight.shows("values are hidden")
-        sight.page.wait_for_timeout(5000)
-        _save(sight, "driver-hung")
+        session.shows("values are 1 reading old")
+        _save(session, "stale")
+        session.shows("values are hidden")
+        session.page.wait_for_timeout(5000)
+        _save(session, "driver-hung")
 
 
 def _no_driver(browser: Browser, root: Path) -> None:
-    with _daemon(root / "none", "--source", "nvml") as daemon, looking(browser, daemon) as sight:
-        sight.shows("No device can be read")
-        _save(sight, "no-gpu", whole=False)
+    with _daemon(root / "none", "--source", "nvml") as daemon, open_page(browser, daemon) as session:
+        session.shows("No device can be read")
+        _save(session, "no-gpu", whole=False)
 
 
 @contextmanager
@@ -110,11 +113,11 @@ def _daemon(directory: Path, *options: str, **fields: Any) -> Iterator[RunningDa
             daemon.stop()
 
 
-def _open_first(sight: Sight) -> None:
-    sight.page.locator("tbody .of-program button").first.click()
-    sight.page.locator("tbody svg").wait_for()
-    sight.page.mouse.move(0, 0)
-    sight.page.wait_for_timeout(1000)
+def _open_first(session: PageSession) -> None:
+    session.page.locator("tbody .of-program button").first.click()
+    session.page.locator("tbody svg").wait_for()
+    session.page.mouse.move(0, 0)
+    session.page.wait_for_timeout(1000)
 
 
 def _cached(daemon: RunningDaemon, workload: str) -> int:
@@ -123,12 +126,12 @@ def _cached(daemon: RunningDaemon, workload: str) -> int:
     )
 
 
-def _save(sight: Sight, name: str, whole: bool = True) -> None:
+def _save(session: PageSession, name: str, whole: bool = True) -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     if not whole:
-        sight.page.set_viewport_size({**WIDE, "height": 620})
+        session.page.set_viewport_size({**WIDE, "height": 620})
     path = IMAGES / f"page-{name}.png"
-    drawn = Image.open(BytesIO(sight.page.screenshot(full_page=whole)))
+    drawn = Image.open(BytesIO(session.page.screenshot(full_page=whole)))
     few = drawn.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
     assert path.stat().st_size <= MAX_BYTES, f"{path} has {path.stat().st_size} bytes"

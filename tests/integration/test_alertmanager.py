@@ -1,4 +1,4 @@
-"""A daemon, a real Alertmanager, and who the Alertmanager tells: through outages, restarts and a kill."""
+"""Daemon with a real Alertmanager and its receiver: outages, restarts and kills."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ BINARY = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs prometheus-alertmanager (apt)")
 
 ROUTES = """
-route: {{receiver: hook, group_by: [alertname], group_wait: 0s, group_interval: 1s, repeat_interval: 1h}}
-receivers: [{{name: hook, webhook_configs: [{{url: "{url}", send_resolved: true}}]}}]
+route: {{receiver: receiver, group_by: [alertname], group_wait: 0s, group_interval: 1s, repeat_interval: 1h}}
+receivers: [{{name: receiver, webhook_configs: [{{url: "{url}", send_resolved: true}}]}}]
 """
 CONFIG = """
 interval: 0.2
@@ -35,10 +35,10 @@ rules:
 
 
 class Alertmanager:
-    def __init__(self, directory: Path, hook: Listener):
+    def __init__(self, directory: Path, receiver: Listener):
         self.directory, self.url = directory, f"http://127.0.0.1:{free_port()}"
         directory.mkdir()
-        (directory / "config.yaml").write_text(ROUTES.format(url=hook.url))
+        (directory / "config.yaml").write_text(ROUTES.format(url=receiver.url))
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -68,10 +68,10 @@ class Alertmanager:
             return None
 
 
-class Scene:
+class AlertmanagerSetup:
     def __init__(self, directory: Path, driver: FakeDriver):
-        self.hook, self.driver, self.directory = Listener(), driver, directory
-        self.manager = Alertmanager(directory / "alertmanager", self.hook)
+        self.receiver, self.driver, self.directory = Listener(), driver, directory
+        self.manager = Alertmanager(directory / "alertmanager", self.receiver)
         self.config = directory / "config.yaml"
         self.config.write_text(CONFIG.format(url=self.manager.url))
         driver.devices = machine(1)
@@ -89,92 +89,92 @@ class Scene:
     def fires(self) -> list[Any]:
         return [alert for alert in self.manager.alerts() or () if alert["labels"]["alertname"] == "full"]
 
-    def told(self) -> list[str]:
+    def notifications(self) -> list[str]:
         """Return the notifications about the rule that the Alertmanager's receiver got, in order."""
-        groups = [request.json for request in self.hook.requests]
+        groups = [request.json for request in self.receiver.requests]
         return [group["status"] for group in groups if group["groupLabels"] == {"alertname": "full"}]
 
     def close(self) -> None:
         if self.daemon and self.daemon.process.poll() is None:
             self.daemon.stop()
         self.manager.stop()
-        self.hook.close()
+        self.receiver.close()
 
 
 @pytest.fixture
-def scene(tmp_path: Path, driver: FakeDriver) -> Iterator[Scene]:
-    scene = Scene(tmp_path, driver)
-    yield scene
-    scene.close()
+def setup(tmp_path: Path, driver: FakeDriver) -> Iterator[AlertmanagerSetup]:
+    setup = AlertmanagerSetup(tmp_path, driver)
+    yield setup
+    setup.close()
 
 
-def test_alert_arrives_and_is_resolved(scene: Scene):
-    scene.manager.start()
-    scene.use(0.9)
-    daemon = scene.start_daemon()
-    (alert,) = until(scene.fires)
+def test_alert_arrives_and_is_resolved(setup: AlertmanagerSetup):
+    setup.manager.start()
+    setup.use(0.9)
+    daemon = setup.start_daemon()
+    (alert,) = until(setup.fires)
     assert alert["labels"] == {
         "alertname": "full",
         "gpu": "0",
         "instance": socket.gethostname(),
         "severity": "page",
-        "uuid": scene.driver.devices[0].uuid,
+        "uuid": setup.driver.devices[0].uuid,
     }
-    scene.use(0.1)
-    until(lambda: not scene.fires())
-    until(lambda: scene.told() == ["firing", "resolved"])
+    setup.use(0.1)
+    until(lambda: not setup.fires())
+    until(lambda: setup.notifications() == ["firing", "resolved"])
     assert daemon.value("gpumond_notifications_failed_total") is None
     assert (daemon.value("gpumond_notifications_total", notifier="am") or 0) >= 2
 
 
-def test_a_daemon_that_is_killed_and_comes_back_resolves_nothing(scene: Scene):
-    scene.manager.start()
-    scene.use(0.9)
-    daemon = scene.start_daemon()
-    (before,) = until(scene.fires)
-    until(lambda: scene.told() == ["firing"])
+def test_killed_and_restarted_daemon_resolves_nothing(setup: AlertmanagerSetup):
+    setup.manager.start()
+    setup.use(0.9)
+    daemon = setup.start_daemon()
+    (before,) = until(setup.fires)
+    until(lambda: setup.notifications() == ["firing"])
     daemon.process.kill()
     daemon.process.wait()
-    daemon = scene.start_daemon()
+    daemon = setup.start_daemon()
     until(lambda: (daemon.value("gpumond_notifications_total", notifier="am") or 0) >= 3)
-    (after,) = scene.fires()
+    (after,) = setup.fires()
     assert after["startsAt"] == before["startsAt"]
-    assert scene.told() == ["firing"]
-    scene.use(0.1)
-    until(lambda: scene.told() == ["firing", "resolved"])
+    assert setup.notifications() == ["firing"]
+    setup.use(0.1)
+    until(lambda: setup.notifications() == ["firing", "resolved"])
 
 
-def test_alert_during_an_alertmanager_outage_arrives_afterwards(scene: Scene):
-    scene.use(0.9)
-    daemon = scene.start_daemon()
+def test_alert_during_an_alertmanager_outage_arrives_afterwards(setup: AlertmanagerSetup):
+    setup.use(0.9)
+    daemon = setup.start_daemon()
     until(lambda: daemon.value("gpumond_notifications_failed_total", notifier="am", reason="connection"))
-    scene.manager.start()
-    until(scene.fires)
-    until(lambda: scene.told() == ["firing"])
+    setup.manager.start()
+    until(setup.fires)
+    until(lambda: setup.notifications() == ["firing"])
 
 
-def test_an_alertmanager_that_lost_everything_is_told_again(scene: Scene):
-    scene.manager.start()
-    scene.use(0.9)
-    scene.start_daemon()
-    until(scene.fires)
-    scene.manager.lose_everything()
-    scene.manager.start()
-    until(scene.fires)
+def test_alertmanager_without_its_state_is_notified_again(setup: AlertmanagerSetup):
+    setup.manager.start()
+    setup.use(0.9)
+    setup.start_daemon()
+    until(setup.fires)
+    setup.manager.lose_everything()
+    setup.manager.start()
+    until(setup.fires)
 
 
-def test_alert_that_ends_during_an_alertmanager_outage_is_resolved_afterwards(scene: Scene):
-    scene.manager.start()
-    scene.use(0.9)
-    daemon = scene.start_daemon()
-    until(scene.fires)
-    until(lambda: scene.told() == ["firing"])
-    scene.manager.stop()
-    scene.use(0.1)
+def test_alert_that_ends_during_an_alertmanager_outage_is_resolved_afterwards(setup: AlertmanagerSetup):
+    setup.manager.start()
+    setup.use(0.9)
+    daemon = setup.start_daemon()
+    until(setup.fires)
+    until(lambda: setup.notifications() == ["firing"])
+    setup.manager.stop()
+    setup.use(0.1)
     until(lambda: daemon.value("gpumond_notifications_failed_total", notifier="am", reason="connection"))
     daemon.process.kill()
     daemon.process.wait()
-    scene.start_daemon()
-    scene.manager.start()
-    until(lambda: scene.told() == ["firing", "resolved"])
-    assert not scene.fires()
+    setup.start_daemon()
+    setup.manager.start()
+    until(lambda: setup.notifications() == ["firing", "resolved"])
+    assert not setup.fires()

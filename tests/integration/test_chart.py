@@ -23,7 +23,7 @@ REASON = missing("debootstrap", "systemd-nspawn") or (
 pytestmark = [pytest.mark.skipif(bool(REASON), reason=REASON), pytest.mark.timeout(600)]
 
 HASH = "$2y$10$" + "." * 53
-GIVEN: dict[str, dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "pod monitor": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
     "service monitor": {"serviceMonitor": {"enabled": True, "interval": "30s"}},
@@ -66,7 +66,7 @@ REFUSED = {
     "a directory that is none": ({"socketDirectory": "run/gpumond"}, "/socketDirectory"),
     "what the chart sets": ({"config": {"listen": "0.0.0.0:9917"}}, "/config"),
     "a place for its token": ({"config": {"runtime_dir": "/run/gpumond"}}, "/config"),
-    "a web configuration beside its own": ({"config": {"web_config": "web.yml"}}, "/config"),
+    "a web configuration in addition to its own": ({"config": {"web_config": "web.yml"}}, "/config"),
     "users without TLS": ({"basicAuth": {"users": {"prometheus": HASH}}}, "/tls/secretName"),
     "a password in the open": (
         {"tls": {"secretName": "certificate"}, "basicAuth": {"users": {"prometheus": "secret"}}},
@@ -80,7 +80,7 @@ REFUSED = {
         },
         "/basicAuth/secretName",
     ),
-    "the user of nobody": ({"runAsUser": 65534}, "/runAsUser"),
+    "the user nobody": ({"runAsUser": 65534}, "/runAsUser"),
 }
 
 USERS = {"root": 0, "another user": 64917}
@@ -88,10 +88,10 @@ USERS = {"root": 0, "another user": 64917}
 
 @functools.cache
 def rendered() -> dict[str, Any]:
-    """Every case; ``lint`` is the worst that Helm finds (1 is information, 2 a warning)."""
+    """Rendered cases; ``lint`` is the worst finding of Helm (1 is information, 2 a warning)."""
     shown = {ROOT / name: f"/src/{name}" for name in ("deploy", "grafana", "tests/integration/helm.py")}
     shown[library(HELM)] = "/library"
-    cases = {**GIVEN, **{name: values for name, (values, _) in REFUSED.items()}}
+    cases = {**CASES, **{name: values for name, (values, _) in REFUSED.items()}}
     values = {"defaults": yaml.safe_load((ROOT / "deploy/helm/gpumond/values.yaml").read_text()), "cases": cases}
     program = ("python3", "/src/tests/integration/helm.py", "/src/deploy/helm/gpumond")
     answer: dict[str, Any] = json.loads(
@@ -123,22 +123,22 @@ def valid(found: list[dict[str, Any]]) -> None:
     for entry in found:
         if entry not in operators:
             kubernetes_validate.validate(entry, KUBERNETES, strict=True)
-    assert crds.complaints(operators) == [[] for _ in operators]
+    assert crds.errors_of(operators) == [[] for _ in operators]
 
 
-@pytest.mark.parametrize("case", GIVEN)
-def test_helm_has_no_objection(case: str):
+@pytest.mark.parametrize("case", CASES)
+def test_helm_lint_finds_nothing(case: str):
     assert rendered()[case]["lint"] <= 1
 
 
-@pytest.mark.parametrize("case", GIVEN)
+@pytest.mark.parametrize("case", CASES)
 def test_rendered_chart_is_valid(case: str):
     assert "refused" not in rendered()[case]
     valid(objects(case))
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_the_schema_refuses(case: str):
+def test_schema_refuses_invalid_values(case: str):
     assert REFUSED[case][1] in rendered()[case]["refused"]
 
 
@@ -152,19 +152,19 @@ def test_the_schema_refuses(case: str):
         ("TLS", {"PodMonitor", "ServiceMonitor", "Secret"}),
     ],
 )
-def test_each_switch_adds_or_takes_away(case: str, kinds: set[str]):
+def test_switches_add_or_remove_objects(case: str, kinds: set[str]):
     assert {entry["kind"] for entry in objects(case)} ^ {entry["kind"] for entry in objects("defaults")} == kinds
 
 
 @pytest.mark.parametrize("way", ["chart", "kustomize"])
-def test_the_rules_are_those_of_prometheus(way: str):
+def test_chart_rules_equal_those_of_prometheus(way: str):
     found = objects("rules") if way == "chart" else built("deploy/kubernetes/monitoring")
     rules = yaml.safe_load((ROOT / "deploy/prometheus/gpumond.rules.yaml").read_text())
     assert only(found, "PrometheusRule")["spec"] == rules
 
 
 @pytest.mark.parametrize("way", ["chart", "kustomize"])
-def test_the_dashboards_are_those_of_grafana(way: str):
+def test_chart_dashboards_equal_those_of_grafana(way: str):
     found = objects("dashboards") if way == "chart" else built("deploy/kubernetes/monitoring")
     maps = [entry["data"] for entry in found if "grafana_dashboard" in entry["metadata"].get("labels", ())]
     given = {path.name: json.loads(path.read_text()) for path in (ROOT / "grafana/dashboards").glob("*.json")}
@@ -172,8 +172,8 @@ def test_the_dashboards_are_those_of_grafana(way: str):
     assert given
 
 
-def test_the_pod_is_unprivileged():
-    for case in GIVEN:
+def test_pod_is_unprivileged():
+    for case in CASES:
         pod = only(objects(case), "DaemonSet")["spec"]["template"]["spec"]
         (container,) = pod["containers"]
         assert container["securityContext"] == {
@@ -191,8 +191,8 @@ def test_the_pod_is_unprivileged():
         }
 
 
-@pytest.mark.parametrize("case", GIVEN)
-def test_root_only_gives_directories_away(case: str):
+@pytest.mark.parametrize("case", CASES)
+def test_root_init_container_only_changes_the_owner_of_directories(case: str):
     """The init container has only the necessary capabilities, and is absent if the daemon is root."""
     pod = only(objects(case), "DaemonSet")["spec"]["template"]["spec"]
     user = USERS.get(case, 10001)
@@ -205,14 +205,14 @@ def test_root_only_gives_directories_away(case: str):
     assert pod["securityContext"] == {"fsGroup": user}
 
 
-@pytest.mark.parametrize("case", GIVEN)
+@pytest.mark.parametrize("case", CASES)
 def test_private_files_of_the_daemon_have_their_own_volume(case: str):
     pod = only(objects(case), "DaemonSet")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    told = {entry["name"]: entry.get("value") for entry in container["env"]}
+    variables = {entry["name"]: entry.get("value") for entry in container["env"]}
     places = {entry["mountPath"]: entry["name"] for entry in container["volumeMounts"]}
-    own = places[str(Path(told["GPUMOND_RUNTIME_DIR"]).parent)]
-    assert told["GPUMOND_URL"] == f"unix://{told['GPUMOND_RUNTIME_DIR']}/api.sock"
+    own = places[str(Path(variables["GPUMOND_RUNTIME_DIR"]).parent)]
+    assert variables["GPUMOND_URL"] == f"unix://{variables['GPUMOND_RUNTIME_DIR']}/api.sock"
     (volume,) = [entry for entry in pod["volumes"] if entry["name"] == own]
     assert volume.keys() == {"name", "emptyDir"}
     assert own not in {entry["name"] for giver in pod.get("initContainers", ()) for entry in giver["volumeMounts"]} | {
@@ -220,8 +220,8 @@ def test_private_files_of_the_daemon_have_their_own_volume(case: str):
     }
 
 
-def test_only_root_is_given_the_kubelets_socket():
-    for case in GIVEN:
+def test_kubelet_socket_is_mounted_only_for_root():
+    for case in CASES:
         volumes = {volume["name"] for volume in only(objects(case), "DaemonSet")["spec"]["template"]["spec"]["volumes"]}
         assert ("pod-resources" in volumes) == (case == "root")
         assert ("log-names" in volumes) == (case != "no names")
@@ -258,11 +258,11 @@ def test_scrapes_and_probes_use_the_scheme_of_the_daemon(case: str, tls: object,
 
 
 def test_service_account_has_no_permissions():
-    kinds = {entry["kind"] for case in GIVEN for entry in objects(case)}
+    kinds = {entry["kind"] for case in CASES for entry in objects(case)}
     assert not [kind for kind in kinds if kind.endswith(("Role", "RoleBinding"))]
 
 
-def test_a_changed_configuration_changes_the_pods():
+def test_changed_configuration_changes_the_pods():
     before, after = (
         only(objects(case), "DaemonSet")["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
         for case in ("defaults", "everything else")
@@ -270,7 +270,7 @@ def test_a_changed_configuration_changes_the_pods():
     assert before != after
 
 
-def test_the_configuration_is_one_of_gpumond(tmp_path: Path):
+def test_configuration_is_valid_for_gpumond(tmp_path: Path):
     from gpumond.config import load
 
     (config,) = [entry["data"]["gpumond.yaml"] for entry in objects("everything else") if "data" in entry]
@@ -281,7 +281,7 @@ def test_the_configuration_is_one_of_gpumond(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("case", "users"), [("TLS", set()), ("TLS and users", {"prometheus"})])
-def test_the_web_configuration_is_one_of_gpumond(tmp_path: Path, case: str, users: set[str]):
+def test_web_configuration_is_valid_for_gpumond(tmp_path: Path, case: str, users: set[str]):
     """A certificate in the mounted volume allows the daemon to start on a network address."""
     from gpumond.config import load
 
@@ -306,7 +306,7 @@ def test_kustomize_output_is_valid(directory: str):
     valid(built(directory))
 
 
-def test_both_ways_give_the_same_pods():
+def test_helm_and_kustomize_give_the_same_pods():
     base, chart = built("deploy/kubernetes"), objects("defaults")
     pods = [only(found, "DaemonSet")["spec"]["template"]["spec"] for found in (base, chart)]
     for pod in pods:
@@ -315,8 +315,8 @@ def test_both_ways_give_the_same_pods():
     assert pods[0] == pods[1]
     for kind, key in (("Service", "ports"), ("NetworkPolicy", "ingress")):
         assert only(base, kind)["spec"][key] == only(chart, kind)["spec"][key]
-    beside = only(built("deploy/kubernetes/monitoring"), "PodMonitor")
+    own_monitor = only(built("deploy/kubernetes/monitoring"), "PodMonitor")
     monitor = only(objects("pod monitor"), "PodMonitor")
-    assert beside["spec"] == monitor["spec"]
-    for key, value in beside["spec"]["selector"]["matchLabels"].items():
+    assert own_monitor["spec"] == monitor["spec"]
+    for key, value in own_monitor["spec"]["selector"]["matchLabels"].items():
         assert only(base, "DaemonSet")["spec"]["template"]["metadata"]["labels"][key] == value

@@ -1,4 +1,4 @@
-"""The image, and docker-compose.yml with it: built and run as an operator would, on a base made from Debian's files."""
+"""The image and docker-compose.yml, built and run on a base image of Debian files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ runroot = "{directory}/run"
 
 
 class Engine:
-    """Podman, with images and containers of its own."""
+    """Podman, with its own images and containers."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.environ = directory, dict(os.environ)
@@ -60,7 +60,7 @@ class Engine:
         return done.stdout.strip() if check else str(done.returncode)
 
     def load(self, tag: str) -> None:
-        """The base image, under the name that the Dockerfile has for it."""
+        """Load the base image under the name that the Dockerfile uses."""
         files = ["tar", "-C", str(tree()), "--exclude=./proc/*", "--exclude=./sys/*", "--exclude=./dev/*", "-c", "."]
         with subprocess.Popen(files, stdout=subprocess.PIPE) as tar:
             self("podman", "import", "--quiet", "-", tag, stdin=tar.stdout)
@@ -109,7 +109,7 @@ def demo(engine: Engine) -> Iterator[str]:
 
 
 def answer(url: str) -> Any:
-    """The decoded answer; None as long as there is none."""
+    """Return the decoded answer, or None while there is none."""
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
             return json.load(response)
@@ -121,7 +121,7 @@ def test_image_adds_little_to_its_base(engine: Engine):
     assert engine.size(IMAGE) - engine.size(BASE) <= MAX_BYTES
 
 
-def test_the_programs_of_the_demo_are_seen(engine: Engine, demo: str):
+def test_programs_of_the_demo_are_listed(engine: Engine, demo: str):
     def workloads() -> set[str]:
         seen = json.loads(engine("podman", "exec", demo, "gpumond", "status", "--json"))
         return {entry["workload"] for entry in seen["agents"]}
@@ -137,11 +137,11 @@ def test_image_user_is_unprivileged_and_cannot_write(engine: Engine, demo: str):
         assert engine("podman", "exec", demo, "python3", "-c", f"open({path!r}, 'w')", check=False) == "1"
 
 
-def test_its_health_is_asked_for_by_the_program_itself(engine: Engine, demo: str):
+def test_health_check_uses_the_program_itself(engine: Engine, demo: str):
     checked = json.loads(engine("podman", "image", "inspect", IMAGE))[0]["Healthcheck"]["Test"]
     assert checked == ["CMD", "gpumond", "status", "--healthy"]
-    nobody = f"--env=GPUMOND_URL=http://127.0.0.1:{free_port()}"
-    assert engine("podman", "exec", nobody, demo, *checked[1:], check=False) == "1"
+    unused_address = f"--env=GPUMOND_URL=http://127.0.0.1:{free_port()}"
+    assert engine("podman", "exec", unused_address, demo, *checked[1:], check=False) == "1"
 
 
 def test_container_stops_in_order(engine: Engine, demo: str):
@@ -156,16 +156,15 @@ def pod(path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("user", ["10001", "0"])
-def test_the_agent_comes_into_a_program_as_in_the_example_for_kubernetes(engine: Engine, tmp_path: Path, user: str):
-    """The daemon has no capability and sees the machine's processes; the program is another user's.
-
-    Its image does not know the daemon's user, whom it obeys because root gave that one the directory.
+def test_kubernetes_example_starts_the_agent_in_a_program(engine: Engine, tmp_path: Path, user: str):
+    """The daemon has no capability and sees the processes of the machine; the program belongs to another user. Its
+    image does not know the daemon's user, whom it trusts because root has given that user the directory.
     """
     example, daemons = pod("example/deployment.yaml"), pod("daemonset.yaml")
     (bringer,), (program,) = example["initContainers"], example["containers"]
     environ = [f"--env={entry['name']}={entry['value']}" for entry in program["env"]]
     (tmp_path / "agent").mkdir()
-    (tmp_path / "agent").chmod(0o777)  # as an emptyDir is
+    (tmp_path / "agent").chmod(0o777)  # like an emptyDir
     (tmp_path / "run").mkdir()
     engine.run(
         *("--rm", "--read-only", "--cap-drop=ALL", f"--volume={tmp_path}/agent:/agent", "--entrypoint=python3"),
@@ -179,8 +178,8 @@ def test_the_agent_comes_into_a_program_as_in_the_example_for_kubernetes(engine:
             *("--rm", "--user=0:0", *CONTAINED, *(f"--cap-add={right}" for right in rights), socket),
             *("--tmpfs=/var/lib/gpumond", f"--entrypoint={giver['command'][0]}", IMAGE, *giver["command"][1:]),
         )
-    told = {entry["name"]: entry.get("value") for entry in daemons["containers"][0]["env"]}
-    options = ("--env=GPUMOND_STATE_DIR=/tmp/state", f"--env=GPUMOND_URL={told['GPUMOND_URL']}")
+    variables = {entry["name"]: entry.get("value") for entry in daemons["containers"][0]["env"]}
+    options = ("--env=GPUMOND_STATE_DIR=/tmp/state", f"--env=GPUMOND_URL={variables['GPUMOND_URL']}")
     daemon = engine.run(
         *("--detach", *CONTAINED, "--pid=host", f"--user={user}:{user}", *options, socket),
         *(IMAGE, "serve", f"--listen={url}"),
@@ -195,14 +194,14 @@ def test_the_agent_comes_into_a_program_as_in_the_example_for_kubernetes(engine:
         assert str(agents[0]["pid"]) == engine("podman", "inspect", hosted, "--format", "{{.State.Pid}}")
         assert engine("podman", "exec", "--user=0", hosted, "ls", "/run/gpumond") == "agent.sock"
         for verb in (("status",), ("top", "--once"), ("flush", "--all", "--dry-run")):
-            said = engine("podman", "exec", daemon, "gpumond", *verb, "--json", check=verb[0] != "flush")
-            assert said == "3" if verb[0] == "flush" else '"inference"' in said  # 3: nothing to give back
+            output = engine("podman", "exec", daemon, "gpumond", *verb, "--json", check=verb[0] != "flush")
+            assert output == "3" if verb[0] == "flush" else '"inference"' in output  # 3: nothing to release
     finally:
         engine("podman", "rm", "--force", "--time=2", daemon, hosted)
 
 
-def test_a_sidecar_hears_a_program_of_root_over_their_volume(engine: Engine):
-    """Containers as in deploy/sidecar: one PID namespace, a volume that belongs to the daemon's user."""
+def test_sidecar_receives_reports_of_a_root_program_over_the_volume(engine: Engine):
+    """Containers as in deploy/sidecar: one PID namespace, and a volume that belongs to the daemon's user."""
     content = yaml.safe_load((ROOT / "deploy/sidecar/docker-compose.yml").read_text())
     (options,) = [volume["driver_opts"] for volume in content["volumes"].values()]
     daemon, train = (content["services"][name] for name in ("gpumond", "train"))
@@ -226,7 +225,7 @@ def test_a_sidecar_hears_a_program_of_root_over_their_volume(engine: Engine):
         assert engine("podman", "exec", names[0], *around, check=False) == "2"
         assert engine("podman", "exec", names[0], "ls", "/run/gpumond") == "agent.sock"
     finally:
-        for name in reversed(names):  # the PID namespace is the first one's
+        for name in reversed(names):  # the PID namespace is that of the first one
             engine("podman", "rm", "--force", "--time=2", name, check=False)
         engine("podman", "volume", "rm", "--force", "socket")
 
@@ -241,9 +240,11 @@ def agents_of(engine: Engine, daemon: str) -> list[str]:
 
 
 def stand_in(engine: Engine, image: str, program: str, directory: str) -> None:
-    """An image that cannot be pulled here, with Debian's build of the same program."""
+    """Build an image that cannot be pulled here from Debian's package of the same program."""
     binary = shutil.which(program) or ""
-    templates = Path("/usr/share/prometheus/alertmanager")  # Debian's Alertmanager has its own outside of the program
+    templates = Path(
+        "/usr/share/prometheus/alertmanager"
+    )  # Debian's Alertmanager has its own files outside the program
     context = engine.directory / program
     context.mkdir()
     shutil.copy(binary, context / "program")
@@ -259,7 +260,7 @@ def stand_in(engine: Engine, image: str, program: str, directory: str) -> None:
 @pytest.mark.soak
 @pytest.mark.skipif(util.find_spec("podman_compose") is None, reason="needs podman-compose (pip)")
 @pytest.mark.skipif(bool(missing("prometheus", "prometheus-alertmanager")), reason="needs prometheus and alertmanager")
-def test_the_compose_file_scrapes_and_tells_alertmanager(engine: Engine):
+def test_compose_file_scrapes_and_notifies_alertmanager(engine: Engine):
     compose = (sys.executable, "-m", "podman_compose", "-f", str(ROOT / "docker-compose.yml"), "--profile=demo")
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     engine("podman", "tag", IMAGE, services["demo"]["image"])
@@ -269,8 +270,10 @@ def test_the_compose_file_scrapes_and_tells_alertmanager(engine: Engine):
     try:
         prometheus = "http://127.0.0.1:9090/api/v1"
         until(lambda: (answer(f"{prometheus}/query?query=gpumond_device_up") or {"data": {}})["data"].get("result"), 60)
-        told = until(lambda: (answer(f"{prometheus}/alertmanagers") or {"data": {}})["data"].get("activeAlertmanagers"))
-        assert [entry["url"] for entry in told] == ["http://localhost:9093/api/v2/alerts"]
+        variables = until(
+            lambda: (answer(f"{prometheus}/alertmanagers") or {"data": {}})["data"].get("activeAlertmanagers")
+        )
+        assert [entry["url"] for entry in variables] == ["http://localhost:9093/api/v2/alerts"]
         until(lambda: answer("http://127.0.0.1:9093/api/v2/status"))
         engine("podman", "stop", "--time=5", "gpumond_demo_1")
         alerts = until(lambda: answer("http://127.0.0.1:9093/api/v2/alerts"), 300)

@@ -1,4 +1,4 @@
-"""The monitors and rules of deploy/kubernetes are what the Prometheus operator takes; the chart's: test_chart.py."""
+"""Monitors and rules of deploy/kubernetes are valid for the Prometheus operator; test_chart.py checks the chart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.crds import GROUP, REASON, complaints
+from tests.integration.crds import GROUP, REASON, errors_of
 from tests.integration.machine import ROOT
 
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
 Manifest = dict[str, Any]
 FILES = sorted((ROOT / "deploy/kubernetes").rglob("*.yaml"))
 MANIFESTS = [entry for path in FILES for entry in yaml.safe_load_all(path.read_text()) if entry]
-OURS = {entry["kind"]: entry for entry in MANIFESTS if str(entry.get("apiVersion")).startswith(GROUP)}
+OWN_MANIFESTS = {entry["kind"]: entry for entry in MANIFESTS if str(entry.get("apiVersion")).startswith(GROUP)}
 
 SERVICE_MONITOR: Manifest = {
     "apiVersion": "monitoring.coreos.com/v1",
@@ -24,12 +24,12 @@ SERVICE_MONITOR: Manifest = {
     "metadata": {"name": "gpumond"},
     "spec": {"selector": {}, "endpoints": [{"port": "metrics", "basicAuth": {"username": {"name": "s", "key": "u"}}}]},
 }
-GOOD = {**OURS, "ServiceMonitor": SERVICE_MONITOR}
+GOOD = {**OWN_MANIFESTS, "ServiceMonitor": SERVICE_MONITOR}
 
 
-def test_available_values_are_taken():
-    assert OURS.keys() == {"PodMonitor", "PrometheusRule"}
-    assert complaints(list(GOOD.values())) == [[], [], []]
+def test_valid_resources_have_no_errors():
+    assert OWN_MANIFESTS.keys() == {"PodMonitor", "PrometheusRule"}
+    assert errors_of(list(GOOD.values())) == [[], [], []]
 
 
 @pytest.mark.parametrize(
@@ -60,5 +60,5 @@ def test_operator_resources_are_checked_for_errors(kind: str, place: str, value:
     for key in path:
         inside = inside[key]
     inside[last] = value
-    (found,) = complaints([changed])
-    assert [said for said in found if complaint in said], found
+    (found,) = errors_of([changed])
+    assert [error for error in found if complaint in error], found

@@ -1,4 +1,4 @@
-"""kill -9 at random instants loses nothing that was acknowledged."""
+"""Acknowledged changes survive kill -9 at random times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.integration.killing import Killing
 KILLS = 20
 
 
-def test_a_daemon_that_is_killed_loses_no_rule_no_audit_entry_and_no_alert(tmp_path: Path, driver: FakeDriver):
+def test_killed_daemon_loses_no_rule_no_audit_entry_and_no_alert(tmp_path: Path, driver: FakeDriver):
     killing = Killing(tmp_path, driver)
     for _ in range(KILLS):
         killing.round()

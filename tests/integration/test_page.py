@@ -1,4 +1,4 @@
-"""The page in a real Chromium, on real daemons."""
+"""The page in a real Chromium, with real daemons."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from gpumond.cli.table import size
 from gpumond.model.units import human
 from gpumond.testing import GIB
-from tests.integration.browser import PROGRAMS, Serve, Sight, looking, needs_chromium, ready, sign_in
-from tests.integration.faces import command, disagreements, moment, of_command, showing
+from tests.integration.browser import PROGRAMS, PageSession, Serve, needs_chromium, open_page, ready, sign_in
+from tests.integration.faces import command, consistent_frame, disagreements, of_command, serving_frame
 from tests.running import RunningDaemon
 
 if TYPE_CHECKING:
@@ -22,21 +22,21 @@ pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unclaimed")
 
 
-def frame_and_texts(sight: Sight, *selectors: str) -> tuple[Any, list[list[str]]]:
-    """The next frame that the page is given, and what it then shows."""
-    with sight.page.expect_response(lambda answer: "/frame" in answer.url and answer.status == 200) as caught:
+def frame_and_texts(session: PageSession, *selectors: str) -> tuple[Any, list[list[str]]]:
+    """Return the next frame that the page receives, and the texts that it then shows."""
+    with session.page.expect_response(lambda answer: "/frame" in answer.url and answer.status == 200) as caught:
         pass
     frame = caught.value.json()
-    sight.page.wait_for_function(
+    session.page.wait_for_function(
         "seq => document.documentElement.dataset.seq === seq", arg=str(frame["snapshot"]["seq"])
     )
-    texts = sight.texts("html", *selectors)
+    texts = session.texts("html", *selectors)
     return frame, texts[1:]
 
 
-def test_every_number_is_the_api_s_of_the_same_frame(sight: Sight):
+def test_numbers_of_the_page_equal_those_of_the_api_in_the_same_frame(session: PageSession):
     frame, (used, legend, promise, programs, sizes) = frame_and_texts(
-        sight,
+        session,
         ".total",
         ".legend dd",
         ".estimate",
@@ -63,32 +63,32 @@ def test_every_number_is_the_api_s_of_the_same_frame(sight: Sight):
     assert sizes == [size(value) for value in expected]
 
 
-def test_all_faces_say_the_same_of_a_frame(sight: Sight, demo: RunningDaemon):
-    with showing(demo) as still:
-        assert disagreements(moment(demo), sight, still) == []
+def test_views_of_a_frame_agree(session: PageSession, demo: RunningDaemon):
+    with serving_frame(demo) as fake:
+        assert disagreements(consistent_frame(demo), session, fake) == []
 
 
 @pytest.mark.parametrize("face", ["status", "top"])
-def test_a_face_that_said_otherwise_would_be_found(demo: RunningDaemon, face: str):
-    with showing(demo) as still:
-        now = moment(demo)
-        still.show(now.frame)
-        said = command(still, face, *(["--once"] if face == "top" else []))
-        assert list(of_command(now.frame, face, said)) == []
+def test_contradicting_view_is_found(demo: RunningDaemon, face: str):
+    with serving_frame(demo) as fake:
+        now = consistent_frame(demo)
+        fake.show(now.frame)
+        output = command(fake, face, *(["--once"] if face == "top" else []))
+        assert list(of_command(now.frame, face, output)) == []
         now.frame["processes"][0]["used_bytes"] += GIB
         now.frame["snapshot"]["devices"][0]["used_bytes"] += GIB
-        assert len(list(of_command(now.frame, face, said))) == 2
+        assert len(list(of_command(now.frame, face, output))) == 2
 
 
-def test_the_bar_is_as_long_as_what_it_shows(sight: Sight):
-    frame, _ = frame_and_texts(sight)
+def test_bar_is_as_long_as_its_value(session: PageSession):
+    frame, _ = frame_and_texts(session)
     script = """() => {
         const bar = document.querySelector('.device .bar');
         const width = node => node.hidden ? 0 : node.getBoundingClientRect().width;
         return [width(bar), ...[...bar.children].map(width)];
     }"""
     (device,) = frame["snapshot"]["devices"]
-    whole, *parts = sight.page.evaluate(script)
+    whole, *parts = session.page.evaluate(script)
     for name, width in zip(SHARES, parts, strict=False):
         held = sum(line["used_bytes"] for line in frame["ledger"]["lines"] if line["share"] == name)
         if held and width > 2:
@@ -115,9 +115,9 @@ SIZES = [
 ]
 
 
-def test_sizes_read_as_on_the_command_line(sight: Sight):
+def test_sizes_are_written_as_on_the_command_line(session: PageSession):
     script = "async sizes => { const { human } = await import('/format.js'); return sizes.map(human); }"
-    assert sight.page.evaluate(script, SIZES) == [size(value) for value in SIZES]
+    assert session.page.evaluate(script, SIZES) == [size(value) for value in SIZES]
 
 
 DURATIONS = {
@@ -136,21 +136,21 @@ DURATIONS = {
 }
 
 
-def test_durations_are_rounded_to_the_nearest(sight: Sight):
+def test_durations_are_rounded_to_the_nearest(session: PageSession):
     script = "async all => { const { duration } = await import('/format.js'); return all.map(duration); }"
-    assert sight.page.evaluate(script, list(DURATIONS)) == list(DURATIONS.values())
+    assert session.page.evaluate(script, list(DURATIONS)) == list(DURATIONS.values())
 
 
-def test_a_flush_shows_its_plan_asks_and_shows_its_receipt(browser: Browser, serve: Serve):
+def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browser: Browser, serve: Serve):
     daemon = serve("--interval", "0.2", verb="demo")
     ready(daemon, PROGRAMS)
-    with looking(browser, daemon) as sight:
-        page = sight.page
+    with open_page(browser, daemon) as session:
+        page = session.page
         page.get_by_role("button", name="Flush training…").click(timeout=60_000)
         page.get_by_label("Token").fill("gpm_wrong")
         page.get_by_label("Token").press("Enter")
-        sight.shows("The daemon did not accept that token.")
-        sign_in(sight, daemon)
+        session.shows("The daemon did not accept that token.")
+        sign_in(session, daemon)
         dialog = page.locator("dialog#flush")
         dialog.get_by_text("is expected to release").wait_for()
         assert dialog.get_by_text("planned").count() == 1
@@ -158,19 +158,19 @@ def test_a_flush_shows_its_plan_asks_and_shows_its_receipt(browser: Browser, ser
         dialog.get_by_role("button", name="Flush now").click()
         dialog.get_by_text(" released.").wait_for(timeout=60_000)
         _, receipt = receipts_of(daemon, "training")
-        facts = dict(zip(*sight.texts("#receipts dt", "#receipts dd"), strict=True))
-        assert sight.texts("#flush-words")[0] == [f"{human(receipt['released_bytes'])} released."]
+        facts = dict(zip(*session.texts("#receipts dt", "#receipts dd"), strict=True))
+        assert session.texts("#flush-words")[0] == [f"{human(receipt['released_bytes'])} released."]
         assert facts["released"] == human(receipt["released_bytes"])
         assert facts["seen by the driver"] == human(receipt["driver_released_bytes"])
         plan, _ = receipts_of(daemon, "training")
         assert facts["planned"].startswith(f"{human(plan['expected']['low'])} at ")
         assert facts["expected at start"] == human(receipt["expected"]["low"])
         assert facts["held"] == f"{human(receipt['before']['held_bytes'])} → {human(receipt['after']['held_bytes'])}"
-        assert sight.texts("#receipts .outcome")[0] == [receipt["outcome"]]
+        assert session.texts("#receipts .outcome")[0] == [receipt["outcome"]]
         dialog.get_by_role("button", name="Close").click()
         page.locator("#events .flush").wait_for()  # without a reload
         token = (daemon.directory / "token").read_text().strip()
-        assert not [url for url in sight.asked if token in url]
+        assert not [url for url in session.requested_urls if token in url]
         assert page.context.cookies() == []
         assert page.evaluate("[localStorage.length, sessionStorage.length]") == [0, 1]
         page.get_by_role("button", name="Sign out").click()
@@ -205,51 +205,51 @@ def flushed(expected: int, released: int, driver: int | None, raced: bool = Fals
         (flushed(4, 4, None), ["The driver does not report this process's memory"]),
     ],
 )
-def test_a_receipt_says_why_its_figures_differ(sight: Sight, receipt: Any, reasons: list[str]):
-    said = sight.page.evaluate(DIFFERENCES, [flushed(4, 0, None), receipt])
-    assert len(said) == len(reasons)
-    assert all(reason in sentence for reason, sentence in zip(reasons, said, strict=True)), said
+def test_receipt_explains_differing_figures(session: PageSession, receipt: Any, reasons: list[str]):
+    output = session.page.evaluate(DIFFERENCES, [flushed(4, 0, None), receipt])
+    assert len(output) == len(reasons)
+    assert all(reason in sentence for reason, sentence in zip(reasons, output, strict=True)), output
 
 
 def receipts_of(daemon: RunningDaemon, workload: str) -> list[Any]:
     return [receipt for receipt in daemon.get("receipts") if receipt["workload"] == workload]
 
 
-def test_a_refusal_is_shown_in_the_daemon_s_words(browser: Browser, demo: RunningDaemon):
+def test_refusal_is_shown_with_the_daemons_reason(browser: Browser, demo: RunningDaemon):
     def refuse(route: Route) -> None:
         if route.request.method == "POST" and not json.loads(route.request.post_data or "{}")["dry_run"]:
-            problem = {"title": "Too Many Requests", "status": 429, "detail": "all was flushed a moment ago"}
+            problem = {"title": "Too Many Requests", "status": 429, "detail": "all was flushed a consistent_frame ago"}
             route.fulfill(status=429, json=problem, content_type="application/problem+json")
         else:
             route.continue_()
 
-    with looking(browser, demo, guard=refuse) as sight:
-        sight.page.get_by_role("button", name="Flush all…").click()
-        sign_in(sight, demo)
-        sight.page.get_by_role("button", name="Flush now").click()
-        sight.shows("all was flushed a moment ago")
-        assert sight.texts("#receipts")[0] == [""]
+    with open_page(browser, demo, guard=refuse) as session:
+        session.page.get_by_role("button", name="Flush all…").click()
+        sign_in(session, demo)
+        session.page.get_by_role("button", name="Flush now").click()
+        session.shows("all was flushed a consistent_frame ago")
+        assert session.texts("#receipts")[0] == [""]
 
 
-def test_flush_without_a_token_is_refused(sight: Sight, demo: RunningDaemon):
+def test_flush_without_a_token_is_refused(session: PageSession, demo: RunningDaemon):
     before = demo.get("receipts")
-    sight.page.get_by_role("button", name="Flush all…").click()
-    sight.page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").click()
-    sight.page.locator("dialog#flush").wait_for(state="hidden")
+    session.page.get_by_role("button", name="Flush all…").click()
+    session.page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").click()
+    session.page.locator("dialog#flush").wait_for(state="hidden")
     assert demo.get("receipts") == before
 
 
-def test_the_keyboard_sorts_filters_and_opens(sight: Sight):
-    page = sight.page
+def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
+    page = session.page
     page.get_by_role("button", name="Program").focus()
     page.keyboard.press("Enter")
-    assert sight.texts("tbody .of-program bdi") == [sorted(PROGRAMS)]
+    assert session.texts("tbody .of-program bdi") == [sorted(PROGRAMS)]
     assert page.locator("th[aria-sort=ascending]").inner_text().strip("↑ ") == "Program"
     page.keyboard.press("Enter")
-    assert sight.texts("tbody .of-program bdi") == [sorted(PROGRAMS, reverse=True)]
+    assert session.texts("tbody .of-program bdi") == [sorted(PROGRAMS, reverse=True)]
     page.keyboard.press("/")
     page.keyboard.type("LEAK")
-    assert sight.texts("tbody .of-program bdi", "#shown") == [["leak"], ["1 of 4"]]
+    assert session.texts("tbody .of-program bdi", "#shown") == [["leak"], ["1 of 4"]]
     page.keyboard.press("Tab")
     page.get_by_role("button", name="leak", exact=True).focus()
     page.keyboard.press("Enter")
@@ -263,65 +263,65 @@ def test_the_keyboard_sorts_filters_and_opens(sight: Sight):
     chart.wait_for(state="hidden")
 
 
-def test_rows_stay_where_they_are_under_a_hand(browser: Browser, demo: RunningDaemon):
+def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: RunningDaemon):
     frames = 0
 
-    def turn_round(frame: Any) -> None:
-        """The order is reversed in every frame."""
+    def reverse_order(frame: Any) -> None:
+        """Reverse the order of processes in every frame."""
         nonlocal frames
         frames += 1
         for place, process in enumerate(sorted(frame["processes"], key=lambda process: process["pid"])):
             process["used_bytes"] = GIB * (place if frames % 2 else 9 - place)
 
-    with looking(browser, demo, rewrite=turn_round) as sight:
-        rows = sight.page.locator("tbody .of-program")
+    with open_page(browser, demo, rewrite=reverse_order) as session:
+        rows = session.page.locator("tbody .of-program")
         rows.first.wait_for()
 
         def orders(seconds: int) -> set[tuple[str, ...]]:
             seen = set()
             for _ in range(10 * seconds):
-                seen.add(tuple(sight.texts("tbody .of-pid")[0]))
-                sight.page.wait_for_timeout(100)
+                seen.add(tuple(session.texts("tbody .of-pid")[0]))
+                session.page.wait_for_timeout(100)
             return seen
 
         rows.nth(1).hover()
-        sight.page.wait_for_timeout(100)
+        session.page.wait_for_timeout(100)
         assert len(orders(4)) == 1
-        sight.page.mouse.move(0, 0)
+        session.page.mouse.move(0, 0)
         assert len(orders(4)) == 2
 
 
-def test_hidden_tab_sends_no_requests(sight: Sight):
+def test_hidden_tab_sends_no_requests(session: PageSession):
     turn = """hidden => {
         Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
         document.dispatchEvent(new Event('visibilitychange'));
     }"""
-    sight.page.evaluate(turn, True)
-    sight.page.wait_for_timeout(300)
-    sight.asked.clear()
-    sight.page.wait_for_timeout(2500)
-    assert sight.asked == []
-    sight.page.evaluate(turn, False)
-    sight.page.wait_for_timeout(500)
-    assert [url for url in sight.asked if url.endswith("/frame")]
-    assert [url for url in sight.asked if url.endswith("/events")]
+    session.page.evaluate(turn, True)
+    session.page.wait_for_timeout(300)
+    session.requested_urls.clear()
+    session.page.wait_for_timeout(2500)
+    assert session.requested_urls == []
+    session.page.evaluate(turn, False)
+    session.page.wait_for_timeout(500)
+    assert [url for url in session.requested_urls if url.endswith("/frame")]
+    assert [url for url in session.requested_urls if url.endswith("/events")]
 
 
 def test_page_requests_a_token_if_reading_requires_one(browser: Browser, demo: RunningDaemon):
-    """A guard in front of the daemon acts like a daemon that other machines can reach."""
+    """The guard acts like a daemon that other machines can reach."""
 
     def guard(route: Route) -> None:
         if route.request.headers.get("authorization", "").startswith("Bearer gpm_"):
             route.continue_()
         else:
-            problem = {"title": "Unauthorized", "status": 401, "detail": "reading wants a token here"}
+            problem = {"title": "Unauthorized", "status": 401, "detail": "reading requires a token"}
             route.fulfill(status=401, json=problem, content_type="application/problem+json")
 
-    with looking(browser, demo, guard=guard) as sight:
-        sight.shows("Sign in to see this page")
-        sight.shows("reading wants a token here")
-        assert not sight.page.locator("#content").is_visible()
-        sight.page.get_by_role("button", name="Sign in").click()
-        sign_in(sight, demo)
-        sight.page.locator("tbody .of-program").first.wait_for()
-        sight.page.locator("#events .agent-connected").first.wait_for()
+    with open_page(browser, demo, guard=guard) as session:
+        session.shows("Sign in to see this page")
+        session.shows("reading requires a token")
+        assert not session.page.locator("#content").is_visible()
+        session.page.get_by_role("button", name="Sign in").click()
+        sign_in(session, demo)
+        session.page.locator("tbody .of-program").first.wait_for()
+        session.page.locator("#events .agent-connected").first.wait_for()

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.integration.browser import Sight, needs_chromium
+from tests.integration.browser import PageSession, needs_chromium
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 
 
-def test_a_chart_shows_the_range_that_is_chosen_up_to_now(sight: Sight):
-    page = sight.page
+def test_chart_shows_the_chosen_range_up_to_now(session: PageSession):
+    page = session.page
     page.locator("h3 button").click()
     for name in ("15 min", "1 h", "24 h"):
         with page.expect_response(lambda answer: "signal=live" in answer.url):
@@ -59,10 +59,10 @@ INTERVALS = """async ([times, length, from, to, started]) => {
     ids=["blocks", "edges", "gap", "samples", "samples with a gap", "nothing"],
 )
 def test_unknown_values_are_marked_in_the_chart(
-    sight: Sight, times: list[float], length: float | None, known: list[Any], unknown: list[Any]
+    session: PageSession, times: list[float], length: float | None, known: list[Any], unknown: list[Any]
 ):
-    assert sight.page.evaluate(INTERVALS, [times, length, 0, 100, -1000]) == [known, unknown]
+    assert session.page.evaluate(INTERVALS, [times, length, 0, 100, -1000]) == [known, unknown]
 
 
-def test_a_block_begins_no_earlier_than_the_daemon(sight: Sight):
-    assert sight.page.evaluate(INTERVALS, [[30, 60], 30, 0, 100, 42]) == [[[42, 60], [60, 90]], [[0, 42], [90, 100]]]
+def test_first_block_begins_no_earlier_than_the_daemon(session: PageSession):
+    assert session.page.evaluate(INTERVALS, [[30, 60], 30, 0, 100, 42]) == [[[42, 60], [60, 90]], [[0, 42], [90, 100]]]

@@ -1,4 +1,4 @@
-"""The page for all eyes, hands and screens."""
+"""Accessibility of the page, small screens, and the reference of the API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.browser import PHONE, axe, looking, needs_chromium, sign_in
+from tests.integration.browser import PHONE, axe, needs_chromium, open_page, sign_in
 from tests.running import RunningDaemon
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 
 
 def test_page_fits_on_a_phone(browser: Browser, demo: RunningDaemon):
-    with looking(browser, demo, PHONE) as sight:
-        sight.page.locator("tbody .of-program button").first.click()
-        sight.page.locator("tbody svg").wait_for()
-        assert sight.fits()
-        sight.page.get_by_role("button", name="Sign in").click()
-        assert sight.fits()
+    with open_page(browser, demo, PHONE) as session:
+        session.page.locator("tbody .of-program button").first.click()
+        session.page.locator("tbody svg").wait_for()
+        assert session.fits()
+        session.page.get_by_role("button", name="Sign in").click()
+        assert session.fits()
 
 
 AXE = axe()
@@ -35,8 +35,8 @@ CHECK = """async () => (await axe.run(document, { resultTypes: ['violations'] })
 @pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
 def test_axe_finds_nothing(browser: Browser, demo: RunningDaemon, scheme: str, viewport: Any):
     assert AXE
-    with looking(browser, demo, viewport, color_scheme=scheme) as sight:
-        page = sight.page
+    with open_page(browser, demo, viewport, color_scheme=scheme) as session:
+        page = session.page
         page.locator("tbody .of-program button").first.click()
         page.locator("tbody svg").wait_for()
         page.evaluate(AXE.read_text())
@@ -44,33 +44,33 @@ def test_axe_finds_nothing(browser: Browser, demo: RunningDaemon, scheme: str, v
         page.get_by_role("button", name="Flush all…").click()
         page.get_by_role("dialog", name="Sign in").wait_for()
         assert page.evaluate(CHECK) == []
-        sign_in(sight, demo)
+        sign_in(session, demo)
         page.get_by_role("dialog", name="Flush all").get_by_role("article").first.wait_for()
         assert page.evaluate(CHECK) == []
 
 
 @pytest.mark.skipif(AXE is None, reason="needs axe-core in build/axe (npm pack axe-core; see .ci/run)")
-def test_axe_is_awake(browser: Browser, demo: RunningDaemon):
+def test_axe_finds_a_known_violation(browser: Browser, demo: RunningDaemon):
     assert AXE
-    with looking(browser, demo) as sight:
-        sight.page.locator("tbody").first.wait_for()
-        sight.page.evaluate(
+    with open_page(browser, demo) as session:
+        session.page.locator("tbody").first.wait_for()
+        session.page.evaluate(
             "document.querySelector('#filter').closest('label').replaceWith(document.querySelector('#filter'))"
         )
-        sight.page.evaluate(AXE.read_text())
-        assert "label" in json.dumps(sight.page.evaluate(CHECK))
+        session.page.evaluate(AXE.read_text())
+        assert "label" in json.dumps(session.page.evaluate(CHECK))
 
 
 @pytest.mark.skipif(AXE is None, reason="needs axe-core in build/axe (npm pack axe-core; see .ci/run)")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_api_s_reference_unfolds_and_asks_nobody_else(browser: Browser, demo: RunningDaemon, scheme: str):
+def test_api_reference_unfolds_and_requests_no_other_address(browser: Browser, demo: RunningDaemon, scheme: str):
     assert AXE
-    with looking(browser, demo, PHONE, color_scheme=scheme) as sight:
-        sight.page.get_by_role("link", name="API").click()
-        sight.page.get_by_text("Flush programs and return receipts").click()
-        sight.page.get_by_role("link", name="FlushOutcome").first.click()
-        sight.page.locator("#type-FlushOutcome").get_by_text("released_bytes").wait_for()
-        assert sight.fits()
-        sight.page.evaluate(AXE.read_text())
-        assert sight.page.evaluate(CHECK) == []
-        assert {url[: len(demo.url)] for url in sight.asked} == {demo.url}
+    with open_page(browser, demo, PHONE, color_scheme=scheme) as session:
+        session.page.get_by_role("link", name="API").click()
+        session.page.get_by_text("Flush programs and return receipts").click()
+        session.page.get_by_role("link", name="FlushOutcome").first.click()
+        session.page.locator("#type-FlushOutcome").get_by_text("released_bytes").wait_for()
+        assert session.fits()
+        session.page.evaluate(AXE.read_text())
+        assert session.page.evaluate(CHECK) == []
+        assert {url[: len(demo.url)] for url in session.requested_urls} == {demo.url}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.browser import PROGRAMS, Serve, Sight, looking, needs_chromium, ready, sign_in
+from tests.integration.browser import PROGRAMS, PageSession, Serve, needs_chromium, open_page, ready, sign_in
 from tests.running import RunningDaemon, until
 
 if TYPE_CHECKING:
@@ -22,70 +22,70 @@ FRAMES = 40
 """20 s of the demo's frames."""
 
 
-def seq(sight: Sight) -> int:
-    return int(sight.page.evaluate("document.documentElement.dataset.seq ?? 0"))
+def seq(session: PageSession) -> int:
+    return int(session.page.evaluate("document.documentElement.dataset.seq ?? 0"))
 
 
-def advances(sights: Sequence[Sight], frames: int) -> None:
-    """Waits until each window shows a frame that is so many frames later, without a notice."""
-    for sight in sights:
-        sight.page.locator("tbody").first.wait_for()
-    start = max(map(seq, sights))
-    for sight in sights:
-        sight.page.wait_for_function(
+def advances(sessions: Sequence[PageSession], frames: int) -> None:
+    """Wait until each window shows a frame at least this number of frames later, without a notice."""
+    for session in sessions:
+        session.page.locator("tbody").first.wait_for()
+    start = max(map(seq, sessions))
+    for session in sessions:
+        session.page.wait_for_function(
             "seq => document.documentElement.dataset.seq >= seq", arg=start + frames, timeout=60_000
         )
-        assert sight.texts("#notices") == [[""]]
+        assert session.texts("#notices") == [[""]]
 
 
-def requesting(sights: Sequence[Sight]) -> list[Sight]:
-    return [sight for sight in sights if any(url.endswith("/frame") for url in sight.asked)]
+def requesting(sessions: Sequence[PageSession]) -> list[PageSession]:
+    return [session for session in sessions if any(url.endswith("/frame") for url in session.requested_urls)]
 
 
 def test_eight_windows_are_live_and_one_requests_for_all(browser: Browser, demo: RunningDaemon):
-    with looking(browser, demo) as first:
+    with open_page(browser, demo) as first:
         context = first.page.context
-        sights = [first, *(Sight(context, demo.url) for _ in range(WINDOWS - 1))]
-        advances(sights, FRAMES)
-        assert requesting(sights) == [first]
+        sessions = [first, *(PageSession(context, demo.url) for _ in range(WINDOWS - 1))]
+        advances(sessions, FRAMES)
+        assert requesting(sessions) == [first]
         first.page.locator("#events .agent-connected").first.wait_for()
         newest = first.texts("#events bdi")[0]
-        until(lambda: all(sight.texts("#events bdi")[0][-len(newest) :] == newest for sight in sights[1:]))
+        until(lambda: all(session.texts("#events bdi")[0][-len(newest) :] == newest for session in sessions[1:]))
         first.page.close()
-        sights.remove(first)
-        advances(sights, 4)
-        assert len(requesting(sights)) == 1
-        assert [complaint for sight in sights for complaint in sight.complaints] == []
+        sessions.remove(first)
+        advances(sessions, 4)
+        assert len(requesting(sessions)) == 1
+        assert [complaint for session in sessions for complaint in session.complaints] == []
 
 
-def test_a_hidden_window_hands_over_and_comes_back(browser: Browser, demo: RunningDaemon):
+def test_hidden_window_hands_its_requests_to_another_and_returns(browser: Browser, demo: RunningDaemon):
     hide = """hidden => {
         Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
         document.dispatchEvent(new Event('visibilitychange'));
     }"""
-    with looking(browser, demo) as first:
-        second = Sight(first.page.context, demo.url)
+    with open_page(browser, demo) as first:
+        second = PageSession(first.page.context, demo.url)
         advances([first, second], 2)
         first.page.evaluate(hide, True)
         advances([second], 4)
         assert requesting([second]) == [second]
-        first.asked.clear()
+        first.requested_urls.clear()
         first.page.evaluate(hide, False)
         advances([first, second], 4)
         assert requesting([first]) == []
 
 
-def test_without_web_locks_each_window_requests_for_itself(browser: Browser, demo: RunningDaemon):
-    """Browsers have them on HTTPS and on this machine only, not on plain HTTP to another host."""
-    with looking(browser, demo) as sight:
-        context = sight.page.context
+def test_windows_without_web_locks_each_request_for_themselves(browser: Browser, demo: RunningDaemon):
+    """Browsers have Web Locks on HTTPS and on the local machine only, not on plain HTTP to another host."""
+    with open_page(browser, demo) as session:
+        context = session.page.context
         context.add_init_script("delete Navigator.prototype.locks")
-        sights = [Sight(context, demo.url) for _ in range(WINDOWS)]
-        advances(sights, FRAMES // 2)
-        assert requesting(sights) == sights
+        sessions = [PageSession(context, demo.url) for _ in range(WINDOWS)]
+        advances(sessions, FRAMES // 2)
+        assert requesting(sessions) == sessions
 
 
-def test_a_window_without_a_token_sees_nothing_of_one_with_a_token(browser: Browser, demo: RunningDaemon):
+def test_window_without_a_token_gets_no_data_of_one_with_a_token(browser: Browser, demo: RunningDaemon):
     def guard(route: Route) -> None:
         if route.request.headers.get("authorization", "").startswith("Bearer gpm_"):
             route.continue_()
@@ -93,10 +93,10 @@ def test_a_window_without_a_token_sees_nothing_of_one_with_a_token(browser: Brow
             problem = {"title": "Unauthorized", "status": 401, "detail": "reading requires a token"}
             route.fulfill(status=401, json=problem, content_type="application/problem+json")
 
-    with looking(browser, demo, guard=guard) as first:
-        second = Sight(first.page.context, demo.url)
-        for sight in (first, second):
-            sight.shows("Sign in to see this page")
+    with open_page(browser, demo, guard=guard) as first:
+        second = PageSession(first.page.context, demo.url)
+        for session in (first, second):
+            session.shows("Sign in to see this page")
         first.page.get_by_role("button", name="Sign in").click()
         sign_in(first, demo)
         advances([first], 4)
@@ -104,30 +104,28 @@ def test_a_window_without_a_token_sees_nothing_of_one_with_a_token(browser: Brow
         assert second.texts("#events li") == [[]]
 
 
-def test_too_many_connections_of_the_browser_are_told_from_a_daemon_that_does_not_answer(
-    browser: Browser, demo: RunningDaemon
-):
-    with looking(browser, demo) as sight:
-        advances([sight], 1)
-        other = sight.page.context.new_page()
+def test_connection_limit_of_the_browser_is_distinguished_from_a_silent_daemon(browser: Browser, demo: RunningDaemon):
+    with open_page(browser, demo) as session:
+        advances([session], 1)
+        other = session.page.context.new_page()
         other.goto(f"{demo.url}/docs")
         other.evaluate("() => { for (let place = 0; place < 6; place++) new EventSource('/api/v1/events'); }")
-        sight.shows("This browser has too many connections to the daemon")
+        session.shows("This browser has too many connections to the daemon")
         other.close()
-        sight.page.locator("#content").wait_for()
-        advances([sight], 2)
-        sight.complaints[:] = [each for each in sight.complaints if not each.startswith("WebSocket connection to")]
+        session.page.locator("#content").wait_for()
+        advances([session], 2)
+        session.complaints[:] = [each for each in session.complaints if not each.startswith("WebSocket connection to")]
 
 
-def test_a_daemon_that_is_stopped_does_not_answer(browser: Browser, serve: Serve):
+def test_stopped_daemon_is_shown_as_not_answering(browser: Browser, serve: Serve):
     daemon = serve("--interval", "0.5", verb="demo")
     ready(daemon, PROGRAMS)
-    with looking(browser, daemon) as sight:
-        advances([sight], 1)
+    with open_page(browser, daemon) as session:
+        advances([session], 1)
         daemon.process.send_signal(signal.SIGSTOP)
         try:
-            sight.shows("The daemon does not answer")
+            session.shows("The daemon does not answer")
         finally:
             daemon.process.send_signal(signal.SIGCONT)
-        advances([sight], 2)
-        sight.complaints[:] = [each for each in sight.complaints if not each.startswith("WebSocket connection to")]
+        advances([session], 2)
+        session.complaints[:] = [each for each in session.complaints if not each.startswith("WebSocket connection to")]

@@ -31,22 +31,22 @@ os.dup2(listener.fileno(), 3)
 os.set_inheritable(3, True)
 os.execvpe(sys.argv[2], sys.argv[2:], {**os.environ, "LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())})
 """
-"""A launcher that passes a socket like systemd does for a socket unit."""
+"""Launcher that passes a socket like systemd does for a socket unit."""
 
 AGENT = "import gpumond.agent as a, time; a.start(workload='train'); time.sleep(3600)"
 
 
 @pytest.fixture
 def listener(tmp_path: Path) -> Iterator[socket.socket]:
-    """A socket that receives notifications in place of systemd."""
+    """Socket that receives notifications in place of systemd."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         listener.settimeout(20)
         yield listener
 
 
-def heard(listener: socket.socket, until: str) -> list[str]:
-    """Every line up to a message in which one begins so."""
+def received_lines(listener: socket.socket, until: str) -> list[str]:
+    """Return all lines up to a message in which one begins with ``until``."""
     lines: list[str] = []
     for _ in range(100):
         lines += listener.recv(4096).decode().split("\n")
@@ -56,25 +56,23 @@ def heard(listener: socket.socket, until: str) -> list[str]:
 
 
 def test_service_notifies_ready_status_and_stopping(listener: socket.socket, serve: Callable[..., RunningDaemon]):
-    told = {"NOTIFY_SOCKET": str(listener.getsockname()), "WATCHDOG_USEC": "600000"}
-    daemon = serve("--source", "nvml", environ=told | {"LD_LIBRARY_PATH": "/nowhere"})
-    beginning = heard(listener, until="READY=1")
-    assert "WATCHDOG=1" in heard(listener, until="WATCHDOG=1")
-    heard(listener, until="STATUS=cannot read devices: ")
+    variables = {"NOTIFY_SOCKET": str(listener.getsockname()), "WATCHDOG_USEC": "600000"}
+    daemon = serve("--source", "nvml", environ=variables | {"LD_LIBRARY_PATH": "/nowhere"})
+    beginning = received_lines(listener, until="READY=1")
+    assert "WATCHDOG=1" in received_lines(listener, until="WATCHDOG=1")
+    received_lines(listener, until="STATUS=cannot read devices: ")
     assert daemon.stop() == 0
-    end = heard(listener, until="STOPPING=1")
+    end = received_lines(listener, until="STOPPING=1")
     assert "STOPPING=1" not in beginning
     assert not [line for line in end if line.startswith("READY=")]
 
 
 def test_notifications_without_a_listener_have_no_effect(tmp_path: Path):
-    notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "nobody")})
+    notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "none")})
     notify("READY=1", {})
 
 
-def test_the_agents_socket_of_systemd_is_used_and_outlives_the_daemon(
-    tmp_path: Path, serve: Callable[..., RunningDaemon]
-):
+def test_agent_socket_of_systemd_is_used_and_survives_the_daemon(tmp_path: Path, serve: Callable[..., RunningDaemon]):
     path = tmp_path / "daemon0" / "agent.sock"
     daemon = serve("--source", "sim", around=(sys.executable, "-c", HAND_OVER, str(path)))
     before = path.stat().st_ino
@@ -89,14 +87,14 @@ def test_the_agents_socket_of_systemd_is_used_and_outlives_the_daemon(
     assert path.stat().st_ino == before
 
 
-def test_a_socket_at_another_path_is_refused(tmp_path: Path):
+def test_socket_at_another_path_is_refused(tmp_path: Path):
     around = (sys.executable, "-c", HAND_OVER, str(tmp_path / "other.sock"))
     with pytest.raises(AssertionError, match=r"systemd listens on .*other\.sock.* set ListenStream="):
         RunningDaemon(tmp_path / "daemon", "--source", "sim", around=around)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (apt: systemd)")
-def test_the_service_is_exposed_to_little():
+def test_service_has_a_low_exposure_rating():
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=25", str(UNITS / "gpumond.service")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -104,7 +102,7 @@ def test_the_service_is_exposed_to_little():
 
 
 def installation() -> str:
-    """The lines of docs/how-to/install.md, as they are there, with a source of packages that is here."""
+    """Commands of docs/how-to/install.md, with a local package index."""
     text = (ROOT / "docs/how-to/install.md").read_text()
     block = re.search(r"## As a service\n.*?```sh\n(.*?)```", text, re.DOTALL)
     assert block
@@ -115,7 +113,7 @@ def installation() -> str:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A machine without a GPU, on which the daemon was installed as docs/how-to/install.md says."""
+    """Machine without a GPU on which the daemon was installed as in docs/how-to/install.md."""
     shown = {wheels(): "/wheels", ROOT / "deploy": "/src/deploy"}
     host = Machine(tmp_path_factory.mktemp("machine"), shown)
     try:
@@ -127,14 +125,14 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 @pytest.fixture
 def running(host: Machine) -> Iterator[Machine]:
-    """The service as it was installed, also for the test after one that has changed it."""
+    """The service as installed, also after a test that has changed it."""
     until(lambda: host.show("gpumond.service", "ActiveState") == ["active"])
     yield host
     host.shell("rm -rf /etc/systemd/system/gpumond.service.d; systemctl daemon-reload; systemctl restart gpumond")
 
 
 def configure(host: Machine, *lines: str) -> None:
-    """A drop-in of the service, which is restarted with it."""
+    """Write a drop-in of the service and restart it."""
     text = "\\n".join(("[Service]", *lines))
     host.shell(
         f"mkdir -p /etc/systemd/system/gpumond.service.d; printf '{text}\\n' "
@@ -151,12 +149,12 @@ def main_pid(host: Machine) -> str:
 
 
 nspawn = pytest.mark.skipif(bool(NEEDED), reason=NEEDED)
-patient = pytest.mark.timeout(600)  # the tree is made in it
+patient = pytest.mark.timeout(600)  # the tree is created in it
 
 
 @nspawn
 @patient
-def test_the_units_are_accepted_without_a_word(running: Machine):
+def test_units_are_valid_without_warnings(running: Machine):
     assert running.shell("systemd-analyze verify gpumond.service gpumond.socket 2>&1") == ""
 
 
@@ -174,7 +172,7 @@ def test_service_is_ready_without_a_gpu_and_reports_the_cause(running: Machine):
 
 @nspawn
 @patient
-def test_commands_find_it_without_a_variable(running: Machine):
+def test_commands_find_the_service_without_a_variable(running: Machine):
     """Root uses the token. Another user, who cannot read it, is identified by the kernel."""
     until(lambda: running.get("status"))
     flush = "env -i /opt/gpumond/bin/gpumond flush --all 2>&1 || test $? = 3"
@@ -186,7 +184,7 @@ def test_commands_find_it_without_a_variable(running: Machine):
 
 @nspawn
 @patient
-def test_a_driver_that_is_installed_later_is_found(running: Machine, nvml_library: Path):
+def test_driver_installed_later_is_found(running: Machine, nvml_library: Path):
     driver = FakeDriver(running.shared, nvml_library)
     driver.devices = machine(2)
     driver.write()
@@ -201,7 +199,7 @@ def test_a_driver_that_is_installed_later_is_found(running: Machine, nvml_librar
 @nspawn
 @patient
 @pytest.mark.parametrize("end", ["STOP", "KILL"])
-def test_one_that_hangs_or_dies_is_started_again(running: Machine, end: str):
+def test_service_that_hangs_or_exits_is_restarted(running: Machine, end: str):
     configure(running, "WatchdogSec=3")
     before = main_pid(running)
     running.run("kill", f"-{end}", before)
@@ -211,7 +209,7 @@ def test_one_that_hangs_or_dies_is_started_again(running: Machine, end: str):
 
 @nspawn
 @patient
-def test_agents_stay_through_an_upgrade_and_start_it_if_it_is_not_there(running: Machine):
+def test_agents_stay_connected_through_an_upgrade_and_start_the_service(running: Machine):
     unit = ("--uid=65534", "--unit=train", "/opt/gpumond/bin/python3", "-c", AGENT)
     running.run("systemctl", "stop", "gpumond.service")
     assert running.show("gpumond.service", "ActiveState") == ["inactive"]
@@ -246,7 +244,7 @@ def test_service_may_access_gpu_devices_only(running: Machine):
 
 @nspawn
 @patient
-def test_a_wrong_configuration_is_not_tried_again(running: Machine):
+def test_service_with_an_invalid_configuration_is_not_restarted(running: Machine):
     running.shell("cp /etc/gpumond/gpumond.yaml /var/tmp; echo 'lisen: x' > /etc/gpumond/gpumond.yaml")
     try:
         running.run("systemctl", "restart", "gpumond", check=False)

@@ -1,6 +1,6 @@
-"""Agents that speak the wire protocol over plain sockets, one in each process, honest or not.
+"""Agents that use the wire protocol over plain sockets, one in each process, valid or hostile.
 
-    python -m tests.isolation.agents SOCKET OPTIONS
+python -m tests.isolation.agents SOCKET OPTIONS
 
 OPTIONS is a JSON object with fields of ``Options``. Each line of standard input is a JSON object that replaces some of
 them (with one process only); the end of the input ends the program. Each line of standard output is a JSON object:
@@ -43,9 +43,10 @@ FULL = '{"v":1,"type":"report","pools":[%s]}\n'
 
 @dataclass(frozen=True)
 class Options:
-    """``answer`` to a flush: ``release`` up to ``release_bytes``, ``silence``, ``gain`` (it claims to hold 60 GiB more
-    afterwards) or ``many`` (``changes`` pools that it never reported). ``full``: as many pools as a message holds.
-    ``numbered``: the live bytes grow by one with each report, which is written to the output as ``sent``."""
+    """``answer`` to a flush: ``release`` at most ``release_bytes``, ``silence``, ``gain`` (the agent claims to hold 60
+    GiB more afterwards) or ``many`` (``changes`` pools that it never reported). ``full``: as many pools as a message
+    can have. ``numbered``: the live bytes grow by one with each report, which is written to the output as ``sent``.
+    """
 
     processes: int = 1
     workload: str = ""
@@ -64,7 +65,7 @@ class Options:
 
 class Agent:
     def __init__(self, path: str, options: Options, frames: Sequence[bytes] = ()) -> None:
-        """``frames``: reports, one after another, in place of those that the options describe."""
+        """``frames``: reports that are sent one after another instead of those of the options."""
         self._path, self.options, self._frames = path, options, frames
         self._cached = options.cached_bytes
         self._number = 0
@@ -72,7 +73,7 @@ class Agent:
         self._socket: socket.socket | None = None
 
     def run(self, control: int, commands: bool) -> None:
-        """Until ``control`` ends. ``commands``: its lines replace options."""
+        """Run until ``control`` ends. Lines of ``commands`` replace options."""
         due, pending = 0.0, b""
         while True:
             if self._socket is None:
@@ -92,7 +93,7 @@ class Agent:
             if time.monotonic() >= due:
                 self._send(self.report())
                 if self.options.numbered:
-                    say("sent", number=self._number)
+                    write_event("sent", number=self._number)
                 due = time.monotonic() + self.options.seconds
 
     def _change(self, fields: dict[str, Any]) -> None:
@@ -111,7 +112,7 @@ class Agent:
         self._socket, self._buffer = connection, b""
         self._send(encode(Hello(self.options.workload)))
         self._send(self.report())
-        say("started", held_bytes=self.held_bytes)
+        write_event("started", held_bytes=self.held_bytes)
 
     def _send(self, frame: bytes) -> None:
         try:
@@ -142,7 +143,7 @@ class Agent:
         if self._socket:
             self._socket.close()
             self._socket = None
-            say("left")
+            write_event("left")
 
     @property
     def held_bytes(self) -> int:
@@ -158,14 +159,20 @@ class Agent:
         flush = Reclaimable(self._cached, self._cached, self._cached)
         held = self.held_bytes
         return PoolUsage(
-            allocator, self.options.device_uuid, held - self._cached, held, flush, 0, ooms=self.options.ooms
+            allocator=allocator,
+            device_uuid=self.options.device_uuid,
+            live_bytes=held - self._cached,
+            held_bytes=held,
+            reclaimable=flush,
+            stranded_bytes=0,
+            ooms=self.options.ooms,
         )
 
     def _answer(self, asked: FlushCommand) -> None:
         before = self._pool(asked.allocator)
         expected = Expected(*(min(self._cached, self.options.release_bytes),) * 3)
         if self.options.answer == "silence":
-            say("flushed", dry_run=asked.dry_run)
+            write_event("flushed", dry_run=asked.dry_run)
             return
         if self.options.answer == "many":
             changes = tuple(many(asked.allocator, self.options.changes))
@@ -179,20 +186,27 @@ class Agent:
             self._cached -= expected.likely
             after = self._pool(asked.allocator)
             self._send(self.report())
-        say("flushed", dry_run=asked.dry_run, held_bytes=self.held_bytes)
+        write_event("flushed", dry_run=asked.dry_run, held_bytes=self.held_bytes)
         outcome = "planned" if asked.dry_run else "freed"
         self._send(encode(FlushResult(asked.id, outcome, "", (PoolChange(before, after, expected),))))
 
 
 def many(allocator: str, number: int) -> Iterator[PoolChange]:
-    """Changes of pools that were in no report."""
+    """Return changes of pools that no report contained."""
     for each in range(number):
-        before = PoolUsage(allocator, f"GPU-unknown-{each}", 0, 0, Reclaimable(0, 0, 0), 0)
+        before = PoolUsage(
+            allocator=allocator,
+            device_uuid=f"GPU-unknown-{each}",
+            live_bytes=0,
+            held_bytes=0,
+            reclaimable=Reclaimable(0, 0, 0),
+            stranded_bytes=0,
+        )
         yield PoolChange(before, before, Expected(0, 0, 0))
 
 
 def full_report(device_uuid: str, variant: int) -> bytes:
-    """A report of nearly 64 KiB, with as many pools as fit."""
+    """Return a report of nearly 64 KiB with the maximum of pools."""
     pools: list[str] = []
     size = len(FULL)
     while True:
@@ -213,7 +227,7 @@ def full_report(device_uuid: str, variant: int) -> bytes:
         pools.append(pool)
 
 
-def say(event: str, **fields: object) -> None:
+def write_event(event: str, **fields: object) -> None:
     os.write(1, json.dumps({"event": event, "pid": os.getpid(), **fields}).encode() + b"\n")
 
 

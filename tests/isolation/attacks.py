@@ -1,8 +1,8 @@
 """Attacks by one user of the machine on its daemon, for tests and for ``bench.survival``.
 
-    python -m tests.isolation.attacks NAME ARGUMENTS
+python -m tests.isolation.attacks NAME ARGUMENTS
 
-ARGUMENTS is a JSON object. An attack writes ``ready`` once it is in full effect and goes on until its input ends. It
+ARGUMENTS is a JSON object. An attack writes ``ready`` once it is in full effect and continues until its input ends. It
 runs at the lowest priority, so that its effect is the daemon's work and not a lack of processor time.
 """
 
@@ -26,7 +26,7 @@ RULE = {"name": "try", "scope": "pool", "value": "held_bytes", "above": 0}
 
 
 def slow_readers(port: int, paths: list[str], connections: int, sources: int, requests: int) -> None:
-    """Connections from many loopback addresses that ask and never read. A closed one is opened again."""
+    """Keep connections from many loopback addresses that send requests and never read. Closed ones are replaced."""
     held: dict[int, socket.socket] = {}
     poll, opened = select.poll(), 0
     while True:
@@ -49,7 +49,7 @@ def slow_readers(port: int, paths: list[str], connections: int, sources: int, re
 
 
 def silent_agents(path: str, connections: int) -> None:
-    """Connections to the agents' socket that say nothing, as many as its backlog takes. Closed ones are replaced."""
+    """Keep silent connections to the agents' socket, as many as its backlog accepts. Closed ones are replaced."""
     held: dict[int, socket.socket] = {}
     poll, opened = select.poll(), 0
     while True:
@@ -71,7 +71,7 @@ def silent_agents(path: str, connections: int) -> None:
 
 
 def flushes(path: str, body: dict[str, object], pause: float) -> None:
-    """The same flush or plan over the API's socket, again as soon as it is answered."""
+    """Repeat a flush or plan over the API's socket as soon as it is answered."""
     while True:
         connection = http.client.HTTPConnection("localhost")
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -85,7 +85,7 @@ def flushes(path: str, body: dict[str, object], pause: float) -> None:
 
 
 def previews(port: int, clients: int) -> None:
-    """Clients of 127.0.0.1 that preview a rule on pools without end."""
+    """Preview a rule on pools endlessly, with several clients of 127.0.0.1."""
 
     def ask() -> None:
         while True:
@@ -106,7 +106,7 @@ def previews(port: int, clients: int) -> None:
 
 
 def event_streams(port: int, sources: int, each: int) -> None:
-    """Readers of events from several loopback addresses. A closed stream is opened again."""
+    """Keep readers of events from several loopback addresses. A closed stream is opened again."""
     request = b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n"
     held: dict[int, socket.socket] = {}
     poll, opened = select.poll(), 0
@@ -133,7 +133,7 @@ def event_streams(port: int, sources: int, each: int) -> None:
 
 
 def bad_text(port: int, path: str) -> None:
-    """Rules to preview, and flushes, with a lone surrogate as their text."""
+    """Send previews of rules, and flushes, with a lone surrogate as their text."""
     posts = (
         ("127.0.0.1", "/api/v1/rules/preview", {**RULE, "labels": {"a": "\ud800"}}),
         ("localhost", "/api/v1/flushes", {"target": {"workload": "\ud800"}}),
@@ -171,12 +171,12 @@ def _connected(port: int, source: str, receive_bytes: int = 0) -> socket.socket 
     return connection
 
 
-_said = threading.Lock()
+_ready_written = threading.Lock()
 
 
 def _ready() -> None:
-    """Says so once."""
-    if _said.acquire(blocking=False):
+    """Write ``ready`` once."""
+    if _ready_written.acquire(blocking=False):
         os.write(1, b"ready\n")
 
 

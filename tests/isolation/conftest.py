@@ -21,15 +21,15 @@ def _users() -> None:
 
 @pytest.fixture(scope="session")
 def library(nvml_library: Path) -> Iterator[Path]:
-    """The fake libnvidia-ml.so.1, where every user can read it."""
+    """Directory of the fake libnvidia-ml.so.1, readable by every user."""
     with tempfile.TemporaryDirectory(prefix="gpumond-") as place:
         os.chmod(place, 0o755)
         yield Path(shutil.copy(nvml_library, place))
 
 
 @pytest.fixture(scope="module")
-def a_machine(_users: None, library: Path) -> Iterator[Callable[..., Machine]]:
-    """Starts machines, and ends them with the module's tests."""
+def start_machine(_users: None, library: Path) -> Iterator[Callable[..., Machine]]:
+    """Start machines, and stop them after the module's tests."""
     with contextlib.ExitStack() as stack:
 
         def start(settings: str = "", **environ: str) -> Machine:
@@ -43,13 +43,13 @@ def a_machine(_users: None, library: Path) -> Iterator[Callable[..., Machine]]:
 
 @pytest.fixture(scope="module")
 def settings() -> str:
-    """The configuration file of the module's machine."""
+    """Configuration file of the module's machine."""
     return ""
 
 
 @pytest.fixture(scope="module")
-def _machine(a_machine: Callable[..., Machine], settings: str) -> Machine:
-    return a_machine(settings)
+def _machine(start_machine: Callable[..., Machine], settings: str) -> Machine:
+    return start_machine(settings)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
-"""The time until the daemon has heard the first report of a new connection.
+"""Time until the daemon has received the first report of a new connection.
 
-    python -m tests.isolation.first_report SOCKET REPORTS
+python -m tests.isolation.first_report SOCKET REPORTS
 
-A goodbye follows each report; messages are taken in their order and after the goodbye the daemon closes.
+A bye follows each report; the daemon processes messages in order and closes the connection after the bye.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SECONDS = 10.0
 
 
 def first_report(path: str) -> float:
-    """Seconds. Raises OSError or AssertionError if the daemon has not heard it within ten seconds."""
+    """Return the seconds. Raises OSError or AssertionError if the daemon has not received it within ten seconds."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(SECONDS)
         began = time.monotonic()

@@ -1,6 +1,6 @@
-"""One user's flushes of one program, again and again.
+"""Repeated flushes of one program by one user.
 
-    python -m tests.isolation.flusher API_SOCKET PID SECONDS
+python -m tests.isolation.flusher API_SOCKET PID SECONDS
 
 Each answer is a JSON line: ``status``, ``released_bytes`` and ``seconds``; status 0 is no answer. The end of the input
 ends the program.
@@ -16,14 +16,14 @@ import socket
 import sys
 import time
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 def flush(path: str, pid: int) -> tuple[int, int]:
-    """Status and released bytes."""
+    """Return status and released bytes."""
     connection = http.client.HTTPConnection("localhost")
     connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.settimeout(PATIENCE_SECONDS)
+    connection.sock.settimeout(TIMEOUT_SECONDS)
     try:
         connection.sock.connect(path)
         body = json.dumps({"target": {"pid": pid}})

@@ -1,4 +1,4 @@
-"""A fake driver, a daemon of an unprivileged user on it, and the programs of two other users."""
+"""Fake driver, a daemon of an unprivileged user on it, and the programs of two other users."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SETTINGS = {"GPUMOND_SOCKET_MODE": "0666", "GPUMOND_FLUSH_COOLDOWN": "0", "GPUMO
 
 
 class Agents:
-    """The processes of one ``tests.isolation.agents``; ``events`` is what they wrote."""
+    """Processes of one ``tests.isolation.agents``; ``events`` is their output."""
 
-    def __init__(self, process: Popen[str], heard: Callable[[dict[str, Any]], None]) -> None:
-        self._process, self._heard = process, heard
+    def __init__(self, process: Popen[str], on_event: Callable[[dict[str, Any]], None]) -> None:
+        self._process, self._on_event = process, on_event
         self.events: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -36,7 +36,7 @@ class Agents:
         for line in self._process.stdout:
             event = json.loads(line)
             self.events.append(event)
-            self._heard(event)
+            self._on_event(event)
 
     @property
     def pids(self) -> list[int]:
@@ -48,7 +48,7 @@ class Agents:
         return pid
 
     def flushes(self, dry_run: bool = False) -> int:
-        """Number of flush and plan requests."""
+        """Return the number of flush or plan requests."""
         return sum(event["event"] == "flushed" and event["dry_run"] == dry_run for event in self.events)
 
     def change(self, **options: Any) -> None:
@@ -61,7 +61,7 @@ class Agents:
 
 
 class Machine:
-    """``settings``: the configuration file. ``around``: a command that runs the daemon's. ``close`` ends everything."""
+    """``settings`` is the configuration file, ``around`` a command that runs the daemon. ``close`` ends everything."""
 
     def __init__(
         self, place: Path, library: Path, settings: str = "", around: tuple[str, ...] = (), **environ: str
@@ -98,7 +98,7 @@ class Machine:
         self.stop()
 
     def end_programs(self) -> None:
-        """Ends agents, attacks and requests. Returns when the daemon knows of no agent."""
+        """End agents, attacks and requests, and wait until the daemon has no agent."""
         self._programs.close()
         self.driver.devices[0].processes.clear()
         self.driver.devices[0].used_bytes = GIB
@@ -114,7 +114,7 @@ class Machine:
         return self.daemon.directory / "api.sock"
 
     def agents(self, uid: int, listed: bool = False, **options: Any) -> Agents:
-        """Programs of that user, on the device; ``listed``: by the driver too, with what each holds."""
+        """Start programs of a user on the device. If ``listed``, the driver lists them with their held bytes."""
         options = {"device_uuid": DEVICE, "processes": 1, **options}
         process = start(uid, "tests.isolation.agents", str(self.daemon.socket), json.dumps(options))
         agents = Agents(process, self._follow if listed else lambda event: None)
@@ -123,7 +123,7 @@ class Machine:
         return agents
 
     def _follow(self, event: dict[str, Any]) -> None:
-        """The driver counts what the program holds."""
+        """Set the driver's count to the bytes that the program holds."""
         if "held_bytes" not in event:
             return
         with self._driver_lock:
@@ -134,47 +134,47 @@ class Machine:
             self.driver.write()
 
     def attack(self, name: str, uid: int = ATTACKER, **arguments: Any) -> None:
-        """Begins the attack and returns when it is in full effect."""
+        """Start the attack and wait until it is in full effect."""
         process = start(uid, "tests.isolation.attacks", name, json.dumps(arguments))
         self._programs.callback(_end, process)
         assert process.stdout
         assert process.stdout.readline() == "ready\n", f"the attack {name} could not begin"
 
     def ask(self, uid: int | None, method: str, route: str, body: Any = None, seconds: float = 60) -> Request:
-        """A request of that user over the API's socket, under way."""
+        """Start a request of a user over the API's socket."""
         request = Request(uid, self.api, method, route, body, seconds)
         self._programs.callback(request.close)
         return request
 
     def stream(self, uid: int | None) -> tuple[int, str]:
-        """Status and first line of a stream of events over the API's socket."""
+        """Return status and first line of a stream of events over the API's socket."""
         return Request(uid, self.api, "GET", "/api/v1/events", stream=True).text()
 
     def flush(self, uid: int | None, seconds: float = 60, **body: Any) -> Request:
         return self.ask(uid, "POST", "/api/v1/flushes", body, seconds)
 
     def memory(self) -> float:
-        """MiB of the daemon and its collector, shared pages by share."""
+        """Return MiB of the daemon and its collector, with shared pages in proportion."""
         children = Path(f"/proc/{self.daemon.process.pid}/task/{self.daemon.process.pid}/children").read_text()
         return sum(pss(int(pid)) for pid in (self.daemon.process.pid, *children.split())) / MIB
 
     def frames(self, number: int) -> None:
-        """Returns when the daemon has made so many frames more."""
+        """Wait until the daemon has made this number of further frames."""
         last = self.daemon.get("status")["snapshot_seq"] + number
         until(lambda: self.daemon.get("status")["snapshot_seq"] >= last, 60)
 
     def report(self, pid: int) -> dict[str, Any] | None:
-        """The report of that process as the daemon has it."""
+        """Return the daemon's report of a process."""
         return next((report for report in self.daemon.get("agents") if report["pid"] == pid), None)
 
     def series_of(self, pid: int) -> Counter[str]:
-        """The series of that process by name."""
+        """Return the series of a process by name."""
         found = self.daemon.series()
         return Counter(name for name, labels in found if ("pid", str(pid)) in labels)
 
 
 def pss(pid: int) -> int:
-    """Bytes."""
+    """Return the proportional set size in bytes."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -1,4 +1,4 @@
-"""Another user's agents while one user fills the backlog of the agents' socket with connections that say nothing."""
+"""Agents of another user while one user fills the backlog of the agents' socket with silent connections."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ BOUND_SECONDS = 2.0
 REPORTS = 5
 
 
-def test_a_backlog_of_silent_connections_delays_no_other_user(machine: Machine):
+def test_backlog_of_silent_connections_delays_no_other_user(machine: Machine):
     machine.attack("silent_agents", path=str(machine.daemon.socket), connections=4096)
-    assert max(waits(machine)) <= BOUND_SECONDS
+    assert max(delays(machine)) <= BOUND_SECONDS
 
 
-def waits(machine: Machine) -> list[float]:
-    """Seconds from a connection of the victim until the daemon has its first report, one after another."""
+def delays(machine: Machine) -> list[float]:
+    """Return the seconds from each connection of the victim until the daemon has its first report."""
     process = start(VICTIM, "tests.isolation.first_report", str(machine.daemon.socket), str(REPORTS))
     out, _ = process.communicate(timeout=90)
     assert process.returncode == 0, "a report was not heard within 10 s"

@@ -1,4 +1,4 @@
-"""The audit while one user's agents answer flushes with as much as they can."""
+"""The audit while one user's agents answer flushes with the maximum of text and pools."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ENTRY_BYTES = 4096
 ENTRIES = 20
 AGENTS, ALLOCATORS = 8, 24
 FLUSHES = 12
-"""Number of requests; with the large one below the limit of a user per minute."""
+"""Number of requests; with the large one, below the limit of a user per minute."""
 
 
-def test_a_users_flushes_make_short_entries_and_evict_none_of_the_administrators(machine: Machine):
+def test_audit_entries_of_a_users_flushes_are_short_and_evict_no_administrators_entry(machine: Machine):
     for number in range(ENTRIES):
         status, _ = machine.flush(ADMINISTRATOR, target={"workload": f"absent-{number}"}).answer()
         assert status == 404

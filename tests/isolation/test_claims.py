@@ -40,13 +40,13 @@ def settings() -> str:
 
 
 def alerts(machine: Machine, rule: str) -> list[dict[str, str]]:
-    """The labels of the rule's firing alerts."""
+    """Return the labels of the rule's firing alerts."""
     found: list[dict[str, Any]] = machine.daemon.get("alerts")
     return [dict(alert["labels"]) for alert in found if alert["rule"] == rule and alert["phase"] == "firing"]
 
 
 def run_out_of_memory(machine: Machine, uid: int, **options: Any) -> None:
-    """A program of that user counts its errors out of memory."""
+    """Count out-of-memory errors in a program of a user."""
     agent = machine.agents(uid, ooms=0, **options)
     until(lambda: machine.report(agent.pid))
     for ooms in (1, 2):
@@ -54,7 +54,7 @@ def run_out_of_memory(machine: Machine, uid: int, **options: Any) -> None:
         machine.frames(2)
 
 
-def test_errors_out_of_memory_of_a_program_elsewhere_flush_no_other_user(machine: Machine):
+def test_ooms_of_a_program_on_another_device_flush_no_other_user(machine: Machine):
     victim = machine.agents(VICTIM, listed=True, workload=WORKLOAD, cached_bytes=30 * GIB)
     until(lambda: machine.report(victim.pid))
     run_out_of_memory(machine, ATTACKER)
@@ -63,7 +63,7 @@ def test_errors_out_of_memory_of_a_program_elsewhere_flush_no_other_user(machine
     assert alerts(machine, "wasted") == []
 
 
-def test_errors_out_of_memory_of_a_program_on_the_device_flush_the_others(machine: Machine):
+def test_ooms_of_a_program_on_the_device_flush_the_others(machine: Machine):
     """Claims that the driver confirms take effect."""
     victim = machine.agents(VICTIM, listed=True, workload=WORKLOAD, cached_bytes=30 * GIB)
     until(lambda: machine.report(victim.pid))
@@ -71,7 +71,7 @@ def test_errors_out_of_memory_of_a_program_on_the_device_flush_the_others(machin
     until(victim.flushes)
 
 
-def test_a_workloads_bytes_are_those_of_one_user(machine: Machine):
+def test_workload_has_the_bytes_of_one_user(machine: Machine):
     victim = machine.agents(VICTIM, listed=True, workload=WORKLOAD, live_bytes=5 * GIB)
     until(lambda: alerts(machine, "small"))
     attacker = machine.agents(ATTACKER, workload=WORKLOAD, live_bytes=40 * GIB)
@@ -83,8 +83,8 @@ def test_a_workloads_bytes_are_those_of_one_user(machine: Machine):
     assert [labels for labels in alerts(machine, "small") if labels.get("uid") != str(uid)] != []
 
 
-def test_pools_of_the_whole_device_take_nothing_from_the_ledger(machine: Machine):
-    """The driver lists another program: its list is not empty because it cannot tell."""
+def test_claim_of_the_whole_device_does_not_change_the_ledger(machine: Machine):
+    """The driver lists another program, so its list is complete."""
     victim = machine.agents(VICTIM, listed=True, live_bytes=GIB)
     until(lambda: held(machine, victim.pid) == GIB)
     machine.driver.devices[0].used_bytes = 40 * GIB
@@ -98,7 +98,7 @@ def test_pools_of_the_whole_device_take_nothing_from_the_ledger(machine: Machine
     assert held(machine, attacker.pid) == 0
 
 
-def test_a_programs_pools_are_bounded_by_the_drivers_count_of_it(machine: Machine):
+def test_pools_of_a_program_are_limited_to_the_drivers_count(machine: Machine):
     machine.driver.devices[0].used_bytes = 40 * GIB
     attacker = machine.agents(ATTACKER, listed=True, allocators=8, live_bytes=10 * GIB)
     until(lambda: machine.report(attacker.pid))

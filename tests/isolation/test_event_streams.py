@@ -24,14 +24,14 @@ def streams(machine: Machine, number: int) -> Iterator[list[tuple[socket.socket,
 
 def head(connection: socket.socket) -> bytes:
     connection.sendall(REQUEST)
-    heard = b""
-    while b"\r\n\r\n" not in heard and (chunk := connection.recv(4096)):
-        heard += chunk
-    return heard.partition(b"\r\n")[0]
+    received = b""
+    while b"\r\n\r\n" not in received and (chunk := connection.recv(4096)):
+        received += chunk
+    return received.partition(b"\r\n")[0]
 
 
 def closed(connection: socket.socket) -> bool:
-    """Closed by the daemon, with all that it sent read."""
+    """Read until the daemon has closed the connection."""
     connection.settimeout(0.0)
     try:
         while connection.recv(4096):
@@ -43,20 +43,20 @@ def closed(connection: socket.socket) -> bool:
     return True
 
 
-def test_a_reader_gets_a_stream_when_another_user_has_many(machine: Machine):
+def test_stream_is_available_when_another_user_has_many(machine: Machine):
     machine.attack("event_streams", port=machine.port, sources=4, each=8)
     with streams(machine, 4) as opened:
         assert [answer for _, answer in opened] == [b"HTTP/1.1 200 OK"] * 4
 
 
-def test_a_user_gets_a_stream_over_the_api_socket(machine: Machine):
+def test_stream_is_available_over_the_api_socket(machine: Machine):
     machine.attack("event_streams", port=machine.port, sources=4, each=8)
     status, text = machine.stream(VICTIM)
     assert status == 200
     assert text.startswith("retry:")
 
 
-def test_a_hundred_viewers_behind_one_address_each_keep_their_stream(machine: Machine):
+def test_hundred_viewers_of_one_address_each_keep_their_stream(machine: Machine):
     with streams(machine, VIEWERS) as opened:
         assert {answer for _, answer in opened} == {b"HTTP/1.1 200 OK"}
         assert machine.daemon.request("/metrics")[0] == 200

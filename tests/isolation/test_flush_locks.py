@@ -9,14 +9,14 @@ from tests.isolation.users import ADMINISTRATOR, ATTACKER, VICTIM
 from tests.running import until
 
 SECONDS = 10.0
-"""A flush takes at most five seconds longer for another user's program."""
+"""A flush takes at most five seconds longer because of another user's program."""
 PLAN = {"target": {"all": True}, "dry_run": True, "timeout_seconds": 600}
 FLUSH = {"target": {"all": True}, "timeout_seconds": 600}
 
 
 @pytest.fixture(params=[PLAN, FLUSH], ids=["plan", "flush"])
 def victim(request: pytest.FixtureRequest, machine: Machine) -> Agents:
-    """A program with a cache. A flush, or a plan, of the attacker's silent programs is under way."""
+    """Program with a cache, while a flush or plan of the attacker's silent programs is in progress."""
     silent = machine.agents(ATTACKER, processes=3, listed=True, answer="silence", cached_bytes=GIB)
     victim = machine.agents(VICTIM, listed=True, workload="train", cached_bytes=8 * GIB)
     until(lambda: machine.report(victim.pid) and len(machine.daemon.get("agents")) == 4)
@@ -25,7 +25,7 @@ def victim(request: pytest.FixtureRequest, machine: Machine) -> Agents:
     return victim
 
 
-def test_a_user_flushes_his_own_programs(machine: Machine, victim: Agents):
+def test_user_can_flush_their_own_programs(machine: Machine, victim: Agents):
     for target in ({"pid": victim.pid}, {"workload": "train"}):
         status, answer = machine.flush(VICTIM, SECONDS, target=target).answer()
         assert status == 200
@@ -33,7 +33,7 @@ def test_a_user_flushes_his_own_programs(machine: Machine, victim: Agents):
         assert answer["released_bytes"] == GIB
 
 
-def test_the_administrator_flushes_what_is_free(machine: Machine, victim: Agents):
+def test_administrator_can_flush_the_other_programs(machine: Machine, victim: Agents):
     for number, target in enumerate(({"device": DEVICE}, {"all": True}), 1):
         request = machine.flush(ADMINISTRATOR, 2 * SECONDS, target=target, timeout_seconds=2)
         until(lambda number=number: victim.flushes() == number, SECONDS)

@@ -1,4 +1,4 @@
-"""The daemon's memory while one user's connections ask for large answers and never read them."""
+"""Memory of the daemon while one user's connections request large answers and never read them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.running import until
 
 BOUND_MIB = 150
 SECONDS = 10.0
-"""The attack is watched for so long once it is in full effect."""
+"""Seconds of the attack in full effect during which the memory is measured."""
 
 
-def test_readers_who_never_read_leave_the_daemon_its_memory(machine: Machine):
+def test_memory_is_bounded_when_readers_never_read(machine: Machine):
     machine.agents(ATTACKER, processes=127, full=True, seconds=1.0)
     victim = machine.agents(VICTIM, listed=True, live_bytes=GIB)
     until(lambda: machine.report(victim.pid))
@@ -24,7 +24,7 @@ def test_readers_who_never_read_leave_the_daemon_its_memory(machine: Machine):
 
 
 def most_memory(machine: Machine) -> float:
-    """MiB, in ten seconds of the attack or until it is too much."""
+    """Return MiB, after ten seconds of the attack or as soon as the limit is exceeded."""
     most, end = machine.memory(), time.monotonic() + SECONDS
     while most <= BOUND_MIB and time.monotonic() < end:
         time.sleep(0.1)

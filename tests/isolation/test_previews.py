@@ -1,4 +1,4 @@
-"""Scrapes and probes while one user previews rules without end and without a token."""
+"""Scrapes and probes while one user previews rules endlessly without a token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.running import until
 SCRAPES = 40
 
 
-def test_previews_keep_no_scrape_and_no_probe_out(machine: Machine):
+def test_previews_prevent_no_scrape_and_no_probe(machine: Machine):
     machine.agents(ATTACKER, processes=20, full=True, seconds=1.0)
     until(lambda: len(machine.daemon.get("agents")) == 20)
     machine.attack("previews", port=machine.port, clients=60)

@@ -1,4 +1,4 @@
-"""A rule's action on a device where one user's program keeps it from succeeding."""
+"""A rule's action on a device where one user's program prevents its success."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ rules:
 """
 FLUSHES = 3
 SECONDS = 45.0
-"""A round takes at most five seconds longer where another program of the device does not answer."""
+"""A round takes at most five seconds longer if another program of the device does not answer."""
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def settings() -> str:
     return RULES
 
 
-def is_flushed_all_along(machine: Machine, victim: Agents) -> None:
-    """The action flushes the victim again and again, and its flush never counts as a failure."""
+def check_repeated_flushes(machine: Machine, victim: Agents) -> None:
+    """Check that the action flushes the victim repeatedly, and that its flushes never count as failures."""
     until(lambda: victim.flushes() >= FLUSHES, SECONDS)
     _, flushed, rest = until(lambda: note(machine)).rpartition("flushed train: 1.0 GiB released")
     assert flushed
@@ -44,25 +44,25 @@ def note(machine: Machine) -> str:
     return " ".join(text for alert in alerts for name, text in alert["annotations"] if name == "action")
 
 
-def a_victim(machine: Machine) -> Agents:
-    """A program that gives a GiB back at each flush, out of many."""
+def start_victim(machine: Machine) -> Agents:
+    """Program that releases one GiB of many at each flush."""
     return machine.agents(VICTIM, listed=True, workload="train", cached_bytes=60 * GIB)
 
 
 @pytest.mark.parametrize("body", [{"dry_run": True}, {}], ids=["plan", "flush"])
-def test_a_program_whose_flush_is_under_way_keeps_no_other_from_its_flush(machine: Machine, body: dict[str, object]):
+def test_flush_in_progress_of_a_program_prevents_no_other_flush(machine: Machine, body: dict[str, object]):
     own = {"target": {"all": True}, "timeout_seconds": 600, **body}
     silent = machine.agents(ATTACKER, answer="silence", cached_bytes=1)
     machine.attack("flushes", path=str(machine.api), body=own, pause=0.05)
     until(lambda: silent.flushes(dry_run=bool(body)) or silent.flushes())
-    is_flushed_all_along(machine, a_victim(machine))
+    check_repeated_flushes(machine, start_victim(machine))
 
 
-def test_programs_that_never_answer_keep_no_other_from_its_flush(machine: Machine):
+def test_silent_programs_prevent_no_other_flush(machine: Machine):
     machine.agents(ATTACKER, processes=8, answer="silence", cached_bytes=1)
-    is_flushed_all_along(machine, a_victim(machine))
+    check_repeated_flushes(machine, start_victim(machine))
 
 
-def test_a_release_below_zero_does_not_count_against_another_user(machine: Machine):
+def test_negative_release_does_not_count_against_another_user(machine: Machine):
     machine.agents(ATTACKER, answer="gain", cached_bytes=GIB)
-    is_flushed_all_along(machine, a_victim(machine))
+    check_repeated_flushes(machine, start_victim(machine))

@@ -1,4 +1,4 @@
-"""`gpumond run` of a program whose own modules have the names of modules that gpumond imports."""
+"""`gpumond run` of a program whose modules have the names of modules that gpumond imports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAILS = "raise RuntimeError('a module of the program')\n"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel."""
+    """Virtual environment with the wheel."""
     place = tmp_path_factory.mktemp("installed")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", os.fspath(place)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=100)
@@ -32,7 +32,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(installed: Path, path: Path, *prefix: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A program of the virtual environment's Python, with ``path`` on PYTHONPATH and in that directory."""
+    """Run a program of the virtual environment's Python in ``path``, with ``path`` in PYTHONPATH."""
     code = "import sys; print('gpumond.agent' in sys.modules)"
     command = [*prefix, os.fspath(installed / "bin" / "python"), "-c", code]
     environ = {**ENVIRON, "PYTHONPATH": os.fspath(path), "GPUMOND_SOCKET": "/nowhere/agent.sock", **environ}
@@ -45,14 +45,14 @@ def run(installed: Path, path: Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("module", ["argparse", "json", "socket", "signal", "asyncio", "difflib"])
-def test_a_program_with_a_module_of_the_standard_librarys_name_starts(installed: Path, tmp_path: Path, module: str):
+def test_program_with_a_module_named_like_the_standard_librarys_starts(installed: Path, tmp_path: Path, module: str):
     (tmp_path / f"{module}.py").write_text("")
     status, out, errors = run(installed, tmp_path)
     assert (status, errors) == (0, "")
-    assert out in ("True\n", "False\n")  # the agent may need that module; the program does not notice
+    assert out in ("True\n", "False\n")  # the agent may need that module; the program is not affected
 
 
-def test_a_module_typing_of_the_program_is_not_imported_by_the_command(installed: Path, tmp_path: Path):
+def test_module_typing_of_the_program_is_not_imported_by_the_command(installed: Path, tmp_path: Path):
     (tmp_path / "typing.py").write_text(FAILS)
     status, out, errors = run(installed, tmp_path)
     assert (status, errors) == (0, "")
@@ -60,23 +60,21 @@ def test_a_module_typing_of_the_program_is_not_imported_by_the_command(installed
 
 
 @pytest.mark.parametrize("source", [FAILS, ""])
-def test_a_module_gpumond_of_the_program_is_not_imported_by_the_command(installed: Path, tmp_path: Path, source: str):
+def test_module_gpumond_of_the_program_is_not_imported_by_the_command(installed: Path, tmp_path: Path, source: str):
     (tmp_path / "gpumond.py").write_text(source)
     status, out, errors = run(installed, tmp_path)
     assert (status, out, errors) == (0, "False\n", "")
 
 
 @pytest.mark.parametrize("source", [FAILS, ""])
-def test_the_line_at_pythons_start_is_silent_about_a_module_gpumond_of_the_program(
-    installed: Path, tmp_path: Path, source: str
-):
+def test_pth_line_is_silent_about_a_module_gpumond_of_the_program(installed: Path, tmp_path: Path, source: str):
     (tmp_path / "gpumond.py").write_text(source)
     done = python(installed, tmp_path, GPUMOND_AGENT="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
 
 
 @pytest.mark.parametrize("module", ["sitecustomize", "usercustomize"])
-def test_the_programs_own_start_module_runs_once(installed: Path, tmp_path: Path, module: str):
+def test_sitecustomize_of_the_program_runs_once(installed: Path, tmp_path: Path, module: str):
     (tmp_path / f"{module}.py").write_text("print('started')\n")
     without = python(installed, tmp_path).stdout.count("started")
     status, out, errors = run(installed, tmp_path)

@@ -1,4 +1,4 @@
-"""The series of one user's program while another user's agents report as many pools as they can."""
+"""Series of one user's program while another user's agents report the maximum of pools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FRAMES = 5
 MOST_POOLS = 64
 
 
-def test_a_user_with_many_pools_takes_no_series_of_another(machine: Machine):
+def test_user_with_many_pools_displaces_no_series_of_another(machine: Machine):
     victim = machine.agents(VICTIM, listed=True, workload="train", cached_bytes=GIB, ooms=0, allocators=2)
     until(lambda: machine.report(victim.pid))
     machine.frames(3)

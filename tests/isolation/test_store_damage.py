@@ -1,4 +1,4 @@
-"""The start of a daemon on a damaged store."""
+"""Start of a daemon on a damaged store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ rules:
     value: reclaimable_bytes
     above: 0
 receivers:
-  - {name: nobody, type: webhook, url: "http://127.0.0.1:9/"}
+  - {name: unreachable, type: webhook, url: "http://127.0.0.1:9/"}
 """
 ROWS = {
     "rules": "(name, etag, body) VALUES ('bad-{number}', 'x', {text})",
@@ -29,8 +29,8 @@ ROWS = {
     "alerts": "(body) VALUES ({text})",
     "past_alerts": "(at, body) VALUES ({number}, {text})",
     "history": "(body) VALUES ({text})",
-    "notices": "(receiver, seq, kind, alert) VALUES ('nobody', 100{number}, 'raised', {text})",
-    "told": "(receiver, labels, alert) VALUES ('nobody', 'labels-{number}', {text})",
+    "notices": "(receiver, seq, kind, alert) VALUES ('unreachable', 100{number}, 'raised', {text})",
+    "told": "(receiver, labels, alert) VALUES ('unreachable', 'labels-{number}', {text})",
     "baselines": "(name, side, body) VALUES ('bad-{number}', 'reference', {text})",
 }
 DAMAGE = ("X'FF'", "'{}'", "'[]'", "'not JSON'", "7")
@@ -43,7 +43,7 @@ def settings() -> str:
 
 @pytest.fixture(scope="module")
 def state(_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state directory of a daemon that has stopped, with a row in most tables."""
+    """State directory of a stopped daemon, with a row in most tables."""
     machine = _machine
     victim = machine.agents(VICTIM, listed=True, cached_bytes=8 * GIB)
     until(lambda: [alert for alert in machine.daemon.get("alerts") if alert["rule"] == "cached"])
@@ -59,12 +59,12 @@ def state(_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def damaged(_machine: Machine, state: Path) -> Callable[[Callable[[Path], None]], Machine]:
-    """Starts the daemon on the store as it was, damaged in one way."""
+    """Start the daemon on the original store after one kind of damage."""
 
     def start(damage: Callable[[Path], None]) -> Machine:
         _machine.stop()
         for kept in state.iterdir():
-            # In place, so that the file stays the daemon's own.
+            # In place, so that the file still belongs to the daemon's user.
             (_machine.state / kept.name).write_bytes(kept.read_bytes())
         for ending in ("-wal", "-shm"):
             (_machine.state / f"gpumond.db{ending}").unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def faults(machine: Machine) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("table", ROWS)
-def test_a_damaged_row_is_left_out_with_a_fault(damaged: Callable[..., Machine], table: str):
+def test_damaged_row_is_skipped_with_a_fault(damaged: Callable[..., Machine], table: str):
     def damage(path: Path) -> None:
         db = sqlite3.connect(path)
         with db:
@@ -99,7 +99,7 @@ def test_a_damaged_row_is_left_out_with_a_fault(damaged: Callable[..., Machine],
 
 
 @pytest.mark.parametrize("place", ["CREATE TABLE rules", "tablerules"])
-def test_a_schema_that_is_no_text_is_set_aside(damaged: Callable[..., Machine], place: str):
+def test_store_with_an_undecodable_schema_is_set_aside(damaged: Callable[..., Machine], place: str):
     def damage(path: Path) -> None:
         content = path.read_bytes()
         at = content.index(place.encode()) + 2
@@ -111,7 +111,7 @@ def test_a_schema_that_is_no_text_is_set_aside(damaged: Callable[..., Machine], 
     assert list(machine.state.glob("gpumond.db.corrupt-*"))
 
 
-def test_a_file_that_is_no_database_is_set_aside(damaged: Callable[..., Machine]):
+def test_file_that_is_no_database_is_set_aside(damaged: Callable[..., Machine]):
     machine = damaged(lambda path: path.write_bytes(b"\x00\xff" * 4096) and None)
     until(lambda: machine.daemon.value("gpumond_store_writable") == 1)
     assert list(machine.state.glob("gpumond.db.corrupt-*"))

@@ -1,4 +1,4 @@
-"""Text that no answer can hold: a lone surrogate, wherever a request or a configuration file takes text."""
+"""Text that no answer can contain: a lone surrogate, wherever a request or a configuration file accepts text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIELDS: list[dict[str, Any]] = [
 ]
 
 
-def all_answer(machine: Machine) -> None:
+def check_all_routes(machine: Machine) -> None:
     for route in ROUTES:
         assert machine.daemon.request(f"/api/v1/{route}")[0] == 200, route
     status, _, _ = machine.daemon.request("/api/v1/events", Accept="application/json")
@@ -34,22 +34,22 @@ def all_answer(machine: Machine) -> None:
 
 @pytest.mark.parametrize("fields", FIELDS, ids=[next(iter(fields)) for fields in FIELDS])
 @pytest.mark.parametrize("route", ["/api/v1/rules", "/api/v1/rules/preview"])
-def test_a_rule_with_such_text_is_refused_and_not_kept(machine: Machine, fields: dict[str, Any], route: str):
+def test_rule_with_a_lone_surrogate_is_refused_and_not_stored(machine: Machine, fields: dict[str, Any], route: str):
     name = f"text-{next(iter(fields))}"
     status, answer = machine.ask(ADMINISTRATOR, "POST", route, RULE | {"name": name} | fields).answer()
     assert status == 422, answer
     assert machine.ask(ADMINISTRATOR, "GET", f"/api/v1/rules/{name}").answer()[0] == 404
-    all_answer(machine)
+    check_all_routes(machine)
 
 
 @pytest.mark.parametrize("target", [{"workload": BAD}, {"device": BAD}])
-def test_a_users_flush_with_such_text_is_refused_and_not_in_the_audit(machine: Machine, target: dict[str, str]):
+def test_flush_with_a_lone_surrogate_is_refused_and_not_in_the_audit(machine: Machine, target: dict[str, str]):
     status, answer = machine.flush(VICTIM, target=target).answer()
     assert status == 422, answer
-    all_answer(machine)
+    check_all_routes(machine)
 
 
-def test_a_configuration_file_with_such_text_is_refused(tmp_path: Path):
+def test_configuration_file_with_a_lone_surrogate_is_refused(tmp_path: Path):
     config = tmp_path / "gpumond.yaml"
     config.write_text("rules:\n  - " + json.dumps(RULE | {"labels": {"a": BAD}}) + "\n")
     command = [sys.executable, "-m", "gpumond", "check-config", str(config)]

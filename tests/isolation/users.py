@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SERVICE, ATTACKER, VICTIM = 41_001, 41_002, 41_003
 ADMINISTRATOR = None
-"""The user who runs the tests: root, or the user of the daemon."""
+"""User who runs the tests: root, or the user of the daemon."""
 
 REQUEST = """
 import http.client, json, socket, sys
@@ -35,7 +35,7 @@ print(json.dumps([answer.status, (answer.readline() if stream else answer.read()
 
 
 def as_user(uid: int | None) -> tuple[str, ...]:
-    """The command that runs another one as this user; nothing for the administrator."""
+    """Return the command that runs another one as this user; empty for the administrator."""
     if uid is ADMINISTRATOR:
         return ()
     ids = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
@@ -46,7 +46,7 @@ def as_user(uid: int | None) -> tuple[str, ...]:
 
 
 def uid_of(uid: int) -> int:
-    """The number by which the daemon knows this user."""
+    """Return the uid by which the daemon knows this user."""
     probe = subprocess.Popen([*as_user(uid), "sleep", "60"])
     try:
         while True:
@@ -60,8 +60,9 @@ def uid_of(uid: int) -> int:
 
 @cache
 def python() -> str:
-    """An interpreter that every user may run: this one, or the system's of the same version if this one is in a
-    directory of root alone."""
+    """Return an interpreter that every user may run: this one, or the system's of the same version if this one is in a
+    directory of root.
+    """
     own = os.path.realpath(sys.executable)
     done = subprocess.run([*as_user(VICTIM), "test", "-x", own])
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -69,13 +70,13 @@ def python() -> str:
 
 
 def python_path() -> dict[str, str]:
-    """The variable by which any interpreter finds what this one imports."""
+    """Return the environment variable by which any interpreter finds the modules of this one."""
     packages = (path for path in sys.path if path.endswith("site-packages"))
     return {"PYTHONPATH": os.pathsep.join([str(ROOT), *packages])}
 
 
 def obstacle() -> str:
-    """The reason why this machine cannot run processes of other users; empty if it can."""
+    """Return the reason why this machine cannot run processes of other users, or an empty string."""
     for uid in (SERVICE, ATTACKER, VICTIM):
         try:
             command = [*as_user(uid), python(), "-c", "import gpumond.daemon.server"]
@@ -91,14 +92,16 @@ def obstacle() -> str:
 
 
 def start(uid: int | None, module: str, *arguments: str) -> subprocess.Popen[str]:
-    """``python -m module`` as that user, with pipes for its input and output."""
+    """Start ``python -m module`` as a user, with pipes for its input and output."""
     command = [*as_user(uid), python(), "-m", module, *arguments]
     environ = {**os.environ, **python_path()}
     return subprocess.Popen(command, env=environ, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 class Request:
-    """A request over the API's Unix socket by that user, in a process of the user. ``stream``: for its first line."""
+    """Request of a user over the API's Unix socket, in a process of the user. With ``stream`` it ends after the first
+    line.
+    """
 
     def __init__(
         self,
@@ -125,7 +128,7 @@ class Request:
         self._process.stdin = None
 
     def answer(self) -> tuple[int, Any]:
-        """Status and decoded body. Raises AssertionError if there was no answer in time."""
+        """Return status and decoded body. Raises AssertionError if there was no answer in time."""
         status, body = self.text()
         return status, json.loads(body) if body else None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "load.md"
 
 
-def test_the_document_shows_the_list_as_it_is():
+def test_document_contains_the_current_list():
     listed = subprocess.run(
         [sys.executable, "-m", "gpumond", "load", "--list"], capture_output=True, text=True, check=True, timeout=60
     )

@@ -1,4 +1,4 @@
-"""`gpumond load` on simulated cards: what others see of it, and that nothing of it stays."""
+"""`gpumond load` on simulated devices: its effects as others see them, and that none of them remains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpumond.loadgen import SCENARIOS
-from gpumond.sim.card import MIB, SimDevice, Spec, create
+from gpumond.sim.device import MIB, SimDevice, Spec, create
 from tests.running import until
 from tests.sim.holding import holder
 
@@ -24,15 +24,15 @@ CONTEXT = 64 * MIB
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> SimDevice:
+def device(tmp_path: Path) -> SimDevice:
     return create(tmp_path / "cards" / "card0", Spec("SIM-load", 0, "Simulated", SIZE, context_bytes=CONTEXT))
 
 
 @contextmanager
-def running(card: SimDevice | None, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+def running(device: SimDevice | None, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "gpumond", "load", *arguments]
-    if card is not None:
-        command += ["--card", str(card.directory)]
+    if device is not None:
+        command += ["--card", str(device.directory)]
     env = {**os.environ, "GPUMOND_SOCKET": "/nonexistent/agent.sock", **environ}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -41,20 +41,20 @@ def running(card: SimDevice | None, *arguments: str, **environ: str) -> Iterator
             process.kill()
 
 
-def load(card: SimDevice | None, *arguments: str, **environ: str) -> tuple[int, str, str]:
-    with running(card, *arguments, **environ) as process:
+def load(device: SimDevice | None, *arguments: str, **environ: str) -> tuple[int, str, str]:
+    with running(device, *arguments, **environ) as process:
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
 
 
-def account(card: SimDevice | None, *arguments: str, **environ: str) -> dict[str, Any]:
-    status, out, err = load(card, *arguments, "--json", **environ)
+def summary_of(device: SimDevice | None, *arguments: str, **environ: str) -> dict[str, Any]:
+    status, out, err = load(device, *arguments, "--json", **environ)
     assert status == 0, err
     answer: dict[str, Any] = json.loads(out)
     return answer
 
 
-def test_the_list_has_every_scenario_with_its_shape():
+def test_list_has_each_scenario_with_its_shape():
     status, out, _ = load(None, "--list")
     assert status == 0
     for name, scenario in SCENARIOS.items():
@@ -65,17 +65,17 @@ def test_the_list_has_every_scenario_with_its_shape():
 
 
 @pytest.mark.parametrize("name", sorted(set(SCENARIOS) - {"orphan", "crash"}))
-def test_every_scenario_can_be_carried_out_and_leaves_nothing(card: SimDevice, name: str):
-    done = account(card, name, "--max", "2GiB", "--duration", "1s", "--speed", "3000", "--no-agent")
+def test_scenario_runs_and_leaves_no_memory(device: SimDevice, name: str):
+    done = summary_of(device, name, "--max", "2GiB", "--duration", "1s", "--speed", "3000", "--no-agent")
     assert done["outcome"] == "done", done
     assert done["takes"] > 0
     assert CONTEXT < done["peak_held_bytes"] <= 2048 * MIB
-    assert card.read().used_bytes == 0
-    assert card.read().processes == ()
+    assert device.read().used_bytes == 0
+    assert device.read().processes == ()
 
 
-def test_without_a_card_it_has_its_own_as_large_as_the_plan_says():
-    done = account(None, "p2", "--rate", "2GiB", "--speed", "6000", "--duration", "3s")
+def test_load_without_a_device_creates_one_of_the_planned_size():
+    done = summary_of(None, "p2", "--rate", "2GiB", "--speed", "6000", "--duration", "3s")
     assert done["scale"] == 1.0
     assert done["outcome"] == "full"
     assert done["peak_live_bytes"] > 70 * 1024 * MIB
@@ -83,8 +83,8 @@ def test_without_a_card_it_has_its_own_as_large_as_the_plan_says():
     assert done["ended_at"] == pytest.approx(done["truth"]["oom_at"], abs=0.5)
 
 
-def test_the_card_of_a_running_demo_is_found(card: SimDevice, tmp_path: Path):
-    done = account(
+def test_device_of_a_running_demo_is_found(device: SimDevice, tmp_path: Path):
+    done = summary_of(
         None, "steady", "--duration", "1s", "--speed", "1000", "--fill", "50%", GPUMOND_SIM_DIR=str(tmp_path / "cards")
     )
     assert done["device_uuid"] == "SIM-load"
@@ -95,13 +95,13 @@ def test_the_card_of_a_running_demo_is_found(card: SimDevice, tmp_path: Path):
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_half_way_frees_everything(card: SimDevice, by: signal.Signals):
-    with running(card, "leak-linear", "--speed", "100", "--json") as process:
-        until(lambda: (card.read().used_bytes or 0) > 200 * MIB)
+def test_signal_during_the_run_frees_everything(device: SimDevice, by: signal.Signals):
+    with running(device, "leak-linear", "--speed", "100", "--json") as process:
+        until(lambda: (device.read().used_bytes or 0) > 200 * MIB)
         process.send_signal(by)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
-    assert card.read().used_bytes == 0
+    assert device.read().used_bytes == 0
     done = json.loads(out)
     assert done["outcome"] == "stopped"
     assert done["truth"] == {
@@ -114,73 +114,73 @@ def test_a_signal_half_way_frees_everything(card: SimDevice, by: signal.Signals)
     }
 
 
-def test_injection_before_the_end_is_the_truth(card: SimDevice):
-    done = account(card, "leak-linear", "--duration", "2s", "--speed", "3000", "--rate", "100MiB")
+def test_injection_before_the_end_is_the_truth(device: SimDevice):
+    done = summary_of(device, "leak-linear", "--duration", "2s", "--speed", "3000", "--rate", "100MiB")
     truth = done["truth"]
     assert (truth["kind"], truth["form"]) == ("leak", "linear")
     assert done["started_at"] < truth["injected_at"] < truth["ends_at"] <= done["ended_at"] < truth["oom_at"]
 
 
-def test_a_card_that_lacks_the_room_is_refused(card: SimDevice):
-    with holder(card, SIZE - 1024 * MIB):
-        status, out, err = load(card, "preallocated")
+def test_device_with_too_little_free_memory_is_refused(device: SimDevice):
+    with holder(device, SIZE - 1024 * MIB):
+        status, out, err = load(device, "preallocated")
         assert (status, out) == (1, "")
         assert "of 8.0 GiB free: request less with --fill 40% or --max 8GiB" in err
-        assert len(card.read().processes or ()) == 1
-        assert account(card, "steady", "--max", "500MiB", "--duration", "200ms", "--speed", "1000")["takes"]
+        assert len(device.read().processes or ()) == 1
+        assert summary_of(device, "steady", "--max", "500MiB", "--duration", "200ms", "--speed", "1000")["takes"]
 
 
-def test_a_crash_loop_is_a_new_process_each_time(card: SimDevice):
+def test_crash_loop_has_a_new_process_for_each_crash(device: SimDevice):
     pids = set()
-    with running(card, "crash", "--times", "3", "--speed", "900", "--duration", "4s", "--json") as process:
+    with running(device, "crash", "--times", "3", "--speed", "900", "--duration", "4s", "--json") as process:
         while process.poll() is None:
-            pids |= {usage.pid for usage in card.read().processes or ()}
+            pids |= {usage.pid for usage in device.read().processes or ()}
         out = process.communicate()[0]
     done = json.loads(out)
     assert len(pids - {process.pid}) == 3
     assert done["lives"] == 3
     assert done["truth"]["kind"] == "crash-loop"
     assert done["peak_live_bytes"] > 0.75 * SIZE
-    assert card.read().used_bytes == 0
+    assert device.read().used_bytes == 0
 
 
-def test_an_orphan_is_used_memory_without_a_process_and_goes_with_the_load(card: SimDevice):
+def test_orphan_is_used_memory_without_a_process_until_the_load_ends(device: SimDevice):
     def orphaned() -> bool:
-        reading = card.read()
+        reading = device.read()
         return not reading.processes and (reading.used_bytes or 0) > 4 * CONTEXT
 
-    with running(card, "orphan", "--speed", "1500", "--duration", "7s", "--json") as process:
+    with running(device, "orphan", "--speed", "1500", "--duration", "7s", "--json") as process:
         until(orphaned)
         until(lambda: process.poll() is not None, 30)
         done = json.loads(process.communicate()[0])
     assert done["truth"]["kind"] == "orphan"
-    assert card.read().used_bytes == 0
+    assert device.read().used_bytes == 0
 
 
-def test_a_load_that_is_killed_takes_its_child_along(card: SimDevice):
-    with running(card, "crash", "--speed", "10") as process:
-        until(lambda: card.read().processes)
+def test_child_ends_with_a_killed_load(device: SimDevice):
+    with running(device, "crash", "--speed", "10") as process:
+        until(lambda: device.read().processes)
         process.kill()
         process.wait()
-        until(lambda: not card.read().processes)
+        until(lambda: not device.read().processes)
 
 
-def test_a_flush_storm_is_flushed_through_the_agent(card: SimDevice):
-    done = account(card, "flush-storm", "--duration", "2s", "--speed", "20", "--max", "4GiB")
+def test_flush_storm_is_flushed_through_the_agent(device: SimDevice):
+    done = summary_of(device, "flush-storm", "--duration", "2s", "--speed", "20", "--max", "4GiB")
     assert done["flushes"] > 5
     assert done["released_bytes"] > 1024 * MIB
-    assert account(card, "flush-storm", "--duration", "2s", "--speed", "20", "--no-agent")["released_bytes"] > 0
+    assert summary_of(device, "flush-storm", "--duration", "2s", "--speed", "20", "--no-agent")["released_bytes"] > 0
 
 
-def test_a_plan_that_is_too_fast_for_the_machine_ends_in_time_and_says_so(card: SimDevice):
-    done = account(card, "flush-storm", "--duration", "1s", "--speed", "20000", "--no-agent")
+def test_plan_too_fast_for_the_machine_ends_in_time_with_a_note(device: SimDevice):
+    done = summary_of(device, "flush-storm", "--duration", "1s", "--speed", "20000", "--no-agent")
     assert "too fast for this device: " in done["detail"]
     assert done["ended_at"] - done["started_at"] < 15
-    assert card.read().used_bytes == 0
+    assert device.read().used_bytes == 0
 
 
-def test_the_summary_says_what_was_done_and_what_is_right(card: SimDevice):
-    status, out, _ = load(card, "warm-up", "--duration", "1s", "--speed", "1000")
+def test_summary_has_the_actions_and_the_truth(device: SimDevice):
+    status, out, _ = load(device, "warm-up", "--duration", "1s", "--speed", "1000")
     assert status == 0
     assert out.startswith("warm-up on sim: done after 1.")
     assert "all memory is freed" in out
@@ -188,7 +188,7 @@ def test_the_summary_says_what_was_done_and_what_is_right(card: SimDevice):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "no scenario given; `gpumond load --list`"),
         (("leek",), "no scenario is named 'leek'"),
@@ -204,15 +204,15 @@ def test_the_summary_says_what_was_done_and_what_is_right(card: SimDevice):
         (("stress", "--fill", "200%"), "option --fill '200%': expected a share of at least 0.01 and at most 0.99"),
     ],
 )
-def test_wrong_use_is_one_line_with_the_mend(arguments: tuple[str, ...], said: str):
+def test_wrong_use_is_one_line_with_the_remedy(arguments: tuple[str, ...], message: str):
     status, out, err = load(None, *arguments)
     assert (status, out) == (2, "")
-    assert said in err
+    assert message in err
     assert len([line for line in err.splitlines() if line.startswith("gpumond: ")]) == 1
     assert "Traceback" not in err
 
 
-def test_a_directory_that_is_no_card_is_refused(tmp_path: Path):
+def test_directory_without_a_device_is_refused(tmp_path: Path):
     status, _, err = load(None, "steady", "--card", str(tmp_path))
     assert status == 1
     assert "no simulated device" in err

@@ -1,4 +1,4 @@
-"""Plans: what is done when, and whether what they say of themselves is so."""
+"""Plans of the load generator: their steps, and the agreement of their truth with the steps."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ import pytest
 
 from gpumond.errors import ConfigError
 from gpumond.loadgen import SCENARIOS, Plan, Truth, plan
-from gpumond.loadgen.script import CONTEXT_BYTES, GIB, HOUR, MIB, MINUTE, ScriptStep
+from gpumond.loadgen.script import CONTEXT_BYTES, HOUR, MINUTE, ScriptStep
+from gpumond.model.units import GIB, MIB
 
 LEAKS = [name for name, scenario in SCENARIOS.items() if scenario.verdict == "leak"]
 INJECTED = [name for name, scenario in SCENARIOS.items() if scenario.verdict and name != "stress"]
-NOTHING_WRONG = [name for name, scenario in SCENARIOS.items() if not scenario.verdict]
+HEALTHY = [name for name, scenario in SCENARIOS.items() if not scenario.verdict]
 SHORT = {"duration": "2h"}
 
 
-class Moment(NamedTuple):
+class Sample(NamedTuple):
     at: float
     live_bytes: int
 
 
-def curve(made: Plan, program: int = 0) -> list[Moment]:
+def curve(planned: Plan, program: int = 0) -> list[Sample]:
     """Yield the live bytes of the program after each of its steps."""
     sizes: dict[int, int] = {}
-    live, moments = 0, []
-    for step in made.steps_of(program):
+    live, samples = 0, []
+    for step in planned.steps_of(program):
         if step.action in ("take", "take-outside"):
             sizes[step.block] = step.size_bytes
             live += step.size_bytes
@@ -35,15 +36,15 @@ def curve(made: Plan, program: int = 0) -> list[Moment]:
             live -= sizes.pop(step.block)
         elif step.action == "end":
             sizes, live = {}, 0
-        moments.append(Moment(step.at, live))
-    return moments
+        samples.append(Sample(step.at, live))
+    return samples
 
 
-def floor(made: Plan, start: float, seconds: float) -> int:
-    return min(live for at, live in curve(made) if start <= at < start + seconds)
+def floor(planned: Plan, start: float, seconds: float) -> int:
+    return min(live for at, live in curve(planned) if start <= at < start + seconds)
 
 
-def test_every_scenario_has_a_number_or_is_a_drill():
+def test_scenarios_have_a_number_or_are_drills():
     aliases = {scenario.alias for scenario in SCENARIOS.values()} - {""}
     assert aliases == {f"p{n}" for n in range(1, 10)} | {f"n{n}" for n in range(1, 8)}
     assert {name for name, scenario in SCENARIOS.items() if not scenario.alias} == {"steady", "stress", "flush-storm"}
@@ -51,25 +52,25 @@ def test_every_scenario_has_a_number_or_is_a_drill():
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_seed_decides_everything(name: str):
+def test_seed_determines_the_plan(name: str):
     assert plan(name, 7, **SHORT) == plan(name, 7, **SHORT)
     others = [replace(plan(name, seed, **SHORT), seed=7) for seed in (8, 9)]
     assert plan(name, 7, **SHORT) not in others[:1] or plan(name, 7, **SHORT) not in others[1:]
 
 
-def test_a_plan_is_the_same_in_every_version_of_python():
-    made = plan("leak-load", 5, duration="1h")
-    text = "\n".join(f"{s.at:.6f} {s.action} {s.program} {s.block} {s.size_bytes} {s.ratio:.6f}" for s in made.steps)
+def test_plan_is_equal_in_all_versions_of_python():
+    planned = plan("leak-load", 5, duration="1h")
+    text = "\n".join(f"{s.at:.6f} {s.action} {s.program} {s.block} {s.size_bytes} {s.ratio:.6f}" for s in planned.steps)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "16ec364334f4722b"
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_steps_are_in_order_and_every_block_is_given_once_after_it_was_taken(name: str):
-    made = plan(name, 2, **SHORT)
-    assert [step.at for step in made.steps] == sorted(step.at for step in made.steps)
-    assert made.steps[-1].at < made.duration_seconds
+def test_steps_are_in_order_and_free_each_block_once(name: str):
+    planned = plan(name, 2, **SHORT)
+    assert [step.at for step in planned.steps] == sorted(step.at for step in planned.steps)
+    assert planned.steps[-1].at < planned.duration_seconds
     live: dict[int, set[int]] = {}
-    for step in made.steps:
+    for step in planned.steps:
         blocks = live.setdefault(step.program, set())
         if step.action in ("take", "take-outside"):
             assert step.block not in blocks
@@ -83,36 +84,36 @@ def test_steps_are_in_order_and_every_block_is_given_once_after_it_was_taken(nam
 
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_peak_is_what_the_steps_reach_and_fits_the_card(name: str, seed: int):
-    made = plan(name, seed)
-    assert made.peak_bytes + CONTEXT_BYTES <= made.size_bytes
-    reached = [live for _, live in curve(made) if live + CONTEXT_BYTES <= made.size_bytes]
-    assert max(reached) == made.peak_bytes
+def test_peak_is_that_of_the_steps_and_fits_the_device(name: str, seed: int):
+    planned = plan(name, seed)
+    assert planned.peak_bytes + CONTEXT_BYTES <= planned.size_bytes
+    reached = [live for _, live in curve(planned) if live + CONTEXT_BYTES <= planned.size_bytes]
+    assert max(reached) == planned.peak_bytes
 
 
-@pytest.mark.parametrize("name", NOTHING_WRONG)
+@pytest.mark.parametrize("name", HEALTHY)
 @pytest.mark.parametrize("seed", range(6))
 def test_device_never_fills_in_healthy_scenarios(name: str, seed: int):
-    made = plan(name, seed)
-    assert made.truth == Truth()
-    assert made.twin() is None
-    assert made.peak_bytes + CONTEXT_BYTES < 0.95 * made.size_bytes
+    planned = plan(name, seed)
+    assert planned.truth == Truth()
+    assert planned.twin() is None
+    assert planned.peak_bytes + CONTEXT_BYTES < 0.95 * planned.size_bytes
 
 
 @pytest.mark.parametrize("name", LEAKS)
 @pytest.mark.parametrize("seed", range(4))
-def test_a_leak_is_as_steep_as_its_truth_says(name: str, seed: int):
-    """Measured against the twin, which has the same noise and no leak."""
-    made = plan(name, seed)
-    truth, twin = made.truth, made.twin()
+def test_leak_has_the_slope_of_its_truth(name: str, seed: int):
+    """Compared with the twin, which has the same noise and no leak."""
+    planned = plan(name, seed)
+    truth, twin = planned.truth, planned.twin()
     assert twin is not None
     assert truth.kind == "leak"
     assert truth.injected_at is not None
     assert truth.ends_at is not None
     assert truth.slope_bytes_per_second is not None
-    end = min(truth.ends_at, made.duration_seconds)
+    end = min(truth.ends_at, planned.duration_seconds)
     window = 0.3 * (end - truth.injected_at)
-    grown = floor(made, end - window, window) - floor(made, truth.injected_at - 120, 120)
+    grown = floor(planned, end - window, window) - floor(planned, truth.injected_at - 120, 120)
     grown -= floor(twin, end - window, window) - floor(twin, truth.injected_at - 120, 120)
     expected = truth.slope_bytes_per_second * (end - window - truth.injected_at)
     if name == "leak-linear":
@@ -122,75 +123,75 @@ def test_a_leak_is_as_steep_as_its_truth_says(name: str, seed: int):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_linear_leak_fills_the_card_when_its_truth_says(seed: int):
-    made = plan("leak-linear", seed, rate="128MiB", duration="30h", noise="32MiB", neighbours=0)
-    assert made.truth.oom_at is not None
-    assert made.truth.injected_at is not None
-    assert made.duration_seconds == made.truth.oom_at + 5 * MINUTE
+def test_linear_leak_fills_the_device_at_the_time_of_its_truth(seed: int):
+    planned = plan("leak-linear", seed, rate="128MiB", duration="30h", noise="32MiB", neighbours=0)
+    assert planned.truth.oom_at is not None
+    assert planned.truth.injected_at is not None
+    assert planned.duration_seconds == planned.truth.oom_at + 5 * MINUTE
     short = plan("leak-linear", seed, rate="128MiB", duration="3h", noise="32MiB", neighbours=0)
-    assert short.truth.oom_at == pytest.approx(made.truth.oom_at, rel=0.01)
+    assert short.truth.oom_at == pytest.approx(planned.truth.oom_at, rel=0.01)
 
 
 @pytest.mark.parametrize("name", INJECTED)
-def test_a_twin_is_the_same_but_for_the_injection(name: str):
-    made = plan(name, 3)
-    twin = made.twin()
+def test_twin_differs_only_by_the_injection(name: str):
+    planned = plan(name, 3)
+    twin = planned.twin()
     assert twin is not None
     assert twin.truth == Truth()
-    assert made.truth.injected_at is not None
-    before = made.truth.injected_at - 5 * MINUTE if name in ("crash", "leak-at-eval") else made.truth.injected_at
-    ours = [unnumbered(step) for step in made.steps if step.at < before]
+    assert planned.truth.injected_at is not None
+    before = planned.truth.injected_at - 5 * MINUTE if name in ("crash", "leak-at-eval") else planned.truth.injected_at
+    ours = [unnumbered(step) for step in planned.steps if step.at < before]
     theirs = [unnumbered(step) for step in twin.steps if step.at < before]
     assert ours == theirs
-    assert [step for step in made.steps if step.at >= before] != [step for step in twin.steps if step.at >= before]
-    assert (twin.observation, twin.programs, twin.options) == (made.observation, made.programs, made.options)
+    assert [step for step in planned.steps if step.at >= before] != [step for step in twin.steps if step.at >= before]
+    assert (twin.observation, twin.programs, twin.options) == (planned.observation, planned.programs, planned.options)
 
 
 def unnumbered(step: ScriptStep) -> ScriptStep:
-    """Blocks are numbered as they are written, the injected ones among them."""
+    """Blocks are numbered as they are written, including the injected ones."""
     return step._replace(block=0)
 
 
-def test_fragmentation_holds_as_much_live_as_ever():
-    made = plan("fragmentation", 1, neighbours=0)
-    assert made.truth.injected_at is not None
+def test_fragmentation_has_constant_live_bytes():
+    planned = plan("fragmentation", 1, neighbours=0)
+    assert planned.truth.injected_at is not None
     peaks = [
-        max(live for at, live in curve(made) if start <= at < start + 600)
-        for start in range(int(made.truth.injected_at), int(made.duration_seconds) - 600, 600)
+        max(live for at, live in curve(planned) if start <= at < start + 600)
+        for start in range(int(planned.truth.injected_at), int(planned.duration_seconds) - 600, 600)
     ]
     assert max(peaks) < 1.02 * min(peaks)
 
 
 @pytest.mark.parametrize(("times", "kind"), [(1, "crash"), (2, "crash"), (3, "crash-loop")])
-def test_three_deaths_make_a_crash_loop(times: int, kind: str):
-    made = plan("crash", 4, times=times)
-    assert made.truth.kind == kind
-    deaths = [step.at for step in made.steps if step.ending == "crash" and step.action == "end"]
+def test_three_crashes_are_a_crash_loop(times: int, kind: str):
+    planned = plan("crash", 4, times=times)
+    assert planned.truth.kind == kind
+    deaths = [step.at for step in planned.steps if step.ending == "crash" and step.action == "end"]
     assert len(deaths) == times
-    assert deaths[min(times, 3) - 1 if times >= 3 else 0] == made.truth.injected_at
+    assert deaths[min(times, 3) - 1 if times >= 3 else 0] == planned.truth.injected_at
     if times >= 3:
         assert deaths[2] - deaths[0] < HOUR
 
 
 @pytest.mark.parametrize("name", INJECTED)
 def test_injection_after_the_end_is_not_in_the_truth(name: str):
-    made = plan(name, 0, duration="4m", times=1) if name == "crash" else plan(name, 0, duration="4m")
-    assert made.truth == Truth()
+    planned = plan(name, 0, duration="4m", times=1) if name == "crash" else plan(name, 0, duration="4m")
+    assert planned.truth == Truth()
 
 
 @pytest.mark.parametrize(("fill", "kind"), [("90%", ""), ("98%", "pressure")])
-def test_a_card_that_is_nearly_all_used_is_under_pressure(fill: str, kind: str):
+def test_nearly_full_device_is_under_pressure(fill: str, kind: str):
     assert plan("stress", fill=fill).truth.kind == kind
 
 
-def test_views_take_turns_and_only_where_they_can_tell():
+def test_views_alternate_by_seed_unless_the_scenario_needs_an_agent():
     assert [plan("leak-linear", seed, **SHORT).observation.view for seed in range(3)] == ["agent", "process", "device"]
     assert {plan("fragmentation", seed).observation.view for seed in range(4)} == {"agent"}
     assert plan("steady", 0, view="device").observation.view == "device"
 
 
 @pytest.mark.parametrize(
-    ("scenario", "options", "said"),
+    ("scenario", "options", "message"),
     [
         ("leek", {}, "no scenario is named 'leek'; `gpumond load --list`"),
         ("", {}, "no scenario is named ''"),
@@ -204,12 +205,12 @@ def test_views_take_turns_and_only_where_they_can_tell():
         ("p2", {"view": "all"}, "expected one of agent, process, device"),
     ],
 )
-def test_a_bad_option_is_said_with_the_mend(scenario: str, options: dict[str, float | str], said: str):
+def test_invalid_option_is_named_with_the_expected_values(scenario: str, options: dict[str, float | str], message: str):
     with pytest.raises(ConfigError) as refused:
         plan(scenario, 0, **options)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_an_option_as_people_write_it_is_the_number_that_it_means():
+def test_options_accept_sizes_and_durations_with_units():
     assert plan("p2", 1, rate="32MiB", duration="2h") == plan("p2", 1, rate=32 * MIB, duration=7200)
     assert plan("p2", 1, rate="32MiB").truth.slope_bytes_per_second == pytest.approx(32 * MIB / 60)

@@ -51,7 +51,7 @@ SENSORS = Sensors(
 )
 
 
-def a_frame() -> Frame:
+def make_frame() -> Frame:
     """Return a frame with a device that has two XIDs, a MIG device with an instance, and a device of another vendor."""
     nvidia = {"vendor": "nvidia", "reserved_bytes": 512 * MIB, "sensors": SENSORS}
     h200 = make_device("GPU-a", name="NVIDIA H200", pci_bus_id="00000000:1B:00.0", used_bytes=1000 * MIB, **nvidia)
@@ -68,13 +68,13 @@ def a_frame() -> Frame:
     )
     other = make_device("pci-0000:03:00.0", index=2, name="Radeon", vendor="amd")
     xids = (XidErrors("GPU-a", 79, 2, 10.0), XidErrors("GPU-a", 31, 1, 20.0), XidErrors("GPU-a", 48, 9, 5.0))
-    source = SourceState("nvml", True, True, driver_version="580.65.06")
+    source = SourceState(name="nvml", up=True, responsive=True, driver_version="580.65.06")
     return Frame(make_snapshot(h200, h100, instance, other, source=source, xids=xids), Ledger())
 
 
 def page(frame: Frame | None = None) -> str:
     registry = CollectorRegistry()
-    registry.register(FrameCollector(partial(dcgm.metrics, frame or a_frame(), hostname="node-1")))
+    registry.register(FrameCollector(partial(dcgm.metrics, frame or make_frame(), hostname="node-1")))
     return generate_latest(registry).decode()
 
 
@@ -110,7 +110,7 @@ def test_labels_are_dcgms():
             assert sample.labels["Hostname"] == "node-1"
 
 
-def test_memory_families_use_mig_instances_and_others_use_the_gpu():
+def test_memory_families_use_mig_instances_and_others_the_gpu():
     found = samples(page())
     assert found["DCGM_FI_DEV_FB_USED", "GPU-b", "7"] == 12.5
     assert ("DCGM_FI_DEV_FB_USED", "GPU-b", "") not in found
@@ -163,8 +163,8 @@ def test_xid_is_the_last_one_and_zero_only_with_subscribed_events():
     }
 
 
-def test_page_has_those_names_alone_or_both():
-    frame, telemetry = a_frame(), Telemetry()
+def test_page_has_dcgm_names_alone_or_both():
+    frame, telemetry = make_frame(), Telemetry()
     alone = Exposition(telemetry).page(frame, Form(False, "dcgm")).plain.decode()
     both = Exposition(telemetry, also="dcgm").page(frame, Form(False)).plain.decode()
     plain = Exposition(telemetry).page(frame, Form(False)).plain.decode()
@@ -181,7 +181,7 @@ def test_promtool_reads_it():
     """Complaints about names and labels concern dcgm-exporter's names, which cannot be changed here."""
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool (Debian: prometheus)")
-    text = Exposition(Telemetry()).page(a_frame(), Form(False, "dcgm")).plain.decode()
+    text = Exposition(Telemetry()).page(make_frame(), Form(False, "dcgm")).plain.decode()
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
     complaints = {line.partition(" ")[2] for line in checked.stderr.splitlines() + checked.stdout.splitlines()}
     assert checked.returncode in (0, 3), checked.stderr

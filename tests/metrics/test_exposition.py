@@ -15,8 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpumond.metrics import FrameCollector
-from gpumond.metrics.exposition import write
-from gpumond.metrics.family import Family, Row
+from gpumond.metrics.exposition import Family, Row, write
 
 LABELS = ("workload", "gpu")
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=20)

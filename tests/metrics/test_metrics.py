@@ -37,7 +37,15 @@ def full_frame() -> Frame:
     """Return a frame with values of every kind."""
     frame = advance(EngineState(), BUILT_IN, SNAPSHOT).frame
     uuid = SNAPSHOT.devices[0].uuid
-    leak = Verdict(uuid, 4242, "leak", 1.0, (("slope", 1.0),), 3840.0)
+    leak = Verdict(
+        device_uuid=uuid,
+        pid=4242,
+        start_ticks=100,
+        kind="leak",
+        since=1.0,
+        evidence=(("slope", 1.0),),
+        time_to_oom_seconds=3840.0,
+    )
     return Frame(frame.snapshot, frame.ledger, (leak,), frame.alerts)
 
 
@@ -67,7 +75,7 @@ def test_documentation_is_current():
     assert DOCUMENT.read_text() == document(), "run `make docs`"
 
 
-def test_every_exported_name_is_documented_and_the_other_way_round():
+def test_exported_and_documented_names_are_equal():
     text = page(full_frame())
     documented = set(re.findall(r"^\| `(\w+)`", document(), re.MULTILINE))
     assert {name.removesuffix("_created") for name in names(text)} == documented
@@ -84,7 +92,7 @@ def test_names_and_labels_follow_the_conventions(family: Family):
         assert abbreviation not in family.name
 
 
-def test_both_formats_say_the_same():
+def test_both_formats_have_the_same_values():
     text, newer = page(full_frame()), page(full_frame(), accept="application/openmetrics-text")
     of_text = {(s.name, frozenset(s.labels.items()), s.value) for f in parse_text(text) for s in f.samples}
     of_newer = {(s.name, frozenset(s.labels.items()), s.value) for f in parse_openmetrics(newer) for s in f.samples}
@@ -110,9 +118,9 @@ def test_unknown_value_is_absent():
 
 def test_removed_device_has_no_series():
     exposition = Exposition(Telemetry())
-    up = SourceState("sim", up=True, responsive=True)
-    first = observe(None, up, Reading((make_device("GPU-a"), make_device("GPU-b"))), (), 1.0, 1.0)
-    second = observe(first, up, Reading((make_device("GPU-b"),)), (), 2.0, 2.0)
+    up = SourceState(name="sim", up=True, responsive=True)
+    first = observe(None, up, Reading(devices=(make_device("GPU-a"), make_device("GPU-b"))), (), 1.0, 1.0)
+    second = observe(first, up, Reading(devices=(make_device("GPU-b"),)), (), 2.0, 2.0)
     assert b"GPU-a" in exposition.page(advance(EngineState(), (), first).frame, Form(False)).plain
     assert b"GPU-a" not in exposition.page(advance(EngineState(), (), second).frame, Form(False)).plain
 
@@ -122,7 +130,7 @@ def test_frame_is_rendered_once():
     assert exposition.page(frame, Form(False)) is exposition.page(frame, Form(False))
 
 
-def test_one_step_writes_a_bounded_number_of_series():
+def test_slice_writes_a_bounded_number_of_series():
     pools = tuple(make_pool(allocator=f"a{number}", live=1) for number in range(4 * ROWS_AT_ONCE))
     snapshot = make_snapshot(make_device(), reports=(make_report(10, pools),))
     frame = Frame(snapshot, Ledger())

@@ -16,14 +16,32 @@ from gpumond.testing import make_device, make_snapshot
 
 def series(*pools: PoolUsage, host_pools: tuple[HostPool, ...] = ()) -> dict[str, str]:
     """Return the values of the pool series by name."""
-    report = AgentReport(4242, 1, 0, "train", 0.0, (), "allow", pools, host_pools=host_pools)
+    report = AgentReport(
+        pid=4242,
+        start_ticks=1,
+        uid=0,
+        workload="train",
+        age_seconds=0.0,
+        frameworks=(),
+        flush_policy="allow",
+        pools=pools,
+        host_pools=host_pools,
+    )
     frame = advance(EngineState(), (), make_snapshot(make_device(uuid="GPU-a"), reports=(report,))).frame
     page = Exposition(Telemetry()).page(frame, Form(False)).plain.decode()
     return dict(re.findall(r"^gpumond_((?:host_)?pool_\w+)\{.*\} (\S+)$", page, re.MULTILINE))
 
 
-def a_pool(exactness: Exactness, held_known: bool) -> PoolUsage:
-    return PoolUsage("rmm", "GPU-a", 50, 50, Reclaimable(0, 0, 0, exactness), 0, held_known=held_known)
+def pool_with(exactness: Exactness, held_known: bool) -> PoolUsage:
+    return PoolUsage(
+        allocator="rmm",
+        device_uuid="GPU-a",
+        live_bytes=50,
+        held_bytes=50,
+        reclaimable=Reclaimable(0, 0, 0, exactness),
+        stranded_bytes=0,
+        held_known=held_known,
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,7 +53,7 @@ def a_pool(exactness: Exactness, held_known: bool) -> PoolUsage:
     ],
 )
 def test_unknown_values_have_no_series(exactness: Exactness, held_known: bool, shown: set[str]) -> None:
-    known = series(a_pool(exactness, held_known))
+    known = series(pool_with(exactness, held_known))
     assert known.keys() - {"pool_live_bytes", "pool_thrashes_total"} == shown
     assert known["pool_live_bytes"] == "50"
 

@@ -5,7 +5,7 @@ import pytest
 from gpumond.metrics.scrape_schedule import ScrapeSchedule
 
 
-def asked(*times: float) -> ScrapeSchedule[str]:
+def schedule_after(*times: float) -> ScrapeSchedule[str]:
     scrapes: ScrapeSchedule[str] = ScrapeSchedule()
     for time in times:
         scrapes.asked("page", time)
@@ -19,7 +19,7 @@ def asked(*times: float) -> ScrapeSchedule[str]:
         ((70.4, 85.4), 100.0, True),  # each 15 s, and due in 0.4 s
         ((70.4, 85.4), 98.0, False),
         ((70.4, 85.4), 101.0, False),
-        ((85.4,), 100.0, False),  # once is no habit
+        ((85.4,), 100.0, False),  # one interval does not repeat
         ((70.4, 75.0, 85.4, 90.0), 100.0, True),  # two scrapers, each 15 s
         ((70.4, 75.0, 85.4, 90.0), 104.5, True),
         ((70.4, 75.0, 85.4, 90.0), 102.0, False),
@@ -27,18 +27,16 @@ def asked(*times: float) -> ScrapeSchedule[str]:
         ((70.4, 85.4), 400.0, False),
     ],
 )
-def test_page_is_expected_when_it_was_asked_for_an_interval_ago_and_two(
-    times: tuple[float, ...], now: float, expected: bool
-):
-    assert (list(asked(*times).expected(now, 1.0)) == ["page"]) is expected
+def test_page_is_expected_after_two_equal_intervals(times: tuple[float, ...], now: float, expected: bool):
+    assert (list(schedule_after(*times).expected(now, 1.0)) == ["page"]) is expected
 
 
-def test_each_page_has_its_own_scrapers():
-    scrapes = asked(10.0, 20.0)
+def test_pages_have_separate_scrapers():
+    scrapes = schedule_after(10.0, 20.0)
     scrapes.asked("other", 25.0)
     assert list(scrapes.expected(29.5, 1.0)) == ["page"]
 
 
 def test_old_requests_are_forgotten():
-    scrapes = asked(*range(10_000))
+    scrapes = schedule_after(*range(10_000))
     assert sum(map(len, scrapes._requests.values())) <= 3 * 60 + 2

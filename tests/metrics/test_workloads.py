@@ -8,15 +8,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gpumond.api.examples import RECEIPT
-from gpumond.metrics.telemetry import Telemetry
-from gpumond.metrics.workloads import OUTCOMES, Workloads
+from gpumond.metrics.telemetry import OUTCOMES, Telemetry, Workloads
 from gpumond.model.pools import Expected, Held, Receipt
 from gpumond.testing import GIB
 
 BEFORE, AFTER = Held(9 * GIB, 3 * GIB, 6 * GIB, None), Held(4 * GIB, 3 * GIB, GIB, None)
 
 
-def a_receipt(**fields: object) -> Receipt:
+def make_receipt(**fields: object) -> Receipt:
     whole = replace(
         RECEIPT,
         workload="train",
@@ -46,11 +45,11 @@ def test_connected_workload_begins_at_zero():
     assert [count(registry, outcome) for outcome in OUTCOMES] == [0] * len(OUTCOMES)
 
 
-def test_receipts_of_a_workload_add_up_and_plans_do_not_count():
+def test_receipts_of_a_workload_are_summed_without_plans():
     telemetry = Telemetry()
-    telemetry.flushed(a_receipt())
-    telemetry.flushed(a_receipt(outcome="partial", released_bytes=2 * GIB))
-    telemetry.flushed(a_receipt(outcome="planned"))
+    telemetry.flushed(make_receipt())
+    telemetry.flushed(make_receipt(outcome="partial", released_bytes=2 * GIB))
+    telemetry.flushed(make_receipt(outcome="planned"))
     assert bytes_of(telemetry.registry) == [12 * GIB, 7 * GIB, 18 * GIB, 8 * GIB]
     assert [count(telemetry.registry, outcome) for outcome in ("freed", "partial", "planned")] == [1, 1, None]
 
@@ -58,14 +57,14 @@ def test_receipts_of_a_workload_add_up_and_plans_do_not_count():
 @pytest.mark.parametrize("missing", ["before", "after"])
 def test_held_bytes_count_only_if_before_and_after_are_known(missing: str):
     registry = CollectorRegistry()
-    Workloads(registry).flushed(a_receipt(**{missing: None}, expected=None, outcome="failed", released_bytes=0))
+    Workloads(registry).flushed(make_receipt(**{missing: None}, expected=None, outcome="failed", released_bytes=0))
     assert bytes_of(registry) == [0, 0, 0, 0]
     assert count(registry, "failed") == 1
 
 
 def test_released_bytes_are_never_counted_below_zero():
     registry = CollectorRegistry()
-    Workloads(registry).flushed(a_receipt(released_bytes=-GIB))
+    Workloads(registry).flushed(make_receipt(released_bytes=-GIB))
     assert bytes_of(registry)[1] == 0
 
 
@@ -78,14 +77,14 @@ def test_new_workload_replaces_a_stale_one_and_never_a_connected_one():
     assert [count(registry, "freed", name) for name in "abc"] == [None, 0, 0]
     assert bytes_of(registry, "a") == [None] * 4
     workloads.connected(["b", "c", "d"])
-    workloads.flushed(a_receipt(workload="d"))
+    workloads.flushed(make_receipt(workload="d"))
     assert [count(registry, "freed", name) for name in "bcd"] == [0, 0, None]
 
 
-def test_workload_that_comes_back_begins_anew():
+def test_returning_workload_starts_at_zero():
     registry = CollectorRegistry()
     workloads = Workloads(registry, most=1)
-    workloads.flushed(a_receipt(workload="a"))
-    workloads.flushed(a_receipt(workload="b"))
-    workloads.flushed(a_receipt(workload="a"))
+    workloads.flushed(make_receipt(workload="a"))
+    workloads.flushed(make_receipt(workload="b"))
+    workloads.flushed(make_receipt(workload="a"))
     assert (count(registry, "freed", "a"), count(registry, "freed", "b")) == (1, None)

@@ -9,9 +9,8 @@ import pytest
 
 import gpumond
 from gpumond.errors import FaultKind
-from gpumond.model.frame import VerdictKind
-from gpumond.model.remedies import CONDITIONS, FAULTS, OF_A_RETURN_CODE, VERDICTS, remedy
-from gpumond.rules.verdicts import TROUBLES
+from gpumond.model.remedies import CONDITIONS, FAULTS, OF_A_RETURN_CODE, remedy
+from gpumond.model.verdicts import KINDS, VerdictName
 from tests.model.test_conditions import test_conditions_of_a_device as conditions_table
 
 ROWS = [
@@ -25,9 +24,8 @@ def test_remedies_of_faults_cover_every_kind():
     assert sorted(FAULTS) == sorted(get_args(FaultKind))
 
 
-def test_remedies_of_verdicts_cover_every_trouble():
-    assert tuple(VERDICTS) == TROUBLES
-    assert set(TROUBLES) < set(get_args(VerdictKind))
+def test_every_kind_of_verdict_has_a_record():
+    assert tuple(kind.name for kind in KINDS) == get_args(VerdictName)
 
 
 def test_remedies_of_conditions_cover_every_tested_condition():

@@ -29,7 +29,7 @@ from gpumond.api.rules import MAX_PREVIEWS
 from gpumond.api.unsent import MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.cli import VERBS
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
-from gpumond.cli.rule_tests import run
+from gpumond.cli.rules import run_file
 from gpumond.collector.supervisor import DEADLINE_SECONDS
 from gpumond.config import Settings, load
 from gpumond.config.rule_registry import MAX_RULES
@@ -42,8 +42,7 @@ from gpumond.host.fd_limits import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_c
 from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
 from gpumond.metrics import MAX_SERIES, Exposition, Form
 from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
-from gpumond.metrics.telemetry import Telemetry
-from gpumond.metrics.workloads import MAX_WORKLOADS
+from gpumond.metrics.telemetry import MAX_WORKLOADS, Telemetry
 from gpumond.model.claims import MAX_POOLS, MAX_REPORTED_POOLS
 from gpumond.model.program import SCOPES
 from gpumond.model.units import seconds
@@ -75,7 +74,7 @@ def accepted(*command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_promtool_accepts_the_rules_and_their_tests_hold():
+def test_promtool_accepts_the_rules_and_their_tests_pass():
     accepted("promtool", "check", "config", "prometheus/prometheus.yaml")
     accepted("promtool", "check", "rules", "prometheus/gpumond.rules.yaml")
     accepted("promtool", "test", "rules", "prometheus/gpumond.rules.test.yaml")
@@ -103,7 +102,7 @@ def test_both_sets_have_the_same_levels(rule: Rule):
 
 
 @pytest.mark.parametrize("rule", [rule for rule in BUILT_IN if rule.scope in ("process", "pool")], ids=lambda r: r.name)
-def test_each_alert_on_a_process_has_a_test_in_which_the_process_ends(rule: Rule):
+def test_alerts_on_a_process_have_a_test_in_which_it_ends(rule: Rule):
     assert "keep_firing_for" not in ALERTS[rule.name]
     content = yaml.safe_load((DEPLOY / "prometheus/gpumond.rules.test.yaml").read_text())
     (ends,) = [test for test in content["tests"] if test["name"] == "process-ends"]
@@ -111,14 +110,14 @@ def test_each_alert_on_a_process_has_a_test_in_which_the_process_ends(rule: Rule
     assert checks == [("19m45s", True), ("20m", False)]
 
 
-def test_each_alert_has_a_test_that_fires_it_and_one_that_does_not():
+def test_alerts_have_a_test_that_fires_them_and_one_that_does_not():
     content = yaml.safe_load((DEPLOY / "prometheus/gpumond.rules.test.yaml").read_text())
     checks = [check for test in content["tests"] for check in test["alert_rule_test"]]
     for fires in (True, False):
         assert {check["alertname"] for check in checks if bool(check["exp_alerts"]) == fires} == ALERTS.keys()
 
 
-def test_each_alert_has_a_runbook():
+def test_alerts_have_a_runbook():
     text = (ROOT / "docs/how-to/runbooks.md").read_text()
     sections = set(re.findall(r"^## (\S+)$", text, re.MULTILINE))
     for name, rule in ALERTS.items():
@@ -126,11 +125,11 @@ def test_each_alert_has_a_runbook():
         assert name in sections
 
 
-def test_the_documentation_of_rules_is_current():
+def test_documentation_of_rules_is_current():
     assert (ROOT / "docs/reference/rules.md").read_text() == document(), "run `make docs`"
 
 
-def test_the_rules_use_metrics_that_there_are():
+def test_rules_use_existing_metrics():
     page = Exposition(Telemetry()).page(advance(EngineState(), BUILT_IN, SNAPSHOT).frame, Form(False)).plain.decode()
     exported = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     recorded = {rule["record"] for rule in groups() if "record" in rule}
@@ -139,14 +138,14 @@ def test_the_rules_use_metrics_that_there_are():
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
-def test_each_built_in_rule_can_be_written_in_a_configuration(rule: Rule):
+def test_built_in_rules_can_be_written_in_a_configuration(rule: Rule):
     assert RuleConfig.model_validate(written(rule)).rule() == rule
 
 
-def test_the_example_is_a_configuration_whose_tests_hold():
+def test_example_configuration_is_valid_and_its_tests_pass():
     settings = load(DEPLOY / "gpumond.example.yaml", environ={})
     assert [rule.name for rule in settings.rules if rule.action] == ["notebooks-cache"]
-    count, failures = run(DEPLOY / "gpumond.example.test.yaml")
+    count, failures = run_file(DEPLOY / "gpumond.example.test.yaml")
     assert (count > 0, failures) == (True, [])
 
 
@@ -166,7 +165,7 @@ def test_the_example_is_a_configuration_whose_tests_hold():
     ],
 )
 def test_containers_have_one_user(file: str, where: str):
-    """To whom the image gives its directories, and the machine its own."""
+    """Containers have the user to whom the image and the machine give their directories."""
     assert re.findall(where, (ROOT / file).read_text(), re.MULTILINE) == ["10001"]
 
 
@@ -223,7 +222,7 @@ def test_private_files_of_the_daemon_are_in_no_shared_directory():
     assert kind["emptyDir"]["medium"] == "Memory"
 
 
-def test_the_service_has_its_own_directory_where_the_command_line_looks():
+def test_service_directory_is_one_that_the_command_line_searches():
     service = (DEPLOY / "systemd/gpumond.service").read_text()
     assert f" GPUMOND_RUNTIME_DIR={SERVICE_RUNTIME_DIRECTORY} " in service
     assert f"\nRuntimeDirectory={SERVICE_RUNTIME_DIRECTORY.removeprefix('/run/')}\n" in service
@@ -235,24 +234,24 @@ def document_text(path: str) -> str:
 
 
 def section(text: str, title: str) -> str:
-    """The section below a heading of level 2, up to the next one."""
+    """Return the section below a heading of level 2, up to the next one."""
     _, found, after = text.partition(f"\n## {title}\n")
     assert found, title
     return after.partition("\n## ")[0]
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_a_runbook_has_symptom_cause_and_remedy(name: str):
+def test_runbook_has_symptom_cause_and_remedy(name: str):
     text = section(document_text("how-to/runbooks.md"), name)
     assert [word for word in ("**Symptom:**", "**Cause:**", "**Remedy:**") if word not in text] == []
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_each_command_is_described(verb: str):
+def test_commands_are_described(verb: str):
     assert f"`gpumond {verb.replace('_', '-')}" in document_text("reference/commands.md")
 
 
-def test_each_setting_is_described():
+def test_settings_are_described():
     text = document_text("reference/configuration.md") + document_text("how-to/access.md")
     assert [name for name in Settings.model_fields if f"{name}:" not in text and f"`{name}`" not in text] == []
 
@@ -264,10 +263,10 @@ STATED = {
     "a message of an agent": f"{MAX_MESSAGE_BYTES // KIB} KiB",
     "agents of one uid": f"{LIMITS.peers_per_uid}",
     "agents in all": f"{LIMITS.peers}",
-    "connections that have not said hello": f"{LIMITS.pending_per_uid} of one uid, {LIMITS.pending} in all",
-    "a hello; an incomplete message": f"{LIMITS.hello_seconds:g} s, {LIMITS.shared_hello_seconds:g} s while the uid "
-    f"has others that have not said hello; {LIMITS.frame_seconds:g} s",
-    "a report's age; silence": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
+    "connections without a hello message": f"{LIMITS.pending_per_uid} of one uid, {LIMITS.pending} in all",
+    "time for a hello message; for the rest of a message": f"{LIMITS.hello_seconds:g} s, "
+    f"{LIMITS.shared_hello_seconds:g} s while the uid has other connections without one; {LIMITS.frame_seconds:g} s",
+    "age of a report; time without a message": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
     "messages and bytes of one uid": f"{LIMITS.frames_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
     "pools of one agent": f"{MAX_POOLS}",
     "pools of one message": f"{MAX_REPORTED_POOLS}",
@@ -303,11 +302,11 @@ STATED = {
 }
 
 
-def test_every_limit_is_stated_as_it_is():
+def test_documented_limits_equal_those_of_the_code():
     text = document_text("reference/limits.md").partition("\n## Sizing\n")[0]
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", text, re.MULTILINE)
     assert dict(rows[1:]).keys() == STATED.keys()
-    wrong = {of: (said, STATED[of]) for of, said in rows[1:] if not said.startswith(STATED[of])}
+    wrong = {of: (stated, STATED[of]) for of, stated in rows[1:] if not stated.startswith(STATED[of])}
     assert wrong == {}
     service = (DEPLOY / "systemd/gpumond.service").read_text()
     assert "MemoryMax=512M\nTasksMax=64\n" in service

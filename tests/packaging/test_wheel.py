@@ -41,7 +41,7 @@ def test_wheel_contains_every_file_and_the_pth_line(wheel: Path) -> None:
 
 @pytest.fixture
 def installed(wheel: Path, tmp_path: Path) -> Path:
-    """The directory of the commands of an environment in which the wheel is installed."""
+    """Directory of the commands of an environment in which the wheel is installed."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     commands = tmp_path / "env" / "bin"
     command = [sys.executable, "-m", "pip", "--python", commands / "python", "--quiet", "install", "--no-deps"]
@@ -61,10 +61,12 @@ def installed(wheel: Path, tmp_path: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("agent", ["run", "line"])
-def test_a_program_with_modules_of_its_own_runs_as_without_gpumond(
+def test_program_with_its_own_modules_runs_as_without_gpumond(
     installed: Path, tmp_path: Path, file: str, text: str, agent: str
 ) -> None:
-    """On PYTHONPATH; a program in an environment with gpumond, and without. Each module is run as often as before."""
+    """The modules are on PYTHONPATH; the program runs in an environment with gpumond and without. Each module is
+    executed as often.
+    """
     own = tmp_path / "own"
     own.mkdir()
     (own / file).write_text(text)
@@ -83,7 +85,9 @@ def test_a_program_with_modules_of_its_own_runs_as_without_gpumond(
 
 
 @pytest.mark.parametrize("agent", ["run", "line"])
-def test_a_program_beside_a_module_named_gpumond_imports_its_own(installed: Path, tmp_path: Path, agent: str) -> None:
+def test_program_next_to_a_module_named_gpumond_imports_that_module(
+    installed: Path, tmp_path: Path, agent: str
+) -> None:
     (tmp_path / "gpumond.py").write_text("print('own gpumond')")
     (tmp_path / "train.py").write_text("import gpumond; print(gpumond.__file__)")
     program = [installed / "python", tmp_path / "train.py"]
@@ -93,8 +97,8 @@ def test_a_program_beside_a_module_named_gpumond_imports_its_own(installed: Path
     assert (done.stdout, done.stderr) == (f"own gpumond\n{tmp_path / 'gpumond.py'}\n", "")
 
 
-def test_installed_where_only_PYTHONPATH_finds_it_run_still_works(wheel: Path, tmp_path: Path) -> None:
-    """The layout of `pip install --target`, and of environment modules on clusters."""
+def test_run_works_with_an_installation_on_PYTHONPATH(wheel: Path, tmp_path: Path) -> None:
+    """Layout of `pip install --target`, and of environment modules on clusters."""
     command = [
         sys.executable,
         "-m",
@@ -114,9 +118,7 @@ def test_installed_where_only_PYTHONPATH_finds_it_run_still_works(wheel: Path, t
     assert (done.stdout, done.stderr, done.returncode) == ("ran\n", "", 0)
 
 
-def test_installed_it_starts_the_agent_where_the_variable_says_so_and_removed_it_leaves_nothing(
-    wheel: Path, tmp_path: Path
-) -> None:
+def test_installation_starts_the_agent_by_variable_and_its_removal_leaves_no_files(wheel: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
     python = os.fspath(tmp_path / "bin" / "python")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMOND_", "PYTHON"))}

@@ -27,22 +27,40 @@ from tests.fuzzing import mutated
 
 POOL = make_pool(live=1, cached=2)
 PROGRAM = Program(
-    (ScopeUsage("epoch/forward", 2, 0, 1, 0, (ScopeDevice("GPU-a", ByteChange(-5), ByteChange(3), 7, True),)),),
-    StepUsage(3, 1.5, -0.5, 7, 0, 1),
-    (
-        Oom(
-            1,
-            2.5,
-            "retry",
-            "GPU-a",
-            5,
-            "epoch",
-            (OomPool("torch", "GPU-a", 1, 2, 3, 4),),
-            (ScopeKept("x", ByteChange(-1)),),
+    scopes=(
+        ScopeUsage(
+            name="epoch/forward",
+            entries=2,
+            ooms=0,
+            retries=1,
+            unmeasured=0,
+            devices=(ScopeDevice("GPU-a", ByteChange(-5), ByteChange(3), 7, True),),
         ),
     ),
-    2,
-    1,
+    step=StepUsage(steps=3, steps_per_second=1.5, kept_bytes=-0.5, live_bytes=7, stranded_bytes=0, retries=1),
+    ooms=(
+        Oom(
+            number=1,
+            at=2.5,
+            seen="retry",
+            device_uuid="GPU-a",
+            request_bytes=5,
+            scope="epoch",
+            pools=(
+                OomPool(
+                    allocator="torch",
+                    device_uuid="GPU-a",
+                    live_bytes=1,
+                    cached_bytes=2,
+                    stranded_bytes=3,
+                    largest_free_bytes=4,
+                ),
+            ),
+            scopes=(ScopeKept("x", ByteChange(-1)),),
+        ),
+    ),
+    oom_retries=2,
+    oom_rescues=1,
 )
 MESSAGES = [
     messages.Hello("train", "0.1.0", "3.11.7"),
@@ -61,25 +79,29 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_survives_the_wire(message: messages.Message):
-    frame = messages.encode(message)
-    assert frame.endswith(b"\n")
-    assert frame.count(b"\n") == 1
-    assert messages.decode(frame) == message
+def test_message_round_trips(message: messages.Message):
+    encoded = messages.encode(message)
+    assert encoded.endswith(b"\n")
+    assert encoded.count(b"\n") == 1
+    assert messages.decode(encoded) == message
 
 
-def test_a_reading_survives_the_pipe():
-    reading = Reading((make_device(processes=(make_process(used_bytes=None),)),), (make_fault("GPU-a"),), "580.1")
+def test_reading_round_trips():
+    reading = Reading(
+        devices=(make_device(processes=(make_process(used_bytes=None),)),),
+        faults=(make_fault("GPU-a"),),
+        driver_version="580.1",
+    )
     assert messages.from_json(Reading, messages.to_json(reading)) == reading
 
 
 def test_unknown_keys_of_a_newer_peer_are_ignored():
-    frame = json.dumps({"v": 1, "type": "hello", "workload": "w", "mood": {"good": [True]}}).encode()
-    assert messages.decode(frame) == messages.Hello("w")
+    encoded = json.dumps({"v": 1, "type": "hello", "workload": "w", "mood": {"good": [True]}}).encode()
+    assert messages.decode(encoded) == messages.Hello("w")
 
 
 @pytest.mark.parametrize(
-    ("frame", "says"),
+    ("encoded", "reason"),
     [
         (b"", "JSON"),
         (b"[]", "object"),
@@ -100,13 +122,13 @@ def test_unknown_keys_of_a_newer_peer_are_ignored():
         (b"\xff\xfe", "JSON"),
     ],
 )
-def test_invalid_messages_are_refused_with_the_field(frame: bytes, says: str):
-    with pytest.raises(ProtocolError, match=says):
-        messages.decode(frame)
+def test_invalid_message_is_refused_with_the_field(encoded: bytes, reason: str):
+    with pytest.raises(ProtocolError, match=reason):
+        messages.decode(encoded)
 
 
 @pytest.mark.parametrize("amount", [-1, 2**63, 1.5, "1", True, None])
-def test_bytes_are_whole_numbers_that_a_device_can_have(amount: object):
+def test_byte_counts_are_integers_within_the_size_of_a_device(amount: object):
     body = json.loads(messages.encode(messages.Report(pools=(POOL,))))
     body["pools"][0]["live_bytes"] = amount
     with pytest.raises(ProtocolError, match=r"report\.pools\.live_bytes"):
@@ -114,7 +136,7 @@ def test_bytes_are_whole_numbers_that_a_device_can_have(amount: object):
 
 
 @pytest.mark.parametrize("amount", [-(2**63), 2**63, 1.5, "1", True, None])
-def test_a_change_may_be_negative_and_is_bounded_both_ways(amount: object):
+def test_change_may_be_negative_and_is_bounded_in_both_directions(amount: object):
     body = json.loads(messages.encode(messages.Report(program=PROGRAM)))
     body["program"]["scopes"][0]["devices"][0]["kept_bytes"] = amount
     with pytest.raises(ProtocolError, match=r"report\.program\.scopes\.devices\.kept_bytes"):
@@ -126,7 +148,7 @@ trees = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dict
 
 
 @given(st.dictionaries(st.sampled_from(["v", "type", "workload", "pools", "id", "steps", "outcome"]), trees))
-def test_any_json_is_a_message_or_a_protocol_error(body: dict[str, object]):
+def test_arbitrary_json_is_a_message_or_a_protocol_error(body: dict[str, object]):
     body |= {"v": 1, "type": "report"}
     try:
         message = messages.decode(json.dumps(body).encode())
@@ -136,16 +158,16 @@ def test_any_json_is_a_message_or_a_protocol_error(body: dict[str, object]):
 
 
 def test_mutated_messages_decode_or_raise_protocol_errors():
-    dice = random.Random(7)
-    frames = [messages.encode(message) for message in MESSAGES]
-    said = {verdict(mutated(dice, dice.choice(frames))) for _ in range(100_000)}
-    assert "" in said
-    assert all(text.isprintable() for text in said)
+    rng = random.Random(7)
+    encoded_messages = [messages.encode(message) for message in MESSAGES]
+    verdicts = {verdict(mutated(rng, rng.choice(encoded_messages))) for _ in range(100_000)}
+    assert "" in verdicts
+    assert all(text.isprintable() for text in verdicts)
 
 
-def verdict(frame: bytes) -> str:
+def verdict(encoded: bytes) -> str:
     try:
-        messages.decode(frame)
+        messages.decode(encoded)
     except ProtocolError as error:
         return str(error)
     return ""
@@ -160,7 +182,16 @@ def test_text_is_cleaned_for_wire_log_and_terminal():
 
 
 def test_pool_usage_is_the_same_on_both_ends():
-    pool = PoolUsage("torch", "GPU-a", 1, 2, Reclaimable(0, 1, 1, "interval"), 0, inside="rmm", ooms=3)
+    pool = PoolUsage(
+        allocator="torch",
+        device_uuid="GPU-a",
+        live_bytes=1,
+        held_bytes=2,
+        reclaimable=Reclaimable(0, 1, 1, "interval"),
+        stranded_bytes=0,
+        inside="rmm",
+        ooms=3,
+    )
     message = messages.decode(messages.encode(messages.Report(pools=(pool,))))
     assert isinstance(message, messages.Report)
     assert message.pools == (pool,)

@@ -14,35 +14,41 @@ from tests.fuzzing import fuzzed
 from tests.protocol.test_messages import MESSAGES, POOL
 
 LAX = ("duplicate key", "is not a number")
-"""What ``wire`` says of keys given twice, and of NaN under keys that nobody knows: here the last one holds, and those
-that nobody knows are not looked at."""
+"""Errors that ``messages`` reports for repeated keys, and for NaN under unknown keys. The validator uses the last of
+repeated keys and ignores unknown ones.
+"""
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_survives(message: messages.Message):
+def test_message_round_trips(message: messages.Message):
     assert validator.decode(messages.encode(message)) == message
 
 
-def test_a_reading_survives_the_pipe():
-    reading = Reading((make_device(processes=(make_process(used_bytes=None),)),), (make_fault("GPU-a"),), "580.1")
+def test_reading_round_trips():
+    reading = Reading(
+        devices=(make_device(processes=(make_process(used_bytes=None),)),),
+        faults=(make_fault("GPU-a"),),
+        driver_version="580.1",
+    )
     assert validator.from_json(Reading, messages.to_json(reading)) == reading
 
 
 @pytest.mark.parametrize(
-    "frame", [b'{"type":"hello","v":1}', b'{ "v": 1, "type": "hello", "mood": [1] }', b'{"v":1,"type":"hello","a":{}}']
+    "encoded",
+    [b'{"type":"hello","v":1}', b'{ "v": 1, "type": "hello", "mood": [1] }', b'{"v":1,"type":"hello","a":{}}'],
 )
-def test_keys_may_be_unknown_and_in_any_order(frame: bytes):
-    assert validator.decode(frame) == messages.Hello()
+def test_keys_may_be_unknown_and_in_any_order(encoded: bytes):
+    assert validator.decode(encoded) == messages.Hello()
 
 
-@pytest.mark.parametrize("frame", [b"", b"[]", b'{"v":2,"type":"hello"}', b'{"v":1,"type":"shout"}', b"\xff"])
-def test_invalid_messages_are_refused_like_messages_decode(frame: bytes):
-    assert isinstance(meaning(validator.decode, frame), str)
-    assert meaning(validator.decode, frame) == meaning(messages.decode, frame)
+@pytest.mark.parametrize("encoded", [b"", b"[]", b'{"v":2,"type":"hello"}', b'{"v":1,"type":"shout"}', b"\xff"])
+def test_invalid_messages_are_refused_like_messages_decode(encoded: bytes):
+    assert isinstance(meaning(validator.decode, encoded), str)
+    assert meaning(validator.decode, encoded) == meaning(messages.decode, encoded)
 
 
 @pytest.mark.parametrize("amount", [-1, 2**63, 1.5, 1.0, "1", True, None, 10**400])
-def test_bytes_are_whole_numbers_that_a_device_can_have(amount: object):
+def test_byte_counts_are_integers_within_the_size_of_a_device(amount: object):
     body = json.loads(messages.encode(messages.Report(pools=(POOL,))))
     body["pools"][0]["live_bytes"] = amount
     with pytest.raises(ProtocolError, match=r"report\.pools\.live_bytes"):
@@ -50,21 +56,24 @@ def test_bytes_are_whole_numbers_that_a_device_can_have(amount: object):
 
 
 def test_both_decoders_agree_on_mutated_messages():
-    dice = random.Random(11)
-    frames = [messages.encode(message) for message in MESSAGES]
-    meanings = [(meaning(validator.decode, frame), meaning(messages.decode, frame)) for frame in some(dice, frames)]
+    rng = random.Random(11)
+    encoded_messages = [messages.encode(message) for message in MESSAGES]
+    meanings = [
+        (meaning(validator.decode, encoded), meaning(messages.decode, encoded))
+        for encoded in some(rng, encoded_messages)
+    ]
     assert any(isinstance(here, messages.Report) for here, _ in meanings)
     assert any(isinstance(here, str) for here, _ in meanings)
     for here, there in meanings:
         assert repr(here) == repr(there) or (isinstance(there, str) and any(reason in there for reason in LAX))
 
 
-def some(dice: random.Random, frames: list[bytes]) -> list[bytes]:
-    return [fuzzed(dice, dice.choice(frames)) for _ in range(50_000)]
+def some(rng: random.Random, encoded_messages: list[bytes]) -> list[bytes]:
+    return [fuzzed(rng, rng.choice(encoded_messages)) for _ in range(50_000)]
 
 
-def meaning(decode: Callable[[bytes], messages.Message], frame: bytes) -> messages.Message | str:
+def meaning(decode: Callable[[bytes], messages.Message], encoded: bytes) -> messages.Message | str:
     try:
-        return decode(frame)
+        return decode(encoded)
     except ProtocolError as error:
         return f"{error.reason}: {error}"

@@ -1,6 +1,6 @@
-"""The states of one Prometheus alert, written anew from its documentation and `rules/alerting.go`: the oracle.
+"""Oracle of the states of a Prometheus alert, from its documentation and `rules/alerting.go`.
 
-Nothing here is gpumond's. Times are seconds; an evaluation sees whether the expression gave a result.
+It uses nothing of gpumond. Times are seconds; an evaluation has or has not a result of the expression.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Oracle:
         self.keep_since: float | None = None
 
     def evaluate(self, at: float, result: bool) -> str:
-        """The state after one evaluation."""
+        """Return the state after one evaluation."""
         if result:
             if self.state == "inactive":
                 self.state, self.active_at = "pending", at
@@ -40,7 +40,7 @@ Value = float | str
 
 
 class Series(NamedTuple):
-    """Values at evaluations; a rule `> 0.5` over them."""
+    """Values at evaluations, for a rule `> 0.5`."""
 
     hold: float
     keep: float
@@ -48,19 +48,19 @@ class Series(NamedTuple):
     values: tuple[Value, ...]
 
 
-def a_series(dice: Random, evaluations: int = 40, regular: bool = False) -> Series:
-    """Runs above and below the level, of random length, with gaps; evaluations come late and are missed."""
-    step = 60.0 if regular else dice.choice((1.0, 15.0, 60.0))
+def random_series(rng: Random, evaluations: int = 40, regular: bool = False) -> Series:
+    """Create runs above and below the level, of random length, with gaps; evaluations are late or missed."""
+    step = 60.0 if regular else rng.choice((1.0, 15.0, 60.0))
     kinds = () if regular else (GONE, UNKNOWN)
     values: list[Value] = []
     times: list[float] = []
     at = 0.0
     while len(values) < evaluations:
-        kind = dice.choice(("high", "low", "high", "low", *kinds))
-        for _ in range(dice.choice((1, 1, 2, 3, 5, 8))):
-            values.append({"high": dice.choice((0.6, 0.9)), "low": dice.choice((0.5, 0.1))}.get(kind, kind))
+        kind = rng.choice(("high", "low", "high", "low", *kinds))
+        for _ in range(rng.choice((1, 1, 2, 3, 5, 8))):
+            values.append({"high": rng.choice((0.6, 0.9)), "low": rng.choice((0.5, 0.1))}.get(kind, kind))
     for _ in values[:evaluations]:
         times.append(at)
-        at += step * (1 if regular else dice.choice((1, 1, 1, 1, 1.07, 3, 20)))
-    hold, keep = (step * dice.choice((0, 0, 1, 2, 3, 7)) for _ in range(2))
+        at += step * (1 if regular else rng.choice((1, 1, 1, 1, 1.07, 3, 20)))
+    hold, keep = (step * rng.choice((0, 0, 1, 2, 3, 7)) for _ in range(2))
     return Series(hold, keep, tuple(times), tuple(values[:evaluations]))

@@ -1,10 +1,11 @@
-"""Subjects of no scope in particular: labels, one value, texts, programs."""
+"""Subjects without a particular scope: labels, one value, texts, programs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gpumond.model.process import ProcessKey
 from gpumond.rules import Labels, Subjects
 
 
@@ -13,9 +14,15 @@ class Row(NamedTuple):
     value: float | None
     texts: Mapping[str, str] = {}
     programs: Sequence[str] = ()
+    process: ProcessKey | None = None
 
 
 def of(name: str, *rows: Row) -> Subjects[Row]:
     return Subjects(
-        rows, {name: lambda row: row.value}, lambda row: row.labels, lambda row: row.texts, lambda row: row.programs
+        rows=rows,
+        values={name: lambda row: row.value},
+        labels=lambda row: row.labels,
+        texts=lambda row: row.texts,
+        programs=lambda row: row.programs,
+        process=lambda row: row.process,
     )

@@ -1,4 +1,4 @@
-"""Rules of a running daemon: made over HTTP, taken from its file again, still there after a restart."""
+"""Rules of a running daemon: created over HTTP, reloaded from the file, and kept over a restart."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from gpumond.sim.card import Spec, create
+from gpumond.sim.device import Spec, create
 from gpumond.testing import GIB
 from tests.alerting.listener import Listener
 from tests.running import RunningDaemon, until
 
 Serve = Callable[..., RunningDaemon]
 CARD = Spec("GPU-51300000-0000-4000-8000-000000000001", 0, "Simulated", 24 * GIB, GIB)
-NOBODY = {"name": "nobody", "scope": "daemon", "value": "agents", "below": 1}
+NO_AGENTS = {"name": "no-agents", "scope": "daemon", "value": "agents", "below": 1}
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def start(serve: Serve, tmp_path: Path) -> Callable[..., RunningDaemon]:
     return started
 
 
-def send(daemon: RunningDaemon, route: str, body: object) -> tuple[int, Any]:
+def request_json(daemon: RunningDaemon, route: str, body: object) -> tuple[int, Any]:
     token = (daemon.directory / "token").read_text().strip()
     status, answer, _ = daemon.request(route, body, Authorization=f"Bearer {token}")
     return status, answer.decode() if route == "/-/reload" else json.loads(answer)
@@ -46,55 +46,55 @@ def firing(daemon: RunningDaemon) -> set[str]:
     return {alert["rule"] for alert in daemon.get("alerts") if alert["phase"] == "firing"}
 
 
-def test_a_rule_made_over_http_fires_is_kept_and_is_in_the_audit(start: Callable[..., RunningDaemon]):
+def test_rule_created_over_http_fires_is_stored_and_audited(start: Callable[..., RunningDaemon]):
     daemon = start()
-    (past,) = send(daemon, "/api/v1/rules/preview", NOBODY)[1]["fired"]
-    assert (past["rule"], past["phase"], past["resolved_at"]) == ("nobody", "firing", None)
-    assert send(daemon, "/api/v1/rules", NOBODY)[0] == 201
-    until(lambda: "nobody" in firing(daemon))
+    (past,) = request_json(daemon, "/api/v1/rules/preview", NO_AGENTS)[1]["fired"]
+    assert (past["rule"], past["phase"], past["resolved_at"]) == ("no-agents", "firing", None)
+    assert request_json(daemon, "/api/v1/rules", NO_AGENTS)[0] == 201
+    until(lambda: "no-agents" in firing(daemon))
     state = str(daemon.directory.parent / "state")
     assert daemon.stop() == 0
     again = start()
-    until(lambda: "nobody" in firing(again))
+    until(lambda: "no-agents" in firing(again))
     assert "rule.create" in again.run("audit").stdout
     verified = again.run("audit", "verify", "--state-dir", state)
     assert (verified.returncode, "intact" in verified.stdout) == (0, True)
 
 
-def test_alerts_that_are_over_are_known_after_a_crash(
+def test_resolved_alerts_survive_a_crash(
     start: Callable[..., RunningDaemon],
 ):
     daemon = start()
-    assert send(daemon, "/api/v1/rules", NOBODY)[0] == 201
-    until(lambda: "nobody" in firing(daemon))
+    assert request_json(daemon, "/api/v1/rules", NO_AGENTS)[0] == 201
+    until(lambda: "no-agents" in firing(daemon))
     token = {"Authorization": f"Bearer {(daemon.directory / 'token').read_text().strip()}"}
-    request = urllib.request.Request(f"{daemon.url}/api/v1/rules/nobody", method="DELETE", headers=token)
+    request = urllib.request.Request(f"{daemon.url}/api/v1/rules/no-agents", method="DELETE", headers=token)
     urllib.request.urlopen(request, timeout=10).close()
     (before,) = until(lambda: daemon.get("alerts/history"))
-    assert send(daemon, "/api/v1/rules", NOBODY | {"name": "other", "below": 0})[0] == 201  # is written after it
+    assert request_json(daemon, "/api/v1/rules", NO_AGENTS | {"name": "other", "below": 0})[0] == 201
     daemon.process.kill()
     daemon.process.wait()
     assert start().get("alerts/history") == [before]
 
 
-def test_a_reload_takes_up_receivers_and_names_what_waits_for_a_restart(
+def test_reload_applies_receivers_and_names_settings_that_need_a_restart(
     start: Callable[..., RunningDaemon], tmp_path: Path
 ):
     listener = Listener()
     daemon = start()
     receiver = f"{{name: hook, type: webhook, url: '{listener.url}'}}"
     (tmp_path / "gpumond.yaml").write_text(
-        f"receivers: [{receiver}]\nrules: [{json.dumps(NOBODY)}]\nretention: 7d\ncompat: dcgm\nsocket_mode: '666'\n"
+        f"receivers: [{receiver}]\nrules: [{json.dumps(NO_AGENTS)}]\nretention: 7d\ncompat: dcgm\nsocket_mode: '666'\n"
     )
-    status, answer = send(daemon, "/-/reload", {})
+    status, answer = request_json(daemon, "/-/reload", {})
     assert (status, answer.strip().partition("; needs a restart: ")[2]) == (200, "socket_mode")
-    until(lambda: [alert["rule"] for request in listener.requests for alert in request.json["alerts"]] == ["nobody"])
+    until(lambda: [alert["rule"] for request in listener.requests for alert in request.json["alerts"]] == ["no-agents"])
     until(lambda: daemon.value("DCGM_FI_DEV_FB_FREE") is not None)
     listener.close()
 
 
 @pytest.mark.parametrize("how", ["SIGHUP", "POST"])
-def test_a_reload_takes_up_rules_and_a_wrong_file_changes_nothing(
+def test_reload_applies_rules_and_an_invalid_file_changes_nothing(
     start: Callable[..., RunningDaemon], tmp_path: Path, how: str
 ):
     daemon = start()
@@ -102,21 +102,21 @@ def test_a_reload_takes_up_rules_and_a_wrong_file_changes_nothing(
     def reload(text: str) -> tuple[int, Any]:
         (tmp_path / "gpumond.yaml").write_text(text)
         if how == "POST":
-            return send(daemon, "/-/reload", {})
+            return request_json(daemon, "/-/reload", {})
         daemon.process.send_signal(signal.SIGHUP)
         return 0, ""
 
-    reload(f"rules: [{json.dumps(NOBODY)}]\ninterval: 5s\n")
-    until(lambda: "nobody" in firing(daemon))
-    status, answer = reload("rules: [{name: nobody, scope: daemon}]\n")
-    until(lambda: "the one before holds" in daemon.log.read_text())
-    assert "nobody" in firing(daemon)
+    reload(f"rules: [{json.dumps(NO_AGENTS)}]\ninterval: 5s\n")
+    until(lambda: "no-agents" in firing(daemon))
+    status, answer = reload("rules: [{name: no-agents, scope: daemon}]\n")
+    until(lambda: "the previous one remains" in daemon.log.read_text())
+    assert "no-agents" in firing(daemon)
     if how == "POST":
         assert status == 422
         assert "rules[0].value" in json.loads(answer)["detail"]
     reload("disabled_rules: [device-lost]\n")
-    until(lambda: "nobody" not in firing(daemon))
+    until(lambda: "no-agents" not in firing(daemon))
     past = daemon.get("alerts/history")[-1]
-    assert (past["rule"], past["phase"]) == ("nobody", "resolved")
+    assert (past["rule"], past["phase"]) == ("no-agents", "resolved")
     assert past["active_at"] <= past["fired_at"] < past["resolved_at"]
-    assert {"device-lost", "nobody"}.isdisjoint(entry["name"] for entry in daemon.get("rules"))
+    assert {"device-lost", "no-agents"}.isdisjoint(entry["name"] for entry in daemon.get("rules"))

@@ -1,4 +1,4 @@
-"""The moments of the last hour: kept packed, bounded, and whole again when a preview goes through them."""
+"""Samples of the last hour for rule previews: packed, bounded, and complete when a preview reads them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gpumond.api.examples import SNAPSHOT, VERDICT
 from gpumond.engine.preview import (
+    MAX_FIRED,
     REPORTS_AT_ONCE,
     RESOLUTION_SECONDS,
     PreviewWindow,
@@ -20,10 +21,10 @@ from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.rules import Rule
 from gpumond.testing import make_device, make_pool, make_process, make_report, make_snapshot
 
-RULE = Rule("hog", "device", "used_ratio", above=0.5, for_seconds=0.0)
+RULE = Rule(name="hog", scope="device", value="used_ratio", above=0.5, for_seconds=0.0)
 
 
-def a_frame(number: int, reports: int = 0, used: int = 0) -> Frame:
+def make_frame(number: int, reports: int = 0, used: int = 0) -> Frame:
     pools = (make_pool(live=number), make_pool("GPU-b", live=number, cached=7))
     at = RESOLUTION_SECONDS * number
     device = make_device(used_bytes=used, size_bytes=100, processes=(make_process(used_bytes=used),))
@@ -36,14 +37,23 @@ def a_frame(number: int, reports: int = 0, used: int = 0) -> Frame:
     return Frame(snapshot, Ledger())
 
 
-def test_a_moment_is_the_same_after_it_was_packed():
-    for snapshot in (SNAPSHOT, a_frame(3, reports=2 * REPORTS_AT_ONCE + 1).snapshot):
+def test_packed_sample_unpacks_to_the_same_value():
+    for snapshot in (SNAPSHOT, make_frame(3, reports=2 * REPORTS_AT_ONCE + 1).snapshot):
         assert run_to_end(unpacking(pack(snapshot, (VERDICT,)))) == (snapshot, (VERDICT,))
 
 
-def test_an_hour_of_a_thousand_programs_takes_a_few_mebibytes():
+def test_hour_of_a_thousand_programs_needs_a_few_mebibytes():
     hour = PreviewWindow()
-    pool = PoolUsage("torch", "GPU-a", 1 << 30, 2 << 30, Reclaimable(5, 6, 7), 8, ooms=0, retries=0)
+    pool = PoolUsage(
+        allocator="torch",
+        device_uuid="GPU-a",
+        live_bytes=1 << 30,
+        held_bytes=2 << 30,
+        reclaimable=Reclaimable(5, 6, 7),
+        stranded_bytes=8,
+        ooms=0,
+        retries=0,
+    )
     for number in range(20):
         pools = (replace(pool, live_bytes=pool.live_bytes + number),)
         reports = tuple(make_report(pid, pools, age_seconds=pid / 999) for pid in range(1000))
@@ -52,26 +62,41 @@ def test_an_hour_of_a_thousand_programs_takes_a_few_mebibytes():
     assert sum(map(len, hour.moments())) < 20 * 64 * 1024
 
 
-def test_of_large_moments_the_oldest_are_forgotten():
-    size = len(pack(a_frame(1, reports=50).snapshot, ()))
+def test_oldest_of_large_samples_are_dropped():
+    size = len(pack(make_frame(1, reports=50).snapshot, ()))
     hour = PreviewWindow(kept_bytes=4 * size)
     for number in range(1, 20):
-        hour.add(a_frame(number, reports=50, used=60))
+        hour.add(make_frame(number, reports=50, used=60))
     seen = preview(RULE, hour.moments())
     assert 2 <= seen.snapshots <= 5
     assert (seen.from_at, seen.to_at) == (1000.0 + 30 * (20 - seen.snapshots), 1570.0)
 
 
-def test_one_moment_a_half_minute_is_kept_and_a_preview_finds_what_fired():
+def test_samples_are_kept_every_30_seconds_and_a_preview_finds_firing_alerts():
     hour = PreviewWindow()
     for number, used in enumerate((10, 90, 90, 10)):
-        hour.add(a_frame(number, used=used))
-        hour.add(replace(frame := a_frame(number, used=99), snapshot=replace(frame.snapshot, seq=9)))
+        hour.add(make_frame(number, used=used))
+        hour.add(replace(frame := make_frame(number, used=99), snapshot=replace(frame.snapshot, seq=9)))
     seen = preview(RULE, hour.moments())
     assert seen.snapshots == 4
     assert [(alert.fired_at, alert.resolved_at) for alert in seen.fired] == [(1030.0, 1090.0)]
 
 
-def test_a_preview_gives_way_between_programs_and_moments():
-    moments = [pack(a_frame(number, reports=4 * REPORTS_AT_ONCE).snapshot, ()) for number in range(3)]
+def test_preview_yields_between_programs_and_samples():
+    moments = [pack(make_frame(number, reports=4 * REPORTS_AT_ONCE).snapshot, ()) for number in range(3)]
     assert sum(1 for _ in previewing(RULE, moments)) > 3 * 4
+
+
+def test_newest_alerts_are_kept_and_the_others_counted():
+    rule = Rule(name="held", scope="process", value="used_bytes", above=0, for_seconds=0.0)
+    moments = []
+    for number in range(8):
+        processes = tuple(make_process(pid, used_bytes=number % 2) for pid in range(1, 401))
+        device = make_device(used_bytes=400, size_bytes=1000, processes=processes)
+        at = RESOLUTION_SECONDS * number
+        moments.append(pack(make_snapshot(device, taken_at=1000.0 + at, elapsed_seconds=at), ()))
+    seen = preview(rule, moments)
+    assert (len(seen.fired), seen.omitted) == (MAX_FIRED, 4 * 400 - MAX_FIRED)
+    starts = [alert.active_at for alert in seen.fired]
+    assert starts == sorted(starts)
+    assert starts[-1] == 1000.0 + 7 * RESOLUTION_SECONDS

@@ -1,4 +1,4 @@
-"""The alerts against Prometheus' own: an oracle over many series, promtool over some, and clocks that jump."""
+"""Alert states compared with Prometheus: an oracle over many series, promtool over some, and clock jumps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from gpumond.rules import Activities, Hidden, Rule, step
-from tests.rules.prometheus import GONE, UNKNOWN, Oracle, Series, a_series
+from tests.rules.prometheus import GONE, UNKNOWN, Oracle, Series, random_series
 from tests.rules.rows import Row, of
 
 LABELS = (("gpu", "0"), ("uuid", "GPU-a"))
@@ -21,8 +21,10 @@ HIDING = Hidden(devices=frozenset({"GPU-a"}))
 
 
 def states(series: Series, wall: Callable[[float], float] = lambda elapsed: 1e9 + elapsed) -> list[str]:
-    """gpumond's state after each evaluation. An unknown value comes in both its shapes."""
-    rule = Rule("r", "device", "x", above=0.5, for_seconds=series.hold, keep_firing_for_seconds=series.keep)
+    """States of gpumond after each evaluation. An unknown value occurs in both its forms."""
+    rule = Rule(
+        name="r", scope="device", value="x", above=0.5, for_seconds=series.hold, keep_firing_for_seconds=series.keep
+    )
     activities: Activities = {}
     seen = []
     for number, (elapsed, value) in enumerate(zip(series.times, series.values, strict=True)):
@@ -35,8 +37,9 @@ def states(series: Series, wall: Callable[[float], float] = lambda elapsed: 1e9 
 
 
 def expected(series: Series) -> list[str]:
-    """An unknown value is an evaluation that did not take place. What has ended is kept firing for no time: there
-    gpumond differs from Prometheus."""
+    """An unknown value is a missing evaluation. An alert whose subject has ended is not kept firing, unlike in
+    Prometheus.
+    """
     oracle = Oracle(series.hold, series.keep)
     found = []
     for elapsed, value in zip(series.times, series.values, strict=True):
@@ -47,22 +50,22 @@ def expected(series: Series) -> list[str]:
     return found
 
 
-def test_ten_thousand_random_series_go_through_the_states_that_prometheus_would():
-    dice = Random(164)
+def test_states_of_ten_thousand_random_series_equal_those_of_prometheus():
+    rng = Random(164)
     reached = set()
     for _ in range(10_000):
-        series = a_series(dice)
+        series = random_series(rng)
         ours = states(series)
         assert ours == expected(series), series
         reached.update(pairwise(ours))
-    assert len(reached) == 8  # of nine; firing is never followed by pending at once
+    assert len(reached) == 8  # of nine; pending never follows firing directly
 
 
-def test_promtool_agrees(tmp_path: Path):
+def test_states_equal_those_of_promtool(tmp_path: Path):
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool (Debian: prometheus)")
-    dice = Random(42)
-    chosen = {f"a{number}": a_series(dice, 30, regular=True) for number in range(40)}
+    rng = Random(42)
+    chosen = {f"a{number}": random_series(rng, 30, regular=True) for number in range(40)}
     rules = [
         {"alert": name, "expr": f"{name} > 0.5", "for": f"{s.hold:.0f}s", "keep_firing_for": f"{s.keep:.0f}s"}
         for name, s in chosen.items()
@@ -97,10 +100,10 @@ HOUR, TEN_YEARS = 3600.0, 10 * 365 * 86400.0
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR, TEN_YEARS, -TEN_YEARS])
-def test_no_jump_of_the_clock_fires_or_resolves(jump: float):
-    dice = Random(7)
+def test_clock_jump_neither_fires_nor_resolves(jump: float):
+    rng = Random(7)
     for _ in range(300):
-        series = a_series(dice)
-        when = dice.choice(series.times)
+        series = random_series(rng)
+        when = rng.choice(series.times)
         jumping = states(series, lambda elapsed, when=when: 1e9 + elapsed + (jump if elapsed >= when else 0))  # type: ignore[misc]
         assert jumping == states(series)

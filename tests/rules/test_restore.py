@@ -1,4 +1,4 @@
-"""A restart resolves nothing, forgets nothing and invents nothing."""
+"""A restart resolves no alert, loses none and creates none."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gpumond.rules import Rule
 from gpumond.rules.restore import GRACE_SECONDS, JUDGED_SECONDS, awaited, kept, resume
 from gpumond.testing import GIB, make_device, make_process, make_snapshot
 
-RULE = Rule("full", "device", "used_ratio", above=0.8, for_seconds=60.0)
+RULE = Rule(name="full", scope="device", value="used_ratio", above=0.8, for_seconds=60.0)
 BEGAN = 5000.0
-"""Monotonic time at the start of the daemon before."""
+"""Monotonic time at the start of the previous daemon."""
 
 
 def full(used: int = 70 * GIB) -> DeviceReading:
@@ -36,7 +36,7 @@ def restart(memory: EngineState, lived: float, outage: float = 2.0) -> EngineSta
     return EngineState(activities, awaited=awaited(activities))
 
 
-def test_what_fires_fires_on_and_is_not_raised_anew():
+def test_firing_alert_continues_and_is_not_raised_again():
     tick = run(EngineState(), 0.0, 60.0)
     assert len(tick.raised) == 1
     after = run(restart(tick.memory, 100.0), 0.0)
@@ -44,13 +44,13 @@ def test_what_fires_fires_on_and_is_not_raised_anew():
     assert after.frame.alerts[0].fired_at == tick.frame.alerts[0].fired_at
 
 
-def test_what_was_pending_has_been_so_as_long_as_before_and_the_outage_does_not_count():
+def test_pending_time_continues_without_the_outage():
     memory = restart(run(EngineState(), 0.0).memory, 50.0, outage=1000.0)
     assert run(memory, 0.0, 9.0).frame.alerts[0].phase == "pending"
     assert run(memory, 0.0, 10.0).frame.alerts[0].phase == "firing"
 
 
-def test_an_alert_whose_subject_was_not_seen_yet_is_kept_for_ten_minutes():
+def test_alert_with_an_unseen_subject_is_kept_for_ten_minutes():
     memory = restart(run(EngineState(), 0.0, 60.0).memory, 60.0)
     unseen = advance(memory, [RULE], at(1.0))
     assert (len(unseen.frame.alerts), unseen.resolved) == (1, ())
@@ -58,7 +58,7 @@ def test_an_alert_whose_subject_was_not_seen_yet_is_kept_for_ten_minutes():
     assert (gone.frame.alerts, len(gone.resolved)) == ((), 1)
 
 
-def test_an_alert_that_is_over_when_its_subject_is_seen_resolves():
+def test_alert_resolves_if_its_subject_is_below_the_level():
     memory = restart(run(EngineState(), 0.0, 60.0).memory, 60.0)
     unseen = advance(memory, [RULE], at(1.0))
     over = advance(unseen.memory, [RULE], at(2.0, full(GIB)))
@@ -67,21 +67,21 @@ def test_an_alert_that_is_over_when_its_subject_is_seen_resolves():
     assert again.frame.alerts == ()
 
 
-def test_after_more_than_an_hour_everything_begins_anew():
+def test_state_is_discarded_after_more_than_an_hour():
     assert restart(run(EngineState(), 0.0, 60.0).memory, 60.0, outage=3601.0) == EngineState()
 
 
-def test_a_clock_that_was_set_back_meanwhile_loses_nothing():
+def test_clock_set_back_during_the_outage_loses_no_alert():
     assert len(run(restart(run(EngineState(), 0.0, 60.0).memory, 60.0, outage=-1e8), 0.0).frame.alerts) == 1
 
 
-def test_a_rule_that_is_gone_keeps_no_alert():
+def test_alert_of_a_removed_rule_is_discarded():
     memory = restart(run(EngineState(), 0.0, 60.0).memory, 60.0)
     assert advance(memory, [], at(0.0)).frame.alerts == ()
 
 
-LEAK = Rule("leak", "process", "leak", above=0)
-VERDICT = Verdict("GPU-a", 10, "leak", 1.0)
+LEAK = Rule(name="leak", scope="process", value="leak", above=0)
+VERDICT = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0)
 
 
 def judged(memory: EngineState, elapsed: float, *verdicts: Verdict, alive: bool = True) -> Tick:
@@ -89,7 +89,7 @@ def judged(memory: EngineState, elapsed: float, *verdicts: Verdict, alive: bool 
     return judge(memory, [LEAK], at(elapsed, device), verdicts)
 
 
-def test_a_leak_has_an_hour_to_be_found_again():
+def test_alert_on_a_leak_is_kept_for_an_hour():
     memory = restart(judged(EngineState(), 0.0, VERDICT).memory, 60.0)
     early = judged(memory, 10.0)
     assert (len(early.frame.alerts), early.resolved) == (1, ())

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gpumond.model.frame import Alert
+from gpumond.model.process import ProcessKey
 from gpumond.rules import Activities, Hidden, Rule, step
 from tests.rules.rows import Row, of
 
@@ -21,64 +24,87 @@ def run(rule: Rule, values: list[float | None], seconds: float = 1.0) -> list[st
     return phases
 
 
-def a_rule(**fields: float) -> Rule:
-    return Rule("r", "device", "used_ratio", **({"above": 0.8} | fields))  # type: ignore[arg-type]
+def make_rule(**fields: float) -> Rule:
+    return Rule(name="r", scope="device", value="used_ratio", **({"above": 0.8} | fields))  # type: ignore[arg-type]
 
 
-def test_without_for_it_fires_at_once():
-    assert run(a_rule(), [0.7, 0.9, 0.8]) == [None, "firing", None]
+def test_rule_without_for_fires_at_once():
+    assert run(make_rule(), [0.7, 0.9, 0.8]) == [None, "firing", None]
 
 
-def test_for_counts_from_the_first_breach_and_starts_over_after_a_gap():
-    rule = a_rule(for_seconds=2)
+def test_for_counts_from_the_first_breach_and_restarts_after_a_gap():
+    rule = make_rule(for_seconds=2)
     assert run(rule, [0.9, 0.9, 0.9, 0.9]) == ["pending", "pending", "firing", "firing"]
     assert run(rule, [0.9, 0.9, 0.1, 0.9]) == ["pending", "pending", None, "pending"]
 
 
 def test_keep_firing_for_counts_from_the_first_evaluation_without_a_breach():
-    rule = a_rule(keep_firing_for_seconds=2)
+    rule = make_rule(keep_firing_for_seconds=2)
     assert run(rule, [0.9, 0.9, 0.1, 0.1, 0.1]) == ["firing", "firing", "firing", "firing", None]
 
 
-def test_a_subject_that_has_ended_resolves_at_once_and_one_that_is_hidden_does_not():
-    rule = a_rule(keep_firing_for_seconds=300)
+def test_ended_subject_resolves_at_once_and_a_hidden_one_does_not():
+    rule = make_rule(keep_firing_for_seconds=300)
     firing = step(rule, FULL, {}, Hidden(), 0, 0)
     assert step(rule, NONE, firing, Hidden(devices=frozenset({"GPU-a"})), 9, 9) == firing
     assert step(rule, NONE, firing, Hidden(), 1, 1) == {}
 
 
 def test_keep_firing_for_holds_for_a_connected_process_that_the_driver_no_longer_lists():
-    rule, labels = a_rule(keep_firing_for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
-    firing = step(rule, of("used_ratio", Row(labels, 0.9)), {}, Hidden(), 0, 0)
-    connected = Hidden(connected=frozenset({"10"}))
+    rule, labels = make_rule(keep_firing_for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
+    firing = step(rule, of("used_ratio", Row(labels, 0.9, process=ProcessKey(10, 100))), {}, Hidden(), 0, 0)
+    connected = Hidden(connected={ProcessKey(10, 100)})
     kept = step(rule, NONE, firing, connected, 1, 1)
     assert (len(kept), len(step(rule, NONE, kept, connected, 3, 3))) == (1, 0)
+    assert not step(rule, NONE, firing, Hidden(connected={ProcessKey(10, 101)}), 1, 1)
 
 
-def test_a_longer_for_makes_a_firing_alert_pending_again():
-    firing = step(a_rule(), FULL, {}, Hidden(), 0, 0)
-    (pending,) = step(a_rule(for_seconds=60), FULL, firing, Hidden(), 1, 1).values()
+@pytest.mark.parametrize("start", [100, None])
+def test_alert_of_a_process_without_a_known_start_continues_with_its_pid(start: int | None):
+    rule, labels = make_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
+    activities: Activities = {}
+    for at, known in enumerate((start, None, start, start)):
+        row = Row(labels, 0.9, process=ProcessKey(10, known))
+        activities = step(rule, of("used_ratio", row), activities, Hidden(), at, at)
+    (activity,) = activities.values()
+    assert (activity.alert.phase, activity.alert.process) == ("firing", ProcessKey(10, start))
+
+
+@pytest.mark.parametrize("between", [None, 100])
+def test_alert_begins_again_for_another_process_with_the_same_pid(between: int | None):
+    rule, labels = make_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
+    activities: Activities = {}
+    for at, start in enumerate((100, 100, 100, between, 101)):
+        row = Row(labels, 0.9, process=ProcessKey(10, start))
+        activities = step(rule, of("used_ratio", row), activities, Hidden(), at, at)
+    (activity,) = activities.values()
+    assert (activity.alert.phase, activity.alert.active_at) == ("pending", 4)
+
+
+def test_longer_for_makes_a_firing_alert_pending_again():
+    firing = step(make_rule(), FULL, {}, Hidden(), 0, 0)
+    (pending,) = step(make_rule(for_seconds=60), FULL, firing, Hidden(), 1, 1).values()
     assert (pending.alert.phase, pending.alert.fired_at) == ("pending", None)
 
 
-def test_other_labels_of_the_rule_make_another_alert():
-    before = step(a_rule(), FULL, {}, Hidden(), 0, 0)
-    (after,) = step(replace(a_rule(), labels=(("team", "a"),)), FULL, before, Hidden(), 9, 9).values()
+def test_changed_labels_of_a_rule_make_another_alert():
+    before = step(make_rule(), FULL, {}, Hidden(), 0, 0)
+    (after,) = step(replace(make_rule(), labels=(("team", "a"),)), FULL, before, Hidden(), 9, 9).values()
     assert (dict(after.alert.labels)["team"], after.alert.active_at) == ("a", 9)
 
 
-def test_it_stays_until_the_clear_level():
-    rule = a_rule(clear=0.6)
+def test_alert_continues_until_the_clear_level():
+    rule = make_rule(clear=0.6)
     assert run(rule, [0.7, 0.9, 0.7, 0.6, 0.7]) == [None, "firing", "firing", None, None]
 
 
-def test_below_is_the_mirror_of_above():
-    rule = Rule("r", "device", "used_ratio", below=0.2, clear=0.4)
+def test_below_works_like_above():
+    rule = Rule(name="r", scope="device", value="used_ratio", below=0.2, clear=0.4)
     assert run(rule, [0.3, 0.1, 0.3, 0.4]) == [None, "firing", "firing", None]
 
 
-def test_an_unknown_value_neither_fires_nor_resolves():
-    assert run(a_rule(for_seconds=2), [None, 0.9, None, 0.9, None]) == [
+def test_unknown_value_neither_fires_nor_resolves():
+    assert run(make_rule(for_seconds=2), [None, 0.9, None, 0.9, None]) == [
         None,
         "pending",
         "pending",
@@ -87,14 +113,14 @@ def test_an_unknown_value_neither_fires_nor_resolves():
     ]
 
 
-def test_a_match_is_a_glob_over_labels():
-    rule = Rule("r", "workload", "used_ratio", above=0.5, match=(("workload", "train-*"),))
+def test_match_is_a_glob_on_labels():
+    rule = Rule(name="r", scope="workload", value="used_ratio", above=0.5, match=(("workload", "train-*"),))
     rows = [Row((("workload", name),), 0.9) for name in ("train-1", "serve")]
     assert list(step(rule, of("used_ratio", *rows), {}, Hidden(), 0, 0)) == [(("workload", "train-1"),)]
 
 
-def test_a_device_is_matched_by_the_programs_on_it():
-    rule = Rule("r", "device", "used_ratio", above=0.5, match=(("workload", "train-*"),))
+def test_device_matches_by_its_programs():
+    rule = Rule(name="r", scope="device", value="used_ratio", above=0.5, match=(("workload", "train-*"),))
     rows = [
         Row((("uuid", uuid),), 0.9, programs=programs)
         for uuid, programs in (("GPU-a", ("serve", "train-1")), ("GPU-b", ("serve",)))
@@ -102,11 +128,11 @@ def test_a_device_is_matched_by_the_programs_on_it():
     assert list(step(rule, of("used_ratio", *rows), {}, Hidden(), 0, 0)) == [(("uuid", "GPU-a"),)]
 
 
-def test_an_alert_carries_its_identity_and_its_filled_annotations():
+def test_alert_has_its_identity_and_filled_annotations():
     rule = Rule(
-        "full",
-        "device",
-        "used_ratio",
+        name="full",
+        scope="device",
+        value="used_ratio",
         above=0.5,
         labels=(("severity", "warning"),),
         annotations=(("summary", "{gpu}: {used} used, {value} is above {level}, {what}"),),

@@ -16,25 +16,26 @@ from gpumond.testing import GIB, make_device, make_fault, make_pool, make_proces
 
 MIB = 1024**2
 LEAK = Verdict(
-    "GPU-a",
-    10,
-    "leak",
-    1.0,
-    (("slope_bytes_per_second", 2.0 * MIB),),
-    3840.0,
-    "train (pid 10) keeps 120.0 MiB more each minute; GPU 0 is full in 1 h 4 min",
+    device_uuid="GPU-a",
+    pid=10,
+    start_ticks=100,
+    kind="leak",
+    since=1.0,
+    evidence=(("slope_bytes_per_second", 2.0 * MIB),),
+    time_to_oom_seconds=3840.0,
+    summary="train (pid 10) keeps 120.0 MiB more each minute; GPU 0 is full in 1 h 4 min",
 )
 RULES = tuple(rule for rule in BUILT_IN if rule.name == "leak")
 DEVICE = make_device(used_bytes=40 * GIB, processes=(make_process(10, 30 * GIB), make_process(11, 10 * GIB)))
 
 
-def watch(scope: str, value: str, level: float = -1.0) -> Rule:
-    """Fires always, so that its alerts show the values."""
+def always_firing(scope: str, value: str, level: float = -1.0) -> Rule:
+    """Create a rule that always fires, so that its alerts have the values."""
     below = value == "time_to_oom_seconds"
-    return Rule("watch", scope, value, None if below else level, inf if below else None)  # type: ignore[arg-type]
+    return Rule(name="watch", scope=scope, value=value, above=None if below else level, below=inf if below else None)  # type: ignore[arg-type]
 
 
-def seen(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEVICE) -> dict[str, float]:
+def values_of_alerts(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEVICE) -> dict[str, float]:
     tick = judge(EngineState(), [rule], make_snapshot(device), verdicts)
     return {dict(alert.labels).get("pid", "device"): alert.value for alert in tick.frame.alerts}
 
@@ -54,34 +55,61 @@ def seen(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEVICE) -> dict
         ("device", "fragmentation", {"device": 0}),
     ],
 )
-def test_a_verdict_is_a_value_of_its_process_and_of_its_device(scope: str, value: str, values: dict[str, float]):
-    on_device = Verdict("GPU-a", None, "crash-loop", 1.0), Verdict("GPU-a", 11, "pressure", 1.0, (), 600.0)
+def test_verdict_is_a_value_of_its_process_and_its_device(scope: str, value: str, values: dict[str, float]):
+    on_device = (
+        Verdict(device_uuid="GPU-a", pid=None, start_ticks=None, kind="crash-loop", since=1.0),
+        Verdict(
+            device_uuid="GPU-a",
+            pid=11,
+            start_ticks=100,
+            kind="pressure",
+            since=1.0,
+            evidence=(),
+            time_to_oom_seconds=600.0,
+        ),
+    )
     if value == "time_to_oom_seconds" and scope == "process":
         on_device = on_device[:1]
-    elsewhere = Verdict("GPU-b", 10, "fragmentation", 1.0)
-    assert seen(LEAK, *on_device, elsewhere, rule=watch(scope, value)) == values
+    elsewhere = Verdict(device_uuid="GPU-b", pid=10, start_ticks=100, kind="fragmentation", since=1.0)
+    assert values_of_alerts(LEAK, *on_device, elsewhere, rule=always_firing(scope, value)) == values
 
 
-def test_a_device_that_cannot_be_seen_is_not_said_to_be_well():
+def test_unread_device_has_no_verdict_value():
     lost = make_device(missed=3, size_bytes=None, used_bytes=None, processes=None)
-    assert seen(rule=watch("device", "leak"), device=lost) == {}
-    assert seen(rule=watch("process", "leak"), device=lost) == {}
+    assert values_of_alerts(rule=always_firing("device", "leak"), device=lost) == {}
+    assert values_of_alerts(rule=always_firing("process", "leak"), device=lost) == {}
 
 
-def story(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
-    memory, told = EngineState(), []
+def run_ticks(*ticks: tuple[Snapshot, tuple[Verdict, ...]]) -> list[Tick]:
+    memory, results = EngineState(), []
     for second, (snapshot, verdicts) in enumerate(ticks):
         at = 1000.0 * second
-        moved = Snapshot(second + 1, at, at, snapshot.source, snapshot.devices, snapshot.reports)
-        told.append(judge(memory, RULES, moved, verdicts))
-        memory = told[-1].memory
-    return told
+        moved = Snapshot(
+            seq=second + 1,
+            taken_at=at,
+            elapsed_seconds=at,
+            source=snapshot.source,
+            devices=snapshot.devices,
+            reports=snapshot.reports,
+        )
+        results.append(judge(memory, RULES, moved, verdicts))
+        memory = results[-1].memory
+    return results
 
 
-def test_a_leak_fires_says_what_is_known_of_it_and_is_over_with_its_verdict():
+def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():
     calm = make_snapshot(DEVICE)
-    well = Verdict("GPU-a", 10, "churn", 1.0, (), None, "train goes up and down")
-    ticks = story((calm, (well,)), (calm, (well, LEAK)), (calm, ()), (calm, ()))
+    well = Verdict(
+        device_uuid="GPU-a",
+        pid=10,
+        start_ticks=100,
+        kind="churn",
+        since=1.0,
+        evidence=(),
+        time_to_oom_seconds=None,
+        summary="train goes up and down",
+    )
+    ticks = run_ticks((calm, (well,)), (calm, (well, LEAK)), (calm, ()), (calm, ()))
     assert [len(tick.raised) for tick in ticks] == [0, 1, 0, 0]
     assert [len(tick.resolved) for tick in ticks] == [0, 0, 0, 1]
     (alert,) = ticks[1].raised
@@ -95,36 +123,48 @@ def test_a_leak_fires_says_what_is_known_of_it_and_is_over_with_its_verdict():
     assert dict(alert.annotations)["summary"].startswith(f"{LEAK.summary}; look for memory")
 
 
-def test_a_leak_that_no_process_can_be_told_for_fires_too():
-    (alert,) = story((make_snapshot(make_device(processes=None)), (Verdict("GPU-a", None, "leak", 1.0),)))[0].raised
+def test_leak_without_a_process_fires():
+    (alert,) = run_ticks(
+        (
+            make_snapshot(make_device(processes=None)),
+            (Verdict(device_uuid="GPU-a", pid=None, start_ticks=None, kind="leak", since=1.0),),
+        )
+    )[0].raised
     assert dict(alert.labels)["pid"] == ""
 
 
-def test_the_alert_stays_while_the_agent_is_silent_and_goes_with_the_process():
+def test_leak_alert_continues_without_the_agent_and_ends_with_the_process():
     with_agent = make_snapshot(DEVICE, reports=(make_report(10, (make_pool(live=GIB),)),))
     without, gone = make_snapshot(DEVICE), make_snapshot(make_device())
-    ticks = story((with_agent, (LEAK,)), (without, ()), (without, ()), (gone, ()), (gone, ()))
+    ticks = run_ticks((with_agent, (LEAK,)), (without, ()), (without, ()), (gone, ()), (gone, ()))
     assert [len(tick.frame.alerts) for tick in ticks] == [1, 1, 1, 0, 0]
 
 
 KEEPING = (
-    Rule("hog", "process", "used_bytes", above=GIB, keep_firing_for_seconds=300, annotations=(("summary", "a hog"),)),
-    Rule("pool", "pool", "held_bytes", above=GIB, keep_firing_for_seconds=300),
-    Rule("workload", "workload", "held_bytes", above=GIB, keep_firing_for_seconds=300),
+    Rule(
+        name="hog",
+        scope="process",
+        value="used_bytes",
+        above=GIB,
+        keep_firing_for_seconds=300,
+        annotations=(("summary", "a hog"),),
+    ),
+    Rule(name="pool", scope="pool", value="held_bytes", above=GIB, keep_firing_for_seconds=300),
+    Rule(name="workload", scope="workload", value="held_bytes", above=GIB, keep_firing_for_seconds=300),
 )
 HOG = make_device(processes=(make_process(10, 9 * GIB),))
 REPORT = (make_report(10, (make_pool(live=9 * GIB),)),)
 
 
 def keeping(*snapshots: Snapshot) -> list[Tick]:
-    memory, ticks = EngineState(), []
+    memory, results = EngineState(), []
     for second, snapshot in enumerate(snapshots):
-        ticks.append(judge(memory, KEEPING, replace(snapshot, seq=second + 1, elapsed_seconds=float(second)), ()))
-        memory = ticks[-1].memory
-    return ticks
+        results.append(judge(memory, KEEPING, replace(snapshot, seq=second + 1, elapsed_seconds=float(second)), ()))
+        memory = results[-1].memory
+    return results
 
 
-def test_every_alert_on_a_process_that_ended_resolves_with_the_next_reading_and_says_so():
+def test_alerts_on_an_ended_process_resolve_with_the_next_reading_and_a_note():
     ended = keeping(make_snapshot(HOG, reports=REPORT), make_snapshot(make_device()))[1]
     assert ended.frame.alerts == ()
     assert {alert.rule: dict(alert.annotations)["summary"] for alert in ended.resolved} == {
@@ -134,7 +174,7 @@ def test_every_alert_on_a_process_that_ended_resolves_with_the_next_reading_and_
     }
 
 
-def test_an_alert_that_resolves_while_its_process_exists_does_not_say_that_it_ended():
+def test_resolved_alert_of_an_existing_process_has_no_note_of_its_end():
     small = make_snapshot(make_device(processes=(make_process(10, 1),)), reports=REPORT)
     ticks = keeping(make_snapshot(HOG, reports=REPORT), small, *[replace(small)] * 301)
     (over,) = [alert for tick in ticks for alert in tick.resolved]
@@ -149,12 +189,12 @@ def test_an_alert_that_resolves_while_its_process_exists_does_not_say_that_it_en
     ],
     ids=["device missed", "list not read"],
 )
-def test_a_process_that_cannot_be_seen_has_not_ended(hidden: Snapshot):
+def test_unread_process_has_not_ended(hidden: Snapshot):
     before, after = keeping(make_snapshot(HOG, reports=REPORT), hidden)
     assert (after.resolved, len(after.frame.alerts)) == ((), len(before.frame.alerts))
 
 
-def test_a_process_that_was_hidden_when_it_ended_resolves_with_the_first_complete_reading():
+def test_alert_on_a_hidden_process_resolves_with_the_first_complete_reading():
     hidden = make_snapshot(make_device(processes=None), faults=(make_fault("GPU-a", "timeout"),))
-    *_, seen = keeping(make_snapshot(HOG, reports=REPORT), hidden, hidden, make_snapshot(make_device()))
-    assert (seen.frame.alerts, len(seen.resolved)) == ((), 3)
+    *_, values_of_alerts = keeping(make_snapshot(HOG, reports=REPORT), hidden, hidden, make_snapshot(make_device()))
+    assert (values_of_alerts.frame.alerts, len(values_of_alerts.resolved)) == ((), 3)

@@ -1,4 +1,4 @@
-"""What the last minutes tell: increases, peaks, agents that fell silent."""
+"""Values over the last minutes: increases, peaks, silent agents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from gpumond.testing import GIB, make_device, make_pool, make_process, make_repo
 DEVICE = make_device(used_bytes=40 * GIB)
 
 
-def seen(second: float, pools: Sequence[PoolUsage] = (), device: DeviceReading = DEVICE, **fields: object) -> Snapshot:
+def snapshot_at(
+    second: float, pools: Sequence[PoolUsage] = (), device: DeviceReading = DEVICE, **fields: object
+) -> Snapshot:
     reports: tuple[AgentReport, ...] = (make_report(pools=tuple(pools)),) if pools else ()
     return make_snapshot(device, reports=reports, elapsed_seconds=second, **fields)
 
@@ -31,7 +33,7 @@ def value(recent: RuleWindow, snapshot: Snapshot, name: str, scope: str = "pool"
     return seen.values[name](row)
 
 
-def told(snapshots: Sequence[Snapshot], name: str, scope: str = "pool") -> list[float | None]:
+def values_of(snapshots: Sequence[Snapshot], name: str, scope: str = "pool") -> list[float | None]:
     recent, values = RuleWindow(), []
     for snapshot in snapshots:
         recent = remember(recent, snapshot)
@@ -39,13 +41,14 @@ def told(snapshots: Sequence[Snapshot], name: str, scope: str = "pool") -> list[
     return values
 
 
-def test_an_increase_is_what_was_counted_within_the_window():
-    """What a program had counted before it was first seen is not news, and that there was none takes as long to know.
+def test_increase_is_the_count_within_the_window():
+    """The count before the first report is not an increase, and the absence of an increase is unknown until a full
+    window has passed.
 
-    So an alert that is taken up after a restart is not resolved by it.
+    Therefore an alert that is restored after a restart is not resolved by it.
     """
     counts = [(0, 3), (1, 3), (2, 5), (300, 6), (2 + WINDOW_SECONDS, 6), (300 + WINDOW_SECONDS, 6)]
-    assert told([seen(at, [make_pool(ooms=count)]) for at, count in counts], "ooms_increase") == [
+    assert values_of([snapshot_at(at, [make_pool(ooms=count)]) for at, count in counts], "ooms_increase") == [
         None,
         None,
         2,
@@ -55,7 +58,7 @@ def test_an_increase_is_what_was_counted_within_the_window():
     ]
 
 
-def test_errors_after_which_the_program_tried_again_are_no_increase():
+def test_errors_followed_by_a_retry_are_no_increase():
     def at(second: float, ooms: int, other: int, retries: int) -> Snapshot:
         pools = (make_pool(ooms=ooms), make_pool(ooms=other, allocator="sim"))
         report = make_report(pools=pools, program=Program(oom_retries=retries))
@@ -72,47 +75,54 @@ def test_errors_after_which_the_program_tried_again_are_no_increase():
     start = at(0, 2, 0, 2)
     assert increases(start, at(1, 3, 0, 3)) == [None, None]
     assert increases(start, at(1, 3, 0, 3), at(2, 4, 0, 3)) == [1, None]
-    assert increases(start, at(1, 3, 1, 3)) == [1, 1]  # which pool's error was the last one is unknown
+    assert increases(start, at(1, 3, 1, 3)) == [1, 1]  # the pool of the last error is unknown
     assert increases(start, at(1, 3, 0, 3), at(1 + WINDOW_SECONDS, 3, 0, 3)) == [0, 0]
 
 
-def test_a_counter_that_began_anew_has_grown_from_zero():
-    assert told([seen(at, [make_pool(retries=n)]) for at, n in enumerate((7, 9, 1))], "retries_increase") == [
+def test_restarted_counter_has_increased_from_zero():
+    assert values_of(
+        [snapshot_at(at, [make_pool(retries=n)]) for at, n in enumerate((7, 9, 1))], "retries_increase"
+    ) == [
         None,
         2,
         3,
     ]
-    assert told([seen(0, [make_pool(retries=None)])], "retries_increase") == [None]
+    assert values_of([snapshot_at(0, [make_pool(retries=None)])], "retries_increase") == [None]
 
 
-def test_an_xid_counts_from_its_first_report_also_on_a_device_that_is_lost_since():
+def test_xid_counts_from_its_first_report_on_a_lost_device_too():
     lost = make_device(missed=3, up=False, size_bytes=None, used_bytes=None, processes=None)
     xid = (XidErrors("GPU-a", 79, 1, 5.0),)
-    snapshots = [seen(0), seen(1, xids=xid), seen(2, device=lost, xids=xid), seen(2 + WINDOW_SECONDS, xids=xid)]
-    assert told(snapshots, "xid_errors_increase", "device") == [None, 1, 1, 0]
+    snapshots = [
+        snapshot_at(0),
+        snapshot_at(1, xids=xid),
+        snapshot_at(2, device=lost, xids=xid),
+        snapshot_at(2 + WINDOW_SECONDS, xids=xid),
+    ]
+    assert values_of(snapshots, "xid_errors_increase", "device") == [None, 1, 1, 0]
 
 
-def test_fragmentation_is_judged_at_the_peak():
-    """A pool that is mostly empty between its steps is not fragmented if it fills up in them."""
+def test_fragmentation_uses_the_peak():
+    """A pool that is mostly empty between its steps is not fragmented if they fill it."""
     busy, idle = make_pool(live=38 * GIB, stranded=2 * GIB), make_pool(live=2 * GIB, stranded=38 * GIB)
-    healthy = told([seen(at, [busy if at % 5 == 0 else idle]) for at in range(70)], "fragmentation_ratio")
+    healthy = values_of([snapshot_at(at, [busy if at % 5 == 0 else idle]) for at in range(70)], "fragmentation_ratio")
     assert healthy[59] is None
     assert healthy[61] == pytest.approx(0.05)
     split = [make_pool(live=20 * GIB, stranded=min(at, 20) * GIB) for at in range(70)]
-    assert told([seen(at, [pool]) for at, pool in enumerate(split)], "fragmentation_ratio")[-1] == 0.5
+    assert values_of([snapshot_at(at, [pool]) for at, pool in enumerate(split)], "fragmentation_ratio")[-1] == 0.5
 
 
-def test_a_peak_that_nobody_saw_counts_if_the_allocator_kept_it():
+def test_peak_between_reports_counts_if_the_allocator_recorded_it():
     low = [make_pool(live=10 * GIB, stranded=30 * GIB, peak_live_bytes=39 * GIB) for _ in range(70)]
-    told_of = told([seen(at, [pool]) for at, pool in enumerate(low)], "fragmentation_ratio")
-    assert told_of[-1] == pytest.approx(0.025)
+    fragmentation = values_of([snapshot_at(at, [pool]) for at, pool in enumerate(low)], "fragmentation_ratio")
+    assert fragmentation[-1] == pytest.approx(0.025)
 
 
-def test_cache_and_small_pools_are_no_fragmentation():
-    cache = [seen(at, [make_pool(live=5 * GIB, cached=30 * GIB)]) for at in range(70)]
-    assert told(cache, "fragmentation_ratio")[-1] == 0
-    small = [seen(at, [make_pool(live=GIB, stranded=2 * GIB)]) for at in range(70)]
-    assert told(small, "fragmentation_ratio")[-1] == 0
+def test_cache_and_small_pools_are_not_fragmented():
+    cache = [snapshot_at(at, [make_pool(live=5 * GIB, cached=30 * GIB)]) for at in range(70)]
+    assert values_of(cache, "fragmentation_ratio")[-1] == 0
+    small = [snapshot_at(at, [make_pool(live=GIB, stranded=2 * GIB)]) for at in range(70)]
+    assert values_of(small, "fragmentation_ratio")[-1] == 0
 
 
 def test_cache_is_waste_only_while_memory_is_short():
@@ -122,11 +132,14 @@ def test_cache_is_waste_only_while_memory_is_short():
     reports = [(make_report(pools=(mine,)), other), (make_report(pools=(mine,)), starved)]
     snapshots = [make_snapshot(DEVICE, reports=own, elapsed_seconds=float(at)) for at, own in enumerate(reports)]
     full = make_snapshot(make_device(used_bytes=64 * GIB), reports=reports[0], elapsed_seconds=9.0)
-    assert told(snapshots, "wasted_ratio", "device") == [0, 0.2]
-    assert told([full], "wasted_ratio", "device") == [0.3]
+    assert values_of(snapshots, "wasted_ratio", "device") == [0, 0.2]
+    assert values_of([full], "wasted_ratio", "device") == [0.3]
 
 
-GONE = (Rule("agent-gone", "process", "agent_gone", above=0), Rule("hog", "pool", "held_bytes", above=GIB))
+GONE = (
+    Rule(name="agent-gone", scope="process", value="agent_gone", above=0),
+    Rule(name="hog", scope="pool", value="held_bytes", above=GIB),
+)
 
 
 def walk(*snapshots: Snapshot) -> list[Tick]:
@@ -137,33 +150,33 @@ def walk(*snapshots: Snapshot) -> list[Tick]:
     return ticks
 
 
-def test_an_agent_that_falls_silent_is_told_and_its_pools_alerts_stay():
-    """Until the process itself is gone from the device: then all of it is over."""
+def test_silent_agent_is_a_value_and_alerts_of_its_pools_continue():
+    """Its alerts end when the process has left the device."""
     device, pool = make_device(processes=(make_process(10, 2 * GIB),)), make_pool(live=2 * GIB)
-    ticks = walk(seen(0, [pool], device), seen(1, (), device), seen(2, (), make_device()))
+    ticks = walk(snapshot_at(0, [pool], device), snapshot_at(1, (), device), snapshot_at(2, (), make_device()))
     assert [[alert.rule for alert in tick.raised] for tick in ticks] == [["hog"], ["agent-gone"], []]
     assert [{alert.rule for alert in tick.resolved} for tick in ticks] == [set(), set(), {"hog", "agent-gone"}]
 
 
-def test_a_process_that_never_had_an_agent_is_none_that_lost_it():
+def test_process_that_never_had_an_agent_is_not_silent():
     device = make_device(processes=(make_process(10),))
-    assert [tick.raised for tick in walk(seen(0, (), device), seen(1, (), device))] == [(), ()]
+    assert [tick.raised for tick in walk(snapshot_at(0, (), device), snapshot_at(1, (), device))] == [(), ()]
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0, 315_360_000.0, -315_360_000.0])
-def test_no_jump_of_the_clock_changes_what_the_built_in_rules_tell(jump: float):
+def test_clock_jump_changes_no_value_of_the_built_in_rules(jump: float):
     def story(clock: float) -> list[tuple[list[str], list[str]]]:
-        memory, told = EngineState(), []
+        memory, values = EngineState(), []
         for second in range(0, 900, 5):
             full = second < 300
             device = make_device(used_bytes=(70 if full else 20) * GIB, processes=(make_process(10, 20 * GIB),))
             pool = make_pool(live=10 * GIB, stranded=8 * GIB, ooms=second // 200)
             moved = clock if second >= 120 else 0.0
-            snapshot = seen(float(second), [pool], device, taken_at=1e9 + second + moved)
+            snapshot = snapshot_at(float(second), [pool], device, taken_at=1e9 + second + moved)
             tick = advance(memory, BUILT_IN, snapshot)
             memory = tick.memory
-            told.append(([alert.rule for alert in tick.raised], [alert.rule for alert in tick.resolved]))
-        return told
+            values.append(([alert.rule for alert in tick.raised], [alert.rule for alert in tick.resolved]))
+        return values
 
     assert any(raised for raised, _ in story(0.0))
     assert story(jump) == story(0.0)

@@ -1,4 +1,4 @@
-"""Real processes that hold memory on a simulated card."""
+"""Processes that hold memory on a simulated device."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpumond.sim.card import MIB, SimDevice, Spec, create
+from gpumond.sim.device import MIB, SimDevice, Spec, create
 
 HOLD = """
 import sys
-from gpumond.sim.card import SimDevice
+from gpumond.sim.device import SimDevice
 context = SimDevice(sys.argv[1]).attach()
 context.allocate(int(sys.argv[2]))
 print("holding", flush=True)
@@ -20,16 +20,16 @@ sys.stdin.read()
 """
 
 
-def small_card(directory: Path, uuid: str = "SIM-test", size_mib: int = 1024, index: int = 0) -> SimDevice:
-    """A card whose contexts cost 16 MiB, and of which the driver keeps 24 MiB."""
+def small_device(directory: Path, uuid: str = "SIM-test", size_mib: int = 1024, index: int = 0) -> SimDevice:
+    """Create a device whose contexts cost 16 MiB, and of which the driver keeps 24 MiB."""
     spec = Spec(uuid, index, "Simulated", size_mib * MIB, reserved_bytes=24 * MIB, context_bytes=16 * MIB)
     return create(directory / uuid, spec)
 
 
 @contextmanager
-def holder(card: SimDevice, size_bytes: int, python: str = sys.executable) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds so many bytes until it is killed, or its input ends."""
-    command = [python, "-c", HOLD, str(card.directory), str(size_bytes)]
+def holder(device: SimDevice, size_bytes: int, python: str = sys.executable) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that holds these bytes until it is killed or its input ends."""
+    command = [python, "-c", HOLD, str(device.directory), str(size_bytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "holding\n"
@@ -40,7 +40,7 @@ def holder(card: SimDevice, size_bytes: int, python: str = sys.executable) -> It
 
 
 def run(script: str, *arguments: str) -> str:
-    """What a program of its own prints."""
+    """Return the output of a script in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True, check=True, timeout=60
     )

@@ -11,22 +11,22 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from gpumond.sim.allocator import CachingAllocator, allocators
-from gpumond.sim.card import MIB, OutOfMemory, SimDevice
-from tests.sim.holding import run, small_card
+from gpumond.sim.device import MIB, OutOfMemory, SimDevice
+from tests.sim.holding import run, small_device
 
 SIZES = st.one_of(st.integers(0, 2 * MIB), st.integers(MIB, 12 * MIB), st.integers(10 * MIB, 60 * MIB))
 
 
 class Allocations(RuleBasedStateMachine):
-    """Whatever a program does, the bytes add up."""
+    """Sequences of allocations and frees, after each of which the bytes add up."""
 
     live = Bundle("live")
 
     @initialize()
     def make(self) -> None:
         self.directory = tempfile.TemporaryDirectory()
-        self.card = small_card(Path(self.directory.name), size_mib=300)
-        self.allocator = CachingAllocator(self.card)
+        self.device = small_device(Path(self.directory.name), size_mib=300)
+        self.allocator = CachingAllocator(self.device)
         self.sizes: dict[int, int] = {}
 
     @rule(target=live, size=SIZES)
@@ -62,7 +62,7 @@ class Allocations(RuleBasedStateMachine):
         assert min(now.live_bytes, now.reclaimable_bytes, now.stranded_bytes) >= 0
         assert now.peak_live_bytes >= now.live_bytes
         assert now.peak_held_bytes >= now.held_bytes
-        processes = self.card.read().processes
+        processes = self.device.read().processes
         assert processes is not None
         assert sum(process.used_bytes or 0 for process in processes) == now.held_bytes + 16 * MIB * len(processes)
 
@@ -91,13 +91,13 @@ TestAllocations = Allocations.TestCase
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> SimDevice:
-    return small_card(tmp_path)
+def device(tmp_path: Path) -> SimDevice:
+    return small_device(tmp_path)
 
 
 @pytest.fixture
-def allocator(card: SimDevice) -> Iterator[CachingAllocator]:
-    allocator = CachingAllocator(card)
+def allocator(device: SimDevice) -> Iterator[CachingAllocator]:
+    allocator = CachingAllocator(device)
     yield allocator
     allocator.close()
 
@@ -120,7 +120,7 @@ def test_sizes_are_those_of_pytorch(allocator: CachingAllocator, size: int, live
     assert (now.live_bytes, now.held_bytes) == (live, held)
 
 
-def test_a_live_neighbour_strands_the_rest_of_its_segment(allocator: CachingAllocator) -> None:
+def test_live_neighbour_strands_the_rest_of_its_segment(allocator: CachingAllocator) -> None:
     allocator.free(allocator.malloc(100 * MIB))
     assert allocator.statistics().reclaimable_bytes == 100 * MIB
     allocator.malloc(4 * MIB)
@@ -129,33 +129,33 @@ def test_a_live_neighbour_strands_the_rest_of_its_segment(allocator: CachingAllo
     assert allocator.empty_cache() == 0
 
 
-def test_the_cache_is_given_back_before_an_allocation_fails(allocator: CachingAllocator) -> None:
+def test_cache_is_released_before_an_allocation_fails(allocator: CachingAllocator) -> None:
     allocator.free(allocator.malloc(600 * MIB))
     allocator.malloc(700 * MIB)
     now = allocator.statistics()
     assert (now.retries, now.ooms, now.held_bytes) == (1, 0, 700 * MIB)
 
 
-def test_a_double_free_is_an_error(allocator: CachingAllocator) -> None:
+def test_double_free_is_an_error(allocator: CachingAllocator) -> None:
     address = allocator.malloc(1)
     allocator.free(address)
     with pytest.raises(KeyError):
         allocator.free(address)
 
 
-def test_a_process_has_one_allocator_per_device(card: SimDevice) -> None:
-    allocator = CachingAllocator(card)
+def test_process_has_one_allocator_per_device(device: SimDevice) -> None:
+    allocator = CachingAllocator(device)
     with pytest.raises(ValueError, match="already"):
-        CachingAllocator(card)
+        CachingAllocator(device)
     assert allocator not in allocators(), "nothing was allocated yet"
     allocator.malloc(1)
     assert allocator in allocators()
     allocator.close()
-    assert card.read().used_bytes == 0
-    CachingAllocator(card)
+    assert device.read().used_bytes == 0
+    CachingAllocator(device)
 
 
-def test_the_lock_excludes_other_threads(allocator: CachingAllocator) -> None:
+def test_lock_excludes_other_threads(allocator: CachingAllocator) -> None:
     stop = threading.Event()
 
     def churn() -> None:
@@ -174,7 +174,7 @@ def test_the_lock_excludes_other_threads(allocator: CachingAllocator) -> None:
 FORK = """
 import os, sys
 from gpumond.sim.allocator import CachingAllocator, allocators
-from gpumond.sim.card import MIB, SimDevice
+from gpumond.sim.device import MIB, SimDevice
 allocator = CachingAllocator(SimDevice(sys.argv[1]))
 allocator.malloc(30 * MIB)
 if os.fork() == 0:
@@ -187,5 +187,5 @@ print(allocator.statistics().held_bytes // MIB)
 """
 
 
-def test_a_forked_child_has_an_empty_allocator(card: SimDevice) -> None:
-    assert run(FORK, str(card.directory)).split() == ["20", "30"]
+def test_forked_child_has_an_empty_allocator(device: SimDevice) -> None:
+    assert run(FORK, str(device.directory)).split() == ["20", "30"]

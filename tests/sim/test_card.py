@@ -10,25 +10,35 @@ from pathlib import Path
 import pytest
 
 from gpumond.model.sensors import Sensors
-from gpumond.sim.card import MIB, Context, Damaged, OutOfMemory, SimDevice, Spec, cards, create, start_ticks
-from tests.sim.holding import holder, run, small_card
+from gpumond.sim.device import (
+    MIB,
+    Context,
+    Damaged,
+    OutOfMemory,
+    SimDevice,
+    Spec,
+    create,
+    simulated_devices,
+    start_ticks,
+)
+from tests.sim.holding import holder, run, small_device
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> SimDevice:
-    return small_card(tmp_path)
+def device(tmp_path: Path) -> SimDevice:
+    return small_device(tmp_path)
 
 
 @pytest.fixture
-def context(card: SimDevice) -> Iterator[Context]:
-    context = card.attach()
+def context(device: SimDevice) -> Iterator[Context]:
+    context = device.attach()
     yield context
     context.close()
 
 
-def test_attaching_costs_the_context(card: SimDevice, context: Context) -> None:
+def test_attaching_costs_the_context(device: SimDevice, context: Context) -> None:
     context.allocate(100 * MIB)
-    reading = card.read()
+    reading = device.read()
     assert reading.processes is not None
     assert [(p.pid, p.start_ticks, p.used_bytes) for p in reading.processes] == [
         (os.getpid(), start_ticks(os.getpid()), 116 * MIB)
@@ -36,55 +46,55 @@ def test_attaching_costs_the_context(card: SimDevice, context: Context) -> None:
     assert (reading.used_bytes, reading.reserved_bytes, reading.free_bytes) == (116 * MIB, 24 * MIB, 884 * MIB)
 
 
-def test_a_process_has_one_context_per_device(card: SimDevice, context: Context) -> None:
-    assert SimDevice(card.directory).attach() is context
+def test_process_has_one_context_per_device(device: SimDevice, context: Context) -> None:
+    assert SimDevice(device.directory).attach() is context
 
 
-def test_closing_gives_everything_back(card: SimDevice) -> None:
-    context = card.attach()
+def test_closing_a_context_frees_its_memory(device: SimDevice) -> None:
+    context = device.attach()
     context.allocate(MIB)
     context.close()
-    reading = card.read()
+    reading = device.read()
     assert (reading.used_bytes, reading.processes) == (0, ())
     with pytest.raises(ValueError, match="closed"):
         context.allocate(MIB)
 
 
-def test_out_of_memory_changes_nothing(card: SimDevice, context: Context) -> None:
+def test_out_of_memory_changes_nothing(device: SimDevice, context: Context) -> None:
     context.allocate(900 * MIB)
     with pytest.raises(OutOfMemory, match=r"84\.00 MiB free"):
         context.allocate(84 * MIB + 1)
-    assert card.read().used_bytes == 916 * MIB
+    assert device.read().used_bytes == 916 * MIB
     context.allocate(84 * MIB)
-    assert card.read().free_bytes == 0
+    assert device.read().free_bytes == 0
 
 
-def test_a_context_that_does_not_fit_is_out_of_memory(card: SimDevice) -> None:
-    with holder(card, 980 * MIB):
+def test_context_that_does_not_fit_is_out_of_memory(device: SimDevice) -> None:
+    with holder(device, 980 * MIB):
         with pytest.raises(OutOfMemory):
-            card.attach()
-        processes = card.read().processes
+            device.attach()
+        processes = device.read().processes
     assert processes is not None
     assert os.getpid() not in [process.pid for process in processes]
 
 
-def test_no_more_is_freed_than_was_allocated(context: Context) -> None:
+def test_free_of_more_than_allocated_is_refused(context: Context) -> None:
     context.allocate(MIB)
     with pytest.raises(ValueError, match="cannot free"):
         context.free(2 * MIB)
 
 
-def test_a_killed_process_holds_nothing_even_as_a_zombie(card: SimDevice) -> None:
-    with holder(card, 500 * MIB) as process:
-        assert card.read().used_bytes == 516 * MIB
+def test_killed_process_holds_nothing_even_as_a_zombie(device: SimDevice) -> None:
+    with holder(device, 500 * MIB) as process:
+        assert device.read().used_bytes == 516 * MIB
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert card.read().used_bytes == 0
-    assert list((card.directory / "processes").iterdir()) == []
+        assert device.read().used_bytes == 0
+    assert list((device.directory / "processes").iterdir()) == []
 
 
-def test_memory_of_a_killed_process_can_be_allocated_at_once(card: SimDevice, context: Context) -> None:
-    with holder(card, 900 * MIB) as process:
+def test_memory_of_a_killed_process_can_be_allocated_at_once(device: SimDevice, context: Context) -> None:
+    with holder(device, 900 * MIB) as process:
         with pytest.raises(OutOfMemory):
             context.allocate(500 * MIB)
         process.kill()
@@ -92,12 +102,12 @@ def test_memory_of_a_killed_process_can_be_allocated_at_once(card: SimDevice, co
         context.allocate(500 * MIB)
 
 
-def test_a_reused_pid_is_another_process(card: SimDevice) -> None:
-    (card.directory / "processes" / f"{os.getpid()}-1").write_text("[1048576, null, null, null]")
-    assert card.read().processes == ()
+def test_reused_pid_is_another_process(device: SimDevice) -> None:
+    (device.directory / "processes" / f"{os.getpid()}-1").write_text("[1048576, null, null, null]")
+    assert device.read().processes == ()
 
 
-def test_a_name_with_brackets_and_spaces_is_still_alive(card: SimDevice, tmp_path: Path) -> None:
+def test_process_name_with_brackets_and_spaces_is_read(device: SimDevice, tmp_path: Path) -> None:
     python = tmp_path / "x) Z 1 (y"
     python.symlink_to(sys.executable)
     with subprocess.Popen([python, "-c", "input()"], stdin=subprocess.PIPE) as process:
@@ -107,7 +117,7 @@ def test_a_name_with_brackets_and_spaces_is_still_alive(card: SimDevice, tmp_pat
 
 CONTEND = """
 import sys
-from gpumond.sim.card import MIB, SimDevice, OutOfMemory
+from gpumond.sim.device import MIB, SimDevice, OutOfMemory
 context = SimDevice(sys.argv[1]).attach()
 print("attached", flush=True)
 sys.stdin.readline()
@@ -122,12 +132,12 @@ sys.stdin.read()
 """
 
 
-def test_contending_processes_hold_exactly_the_capacity(card: SimDevice) -> None:
+def test_contending_processes_hold_exactly_the_capacity(device: SimDevice) -> None:
     with ExitStack() as running:
         contenders = [
             running.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-c", CONTEND, str(card.directory)],
+                    [sys.executable, "-c", CONTEND, str(device.directory)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
@@ -141,7 +151,7 @@ def test_contending_processes_hold_exactly_the_capacity(card: SimDevice) -> None
             go.write("go\n")
             go.flush()
         held = [int(output.readline()) for _, output in pipes]
-        reading = card.read()
+        reading = device.read()
         for go, _ in pipes:
             go.close()
     assert (reading.used_bytes, reading.free_bytes) == (sum(held), 0)
@@ -149,51 +159,51 @@ def test_contending_processes_hold_exactly_the_capacity(card: SimDevice) -> None
 
 FORK = """
 import os, sys
-from gpumond.sim.card import MIB, SimDevice
-card = SimDevice(sys.argv[1])
-inherited = card.attach()
+from gpumond.sim.device import MIB, SimDevice
+device = SimDevice(sys.argv[1])
+inherited = device.attach()
 inherited.allocate(10 * MIB)
 if os.fork() == 0:
     try:
         inherited.allocate(MIB)
     except ValueError:
-        card.attach().allocate(5 * MIB)
-        print(sorted(p.used_bytes // MIB for p in card.read().processes), flush=True)
+        device.attach().allocate(5 * MIB)
+        print(sorted(p.used_bytes // MIB for p in device.read().processes), flush=True)
     os._exit(0)
 os.wait()
-print([p.used_bytes // MIB for p in card.read().processes])
+print([p.used_bytes // MIB for p in device.read().processes])
 """
 
 
-def test_a_forked_child_attaches_as_itself(card: SimDevice) -> None:
-    assert run(FORK, str(card.directory)).split("\n")[:2] == ["[21, 26]", "[26]"]
+def test_forked_child_attaches_as_itself(device: SimDevice) -> None:
+    assert run(FORK, str(device.directory)).split("\n")[:2] == ["[21, 26]", "[26]"]
 
 
-def test_published_numbers_are_summed(tmp_path: Path) -> None:
+def test_published_utilization_is_summed(tmp_path: Path) -> None:
     spec = Spec("SIM-warm", 0, "Simulated", 1024 * MIB, context_bytes=0, idle_celsius=30.0, idle_watts=20.0)
-    card = create(tmp_path / "warm", spec)
-    assert card.read().sensors == Sensors(gpu_temperature_celsius=30.0, power_watts=20.0)
-    context = card.attach()
+    device = create(tmp_path / "warm", spec)
+    assert device.read().sensors == Sensors(gpu_temperature_celsius=30.0, power_watts=20.0)
+    context = device.attach()
     context.publish(Sensors(gpu_utilization_ratio=0.5, power_watts=100.0))
-    assert card.read().sensors == Sensors(gpu_utilization_ratio=0.5, gpu_temperature_celsius=30.0, power_watts=120.0)
+    assert device.read().sensors == Sensors(gpu_utilization_ratio=0.5, gpu_temperature_celsius=30.0, power_watts=120.0)
     context.publish(Sensors(gpu_utilization_ratio=1.5))
-    assert card.read().sensors.gpu_utilization_ratio == 1.0
+    assert device.read().sensors.gpu_utilization_ratio == 1.0
     context.close()
 
 
-def test_unpublished_sensors_are_unknown(card: SimDevice, context: Context) -> None:
-    assert card.read().sensors == Sensors()
+def test_unpublished_sensors_are_unknown(device: SimDevice, context: Context) -> None:
+    assert device.read().sensors == Sensors()
 
 
-def test_a_root_contains_several_devices(tmp_path: Path) -> None:
-    small_card(tmp_path, "SIM-b", index=0)
-    small_card(tmp_path, "SIM-a", index=1)
-    assert [card.spec().uuid for card in cards(tmp_path)] == ["SIM-a", "SIM-b"]
+def test_root_contains_several_devices(tmp_path: Path) -> None:
+    small_device(tmp_path, "SIM-b", index=0)
+    small_device(tmp_path, "SIM-a", index=1)
+    assert [device.spec().uuid for device in simulated_devices(tmp_path)] == ["SIM-a", "SIM-b"]
 
 
 @pytest.mark.parametrize("file", ["card.json", "processes/1-x", "used"])
-def test_a_damaged_device_raises_damaged(card: SimDevice, file: str) -> None:
-    (card.directory / file).unlink(missing_ok=True)
-    (card.directory / file).mkdir()
+def test_damaged_device_raises_damaged(device: SimDevice, file: str) -> None:
+    (device.directory / file).unlink(missing_ok=True)
+    (device.directory / file).mkdir()
     with pytest.raises(Damaged, match="SIM-test"):
-        card.read()
+        device.read()

@@ -14,16 +14,16 @@ from random import Random
 import pytest
 
 from gpumond.sim.allocator import Statistics
-from gpumond.sim.card import MIB, OutOfMemory, SimDevice, Spec, create
+from gpumond.sim.device import MIB, OutOfMemory, SimDevice, Spec, create
 from gpumond.sim.programs import PROGRAMS, ProgramMemory, leak, run
-from tests.sim.holding import holder, small_card
+from tests.sim.holding import holder, small_device
 
 SIZE = 24 * 1024 * MIB
 
 
-def minutes(name: str, card: SimDevice, number: int, seed: int = 1) -> list[Statistics]:
-    """What a program's allocator says after every second of its own time, of which none passes."""
-    memory, seconds = ProgramMemory(card), 0.0
+def minutes(name: str, device: SimDevice, number: int, seed: int = 1) -> list[Statistics]:
+    """Statistics of a program's allocator after each second of its virtual time."""
+    memory, seconds = ProgramMemory(device), 0.0
     seen: list[Statistics] = []
     for pause in PROGRAMS[name](memory, Random(seed)):
         seconds += pause
@@ -36,33 +36,33 @@ def minutes(name: str, card: SimDevice, number: int, seed: int = 1) -> list[Stat
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> SimDevice:
+def device(tmp_path: Path) -> SimDevice:
     return create(tmp_path / "card", Spec("SIM-demo", 0, "Simulated", SIZE))
 
 
-def test_training_leaves_a_large_cache(card: SimDevice) -> None:
-    seen = minutes("training", card, 3)
+def test_training_leaves_a_large_cache(device: SimDevice) -> None:
+    seen = minutes("training", device, 3)
     assert max(now.reclaimable_bytes for now in seen) > 0.1 * SIZE
     assert max(now.stranded_bytes for now in seen) == 0
     steps = [now.live_bytes for now in seen[60:80]]
     assert max(steps) - min(steps) > 0.04 * SIZE, "activations rise and fall"
 
 
-def test_serving_grows_and_releases(card: SimDevice) -> None:
-    live = [now.live_bytes for now in minutes("serving", card, 10)]
+def test_serving_grows_and_releases(device: SimDevice) -> None:
+    live = [now.live_bytes for now in minutes("serving", device, 10)]
     assert min(live[120:]) < 0.1 * SIZE < max(live[120:])
 
 
-def test_leak_keeps_more_every_minute_and_ends(card: SimDevice) -> None:
-    live = [now.live_bytes for now in minutes("leak", card, 10)]
+def test_leak_keeps_more_every_minute_and_ends(device: SimDevice) -> None:
+    live = [now.live_bytes for now in minutes("leak", device, 10)]
     assert 4 * 60 < len(live) < 6 * 60
     per_minute = [min(live[start : start + 60]) for start in (0, 60, 120, 180)]
     grown = [later - earlier for earlier, later in pairwise(per_minute)]
     assert all(600 * MIB < more < 1024 * MIB for more in grown)
 
 
-def test_fragmentation_strands_more_and_more_while_as_much_is_live_as_ever(card: SimDevice) -> None:
-    both = minutes("fragmentation", card, 2)
+def test_fragmentation_strands_more_bytes_at_constant_live_bytes(device: SimDevice) -> None:
+    both = minutes("fragmentation", device, 2)
     seen, then = both[:100], both[100:]
     live = [now.live_bytes for now in seen[10:]]
     assert max(live) - min(live) < 0.008 * SIZE
@@ -70,25 +70,25 @@ def test_fragmentation_strands_more_and_more_while_as_much_is_live_as_ever(card:
     assert stranded == sorted(stranded)
     assert stranded[-1] > live[-1]
     assert max(now.reclaimable_bytes for now in seen) == 0
-    assert max(now.reclaimable_bytes for now in then) > max(stranded)  # in the end it needs none of it any more
+    assert max(now.reclaimable_bytes for now in then) > max(stranded)  # in the end it needs none of it
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_four_programs_fit_on_one_device(card: SimDevice, seed: int) -> None:
-    together = list(zip(*(minutes(name, card, 8, seed) for name in PROGRAMS), strict=False))
+def test_four_programs_fit_on_one_device(device: SimDevice, seed: int) -> None:
+    together = list(zip(*(minutes(name, device, 8, seed) for name in PROGRAMS), strict=False))
     used = [sum(now.held_bytes + 256 * MIB for now in moment) for moment in together[60:]]
     assert max(used) < 0.8 * SIZE
     assert 0.55 * SIZE < sum(used) / len(used) < 0.75 * SIZE
 
 
-def test_the_seed_determines_the_run(card: SimDevice) -> None:
-    assert minutes("serving", card, 2, seed=7) == minutes("serving", card, 2, seed=7)
-    assert minutes("serving", card, 2, seed=7) != minutes("serving", card, 2, seed=8)
+def test_seed_determines_the_run(device: SimDevice) -> None:
+    assert minutes("serving", device, 2, seed=7) == minutes("serving", device, 2, seed=7)
+    assert minutes("serving", device, 2, seed=7) != minutes("serving", device, 2, seed=8)
 
 
-def test_a_program_restarts_when_the_device_is_full(tmp_path: Path) -> None:
-    card = small_card(tmp_path, size_mib=160)
-    memory = ProgramMemory(card)
+def test_program_restarts_when_the_device_is_full(tmp_path: Path) -> None:
+    device = small_device(tmp_path, size_mib=160)
+    memory = ProgramMemory(device)
     cleared: list[float] = []
 
     def pause(seconds: float) -> bool:
@@ -100,13 +100,13 @@ def test_a_program_restarts_when_the_device_is_full(tmp_path: Path) -> None:
     run(leak, memory, Random(1), pause)
     assert memory.allocator.statistics().ooms == 3
     with pytest.raises(OutOfMemory):
-        memory.take(1.0)
+        memory.allocate(1.0)
     memory.allocator.close()
 
 
-def test_a_program_waits_until_its_context_fits(tmp_path: Path) -> None:
-    card = small_card(tmp_path)
-    memory = ProgramMemory(card)
+def test_program_waits_until_its_context_fits(tmp_path: Path) -> None:
+    device = small_device(tmp_path)
+    memory = ProgramMemory(device)
     pauses: list[float] = []
 
     def pause(seconds: float) -> bool:
@@ -116,16 +116,16 @@ def test_a_program_waits_until_its_context_fits(tmp_path: Path) -> None:
             other.wait()
         return len(pauses) < 3
 
-    with holder(card, 980 * MIB) as other:
+    with holder(device, 980 * MIB) as other:
         run(leak, memory, Random(1), pause)
     assert pauses == [5.0, 5.0, 0.5]
     memory.allocator.close()
 
 
 @contextmanager
-def program(card: SimDevice, name: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "gpumond.sim.programs", name, "--card", str(card.directory), *options]
-    environ = os.environ | {"GPUMOND_SOCKET": str(card.directory / "nobody.sock")}
+def program(device: SimDevice, name: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "gpumond.sim.programs", name, "--card", str(device.directory), *options]
+    environ = os.environ | {"GPUMOND_SOCKET": str(device.directory / "none.sock")}
     with subprocess.Popen(command, env=environ) as process:
         try:
             yield process
@@ -141,19 +141,19 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_ends_cleanly_on_a_signal(card: SimDevice, name: str) -> None:
-    with program(card, name) as process:
-        wait_for(lambda: card.read().processes)
+def test_program_ends_cleanly_on_a_signal(device: SimDevice, name: str) -> None:
+    with program(device, name) as process:
+        wait_for(lambda: device.read().processes)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-    assert card.read().used_bytes == 0
+    assert device.read().used_bytes == 0
 
 
-def test_a_program_ends_after_its_duration(card: SimDevice) -> None:
-    with program(card, "serving", "--duration", "0.2", "--speed", "20") as process:
+def test_program_ends_after_its_duration(device: SimDevice) -> None:
+    with program(device, "serving", "--duration", "0.2", "--speed", "20") as process:
         assert process.wait(30) == 0
 
 
-def test_a_program_ends_with_its_parent(card: SimDevice) -> None:
-    with program(card, "serving", "--parent", "1") as process:
+def test_program_ends_with_its_parent(device: SimDevice) -> None:
+    with program(device, "serving", "--parent", "1") as process:
         assert process.wait(30) == 0

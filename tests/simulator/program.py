@@ -1,4 +1,4 @@
-"""A program and its memory in virtual time: a simulated allocator on a card that is no more than a number."""
+"""A program and its memory in virtual time: a simulated allocator on a device that is only a number."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from itertools import count
 from gpumond.loadgen.script import CONTEXT_BYTES, ProgramScript
 from gpumond.model.snapshot import AgentReport
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import Context, OutOfMemory, SimDevice, Spec
+from gpumond.sim.device import Context, OutOfMemory, SimDevice, Spec
 
 REPORT_AGE_SECONDS = 0.5
 UID = 1000
 _numbers = count()
 
 
-class Room:
-    """Return the used bytes of a device."""
+class DeviceMemory:
+    """Used bytes of a device."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes, self.used_bytes = size_bytes, 0
@@ -26,31 +26,31 @@ class Room:
         self.used_bytes += size_bytes
 
 
-class _Card(SimDevice):
-    """A simulated card without a directory."""
+class _Device(SimDevice):
+    """Simulated device without a directory."""
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
-        self._spec = Spec(f"virtual-{next(_numbers)}", 0, "", room.size_bytes, context_bytes=CONTEXT_BYTES)
+    def __init__(self, memory: DeviceMemory) -> None:
+        self.memory = memory
+        self._spec = Spec(f"virtual-{next(_numbers)}", 0, "", memory.size_bytes, context_bytes=CONTEXT_BYTES)
 
     def spec(self) -> Spec:
         return self._spec
 
     def attach(self) -> Context:
-        return _Context(self.room)
+        return _Context(self.memory)
 
 
 class _Context(Context):
-    def __init__(self, room: Room) -> None:
-        room.claim(CONTEXT_BYTES)
-        self._room, self.used_bytes = room, CONTEXT_BYTES
+    def __init__(self, memory: DeviceMemory) -> None:
+        memory.claim(CONTEXT_BYTES)
+        self._memory, self.used_bytes = memory, CONTEXT_BYTES
 
     def allocate(self, size_bytes: int) -> None:
-        self._room.claim(size_bytes)
+        self._memory.claim(size_bytes)
         self.used_bytes += size_bytes
 
     def free(self, size_bytes: int) -> None:
-        self._room.used_bytes -= size_bytes
+        self._memory.used_bytes -= size_bytes
         self.used_bytes -= size_bytes
 
     def close(self) -> None:
@@ -58,13 +58,13 @@ class _Context(Context):
 
 
 class Process:
-    """One life of a program of the plan."""
+    """One process of a program of the plan."""
 
-    def __init__(self, planned: ProgramScript, room: Room, uuid: str, pid: int, start_ticks: int) -> None:
+    def __init__(self, planned: ProgramScript, memory: DeviceMemory, uuid: str, pid: int, start_ticks: int) -> None:
         self.planned, self.uuid, self.pid, self.start_ticks = planned, uuid, pid, start_ticks
         self.busy = 0.0
-        self._room = room
-        self.allocator = CachingAllocator(_Card(room))
+        self._memory = memory
+        self.allocator = CachingAllocator(_Device(memory))
         self.allocator.free(self.allocator.malloc(1))  # a program has its context from the start
         self._blocks: dict[int, int] = {}
         self._outside: dict[int, int] = {}
@@ -72,16 +72,16 @@ class Process:
         self._report: AgentReport | None = None
         self._used_bytes: int | None = None
 
-    def take(self, block: int, size_bytes: int, outside: bool) -> None:
+    def allocate_block(self, block: int, size_bytes: int, outside: bool) -> None:
         self.changed()
         if not outside:
             self._blocks[block] = self.allocator.malloc(size_bytes)
             return
-        self._room.claim(size_bytes)
+        self._memory.claim(size_bytes)
         self._outside[block] = size_bytes
         self._outside_bytes += size_bytes
 
-    def give(self, block: int) -> None:
+    def free_block(self, block: int) -> None:
         self.changed()
         address = self._blocks.pop(block, None)
         if address is not None:
@@ -89,14 +89,14 @@ class Process:
         else:
             size_bytes = self._outside.pop(block)
             self._outside_bytes -= size_bytes
-            self._room.used_bytes -= size_bytes
+            self._memory.used_bytes -= size_bytes
 
     def changed(self) -> None:
         self._report = self._used_bytes = None
 
     def end(self) -> None:
         self.allocator.close()
-        self._room.used_bytes -= self._outside_bytes
+        self._memory.used_bytes -= self._outside_bytes
 
     @property
     def used_bytes(self) -> int:

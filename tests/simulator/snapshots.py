@@ -1,7 +1,7 @@
-"""A plan carried out in virtual time on simulated allocators: the snapshots that a daemon would have taken.
+"""Snapshots that a daemon would take of a plan, in virtual time on simulated allocators.
 
-Nothing sleeps, and nothing is written. The allocators are those of gpumond.sim, so segments, caches, stranded
-bytes and out-of-memory errors come about as they do there.
+Nothing sleeps and nothing is written. The allocators are those of gpumond.sim, so segments, caches, stranded bytes and
+out-of-memory errors occur as they do there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from gpumond.loadgen.plan import Plan
 from gpumond.loadgen.script import Ending, Observation
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
-from gpumond.sim.card import OutOfMemory
-from tests.simulator.program import UID, Process, Room
+from gpumond.sim.device import OutOfMemory
+from tests.simulator.program import UID, DeviceMemory, Process
 
 EPOCH = 1_750_000_000.0
 """Unix time of a plan's start in virtual time."""
@@ -23,16 +23,16 @@ EPOCH = 1_750_000_000.0
 BOOTED_SECONDS = 10_000.0
 """Monotonic time of it."""
 
-SOURCE = SourceState("sim", up=True, responsive=True)
+SOURCE = SourceState(name="sim", up=True, responsive=True)
 _SENSORS = [Sensors(gpu_utilization_ratio=percent / 100) for percent in range(101)]
 
 
 def snapshots(plan: Plan, every: float = 1.0) -> Iterator[Snapshot]:
-    """One snapshot in ``every`` seconds, less those that the plan's observation leaves out."""
+    """Yield a snapshot every ``every`` seconds, except those that the plan's observation omits."""
     machine = _Machine(plan)
-    dice = Random(f"{plan.scenario}/{plan.seed}/samples")
+    rng = Random(f"{plan.scenario}/{plan.seed}/samples")
     gaps = plan.observation.sample_gaps
-    gap_at = dice.uniform(20.0, 50.0)
+    gap_at = rng.uniform(20.0, 50.0)
     at, seq = 0.0, 0
     while at <= plan.duration_seconds:
         machine.run(at)
@@ -40,22 +40,22 @@ def snapshots(plan: Plan, every: float = 1.0) -> Iterator[Snapshot]:
         yield machine.snapshot(seq, at)
         at += every
         if gaps and at >= gap_at:
-            at += dice.uniform(4.0, 7.0)
-            gap_at = at + dice.uniform(20.0, 50.0)
+            at += rng.uniform(4.0, 7.0)
+            gap_at = at + rng.uniform(20.0, 50.0)
         for start, seconds in plan.observation.outages:
             if start <= at < start + seconds:
                 at = start + seconds
 
 
 class _Machine:
-    """The devices and processes of a plan, as far as it has been carried out."""
+    """Devices and processes of a plan up to a time."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._next = 0
-        self._dice = Random(f"{plan.scenario}/{plan.seed}/readings")
-        self._rooms = [Room(plan.size_bytes) for _ in range(1 + max(p.device for p in plan.programs))]
-        self._uuids = [f"GPU-{device:08x}-0000-4000-8000-000000000000" for device in range(len(self._rooms))]
+        self._rng = Random(f"{plan.scenario}/{plan.seed}/readings")
+        self._memories = [DeviceMemory(plan.size_bytes) for _ in range(1 + max(p.device for p in plan.programs))]
+        self._uuids = [f"GPU-{device:08x}-0000-4000-8000-000000000000" for device in range(len(self._memories))]
         self._running: dict[int, Process] = {}
         self._left: list[tuple[Process, Ending]] = []
         """Killed, with their memory still there."""
@@ -71,13 +71,13 @@ class _Machine:
                 if action == "start":
                     self._start(program, at)
                 elif process is None:
-                    pass  # it has died before its time
+                    pass  # it has ended before its time
                 elif action == "take":
-                    process.take(block, size_bytes, outside=False)
+                    process.allocate_block(block, size_bytes, outside=False)
                 elif action == "take-outside":
-                    process.take(block, size_bytes, outside=True)
+                    process.allocate_block(block, size_bytes, outside=True)
                 elif action == "give":
-                    process.give(block)
+                    process.free_block(block)
                 elif action == "busy":
                     process.busy = ratio
                 elif action == "flush":
@@ -89,17 +89,24 @@ class _Machine:
                 self._end(program, "crash")
 
     def snapshot(self, seq: int, at: float) -> Snapshot:
-        devices = tuple(self._device(index) for index in range(len(self._rooms)))
+        devices = tuple(self._device(index) for index in range(len(self._memories)))
         reports: tuple[AgentReport, ...] = ()
         if self._plan.observation.view == "agent":
             reports = tuple(process.report() for process in self._running.values() if process.planned.agent)
-        return Snapshot(seq, EPOCH + at, BOOTED_SECONDS + at, SOURCE, devices, reports)
+        return Snapshot(
+            seq=seq,
+            taken_at=EPOCH + at,
+            elapsed_seconds=BOOTED_SECONDS + at,
+            source=SOURCE,
+            devices=devices,
+            reports=reports,
+        )
 
     def _start(self, program: int, at: float) -> None:
         planned = self._plan.programs[program]
         ticks = int(100 * (BOOTED_SECONDS + at))
         self._running[program] = Process(
-            planned, self._rooms[planned.device], self._uuids[planned.device], next(self._pids), ticks
+            planned, self._memories[planned.device], self._uuids[planned.device], next(self._pids), ticks
         )
 
     def _end(self, program: int, ending: Ending) -> None:
@@ -112,38 +119,54 @@ class _Machine:
             self._left.append((process, ending))
 
     def _device(self, index: int) -> DeviceReading:
-        room, seen = self._rooms[index], self._plan.observation
+        memory, seen = self._memories[index], self._plan.observation
         here = [process for process in self._running.values() if process.planned.device == index]
-        used = _blurred(room.used_bytes, room.size_bytes, seen, self._dice)
+        used = _with_noise(memory.used_bytes, memory.size_bytes, seen, self._rng)
         return DeviceReading(
             uuid=self._uuids[index],
             index=index,
             name="virtual",
             vendor="sim",
-            size_bytes=room.size_bytes,
+            size_bytes=memory.size_bytes,
             used_bytes=used,
-            free_bytes=room.size_bytes - used,
+            free_bytes=memory.size_bytes - used,
             reserved_bytes=0,
             processes=None if seen.view == "device" else (*map(self._usage, here), *self._orphans(index)),
             sensors=_SENSORS[min(100, round(100 * sum(process.busy for process in here)))],
         )
 
     def _usage(self, process: Process) -> ProcessUsage:
-        used = _blurred(process.used_bytes, self._plan.size_bytes, self._plan.observation, self._dice)
+        used = _with_noise(process.used_bytes, self._plan.size_bytes, self._plan.observation, self._rng)
         return ProcessUsage(
-            process.pid, process.start_ticks, used, ("compute",), process.planned.name, UID, state="alive"
+            pid=process.pid,
+            start_ticks=process.start_ticks,
+            used_bytes=used,
+            kinds=("compute",),
+            comm=process.planned.name,
+            uid=UID,
+            state="alive",
         )
 
     def _orphans(self, index: int) -> Iterator[ProcessUsage]:
         for process, ending in self._left:
             if process.planned.device == index and ending == "orphan-gone":
-                yield ProcessUsage(process.pid, None, process.used_bytes, ("compute",), state="gone")
+                yield ProcessUsage(
+                    pid=process.pid, start_ticks=None, used_bytes=process.used_bytes, kinds=("compute",), state="gone"
+                )
             elif process.planned.device == index and ending == "orphan-holder":
-                pid, ticks = process.pid + 1000, process.start_ticks + 500  # a worker that outlived its parent
-                yield ProcessUsage(pid, ticks, None, ("holder",), process.planned.name, UID, state="alive")
+                pid, ticks = process.pid + 1000, process.start_ticks + 500  # a worker that has survived its parent
+                yield ProcessUsage(
+                    pid=pid,
+                    start_ticks=ticks,
+                    used_bytes=None,
+                    kinds=("holder",),
+                    comm=process.planned.name,
+                    uid=UID,
+                    state="alive",
+                )
 
 
-def _blurred(used_bytes: int, size_bytes: int, seen: Observation, dice: Random) -> int:
+def _with_noise(used_bytes: int, size_bytes: int, seen: Observation, rng: Random) -> int:
     """Return the driver's value: with noise, and rounded to whole quanta."""
-    noisy = used_bytes + (dice.gauss(0.0, seen.noise_bytes) if seen.noise_bytes else 0.0)
+    noisy = used_bytes + (rng.gauss(0.0, seen.noise_bytes) if seen.noise_bytes else 0.0)
     return min(size_bytes, max(0, round(noisy / seen.quantum_bytes) * seen.quantum_bytes))

@@ -1,4 +1,4 @@
-"""Plans in virtual time: what a daemon would have seen."""
+"""Plans in virtual time, as a daemon would observe them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 
 from gpumond.engine.attribution import attribute
 from gpumond.loadgen import SCENARIOS, Plan, plan
-from gpumond.loadgen.script import CONTEXT_BYTES, GIB, MIB
+from gpumond.loadgen.script import CONTEXT_BYTES
 from gpumond.model.pools import PoolUsage
 from gpumond.model.snapshot import Snapshot
+from gpumond.model.units import GIB, MIB
 from tests.simulator.snapshots import EPOCH, snapshots
 
 QUIET = {"noise": 0, "gaps": 0, "neighbours": 0, "view": "agent"}
@@ -25,7 +26,7 @@ def pools(made: Plan, every: float = 10.0) -> Iterator[tuple[float, PoolUsage]]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_scenario_adds_up_in_virtual_time(name: str):
+def test_ledgers_of_each_scenario_add_up(name: str):
     made = plan(name, 1, duration="1h", view="process" if name != "fragmentation" else "agent", noise=0)
     for snapshot in snapshots(made, 60.0):
         for device, overcount in zip(snapshot.devices, attribute(snapshot).overcounts, strict=True):
@@ -36,12 +37,12 @@ def test_every_scenario_adds_up_in_virtual_time(name: str):
 
 
 @pytest.mark.parametrize("name", ["leak-linear", "fleet", "crash"])
-def test_the_same_plan_gives_the_same_snapshots(name: str):
+def test_snapshots_of_a_plan_are_deterministic(name: str):
     made = plan(name, 2, duration="30m")
     assert list(snapshots(made)) == list(snapshots(made))
 
 
-def test_two_plans_may_be_carried_out_side_by_side():
+def test_two_plans_can_run_at_the_same_time():
     made = plan("leak-linear", 0, duration="1h", **QUIET)
     twin = made.twin()
     assert twin is not None
@@ -52,7 +53,7 @@ def test_two_plans_may_be_carried_out_side_by_side():
     assert ours != theirs
 
 
-def test_held_is_a_high_water_of_whole_segments_and_falls_with_a_flush():
+def test_held_bytes_are_a_maximum_of_whole_segments_until_a_flush():
     made = plan("periodic-eval", 0, duration="1h", period="10m", step="8GiB", **QUIET)
     seen = list(pools(made, 1.0))
     assert all(pool.live_bytes <= pool.held_bytes and pool.held_bytes % (2 * MIB) == 0 for _, pool in seen)
@@ -65,7 +66,7 @@ def test_held_is_a_high_water_of_whole_segments_and_falls_with_a_flush():
         assert before.held_bytes - after.held_bytes >= 7 * GIB
 
 
-def test_fragmentation_strands_more_while_as_much_is_live():
+def test_fragmentation_strands_more_bytes_at_constant_live_bytes():
     made = plan("fragmentation", 0, neighbours=0, gaps=0)
     seen = list(pools(made))
     early, late = seen[len(seen) // 20][1], seen[-1][1]
@@ -81,7 +82,7 @@ def test_fragmentation_strands_more_while_as_much_is_live():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_program_dies_when_the_truth_says_that_the_card_is_full(seed: int):
+def test_program_ends_when_the_truth_says_that_the_device_is_full(seed: int):
     made = plan("leak-linear", seed, rate="512MiB", duration="6h", **QUIET)
     assert made.truth.oom_at is not None
     assert made.truth.injected_at is not None
@@ -97,7 +98,7 @@ def last(made: Plan) -> Snapshot:
     ("kind", "listed"),
     [("unlisted", []), ("gone", [("gone", None, ("compute",))]), ("holder", [("alive", 1, ("holder",))])],
 )
-def test_an_orphan_is_used_memory_that_nobody_alive_owns(kind: str, listed: list[tuple[str, int | None, object]]):
+def test_orphan_is_used_memory_without_a_running_process(kind: str, listed: list[tuple[str, int | None, object]]):
     made = plan("orphan", 1, gaps=0, neighbours=0, noise=0, **{"as": kind, "view": "agent"})
     end = last(made)
     (device,) = end.devices
@@ -112,7 +113,7 @@ def test_an_orphan_is_used_memory_that_nobody_alive_owns(kind: str, listed: list
     assert last(twin).devices[0].used_bytes == 0
 
 
-def test_a_crash_is_near_the_brim_and_then_the_pid_is_gone_and_another_comes():
+def test_crash_is_on_a_nearly_full_device_and_a_new_pid_follows():
     made = plan("crash", 3, times=2, **QUIET)
     lives = {}
     brim = {}
@@ -127,7 +128,7 @@ def test_a_crash_is_near_the_brim_and_then_the_pid_is_gone_and_another_comes():
 
 
 @pytest.mark.parametrize("view", ["agent", "process", "device"])
-def test_a_view_shows_what_can_be_seen_from_there(view: str):
+def test_view_limits_the_visible_facts(view: str):
     made = plan("steady", 0, duration="10m", view=view, noise=0, neighbours=0)
     end = last(made)
     (device,) = end.devices
@@ -139,7 +140,7 @@ def test_a_view_shows_what_can_be_seen_from_there(view: str):
     assert (device.used_bytes or 0) > CONTEXT_BYTES
 
 
-def test_samples_and_whole_hours_are_missing_where_the_plan_says_so():
+def test_samples_and_hours_are_missing_as_planned():
     made = plan("leak-irregular", 0, gaps=1, duration="6h")
     times = [snapshot.taken_at - EPOCH for snapshot in snapshots(made)]
     pauses = [later - earlier for earlier, later in pairwise(times)]
@@ -152,7 +153,7 @@ def test_samples_and_whole_hours_are_missing_where_the_plan_says_so():
     assert len(whole) == 3601
 
 
-def test_noise_is_as_large_as_the_plan_says():
+def test_noise_has_the_planned_size():
     made = plan("preallocated", 0, duration="3h", noise="300MiB", view="process", neighbours=0, gaps=0)
     used = [snapshot.devices[0].used_bytes or 0 for snapshot in snapshots(made)][100:]
     mean = sum(used) / len(used)
@@ -161,14 +162,14 @@ def test_noise_is_as_large_as_the_plan_says():
     assert all(value % (2 * MIB) == 0 for value in used)
 
 
-def test_neighbours_come_and_go_without_an_agent():
+def test_neighbours_start_and_end_without_an_agent():
     made = plan("steady", 0, duration="3h", neighbours=1, view="agent")
     seen = [len(snapshot.devices[0].processes or ()) for snapshot in snapshots(made, 30.0)]
     assert {1, 2} <= set(seen)
     assert {report.workload for snapshot in snapshots(made, 60.0) for report in snapshot.reports} == {"load"}
 
 
-def test_a_fleet_is_on_devices_of_its_own_that_move_together():
+def test_fleet_has_devices_of_its_own_with_equal_curves():
     made = plan("fleet", 0, programs=2, view="process", gaps=0, noise=0)
     pairs = [
         (one.used_bytes or 0, two.used_bytes or 0)

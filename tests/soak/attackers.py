@@ -1,10 +1,10 @@
-"""Programs of other users that send fuzzed frames over the agents' socket, as many as they are told.
+"""Programs of other users that send fuzzed messages to the agents' socket.
 
-    python -m tests.soak.attackers SOCKET UID SEED FRAMES
+python -m tests.soak.attackers SOCKET UID SEED MESSAGES
 
-Each knows by the wire's own decoder which frame of a connection is the first that is wrong, and sends nothing behind
-it, since nobody would read it: every frame that is counted is one that the daemon has to judge. ``wrong`` connections
-are those that the daemon has to refuse.
+Each program finds the first invalid message of a connection with the protocol's own decoder and sends nothing after it,
+because the daemon would not read it. So every counted message is one that the daemon has to check. ``wrong``
+connections are those that the daemon has to reject.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ SEEDS = (
     encode(
         Report(pools=(make_pool(live=7), make_pool("GPU-b", live=1 << 33, cached=1 << 30)), frameworks=("torch 2",))
     ),
-    encode(Report(program=Program(tuple(ScopeUsage(f"epoch/{number}", 1) for number in range(SCOPES))))),
-    encode(Report(program=Program(ooms=(Oom(1, 1000.0, "observer", "GPU-a"),)))),
+    encode(
+        Report(program=Program(scopes=tuple(ScopeUsage(name=f"epoch/{number}", entries=1) for number in range(SCOPES))))
+    ),
+    encode(Report(program=Program(ooms=(Oom(number=1, at=1000.0, seen="observer", device_uuid="GPU-a"),)))),
     encode(FlushResult("one", "freed")),
     encode(AgentResponse("one", dump=Dump("torch", "/tmp/x", 5))),
     encode(Bye()),
@@ -54,24 +56,24 @@ SEEDS = (
 )
 
 
-def volley(dice: random.Random) -> tuple[bytes, int, bool]:
+def messages_of_connection(rng: random.Random) -> tuple[bytes, int, bool]:
     """Data of one connection: the bytes, the number of messages, and whether the last one is invalid."""
-    first = dice.choice(HELLOS) if dice.random() < 0.8 else fuzzed(dice, dice.choice(SEEDS))
-    frames = (first + b"".join(fuzzed(dice, dice.choice(SEEDS)) for _ in range(dice.randint(1, 12)))).split(b"\n")
-    rest = frames.pop()
-    for number, frame in enumerate(frames, 1):
-        said = judge(frame, first=number == 1)
-        if said != "right":
-            return b"\n".join(frames[:number]) + b"\n", number, said == "wrong"
-    return b"\n".join([*frames, rest]), len(frames), False
+    first = rng.choice(HELLOS) if rng.random() < 0.8 else fuzzed(rng, rng.choice(SEEDS))
+    messages = (first + b"".join(fuzzed(rng, rng.choice(SEEDS)) for _ in range(rng.randint(1, 12)))).split(b"\n")
+    rest = messages.pop()
+    for number, message in enumerate(messages, 1):
+        verdict = classify(message, first=number == 1)
+        if verdict != "right":
+            return b"\n".join(messages[:number]) + b"\n", number, verdict == "wrong"
+    return b"\n".join([*messages, rest]), len(messages), False
 
 
-def judge(frame: bytes, first: bool) -> str:
-    """right, wrong, or bye, behind which nobody listens."""
-    if len(frame) > MAX_MESSAGE_BYTES:
+def classify(line: bytes, first: bool) -> str:
+    """Return ``right``, ``wrong``, or ``bye``, after which the daemon reads nothing."""
+    if len(line) > MAX_MESSAGE_BYTES:
         return "wrong"
     try:
-        message = decode(frame)
+        message = decode(line)
         if first != isinstance(message, Hello):
             return "wrong"
         if isinstance(message, Hello):
@@ -87,59 +89,61 @@ def judge(frame: bytes, first: bool) -> str:
     return "right"
 
 
-def send(path: str, seed: int, frames: int) -> Counter[str]:
-    dice, told = random.Random(seed), Counter[str]()
+def send(path: str, seed: int, messages: int) -> Counter[str]:
+    rng, counts = random.Random(seed), Counter[str]()
     lingering: deque[tuple[socket.socket, bool]] = deque()
-    while told["frames"] < frames:
-        said, number, wrong = volley(dice)
+    while counts["frames"] < messages:
+        data, number, wrong = messages_of_connection(rng)
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(path)  # waits while the daemon lets nobody in
+        connection.connect(path)  # blocks while the daemon accepts no connection
         connection.settimeout(60)
         try:
-            connection.sendall(said)
+            connection.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
-            told["cut_off"] += 1  # the daemon was quicker
-        told.update(frames=number, connections=1, wrong=int(wrong))
+            counts["cut_off"] += 1  # the daemon has already closed it
+        counts.update(frames=number, connections=1, wrong=int(wrong))
         lingering.append((connection, wrong))
         if len(lingering) > LINGERING:
-            leave(*lingering.popleft())
+            close(*lingering.popleft())
     for connection, wrong in lingering:
-        leave(connection, wrong)
-    return told
+        close(connection, wrong)
+    return counts
 
 
-def leave(connection: socket.socket, wrong: bool) -> None:
-    """After a wrong frame it is the daemon that has to close the connection. Raises TimeoutError if it does not."""
+def close(connection: socket.socket, wrong: bool) -> None:
+    """Close the connection; after a wrong message, wait until the daemon has closed it. Raises TimeoutError if it does
+    not.
+    """
     with connection:
         try:
             while wrong and connection.recv(4096):
                 pass
         except ConnectionResetError:
-            pass  # closed with something unread
+            pass  # closed with unread data
 
 
 def main() -> None:
-    path, uid, seed, frames = sys.argv[1], *map(int, sys.argv[2:])
+    path, uid, seed, messages = sys.argv[1], *map(int, sys.argv[2:])
     os.nice(10)
     if uid != os.geteuid():
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    told = send(path, seed, frames)
-    sys.stdout.write(" ".join(f"{name}={count}" for name, count in told.items()) + "\n")
+    counts = send(path, seed, messages)
+    sys.stdout.write(" ".join(f"{name}={count}" for name, count in counts.items()) + "\n")
 
 
-class Vandals:
-    """So many of them at a time, each a user of his own where this one is root; ``told`` is what all have done."""
+class Attackers:
+    """Attackers that run at the same time, each with a uid of its own if this process is root."""
 
-    def __init__(self, path: Path, frames: int, users: int, seed: int = 1) -> None:
+    def __init__(self, path: Path, messages: int, users: int, seed: int = 1) -> None:
         root = os.geteuid() == 0
         self._running: Sequence[subprocess.Popen[str]] = [
             subprocess.Popen(
                 [
                     *(sys.executable, "-m", "tests.soak.attackers", str(path)),
                     *(str(FIRST_UID + number if root else os.geteuid()), str(1000 * seed + number)),
-                    str(-(-frames // users)),
+                    str(-(-messages // users)),
                 ],
                 stdout=subprocess.PIPE,
                 text=True,
@@ -148,23 +152,23 @@ class Vandals:
         ]
 
     def busy(self) -> bool:
-        return any(vandal.poll() is None for vandal in self._running)
+        return any(attacker.poll() is None for attacker in self._running)
 
-    def told(self) -> Counter[str]:
-        """Waits for their end. Raises AssertionError if one of them failed."""
-        told = Counter[str]()
-        for vandal in self._running:
-            text = vandal.communicate()[0]
-            assert vandal.returncode == 0, "a vandal failed; see its errors above"
-            told.update({name: int(count) for name, _, count in (pair.partition("=") for pair in text.split())})
-        return told
+    def totals(self) -> Counter[str]:
+        """Wait until all have ended. Raises AssertionError if one of them failed."""
+        counts = Counter[str]()
+        for attacker in self._running:
+            text = attacker.communicate()[0]
+            assert attacker.returncode == 0, "an attacker failed; see its errors above"
+            counts.update({name: int(count) for name, _, count in (pair.partition("=") for pair in text.split())})
+        return counts
 
     def stop(self) -> None:
-        for vandal in self._running:
-            vandal.kill()
-            vandal.wait()
-            if vandal.stdout:
-                vandal.stdout.close()
+        for attacker in self._running:
+            attacker.kill()
+            attacker.wait()
+            if attacker.stdout:
+                attacker.stdout.close()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The Daemon with simulated edges: devices, agents, receiver and clock are a world's; store and outbox are real.
+"""The Daemon with simulated edges: devices, agents, receiver and clock belong to a world; store and outbox are real.
 
-HTTP is left out, and so is the schedule: the test calls `SimulatedDaemon.tick` itself.
+It has no HTTP server and no schedule: the test calls `SimulatedDaemon.tick`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ SCRAPE_SECONDS = 30.0
 BEAT_SECONDS = 0.5
 
 
-class Stage(Protocol):
+class SimulatedWorld(Protocol):
     """The part of a world that the simulated edges use."""
 
-    dice: Random
+    rng: Random
     elapsed: float
     wall: float
     state: SourceState
@@ -50,7 +50,7 @@ class Stage(Protocol):
 
 
 class SimulatedCollector:
-    def __init__(self, world: Stage) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
 
     @property
@@ -71,9 +71,9 @@ class SimulatedCollector:
 
 
 class SimulatedAgents:
-    """Agents that report, and that answer nothing."""
+    """Agents that report and answer nothing."""
 
-    def __init__(self, world: Stage) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
 
     def serve(self) -> None:
@@ -108,36 +108,36 @@ class SimulatedAgents:
         pass
 
 
-class Pager:
-    """A receiver. ``told`` counts the alerts that it was sent as firing and as resolved."""
+class CountingReceiver:
+    """Receiver. ``received`` counts the firing and the resolved alerts that it was sent."""
 
-    name = "pager"
+    name = "receiver"
     resend_seconds = None
 
-    def __init__(self, world: Stage) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
-        self.told = Counter[str]()
+        self.received = Counter[str]()
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
         await asyncio.sleep(0)
         if self._world.receiver_down:
             raise Retry("connection", "down")
-        self.told.update(raised=len(raised), resolved=len(resolved))
+        self.received.update(raised=len(raised), resolved=len(resolved))
 
 
 class SimulatedDaemon:
-    """``began``: the store's monotonic clock when elapsed time was 0; without one the store has the real clock."""
+    """``began`` is the store's monotonic clock when elapsed time was 0; without it the store has the real clock."""
 
     def __init__(
         self,
         directory: Path,
-        world: Stage,
+        world: SimulatedWorld,
         store_bytes: int,
         began: float | None = None,
-        pager: Pager | None = None,
+        receiver: CountingReceiver | None = None,
         agents: Agents | None = None,
     ) -> None:
-        self.world, self.pager = world, pager or Pager(world)
+        self.world, self.receiver = world, receiver or CountingReceiver(world)
         clock = {} if began is None else {"clock": lambda: Heartbeat(time.time(), began + world.elapsed)}
         self.store = Store(directory / "gpumond.db", Bounds(max_bytes=store_bytes), beat_seconds=BEAT_SECONDS, **clock)
         edges = Edges(
@@ -146,7 +146,7 @@ class SimulatedDaemon:
             store=self.store,
             telemetry=Telemetry(),
             clock=Clock(lambda: world.wall, lambda: (began or 0.0) + world.elapsed),
-            receivers=lambda settings: [self.pager],
+            receivers=lambda settings: [self.receiver],
             retry_seconds=(0.001, 0.01),
         )
         self.daemon = Daemon(Settings(interval=TICK_SECONDS), edges)
@@ -168,10 +168,10 @@ class SimulatedDaemon:
     async def edit(self) -> None:
         """Make, change or remove a rule."""
         self.edits += 1
-        name = f"rule-{self.world.dice.randrange(RULE_NAMES)}"
+        name = f"rule-{self.world.rng.randrange(RULE_NAMES)}"
         level = 2.0**45 + self.edits
         try:
-            if self.world.dice.random() < 0.2:
+            if self.world.rng.random() < 0.2:
                 await self.daemon.rulebook.delete(name, "soak")
             else:
                 body = {"name": name, "scope": "process", "value": "used_bytes", "above": level}
@@ -182,6 +182,6 @@ class SimulatedDaemon:
             self.refused_edits += 1
 
     async def settled(self) -> None:
-        """Wait until the receiver was sent every alert."""
-        while self.pager.told != self.raised:
+        """Wait until the receiver has been sent every alert."""
+        while self.receiver.received != self.raised:
             await asyncio.sleep(0.01)

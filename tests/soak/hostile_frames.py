@@ -1,4 +1,4 @@
-"""A real daemon that hears fuzzed frames from many users, while one honest agent reports all along."""
+"""Real daemon that receives fuzzed messages of many users, while one valid agent reports."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from bench.scrape import children, rss
 from gpumond.protocol.messages import Bye, Hello, Report, encode
 from gpumond.testing import make_pool
 from tests.running import RunningDaemon, until
-from tests.soak.attackers import Vandals
+from tests.soak.attackers import Attackers
 
 USERS = 8
 REPORTS_A_SECOND = 10
 WARM_UP = 20_000
-"""Frames after which the daemon has seen everything once."""
-OF_FRAMES = ("json", "version", "type", "value", "missing", "hello", "oversize")
-"""Reasons for which a frame is refused."""
+"""Messages after which every path of the daemon has been used once."""
+REASONS = ("json", "version", "type", "value", "missing", "hello", "oversize")
+"""Reasons for which a message is rejected."""
 
 
-class Honest:
-    """An agent that counts in its pool's live bytes, so that what has arrived can be told."""
+class ValidAgent:
+    """Agent that counts its reports in its pool's live bytes."""
 
     def __init__(self, path: Path) -> None:
         self.sent = 0
@@ -33,12 +33,12 @@ class Honest:
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(str(path))
         self._connection.settimeout(30)
-        self._connection.sendall(encode(Hello("honest")))
+        self._connection.sendall(encode(Hello("valid")))
 
     def report(self) -> None:
-        """Raises OSError if the daemon has closed the connection."""
+        """Send the next report. Raises OSError if the daemon has closed the connection."""
         self.sent += 1
-        self._connection.sendall(encode(Report(pools=(make_pool("GPU-honest", live=self.sent),))))
+        self._connection.sendall(encode(Report(pools=(make_pool("GPU-valid", live=self.sent),))))
         self._due += 1 / REPORTS_A_SECOND
         time.sleep(max(0.0, self._due - time.monotonic()))
 
@@ -51,8 +51,10 @@ class Honest:
         return any(pool["live_bytes"] == self.sent for each in own for pool in each["pools"])
 
 
-def taken_up(path: Path) -> float:
-    """Seconds from a connection's first byte until its report was taken up: the goodbye behind it is obeyed."""
+def processing_seconds(path: Path) -> float:
+    """Return the seconds from a connection's first byte until its report was processed: the bye after it closes the
+    connection.
+    """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(path))
         connection.settimeout(30)
@@ -62,8 +64,10 @@ def taken_up(path: Path) -> float:
         return time.perf_counter() - began
 
 
-def siege(directory: Path, frames: int) -> dict[str, object]:
-    """Raises AssertionError if the daemon dies, loses a report of the honest agent or refuses what it should not."""
+def send_fuzzed_messages(directory: Path, frames: int) -> dict[str, object]:
+    """Send fuzzed messages. Raises AssertionError if the daemon ends, loses a report of the valid agent, or rejects a
+    valid message.
+    """
     directory.chmod(0o755)
     cards = directory / "cards"
     cards.mkdir()
@@ -72,46 +76,46 @@ def siege(directory: Path, frames: int) -> dict[str, object]:
         *("--source", "sim", "--interval", "0.2"),
         environ={"GPUMOND_SIM_DIR": str(cards), "GPUMOND_SOCKET_MODE": "666"},
     )
-    honest = Honest(daemon.socket)
+    agent = ValidAgent(daemon.socket)
     try:
-        besieged = Siege(daemon, honest)
-        besieged.wave(WARM_UP, seed=0)
-        warm = besieged.memory()
-        besieged.wave(max(0, frames - WARM_UP), seed=1)
+        attack = FuzzedMessages(daemon, agent)
+        attack.send(WARM_UP, seed=0)
+        warm = attack.memory()
+        attack.send(max(0, frames - WARM_UP), seed=1)
         assert daemon.process.poll() is None
-        return besieged.figures(warm)
+        return attack.figures(warm)
     finally:
-        honest.close()
+        agent.close()
         daemon.stop()
 
 
-class Siege:
-    def __init__(self, daemon: RunningDaemon, honest: Honest) -> None:
-        self._daemon, self._honest = daemon, honest
+class FuzzedMessages:
+    def __init__(self, daemon: RunningDaemon, agent: ValidAgent) -> None:
+        self._daemon, self._agent = daemon, agent
         self._began = time.monotonic()
         self._family = [daemon.process.pid, *children(daemon.process.pid)]
-        self._told = Counter[str]()
-        self._looks, self._most = 0, 0
+        self._counts = Counter[str]()
+        self._checks, self._most = 0, 0
         self._seconds: list[float] = []
 
-    def wave(self, frames: int, seed: int) -> None:
+    def send(self, frames: int, seed: int) -> None:
         """Send fuzzed messages. The valid agent is checked every two seconds, and at the end."""
-        vandals = Vandals(self._daemon.socket, frames, USERS, seed)
+        attackers = Attackers(self._daemon.socket, frames, USERS, seed)
         try:
-            while vandals.busy():
-                self._honest.report()
-                self._seconds.append(taken_up(self._daemon.socket))
-                if self._honest.sent % (2 * REPORTS_A_SECOND) == 0:
-                    self._look()
-            self._told += vandals.told()
+            while attackers.busy():
+                self._agent.report()
+                self._seconds.append(processing_seconds(self._daemon.socket))
+                if self._agent.sent % (2 * REPORTS_A_SECOND) == 0:
+                    self._check_agent()
+            self._counts += attackers.totals()
         finally:
-            vandals.stop()
-        self._honest.report()
-        self._look()
+            attackers.stop()
+        self._agent.report()
+        self._check_agent()
 
-    def _look(self) -> None:
-        until(lambda: self._honest.arrived(self._daemon))
-        self._looks += 1
+    def _check_agent(self) -> None:
+        until(lambda: self._agent.arrived(self._daemon))
+        self._checks += 1
         self._most = max(self._most, self.memory())
 
     def memory(self) -> int:
@@ -119,18 +123,20 @@ class Siege:
 
     def figures(self, warm: int) -> dict[str, object]:
         refused = rejects(self._daemon)
-        of_frames = sum(refused[reason] for reason in OF_FRAMES)
-        assert of_frames == self._told["wrong"], f"{of_frames} refused, {self._told['wrong']} were wrong"
+        rejected_messages = sum(refused[reason] for reason in REASONS)
+        assert rejected_messages == self._counts["wrong"], (
+            f"{rejected_messages} refused, {self._counts['wrong']} were wrong"
+        )
         log = self._daemon.log.read_text()
         return {
-            "frames": self._told["frames"],
-            "connections": self._told["connections"],
-            "wrong": self._told["wrong"],
+            "frames": self._counts["frames"],
+            "connections": self._counts["connections"],
+            "wrong": self._counts["wrong"],
             "refused": {reason: count for reason, count in refused.items() if count},
             "users": USERS,
             "seconds": round(time.monotonic() - self._began, 1),
-            "reports_of_the_honest_agent": self._honest.sent,
-            "looked_for_and_found": self._looks,
+            "reports_of_the_honest_agent": self._agent.sent,
+            "looked_for_and_found": self._checks,
             "reports_taken_up_meanwhile": spread(self._seconds),
             "rss_mib_after_warm_up": round(warm / 2**20, 1),
             "rss_mib_at_most": round(self._most / 2**20, 1),
@@ -144,4 +150,4 @@ def rejects(daemon: RunningDaemon) -> dict[str, int]:
     """Return the number of rejected messages by reason."""
     page = daemon.request("/metrics")[1].decode()
     found = re.findall(r'^gpumond_agent_rejects_total\{reason="(\w+)"\} (\S+)$', page, re.MULTILINE)
-    return dict.fromkeys(OF_FRAMES, 0) | {reason: int(float(count)) for reason, count in found}
+    return dict.fromkeys(REASONS, 0) | {reason: int(float(count)) for reason, count in found}

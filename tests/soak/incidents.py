@@ -1,7 +1,7 @@
-"""The oracle: incidents of a simulated week, and the alerts expected for them.
+"""Oracle: incidents of a simulated week, and the alerts expected for them.
 
-An incident is a generator that yields once a tick; what it expects it tells the oracle when it begins, and that it is
-over when it is.
+An incident is a generator that yields once a tick. It tells the oracle the expected alerts when it begins, and when it
+is over.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle
 
-from gpumond.loadgen.script import GIB, MIB
 from gpumond.model.frame import Alert
+from gpumond.model.units import GIB, MIB
 from tests.simulator.program import Process
 from tests.soak.world import SIZE_BYTES, TICK_SECONDS, UP, UUIDS, World
 
 PAUSE_SECONDS = 1500.0
-"""Between two incidents, so that what is counted over a window is over."""
+"""Time between two incidents, so that values counted over a window expire."""
 LATEST_END_SECONDS = 1800.0
 YEAR_SECONDS = 365 * 86400.0
 
 
 @dataclass(eq=False)
 class Expected:
-    """An alert with at least these labels, at the latest at ``due``; its end at the latest at ``end_due``."""
+    """Alert with at least these labels, which begins at ``due`` at the latest and ends at ``end_due`` at the latest."""
 
     rule: str
     labels: dict[str, str]
@@ -35,10 +35,7 @@ class Expected:
 
 @dataclass
 class Oracle:
-    """Missing alerts, unexpected alerts, and alerts that ended early.
-
-    ``slack``: seconds that everything may be late.
-    """
+    """Missing alerts, unexpected alerts, and alerts that ended early. Everything may be late by ``slack`` seconds."""
 
     slack: float = 0.0
     now: float = 0.0
@@ -79,7 +76,7 @@ class Oracle:
 
     @property
     def awaited(self) -> int:
-        """Alerts that are expected, have not come, and need not have yet."""
+        """Return the expected alerts that are missing and not yet due."""
         return sum(not each.raised for each in self._open)
 
     def awaits(self, *rules: str) -> bool:
@@ -106,7 +103,7 @@ def last(seconds: float) -> Iterator[None]:
 
 def nearly_full(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
     hog = world.start("hog", uuid)
-    world.take(hog, int(0.88 * SIZE_BYTES) - world.used_bytes(uuid))
+    world.allocate(hog, int(0.88 * SIZE_BYTES) - world.used_bytes(uuid))
     full = oracle.expect("device-nearly-full", 90, uuid=uuid)
     yield from last(600)
     world.end(hog)
@@ -115,7 +112,7 @@ def nearly_full(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
 
 def out_of_memory(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
     resident = world.residents[uuid]
-    assert world.take(resident, 2 * SIZE_BYTES) == 0
+    assert world.allocate(resident, 2 * SIZE_BYTES) == 0
     oracle.over(oracle.expect("out-of-memory", 20, uuid=uuid, pid=str(resident.pid)))
     yield
 
@@ -153,7 +150,7 @@ def driver_gone(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
 
 def agent_silent(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
     program = world.start("quiet", uuid)
-    world.take(program, GIB)
+    world.allocate(program, GIB)
     yield from last(120)
     world.silent.add(program.pid)
     gone = oracle.expect("agent-gone", 90, uuid=uuid, pid=str(program.pid))
@@ -166,7 +163,7 @@ def agent_silent(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
 
 def orphan(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
     program = world.start("killed", uuid)
-    world.take(program, 8 * GIB)
+    world.allocate(program, 8 * GIB)
     yield from last(120)
     world.orphan(program)
     kept = oracle.expect("orphan-memory", 330, uuid=uuid)
@@ -201,11 +198,11 @@ def clock_jumps(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
 
 def leak(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
     program: Process = world.start("leaks", uuid)
-    world.take(program, 4 * GIB)
+    world.allocate(program, 4 * GIB)
     yield from last(600)
     found = oracle.expect("leak", 5400, uuid=uuid, pid=str(program.pid))
     for _ in last(9000):
-        world.take(program, 25 * MIB)
+        world.allocate(program, 25 * MIB)
         yield
     world.end(program)
     oracle.over(found)
@@ -227,7 +224,9 @@ SHORT: tuple[Incident, ...] = (
 
 
 def troubles(world: World, oracle: Oracle) -> Iterator[None]:
-    """One after another, on one device and then on the other; every ten hours something leaks beside them."""
+    """Run the incidents one after another, on one device and then on the other. Every ten hours a leak runs at the same
+    time.
+    """
     leaking: Iterator[None] | None = None
     leak_at = 3600.0
     for incident, uuid in zip(cycle(SHORT), cycle(UUIDS), strict=False):

@@ -1,10 +1,10 @@
-"""Programs whose agents say what somebody else tells them to.
+"""Programs whose agents send the messages of another process.
 
-    python -S -m tests.soak.relay SOCKET        (stdin: a socket)
+python -S -m tests.soak.relay SOCKET        (stdin: a socket)
 
-For each descriptor that comes over stdin one process is made, and its pid is the answer. It reads lines from that
-descriptor: the first is its hello, each other one a report. It connects with the first report, and again whenever the
-daemon is another one; where the descriptor ends, it ends.
+For each descriptor received over stdin the relay starts a process and answers its pid. The process reads lines from the
+descriptor: the first is its hello, each other one a report. It connects with the first report, and again after the
+daemon was restarted, and ends at the end of the descriptor.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import socket
 import sys
 import time
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
-def speak(path: str, control: int) -> None:
+def send_reports(path: str, control: int) -> None:
     hello, connection = b"", None
     with open(control, "rb") as lines:
         for line in lines:
             if not hello:
                 hello = line
                 continue
-            until = time.monotonic() + PATIENCE_SECONDS
+            until = time.monotonic() + TIMEOUT_SECONDS
             while time.monotonic() < until:
                 try:
                     if connection is None:
@@ -41,18 +41,18 @@ def speak(path: str, control: int) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    asked = socket.socket(fileno=0)
+    requests = socket.socket(fileno=0)
     while True:
-        _, descriptors, _, _ = socket.recv_fds(asked, 1, 1)
+        _, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
         if not descriptors:
             return
         pid = os.fork()
         if pid == 0:
-            asked.close()
-            speak(sys.argv[1], descriptors[0])
+            requests.close()
+            send_reports(sys.argv[1], descriptors[0])
             os._exit(0)
         os.close(descriptors[0])
-        asked.sendall(b"%d\n" % pid)
+        requests.sendall(b"%d\n" % pid)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Simulated hours with real sockets, hostile frames and kill -9: bench.survival has the figures of days."""
+"""Simulated hours with real sockets, hostile messages and kill -9; bench.survival measures days."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from tests.soak.kills import survive
 
 DAYS = 0.4
-"""Every kind of incident once."""
+"""Each kind of incident once."""
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_a_daemon_that_is_killed_again_and_again_tells_its_receiver_everything_and_nothing_else(tmp_path: Path):
+def test_repeatedly_killed_daemon_sends_its_receiver_exactly_the_expected_alerts(tmp_path: Path):
     figures = survive(tmp_path, DAYS)
     assert figures["wrong"] == []
     due = figures["alerts_expected"] - figures["alerts_not_due_at_the_end"]

@@ -1,4 +1,4 @@
-"""Many questions of Schemathesis to one daemon: tests/api/test_openapi_fuzz.py asks a few of them."""
+"""Many requests of Schemathesis to one daemon; tests/api/test_openapi_fuzz.py sends a few of them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.api import openapi_requests
 EXAMPLES = 30
 ROUNDS = 4
 WARM_UP = 2
-"""Rounds after which there are as many rules as there may be, and every path has been taken once."""
+"""Rounds after which the number of rules is at its limit, and every path has been used once."""
 GROWTH_MIB = 5.0
 
 
 @pytest.mark.soak
 @pytest.mark.skipif(bool(openapi_requests.MISSING), reason=openapi_requests.MISSING)
 @pytest.mark.timeout(3000)
-def test_every_question_is_answered_as_documented_and_leaves_nothing_behind(tmp_path: Path):
+def test_responses_are_as_documented_and_memory_does_not_grow(tmp_path: Path):
     daemon = openapi_requests.demo(tmp_path)
     memory = []
     try:

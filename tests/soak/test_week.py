@@ -1,4 +1,4 @@
-"""A few simulated hours of churn, rule edits and faults: bench.soak has the figures of seven days."""
+"""A few simulated hours of churn, rule edits and faults; bench.soak measures seven days."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.week import live
+from tests.soak.week import run_week
 
 DAYS = 0.4
-"""Every kind of incident once."""
+"""Each kind of incident once."""
 STORE_BYTES = 1 << 20
-"""Little enough to be reached."""
+"""Small enough to be reached."""
 LOG_MIB = 8.0
-"""SQLite begins its log anew from 4 MiB on."""
+"""SQLite restarts its log at 4 MiB."""
 GROWTH_MIB = 15.0
-"""Growth of bounded data not yet full after three hours: the history's longest series, and label caches."""
+"""Growth of bounded data that is not full after three hours: the history's longest series, and label caches."""
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_whatever_happens_every_alert_comes_and_ends_and_no_other(tmp_path: Path):
-    figures = live(tmp_path, DAYS, STORE_BYTES)
+def test_expected_alerts_fire_and_resolve_and_no_others(tmp_path: Path):
+    figures = run_week(tmp_path, DAYS, STORE_BYTES)
     assert figures["wrong"] == []
     due = figures["alerts_expected"] - figures["alerts_not_due_at_the_end"]
     assert figures["alerts_told"] == figures["alerts_raised"] == due > 15

@@ -1,4 +1,4 @@
-"""Days of simulated time in minutes: what goes wrong meanwhile, what is said of it, and what the process needs."""
+"""Days of simulated time in minutes: errors, alerts, and the resources of the process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ COLLECT_EVERY = 100
 HOUR, DAY = 3600.0, 86400.0
 WARM_UP_SECONDS = 3 * HOUR
 FULL_SECONDS = DAY
-"""After which the longest series of the history is full; caches of labels, bounded too, are within another day."""
+"""Time until the longest series of the history is full; the bounded caches of labels are full within another day."""
 
 
 @dataclass
-class Watch:
+class ResourceHistory:
     """Resources of the process at every simulated hour."""
 
     days: list[float] = field(default_factory=list)
@@ -41,10 +41,10 @@ class Watch:
     tick_seconds: list[float] = field(default_factory=list)
 
     def after(self, seconds: float) -> int | None:
-        """The first look so late that another one follows it."""
+        """Return the index of the first measurement at this time or later, if another one follows it."""
         return next((i for i, day in enumerate(self.days[:-1]) if day * DAY >= seconds), None)
 
-    def look(self, daemon: SimulatedDaemon, ticks: Sequence[float]) -> None:
+    def measure(self, daemon: SimulatedDaemon, ticks: Sequence[float]) -> None:
         gc.collect()
         self.days.append(daemon.world.elapsed / DAY)
         self.memory.append(rss(os.getpid()))
@@ -55,10 +55,10 @@ class Watch:
         self.tick_seconds.append(median(ticks))
 
 
-def live(
+def run_week(
     directory: Path, days: float, store_bytes: int = STORE_BYTES, seed: int = 1, churn: int = 1
 ) -> dict[str, object]:
-    """Figures of so many days. Raises AssertionError if a notification is missing."""
+    """Return the figures of these days. Raises AssertionError if a notification is missing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     gc.freeze()
     gc.disable()
@@ -70,13 +70,13 @@ def live(
 
 
 async def _live(directory: Path, world: World, store_bytes: int, days: float, most: int) -> dict[str, object]:
-    daemon, oracle, watch = SimulatedDaemon(directory, world, store_bytes), Oracle(), Watch()
+    daemon, oracle, resources = SimulatedDaemon(directory, world, store_bytes), Oracle(), ResourceHistory()
     trouble = troubles(world, oracle)
     ticks: list[float] = []
     began = time.monotonic()
     async with daemon.started():
         for number in range(int(days * DAY / TICK_SECONDS)):
-            world.turn()
+            world.advance()
             oracle.now = world.elapsed
             next(trouble)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 if world.disk_full else most, most))
@@ -89,19 +89,19 @@ async def _live(directory: Path, world: World, store_bytes: int, days: float, mo
             if number % COLLECT_EVERY == 0:
                 gc.collect()
             if world.elapsed % HOUR < TICK_SECONDS:
-                watch.look(daemon, ticks)
+                resources.measure(daemon, ticks)
                 ticks.clear()
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         world.receiver_down = world.disk_full = False
         await asyncio.wait_for(daemon.settled(), 60)
-    return _figures(days, daemon, oracle, watch) | {"seconds": round(time.monotonic() - began)}
+    return _figures(days, daemon, oracle, resources) | {"seconds": round(time.monotonic() - began)}
 
 
-def _figures(days: float, daemon: SimulatedDaemon, oracle: Oracle, watch: Watch) -> dict[str, object]:
-    warm = watch.after(WARM_UP_SECONDS)
-    full = watch.after(FULL_SECONDS)
-    slope = None if full is None else linear_regression(watch.days[full:], watch.memory[full:]).slope
-    warm = len(watch.days) - 1 if warm is None else warm
+def _figures(days: float, daemon: SimulatedDaemon, oracle: Oracle, resources: ResourceHistory) -> dict[str, object]:
+    warm = resources.after(WARM_UP_SECONDS)
+    full = resources.after(FULL_SECONDS)
+    slope = None if full is None else linear_regression(resources.days[full:], resources.memory[full:]).slope
+    warm = len(resources.days) - 1 if warm is None else warm
     return {
         "simulated_days": days,
         "tick_every_s": TICK_SECONDS,
@@ -113,17 +113,17 @@ def _figures(days: float, daemon: SimulatedDaemon, oracle: Oracle, watch: Watch)
         "alerts_expected": oracle.expected,
         "alerts_not_due_at_the_end": oracle.awaited,
         "alerts_raised": daemon.raised["raised"],
-        "alerts_told": daemon.pager.told["raised"],
+        "alerts_told": daemon.receiver.received["raised"],
         "wrong": oracle.wrong[:20],
-        "rss_mib_after_3_hours": round(watch.memory[warm] / 2**20, 1),
-        "rss_mib_after_1_day": None if full is None else round(watch.memory[full] / 2**20, 1),
-        "rss_mib_at_the_end": round(watch.memory[-1] / 2**20, 1),
+        "rss_mib_after_3_hours": round(resources.memory[warm] / 2**20, 1),
+        "rss_mib_after_1_day": None if full is None else round(resources.memory[full] / 2**20, 1),
+        "rss_mib_at_the_end": round(resources.memory[-1] / 2**20, 1),
         "rss_mib_a_day_after_the_first": None if slope is None else round(slope / 2**20, 2),
-        "descriptors_more": watch.descriptors[-1] - watch.descriptors[warm],
-        "threads_more": watch.threads[-1] - watch.threads[warm],
+        "descriptors_more": resources.descriptors[-1] - resources.descriptors[warm],
+        "threads_more": resources.threads[-1] - resources.threads[warm],
         "store_bound_mib": daemon.store.bounds.max_bytes / 2**20,
-        "store_mib_at_most": round(max(watch.store) / 2**20, 2),
-        "store_log_mib_at_most": round(max(watch.log) / 2**20, 2),
-        "tick_p50_ms_first_and_last_hour": [round(1e3 * watch.tick_seconds[i], 2) for i in (warm, -1)],
+        "store_mib_at_most": round(max(resources.store) / 2**20, 2),
+        "store_log_mib_at_most": round(max(resources.log) / 2**20, 2),
+        "tick_p50_ms_first_and_last_hour": [round(1e3 * resources.tick_seconds[i], 2) for i in (warm, -1)],
         "page_bytes": daemon.page_bytes,
     }

@@ -1,4 +1,4 @@
-"""A machine with two simulated devices in virtual time: programs come and go, and everything can be taken away."""
+"""A machine with two simulated devices in virtual time: programs start and end, and every part of it can fail."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from collections.abc import Iterator
 from itertools import count
 from random import Random
 
-from gpumond.loadgen.script import GIB, MIB, ProgramScript
+from gpumond.loadgen.script import ProgramScript
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import AgentReport, DeviceReading, Fault, ProcessUsage, Reading, SourceState, XidErrors
-from gpumond.sim.card import OutOfMemory
-from tests.simulator.program import Process, Room
+from gpumond.model.units import GIB, MIB
+from gpumond.sim.device import OutOfMemory
+from tests.simulator.program import DeviceMemory, Process
 
 TICK_SECONDS = 10.0
 EPOCH = 1_750_000_000.0
 SIZE_BYTES = 80 * GIB
 UUIDS = ("GPU-0", "GPU-1")
-UP = SourceState("sim", up=True, responsive=True)
+UP = SourceState(name="sim", up=True, responsive=True)
 UID = 1000
 BUSY = Sensors(gpu_utilization_ratio=0.7)
-LIFE_TURNS = 12
-"""The longest life of the first program that begins on a device at a turn."""
-FURTHER_LIFE_TURNS = 2
-"""And of those beside it, which take little, so that however many of them do not fill the device."""
+MAX_TICKS = 12
+"""Maximum duration, in ticks, of the first program that starts on a device in a tick."""
+FURTHER_MAX_TICKS = 2
+"""Maximum of the other programs, which take little memory, so that no number of them fills the device."""
 
 
 class World:
-    """``state``, ``lost``, ``disk_full``, ``clock_error`` and ``receiver_down`` are what incidents set.
+    """``state``, ``lost``, ``disk_full``, ``clock_error`` and ``receiver_down`` are set by incidents.
 
-    ``churn``: programs that begin on each device at a turn. ``identities``: pid and start of each program.
+    ``churn``: programs that start on each device in a tick. ``identities``: pid and start of each program.
     """
 
     def __init__(self, seed: int = 1, churn: int = 1, identities: Iterator[tuple[int, int]] | None = None) -> None:
-        self.dice = Random(seed)
+        self.rng = Random(seed)
         self.churn = churn
         self.elapsed = 0.0
         self.state = UP
@@ -44,48 +45,50 @@ class World:
         self.clock_error = 0.0
         self.programs = 0
         self._identities = identities or ((pid, 100 + pid) for pid in count(4000))
-        self._rooms = {uuid: Room(SIZE_BYTES) for uuid in UUIDS}
+        self._memories = {uuid: DeviceMemory(SIZE_BYTES) for uuid in UUIDS}
         self._running: dict[int, Process] = {}
         self._until: dict[int, float] = {}
         self._blocks = count(1)
         self.residents = {uuid: self.start(name, uuid) for name, uuid in zip(("train", "serve"), UUIDS, strict=True)}
         for process in self.residents.values():
-            self.take(process, 10 * GIB)
-        self._breath: dict[str, int] = {}
+            self.allocate(process, 10 * GIB)
+        self._resident_blocks: dict[str, int] = {}
 
     @property
     def wall(self) -> float:
         return EPOCH + self.elapsed + self.clock_error
 
-    def turn(self) -> None:
-        """Ten seconds pass: on each device short programs begin, and the resident breathes."""
+    def advance(self) -> None:
+        """Advance by ten seconds: short programs start on each device, and the resident program allocates or frees a
+        block.
+        """
         self.elapsed += TICK_SECONDS
         for pid in [pid for pid, until in self._until.items() if until <= self.elapsed]:
             del self._until[pid]
             self.end(self._running[pid])
         for uuid, resident in self.residents.items():
             for number in range(self.churn):
-                process = self.start(f"job-{self.programs % 20}", uuid, agent=self.dice.random() < 0.5)
-                self.take(process, self.dice.randint(*((8, 64) if number else (64, 512))) * MIB)
-                turns = self.dice.randint(1, FURTHER_LIFE_TURNS if number else LIFE_TURNS)
-                self._until[process.pid] = self.elapsed + TICK_SECONDS * turns
-            if uuid in self._breath:
-                resident.give(self._breath.pop(uuid))
+                process = self.start(f"job-{self.programs % 20}", uuid, agent=self.rng.random() < 0.5)
+                self.allocate(process, self.rng.randint(*((8, 64) if number else (64, 512))) * MIB)
+                ticks = self.rng.randint(1, FURTHER_MAX_TICKS if number else MAX_TICKS)
+                self._until[process.pid] = self.elapsed + TICK_SECONDS * ticks
+            if uuid in self._resident_blocks:
+                resident.free_block(self._resident_blocks.pop(uuid))
             else:
-                self._breath[uuid] = self.take(resident, 2 * GIB)
+                self._resident_blocks[uuid] = self.allocate(resident, 2 * GIB)
 
     def start(self, name: str, uuid: str, agent: bool = True) -> Process:
         self.programs += 1
         pid, start_ticks = next(self._identities)
-        process = Process(ProgramScript(name, UUIDS.index(uuid), agent), self._rooms[uuid], uuid, pid, start_ticks)
+        process = Process(ProgramScript(name, UUIDS.index(uuid), agent), self._memories[uuid], uuid, pid, start_ticks)
         self._running[pid] = process
         return process
 
-    def take(self, process: Process, size_bytes: int) -> int:
-        """The block; 0 if there was no room, which the program's allocator has counted."""
+    def allocate(self, process: Process, size_bytes: int) -> int:
+        """Return the allocated block, or 0 if the device was full, which the program's allocator has counted."""
         block = next(self._blocks)
         try:
-            process.take(block, size_bytes, outside=False)
+            process.allocate_block(block, size_bytes, outside=False)
         except OutOfMemory:
             return 0
         return block
@@ -95,14 +98,14 @@ class World:
         process.end()
 
     def orphan(self, process: Process) -> None:
-        """It is gone, and its memory is still there, until it is ended."""
+        """The process has ended, and its memory remains until it is ended."""
         del self._running[process.pid]
 
     def give_back(self, orphan: Process) -> None:
         orphan.end()
 
     def used_bytes(self, uuid: str) -> int:
-        return self._rooms[uuid].used_bytes
+        return self._memories[uuid].used_bytes
 
     def reading(self) -> Reading | None:
         """Return the driver's reading; None if it does not respond."""
@@ -111,14 +114,14 @@ class World:
         devices = tuple(self._device(uuid) for uuid in UUIDS if uuid not in self.lost)
         faults = tuple(Fault("sim", "gpu_is_lost", uuid, "for a test") for uuid in sorted(self.lost))
         xids = tuple(XidErrors(uuid, 79, number, self.wall) for uuid, number in self.xids.items())
-        return Reading(devices, faults, "1", xids=xids)
+        return Reading(devices=devices, faults=faults, driver_version="1", xids=xids)
 
     def reports(self) -> tuple[AgentReport, ...]:
         speaking = (each for each in self._running.values() if each.planned.agent and each.pid not in self.silent)
         return tuple(process.report() for process in speaking)
 
     def _device(self, uuid: str) -> DeviceReading:
-        used = self._rooms[uuid].used_bytes
+        used = self._memories[uuid].used_bytes
         return DeviceReading(
             uuid=uuid,
             index=UUIDS.index(uuid),
@@ -137,5 +140,11 @@ class World:
             if process.uuid == uuid:
                 kinds, name = ("compute",), process.planned.name
                 yield ProcessUsage(
-                    process.pid, process.start_ticks, process.used_bytes, kinds, name, UID, state="alive"
+                    pid=process.pid,
+                    start_ticks=process.start_ticks,
+                    used_bytes=process.used_bytes,
+                    kinds=kinds,
+                    comm=name,
+                    uid=UID,
+                    state="alive",
                 )

@@ -35,7 +35,12 @@ class Stub:
         assert self.is_open
         if self.gone:
             raise SourceUnavailable(self.gone, "went away")
-        return Reading(self.devices, (Fault(self.name, "k", "u", ""),), f"driver of {self.name}", self.version)
+        return Reading(
+            devices=self.devices,
+            faults=(Fault(self.name, "k", "u", ""),),
+            driver_version=f"driver of {self.name}",
+            library_version=self.version,
+        )
 
     def close(self) -> None:
         self.is_open = False
@@ -59,7 +64,7 @@ def machine() -> Machine:
     return Machine()
 
 
-def test_table_knows_it():
+def test_source_is_registered():
     assert load("every").name == "every"
 
 
@@ -73,7 +78,7 @@ def test_devices_of_all_vendors_have_distinct_indices(machine: Machine):
     assert not machine.nvml.is_open
 
 
-def test_source_that_is_missing_is_a_fault_and_is_tried_again(machine: Machine):
+def test_missing_source_is_a_fault_and_is_retried(machine: Machine):
     machine.nvml.reason = "driver_not_loaded"
     machine.every.open()
     assert machine.indices() == {"AMD-a": 0, "DRM-b": 1}
@@ -90,7 +95,7 @@ def test_reason_is_stated_if_no_source_opens(machine: Machine):
         machine.every.open()
 
 
-def test_driver_that_goes_away_asks_for_a_new_process(machine: Machine):
+def test_removed_driver_requests_a_new_process(machine: Machine):
     machine.every.open()
     machine.nvml.gone = "uninitialized"
     with pytest.raises(SourceUnavailable):
@@ -99,19 +104,19 @@ def test_driver_that_goes_away_asks_for_a_new_process(machine: Machine):
 
 def test_missing_source_does_not_affect_devices_of_others(machine: Machine):
     """Its fault has no device: a removed AMD device is forgotten, but not an NVIDIA device whose driver is unloaded."""
-    up = SourceState("every", up=True, responsive=True)
+    up = SourceState(name="every", up=True, responsive=True)
     nvidia, amd, intel = (
         replace(device, source=source)
         for source, devices in (("nvml", machine.nvml.devices), ("drm", machine.drm.devices))
         for device in devices
     )
     gone = Fault("nvml", "driver_not_loaded", None, "no nvml")
-    first = observe(None, up, Reading((nvidia, amd, intel)), (), 0.0, 0.0)
-    second = observe(first, up, Reading((intel,), (gone,)), (), 1.0, 1.0)
+    first = observe(None, up, Reading(devices=(nvidia, amd, intel)), (), 0.0, 0.0)
+    second = observe(first, up, Reading(devices=(intel,), faults=(gone,)), (), 1.0, 1.0)
     assert [(device.uuid, device.up) for device in second.devices] == [("GPU-a", False), ("DRM-b", True)]
 
 
-def test_each_device_says_which_source_reads_it(driver: FakeDriver, tmp_path: Path):
+def test_devices_name_their_source(driver: FakeDriver, tmp_path: Path):
     driver.devices = nvidia_machine(1)
     driver.write()
     SysTree(tmp_path / "sys").amdgpu()

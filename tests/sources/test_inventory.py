@@ -6,7 +6,7 @@ from tests.sources.nvml.child import NvmlChild, by_uuid, kinds, used_by_pid
 PIDS = range(1, 65)
 
 
-def test_lost_device_is_a_fault_while_others_go_on_and_comes_back_by_itself(driver: FakeDriver) -> None:
+def test_lost_device_is_a_fault_until_it_is_back_and_others_continue(driver: FakeDriver) -> None:
     driver.devices = machine(8, PIDS)
     driver.write()
     lost = driver.devices[3].uuid
@@ -25,7 +25,7 @@ def test_lost_device_is_a_fault_while_others_go_on_and_comes_back_by_itself(driv
     assert readings[-1].faults == ()
 
 
-def test_lost_device_is_looked_for_with_growing_pauses(driver: FakeDriver) -> None:
+def test_lost_device_is_searched_for_with_growing_pauses(driver: FakeDriver) -> None:
     driver.devices = machine(1)
     driver.write()
     driver.count_calls()
@@ -42,8 +42,8 @@ def test_lost_device_is_looked_for_with_growing_pauses(driver: FakeDriver) -> No
     assert scans == [2, 3, 5, 9, 17, 27, 37, 47, 57]
 
 
-def test_handle_of_a_device_that_is_gone_is_never_used_again(driver: FakeDriver) -> None:
-    """Crashes, as a real driver may."""
+def test_handle_of_a_removed_device_is_never_used_again(driver: FakeDriver) -> None:
+    """A stale handle crashes, as with a real driver."""
     driver.devices = machine(8, PIDS)
     driver.crash(device="stale")
     driver.write()
@@ -87,7 +87,7 @@ def test_new_device_appears(driver: FakeDriver) -> None:
         assert len(child.read(10).devices) == 8
 
 
-def test_memory_that_fails_for_good_loses_the_device(driver: FakeDriver) -> None:
+def test_permanent_failure_of_memory_loses_the_device(driver: FakeDriver) -> None:
     driver.devices = machine(2)
     driver.fail("nvmlDeviceGetMemoryInfo_v2", 0, code=999)
     driver.write()
@@ -101,7 +101,7 @@ def test_memory_that_fails_for_good_loses_the_device(driver: FakeDriver) -> None
     assert all((lost, "unknown") in kinds(reading) for reading in readings)
 
 
-def test_mig_instances_are_devices_of_their_own_beside_their_parent(driver: FakeDriver) -> None:
+def test_mig_instances_are_devices_in_addition_to_their_parent(driver: FakeDriver) -> None:
     parent = machine(1)[0]
     parent.mig_mode = 1
     parent.gpu_utilization = None
@@ -130,7 +130,7 @@ def test_mig_instances_are_devices_of_their_own_beside_their_parent(driver: Fake
 
         del parent.instances[1]
         driver.write()
-        child.read(1)  # its memory fails once, which is when the source looks
+        child.read(1)  # its memory fails once, after which the source searches
         reading = child.read(2)
         assert [device.uuid for device in reading.devices] == [parent.uuid, "MIG-0", "MIG-2"]
         assert reading.faults == ()

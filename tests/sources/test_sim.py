@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpumond.errors import SourceUnavailable
-from gpumond.sim.card import MIB
+from gpumond.sim.device import MIB
 from gpumond.sources import DeviceSource, load
 from gpumond.sources.sim import SimSource
-from tests.sim.holding import holder, small_card
+from tests.sim.holding import holder, small_device
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def source(tmp_path: Path) -> Iterator[SimSource]:
     source.close()
 
 
-def test_table_knows_it() -> None:
+def test_source_is_registered() -> None:
     source: DeviceSource = load("sim")
     assert source.name == "sim"
 
@@ -34,9 +34,9 @@ def test_missing_directory_has_a_remedy(environ: dict[str, str], reason: str) ->
     assert caught.value.reason == reason
 
 
-def test_every_card_and_every_process_is_a_fact(source: SimSource, tmp_path: Path) -> None:
-    small_card(tmp_path, "SIM-b", index=0)
-    with holder(small_card(tmp_path, "SIM-a", index=1), 100 * MIB) as process:
+def test_devices_and_processes_are_read(source: SimSource, tmp_path: Path) -> None:
+    small_device(tmp_path, "SIM-b", index=0)
+    with holder(small_device(tmp_path, "SIM-a", index=1), 100 * MIB) as process:
         reading = source.read()
     assert [(d.index, d.uuid, d.vendor, d.used_bytes) for d in reading.devices] == [
         (0, "SIM-b", "sim", 0),
@@ -49,8 +49,8 @@ def test_every_card_and_every_process_is_a_fact(source: SimSource, tmp_path: Pat
     assert reading.faults == ()
 
 
-def test_one_bad_card_is_a_fault_and_the_others_are_read(source: SimSource, tmp_path: Path) -> None:
-    good, bad = small_card(tmp_path, "SIM-good"), small_card(tmp_path, "SIM-bad")
+def test_damaged_device_is_a_fault_and_the_others_are_read(source: SimSource, tmp_path: Path) -> None:
+    good, bad = small_device(tmp_path, "SIM-good"), small_device(tmp_path, "SIM-bad")
     source.read()
     (bad.directory / "card.json").write_text("{")
     reading = source.read()
@@ -60,10 +60,10 @@ def test_one_bad_card_is_a_fault_and_the_others_are_read(source: SimSource, tmp_
     ]
 
 
-def test_card_that_goes_is_lost_not_forgotten(source: SimSource, tmp_path: Path) -> None:
-    card = small_card(tmp_path, "SIM-gone")
+def test_removed_device_is_lost(source: SimSource, tmp_path: Path) -> None:
+    device = small_device(tmp_path, "SIM-gone")
     source.read()
-    shutil.rmtree(card.directory)
+    shutil.rmtree(device.directory)
     for _ in range(2):
         reading = source.read()
         assert reading.devices == ()

@@ -32,7 +32,7 @@ def test_impossible_entries_are_dropped_and_counted(driver: FakeDriver) -> None:
 
 
 def test_list_with_pids_and_bytes_swapped_is_dropped_as_a_whole(driver: FakeDriver) -> None:
-    """In the layout of drivers 535.43 to .98, some entries look right by chance."""
+    """In the layout of drivers 535.43 to .98, some entries look correct by chance."""
     driver.devices = machine(1)
     driver.devices[0].processes = [Process(7, 4242), *(Process(3 * GIB + i, 4242) for i in range(9))]
     driver.write()
@@ -75,7 +75,7 @@ def test_list_with_pids_and_bytes_swapped_is_dropped_as_a_whole(driver: FakeDriv
         ({"numa_node": 2**31}, {"numa_node"}),
     ],
 )
-def test_impossible_numbers_are_unknown_not_shown(driver: FakeDriver, wrong: dict[str, int], unknown: set[str]) -> None:
+def test_impossible_numbers_are_unknown(driver: FakeDriver, wrong: dict[str, int], unknown: set[str]) -> None:
     driver.devices = machine(1)
     for key, value in wrong.items():
         setattr(driver.devices[0], key, value)
@@ -112,7 +112,7 @@ entries = st.builds(
 
 
 @given(st.lists(entries))
-def test_no_list_whatever_yields_an_impossible_process(listed: list[Listed]) -> None:
+def test_arbitrary_lists_yield_no_impossible_process(listed: list[Listed]) -> None:
     tally = Tally()
     by_pid = usages(tally, "GPU-0", listed, limit=80 * GIB, pid_max=32768)
     good = [entry for entry in listed if 0 < entry.pid <= 32768 and (entry.used_bytes or 0) <= 80 * GIB]
@@ -125,10 +125,10 @@ def test_no_list_whatever_yields_an_impossible_process(listed: list[Listed]) -> 
 
 
 @given(numbers, numbers, numbers, st.none() | numbers)
-def test_no_answer_whatever_yields_impossible_memory(size: int, used: int, free: int, reserved: int | None) -> None:
+def test_arbitrary_answers_yield_no_impossible_memory(size: int, used: int, free: int, reserved: int | None) -> None:
     tally = Tally()
-    said = MemoryCounts(size, used, free, reserved)
-    checked = memory(tally, "GPU-0", said)
-    assert checked == said or tally or size == 0
+    counts = MemoryCounts(size, used, free, reserved)
+    checked = memory(tally, "GPU-0", counts)
+    assert checked == counts or tally or size == 0
     known = [value for value in checked if value is not None]
     assert not known or max(known) == checked.size_bytes < 2**63

@@ -1,4 +1,4 @@
-"""Directory trees with the layout of /proc and /sys. Field names are the kernel's, values are made up."""
+"""Directory trees with the layout of /proc and /sys. Field names are the kernel's, values are invented."""
 
 from __future__ import annotations
 

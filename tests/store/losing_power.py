@@ -1,4 +1,4 @@
-"""A daemon whose rules change, and what its store holds if power was lost at any moment of it."""
+"""Daemon whose rules change, and the content of its store after a loss of power at any time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.store.power import Disk, Event, Log
 RULE_NAMES = 7
 DELETE_EVERY = 5
 ENDS = ("stop", "kill", "kill")
-"""How each life of the daemon ends: the second begins after a checkpoint, the third with what the log has."""
+"""Ends of the daemon processes: the second starts after a checkpoint, the third with the content of the log."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """``above`` None: the rule is removed."""
+    """If ``above`` is None, the rule is removed."""
 
     name: str
     above: float | None
@@ -36,7 +36,7 @@ class Edit:
 
 @dataclass
 class EditLog:
-    """What the daemon was asked to do and has acknowledged, and the one edit that it may have under way."""
+    """Edits that the daemon has acknowledged, and the one that may be in progress."""
 
     acknowledged: list[Edit] = field(default_factory=list)
     asked: Edit | None = None
@@ -49,16 +49,16 @@ class EditLog:
             self.asked = None
 
     def possible(self) -> list[list[Edit]]:
-        """The edits that a store may hold."""
+        """Return the edits that a store may contain."""
         under_way = [[*self.acknowledged, self.asked]] if self.asked else []
         return [self.acknowledged, *under_way]
 
 
 def edits(number: int) -> list[Edit]:
     """Return ``number`` edits, each of a different rule; none removes a rule that does not exist."""
-    dice, known, made = Random(1), set[str](), list[Edit]()
+    rng, known, made = Random(1), set[str](), list[Edit]()
     for count in range(number):
-        name = f"rule-{dice.randrange(RULE_NAMES)}"
+        name = f"rule-{rng.randrange(RULE_NAMES)}"
         remove = name in known and count % DELETE_EVERY == 0
         made.append(Edit(name, None if remove else 2.0**45 + count))
         (known.discard if remove else known.add)(name)
@@ -66,8 +66,10 @@ def edits(number: int) -> list[Edit]:
 
 
 def record(directory: Path, library: Path, number: int) -> list[Event]:
-    """All that a daemon does to its disk in three lives with so many edits. Raises AssertionError if the log lacks
-    something: from it follows, to the byte, what is on the disk in the end."""
+    """Return all file operations of three daemon processes with this number of edits.
+
+    Raises AssertionError if the log is incomplete: the content of the disk must follow from it exactly.
+    """
     place = directory.resolve() / "daemon"
     place.mkdir(mode=0o755)
     log = Log(directory / "power.log", library, place)
@@ -112,11 +114,13 @@ def _edit(daemon: RunningDaemon, log: Log, todo: Iterable[Edit]) -> None:
 
 
 def losses(events: Sequence[Event], points: int, seed: int = 1) -> list[str]:
-    """What was lost, at so many moments: half of them right after an acknowledgement, half anywhere."""
-    dice, disk, edit_log = Random(seed), Disk(), EditLog()
+    """Return the losses of this number of power failures: half of them directly after an acknowledgement, half at any
+    time.
+    """
+    rng, disk, edit_log = Random(seed), Disk(), EditLog()
     after = [at for at, event in enumerate(events) if event.data == b"acknowledged" and event.kind == "m"]
-    moments = [dice.choice(after) for _ in range(points // 2)]
-    moments += [dice.randrange(len(events)) for _ in range(points - len(moments))]
+    moments = [rng.choice(after) for _ in range(points // 2)]
+    moments += [rng.randrange(len(events)) for _ in range(points - len(moments))]
     lost, done = [], 0
     for moment in sorted(moments):
         for event in events[done : moment + 1]:
@@ -124,13 +128,13 @@ def losses(events: Sequence[Event], points: int, seed: int = 1) -> list[str]:
             if event.kind == "m":
                 edit_log.see(event.data.decode())
         done = moment + 1
-        if wrong := _wrong(disk.after_power_loss(dice), edit_log):
+        if wrong := _wrong(disk.after_power_loss(rng), edit_log):
             lost.append(f"after {len(edit_log.acknowledged)} acknowledged, event {moment}: {wrong}")
     return lost
 
 
 def _wrong(files: dict[str, bytes], edit_log: EditLog) -> str:
-    """What is wrong with a store of these files; nothing if it holds all that was acknowledged and nothing else."""
+    """Return the error of a store with these files; empty if it contains exactly the acknowledged edits."""
     with TemporaryDirectory() as directory:
         state = Path(directory) / "state"
         state.mkdir(mode=0o700)
@@ -147,11 +151,11 @@ def _wrong(files: dict[str, bytes], edit_log: EditLog) -> str:
     return ""
 
 
-Kept = tuple[dict[str, float], list[Edit]]
+StoreContent = tuple[dict[str, float], list[Edit]]
 
 
-async def _read(store: Store) -> tuple[Kept, list[str]]:
-    """Rules by name, the edits that the audit tells of, and what is wrong with the store."""
+async def _read(store: Store) -> tuple[StoreContent, list[str]]:
+    """Return the rules by name, the edits in the audit, and the error of the store."""
     faults = [fault.detail for fault in store.faults()]
     if faults:
         return ({}, []), faults
@@ -165,7 +169,7 @@ def _above(detail: dict[str, Any]) -> float | None:
     return float(body["above"]) if body else None
 
 
-def _holding(made: Sequence[Edit]) -> Kept:
+def _holding(made: Sequence[Edit]) -> StoreContent:
     rules: dict[str, float] = {}
     for edit in made:
         if edit.above is None:

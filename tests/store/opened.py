@@ -1,4 +1,4 @@
-"""A store that is open while something is done with it."""
+"""Store that is open while a function works with it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from gpumond.store import Bounds, Store
 
 T = TypeVar("T")
 RECEIPT = Receipt(
-    10,
-    "train",
-    "GPU-a",
-    "torch",
-    "partial",
-    "raced",
-    Expected(1, 2, 3),
-    -5,
-    None,
-    Held(9, 4, 5, None),
-    Held(14, 4, 0, 20),
-    (StepResult("cache", -5, 0.1, "x"),),
-    True,
-    "token",
-    1.5,
-    0.25,
-    Expected(1, 2, 4, "interval"),
+    pid=10,
+    start_ticks=100,
+    workload="train",
+    device_uuid="GPU-a",
+    allocator="torch",
+    outcome="partial",
+    reason="raced",
+    expected=Expected(1, 2, 3),
+    released_bytes=-5,
+    driver_released_bytes=None,
+    before=Held(9, 4, 5, None),
+    after=Held(14, 4, 0, 20),
+    steps=(StepResult("cache", -5, 0.1, "x"),),
+    raced=True,
+    requested_by="token",
+    started_at=1.5,
+    duration_seconds=0.25,
+    planned=Expected(1, 2, 4, "interval"),
 )
 
 
@@ -47,5 +48,14 @@ def with_store(path: Path, work: Callable[[Store], Awaitable[T]], bounds: Bounds
 
 
 def over(name: str) -> Alert:
-    """An alert that has just ended."""
-    return Alert("full", "resolved", (("alertname", name),), (), 1.0, 1.0, 2.0, time.time())
+    """Return an alert that has just ended."""
+    return Alert(
+        rule="full",
+        phase="resolved",
+        labels=(("alertname", name),),
+        annotations=(),
+        value=1.0,
+        active_at=1.0,
+        fired_at=2.0,
+        resolved_at=time.time(),
+    )

@@ -3,7 +3,7 @@
    LD_PRELOAD=power.so POWER_BELOW=/absolute/directory POWER_LOG=/file program
 
    A record follows each call that succeeded: struct record, the path, the data. SQLite's -shm is left out: it is
-   mapped, and made anew from the log of its database. Unlike libc, no call here is a cancellation point. */
+   mapped, and rebuilt from the log of its database. Unlike libc, no call here is a cancellation point. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -18,7 +18,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define HIGH 900 /* where nobody else's descriptors are */
+#define HIGH 900 /* above the descriptors of the program */
 
 struct record {
     char kind;
@@ -57,7 +57,7 @@ static void note(char kind, const char *path, uint64_t offset, const void *data,
     struct record record = {kind, strlen(path), size, offset};
     struct iovec parts[] = {{&record, sizeof record}, {(void *)path, strlen(path)}, {(void *)data, size}};
     if (syscall(SYS_writev, log_descriptor, parts, 3) != (long)(sizeof record + strlen(path) + size))
-        abort(); /* a log with a hole proves nothing */
+        abort(); /* an incomplete log proves nothing */
     errno = error;
 }
 

@@ -1,16 +1,15 @@
-"""What a disk may hold after power was lost, worked out from what a program did to it.
+"""Possible contents of a disk after a loss of power, from the file operations of a program.
 
 The program runs with ``power.so`` (power.c), which logs each call that changes files, in order. The model:
 
-- what was in a file at its last fsync or fdatasync is there;
-- each write and truncation since then is kept or lost, whatever became of those before and after it;
-- of a write each sector of 512 bytes is kept or lost (SQLite relies on sectors: PSOW, sqlite.org/psow.html);
-- a name that was made, changed or removed since its directory's last fsync is as before or as after, each for
-  itself. Journaling file systems keep the order of such changes, and make a new file's name durable with its first
-  fsync: they lose less than this.
+- The content of a file at its last fsync or fdatasync is present.
+- Each write and truncation since then is kept or lost, independently of those before and after it.
+- Of a write each sector of 512 bytes is kept or lost (SQLite relies on sectors: PSOW, sqlite.org/psow.html).
+- A name created, changed or removed since its directory's last fsync is as before or as after, independently of others.
 
-Not modelled: a disk that loses what was synced, or gives back what was never written; SQLite's -shm, which is made
-anew from the log.
+Journaling file systems keep the order of such changes, and make a new file's name durable with its first fsync: they
+lose less than this. Not modelled: a disk that loses synced data or returns data that was never written, and SQLite's
+-shm, which is rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from random import Random
 SECTOR_BYTES = 512
 RECORD = struct.Struct("<cIIQ")
 KEPT = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""How likely it is that something unsynced is kept; each power loss has one of these."""
+"""Probabilities that unsynced data is kept; each power loss has one of these."""
 
 
 def build(directory: Path) -> Path:
-    """Compiles the library into ``directory``, and returns its path; needs ``cc``."""
+    """Compile the library into ``directory`` and return its path. Requires ``cc``."""
     library, source = directory / "power.so", Path(__file__).with_name("power.c")
     flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     subprocess.run(["cc", *flags, "-o", str(library), str(source)], check=True)
@@ -38,7 +37,7 @@ def build(directory: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One call: c made a file, d a directory, w wrote, t truncated, s synced, r renamed, u removed. ``mark`` adds m."""
+    """One call: c created a file, d a directory, w wrote, t truncated, s synced, r renamed, u removed, m is a mark."""
 
     kind: str
     path: str
@@ -47,14 +46,14 @@ class Event:
 
 
 class Log:
-    """The file that ``power.so`` writes to."""
+    """File to which ``power.so`` writes."""
 
     def __init__(self, path: Path, library: Path, below: Path) -> None:
         self._path = path
         self.environ = {"LD_PRELOAD": str(library), "POWER_LOG": str(path), "POWER_BELOW": str(below)}
 
     def mark(self, text: str) -> None:
-        """Note that something happened now: behind all that was done before, and before all that is done later."""
+        """Record a mark after all previous operations and before all later ones."""
         data = text.encode()
         with self._path.open("ab", buffering=0) as file:
             file.write(RECORD.pack(b"m", 0, len(data), 0) + data)
@@ -73,13 +72,14 @@ def _parsed(log: bytes) -> Iterator[Event]:
 
 
 def without_syncs(events: Iterable[Event]) -> list[Event]:
-    """As if the disk said that it had synced, and had not."""
+    """Return the events of a disk that reports syncs and does not perform them."""
     return [event for event in events if event.kind != "s"]
 
 
 def without_commit_syncs(events: Sequence[Event]) -> list[Event]:
-    """As with synchronous=NORMAL: SQLite's log is synced where it begins and before the database is written from it,
-    and not at a commit."""
+    """Return the events as with synchronous=NORMAL: SQLite's log is synced at its start and before the database is
+    written from it, and not at a commit.
+    """
     done = [n for n, event in enumerate(events) if event.kind != "m" and not event.path.endswith("-audit")]
     dropped = set()
     for before, number, after in zip(done, done[1:], done[2:], strict=False):
@@ -100,30 +100,30 @@ class _File:
             _change(self.synced, event)
         self.since.clear()
 
-    def after_power_loss(self, dice: Random, kept: float) -> bytes:
+    def after_power_loss(self, rng: Random, kept: float) -> bytes:
         content = bytearray(self.synced)
         for event in self.since:
             for part in _sectors(event) if event.kind == "w" else [event]:
-                if dice.random() < kept:
+                if rng.random() < kept:
                     _change(content, part)
         return bytes(content)
 
 
 class _Directory:
-    """Its name in the one above it is what can be lost."""
+    """The name in the parent directory is what can be lost."""
 
 
 _Entry = _File | _Directory
 
 
 class Disk:
-    """Hears all that was done to it; can say at any moment what it holds if power is lost now."""
+    """Disk that receives all operations and can return its possible contents after a loss of power now."""
 
     def __init__(self) -> None:
         self._names: dict[str, _Entry] = {}
         self._synced: dict[str, _Entry] = {}
         self._since: list[tuple[str, str, _Entry | None]] = []
-        """Name, the name that it was renamed from if it was, and what it names from now on, if anything."""
+        """Name, the previous name if it was renamed, and the new file or directory, if any."""
 
     def see(self, event: Event) -> None:
         entry = self._names.get(event.path)
@@ -141,22 +141,22 @@ class Disk:
             self._sync_names(event.path)
 
     def held(self) -> dict[str, bytes]:
-        """What the running system sees: all that was done, by path."""
+        """Return the content that the running system sees, by path."""
         return self._files(self._names, Random(), 1.0)
 
-    def after_power_loss(self, dice: Random) -> dict[str, bytes]:
-        """One of the things that may be there, by path."""
-        kept, names = dice.choice(KEPT), dict(self._synced)
+    def after_power_loss(self, rng: Random) -> dict[str, bytes]:
+        """Return one possible content, by path."""
+        kept, names = rng.choice(KEPT), dict(self._synced)
         for change in self._since:
-            if dice.random() < kept:
+            if rng.random() < kept:
                 _rename(names, change)
-        return self._files(names, dice, kept)
+        return self._files(names, rng, kept)
 
-    def _files(self, names: dict[str, _Entry], dice: Random, kept: float) -> dict[str, bytes]:
+    def _files(self, names: dict[str, _Entry], rng: Random, kept: float) -> dict[str, bytes]:
         made = {path for path, entry in self._names.items() if isinstance(entry, _Directory)}
         lost = tuple(f"{path}/" for path in made - names.keys())
         return {
-            path: entry.after_power_loss(dice, kept)
+            path: entry.after_power_loss(rng, kept)
             for path, entry in names.items()
             if isinstance(entry, _File) and not path.startswith(lost)
         }

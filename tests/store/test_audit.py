@@ -1,4 +1,4 @@
-"""The audit is a chain: whatever is done to it shows."""
+"""The audit is a chain: every change to it is detected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpumond.store.retention import remove_excess
 from tests.store.opened import with_store
 
 
-def test_the_audit_can_be_verified_beside_the_daemon_that_writes_it(path: Path):
+def test_audit_can_be_verified_while_the_daemon_writes_it(path: Path):
     async def work(store: Store) -> list[str]:
         for number in range(5):
             await store.audit("token", "flush", {"pid": number})
@@ -35,7 +35,7 @@ def test_the_audit_can_be_verified_beside_the_daemon_that_writes_it(path: Path):
         ("DELETE FROM audit", "entries 1 to 5 are missing at the end"),
     ],
 )
-def test_whatever_is_done_to_an_entry_shows(path: Path, tampering: str, complaint: str):
+def test_changes_of_entries_are_detected(path: Path, tampering: str, complaint: str):
     async def work(store: Store) -> None:
         for number in range(5):
             await store.audit("token", "flush", {"pid": number})
@@ -48,8 +48,10 @@ def test_whatever_is_done_to_an_entry_shows(path: Path, tampering: str, complain
     assert any(complaint in problem for problem in verify_audit(path)), verify_audit(path)
 
 
-def work_of_an_entry(entries: int) -> int:
-    """How many instructions SQLite carries out, in hundreds, to add an entry to so many and to keep the bounds."""
+def instructions_of_an_entry(entries: int) -> int:
+    """Return the number of instructions of SQLite, in hundreds, to add an entry to this number of entries within the
+    bounds.
+    """
     db = sqlite3.connect(":memory:")
     db.executescript("".join(STEPS))
     row = (1.0, "token", "reload", "{}", GENESIS, GENESIS)
@@ -70,5 +72,5 @@ def work_of_an_entry(entries: int) -> int:
     return hundreds
 
 
-def test_an_entry_costs_no_more_where_there_are_many():
-    assert work_of_an_entry(20_000) <= work_of_an_entry(20) + 2
+def test_cost_of_an_entry_does_not_depend_on_their_number():
+    assert instructions_of_an_entry(20_000) <= instructions_of_an_entry(20) + 2

@@ -1,4 +1,4 @@
-"""A damaged store never prevents a start: what can be read is read, and the rest is counted."""
+"""A damaged store never prevents a start: readable rows are read, and the others are counted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from gpumond.store import Store, verify_audit
 from gpumond.store.history import HistoryPersistence
 from tests.store.opened import RECEIPT, over, with_store
 
-ALERT = Alert("full", "firing", (("alertname", "full"),), (), 1.0, 1.0, 2.0)
+ALERT = Alert(
+    rule="full", phase="firing", labels=(("alertname", "full"),), annotations=(), value=1.0, active_at=1.0, fired_at=2.0
+)
 TABLES = {
     "rules": "body",
     "audit": "detail",
@@ -40,7 +42,7 @@ TABLES = {
     "history": "body",
     "baselines": "body",
 }
-"""Each table with rows, and its longest column."""
+"""Tables with rows, and the longest column of each."""
 
 
 async def fill(store: Store) -> None:
@@ -55,7 +57,9 @@ async def fill(store: Store) -> None:
         await store.delivered(notices[1:], accepted=True)
         await store.add_receipts([replace(RECEIPT, started_at=time.time())])
         await store.put_baseline("before", Baseline(name, None, 1.0, 10.0, 10.0, True, ()))
-    series = Coarse("GPU-a", None, None, 1.0, ((None,) * 5,) * len(TIERS), ())
+    series = Coarse(
+        device_uuid="GPU-a", pid=None, start_ticks=None, born_at=1.0, records=((None,) * 5,) * len(TIERS), blocks=()
+    )
     await store.keep_history([series] * 3)
 
 
@@ -69,8 +73,9 @@ async def flush(*_: object) -> Any:
 
 
 async def start(store: Store) -> dict[str, int]:
-    """What a daemon reads at its start and what its API reads later, by the same code; the number of each. A part that
-    the store refuses has none."""
+    """Return the number of rows of each part that a daemon reads at its start, and that its API reads later. A part
+    that the store refuses is absent.
+    """
     found: dict[str, int] = {}
 
     async def read(name: str, work: Callable[[], Awaitable[Any]]) -> None:
@@ -108,26 +113,26 @@ async def _second(pair: Awaitable[tuple[Any, Any]]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("whole") / "state" / "gpumond.db"
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("intact") / "state" / "gpumond.db"
     with_store(path, fill)
     return path
 
 
-def copied(whole: Path, directory: Path) -> Path:
-    shutil.copytree(whole.parent, directory)
+def copy_of(intact: Path, directory: Path) -> Path:
+    shutil.copytree(intact.parent, directory)
     directory.chmod(0o700)
-    return directory / whole.name
+    return directory / intact.name
 
 
 WRONG = (b"\xff", "{}", "[]", 7, "7", '"text"', "null", '{"labels":[["a"]]}', '{"\\ud800":1}', "[" * 5000, "\x00")
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_row_that_cannot_be_read_is_left_out_alone_with_a_fault(whole: Path, tmp_path: Path, table: str):
+def test_unreadable_row_is_skipped_alone_with_a_fault(intact: Path, tmp_path: Path, table: str):
     column = TABLES[table]
     for number, wrong in enumerate(WRONG):
-        path = copied(whole, tmp_path / str(number))
+        path = copy_of(intact, tmp_path / str(number))
         expected = with_store(path, start)
         assert expected[table] >= 3
         db = sqlite3.connect(path)
@@ -141,7 +146,7 @@ def test_a_row_that_cannot_be_read_is_left_out_alone_with_a_fault(whole: Path, t
 
         found, faults, writable = with_store(path, work)
         assert writable
-        if "audit" in table:  # any JSON is a detail; the chain tells that it was changed
+        if "audit" in table:  # any JSON is a valid detail; the chain detects the change
             assert found[table] >= expected[table] - 1
             assert verify_audit(path)
         else:
@@ -152,15 +157,15 @@ def test_a_row_that_cannot_be_read_is_left_out_alone_with_a_fault(whole: Path, t
 FLIPS = 200
 
 
-def test_a_store_with_flipped_bits_is_opened_or_set_aside(whole: Path, tmp_path: Path):
-    dice = Random(14)
+def test_store_with_flipped_bits_is_opened_or_set_aside(intact: Path, tmp_path: Path):
+    rng = Random(14)
     for number in range(FLIPS):
-        path = copied(whole, tmp_path / str(number))
+        path = copy_of(intact, tmp_path / str(number))
         content = bytearray(path.read_bytes())
-        # Half of them in the header and the schema, where a flip concerns the whole file.
+        # Half of them in the header and the schema, where a flip affects the intact file.
         reach = 8192 if number % 2 else len(content)
-        for _ in range(dice.choice((1, 1, 3, 50))):
-            content[dice.randrange(reach)] ^= 1 << dice.randrange(8)
+        for _ in range(rng.choice((1, 1, 3, 50))):
+            content[rng.randrange(reach)] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
         with_store(path, works)
         verify_audit(path)
@@ -172,8 +177,8 @@ async def works(store: Store) -> None:
     try:
         await change(store)
     except StoreUnavailable:
-        if "written by a newer gpumond" not in store.trouble:  # which is left as it is
-            await change(store)  # damage that shows at a change: the file is set aside by the next one
+        if "written by a newer gpumond" not in store.trouble:  # it remains unchanged
+            await change(store)  # damage that a change detects: the next change sets the file aside
 
 
 async def change(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""The disk under the store hangs, or the store's directory is removed."""
+"""The disk of the store hangs, or the store's directory is removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ static int synced(long number, int descriptor) {
 int fsync(int descriptor) { return synced(SYS_fsync, descriptor); }
 int fdatasync(int descriptor) { return synced(SYS_fdatasync, descriptor); }
 """
-"""No write reaches the disk while the file that FROZEN names exists."""
+"""Writes block while the file in FROZEN exists."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def library(tmp_path: Path) -> Path:
     return tmp_path / "freeze.so"
 
 
-def test_sigterm_ends_a_daemon_whose_disk_hangs(serve: Callable[..., RunningDaemon], library: Path, tmp_path: Path):
+def test_sigterm_ends_a_daemon_with_a_hanging_disk(serve: Callable[..., RunningDaemon], library: Path, tmp_path: Path):
     frozen = tmp_path / "frozen"
     daemon = serve("--source", "sim", environ={"LD_PRELOAD": str(library), "FROZEN": str(frozen)})
     until(lambda: daemon.value("gpumond_store_writable") == 1)
@@ -51,7 +51,7 @@ def test_sigterm_ends_a_daemon_whose_disk_hangs(serve: Callable[..., RunningDaem
     assert "does not answer: what is not written yet is lost" in daemon.log.read_text()
 
 
-def test_a_second_daemon_does_not_share_a_store_whose_directory_was_removed(path: Path):
+def test_second_daemon_does_not_share_a_store_with_a_removed_directory(path: Path):
     async def work(store: Store) -> None:
         await store.audit("token", "reload", {})
         shutil.rmtree(path.parent)

@@ -1,4 +1,4 @@
-"""The history over a restart: coarse, bounded, and never in a tick's way."""
+"""The history over a restart: coarse, bounded, and without delay of a tick."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 
 from gpumond.errors import StoreUnavailable
 from gpumond.history import Coarse, History
+from gpumond.model.process import ProcessKey
 from gpumond.store import Store
 from gpumond.store.history import EVERY_SECONDS, SERIES_A_TICK, HistoryPersistence
 from gpumond.testing import make_snapshot
 
 T = TypeVar("T")
-LIFE = ("GPU-a", 10, 100)
+LIFE = ("GPU-a", ProcessKey(10, 100))
 HOURS = 3
 
 
@@ -28,7 +29,7 @@ def history(lives: int = 1) -> History:
         seen.begin(make_snapshot(elapsed_seconds=float(second), taken_at=1e9 + second))
         seen.device("GPU-a").add((float(second), 5.0, 4.0, 3.0, 0.5, 0.0))
         for number in range(lives):
-            series = seen.life(("GPU-a", 10 + number, 100))
+            series = seen.life(("GPU-a", ProcessKey(10 + number, 100)))
             assert series
             series.add((float(second), float(second), float(second), float(second)))
     return seen
@@ -47,10 +48,10 @@ def with_store(path: Path, work: Callable[[Store], Awaitable[T]]) -> T:
 
 
 def quarters(seen: History) -> list[tuple[float, ...]]:
-    return [point[1:] for point in seen.series("GPU-a", 10, "used", resolution=900)]
+    return [point[1:] for point in seen.series(LIFE, "used", resolution=900)]
 
 
-def test_what_was_seen_before_a_restart_is_there_again_for_what_still_lives(tmp_path: Path):
+def test_history_of_existing_lives_is_restored_after_a_restart(tmp_path: Path):
     before, after = history(), History()
 
     async def keep(store: Store) -> None:
@@ -63,23 +64,23 @@ def test_what_was_seen_before_a_restart_is_there_again_for_what_still_lives(tmp_
     with_store(tmp_path, restore)
     at = HOURS * 3600.0
     after.begin(make_snapshot(elapsed_seconds=1.0, taken_at=1e9 + at))
-    after.life(("GPU-a", 10, 101))
+    after.life(("GPU-a", ProcessKey(10, 101)))
     assert quarters(after) == [], "that pid is another process now"
     after.life(LIFE)
-    *ended, _ = quarters(before)  # the last block has not ended, and is not kept
+    *ended, _ = quarters(before)  # the last block has not ended, and is not stored
     assert quarters(after) == ended != []
     assert after.lives[LIFE].born == pytest.approx(1.0 - at)
 
 
-def test_it_is_kept_every_few_minutes_a_few_series_a_tick(tmp_path: Path):
+def test_history_is_stored_periodically_a_few_series_a_tick(tmp_path: Path):
     seen = history(lives=4 * SERIES_A_TICK)
 
     async def work(store: Store) -> tuple[int, int]:
         keeper, ticks = HistoryPersistence(store), 0
-        keeper.turn(seen, EVERY_SECONDS - 1)
+        keeper.advance(seen, EVERY_SECONDS - 1)
         while not await store.history():
-            keeper.turn(seen, EVERY_SECONDS + ticks)
-            seen.end(("GPU-a", 10, 100))  # whoever ends meanwhile is left out, and nothing else
+            keeper.advance(seen, EVERY_SECONDS + ticks)
+            seen.end(("GPU-a", 10, 100))  # a life that ends meanwhile is left out
             ticks += 1
             await asyncio.sleep(0)
         return ticks, len(await store.history())
@@ -89,7 +90,7 @@ def test_it_is_kept_every_few_minutes_a_few_series_a_tick(tmp_path: Path):
     assert kept == 4 * SERIES_A_TICK + 1
 
 
-def test_what_is_kept_replaces_what_was_kept(tmp_path: Path):
+def test_stored_history_replaces_the_previous_one(tmp_path: Path):
     async def work(store: Store) -> list[Coarse]:
         for lives in (5, 1):
             await store.keep_history(tuple(history(lives).coarse()))
@@ -98,7 +99,7 @@ def test_what_is_kept_replaces_what_was_kept(tmp_path: Path):
     assert len(with_store(tmp_path, work)) == 2
 
 
-def test_a_history_that_cannot_be_read_is_said_and_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_unreadable_history_is_reported_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     with_store(tmp_path, lambda store: store.keep_history(tuple(history().coarse())))
     db = sqlite3.connect(tmp_path / "state" / "gpumond.db")
     with db:
@@ -116,7 +117,7 @@ class Broken:
         raise StoreUnavailable("the disk is full")
 
 
-def test_without_a_store_it_goes_on():
+def test_history_works_without_a_store():
     async def work() -> None:
         keeper = HistoryPersistence(Broken())
         await keeper.restore(History())
@@ -125,7 +126,7 @@ def test_without_a_store_it_goes_on():
     asyncio.run(work())
 
 
-def test_what_has_not_been_seen_again_yet_is_kept_for_the_next_restart_too(tmp_path: Path):
+def test_unseen_lives_are_kept_for_the_next_restart(tmp_path: Path):
     async def work(store: Store) -> list[Coarse]:
         await HistoryPersistence(store).close(history())
         early = History()

@@ -1,4 +1,4 @@
-"""What was acknowledged is there after a loss of power: bench.power has the figures of thousands of moments."""
+"""Acknowledged changes survive a loss of power; bench.power tests thousands of times of loss."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from tests.store.losing_power import losses, record
 from tests.store.power import Disk, Event, build, without_commit_syncs, without_syncs
 
 EDITS = 90
-MOMENTS = 60
+LOSSES = 60
 
 
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
-    """Three lives of a daemon."""
+    """Events of three daemon processes."""
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler (cc) to build the library that logs writes")
     directory = tmp_path_factory.mktemp("power")
     return record(directory, build(directory), EDITS)
 
 
-def test_no_acknowledged_rule_and_no_audit_entry_is_lost_with_the_power(events: list[Event]):
-    assert losses(events, MOMENTS) == []
+def test_acknowledged_rules_and_audit_entries_survive_a_loss_of_power(events: list[Event]):
+    assert losses(events, LOSSES) == []
 
 
-def test_it_shows_what_synchronous_normal_would_lose_and_that_sqlite_keeps_it_whole(events: list[Event]):
-    lost = losses(without_commit_syncs(events), MOMENTS)
-    assert len(lost) > MOMENTS / 4
-    told = ("not what was acknowledged", "entries were missing when a daemon started")
-    assert all(any(one in each for one in told) for each in lost)
+def test_synchronous_normal_would_lose_changes_but_not_consistency(events: list[Event]):
+    lost = losses(without_commit_syncs(events), LOSSES)
+    assert len(lost) > LOSSES / 4
+    errors = ("not what was acknowledged", "entries were missing when a daemon started")
+    assert all(any(one in each for one in errors) for each in lost)
 
 
-def test_it_shows_what_a_disk_that_never_syncs_would_lose(events: list[Event]):
-    assert len(losses(without_syncs(events), MOMENTS)) > MOMENTS / 4
+def test_disk_that_never_syncs_would_lose_changes(events: list[Event]):
+    assert len(losses(without_syncs(events), LOSSES)) > LOSSES / 4
 
 
-def test_a_disk_keeps_what_was_synced_and_of_the_rest_any_sectors():
-    disk, dice = Disk(), Random(1)
+def test_disk_keeps_synced_data_and_any_sectors_of_the_rest():
+    disk, rng = Disk(), Random(1)
     for event in (
         Event("c", "/d/kept", 0, b""),
         Event("w", "/d/kept", 0, b"a" * 1024),
@@ -51,7 +51,7 @@ def test_a_disk_keeps_what_was_synced_and_of_the_rest_any_sectors():
     ):
         disk.see(event)
     assert disk.held() == {"/d/renamed": b"b" * 1024, "/d/new": b""}
-    found = [disk.after_power_loss(dice) for _ in range(200)]
+    found = [disk.after_power_loss(rng) for _ in range(200)]
     names = {tuple(sorted(each)) for each in found}
     assert names == {("/d/kept",), ("/d/renamed",), ("/d/kept", "/d/new"), ("/d/new", "/d/renamed")}
     contents = {each.get("/d/kept", b"") + each.get("/d/renamed", b"") for each in found}

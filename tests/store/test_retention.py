@@ -1,4 +1,4 @@
-"""What is too old or too much goes, the oldest first, and the audit is still a chain."""
+"""The oldest rows are removed beyond the limits of age and size, and the audit remains a chain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.store.opened import RECEIPT, over, with_store
 DAY = 86400.0
 
 
-def test_an_audit_that_was_trimmed_is_bounded_and_still_a_chain(path: Path):
+def test_trimmed_audit_is_bounded_and_a_valid_chain(path: Path):
     async def work(store: Store) -> int:
         for number in range(120):
             await store.audit("token", "flush", {"pid": number})
@@ -29,7 +29,7 @@ def test_an_audit_that_was_trimmed_is_bounded_and_still_a_chain(path: Path):
     assert verify_audit(path) == []
 
 
-def test_a_size_that_is_too_much_is_trimmed_too(path: Path):
+def test_store_above_its_size_limit_is_trimmed(path: Path):
     async def work(store: Store) -> None:
         for number in range(100):
             await store.audit("token", "flush", {"pid": number, "text": "x" * 5000})
@@ -40,7 +40,7 @@ def test_a_size_that_is_too_much_is_trimmed_too(path: Path):
 
 
 def aged(path: Path, days: float) -> None:
-    """As if all that is in the store had been written so many days earlier, and the audit made to fit."""
+    """Make all rows of the store this number of days older, and the chain of the audit valid."""
     db = sqlite3.connect(path)
     with db:
         for table in ("receipts", "past_alerts"):
@@ -53,7 +53,7 @@ def aged(path: Path, days: float) -> None:
             )
             before = own
     db.close()
-    path.with_name("gpumond.db-audit").unlink()  # it has the newest hash of the audit as it was
+    path.with_name("gpumond.db-audit").unlink()  # it has the newest hash of the original audit
     assert verify_audit(path) == []
 
 
@@ -73,11 +73,11 @@ async def contents(store: Store) -> tuple[list[str], int, int]:
     ("days", "left"),
     [
         (1, (["reload"] * 4, 2, 2)),
-        (10.2, (["reload"] * 4, 1, 1)),  # a trim is an entry too: not for every entry that is a little too old
+        (10.2, (["reload"] * 4, 1, 1)),  # a trim is an entry too, so it does not follow each slightly old entry
         (11, (["reload", "reload", "trim"], 1, 1)),
     ],
 )
-def test_what_is_older_than_the_retention_goes_and_the_audit_is_still_a_chain(
+def test_rows_older_than_the_retention_are_removed_and_the_chain_is_valid(
     path: Path, days: float, left: tuple[list[str], int, int]
 ):
     async def fill_twice(store: Store) -> None:
@@ -91,7 +91,7 @@ def test_what_is_older_than_the_retention_goes_and_the_audit_is_still_a_chain(
     assert verify_audit(path) == []
 
 
-def test_an_audit_that_is_old_as_a_whole_keeps_its_newest_entry_to_go_on_from(path: Path):
+def test_entirely_old_audit_keeps_its_newest_entry(path: Path):
     with_store(path, fill_everything)
     with_store(path, fill_everything)
     aged(path, 1000)
@@ -101,7 +101,7 @@ def test_an_audit_that_is_old_as_a_whole_keeps_its_newest_entry_to_go_on_from(pa
     assert verify_audit(path) == []
 
 
-def test_alerts_that_are_over_and_receipts_are_bounded_in_number(path: Path):
+def test_resolved_alerts_and_receipts_are_limited_in_number(path: Path):
     async def work(store: Store) -> tuple[list[str], int, int]:
         for number in range(30):
             await store.keep([], [], [over(str(number))])
@@ -114,5 +114,5 @@ def test_alerts_that_are_over_and_receipts_are_bounded_in_number(path: Path):
 @pytest.mark.parametrize(
     ("now", "same"), [((1600.0, 700.0), True), ((1600.0 + 3600, 700.0), False), ((1600.0 - 3e8, 700.0), False)]
 )
-def test_a_clock_that_was_set_does_not_tell_how_old_things_are(now: tuple[float, float], same: bool):
+def test_changed_clock_removes_no_rows(now: tuple[float, float], same: bool):
     assert same_clock(Heartbeat(1000.0, 100.0), Heartbeat(*now)) is same

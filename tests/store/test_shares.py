@@ -1,4 +1,4 @@
-"""What one user does takes nothing of the store from administrators or from other users."""
+"""Flushes of one user displace no rows of administrators or of other users."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = Bounds(max_bytes=400_000, max_entries=500, max_entries_of_a_user=50, max
 ADMINISTRATORS = tuple(dict.fromkeys(("token", "token:nightly", "uid:0", f"uid:{os.geteuid()}", "rule:full")))
 
 
-def test_an_entry_has_at_most_4_kib_with_totals_and_a_hash(path: Path):
+def test_audit_entry_has_at_most_4_kib_with_totals_and_a_hash(path: Path):
     async def work(store: Store) -> list[int]:
         detail = {"id": "f1", "released_bytes": 7, "receipts": [{"pid": number} for number in range(100_000)]}
         await store.audit("uid:4711", "flush.receipts", detail)
@@ -45,7 +45,7 @@ def of(actor: str, receipts: list[Receipt]) -> int:
     return sum(receipt.requested_by == actor for receipt in receipts)
 
 
-def test_a_users_flushes_remove_no_entry_and_no_receipt_of_others(path: Path):
+def test_flushes_of_a_user_remove_no_entry_and_no_receipt_of_others(path: Path):
     async def work(store: Store) -> None:
         for actor in ADMINISTRATORS:
             await store.audit(actor, "reload", {"by": actor})
@@ -101,7 +101,7 @@ def test_alerts_of_one_rule_do_not_displace_those_of_others(path: Path):
         ("DELETE FROM user_audit", "chain uid:4711: entries 1 to 5 are missing"),
     ],
 )
-def test_whatever_is_done_to_a_users_entries_shows(path: Path, tampering: str, complaint: str):
+def test_changes_of_a_users_entries_are_detected(path: Path, tampering: str, complaint: str):
     async def work(store: Store) -> None:
         for number in range(5):
             await store.audit("uid:4711", "flush.request", {"number": number})
@@ -114,7 +114,7 @@ def test_whatever_is_done_to_a_users_entries_shows(path: Path, tampering: str, c
     assert complaint in verify_audit(path)
 
 
-def test_many_users_share_what_is_beyond_the_first_chains(path: Path):
+def test_users_beyond_the_maximum_of_chains_share_one(path: Path):
     async def work(store: Store) -> None:
         for number in range(MAX_CHAINS + 20):
             await store.audit(f"uid:{100_000 + number}", "flush.request", {})
@@ -126,7 +126,7 @@ def test_many_users_share_what_is_beyond_the_first_chains(path: Path):
     assert verify_audit(path) == []
 
 
-def test_what_is_read_of_the_audit_is_bounded_also_where_an_older_version_wrote_it(path: Path):
+def test_audit_of_an_older_version_is_read_with_a_bound(path: Path):
     with_store(path, lambda store: store.audit("token", "reload", {}))
     db = sqlite3.connect(path)
     with db:

@@ -1,4 +1,4 @@
-"""What the store acknowledged is kept, and comes back as it was."""
+"""Acknowledged rows are kept and read back unchanged."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from gpumond.store.database import STEPS
 from tests.store.opened import RECEIPT, over, with_store
 
 
-def test_a_rule_is_there_after_a_restart_with_its_etag(path: Path):
+def test_rule_survives_a_restart_with_its_etag(path: Path):
     etag = with_store(path, lambda store: store.put_rule("full", {"above": 0.9}, "token"))
     assert with_store(path, lambda store: store.rules()) == {"full": (etag, {"above": 0.9})}
 
 
-def test_only_this_user_can_read_it(path: Path):
+def test_store_is_readable_by_its_user_only(path: Path):
     with_store(path, lambda store: store.audit("token", "reload", {}))
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
 
 
-def test_a_change_of_another_version_than_the_one_meant_is_refused(path: Path):
+def test_change_of_another_version_is_refused(path: Path):
     async def work(store: Store) -> None:
         etag = await store.put_rule("full", {"above": 0.9}, "token")
         newer = await store.put_rule("full", {"above": 0.8}, "token", if_match=etag)
@@ -49,14 +49,16 @@ def test_a_change_of_another_version_than_the_one_meant_is_refused(path: Path):
     with_store(path, work)
 
 
-def test_receipts_come_back_as_they_were(path: Path):
+def test_receipts_round_trip(path: Path):
     with_store(path, lambda store: store.add_receipts([RECEIPT]))
     assert with_store(path, lambda store: store.receipts()) == [RECEIPT]
 
 
-def test_alerts_are_resumed_as_old_as_they_were_when_they_were_kept(path: Path):
+def test_alerts_are_resumed_with_their_age(path: Path):
     now = Heartbeat(1e6, 5000.0)
-    fired = Alert("full", "firing", (("alertname", "full"),), (), 1e6, 1e6 + 60)
+    fired = Alert(
+        rule="full", phase="firing", labels=(("alertname", "full"),), annotations=(), value=1e6, active_at=1e6 + 60
+    )
 
     async def fire(store: Store) -> None:
         nonlocal now
@@ -69,7 +71,7 @@ def test_alerts_are_resumed_as_old_as_they_were_when_they_were_kept(path: Path):
     assert (activity.alert, activity.active_elapsed) == (fired, -60.0)
 
 
-def test_a_store_of_the_first_version_is_taken_over(path: Path):
+def test_store_of_the_first_version_is_upgraded(path: Path):
     path.parent.mkdir(mode=0o700)
     db = sqlite3.connect(path)
     db.executescript(f"{STEPS[0]} PRAGMA user_version = 1;")
@@ -105,7 +107,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("after", [1, 7, 40, 111])
-def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(path: Path, after: int):
+def test_acknowledged_changes_survive_a_kill_of_the_writer(path: Path, after: int):
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True, env=os.environ
     )

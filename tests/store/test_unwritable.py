@@ -1,4 +1,4 @@
-"""What the store cannot keep it refuses, and says so; it works again by itself."""
+"""Changes that the store cannot keep are refused with a reason, and it recovers by itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpumond.store import Store, verify_audit
 from tests.store.opened import with_store
 
 
-def test_a_corrupt_file_is_set_aside_loudly_and_never_overwritten(path: Path, caplog: pytest.LogCaptureFixture):
+def test_corrupt_file_is_set_aside_with_a_fault_and_never_overwritten(path: Path, caplog: pytest.LogCaptureFixture):
     path.parent.mkdir(mode=0o700)
     path.write_bytes(b"not a database" * 1000)
 
@@ -29,10 +29,10 @@ def test_a_corrupt_file_is_set_aside_loudly_and_never_overwritten(path: Path, ca
     (aside,) = path.parent.glob("*.corrupt-*")
     assert aside.read_bytes() == b"not a database" * 1000
     assert "set aside" in caplog.text
-    assert with_store(path, work)[1] == ["corrupt"], "it is said until somebody has looked"
+    assert with_store(path, work)[1] == ["corrupt"], "the fault lasts until it is read"
 
 
-def test_a_page_that_went_bad_is_noticed_at_the_next_start(path: Path):
+def test_damaged_page_is_detected_at_the_next_start(path: Path):
     async def fill(store: Store) -> None:
         for number in range(200):
             await store.put_rule(f"rule{number}", {"text": "x" * 500}, "token")
@@ -48,7 +48,7 @@ async def _kinds(store: Store) -> list[str]:
     return [fault.kind for fault in store.faults()]
 
 
-def test_two_daemons_never_share_a_store(path: Path):
+def test_second_daemon_does_not_share_the_store(path: Path):
     async def work(store: Store) -> None:
         second = Store(path)
         await second.open()
@@ -62,7 +62,7 @@ def test_two_daemons_never_share_a_store(path: Path):
     with_store(path, work)
 
 
-def test_a_directory_that_others_can_write_is_not_used(path: Path):
+def test_directory_writable_by_others_is_not_used(path: Path):
     path.parent.mkdir()
     path.parent.chmod(0o777)
 
@@ -74,7 +74,7 @@ def test_a_directory_that_others_can_write_is_not_used(path: Path):
     assert "--state-dir" in trouble
 
 
-def test_a_store_of_a_newer_version_is_left_alone(path: Path):
+def test_store_of_a_newer_version_is_unchanged(path: Path):
     with_store(path, lambda store: store.audit("token", "reload", {}))
     db = sqlite3.connect(path)
     db.execute("PRAGMA user_version = 99")
@@ -93,7 +93,7 @@ def limited(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_what_cannot_be_written_is_refused_and_works_again_by_itself(path: Path):
+def test_unwritable_changes_are_refused_until_the_store_recovers(path: Path):
     async def work(store: Store) -> None:
         await store.put_rule("kept", {}, "token")
         with limited(path.stat().st_size):
@@ -113,7 +113,7 @@ def test_what_cannot_be_written_is_refused_and_works_again_by_itself(path: Path)
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
+    """File system of 1 MiB."""
     mount = tmp_path / "disk"
     mount.mkdir()
     if (
@@ -138,7 +138,7 @@ def fill(directory: Path) -> Path:
     return ballast
 
 
-def test_a_full_disk_is_said_to_be_one_and_space_mends_it(small_disk: Path):
+def test_full_disk_is_named_and_free_space_resolves_it(small_disk: Path):
     async def work(store: Store) -> None:
         await store.put_rule("kept", {}, "token")
         ballast = fill(small_disk)
@@ -156,7 +156,7 @@ def test_a_full_disk_is_said_to_be_one_and_space_mends_it(small_disk: Path):
     assert verify_audit(small_disk / "gpumond.db") == []
 
 
-def test_a_store_that_cannot_be_opened_is_opened_once_it_can(tmp_path: Path):
+def test_store_that_cannot_be_opened_is_retried(tmp_path: Path):
     place = tmp_path / "place"
     place.write_text("a file where the directory should be")
 

@@ -1,4 +1,4 @@
-"""``gpumond audit verify`` answers in sentences, whatever is in the file."""
+"""``gpumond audit verify`` prints sentences for any content of the file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def break_schema(path: Path) -> None:
     ],
     ids=range(11),
 )
-def test_damage_is_a_sentence_and_exit_code_1(path: Path, damage: Callable[[Path], object]):
+def test_damage_is_one_sentence_with_exit_code_1(path: Path, damage: Callable[[Path], object]):
     with_store(path, fill)
     damage(path)
     done = verify(path)
@@ -66,7 +66,7 @@ def test_damage_is_a_sentence_and_exit_code_1(path: Path, damage: Callable[[Path
     assert done.stdout.startswith(f"{path}: "), done.stdout
 
 
-def test_newest_entries_that_were_removed_with_their_count_are_missed(path: Path):
+def test_newest_entries_removed_with_their_count_are_missed(path: Path):
     with_store(path, fill)
     execute(path, "DELETE FROM audit WHERE seq > 3", "UPDATE sqlite_sequence SET seq = 3 WHERE name = 'audit'")
     assert verify_audit(path) == ["entries 4 to 5 are missing at the end"]
@@ -75,7 +75,7 @@ def test_newest_entries_that_were_removed_with_their_count_are_missed(path: Path
     assert verify(path).returncode == 1
 
 
-def test_an_audit_that_was_emptied_with_its_count_is_missed(path: Path):
+def test_audit_emptied_with_its_count_is_missed(path: Path):
     with_store(path, fill)
     execute(path, "DELETE FROM audit", "DELETE FROM user_audit", "DELETE FROM sqlite_sequence")
     assert verify_audit(path) == [
@@ -84,7 +84,7 @@ def test_an_audit_that_was_emptied_with_its_count_is_missed(path: Path):
     ]
 
 
-def test_an_audit_that_was_made_again_is_not_the_one_that_was_recorded(path: Path):
+def test_rewritten_audit_differs_from_the_recorded_one(path: Path):
     with_store(path, fill)
     db = sqlite3.connect(path)
     before = GENESIS
@@ -100,7 +100,7 @@ def test_an_audit_that_was_made_again_is_not_the_one_that_was_recorded(path: Pat
     assert verify_audit(path) == ["entry 5 is not the one that was recorded in gpumond.db-audit"]
 
 
-def test_a_store_without_the_record_of_its_end_is_whole(path: Path):
+def test_store_without_the_record_of_its_end_is_valid(path: Path):
     with_store(path, fill)
     for content in (b"", b"{}\nnot its hash\n", b"\xff" * 100):
         path.with_name("gpumond.db-audit").write_bytes(content)

@@ -1,4 +1,4 @@
-"""Frames as the daemon answers them, and a server that answers what a test says."""
+"""Frames as the daemon returns them, and a fake daemon with the answers that a test defines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpumond.testing import GIB, make_device, make_pool, make_process, make_repo
 FRAME = TypeAdapter(WholeFrame)
 
 
-def a_frame(
+def make_frame(
     *devices: DeviceReading,
     verdicts: tuple[Verdict, ...] = (),
     alerts: tuple[Alert, ...] = (),
@@ -31,12 +31,21 @@ def a_frame(
     snapshot = make_snapshot(*devices, **fields)
     frame = Frame(snapshot, attribute(snapshot), verdicts, alerts)
     processes = tuple(holdings(frame))
-    whole = WholeFrame("0", snapshot, frame.ledger, verdicts, alerts, processes, faults, conditions)
+    whole = WholeFrame(
+        version="0",
+        snapshot=snapshot,
+        ledger=frame.ledger,
+        verdicts=verdicts,
+        alerts=alerts,
+        processes=processes,
+        faults=faults,
+        conditions=conditions,
+    )
     decoded: dict[str, Any] = FRAME.dump_python(whole, mode="json")
     return decoded
 
 
-def a_busy_frame(**fields: Any) -> dict[str, Any]:
+def busy_frame(**fields: Any) -> dict[str, Any]:
     """80 GiB: train holds 40 (20 live, 12 cached, 6 stranded, 2 overhead), pid 11 without an agent 10."""
     device = make_device(
         name="H100",
@@ -45,15 +54,15 @@ def a_busy_frame(**fields: Any) -> dict[str, Any]:
         processes=(make_process(10, 40 * GIB), make_process(11, 10 * GIB, comm="python", user="ada")),
     )
     report = make_report(10, (make_pool(live=20 * GIB, cached=12 * GIB, stranded=6 * GIB),))
-    return a_frame(device, **{"reports": (report,)} | fields)
+    return make_frame(device, **{"reports": (report,)} | fields)
 
 
-class Played:
-    """``answers`` by path, without the query: (status, JSON). One that is None is never given."""
+class FakeDaemon:
+    """HTTP server. ``answers`` by path, without the query: (status, JSON). An answer of None is never sent."""
 
     def __init__(self, frame: dict[str, Any]) -> None:
         self.answers: dict[str, tuple[int, Any] | None] = {"/api/v1/history": (404, {"detail": "nothing is known"})}
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         self.queries: list[tuple[str, Any]] = []
         """Return the complete request."""
         self.url = ""
@@ -65,8 +74,8 @@ class Played:
 
 
 @contextmanager
-def playing(frame: dict[str, Any]) -> Iterator[Played]:
-    played = Played(frame)
+def fake_daemon(frame: dict[str, Any]) -> Iterator[FakeDaemon]:
+    fake = FakeDaemon(frame)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -77,11 +86,11 @@ def playing(frame: dict[str, Any]) -> Iterator[Played]:
 
         def _answer(self, body: Any) -> None:
             path = self.path.partition("?")[0]
-            played.asked.append((path, body))
-            played.queries.append((self.path, body))
-            answer = played.answers.get(path, (404, {"detail": f"no {path}"}))
+            fake.requests.append((path, body))
+            fake.queries.append((self.path, body))
+            answer = fake.answers.get(path, (404, {"detail": f"no {path}"}))
             if answer is None:
-                played.over.wait(30)
+                fake.over.wait(30)
                 return
             sent = json.dumps(answer[1]).encode()
             self.send_response(answer[0])
@@ -94,10 +103,10 @@ def playing(frame: dict[str, Any]) -> Iterator[Played]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        played.url = f"http://127.0.0.1:{server.server_port}"
+        fake.url = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield played
+            yield fake
         finally:
-            played.over.set()
+            fake.over.set()
             server.shutdown()

@@ -4,15 +4,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gpumond.model.frame import SHARES
-from gpumond.top.bars import FILLS, bar, curve
+from gpumond.top.bars import COLOURS, FILLS, bar, curve
 from gpumond.top.ledger import GROUNDS
-from gpumond.top.palette import COLOURS
 
 PARTS = st.dictionaries(st.sampled_from((*SHARES, "reserved")), st.integers(0, 1 << 40))
 
 
 @given(PARTS, st.integers(0, 1 << 41), st.integers(1, 300))
-def test_every_border_is_within_half_a_cell_of_where_it_belongs(parts: dict[str, int], size: int, width: int):
+def test_borders_are_within_half_a_cell(parts: dict[str, int], size: int, width: int):
     cells = bar(parts, size, width)
     assert sum(count for _, count in cells) == width
     assert all(count > 0 for _, count in cells)
@@ -24,7 +23,7 @@ def test_every_border_is_within_half_a_cell_of_where_it_belongs(parts: dict[str,
         assert abs(drawn - passed * width / whole) <= 0.5
 
 
-def test_the_parts_stand_in_the_order_of_the_shares_and_the_rest_is_free():
+def test_parts_are_in_the_order_of_the_shares_and_the_rest_is_free():
     assert bar({"reserved": 1, "cached": 2, "live": 4}, 10, 10) == [
         ("live", 4),
         ("cached", 2),
@@ -33,11 +32,11 @@ def test_the_parts_stand_in_the_order_of_the_shares_and_the_rest_is_free():
     ]
 
 
-def test_an_overcount_fills_the_bar_and_no_more():
+def test_overcount_does_not_exceed_the_bar():
     assert bar({"live": 30, "cached": 10}, 20, 8) == [("live", 6), ("cached", 2)]
 
 
-def test_every_part_has_a_mark_of_its_own_and_a_colour():
+def test_parts_have_distinct_marks_and_a_colour():
     assert len(set(FILLS.values())) == len(FILLS) == len(set(GROUNDS.values()))
     assert FILLS.keys() == GROUNDS.keys() == COLOURS.keys() | {"reserved"}
     assert all(mark.isascii() and len(mark) == 1 for mark in FILLS.values())
@@ -55,10 +54,10 @@ def test_every_part_has_a_mark_of_its_own_and_a_colour():
     ],
     ids=["nothing", "rising", "as often as it was looked", "highest of a stretch", "zero", "outside"],
 )
-def test_a_curve_shows_the_highest_of_each_stretch_from_zero(points: list[tuple[float, float]], expected: list[str]):
+def test_curve_shows_the_maximum_of_each_interval_from_zero(points: list[tuple[float, float]], expected: list[str]):
     assert list(curve(points, 0, 4, 4, 2)) == expected
 
 
-def test_a_gap_in_the_past_stays_a_gap():
+def test_gap_in_the_history_remains_a_gap():
     points = [(float(at), 1.0) for at in (*range(5), *range(15, 20))]
     assert list(curve(points, 0, 20, 20, 1)) == ["█████          █████"]

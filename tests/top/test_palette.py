@@ -1,4 +1,4 @@
-"""The colours are apart for all eyes, and cover what a ledger can hold."""
+"""Colours are distinguishable with each kind of colour vision, and cover the shares of a ledger."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from itertools import combinations
 import pytest
 
 from gpumond.model.frame import SHARES
-from gpumond.top.palette import COLOURS, FREE_ON_DARK
+from gpumond.top.bars import COLOURS, FREE_ON_DARK
 
-APART = 0.12
-EYES = {
+MIN_DISTANCE = 0.12
+COLOUR_VISION = {
     "all cones": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
     "protanope": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
     "deuteranope": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
@@ -41,7 +41,7 @@ def linear(part: float) -> float:
     return part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
 
 
-def seen(colour: str, eye: Matrix) -> list[float]:
+def to_oklab(colour: str, eye: Matrix) -> list[float]:
     """Convert a colour to OKLab."""
     rgb = times(eye, [linear(int(colour[at : at + 2], 16) / 255) for at in (1, 3, 5)])
     cones = times(TO_CONES, [min(1.0, max(0.0, part)) for part in rgb])
@@ -49,24 +49,24 @@ def seen(colour: str, eye: Matrix) -> list[float]:
 
 
 def distance(one: str, other: str, eye: Matrix) -> float:
-    return float(sum((a - b) ** 2 for a, b in zip(seen(one, eye), seen(other, eye), strict=True)) ** 0.5)
+    return float(sum((a - b) ** 2 for a, b in zip(to_oklab(one, eye), to_oklab(other, eye), strict=True)) ** 0.5)
 
 
 @pytest.mark.parametrize("free", [COLOURS["free"], FREE_ON_DARK], ids=["light", "dark"])
-@pytest.mark.parametrize("eye", EYES.values(), ids=list(EYES))
-def test_any_two_colours_are_apart(eye: Matrix, free: str):
+@pytest.mark.parametrize("eye", COLOUR_VISION.values(), ids=list(COLOUR_VISION))
+def test_colours_are_distinguishable(eye: Matrix, free: str):
     colours = COLOURS | {"free": free}
     near = {
         (one, other): round(distance(colours[one], colours[other], eye), 3)
         for one, other in combinations(colours, 2)
-        if distance(colours[one], colours[other], eye) < APART
+        if distance(colours[one], colours[other], eye) < MIN_DISTANCE
     }
     assert not near
 
 
-def test_two_shades_of_one_grey_are_not_apart():
-    assert distance("#808080", "#8a8a8a", EYES["all cones"]) < APART
+def test_similar_greys_are_not_distinguishable():
+    assert distance("#808080", "#8a8a8a", COLOUR_VISION["all cones"]) < MIN_DISTANCE
 
 
-def test_there_is_a_colour_for_each_share_and_for_what_is_free():
+def test_shares_and_free_memory_each_have_a_colour():
     assert tuple(COLOURS) == (*SHARES, "free")

@@ -10,7 +10,7 @@ from gpumond.top.stuck_processes import LIKELY_MEANT, stuck
 GIB = 1024**3
 
 
-def a_holding(pid: int = 7, **fields: Any) -> dict[str, Any]:
+def holding_with(pid: int = 7, **fields: Any) -> dict[str, Any]:
     names = ("container", "container_name", "pod_name", "unit", "slurm_job")
     defaults = {"comm": "python", "workload": "", "kinds": ["compute"], "used_bytes": 3 * GIB, "state": "alive"}
     return {"pid": pid, **dict.fromkeys(names), **defaults} | fields
@@ -43,8 +43,8 @@ def a_holding(pid: int = 7, **fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_each_is_named_with_what_to_do(fields: dict[str, Any], what: str, remedy: str):
-    (entry,) = stuck([a_holding(**fields), a_holding(**fields)])
+def test_stuck_process_is_named_with_its_remedy(fields: dict[str, Any], what: str, remedy: str):
+    (entry,) = stuck([holding_with(**fields), holding_with(**fields)])
     assert entry.what.startswith(what)
     assert remedy in entry.remedy
 
@@ -52,11 +52,11 @@ def test_each_is_named_with_what_to_do(fields: dict[str, Any], what: str, remedy
 def test_healthy_processes_are_not_stuck():
     well = [{}, {"state": None}, {"idle_seconds": 1799.0}, {"idle_seconds": 9999.0, "used_bytes": GIB - 1}]
     well += [{"orphaned": False}, {"idle_seconds": 9999.0, "used_bytes": None}]
-    assert list(stuck([a_holding(pid, **fields) for pid, fields in enumerate(well)])) == []
+    assert list(stuck([holding_with(pid, **fields) for pid, fields in enumerate(well)])) == []
 
 
 def test_intended_kinds_are_distinguished():
-    kinds = [entry.kind for entry in stuck([a_holding(1, orphaned=True), a_holding(2, state="zombie")])]
+    kinds = [entry.kind for entry in stuck([holding_with(1, orphaned=True), holding_with(2, state="zombie")])]
     assert [kind in LIKELY_MEANT for kind in kinds] == [True, False]
 
 
@@ -82,5 +82,5 @@ def test_intended_kinds_are_distinguished():
         (273600 + 1801, "3 d 5 h"),
     ],
 )
-def test_a_duration_for_people(seconds: float, text: str):
+def test_duration_is_readable(seconds: float, text: str):
     assert duration(seconds) == text

@@ -1,4 +1,4 @@
-"""Tests of top in a real terminal with a real daemon, and without a terminal, for scripts."""
+"""top in a real terminal with a real daemon, and without a terminal, for scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpumond.model.snapshot import SourceState
 from gpumond.model.units import human
 from gpumond.testing import GIB, make_device, make_process
 from tests.running import RunningDaemon, until
-from tests.top.frames import Played, a_busy_frame, a_frame, playing
+from tests.top.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.top.screens import Terminal
 
 ROWS, COLUMNS = 24, 80
@@ -44,8 +44,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
 
 
 @pytest.fixture
-def played() -> Iterator[Played]:
-    with playing(a_busy_frame()) as daemon:
+def fake() -> Iterator[FakeDaemon]:
+    with fake_daemon(busy_frame()) as daemon:
         yield daemon
 
 
@@ -59,7 +59,7 @@ def reclaimable(daemon: RunningDaemon) -> int:
 
 
 class Session:
-    """A command in a terminal of its own."""
+    """Command in a terminal of its own."""
 
     def __init__(self, command: list[str], **environ: str) -> None:
         self.keyboard, self.terminal = pty.openpty()
@@ -124,19 +124,19 @@ def environ(daemon: RunningDaemon) -> dict[str, str]:
     return {name: daemon.environ[name] for name in ("GPUMOND_URL", "GPUMOND_SOCKET")}
 
 
-def test_from_first_sight_to_a_receipt_and_back_to_the_shell(demo: RunningDaemon):
+def test_session_from_start_to_receipt_and_exit(demo: RunningDaemon):
     with terminal(COMMAND, COLORTERM="truecolor", **environ(demo)) as session:
         session.shows("GPU 0 Simulated 24 GiB", "training", "serving", "leak", "fragmentation", "q Quit")
         session.press("/")
         session.shows("part of a name")
-        session.press("training\r")  # a rule of the demo may have flushed another program a moment ago
+        session.press("training\r")  # a rule of the demo may just have flushed another program
         session.shows("training (pid")
         session.press("f")
         session.shows("training", "would release about", "Flush? y: yes")
         session.press("y")
         session.shows("receipts", "driver measured", "released")
         session.press("\x1b")
-        session.shows("USED↓", "training", without="receipts")  # an escape at once before another key is Alt
+        session.shows("USED↓", "training", without="receipts")  # an escape directly before another key is Alt
         assert "48;2;24;87;184" in session.written  # live, as on the page
         session.press("q")
         assert session.ends() == 0
@@ -147,21 +147,21 @@ def test_from_first_sight_to_a_receipt_and_back_to_the_shell(demo: RunningDaemon
 
 
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1", "COLORTERM": "truecolor"}, {"TERM": "xterm"}, {"TERM": "vt100"}])
-def test_without_colours_the_shares_are_told_by_their_marks(played: Played, environ: dict[str, str]):
-    with terminal(COMMAND, GPUMOND_URL=played.url, **environ) as session:
+def test_shares_are_distinguished_by_marks_without_colours(fake: FakeDaemon, environ: dict[str, str]):
+    with terminal(COMMAND, GPUMOND_URL=fake.url, **environ) as session:
         session.shows("#" * 20 + "+" * 12 + "x" * 6 + "=" * 2 + "?" * 10 + "." * 30, "# live 20.0 GiB")
         assert "48;2;24;87;184" not in session.written
         session.press("\x03")
         assert session.ends() == 0
 
 
-def test_top_ends_immediately_while_the_daemon_hangs(played: Played):
-    played.answers["/api/v1/frame"] = None
-    with terminal(COMMAND, GPUMOND_URL=played.url) as session:
+def test_top_ends_immediately_while_the_daemon_hangs(fake: FakeDaemon):
+    fake.answers["/api/v1/frame"] = None
+    with terminal(COMMAND, GPUMOND_URL=fake.url) as session:
         session.shows("ASKING")
         session.press("q")
-        assert session.ends(5.0) == 0  # the question itself is given up after ten
-        assert not played.over.is_set()
+        assert session.ends(5.0) == 0  # the request itself times out after ten
+        assert not fake.over.is_set()
 
 
 def run(*arguments: str, url: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -184,11 +184,11 @@ def numbers(frame: dict[str, Any]) -> Iterator[str]:
         yield from (human(process[f"{name}_bytes"]) for name in names if process[f"{name}_bytes"] is not None)
 
 
-def test_every_number_is_that_of_status_for_the_same_frame(demo: RunningDaemon):
-    with playing(demo.get("frame")) as still:
-        still.answers["/api/v1/status"] = (200, demo.get("status"))
+def test_values_equal_those_of_status_for_the_same_frame(demo: RunningDaemon):
+    with fake_daemon(demo.get("frame")) as fake:
+        fake.answers["/api/v1/status"] = (200, demo.get("status"))
         status = subprocess.run(
-            [sys.executable, "-m", "gpumond", "status", "--json", "--url", still.url],
+            [sys.executable, "-m", "gpumond", "status", "--json", "--url", fake.url],
             capture_output=True,
             text=True,
             timeout=60,
@@ -196,14 +196,14 @@ def test_every_number_is_that_of_status_for_the_same_frame(demo: RunningDaemon):
         )
         expected = sorted(set(numbers(json.loads(status.stdout))))
         assert len(expected) > 8
-        once = run("--once", url=still.url).stdout
+        once = run("--once", url=fake.url).stdout
         assert [number for number in expected if number not in once] == []
         assert (
-            json.loads(run("--once", "--json", url=still.url).stdout)["snapshot"]["seq"]
+            json.loads(run("--once", "--json", url=fake.url).stdout)["snapshot"]["seq"]
             == json.loads(status.stdout)["seq"]
         )
         plain = subprocess.run(
-            [sys.executable, "-m", "gpumond", "status", "--url", still.url], capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "gpumond", "status", "--url", fake.url], capture_output=True, text=True, timeout=60
         ).stdout
         table = re.search(r"^GPU +PID.*?(?=\n\n|\n\Z)", plain, re.DOTALL | re.MULTILINE)
         assert table
@@ -211,56 +211,64 @@ def test_every_number_is_that_of_status_for_the_same_frame(demo: RunningDaemon):
 
 
 @pytest.mark.parametrize("verb", [("status",), ("top", "--once")])
-def test_without_a_driver_the_mend_is_said_once_and_no_table_is_empty(played: Played, verb: tuple[str, ...]):
+def test_missing_driver_shows_the_remedy_once_and_no_empty_table(fake: FakeDaemon, verb: tuple[str, ...]):
     remedy = "install the driver"
     words = f"the library was not found: {remedy}"
-    down = SourceState("nvml", up=False, responsive=False, reason="library_not_found", detail=words)
+    down = SourceState(name="nvml", up=False, responsive=False, reason="library_not_found", detail=words)
     fault = StatedFault("nvml", "library_not_found", None, words, remedy)
-    alert = Alert("driver-down", "firing", (), (("summary", f"no device can be read: {words}"),), 1.0, 0.0, 1.0)
-    played.show(a_frame(source=down, faults=(fault,), alerts=(alert,)))
-    command = [sys.executable, "-m", "gpumond", *verb, "--url", played.url]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert said.count(remedy) == 1
-    assert "driver-down firing" in said
-    assert "GPU " not in said
+    alert = Alert(
+        rule="driver-down",
+        phase="firing",
+        labels=(),
+        annotations=(("summary", f"no device can be read: {words}"),),
+        value=1.0,
+        active_at=0.0,
+        fired_at=1.0,
+    )
+    fake.show(make_frame(source=down, faults=(fault,), alerts=(alert,)))
+    command = [sys.executable, "-m", "gpumond", *verb, "--url", fake.url]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert output.count(remedy) == 1
+    assert "driver-down firing" in output
+    assert "GPU " not in output
 
 
-def test_once_is_plain_text_unless_it_is_a_terminal(played: Played):
-    seen = run("--once", url=played.url)
+def test_once_is_plain_text_without_a_terminal(fake: FakeDaemon):
+    seen = run("--once", url=fake.url)
     assert seen.returncode == 0
     assert "\x1b" not in seen.stdout
     assert "#" * 20 + "+" * 12 + "x" * 6 in seen.stdout
-    with terminal([*COMMAND, "--once", "--url", played.url], COLORTERM="truecolor") as session:
+    with terminal([*COMMAND, "--once", "--url", fake.url], COLORTERM="truecolor") as session:
         assert session.ends() == 0
         assert "\x1b[48;2;24;87;184m" in session.written
         assert "\x1b[?1049h" not in session.written
-    with terminal([*COMMAND, "--once", "--url", played.url], COLORTERM="truecolor", NO_COLOR="1") as session:
+    with terminal([*COMMAND, "--once", "--url", fake.url], COLORTERM="truecolor", NO_COLOR="1") as session:
         assert session.ends() == 0
         assert "48;2" not in session.written
         assert "#" * 20 + "+" * 12 + "x" * 6 in session.written
 
 
-def test_without_a_terminal_it_names_the_way_for_scripts(played: Played):
-    refused = run(url=played.url)
+def test_top_without_a_terminal_names_the_option_for_scripts(fake: FakeDaemon):
+    refused = run(url=fake.url)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "gpumond top --once" in refused.stderr
-    assert run("--json", url=played.url).returncode == 2
+    assert run("--json", url=fake.url).returncode == 2
 
 
-def test_without_the_extra_it_is_named_and_once_still_works(played: Played, tmp_path: Path):
+def test_missing_extra_is_named_and_once_works_without_it(fake: FakeDaemon, tmp_path: Path):
     def without(*arguments: str) -> subprocess.CompletedProcess[str]:
         program = f"{WITHOUT_TEXTUAL}sys.exit(main({[*arguments]!r}))"
         return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path)
 
-    refused = without("top", "--url", played.url)
+    refused = without("top", "--url", fake.url)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert re.fullmatch(r"gpumond: \w+(\.\w+)? is not installed: pip install 'gpumond\[top\]'\n", refused.stderr)
-    once = without("top", "--once", "--url", played.url)
+    once = without("top", "--once", "--url", fake.url)
     assert (once.returncode, once.stderr) == (0, "")
     assert "train" in once.stdout
 
 
-def test_without_a_daemon_once_is_one_line_with_the_mend():
+def test_once_without_a_daemon_is_one_line_with_the_remedy():
     refused = run("--once", url="http://127.0.0.1:9")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "gpumond serve" in refused.stderr
@@ -268,38 +276,38 @@ def test_without_a_daemon_once_is_one_line_with_the_mend():
 
 
 @pytest.mark.parametrize("verb", [("status",), ("top", "--once")])
-def test_other_server_is_reported_on_one_line(played: Played, verb: tuple[str, ...]):
-    played.answers["/api/v1/frame"] = (200, {"status": "ok"})
-    command = [sys.executable, "-m", "gpumond", *verb, "--url", played.url]
+def test_other_server_is_reported_on_one_line(fake: FakeDaemon, verb: tuple[str, ...]):
+    fake.answers["/api/v1/frame"] = (200, {"status": "ok"})
+    command = [sys.executable, "-m", "gpumond", *verb, "--url", fake.url]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "not gpumond" in refused.stderr
     assert refused.stderr.count("\n") == 1
 
 
-def test_a_terminal_that_cannot_show_a_character_is_no_error(played: Played):
-    played.show(a_frame(make_device(used_bytes=GIB, processes=(make_process(10, comm="trän"),))))
-    seen = run("--once", url=played.url, PYTHONIOENCODING="ascii")
+def test_unencodable_character_is_no_error(fake: FakeDaemon):
+    fake.show(make_frame(make_device(used_bytes=GIB, processes=(make_process(10, comm="trän"),))))
+    seen = run("--once", url=fake.url, PYTHONIOENCODING="ascii")
     assert seen.returncode == 0
     assert "tr?n" in seen.stdout
 
 
-def test_a_device_is_named_as_people_name_it(played: Played):
-    """Only one of two devices with one process each is shown."""
+def test_device_is_accepted_by_each_form_of_its_name(fake: FakeDaemon):
+    """Shows only one of two devices with one process each."""
     devices = [
         make_device(
             f"GPU-{letter}1", index=index, name=f"H{index}00", used_bytes=GIB, processes=(make_process(90_001 + index),)
         )
         for index, letter in enumerate("ab")
     ]
-    frame = a_frame(*devices)
-    played.show(frame)
-    played.answers["/api/v1/devices"] = (200, frame["snapshot"]["devices"])
+    frame = make_frame(*devices)
+    fake.show(frame)
+    fake.answers["/api/v1/devices"] = (200, frame["snapshot"]["devices"])
     for name in ("1", "GPU-b"):
-        shown = run("--once", "--device", name, url=played.url).stdout
+        shown = run("--once", "--device", name, url=fake.url).stdout
         assert "H100" in shown
         assert "H000" not in shown
         assert ("90002" in shown, "90001" in shown) == (True, False)
-    unknown = run("--once", "--device", "7", url=played.url)
+    unknown = run("--once", "--device", "7", url=fake.url)
     assert unknown.returncode == 2
     assert "0 GPU-a1, 1 GPU-b1" in unknown.stderr

@@ -1,4 +1,4 @@
-"""A frame, turned into rows."""
+"""Rows of a frame."""
 
 from __future__ import annotations
 
@@ -8,25 +8,35 @@ from gpumond.api.resources import StatedCondition, StatedFault
 from gpumond.model.frame import Alert, Verdict
 from gpumond.model.snapshot import SourceState
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
-from gpumond.top.ledger import picture, promise
+from gpumond.top.ledger import device_lines, flush_estimate
 from gpumond.top.notices import FrameNotice
 from gpumond.top.processes import SortOrder, arranged, fitting
-from gpumond.top.sanitize import plain
+from gpumond.top.rows import plain
 from gpumond.top.view import view
-from tests.top.frames import a_busy_frame, a_frame
+from tests.top.frames import busy_frame, make_frame
 
-LEAK = Verdict("GPU-a", 10, "leak", 5.0, time_to_oom_seconds=60.0, summary="train leaks")
-CHURN = Verdict("GPU-a", 10, "churn", 1.0, summary="train goes up and down")
+LEAK = Verdict(
+    device_uuid="GPU-a",
+    pid=10,
+    start_ticks=100,
+    kind="leak",
+    since=5.0,
+    time_to_oom_seconds=60.0,
+    summary="train leaks",
+)
+CHURN = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="churn", since=1.0, summary="train goes up and down")
 
 
-def an_alert(rule: str, phase: str = "firing", severity: str = "warning", active_at: float = 999_900.0) -> Alert:
+def make_alert(rule: str, phase: str = "firing", severity: str = "warning", active_at: float = 999_900.0) -> Alert:
     labels, notes = (("severity", severity),), (("summary", f"{rule} it is"),)
     fired_at = active_at if phase == "firing" else None
-    return Alert(rule, phase, labels, notes, 1.0, active_at, fired_at)  # type: ignore[arg-type]
+    return Alert(
+        rule=rule, phase=phase, labels=labels, annotations=notes, value=1.0, active_at=active_at, fired_at=fired_at
+    )  # type: ignore[arg-type]
 
 
 def test_shares_are_those_of_the_ledger():
-    seen = view(a_busy_frame())
+    seen = view(busy_frame())
     (device,) = seen.devices
     expected = {"live": 20, "cached": 12, "stranded": 6, "overhead": 2, "opaque": 10, "unclaimed": 0}
     assert device.shares == {share: size * GIB for share, size in expected.items()}
@@ -39,22 +49,22 @@ def test_shares_are_those_of_the_ledger():
         None,
         10 * GIB,
     )
-    assert promise(seen) == "a flush of all programs would release about 12.0 GiB"
+    assert flush_estimate(seen) == "a flush of all programs would release about 12.0 GiB"
 
 
 def test_refused_flush_is_not_promised():
     report = make_report(10, (make_pool(live=20 * GIB, cached=12 * GIB, stranded=6 * GIB),), flush_policy="never")
-    seen = view(a_busy_frame(reports=(report,)))
+    seen = view(busy_frame(reports=(report,)))
     assert (seen.returnable_bytes, seen.refused_bytes) == (0, 12 * GIB)
     assert (
-        promise(seen)
+        flush_estimate(seen)
         == "a flush of all programs would release nothing; programs that do not allow a flush cache another 12.0 GiB"
     )
 
 
-def test_without_an_agent_nothing_is_promised():
-    seen = view(a_busy_frame(reports=()))
-    assert (seen.returnable_bytes, promise(seen), seen.agents) == (None, "", 0)
+def test_process_without_an_agent_has_no_reclaimable_bytes():
+    seen = view(busy_frame(reports=()))
+    assert (seen.returnable_bytes, flush_estimate(seen), seen.agents) == (None, "", 0)
 
 
 @pytest.mark.parametrize(
@@ -69,62 +79,71 @@ def test_without_an_agent_nothing_is_promised():
         ),
     ],
 )
-def test_the_state_of_a_device_is_said_unless_all_is_well(fields: dict[str, object], state: str):
-    seen = view(a_frame(make_device(**fields)))
+def test_device_state_is_shown_unless_it_is_normal(fields: dict[str, object], state: str):
+    seen = view(make_frame(make_device(**fields)))
     assert seen.devices[0].state == state
-    said = "\n".join("".join(piece.text for piece in line) for line in picture(seen, 80, 24, True))
-    assert state in said
-    assert ("of 80.0 GiB" in said) == (seen.devices[0].used_bytes is not None)
+    shown = "\n".join("".join(piece.text for piece in line) for line in device_lines(seen, 80, 24, True))
+    assert state in shown
+    assert ("of 80.0 GiB" in shown) == (seen.devices[0].used_bytes is not None)
 
 
-def test_a_verdict_that_asks_for_attention_comes_before_an_ordinary_one():
-    (train, _) = view(a_busy_frame(verdicts=(CHURN, LEAK))).processes
+def test_verdict_with_a_trouble_precedes_others():
+    (train, _) = view(busy_frame(verdicts=(CHURN, LEAK))).processes
     assert (train.verdict, train.notable) == ("leak", True)
     assert train.verdicts == ("train leaks", "train goes up and down")
-    assert view(a_busy_frame(verdicts=(CHURN, LEAK))).verdicts == (FrameNotice("warn", "leak", "train leaks"),)
+    assert view(busy_frame(verdicts=(CHURN, LEAK))).verdicts == (FrameNotice("warn", "leak", "train leaks"),)
 
 
-def test_alerts_that_fire_come_first_then_the_gravest():
-    alerts = (an_alert("idle", "pending"), an_alert("full"), an_alert("leak", severity="critical"))
-    assert view(a_busy_frame(alerts=alerts)).alerts == (
+def test_alerts_are_sorted_by_phase_and_severity():
+    alerts = (make_alert("idle", "pending"), make_alert("full"), make_alert("leak", severity="critical"))
+    assert view(busy_frame(alerts=alerts)).alerts == (
         FrameNotice("bad", "leak firing for 1 min 40 s", "leak it is"),
         FrameNotice("warn", "full firing for 1 min 40 s", "full it is"),
         FrameNotice("note", "idle pending for 1 min 40 s", "idle it is"),
     )
 
 
-def test_faults_and_conditions_are_named_with_their_mend():
+def test_faults_and_conditions_are_named_with_their_remedies():
     faults = (StatedFault("nvml", "gpu_is_lost", "GPU-a", "fell off the bus", "reset it"),)
     conditions = (StatedCondition(None, "private_pid_namespace", "share it"),)
-    assert view(a_busy_frame(faults=faults, conditions=conditions)).notices == (
+    assert view(busy_frame(faults=faults, conditions=conditions)).notices == (
         FrameNotice("warn", "GPU 0: gpu_is_lost", "fell off the bus: reset it"),
         FrameNotice("note", "this machine: private_pid_namespace", "share it"),
     )
 
 
-def test_a_source_that_is_down_is_said_once():
-    source = SourceState("nvml", up=False, responsive=False, reason="timeout", detail="no answer in 5 s")
+def test_source_that_is_down_is_shown_once():
+    source = SourceState(name="nvml", up=False, responsive=False, reason="timeout", detail="no answer in 5 s")
     faults = (StatedFault("nvml", "timeout", None, "no answer in 5 s", "see dmesg"),)
-    seen = view(a_frame(source=source, faults=faults))
+    seen = view(make_frame(source=source, faults=faults))
     assert seen.notices == (FrameNotice("bad", "no device can be read: timeout", "no answer in 5 s: see dmesg"),)
 
 
 def test_remedy_in_the_detail_of_a_fault_is_shown_once():
     words = "the library was not found: install the driver"
-    source = SourceState("nvml", up=False, responsive=False, reason="library_not_found", detail=words)
+    source = SourceState(name="nvml", up=False, responsive=False, reason="library_not_found", detail=words)
     faults = (
         StatedFault("nvml", "library_not_found", None, words, "install the driver"),
         StatedFault("drm", "unreadable", None, "no access: join the group video", "join the group video"),
     )
-    down = Alert("driver-down", "pending", (), (("summary", f"no device can be read: {words}"),), 1.0, 0.0)
-    full = Alert("full", "pending", (), (("summary", "full it is"),), 1.0, 0.0)
-    seen = view(a_frame(source=source, faults=faults, alerts=(down, full)))
+    down = Alert(
+        rule="driver-down",
+        phase="pending",
+        labels=(),
+        annotations=(("summary", f"no device can be read: {words}"),),
+        value=1.0,
+        active_at=0.0,
+    )
+    full = Alert(
+        rule="full", phase="pending", labels=(), annotations=(("summary", "full it is"),), value=1.0, active_at=0.0
+    )
+    seen = view(make_frame(source=source, faults=faults, alerts=(down, full)))
     assert [notice.text for notice in seen.notices] == [words, "no access: join the group video"]
     assert [alert.text for alert in seen.alerts] == ["", "full it is"]
 
 
 def test_missing_device_is_a_notice():
-    assert [notice.title for notice in view(a_frame()).notices] == ["no device found"]
+    assert [notice.title for notice in view(make_frame()).notices] == ["no device found"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +157,7 @@ def test_missing_device_is_a_notice():
     ],
     ids=["escape", "direction", "lines", "markup", "long"],
 )
-def test_text_from_programs_is_one_plain_line(text: str, expected: str):
+def test_text_of_programs_is_one_plain_line(text: str, expected: str):
     assert plain(text) == expected
 
 
@@ -147,12 +166,12 @@ def test_totals_of_many_devices_count_an_instance_once():
     part = make_device(
         "MIG-b", index=1, parent_uuid="GPU-a", size_bytes=40 * GIB, used_bytes=10 * GIB, free_bytes=30 * GIB
     )
-    *_, legend = picture(view(a_frame(whole, part)), 80, 10, True)
+    *_, legend = device_lines(view(make_frame(whole, part)), 80, 10, True)
     assert "".join(piece.text for piece in legend) == "! unclaimed 10.0 GiB  . free 70.0 GiB"
 
 
 ROWS = view(
-    a_frame(
+    make_frame(
         make_device(
             used_bytes=7 * GIB,
             processes=(
@@ -187,7 +206,7 @@ def test_filter_searches_all_names_of_a_process(words: str, pids: list[int]):
 
 
 @pytest.mark.parametrize("width", [40, 79, 90, 119, 200])
-def test_columns_fit_the_screen_or_are_the_least(width: int):
+def test_columns_fit_the_screen_or_are_minimal(width: int):
     columns = fitting(width)
     names = [column.name for column in columns]
     assert names[:3] == ["gpu", "pid", "program"]

@@ -17,7 +17,7 @@ firing once the breach has lasted for `for`, and resolved at the first evaluatio
 later. Rules are evaluated each tick on the monotonic clock, so setting the clock fires and resolves nothing.
 
 An unknown value resolves nothing: while a device does not answer, its list of processes is unreadable, or the agent
-of a living process is silent, its alerts stay unchanged. An alert whose subject has ended (the process, all programs
+of a running process is silent, its alerts stay unchanged. An alert whose subject has ended (the process, all programs
 of the workload, a device that the driver no longer lists) resolves with the next reading, and its `summary` states
 this; `keep_firing_for` does not apply to it. After a restart of the daemon, an alert waits ten minutes for its
 subject.
@@ -36,13 +36,13 @@ with the name of a built-in rule replaces it; `disabled_rules: [name]` disables 
 | `clear` | an active alert stays until the value passes this second level |
 | `for`, `keep_firing_for` | durations: `30s`, `5m`, `1h30m` |
 | `match` | globs on the scope's labels, as `{workload: "train-*"}`; all must match |
-| `labels` | added to the alert's |
+| `labels` | added to the labels of the alert |
 | `annotations` | texts, with placeholders such as `{used}` |
-| `receivers` | names from `receivers:`; none means all |
+| `receivers` | names from `receivers:`; the default is all receivers |
 | `action` | flush the alert's subject when it fires: `flush: {min_reclaimable: 1GiB, steps: [cache]}`, \
 `cooldown: 10m`, `max_per_hour: 6`, `workloads: ["*"]`, `dry_run: false` |
 
-`gpumond rules check FILE` checks a configuration file and shows which rules are in force.
+`gpumond rules check FILE` checks a configuration file and shows the resulting rules.
 `POST /api/v1/rules/preview` lists the times at which a rule would have fired in the last hour.
 
 ## Test a rule

@@ -5,13 +5,14 @@ An adapter is a class of `AllocatorAdapter`, plus one base class for each option
 `Snapshottable`. The agent tests for a capability with `isinstance` and looks up no other member.
 
 To add one: write ``adapters/NAME.py`` with the class and a function ``adapter()`` that returns it, or None while there
-is nothing to read, and add the library's module name to ``KNOWN``.
+is nothing to read, and add its `AdapterSpec` to ``ADAPTERS``: search, errors, ``gpumond doctor`` and
+docs/reference/plugins.md derive from it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -22,21 +23,59 @@ from gpumond.model.program import AppliedLimit
 if TYPE_CHECKING:
     from gpumond.agent import cuda as cuda_module
 
-KNOWN: Mapping[str, str] = {
-    "torch": "gpumond.agent.adapters.torch",
-    "torch.xpu": "gpumond.agent.adapters.torch_xpu",
-    "cupy": "gpumond.agent.adapters.cupy",
-    "cudf": "gpumond.agent.adapters.cudf",
-    "rmm": "gpumond.agent.adapters.rmm",
-    "tensorflow": "gpumond.agent.adapters.tensorflow",
-    "jax": "gpumond.agent.adapters.jax",
-    "gpumond.agent.cuda": "gpumond.agent.adapters.mempools",
-    "gpumond.sim.allocator": "gpumond.agent.adapters.sim",
-}
-"""Modules that the program, or an adapter, may have imported, each with its adapter, in the order of flushes.
 
-An allocator that allocates from another library comes before it.
-"""
+class AdapterSpec:
+    """One adapter: the library that the program, or another adapter, imports, and the module of the adapter.
+
+    ``packages``: names under which the library is installed. ``oom_error``: package and class of the library's errors
+    that always mean out of memory. ``oom_texts``: for classes with several meanings, the pattern of the text of those
+    that do. A plain class: a dataclass would cost each program half a millisecond.
+    """
+
+    __slots__ = ("library", "module", "oom_error", "oom_texts", "packages")
+
+    def __init__(
+        self,
+        library: str,
+        module: str,
+        packages: tuple[str, ...] = (),
+        oom_error: tuple[str, str] | None = None,
+        oom_texts: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.library, self.module, self.packages = library, f"{__name__}.{module}", packages
+        self.oom_error, self.oom_texts = oom_error, oom_texts
+
+
+def _wheels(name: str) -> tuple[str, ...]:
+    return name, f"{name}-cu11", f"{name}-cu12", f"{name}-cu13"
+
+
+_RUNTIME = r"(CUDA|HIP) (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+_XLA = "RESOURCE_EXHAUSTED"
+
+ADAPTERS = (
+    AdapterSpec("torch", "torch", ("torch",), ("torch", "OutOfMemoryError"), (("RuntimeError", _RUNTIME),)),
+    AdapterSpec("torch.xpu", "torch_xpu"),
+    AdapterSpec(
+        "cupy",
+        "cupy",
+        ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
+        ("cupy", "OutOfMemoryError"),
+        (("CUDARuntimeError", "cudaErrorMemoryAllocation"),),
+    ),
+    AdapterSpec("cudf", "cudf", _wheels("cudf")),
+    AdapterSpec(
+        "rmm",
+        "rmm",
+        _wheels("rmm"),
+        oom_texts=(("MemoryError", r"(?s)std::bad_alloc.*out_of_memory"),),  # that of host memory has another text
+    ),
+    AdapterSpec("tensorflow", "tensorflow", ("tensorflow",), ("tensorflow", "ResourceExhaustedError")),
+    AdapterSpec("jax", "jax", ("jax",), oom_texts=(("XlaRuntimeError", _XLA), ("JaxRuntimeError", _XLA))),
+    AdapterSpec("gpumond.agent.cuda", "mempools"),
+    AdapterSpec("gpumond.sim.allocator", "sim", oom_error=("gpumond", "OutOfMemory")),
+)
+"""All adapters in the order of flushes: an allocator that allocates from another library comes before it."""
 
 
 class FlushRefused(Exception):
@@ -138,9 +177,9 @@ class HostPoolReporting(Protocol):
 class CaptureGuards(Protocol):
     """The functions of `gpumond.agent.cuda` that keep the agent from disturbing captures of CUDA graphs."""
 
-    def beside_captures(self) -> AbstractContextManager[None]: ...
+    def capture_safe(self) -> AbstractContextManager[None]: ...
     def between_captures(self) -> AbstractContextManager[None]: ...
-    def stay_beside_captures(self) -> None: ...
+    def make_thread_capture_safe(self) -> None: ...
 
 
 def capture_guards() -> CaptureGuards | None:
@@ -150,15 +189,13 @@ def capture_guards() -> CaptureGuards | None:
     return sys.modules.get("gpumond.agent.cuda")
 
 
-def present(known: Mapping[str, str] = KNOWN) -> Iterator[AllocatorAdapter]:
-    """Yield adapters for the libraries that the program has imported by itself, completely."""
-    for library, ours in known.items():
-        module = sys.modules.get(library)
-        if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
-            continue
-        adapter = import_module(ours).adapter()
-        if adapter is not None:
-            yield adapter
+def loaded(spec: AdapterSpec) -> AllocatorAdapter | None:
+    """Return the adapter if the program has imported its library by itself, completely."""
+    module = sys.modules.get(spec.library)
+    if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
+        return None
+    adapter: AllocatorAdapter | None = import_module(spec.module).adapter()
+    return adapter
 
 
 def host_pools(adapters: Iterable[AllocatorAdapter]) -> tuple[HostPool, ...]:

@@ -15,7 +15,17 @@ def usage(
     """Return the pool of an arena. ``held`` is None where the library does not report it."""
     known = held is not None and held >= live
     most = held if held is not None and known else live
-    return PoolUsage(allocator, uuid, live, most, NOTHING, most - live, inside, peak, held_known=known)
+    return PoolUsage(
+        allocator=allocator,
+        device_uuid=uuid,
+        live_bytes=live,
+        held_bytes=most,
+        reclaimable=NOTHING,
+        stranded_bytes=most - live,
+        inside=inside,
+        peak_live_bytes=peak,
+        held_known=known,
+    )
 
 
 def kept(allocator: str, pools: Sequence[PoolUsage], steps: Sequence[str]) -> Sequence[StepResult]:

@@ -43,7 +43,18 @@ class CudfAdapter(AllocatorAdapter, Finishable, MainThreadBound):
         if uuid is None or not live:
             return ()
         nothing = Reclaimable(0, 0, 0, "not_releasable")
-        return (PoolUsage("cudf", uuid, live, live, nothing, 0, inside="rmm", spillable_bytes=spillable),)
+        return (
+            PoolUsage(
+                allocator="cudf",
+                device_uuid=uuid,
+                live_bytes=live,
+                held_bytes=live,
+                reclaimable=nothing,
+                stranded_bytes=0,
+                inside="rmm",
+                spillable_bytes=spillable,
+            ),
+        )
 
     def check(self) -> None:
         if not cuda.contexts():
@@ -59,7 +70,7 @@ class CudfAdapter(AllocatorAdapter, Finishable, MainThreadBound):
         if len(ordinals) != 1:
             raise FlushRefused("the process has contexts on several devices, and the device of a buffer is unknown")
         started = time.perf_counter()
-        if not cuda.settle(ordinals[0]):
+        if not cuda.synchronize(ordinals[0]):
             raise FlushRefused("the device did not become idle")
         _, spillable = _bytes(manager)
         spilled = int(manager.spill_device_memory(nbytes=spillable))

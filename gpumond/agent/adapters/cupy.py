@@ -134,7 +134,15 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable):
                 low, high = low + (returned or 0), high + (idle if returned is None else returned)
             if uuid is not None and live + free:
                 reclaimable = Reclaimable(low, high, high, "exact" if low == high else "interval")
-                return PoolUsage("cupy", uuid, live, live + free, reclaimable, free - high, inside=source or None)
+                return PoolUsage(
+                    allocator="cupy",
+                    device_uuid=uuid,
+                    live_bytes=live,
+                    held_bytes=live + free,
+                    reclaimable=reclaimable,
+                    stranded_bytes=free - high,
+                    inside=source or None,
+                )
         return None
 
     def _on_devices(self, ordinals: Sequence[int], visit: Callable[[int], T]) -> list[T]:
@@ -150,7 +158,7 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable):
                 runtime.setDevice(before)
         # Returning to a device without a context would create one. A temporary thread need not return.
         with ThreadPoolExecutor(1, "gpumond-cupy") as thread:
-            return list(thread.map(lambda ordinal: _beside_captures(runtime, ordinal, visit), ordinals))
+            return list(thread.map(lambda ordinal: _capture_safe(runtime, ordinal, visit), ordinals))
 
 
 def adapter() -> CupyAdapter:
@@ -162,8 +170,8 @@ def _at(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
     return visit(ordinal)
 
 
-def _beside_captures(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
-    with cuda.beside_captures():
+def _capture_safe(runtime: Any, ordinal: int, visit: Callable[[int], T]) -> T:
+    with cuda.capture_safe():
         return _at(runtime, ordinal, visit)
 
 

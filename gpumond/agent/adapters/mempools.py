@@ -59,7 +59,7 @@ def adapter() -> MempoolsAdapter | None:
     if now < _search_at:
         return None
     _search_at = now + SEARCH_SECONDS
-    with cuda.beside_captures():
+    with cuda.capture_safe():
         return MempoolsAdapter() if next(_pools(), None) else None
 
 
@@ -87,7 +87,14 @@ def _pools() -> Iterator[tuple[int, int, int, int]]:
 def _usage(ordinal: int, pool: int, reserved: int, used: int) -> PoolUsage:
     free = max(0, reserved - used)
     uuid = cuda.device_uuid(ordinal) or ""
-    return PoolUsage("mempool", uuid, used, used + free, Reclaimable(0, free, free, "interval"), 0)
+    return PoolUsage(
+        allocator="mempool",
+        device_uuid=uuid,
+        live_bytes=used,
+        held_bytes=used + free,
+        reclaimable=Reclaimable(0, free, free, "interval"),
+        stranded_bytes=0,
+    )
 
 
 def _is_counted_by_torch(ordinal: int) -> bool:

@@ -317,5 +317,17 @@ def _usage(uuid: str, statistics: Figures, reclaimable: Reclaimable) -> PoolUsag
     stranded = cached - reclaimable.likely
     # Positional for speed: one call each second for each device.
     return PoolUsage(
-        "torch", uuid, live, held, reclaimable, stranded, None, peak_live, peak_held, ooms, retries, allocations, frees
+        allocator="torch",
+        device_uuid=uuid,
+        live_bytes=live,
+        held_bytes=held,
+        reclaimable=reclaimable,
+        stranded_bytes=stranded,
+        inside=None,
+        peak_live_bytes=peak_live,
+        peak_held_bytes=peak_held,
+        ooms=ooms,
+        retries=retries,
+        device_allocations=allocations,
+        device_frees=frees,
     )

@@ -83,4 +83,11 @@ def adapter() -> XpuAdapter | None:
 
 def _usage(uuid: str, live: int, held: int) -> PoolUsage:
     cached = max(0, held - live)
-    return PoolUsage("torch", uuid, live, held, Reclaimable(0, cached, cached, "interval"), 0)
+    return PoolUsage(
+        allocator="torch",
+        device_uuid=uuid,
+        live_bytes=live,
+        held_bytes=held,
+        reclaimable=Reclaimable(0, cached, cached, "interval"),
+        stranded_bytes=0,
+    )

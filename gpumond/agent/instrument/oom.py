@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from gpumond.agent.adapters import LargestFreeReporting, OomObservable
+from gpumond.agent.adapters import ADAPTERS, LargestFreeReporting, OomObservable
 from gpumond.agent.instrument.usage import READ_SECONDS
 from gpumond.agent.registry import REGISTRY
 from gpumond.model.pools import PoolUsage
@@ -18,25 +18,9 @@ from gpumond.model.program import OOM_POOLS, OOMS as KEPT, Oom, OomPool, ScopeKe
 REPORTED_SECONDS = 60.0
 """Time for which reports contain a snapshot. The daemon counts it once, by its number."""
 
-TYPES = frozenset(
-    (
-        ("torch", "OutOfMemoryError"),
-        ("cupy", "OutOfMemoryError"),
-        ("tensorflow", "ResourceExhaustedError"),
-        ("gpumond", "OutOfMemory"),  # the simulated device
-    )
-)
-"""Package and class of errors that always mean out of memory."""
-
-TEXTS = (
-    ("MemoryError", r"(?s)std::bad_alloc.*out_of_memory"),  # RMM; that of host memory has another text
-    ("XlaRuntimeError", "RESOURCE_EXHAUSTED"),
-    ("JaxRuntimeError", "RESOURCE_EXHAUSTED"),
-    ("RuntimeError", "(CUDA|HIP) (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED"),
-    ("CUDARuntimeError", "cudaErrorMemoryAllocation"),
-)
-"""Class of errors with several meanings, and a pattern of those that mean out of memory. Compiled on the first error.
-"""
+TYPES = frozenset(spec.oom_error for spec in ADAPTERS)
+TEXTS = tuple(text for spec in ADAPTERS for text in spec.oom_texts)
+"""Compiled on the first error."""
 
 REQUEST = r"(?i)(?:allocat(?:e|ing)|out of memory allocating|failed to allocate):? ([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)"
 FACTORS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -79,7 +63,7 @@ class Ooms:
         self.retries = self.rescues = 0
 
     @property
-    def happened(self) -> bool:
+    def occurred(self) -> bool:
         """True if there is something to report."""
         return bool(self._count or self.retries)
 
@@ -169,7 +153,18 @@ class Ooms:
         device = only.pop() if len(only) == 1 else None
         with self._lock:
             self._count += 1
-            self._recent.append(Oom(self._count, time.time(), seen, device, request, scope, shown, keepers))
+            self._recent.append(
+                Oom(
+                    number=self._count,
+                    at=time.time(),
+                    seen=seen,
+                    device_uuid=device,
+                    request_bytes=request,
+                    scope=scope,
+                    pools=shown,
+                    scopes=keepers,
+                )
+            )
 
 
 OOMS = Ooms()
@@ -177,12 +172,12 @@ OOMS = Ooms()
 
 def _shown(pool: PoolUsage, largest_free: dict[tuple[str, str], int]) -> OomPool:
     return OomPool(
-        pool.allocator,
-        pool.device_uuid,
-        pool.live_bytes,
-        max(0, pool.held_bytes - pool.live_bytes - pool.stranded_bytes),
-        pool.stranded_bytes,
-        largest_free.get((pool.allocator, pool.device_uuid)),
+        allocator=pool.allocator,
+        device_uuid=pool.device_uuid,
+        live_bytes=pool.live_bytes,
+        cached_bytes=max(0, pool.held_bytes - pool.live_bytes - pool.stranded_bytes),
+        stranded_bytes=pool.stranded_bytes,
+        largest_free_bytes=largest_free.get((pool.allocator, pool.device_uuid)),
     )
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gpumond.agent.instrument.decorators import is_async, refuse_generators
+from gpumond.agent.instrument import is_async, refuse_generators
 from gpumond.agent.instrument.oom import OOMS, is_oom
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -17,8 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from gpumond.agent.instrument import usage
-from gpumond.agent.instrument.decorators import is_async, refuse_generators
+from gpumond.agent.instrument import is_async, refuse_generators, usage
 from gpumond.agent.instrument.oom import OOMS, is_oom
 from gpumond.agent.instrument.usage import NOTHING, Levels
 from gpumond.model.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeKept, ScopeUsage
@@ -178,7 +177,14 @@ class ScopeTotal:
             )
             for uuid, device in self.devices.items()
         )
-        return ScopeUsage(name, self.entries, self.ooms, self.retries, self.unmeasured, devices)
+        return ScopeUsage(
+            name=name,
+            entries=self.entries,
+            ooms=self.ooms,
+            retries=self.retries,
+            unmeasured=self.unmeasured,
+            devices=devices,
+        )
 
 
 class Scopes:

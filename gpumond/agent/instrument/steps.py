@@ -57,10 +57,17 @@ class StepCounter:
         if not self.done:
             return None
         if not samples:
-            return StepUsage(self.done)
+            return StepUsage(steps=self.done)
         last = samples[-1]
         retries = max(0, last.retries - (self._first_retries or 0))
-        return StepUsage(self.done, _pace(samples), trend(samples), last.live_bytes, last.stranded_bytes, retries)
+        return StepUsage(
+            steps=self.done,
+            steps_per_second=_pace(samples),
+            kept_bytes=trend(samples),
+            live_bytes=last.live_bytes,
+            stranded_bytes=last.stranded_bytes,
+            retries=retries,
+        )
 
     def _sample(self, now: float) -> None:
         levels = usage.read()

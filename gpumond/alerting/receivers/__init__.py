@@ -1,50 +1,49 @@
 """Receivers of alerts: one file for each type, which sends notifications and nothing else.
 
 The outbox is responsible for queues, retries and order.
+
+To add a type, write ``receivers/NAME.py`` with a subclass of `ReceiverType`, and add it to ``config.Receiver``: its
+configuration, the messages about mistakes in it and docs/reference/plugins.md derive from it.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
+
+from pydantic import Field
 
 from gpumond.errors import GpumondError
 from gpumond.model.frame import Alert
-
-NOTIFIERS: Mapping[str, str] = {
-    "log": "gpumond.alerting.receivers.log",
-    "webhook": "gpumond.alerting.receivers.webhook",
-    "alertmanager": "gpumond.alerting.receivers.alertmanager",
-}
-"""By type: the module whose ``notifier(receiver)`` makes a notifier"""
-
-
-@dataclass(frozen=True, slots=True)
-class Receiver:
-    """One receiver as configured. Addresses and secrets must not be logged; files are read at each send."""
-
-    name: str
-    type: str
-    url: str | None = None
-    url_file: str | None = None
-    secret_file: str | None = None
-    bearer_token_file: str | None = None
-    ca_file: str | None = None
-    resend_seconds: float = 60.0
-    instance: str = field(default_factory=socket.gethostname)
-    """Name of this machine, for a receiver of several machines."""
+from gpumond.rules.config import Strict
 
 
 class Notifier(Protocol):
-    name: str
-    resend_seconds: float | None
-    """Seconds after which firing alerts are sent again; None if once is enough."""
+    @property
+    def name(self) -> str: ...
+    @property
+    def resend_seconds(self) -> float | None:
+        """Seconds after which firing alerts are sent again; None if once is enough."""
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
         """Send notifications. Raises Retry if another attempt may succeed, Rejected if none will."""
+
+
+class ReceiverType(Strict):
+    """Base of the types of receivers, each a `Notifier`. Its fields are the keys of its configuration.
+
+    A subclass has a field ``type`` with its name. Addresses and secrets must not be logged; files are read at each
+    send.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$", description="name in rules and metrics")
+
+    @property
+    def resend_seconds(self) -> float | None:
+        return None
+
+    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
+        raise NotImplementedError
 
 
 class NotSent(GpumondError):
@@ -65,9 +64,3 @@ class Retry(NotSent):
 
 class Rejected(NotSent):
     """The receiver will not accept this notification."""
-
-
-def notifier(receiver: Receiver) -> Notifier:
-    made: Any = import_module(NOTIFIERS[receiver.type]).notifier(receiver)
-    sends: Notifier = made
-    return sends

@@ -9,31 +9,32 @@ import json
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from typing import Literal
 
-from gpumond.alerting.receivers import Receiver
-from gpumond.alerting.receivers.http_client import post
+from pydantic import Field
+
+from gpumond.alerting.receivers.http_client import HttpReceiver, post
 from gpumond.model.frame import Alert
+from gpumond.rules.config import Seconds
 
 VALID_RESENDS = 4
 LEAST_VALID_SECONDS = 60.0
 
 
-class Alertmanager:
-    def __init__(self, receiver: Receiver) -> None:
-        self.name = receiver.name
-        self.resend_seconds: float | None = receiver.resend_seconds
-        self._receiver = receiver
+class Alertmanager(HttpReceiver):
+    type: Literal["alertmanager"] = "alertmanager"
+    resend: Seconds = Field(60.0, ge=1, le=3600, description="interval at which active alerts are sent again (`1m`)")
+
+    @property
+    def resend_seconds(self) -> float:
+        return self.resend
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
         now = time.time()
-        valid_until = now + max(VALID_RESENDS * self._receiver.resend_seconds, LEAST_VALID_SECONDS)
-        alerts = [_entry(alert, self._receiver.instance, valid_until) for alert in raised]
-        alerts += [_entry(alert, self._receiver.instance, alert.resolved_at or now) for alert in resolved]
-        await post(self._receiver, "/api/v2/alerts", json.dumps(alerts).encode())
-
-
-def notifier(receiver: Receiver) -> Alertmanager:
-    return Alertmanager(receiver)
+        valid_until = now + max(VALID_RESENDS * self.resend, LEAST_VALID_SECONDS)
+        alerts = [_entry(alert, self.instance, valid_until) for alert in raised]
+        alerts += [_entry(alert, self.instance, alert.resolved_at or now) for alert in resolved]
+        await post(self, "/api/v2/alerts", json.dumps(alerts).encode())
 
 
 def _entry(alert: Alert, instance: str, ends_at: float) -> dict[str, object]:

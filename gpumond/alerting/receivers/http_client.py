@@ -1,6 +1,6 @@
 """HTTP POST with one deadline for the whole exchange: no redirects, no proxy from the environment.
 
-Only the status and Retry-After of the answer are used. No thread delays the daemon's end.
+Only the status and Retry-After of the answer are used. Its body is not read. No thread delays the daemon's end.
 """
 
 from __future__ import annotations
@@ -10,25 +10,65 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from threading import Thread
-from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import Field, model_validator
 
 from gpumond import __version__
-from gpumond.alerting.receivers import Receiver, Rejected, Retry
+from gpumond.alerting.receivers import ReceiverType, Rejected, Retry
 from gpumond.host.files import read_text
 from gpumond.protocol.text import has_control_characters
 
 TIMEOUT_SECONDS = 5.0
-MAX_ANSWER_BYTES = 64 * 1024
 MAX_RETRY_AFTER_SECONDS = 3600.0
 
 
+class HttpReceiver(ReceiverType):
+    """Base of the types that send over HTTP. A URL can be a secret: it is never shown, and can be read from a file."""
+
+    url: str | None = Field(None, description="the address; it is a secret and is never shown or logged")
+    url_file: Path | None = Field(None, description="a file with the address, instead of `url`")
+    bearer_token_file: Path | None = Field(
+        None,
+        description="send `Authorization: Bearer …`; one line. A file with another line end or a control character is "
+        "not sent",
+    )
+    ca_file: Path | None = Field(None, description="trust this CA instead of the system's")
+
+    @property
+    def instance(self) -> str:
+        """Name of this machine, for a receiver of several machines."""
+        return socket.gethostname()
+
+    @model_validator(mode="after")
+    def _addressed(self) -> HttpReceiver:
+        if (self.url is None) == (self.url_file is None):
+            raise ValueError(f"{self.name}: expected exactly one of url and url_file")
+        if self.url is not None and not _web_address(self.url):
+            raise ValueError(
+                f"{self.name}: expected an http:// or https:// url with a host and without user or password"
+            )
+        return self
+
+
+def _web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc and parts.port != 0
+        )
+    except ValueError:
+        return False
+
+
 async def post(
-    receiver: Receiver,
+    receiver: HttpReceiver,
     path: str,
     body: bytes,
     headers: Mapping[str, str] | None = None,
@@ -43,18 +83,18 @@ async def post(
         raise Retry("dns", f"its name has no address: {error.strerror}") from None
     except ssl.SSLError as error:
         raise Retry("tls", f"no secure connection: {error.reason or 'failed'}") from None
-    except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise Retry("connection", f"no answer: {type(error).__name__}") from None
     _judge(status, retry_after)
 
 
-def secret(file: str) -> str:
+def secret(file: Path) -> str:
     """Return a secret's file without its last line end, read at each use so that it can be replaced.
 
     Raises Retry, also for a control character: a line end in a token would begin another header.
     """
     try:
-        text = read_text(Path(file)).removesuffix("\n").removesuffix("\r").strip(" \t")
+        text = read_text(file).removesuffix("\n").removesuffix("\r").strip(" \t")
     except (OSError, UnicodeDecodeError):
         raise Retry("secret", f"{file} cannot be read") from None
     if has_control_characters(text):
@@ -62,39 +102,71 @@ def secret(file: str) -> str:
     return text
 
 
-async def _exchange(receiver: Receiver, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, str | None]:
-    url = urlsplit((receiver.url or secret(receiver.url_file or "")).strip())
+async def _exchange(
+    receiver: HttpReceiver, path: str, body: bytes, headers: Mapping[str, str]
+) -> tuple[int, str | None]:
+    """Return the status and Retry-After. The exchange runs in a thread, since a resolver may block for minutes; its
+    connection is closed when this coroutine ends, whatever the thread waits for.
+    """
+    url = urlsplit((receiver.url or secret(receiver.url_file or Path())).strip())
     if url.scheme not in ("http", "https") or not url.hostname:
         raise Rejected("address", "its address is not http:// or https://")
-    port = url.port or (443 if url.scheme == "https" else 80)
-    reader, writer = await _connect(url.hostname, port, _context(receiver) if url.scheme == "https" else None)
+    target = (url.path.rstrip("/") + path if path else url.path or "/") + (f"?{url.query}" if url.query else "")
+    fields = {"User-Agent": f"gpumond/{__version__}", "Content-Type": "application/json", "Connection": "close"}
+    if receiver.bearer_token_file:
+        fields["Authorization"] = f"Bearer {secret(receiver.bearer_token_file)}"
+    connection = _connection(receiver, url)
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[tuple[int, str | None]] = loop.create_future()
+
+    def settle(answer: tuple[int, str | None] | None, error: Exception | None) -> None:
+        if error and not answered.done():
+            answered.set_exception(error)
+        elif answer and not answered.done():
+            answered.set_result(answer)
+
+    def exchange() -> None:
+        answer, failure = None, None
+        try:
+            _connect(connection)
+            if answered.done():
+                return  # too late: the notification will be sent again
+            connection.request("POST", target, body, {**fields, **headers})
+            response = connection.getresponse()
+            answer = response.status, response.headers.get("Retry-After")
+        except Exception as error:
+            failure = error
+        finally:
+            connection.close()
+        with suppress(RuntimeError):  # the daemon has ended in the meantime
+            loop.call_soon_threadsafe(settle, answer, failure)
+
+    Thread(target=exchange, name="gpumond-notify", daemon=True).start()
     try:
-        target = (url.path.rstrip("/") + path if path else url.path or "/") + (f"?{url.query}" if url.query else "")
-        lines = {
-            "Host": url.netloc.rpartition("@")[2],
-            "User-Agent": f"gpumond/{__version__}",
-            "Content-Type": "application/json",
-            "Content-Length": str(len(body)),
-            "Connection": "close",
-            **headers,
-        }
-        if receiver.bearer_token_file:
-            lines["Authorization"] = f"Bearer {secret(receiver.bearer_token_file)}"
-        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        writer.write(f"POST {target} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body)
-        await writer.drain()
-        return _answer(await reader.readuntil(b"\r\n\r\n"))
+        return await answered
     finally:
-        writer.transport.abort()
+        _abort(connection)
 
 
-def _answer(head: bytes) -> tuple[int, str | None]:
-    first, *lines = head.decode("latin-1").split("\r\n")
-    version, status = first.split(" ", 2)[:2]
-    if not version.startswith("HTTP/1."):
-        raise ValueError("not HTTP")
-    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return int(status), fields.get("retry-after")
+def _connection(receiver: HttpReceiver, url: SplitResult) -> HTTPConnection:
+    host = url.hostname or ""
+    if url.scheme == "http":
+        return HTTPConnection(host, url.port or 80, timeout=TIMEOUT_SECONDS)
+    context = ssl.create_default_context(cafile=receiver.ca_file)
+    return HTTPSConnection(host, url.port or 443, timeout=TIMEOUT_SECONDS, context=context)
+
+
+def _connect(connection: HTTPConnection) -> None:
+    try:
+        connection.connect()
+    except UnicodeError:
+        raise socket.gaierror(socket.EAI_NONAME, "not a name") from None
+
+
+def _abort(connection: HTTPConnection) -> None:
+    """Make the thread's call on the socket return."""
+    with suppress(AttributeError, OSError):  # not connected, or closed
+        connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _judge(status: int, retry_after: str | None) -> None:
@@ -118,50 +190,3 @@ def _seconds(retry_after: str | None) -> float:
         except (ValueError, TypeError):
             return 0.0
     return min(max(0.0, seconds), MAX_RETRY_AFTER_SECONDS) if seconds == seconds else 0.0
-
-
-def _context(receiver: Receiver) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=receiver.ca_file)
-
-
-async def _connect(
-    host: str, port: int, context: ssl.SSLContext | None
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    failure: OSError = OSError("no address")
-    for family, *_, address in await _resolve(host, port):
-        try:
-            name = host if context else None
-            return await asyncio.open_connection(
-                address[0], address[1], family=family, ssl=context, server_hostname=name, limit=MAX_ANSWER_BYTES
-            )
-        except ssl.SSLError:
-            raise
-        except OSError as error:
-            failure = error
-    raise failure
-
-
-async def _resolve(host: str, port: int) -> list[Any]:
-    """Resolve a name in a daemon thread, since a resolver may block for minutes."""
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[list[Any]] = loop.create_future()
-
-    def settle(addresses: list[Any] | None, error: OSError | None) -> None:
-        if not found.done():
-            found.set_exception(error) if error else found.set_result(addresses or [])
-
-    def resolve() -> None:
-        addresses, failure = None, None
-        try:
-            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            failure = error
-        except UnicodeError:
-            failure = socket.gaierror(socket.EAI_NONAME, "not a name")
-        try:
-            loop.call_soon_threadsafe(settle, addresses, failure)
-        except RuntimeError:
-            pass  # the daemon has ended meanwhile
-
-    Thread(target=resolve, name="gpumond-resolve", daemon=True).start()
-    return await found

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Literal
 
-from gpumond.alerting.receivers import Receiver
+from gpumond.alerting.receivers import ReceiverType
 from gpumond.model.frame import Alert
 
 logger = logging.getLogger(__name__)
 
 
-class Log:
-    resend_seconds: float | None = None
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+class Log(ReceiverType):
+    type: Literal["log"] = "log"
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
         for alert in raised:
             logger.warning("alert %s fires: %s", alert.rule, _text(alert))
         for alert in resolved:
             logger.info("alert %s resolved: %s", alert.rule, _text(alert))
-
-
-def notifier(receiver: Receiver) -> Log:
-    return Log(receiver.name)
 
 
 def _text(alert: Alert) -> str:

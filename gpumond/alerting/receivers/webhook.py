@@ -7,44 +7,39 @@ import hmac
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from gpumond.alerting.receivers import Receiver
-from gpumond.alerting.receivers.http_client import post, secret
+from pydantic import Field
+
+from gpumond.alerting.receivers.http_client import HttpReceiver, post, secret
 from gpumond.model.frame import Alert
 
 VERSION = 1
 
 
-class Webhook:
-    resend_seconds: float | None = None
-
-    def __init__(self, receiver: Receiver) -> None:
-        self.name = receiver.name
-        self._receiver = receiver
+class Webhook(HttpReceiver):
+    type: Literal["webhook"] = "webhook"
+    secret_file: Path | None = Field(None, description="the key of the signature")
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
         alerts = [*(entry("firing", alert) for alert in raised), *(entry("resolved", alert) for alert in resolved)]
         document = {
             "version": VERSION,
             "receiver": self.name,
-            "instance": self._receiver.instance,
+            "instance": self.instance,
             "sent_at": time.time(),
             "alerts": alerts,
         }
         body = json.dumps(document, separators=(",", ":")).encode()
         headers = {}
-        if self._receiver.secret_file:
+        if self.secret_file:
             at = str(int(time.time()))
             headers = {
                 "X-Gpumond-Timestamp": at,
-                "X-Gpumond-Signature": f"sha256={signature(secret(self._receiver.secret_file), at, body)}",
+                "X-Gpumond-Signature": f"sha256={signature(secret(self.secret_file), at, body)}",
             }
-        await post(self._receiver, "", body, headers)
-
-
-def notifier(receiver: Receiver) -> Webhook:
-    return Webhook(receiver)
+        await post(self, "", body, headers)
 
 
 def signature(key: str, timestamp: str, body: bytes) -> str:

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
 
 from gpumond.api.docs_page import reference
-from gpumond.engine.events import ORDINARY
 from gpumond.model.frame import SHARES
 from gpumond.model.snapshot import MISSED_LIMIT
+from gpumond.model.verdicts import SHAPES
 
 router = APIRouter(include_in_schema=False)
 
@@ -50,7 +50,7 @@ def words() -> str:
     known = {
         "SHARES": list(SHARES),
         "OF_PROCESSES": [share for share in SHARES if share != "unclaimed"],
-        "ORDINARY": sorted(ORDINARY),
+        "ORDINARY": sorted(SHAPES),
         "MISSED_LIMIT": MISSED_LIMIT,
     }
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())

@@ -2,7 +2,7 @@
 
 import { $, make, name, named, put, sync } from "./elements.js";
 import { clean, clock, duration, many, words } from "./format.js";
-import { state } from "./store.js";
+import { processKey, state } from "./store.js";
 import { ORDINARY as KINDS } from "./words.js";
 
 export const ORDINARY = new Set(KINDS);
@@ -46,7 +46,7 @@ export function showVerdicts() {
   sync(
     $("verdicts"),
     notable,
-    (verdict) => [verdict.device_uuid, verdict.pid, verdict.kind].join(),
+    (verdict) => [verdict.device_uuid, processKey(verdict), verdict.kind].join(),
     line,
     (node, verdict) => {
       node.className = verdict.kind === "release" ? "note" : "warn";

@@ -64,6 +64,7 @@ function press(place, seconds) {
 async function history(target, signal, from, to, started) {
   const query = new URLSearchParams({ uuid: target.uuid, signal, since: from });
   if (target.pid) query.set("pid", target.pid);
+  if (target.start_ticks) query.set("start_ticks", target.start_ticks);
   const answer = await read(`api/v1/history?${query}`);
   const { points, block_seconds } = answer.ok ? await answer.json() : { points: [], block_seconds: null };
   return { blocks: block_seconds !== null, ranges: intervals(points, block_seconds, from, to, started) };

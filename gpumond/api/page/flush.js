@@ -3,7 +3,7 @@
 import { $, make, named, put } from "./elements.js";
 import { clean, clock, extent, human, sum } from "./format.js";
 import { post } from "./session.js";
-import { label, state } from "./store.js";
+import { label, processKey, state } from "./store.js";
 import { refresh } from "./stream.js";
 
 const UNANSWERED = "The daemon does not answer. Its receipts show later whether the flush took place.";
@@ -64,7 +64,7 @@ async function attempt(body) {
 }
 
 const samePool = (receipt) => (other) =>
-  other.pid === receipt.pid && other.allocator === receipt.allocator && other.device_uuid === receipt.device_uuid;
+  processKey(other) === processKey(receipt) && other.allocator === receipt.allocator && other.device_uuid === receipt.device_uuid;
 
 function article(receipt, facts, remarks) {
   const device = state.devices.get(receipt.device_uuid);

@@ -31,6 +31,8 @@ export function addEvents(events) {
   for (const id of excess) state.events.delete(id);
 }
 
+/** Identity of a process: pids are reused. */
+export const processKey = ({ pid, start_ticks }) => `${pid},${start_ticks}`;
 export const label = (device) => `GPU ${device.index}`;
 export const linesOf = (device) => state.frame.ledger.lines.filter((line) => line.device_uuid === device.uuid);
 
@@ -40,11 +42,11 @@ export const roots = () => state.frame.snapshot.devices.filter((device) => !stat
 /** Bytes that a flush of these ledger lines would release; programs that allow no flush are counted as refused. */
 export function reclaimable(lines) {
   const reports = state.frame.snapshot.reports;
-  const refusing = new Set(reports.filter((report) => report.flush_policy === "never").map((report) => report.pid));
+  const refusing = new Set(reports.filter((report) => report.flush_policy === "never").map(processKey));
   const cached = lines.filter((line) => line.share === "cached");
   return {
-    bytes: sum(cached.filter((line) => !refusing.has(line.pid)).map((line) => line.used_bytes)),
-    refused: sum(cached.filter((line) => refusing.has(line.pid)).map((line) => line.used_bytes)),
+    bytes: sum(cached.filter((line) => !refusing.has(processKey(line))).map((line) => line.used_bytes)),
+    refused: sum(cached.filter((line) => refusing.has(processKey(line))).map((line) => line.used_bytes)),
     known: cached.length > 0,
   };
 }

@@ -1,12 +1,12 @@
-// Frames and events from the daemon. Of all windows of a browser on the same daemon, one requests them and passes them
-// to the others: a browser opens at most six connections to an address, and a window must not take one for itself.
+// Frames and events from the daemon. Of all windows of a browser with the same daemon, one requests them and sends them
+// to the others, because a browser opens at most six connections to an address.
 
 import { setToken, token } from "./session.js";
 import { addEvents, changed, setFrame, state } from "./store.js";
 
 const PAUSE = 1000;
 const TIMEOUT = 5000;
-const SILENCE = 8000; // after so long without a message a window requests frames by itself
+const SILENCE = 8000; // after this time without a message, a window requests frames itself
 
 const NAME = `gpumond ${new URL(".", document.baseURI).pathname}`;
 const channel = new BroadcastChannel(NAME);
@@ -131,14 +131,14 @@ channel.addEventListener("message", ({ data }) => {
   changed();
 });
 
-/** The leading window may be suspended; a window that waits for it in vain requests frames by itself. */
+/** The leading window may be suspended: a window that receives no message requests frames itself. */
 function watch() {
   clearTimeout(watchdog);
   watchdog = setTimeout(poll, SILENCE);
 }
 
-/** Takes part: leads if no other window does. Each window is alone where windows may have different tokens, and where
-the browser has no locks, which is so for plain HTTP to another host. */
+/** Leads if no other window does, and receives messages otherwise. Windows share nothing if they may have different
+tokens, or if the browser has no locks (plain HTTP to another host). */
 function join() {
   leave();
   if (document.hidden) return;

@@ -6,7 +6,7 @@ import { bar, showBar } from "./devices.js";
 import { $, button, make, name, put, sync } from "./elements.js";
 import { flush } from "./flush.js";
 import { clean, duration, human, many, sum } from "./format.js";
-import { label, state } from "./store.js";
+import { label, processKey, state } from "./store.js";
 import { MISSED_LIMIT, OF_PROCESSES } from "./words.js";
 
 const COLUMNS = [
@@ -40,10 +40,10 @@ function rows() {
   const { frame, devices } = state;
   const verdicts = new Map();
   for (const verdict of frame.verdicts) {
-    const key = [verdict.device_uuid, verdict.pid].join();
+    const key = [verdict.device_uuid, processKey(verdict)].join();
     if (!verdicts.has(key) || !ORDINARY.has(verdict.kind)) verdicts.set(key, verdict.kind);
   }
-  const agents = new Map(frame.snapshot.reports.map((report) => [report.pid, report]));
+  const agents = new Map(frame.snapshot.reports.map((report) => [processKey(report), report]));
   const size = (process) => process.used_bytes ?? sum(OF_PROCESSES.map((share) => process[`${share}_bytes`] ?? 0));
   const largest = Math.max(1, ...frame.processes.map(size));
   return frame.processes.map((process) => ({
@@ -52,8 +52,8 @@ function rows() {
     device: devices.get(process.device_uuid),
     program: process.workload || process.comm || "?",
     owner: process.user ?? (process.uid === null ? "" : String(process.uid)),
-    verdict: verdicts.get([process.device_uuid, process.pid].join()) ?? "",
-    agent: agents.get(process.pid),
+    verdict: verdicts.get([process.device_uuid, processKey(process)].join()) ?? "",
+    agent: agents.get(processKey(process)),
   }));
 }
 
@@ -111,7 +111,7 @@ function createProcess(row) {
   head.append(
     make(
       "td.of-act",
-      button("Flush…", () => flush({ pid: row.pid }, `${row.program} (pid ${row.pid})`)),
+      button("Flush…", () => flush({ pid: row.pid, start_ticks: row.start_ticks }, `${row.program} (pid ${row.pid})`)),
     ),
   );
   more.hidden = true;
@@ -122,7 +122,7 @@ function createProcess(row) {
 
 function updateProcess(body, row) {
   const [head, more] = body.children;
-  body.target = { uuid: row.device_uuid, pid: row.pid };
+  body.target = { uuid: row.device_uuid, pid: row.pid, start_ticks: row.start_ticks };
   COLUMNS.forEach((column, place) => column.text && put(head.children[place], column.text(row)));
   name(head.querySelector(".of-program bdi"), row.program, 80);
   name(head.querySelector(".of-user"), row.owner, 40);
@@ -194,7 +194,7 @@ export function showProcesses(reorder = false) {
   shown.sort((one, other) => (order.up ? 1 : -1) * compare(column.of(one), column.of(other)) || one.pid - other.pid);
   const table = $("processes");
   const still = !reorder && table.querySelector("tbody:hover, tbody:has(:focus-visible)") !== null;
-  const key = (row) => [row.device_uuid, row.pid, row.start_ticks].join();
+  const key = (row) => [row.device_uuid, processKey(row)].join();
   sync(table, shown, key, createProcess, updateProcess, { fixed: 1, still });
   const { devices, reports } = state.frame.snapshot;
   const known = devices.some((device) => device.processes !== null && device.missed < MISSED_LIMIT);

@@ -25,10 +25,10 @@ class AllocationRefused(GpumondError):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Settings of engines. ``card``: directory of the simulated device. ``raw``: allocate outside CuPy's pool."""
+    """Settings of engines. ``sim_directory``: that of the simulated device. ``raw``: allocate outside CuPy's pool."""
 
     device: int = 0
-    card: Path | None = None
+    sim_directory: Path | None = None
     raw: bool = False
     streams: int = 1
 
@@ -45,7 +45,7 @@ class Room:
 class LoadEngine(Protocol):
     """An engine. Blocks are identified by the plan's numbers. All calls are from one thread.
 
-    ``take`` raises MemoryError when the device is full or the limit is reached; it then changes nothing.
+    ``allocate`` raises MemoryError when the device is full or the limit is reached; it then changes nothing.
     """
 
     name: str
@@ -56,8 +56,8 @@ class LoadEngine(Protocol):
 
     def open(self) -> Room: ...  # raises AllocationRefused, ConfigError
     def limit(self, size_bytes: int) -> None: ...  # upper limit of allocations, caches included
-    def take(self, block: int, size_bytes: int, outside: bool) -> None: ...
-    def give(self, block: int) -> None: ...
+    def allocate(self, block: int, size_bytes: int, outside: bool) -> None: ...
+    def free(self, block: int) -> None: ...
     def busy(self, ratio: float) -> None: ...
     def flush(self) -> int: ...  # returns bytes released to the device
     def live_bytes(self) -> int: ...

@@ -73,7 +73,7 @@ class CupyEngine:
         self._share_limit()
         self._wrong = self._cupy.zeros(1, dtype=self._cupy.uint64)
 
-    def take(self, block: int, size_bytes: int, outside: bool) -> None:
+    def allocate(self, block: int, size_bytes: int, outside: bool) -> None:
         if not outside and not self._settings.raw:
             self._blocks[block] = self._cupy.cuda.alloc(size_bytes)
             return
@@ -83,7 +83,7 @@ class CupyEngine:
         self._outside[block] = (self._cupy.cuda.MemoryPointer(memory, 0), size_bytes)
         self._share_limit()
 
-    def give(self, block: int) -> None:
+    def free(self, block: int) -> None:
         if self._blocks.pop(block, None) is None:
             del self._outside[block]
             self._share_limit()

@@ -8,7 +8,7 @@ from gpumond.errors import ConfigError
 from gpumond.loadgen.engines import AllocationRefused, EngineSettings, Room
 from gpumond.model.sensors import Sensors
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.card import Context, Damaged, OutOfMemory, SimDevice
+from gpumond.sim.device import Context, Damaged, OutOfMemory, SimDevice
 from gpumond.sim.programs import BUSY_CELSIUS, BUSY_WATTS
 
 
@@ -19,9 +19,9 @@ class SimEngine:
     scratch_bytes = 0
 
     def __init__(self, settings: EngineSettings) -> None:
-        if settings.card is None:
+        if settings.sim_directory is None:
             raise ConfigError("the sim engine requires a simulated device: pass `--card DIRECTORY`")
-        self._card = SimDevice(settings.card)
+        self._device = SimDevice(settings.sim_directory)
         self._allocator: CachingAllocator | None = None
         self._context: Context | None = None
         self._limit_bytes: int | None = None
@@ -30,22 +30,22 @@ class SimEngine:
 
     def open(self) -> Room:
         try:
-            self._context = self._card.attach()
-            reading = self._card.read()
+            self._context = self._device.attach()
+            reading = self._device.read()
         except Damaged as error:
             raise AllocationRefused(
                 f"no simulated device: {error}; pass one with `--card`, or start `gpumond demo`"
             ) from error
         except OutOfMemory as error:
             raise AllocationRefused(f"{error}; a context requires more memory") from error
-        self._allocator = CachingAllocator(self._card)
+        self._allocator = CachingAllocator(self._device)
         return Room(reading.uuid, reading.size_bytes or 0, reading.free_bytes or 0)
 
     def limit(self, size_bytes: int) -> None:
         self._limit_bytes = size_bytes
         self._share_limit()
 
-    def take(self, block: int, size_bytes: int, outside: bool) -> None:
+    def allocate(self, block: int, size_bytes: int, outside: bool) -> None:
         if not outside:
             self._blocks[block] = self._pool().malloc(size_bytes)
             return
@@ -55,7 +55,7 @@ class SimEngine:
         self._outside[block] = size_bytes
         self._share_limit()
 
-    def give(self, block: int) -> None:
+    def free(self, block: int) -> None:
         if block in self._blocks:
             self._pool().free(self._blocks.pop(block))
         else:

@@ -53,13 +53,13 @@ class TorchEngine:
         fraction = min(1.0, size_bytes / self._size_bytes)
         self._torch.cuda.set_per_process_memory_fraction(fraction, self._device)
 
-    def take(self, block: int, size_bytes: int, outside: bool) -> None:
+    def allocate(self, block: int, size_bytes: int, outside: bool) -> None:
         try:
             self._blocks[block] = self._torch.empty(size_bytes, dtype=self._torch.uint8, device=self._device)
         except self._torch.cuda.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
 
-    def give(self, block: int) -> None:
+    def free(self, block: int) -> None:
         del self._blocks[block]
 
     def busy(self, ratio: float) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpumond.model.frame import Ledger
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
 from gpumond.model.units import human
-from gpumond.rules.verdicts import NOTHING, UNKNOWN, Standing
-from gpumond.rules.window import RuleWindow
+from gpumond.model.verdicts import PROBLEMS
+from gpumond.rules import Labels, Subjects
+from gpumond.rules.verdicts import NOTHING, UNKNOWN, ActiveVerdicts
+from gpumond.rules.window import WINDOW_SECONDS, RuleWindow
 
 
 class RuleContext(NamedTuple):
@@ -20,25 +23,85 @@ class RuleContext(NamedTuple):
     snapshot: Snapshot
     ledger: Ledger
     recent: RuleWindow
-    standing: Standing = MappingProxyType({})
+    active_verdicts: ActiveVerdicts = MappingProxyType({})
 
 
 def unjudged(device: DeviceReading) -> Mapping[str, float | None]:
     return UNKNOWN if device.missed >= MISSED_LIMIT else NOTHING
 
 
+Row = TypeVar("Row")
+Row_contra = TypeVar("Row_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleAttribute(Generic[Row_contra]):
+    """One value that rules can compare. Its name ends in its unit; ``read`` returns None while it is unknown."""
+
+    name: str
+    meaning: str
+    read: Callable[[Row_contra], float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeSpec(Generic[Row]):
+    """One scope: its rows, and the words of rules on them.
+
+    ``labels`` and ``placeholders`` describe the labels that ``match`` can use and the results of ``texts``.
+    """
+
+    rows: Callable[[RuleContext], Sequence[Row]]
+    values: tuple[RuleAttribute[Row], ...]
+    labels: Mapping[str, str]
+    labels_of: Callable[[Row], Labels]
+    placeholders: Mapping[str, str]
+    texts: Callable[[Row], Mapping[str, str]]
+    programs: Callable[[Row], Sequence[str]] = lambda row: ()
+    process: Callable[[Row], ProcessKey | None] = lambda row: None
+
+    def subjects(self, seen: RuleContext) -> Subjects[Row]:
+        values = {value.name: value.read for value in self.values}
+        return Subjects(
+            rows=self.rows(seen),
+            values=values,
+            labels=self.labels_of,
+            texts=self.texts,
+            programs=self.programs,
+            process=self.process,
+        )
+
+
 class RuleRow(Protocol):
     """A row with the values of the verdicts on it."""
 
     @property
-    def said(self) -> Mapping[str, float | None]: ...
+    def verdict_values(self) -> Mapping[str, float | None]: ...
 
 
-def _said(name: str, row: RuleRow) -> float | None:
-    return row.said[name]
+def _verdict_value(name: str, meaning: str) -> RuleAttribute[RuleRow]:
+    return RuleAttribute(name, meaning, lambda row: row.verdict_values[name])
 
 
-VERDICTS: Mapping[str, Callable[[RuleRow], float | None]] = {name: partial(_said, name) for name in NOTHING}
+VERDICTS = (
+    *(
+        _verdict_value(kind.rule_value, f"1 while the [verdict](verdicts.md) {kind.name} is active")
+        for kind in PROBLEMS
+    ),
+    _verdict_value("leak_bytes_per_second", "growth rate of a leak; 0 without a leak"),
+    _verdict_value(
+        "time_to_oom_seconds", "time until the memory is full at the present growth rate; infinite without growth"
+    ),
+)
+VERDICT_TEXTS = {
+    "verdicts": "summaries of the active verdicts",
+    "slope": "growth of its leak per minute",
+    "time_to_oom": "time until the memory is full",
+}
+DEVICE_LABELS = {"gpu": "index of the device", "uuid": "UUID of the device"}
+NAMED = {**DEVICE_LABELS, "name": "model of the device", "size": "memory of the device"}
+
+IN_WINDOW = f"in the last {WINDOW_SECONDS / 60:.0f} minutes"
+FROM_A_FULL_WINDOW = "zero is unknown until a full window has been observed"
 
 
 def named(device: DeviceReading) -> dict[str, str]:

@@ -6,17 +6,26 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gpumond.diagnosis.peaks import FRAGMENTED_FROM
 from gpumond.model.pools import PoolUsage
 from gpumond.model.snapshot import AgentReport, DeviceReading
-from gpumond.rules import Labels, Subjects
-from gpumond.rules.scopes.context import RuleContext, named, ratio, size
+from gpumond.rules import Labels
+from gpumond.rules.scopes.context import (
+    DEVICE_LABELS,
+    FROM_A_FULL_WINDOW,
+    IN_WINDOW,
+    NAMED,
+    RuleAttribute,
+    RuleContext,
+    ScopeSpec,
+    named,
+    ratio,
+    size,
+)
 from gpumond.rules.window import CounterTrack, RuleWindow, pool_of
 
 ALLOC_CONF_SINCE = (2, 11)
 """PyTorch 2.9 knows ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 obeys it."""
-
-FRAGMENTED_FROM = 0.05
-"""Share of the device that a pool must keep before its fragmentation is reported."""
 
 
 class _Pool(NamedTuple):
@@ -24,32 +33,16 @@ class _Pool(NamedTuple):
     report: AgentReport
     pool: PoolUsage
     track: CounterTrack
+    recent: RuleWindow
 
 
-def pools(seen: RuleContext) -> Subjects[_Pool]:
-    recent, devices = seen.recent, {device.uuid: device for device in seen.snapshot.devices}
-    return Subjects(
-        [
-            _Pool(devices.get(pool.device_uuid), report, pool, recent.pools[pool_of(report, pool)])
-            for report in seen.snapshot.reports
-            for pool in report.pools
-        ],
-        {
-            "live_bytes": lambda row: row.pool.live_bytes,
-            "held_bytes": lambda row: row.pool.held_bytes,
-            "reclaimable_bytes": lambda row: row.pool.reclaimable.likely,
-            "stranded_bytes": lambda row: row.pool.stranded_bytes,
-            "stranded_ratio": lambda row: ratio(row.pool.stranded_bytes, row.pool.held_bytes),
-            "fragmentation_ratio": lambda row: _fragmentation(row.device, recent, row.track),
-            "ooms": lambda row: row.pool.ooms,
-            "ooms_increase": lambda row: recent.ooms(row.report, row.track),
-            "retries": lambda row: row.pool.retries,
-            "retries_increase": lambda row: recent.increase(row.track.retries, row.track.since),
-        },
-        _pool_labels,
-        _pool_texts,
-        lambda row: (row.report.workload,),
-    )
+def pools(seen: RuleContext) -> Sequence[_Pool]:
+    recent, snapshot = seen.recent, seen.snapshot
+    return [
+        _Pool(snapshot.device(pool.device_uuid), report, pool, recent.pools[pool_of(process, pool)], recent)
+        for process, report in snapshot.reports_by_process.items()
+        for pool in report.pools
+    ]
 
 
 def _pool_labels(row: _Pool) -> Labels:
@@ -93,3 +86,65 @@ def torch_setting(frameworks: Sequence[str]) -> str:
         if found and (int(found[1]), int(found[2])) >= ALLOC_CONF_SINCE:
             return "PYTORCH_ALLOC_CONF"
     return "PYTORCH_CUDA_ALLOC_CONF"
+
+
+POOL = ScopeSpec(
+    rows=pools,
+    values=(
+        RuleAttribute("live_bytes", "allocated by the program", lambda row: row.pool.live_bytes),
+        RuleAttribute("held_bytes", "held by the pool", lambda row: row.pool.held_bytes),
+        RuleAttribute("reclaimable_bytes", "bytes that a flush would release", lambda row: row.pool.reclaimable.likely),
+        RuleAttribute(
+            "stranded_bytes", "held and free, but not released by a flush", lambda row: row.pool.stranded_bytes
+        ),
+        RuleAttribute(
+            "stranded_ratio",
+            "stranded bytes over held bytes, at this moment",
+            lambda row: ratio(row.pool.stranded_bytes, row.pool.held_bytes),
+        ),
+        RuleAttribute(
+            "fragmentation_ratio",
+            f"1 - peak of live bytes over peak of the bytes that no flush releases (live and stranded), both "
+            f"{IN_WINDOW}; 0 for pools below 5 % of their device; unknown for the first minute",
+            lambda row: _fragmentation(row.device, row.recent, row.track),
+        ),
+        RuleAttribute("ooms", "out-of-memory errors since the program started", lambda row: row.pool.ooms),
+        RuleAttribute(
+            "ooms_increase",
+            f"out-of-memory errors {IN_WINDOW}, without those after which `retry_on_oom` tried again; "
+            f"{FROM_A_FULL_WINDOW}",
+            lambda row: row.recent.ooms(row.report, row.track),
+        ),
+        RuleAttribute(
+            "retries",
+            "allocations that succeeded only after a flush, since the program started",
+            lambda row: row.pool.retries,
+        ),
+        RuleAttribute(
+            "retries_increase",
+            f"allocations that succeeded only after a flush, {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
+            lambda row: row.recent.increase(row.track.retries, row.track.since),
+        ),
+    ),
+    labels={
+        **DEVICE_LABELS,
+        "pid": "pid of the process",
+        "workload": "workload of the process",
+        "allocator": "allocator of the pool",
+    },
+    labels_of=_pool_labels,
+    placeholders={
+        **NAMED,
+        "pid": "pid of the process",
+        "workload": "workload of the process",
+        "allocator": "allocator of the pool",
+        "live": "allocated by the program",
+        "held": "held by the pool",
+        "reclaimable": "bytes that a flush would release",
+        "stranded": "held and free, but not released by a flush",
+        "torch_setting": "environment variable that configures the allocator of its PyTorch",
+    },
+    texts=_pool_texts,
+    programs=lambda row: (row.report.workload,),
+    process=lambda row: row.report.key,
+)

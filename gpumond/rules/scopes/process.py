@@ -7,11 +7,23 @@ from typing import NamedTuple
 
 from gpumond.model.frame import Verdict
 from gpumond.model.snapshot import DeviceReading, ProcessUsage
-from gpumond.rules import Labels, Subjects
-from gpumond.rules.scopes.context import VERDICTS, RuleContext, named, ratio, size, unjudged
+from gpumond.rules import Labels
+from gpumond.rules.scopes.context import (
+    DEVICE_LABELS,
+    NAMED,
+    VERDICT_TEXTS,
+    VERDICTS,
+    RuleAttribute,
+    RuleContext,
+    ScopeSpec,
+    named,
+    ratio,
+    size,
+    unjudged,
+)
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, texts, values
 
-NOBODY = ProcessUsage(0, None, None)
+NOBODY = ProcessUsage(pid=0, start_ticks=None, used_bytes=None)
 """Owner of memory without a known process."""
 
 
@@ -24,38 +36,43 @@ class _Process(NamedTuple):
     """None if it never had an agent."""
     silent: bool
     verdicts: Sequence[Verdict]
-    said: Mapping[str, float | None]
+    verdict_values: Mapping[str, float | None]
     """Values of the verdicts."""
 
 
-def processes(seen: RuleContext) -> Subjects[_Process]:
-    agents, silent, standing = seen.recent.agents, seen.recent.silent, seen.standing
+def processes(seen: RuleContext) -> Sequence[_Process]:
+    agents, silent, active_verdicts = seen.recent.agents, seen.recent.silent, seen.active_verdicts
     rows: list[_Process] = []
     for device in seen.snapshot.devices:
         uuid = device.uuid
-        for process in device.processes or ():
-            identity = (process.pid, process.start_ticks)
-            gone = identity in silent
-            verdicts = standing.get((uuid, process.pid), ())
-            said = values(verdicts, UNKNOWN if gone else NOTHING)
-            workload = agents.get(identity)
-            name = None if workload is None else workload.name
-            rows.append(_Process(device, process, name, gone, verdicts, said))
-        verdicts = standing.get((uuid, None), ())
-        said = values(verdicts, unjudged(device))
-        rows.append(_Process(device, NOBODY, None, False, verdicts, said))
-    return Subjects(
-        rows,
-        {
-            "used_bytes": lambda row: row.process.used_bytes,
-            "used_ratio": lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
-            "agent_gone": lambda row: None if row.workload is None else float(row.silent),
-            **VERDICTS,
-        },
-        _labels,
-        _process_texts,
-        lambda row: (row.workload or "", row.process.comm or ""),
-    )
+        for key, process in device.processes_by_key.items():
+            gone = key in silent
+            verdicts = active_verdicts.get((uuid, key), ())
+            verdict_values = values(verdicts, UNKNOWN if gone else NOTHING)
+            workload = agents.get(key)
+            rows.append(
+                _Process(
+                    device=device,
+                    process=process,
+                    workload=None if workload is None else workload.name,
+                    silent=gone,
+                    verdicts=verdicts,
+                    verdict_values=verdict_values,
+                )
+            )
+        verdicts = active_verdicts.get((uuid, None), ())
+        verdict_values = values(verdicts, unjudged(device))
+        rows.append(
+            _Process(
+                device=device,
+                process=NOBODY,
+                workload=None,
+                silent=False,
+                verdicts=verdicts,
+                verdict_values=verdict_values,
+            )
+        )
+    return rows
 
 
 def _labels(row: _Process) -> Labels:
@@ -74,3 +91,44 @@ def _process_texts(row: _Process) -> dict[str, str]:
         "used": size(process.used_bytes),
         "state": process.state or "unknown",
     }
+
+
+PROCESS: ScopeSpec[_Process] = ScopeSpec(
+    rows=processes,
+    values=(
+        RuleAttribute(
+            "used_bytes",
+            "the driver's count for the process on the device",
+            lambda row: row.process.used_bytes,
+        ),
+        RuleAttribute(
+            "used_ratio",
+            "used bytes over the device's size",
+            lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
+        ),
+        RuleAttribute(
+            "agent_gone",
+            "1 if the agent of the process has stopped reporting, 0 while it reports; unknown without an agent",
+            lambda row: None if row.workload is None else float(row.silent),
+        ),
+        *VERDICTS,
+    ),
+    labels={
+        **DEVICE_LABELS,
+        "pid": "pid of the process; empty for verdicts on memory without a known process",
+        "workload": "workload of the process, or name of its command",
+    },
+    labels_of=_labels,
+    placeholders={
+        **NAMED,
+        "pid": "pid of the process",
+        "comm": "name of its command",
+        "workload": "workload of the process",
+        "used": "the driver's count for it",
+        "state": "alive, stopped, uninterruptible, zombie, gone",
+        **VERDICT_TEXTS,
+    },
+    texts=_process_texts,
+    programs=lambda row: (row.workload or "", row.process.comm or ""),
+    process=lambda row: None if row.process is NOBODY else row.process.key,
+)

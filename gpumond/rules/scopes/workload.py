@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpumond.model.claims import outermost
-from gpumond.rules import Subjects
-from gpumond.rules.scopes.context import RuleContext, size
+from gpumond.rules.scopes.context import RuleAttribute, RuleContext, ScopeSpec, size
 from gpumond.rules.window import Workload
 
 
@@ -19,7 +17,7 @@ class _Workload(NamedTuple):
     known: bool
 
 
-def workloads(seen: RuleContext) -> Subjects[_Workload]:
+def workloads(seen: RuleContext) -> Sequence[_Workload]:
     snapshot, recent = seen.snapshot, seen.recent
     partly = {recent.agents[identity] for identity in recent.silent}
     named: defaultdict[Workload, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0))
@@ -31,21 +29,38 @@ def workloads(seen: RuleContext) -> Subjects[_Workload]:
                 sums["held_bytes"] += pool.held_bytes
                 sums["reclaimable_bytes"] += pool.reclaimable.likely
                 sums["stranded_bytes"] += pool.stranded_bytes
-    return Subjects(
-        [_Workload(workload, sums, workload not in partly) for workload, sums in named.items()],
-        {name: partial(_sum, name) for name in _SUMS},
-        lambda row: (("uid", str(row.workload.uid)), ("workload", row.workload.name)),
-        _workload_texts,
-    )
+    return [_Workload(workload, sums, workload not in partly) for workload, sums in named.items()]
 
 
 _SUMS = ("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes")
 
 
-def _sum(name: str, row: _Workload) -> float | None:
-    return float(row.sums[name]) if row.known else None
+def _sum(name: str, meaning: str) -> RuleAttribute[_Workload]:
+    return RuleAttribute(name, meaning, lambda row: float(row.sums[name]) if row.known else None)
 
 
 def _workload_texts(row: _Workload) -> dict[str, str]:
     sums = {name.removesuffix("_bytes"): size(value) for name, value in row.sums.items()}
     return {"uid": str(row.workload.uid), "workload": row.workload.name, **sums}
+
+
+WORKLOAD = ScopeSpec(
+    rows=workloads,
+    values=(
+        _sum("live_bytes", "handed out to the programs of that name"),
+        _sum("held_bytes", "taken from the driver by the programs of that name"),
+        _sum("reclaimable_bytes", "bytes that a flush of them would release"),
+        _sum("stranded_bytes", "held and free, but not released by a flush"),
+    ),
+    labels={"uid": "uid of the user", "workload": "name of the workload"},
+    labels_of=lambda row: (("uid", str(row.workload.uid)), ("workload", row.workload.name)),
+    placeholders={
+        "uid": "uid of the user",
+        "workload": "name of the workload",
+        "live": "allocated by its programs",
+        "held": "held by the pools of its programs",
+        "reclaimable": "bytes that a flush of them would release",
+        "stranded": "held and free, but not released by a flush",
+    },
+    texts=_workload_texts,
+)

@@ -1,7 +1,7 @@
 """AMD and Intel devices (amdgpu, i915, xe), read from kernel files without vendor libraries or daemons.
 
 Memory, sensors and clocks are read from sysfs (devices.py), the memory of an Intel device with a query (intel.py), and
-usage from /proc/PID/fdinfo (clients.py) and, for ROCm, from KFD (kfd.py).
+usage from /proc/PID/fdinfo (clients.py) and, for ROCm, from KFD (devices.py).
 
 Without CAP_SYS_PTRACE, the kernel shows fdinfo of the daemon's own user only. Other processes' memory is then
 unclaimed, utilization that derives from their busy time is absent, and a fault reports this. A device that the kernel
@@ -22,11 +22,10 @@ from gpumond.model.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.protocol.messages import MAX_INTEGER
 from gpumond.sources.drm import intel
 from gpumond.sources.drm.clients import Client, client, utilization
-from gpumond.sources.drm.devices import DrmDevice, cards, kind_of
-from gpumond.sources.drm.kfd import Kfd
+from gpumond.sources.drm.devices import DrmDevice, Kfd, cards, kind_of
 from gpumond.sources.process.device_nodes import Node, OpenDeviceNodes
 from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
-from gpumond.sources.validation import Listed, MemoryCounts, Tally, Usage, memory, usages
+from gpumond.sources.validation import Listed, MemoryCounts, Tally, Usage, memory, processes, usages
 
 Shared = Mapping[tuple[str, int], Mapping[int, Client]]
 """Processes that have a client open, by PCI address and client ID."""
@@ -36,6 +35,10 @@ class DrmSource:
     """Source for DRM devices. ``sys``, ``proc`` and ``dev`` replace /sys, /proc and /dev."""
 
     name = "drm"
+
+    @staticmethod
+    def detect(sys: str) -> bool:
+        return any(cards(sys))
 
     def __init__(
         self,
@@ -86,9 +89,9 @@ class DrmSource:
             rocm = compute.get(card.pci_bus_id, {})
             by_pid = self._usages(card, size, own, rocm, tally)
             used_by = {pid: ratio for pid, ratio in self._used_by(card, own, now) if pid not in rocm}
-            processes = None if by_pid is None else tuple(_processes(by_pid, identities, used_by))
+            listed = None if by_pid is None else processes(by_pid, identities, used_by)
             working = {number: entry for number, (_, entry) in own.items()}
-            devices.append(self._device(card, size, processes, self._sensors(card, working, now, tally)))
+            devices.append(self._device(card, size, listed, self._sensors(card, working, now, tally)))
             if self._descriptors.hidden:
                 detail = f"{self._descriptors.hidden} processes of other users cannot be inspected"
                 tally.add(card.uuid, "processes_hidden", detail)
@@ -98,18 +101,20 @@ class DrmSource:
             )
         self._busy = now, {pci: {n: entry for n, (_, entry) in own.items()} for pci, own in clients.items()}
         devices.sort(key=lambda device: device.index)
-        return Reading(tuple(devices), tally.faults(self.name), driver_version=f"Linux {os.uname().release}")
+        return Reading(
+            devices=tuple(devices), faults=tally.faults(self.name), driver_version=f"Linux {os.uname().release}"
+        )
 
     def _device(
         self, card: DrmDevice, size: MemoryCounts, processes: tuple[ProcessUsage, ...] | None, sensors: Sensors
     ) -> DeviceReading:
         index, name = self._seen[card.uuid]
         return DeviceReading(
-            card.uuid,
-            index,
-            name,
-            card.vendor,
-            card.pci_bus_id,
+            uuid=card.uuid,
+            index=index,
+            name=name,
+            vendor=card.vendor,
+            pci_bus_id=card.pci_bus_id,
             size_bytes=size.size_bytes,
             used_bytes=size.used_bytes,
             free_bytes=size.free_bytes,
@@ -120,17 +125,17 @@ class DrmSource:
         )
 
     def _memory(self, card: DrmDevice, tally: Tally) -> MemoryCounts:
-        said = card.memory(tally)
-        if card.vendor == "intel" and said.used_bytes is None and card.render_node:
+        counts = card.memory(tally)
+        if card.vendor == "intel" and counts.used_bytes is None and card.render_node:
             try:
-                asked = self._query(card.driver, f"{self._dev}/dri/{card.render_node}")
+                queried = self._query(card.driver, f"{self._dev}/dri/{card.render_node}")
             except OSError as error:
                 tally.add(card.uuid, kind_of(error), f"memory: {error.strerror}")
             else:
-                said = asked if asked.size_bytes else said
-                if asked.size_bytes and asked.used_bytes is None:
+                counts = queried if queried.size_bytes else counts
+                if queried.size_bytes and queried.used_bytes is None:
                     tally.add(card.uuid, "no_permission", "used memory: the driver requires CAP_PERFMON")
-        return memory(tally, card.uuid, said)
+        return memory(tally, card.uuid, counts)
 
     def _sensors(self, card: DrmDevice, clients: Mapping[int, Client], now: float, tally: Tally) -> Sensors:
         values: dict[str, Any] = {**card.sensors(tally)}
@@ -216,16 +221,3 @@ def _owned(shared: Shared, identities: Mapping[int, ProcessOwner]) -> dict[str, 
         pid = min(by_pid, key=lambda pid: (identities[pid].start_ticks or MAX_INTEGER, pid))
         owned.setdefault(address, {})[number] = (pid, by_pid[pid])
     return owned
-
-
-def _processes(
-    by_pid: Mapping[int, Usage], identities: Mapping[int, ProcessOwner], used_by: Mapping[int, float]
-) -> Iterator[ProcessUsage]:
-    for pid, usage in sorted(by_pid.items()):
-        yield ProcessUsage(
-            pid=pid,
-            used_bytes=usage.used_bytes,
-            kinds=usage.kinds,
-            utilization_ratio=used_by.get(pid),
-            **identities[pid]._asdict(),
-        )

@@ -71,16 +71,16 @@ def utilization(before: Mapping[int, Client], now: Mapping[int, Client], seconds
 
 def _used(values: Mapping[str, str]) -> int | None:
     """Return resident bytes. Kernels before 6.5 report ``memory``, and some only the requested size."""
-    said: dict[str, dict[str, int]] = {}
+    sizes: dict[str, dict[str, int]] = {}
     for key, value in values.items():
         match = _LOCAL.fullmatch(key)
         size = _bytes(value) if match else None
         if match and size is not None:
-            said.setdefault(match[2], {})[match[1]] = size
-    if not said:
+            sizes.setdefault(match[2], {})[match[1]] = size
+    if not sizes:
         return None
     return sum(
-        next(kinds[kind] for kind in ("resident", "memory", "total") if kind in kinds) for kinds in said.values()
+        next(kinds[kind] for kind in ("resident", "memory", "total") if kind in kinds) for kinds in sizes.values()
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from glob import glob
 from typing import NamedTuple
 
@@ -82,7 +82,7 @@ class DrmDevice:
         self._directory = directory
         self.nodes, self.pci_bus_id, self.driver = nodes, pci_bus_id, driver
         self.vendor = DRIVERS[driver]
-        unique = (self._said("device/unique_id") or "").removeprefix("0x").lower()
+        unique = (self._read_text("device/unique_id") or "").removeprefix("0x").lower()
         self.unique_id = unique if re.fullmatch(r"[0-9a-f]{1,32}", unique) and unique.strip("0") else None
         self.uuid = f"AMD-{self.unique_id}" if self.unique_id else f"DRM-pci-{pci_bus_id}"
         self.unified = self.vendor == "intel" and pci_bus_id == INTEL_INTEGRATED
@@ -96,13 +96,13 @@ class DrmDevice:
 
     def name(self, pci_ids: tuple[str, ...] = PCI_IDS) -> str:
         """Return the name from the driver, else from the PCI ID database, else the numeric IDs."""
-        vendor, device = (((self._said(f"device/{file}") or "0x?")[2:]) for file in ("vendor", "device"))
+        vendor, device = (((self._read_text(f"device/{file}") or "0x?")[2:]) for file in ("vendor", "device"))
         listed = next(filter(None, (_listed(path, vendor, device) for path in pci_ids)), None)
-        return clean(self._said("device/product_name") or listed or f"{self.vendor} {vendor}:{device}")
+        return clean(self._read_text("device/product_name") or listed or f"{self.vendor} {vendor}:{device}")
 
     def asleep(self) -> bool:
         """Return True if the kernel has powered the device down; reading it would power it up."""
-        return self._said("device/power/runtime_status") == "suspended"
+        return self._read_text("device/power/runtime_status") == "suspended"
 
     def memory(self, tally: Tally) -> MemoryCounts:
         if self.driver == "amdgpu":
@@ -123,7 +123,7 @@ class DrmDevice:
                     values[field] = number / per
                     break
         for field, table in (("sm_clock_hertz", "pp_dpm_sclk"), ("memory_clock_hertz", "pp_dpm_mclk")):
-            current = re.search(r"(\d{1,6})mhz \*", (self._said(f"device/{table}") or "").lower())
+            current = re.search(r"(\d{1,6})mhz \*", (self._read_text(f"device/{table}") or "").lower())
             if field not in values and current:
                 values[field] = int(current[1]) * 1e6
         return values
@@ -149,7 +149,7 @@ class DrmDevice:
         tally.add(self.uuid, IMPOSSIBLE, f"{file} {text.strip()[:32]}")
         return None
 
-    def _said(self, file: str) -> str | None:
+    def _read_text(self, file: str) -> str | None:
         try:
             text = _content(f"{self._directory}/{file}")
         except OSError:
@@ -197,3 +197,58 @@ def _listed(path: str, vendor: str, device: str) -> str | None:
     except OSError:
         pass
     return None
+
+
+Usages = Mapping[str, Mapping[int, int]]
+"""Bytes by PCI address and pid."""
+
+
+class Kfd:
+    """Reader of KFD files. ``root`` replaces /sys."""
+
+    def __init__(self, root: str = "/sys") -> None:
+        self._root = f"{root}/class/kfd/kfd"
+        self._devices: dict[str, str] = {}
+
+    def read(self) -> Usages:
+        usages: dict[str, dict[int, int]] = {}
+        for pid, gpu, size in self._used():
+            if gpu not in self._devices:
+                self._devices = dict(self._topology())
+            if gpu in self._devices:
+                by_pid = usages.setdefault(self._devices[gpu], {})
+                by_pid[pid] = by_pid.get(pid, 0) + size  # partitions of one device are added
+        return usages
+
+    def _used(self) -> Iterator[tuple[int, str, int]]:
+        for pid in _names(f"{self._root}/proc"):
+            for file in _names(f"{self._root}/proc/{pid}"):
+                size = _text(f"{self._root}/proc/{pid}/{file}") if file.startswith("vram_") else ""
+                if pid.isdecimal() and size.isdecimal():
+                    yield int(pid), file.removeprefix("vram_"), int(size)
+
+    def _topology(self) -> Iterator[tuple[str, str]]:
+        for node in _names(f"{self._root}/topology/nodes"):
+            directory = f"{self._root}/topology/nodes/{node}"
+            lines = (line.split() for line in _text(f"{directory}/properties").splitlines())
+            properties = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
+            where = properties.get("location_id", 0)
+            if where:
+                bus, device, function = where >> 8 & 0xFF, where >> 3 & 0x1F, where & 7
+                address = f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
+                yield _text(f"{directory}/gpu_id"), address
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read(65536).strip()
+    except OSError:
+        return ""  # the process or its queue no longer exists

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,16 +18,17 @@ import pynvml
 
 from gpumond.errors import ReturnCode
 from gpumond.model.sensors import Sensors
-from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, ProcessUsage, Reading
+from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Reading
 from gpumond.protocol.messages import MAX_INTEGER
 from gpumond.sources import NOWHERE, ReadProgress
 from gpumond.sources.inventory import Device, DeviceLost, EnumerationFailed, Inventory, Unsupported
 from gpumond.sources.nvml.events import XidEvents
 from gpumond.sources.nvml.library import LONGEST_LIST, PROCESS_LISTS, Library, functions
+from gpumond.sources.nvml.loading import load_error, not_loadable
 from gpumond.sources.nvml.sensors import SensorClocks
 from gpumond.sources.nvml.unified import file_cache, shared_memory
 from gpumond.sources.process.procfs import ProcessOwner, ProcessTable
-from gpumond.sources.validation import IMPOSSIBLE, Listed, MemoryCounts, Tally, Usage, memory, usages
+from gpumond.sources.validation import IMPOSSIBLE, Listed, MemoryCounts, Tally, Usage, memory, processes, usages
 
 NOT_AVAILABLE = 2**64 - 1
 """Value that NVML returns for unknown sizes."""
@@ -43,6 +44,13 @@ class NvmlSource:
     """
 
     name = "nvml"
+
+    @staticmethod
+    def detect(sys: str) -> bool:
+        reason = load_error()
+        if reason:
+            raise not_loadable(reason)
+        return reason is None
 
     def __init__(
         self,
@@ -72,8 +80,8 @@ class NvmlSource:
             self._library.cuda_version(),
         )
 
-    def follow(self, course: ReadProgress) -> None:
-        self._library.course = course
+    def set_progress(self, progress: ReadProgress) -> None:
+        self._library.progress = progress
 
     def close(self) -> None:
         self._events.close()
@@ -82,7 +90,7 @@ class NvmlSource:
     def read(self) -> Reading:
         """Read all devices. Raises SourceUnavailable if the driver is unloaded: it can only be reloaded in a new
         process."""
-        self._roster.refresh(self._clock(), self._library.course.leave_out)
+        self._roster.refresh(self._clock(), self._library.progress.leave_out)
         tally = Tally()
         tally.extend(self._roster.faults)
         present = self._roster.devices()
@@ -102,12 +110,20 @@ class NvmlSource:
         self._library.at(NOWHERE)
         self._events.fetch(tally)  # last, so that a hang or a crash before it loses no events
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
-        self._library.course.lives = self._table.lives
+        self._library.progress.process_starts = self._table.process_starts
         devices = tuple(
             _with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ()))
             for device, reading, by_pid in observed
         )
-        return Reading(devices, tally.faults(self.name), *self._versions, self._events.counts)
+        driver, library, cuda = self._versions
+        return Reading(
+            devices=devices,
+            faults=tally.faults(self.name),
+            driver_version=driver,
+            library_version=library,
+            cuda_version=cuda,
+            xids=self._events.counts,
+        )
 
     def _observe(self, device: Device, tally: Tally) -> DeviceReading:
         """Return the device without its processes."""
@@ -153,8 +169,8 @@ class NvmlSource:
             tally.add(device.uuid, failure.kind, f"memory: {failure}")
             return MemoryCounts(), False
         device.memory_failures = 0
-        said = MemoryCounts(info.total, info.used, info.free, getattr(info, "reserved", None))
-        checked = memory(tally, device.uuid, said)
+        counts = MemoryCounts(info.total, info.used, info.free, getattr(info, "reserved", None))
+        checked = memory(tally, device.uuid, counts)
         device.size_bytes = checked.size_bytes or device.size_bytes
         return checked, False
 
@@ -209,18 +225,4 @@ def _with_processes(
     if reading.unified:
         known = [usage.used_bytes for usage in by_pid.values() if usage.used_bytes is not None]
         used = sum(known) if len(known) == len(by_pid) else None
-    return replace(reading, used_bytes=used, processes=tuple(_processes(by_pid, identities, used_by)))
-
-
-def _processes(
-    by_pid: Mapping[int, Usage], identities: Mapping[int, ProcessOwner], used_by: Mapping[int, float]
-) -> Iterator[ProcessUsage]:
-    for pid, usage in sorted(by_pid.items()):
-        yield ProcessUsage(
-            pid=pid,
-            used_bytes=usage.used_bytes,
-            kinds=usage.kinds,
-            utilization_ratio=used_by.get(pid),
-            idle_seconds=0.0 if used_by.get(pid) else None,  # the daemon counts from here
-            **identities[pid]._asdict(),
-        )
+    return replace(reading, used_bytes=used, processes=processes(by_pid, identities, used_by))

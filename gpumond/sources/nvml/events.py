@@ -31,7 +31,7 @@ class XidEvents:
         self._set: Any = None
         self._uuids: dict[int | None, str] = {}
         """UUIDs of subscribed devices by the address behind their handle; a lost device may still send events."""
-        self._heard: set[str] = set()
+        self._registered: set[str] = set()
         self._retry_at = float("-inf")
         self._trouble = Tally()
         self._seen: dict[tuple[str, int], XidErrors] = {}
@@ -41,16 +41,18 @@ class XidEvents:
         return tuple(self._seen.values())
 
     def hears(self, device: Device) -> bool | None:
-        return True if device.uuid in self._heard else None
+        return True if device.uuid in self._registered else None
 
     def listen(self, devices: Iterable[Device]) -> None:
         """Subscribe to the events of new and returned devices."""
         present = {device.uuid: device for device in devices if device.handle is not None}
-        self._heard &= present.keys()
+        self._registered &= present.keys()
         if self._clock() < self._retry_at:
             return
         self._trouble = Tally()
-        new = [device for uuid, device in present.items() if uuid not in self._heard and device.parent_uuid is None]
+        new = [
+            device for uuid, device in present.items() if uuid not in self._registered and device.parent_uuid is None
+        ]
         try:
             self._set = self._set or (self._library.query(functions("nvmlEventSetCreate")) if new else None)
         except Refusal as refusal:
@@ -65,7 +67,7 @@ class XidEvents:
                 self._fail(device.uuid, refusal)
             else:
                 self._uuids[_address(device.handle)] = device.uuid
-                self._heard.add(device.uuid)
+                self._registered.add(device.uuid)
 
     def fetch(self, tally: Tally) -> None:
         """Count the events since the last call."""
@@ -88,7 +90,7 @@ class XidEvents:
         if self._set is not None:
             events, self._set = self._set, None
             self._uuids.clear()
-            self._heard.clear()
+            self._registered.clear()
             try:
                 pynvml.nvmlEventSetFree(events)
             except pynvml.NVMLError:

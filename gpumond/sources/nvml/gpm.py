@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import pynvml
 
+from gpumond.model.units import MIB
 from gpumond.sources.inventory import Device, EnumerationFailed, Unsupported
 from gpumond.sources.nvml.library import Library
 from gpumond.sources.validation import IMPOSSIBLE, Tally
-
-MIB = 1 << 20
 
 
 class _Metric(NamedTuple):

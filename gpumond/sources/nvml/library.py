@@ -97,13 +97,13 @@ class Library:
     def __init__(self, proc: str = "/proc", open_node: Callable[[str, int], int] = os.open) -> None:
         self._proc = proc
         self._open_node = open_node
-        self.course = ReadProgress()
+        self.progress = ReadProgress()
         self._entries = bytearray(LONGEST_LIST * _LISTED.size)
         self._initialized = False
 
     def at(self, index: int) -> None:
         """Set the index of the device that the following queries concern, for the supervisor."""
-        self.course.at(index)
+        self.progress.at(index)
 
     def open(self) -> None:
         try:

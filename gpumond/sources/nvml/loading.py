@@ -40,11 +40,11 @@ def load_error(library: str = NVML, environ: Mapping[str, str] = os.environ) -> 
 
 def not_loadable(reason: str, library: str = NVML) -> SourceUnavailable:
     """Return the failure with the end of the loader's error, whose beginning is a path."""
-    said = clean(reason)
-    if len(said) > LONGEST_REASON:
-        said = f"…{said[1 - LONGEST_REASON :]}"
+    text = clean(reason)
+    if len(text) > LONGEST_REASON:
+        text = f"…{text[1 - LONGEST_REASON :]}"
     kind: FaultKind = "library_not_loadable"
-    return SourceUnavailable(kind, f"{library} cannot be loaded ({said}): {remedy(kind)}")
+    return SourceUnavailable(kind, f"{library} cannot be loaded ({text}): {remedy(kind)}")
 
 
 def _places(library: str, environ: Mapping[str, str]) -> Iterator[str]:

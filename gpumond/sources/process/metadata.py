@@ -22,10 +22,9 @@ from gpumond.model.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.protocol.messages import clean
 from gpumond.sources.process.cgroups import ProcessPlacement, place
 from gpumond.sources.process.containers import Containers, Names
-from gpumond.sources.process.device_holders import DeviceHolders
-from gpumond.sources.process.device_nodes import OpenDeviceNodes
+from gpumond.sources.process.device_nodes import DeviceHolders, OpenDeviceNodes
 from gpumond.sources.process.kubelet import SOCKET, Kubelet
-from gpumond.sources.process.procfs import ProcessStart, life
+from gpumond.sources.process.procfs import ProcessStart, process_start
 
 FORGET_SECONDS = 30.0
 """Interval after which everything is looked up again: containers are renamed, and processes moved between cgroups."""
@@ -71,14 +70,14 @@ class ProcessMetadata:
         """Orphan states by pid, start time and parent."""
         self._forget_at = float("-inf")
 
-    def complete(self, reading: Reading, lives: Mapping[int, ProcessStart] = MappingProxyType({})) -> Reading:
-        """Return the reading with metadata. ``lives``: start data of its processes that is already known."""
-        self._lives = lives
+    def complete(self, reading: Reading, process_starts: Mapping[int, ProcessStart] = MappingProxyType({})) -> Reading:
+        """Return the reading with metadata. ``process_starts``: start data of its processes that is already known."""
+        self._process_starts = process_starts
         if self._clock() >= self._forget_at:
             self._known.clear()
             self._same.clear()
             self._orphans.clear()
-            self._waiting = {key: since for key, since in self._waiting.items() if life(self._proc, key[0])}
+            self._waiting = {key: since for key, since in self._waiting.items() if process_start(self._proc, key[0])}
             self._forget_at = self._clock() + FORGET_SECONDS
         return replace(reading, devices=tuple(map(self._device, self._holders.add(reading.devices))))
 
@@ -109,7 +108,7 @@ class ProcessMetadata:
         return replace(process, pod_name=pod.name, pod_namespace=pod.namespace) if pod else process
 
     def _process(self, process: ProcessUsage, in_doubt: bool) -> ProcessUsage:
-        now = self._lives.get(process.pid) or life(self._proc, process.pid)
+        now = self._process_starts.get(process.pid) or process_start(self._proc, process.pid)
         if now is None:
             return process if self._is_private else replace(process, state="gone")
         if in_doubt and not self._is_same(process.pid, now.start_ticks):
@@ -118,13 +117,13 @@ class ProcessMetadata:
             return process  # the pid has been reused since the reading
         owner = self._owner(process.pid, now.start_ticks)
         return ProcessUsage(  # replace() takes three times as long, for each process of each reading
-            process.pid,
-            process.start_ticks,
-            process.used_bytes,
-            process.kinds,
-            process.comm,
-            process.uid,
-            process.user,
+            pid=process.pid,
+            start_ticks=process.start_ticks,
+            used_bytes=process.used_bytes,
+            kinds=process.kinds,
+            comm=process.comm,
+            uid=process.uid,
+            user=process.user,
             container=owner.place.container,
             container_name=owner.names.container,
             pod_name=owner.names.pod,
@@ -149,7 +148,7 @@ class ProcessMetadata:
             return False
         key = (pid, now.start_ticks, now.parent)
         if key not in self._orphans:
-            parent = life(self._proc, now.parent) if now.parent else None
+            parent = process_start(self._proc, now.parent) if now.parent else None
             if parent is None or not now.session:
                 return None  # in another PID namespace, or exited just now
             self._orphans[key] = parent.session != now.session
@@ -169,7 +168,7 @@ class ProcessMetadata:
             return known
         where = place(self._cgroup(pid))
         owner = _Owner(where, self._containers.names(where))
-        again = life(self._proc, pid)
+        again = process_start(self._proc, pid)
         if again is None or again.start_ticks != start_ticks:
             return _Owner(ProcessPlacement(), Names())  # the cgroup was another process's
         self._known[pid, start_ticks] = owner

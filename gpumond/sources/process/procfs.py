@@ -46,15 +46,15 @@ class ProcessStart(NamedTuple):
     session: int
 
 
-def life(root: str, pid: int) -> ProcessStart | None:
+def process_start(root: str, pid: int) -> ProcessStart | None:
     """Return the process's data, or None if it does not exist."""
     try:
-        return _life(_content(f"{root}/{pid}/stat").rpartition(b")")[2].split(maxsplit=20))
+        return _process_start(_content(f"{root}/{pid}/stat").rpartition(b")")[2].split(maxsplit=20))
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _life(fields: list[bytes]) -> ProcessStart:
+def _process_start(fields: list[bytes]) -> ProcessStart:
     return ProcessStart(int(fields[19]), fields[0].decode("ascii"), int(fields[6]), int(fields[1]), int(fields[3]))
 
 
@@ -63,7 +63,7 @@ class ProcessTable:
 
     def __init__(self, root: str = "/proc") -> None:
         self._root = root
-        self.lives: dict[int, ProcessStart] = {}
+        self.process_starts: dict[int, ProcessStart] = {}
         """Data of the processes of the last ``read``, whose stat files it reads anyway."""
         self._known: dict[int, tuple[bytes, ProcessOwner]] = {}
 
@@ -76,7 +76,7 @@ class ProcessTable:
 
     def read(self, pids: Iterable[int]) -> Mapping[int, ProcessOwner]:
         """Return the identity of each pid; all other pids are forgotten."""
-        self.lives = {}
+        self.process_starts = {}
         self._known = {pid: self._look_up(pid) for pid in set(pids)}
         return {pid: identity for pid, (_, identity) in self._known.items()}
 
@@ -105,7 +105,7 @@ class ProcessTable:
         fields = after.split(maxsplit=20)
         if len(fields) <= 20:
             return b""
-        self.lives[pid] = _life(fields)
+        self.process_starts[pid] = _process_start(fields)
         return before.partition(b"(")[2] + b")" + fields[19]
 
     def _uid(self, pid: int) -> int:

@@ -1,4 +1,6 @@
-"""What the agent must not call, since it would initialise a library or make a context: it is said on stderr."""
+"""Functions that the agent must not call, since they initialise a library or create a context. A call is reported on
+stderr.
+"""
 
 from __future__ import annotations
 

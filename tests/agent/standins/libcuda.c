@@ -1,4 +1,4 @@
-/* Stands in for libcuda.so.1: GPUs as FAKE_CUDA says, one letter each: c has a context, s is a slice (MIG), - neither.
+/* Stand-in for libcuda.so.1. FAKE_CUDA has a letter for each GPU: c has a context, s is a MIG instance, - neither.
    Memory pools are numbers: 0 to 15 the devices' default ones, the others a library's own. */
 #include <stdint.h>
 #include <stdlib.h>
@@ -39,13 +39,13 @@ int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
     return 0;
 }
 
-/* What cudaSetDevice does since CUDA 12. */
+/* Effect of cudaSetDevice since CUDA 12. */
 void fake_make_context(int device) { world()[device] = 'c'; }
 
-/* What any call of the runtime does in a thread that has not chosen a device. */
+/* Effect of any call of the runtime in a thread without a current device. */
 void fake_runtime_call(void) { if (!depth) fake_make_context(0); }
 
-/* As in the driver, these make a context where there is none. */
+/* As in the driver, these create a context if there is none. */
 int cuDevicePrimaryCtxRetain(void **context, int device) {
     fake_make_context(device);
     *context = (void *)(uintptr_t)(device + 1);
@@ -59,7 +59,7 @@ int cuCtxPopCurrent_v2(void **context) { *context = 0; depth--, pushed--; return
 int fake_synchronized(void) { return synchronized; }
 int fake_retained(void) { return retained + pushed; }
 
-/* The calling thread has chosen a device. */
+/* The calling thread has a current device. */
 void fake_choose(void) { depth++; }
 
 int cuCtxSynchronize(void) {
@@ -85,7 +85,7 @@ int cuMemPoolGetAttribute(void *pool, int attribute, uint64_t *value) {
     return 0;
 }
 
-/* What was freed, but not waited for, stays. */
+/* Freed memory stays until the device is synchronized. */
 int cuMemPoolTrimTo(void *pool, size_t least) {
     spoiled += mode != 2;
     int i = (int)(((char *)pool - (char *)pools) / sizeof pools[0]);
@@ -108,7 +108,7 @@ void fake_pool(int i, uint64_t reserved, uint64_t used, uint64_t pending) {
 
 uint64_t fake_pool_handle(int i) { return (uint64_t)(uintptr_t)&pools[i]; }
 
-/* Takes bytes from a pool; the pointer tells from which. */
+/* Allocates bytes from a pool, which the pointer encodes. */
 uint64_t fake_allocate(int i, uint64_t bytes) {
     fake_runtime_call();
     pools[i].used += bytes;

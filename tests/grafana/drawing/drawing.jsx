@@ -1,5 +1,5 @@
 // A dashboard, drawn with Grafana's own components: window.draw({ board, answers, chosen, from, to, mode }).
-// Every panel says in data-state what became of it: drawn, empty, failed, or left (there is no component for it).
+// data-state of a panel is its result: drawn, empty, failed, or left (there is no component for it).
 
 import {
   createTheme,

@@ -41,14 +41,14 @@ const DEFAULTS = {
   custom: {},
 };
 
-/** What the plug-in of a panel would give where the dashboard says nothing. */
+/** Defaults of a panel's plug-in for options that the dashboard does not set. */
 function defaultsOf(panel) {
   const own = panel.fieldConfig.defaults;
   const custom = { ...(panel.type === "timeseries" ? CURVES : {}), ...own.custom };
   return { ...DEFAULTS, ...own, custom };
 }
 
-/** Takes every property as it is, as those of Grafana's own plug-ins do. */
+/** Accepts every property unchanged, like those of Grafana's own plug-ins. */
 function registryOf(config) {
   const ids = new Set([
     ...Object.keys(config.defaults).filter((id) => id !== "custom"),

@@ -1,4 +1,4 @@
-"""A card for the stand-ins of CuPy and PyTorch: what is allocated on it, counted, and written down at the end."""
+"""Device for the stand-ins of CuPy and PyTorch: it counts allocations and writes the counts at the end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Device:
 
 
 class Pool:
-    """A caching pool of chunks that are handed out whole."""
+    """Caching pool of chunks, which are only handed out as a whole."""
 
     def __init__(self, device: Device, rounding: int) -> None:
         self.device, self.rounding = device, rounding

@@ -46,7 +46,7 @@ def test_resident_memory_counts(text, driver, engines):
         ("", None),
     ],
 )
-def test_each_spelling_of_memory_and_none_of_the_hosts(lines, used):
+def test_device_memory_is_counted_in_each_spelling_without_host_memory(lines, used):
     entry = client(f"drm-driver: x\ndrm-client-id: 1\n{lines}\n")
     assert entry is not None
     assert entry.used_bytes == used

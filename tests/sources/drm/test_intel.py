@@ -81,13 +81,13 @@ HOST, SIZE = (0, 64 * MIB, 9 * MIB), 16 * MIB
         "i915 integrated",
     ],
 )
-def test_devices_own_memory_and_only_that(tmp_path: Path, driver: str, ioctl, answer: MemoryCounts):
+def test_memory_is_that_of_the_device_only(tmp_path: Path, driver: str, ioctl, answer: MemoryCounts):
     node = tmp_path / "renderD128"
     node.touch()
     assert memory(driver, str(node), ioctl) == answer
 
 
-def test_kernel_without_the_query_says_nothing(tmp_path: Path):
+def test_kernel_without_the_query_returns_none(tmp_path: Path):
     node = tmp_path / "renderD128"
     node.touch()
     assert memory("i915", str(node), lambda *_: 0) == MemoryCounts()

@@ -53,7 +53,7 @@ def used(device: DeviceReading) -> dict[int, int | None]:
     return {process.pid: process.used_bytes for process in device.processes or ()}
 
 
-def test_table_knows_it():
+def test_source_is_registered():
     assert load("drm").name == "drm"
 
 
@@ -63,7 +63,7 @@ def test_missing_device_has_a_remedy(machine: Machine):
     assert caught.value.reason == "no_device"
 
 
-def test_amdgpu(machine: Machine):
+def test_amdgpu_values_are_read(machine: Machine):
     machine.sys.amdgpu()
     machine.source.open()
     device = machine.read()
@@ -90,7 +90,7 @@ def test_i915_memory_is_queried(machine: Machine):
     assert (device.size_bytes, device.used_bytes, device.free_bytes) == (16 * MIB, 5 * MIB, 11 * MIB)
 
 
-def test_xe(machine: Machine):
+def test_xe_values_are_read(machine: Machine):
     machine.sys.xe()
     device = machine.read()
     assert (device.uuid, device.size_bytes, device.used_bytes) == ("DRM-pci-0000:05:00.0", 2000 * MIB, None)
@@ -126,7 +126,7 @@ def test_devices_are_listed_once_in_bus_order(machine: Machine):
     assert [sorted(card.nodes) for card in cards(str(machine.sys.root))][1] == ["card1", "renderD129"]
 
 
-def test_card_without_a_number_of_its_own_is_named_after_its_slot(machine: Machine):
+def test_device_without_a_unique_id_is_named_after_its_slot(machine: Machine):
     machine.sys.amdgpu(unique_id="0000000000000000")
     assert machine.read().uuid == "DRM-pci-0000:03:00.0"
 
@@ -168,7 +168,7 @@ def test_client_counts_to_its_own_device(machine: Machine):
     assert (intel.processes or ())[0].kinds == ("compute",)
 
 
-def test_node_that_a_container_has_under_another_name_is_still_the_right_device(machine: Machine):
+def test_renamed_device_node_of_a_container_is_identified(machine: Machine):
     machine.sys.amdgpu()
     machine.sys.xe()
     machine.proc.add(7, nodes={3: (AMD, trees.xe(4, 20))})
@@ -176,7 +176,7 @@ def test_node_that_a_container_has_under_another_name_is_still_the_right_device(
     assert (used(amd), used(intel)) == ({}, {7: 20 * MIB})
 
 
-def test_rocm_programs_are_counted_without_their_descriptors_and_not_twice(machine: Machine):
+def test_rocm_programs_count_once_without_their_descriptors(machine: Machine):
     machine.sys.amdgpu()
     machine.proc.add(7, nodes={3: (AMD, trees.amdgpu(4, 100))})
     machine.sys.kfd(7, 90 * MIB)
@@ -190,7 +190,7 @@ def test_rocm_programs_are_counted_without_their_descriptors_and_not_twice(machi
     ]
 
 
-def test_utilization_comes_from_busy_time_where_the_driver_does_not_say_it(machine: Machine):
+def test_utilization_is_derived_from_busy_time(machine: Machine):
     machine.sys.i915()
 
     def run(busy: int) -> Any:
@@ -208,7 +208,7 @@ def test_hidden_processes_are_counted():
     if child == 0:
         if os.geteuid() == 0:
             os.setuid(65534)
-        descriptors = OpenDeviceNodes(("/dev/dri/",), turns=1)
+        descriptors = OpenDeviceNodes(("/dev/dri/",), inspect_every=1)
         descriptors.read()
         os.write(writer, str(descriptors.hidden).encode())
         os._exit(0)
@@ -243,7 +243,7 @@ def test_answer_that_needs_permission_is_a_fault(machine: Machine):
 
 
 @pytest.mark.parametrize("text", ["-1", "banana", "", str(2**64), str(2000 * MIB)])
-def test_impossible_number_costs_that_field_only(machine: Machine, text: str):
+def test_impossible_value_makes_only_its_field_unknown(machine: Machine, text: str):
     device = machine.sys.amdgpu(mem_info_vram_used=text)
     reading = machine.read()
     assert (reading.size_bytes, reading.used_bytes) == (1000 * MIB, None)
@@ -254,7 +254,7 @@ def test_impossible_number_costs_that_field_only(machine: Machine, text: str):
     assert ("unreadable", reading.uuid) in machine.faults()
 
 
-def test_device_that_sleeps_is_not_woken_up(machine: Machine):
+def test_sleeping_device_is_not_woken_up(machine: Machine):
     device = machine.sys.amdgpu(**{"power/runtime_status": "suspended"})
     (device / "mem_info_vram_used").unlink()
     (device / "mem_info_vram_used").mkdir()
@@ -264,7 +264,7 @@ def test_device_that_sleeps_is_not_woken_up(machine: Machine):
     assert machine.faults() == []
 
 
-def test_device_that_goes_is_lost_and_may_come_back(machine: Machine):
+def test_removed_device_is_lost_and_may_return(machine: Machine):
     machine.sys.amdgpu()
     machine.sys.xe()
     before = machine.source.read().devices
@@ -309,9 +309,7 @@ def test_process_kinds_distinguish_use_from_holding_memory(machine: Machine):
     machine.proc.add(8, nodes={3: (I915, trees.i915(2, 100, busy=9_000_000_000))})
     assert shares(machine.read()) == {7: None, 8: None}
     machine.now += 2.0
-    machine.proc.add(
-        7, nodes={3: (I915, trees.i915(1, 100, busy=7_000_000_000))}
-    )  # of an engine that is there four times
+    machine.proc.add(7, nodes={3: (I915, trees.i915(1, 100, busy=7_000_000_000))})  # the engine occurs four times
     machine.proc.add(9, nodes={3: (I915, trees.i915(3, 100, busy=1))})
     assert shares(machine.read()) == {7: 0.25, 8: 0.0, 9: None}
 

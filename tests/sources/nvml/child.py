@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpumond.collector.ipc import ReadResponse
+from gpumond.collector import ReadResponse
 from gpumond.errors import SourceUnavailable
 from gpumond.model.snapshot import DeviceReading, Reading
 from gpumond.protocol.messages import from_json, to_json

@@ -16,7 +16,7 @@ def device(driver: FakeDriver) -> Device:
     return driver.devices[0]
 
 
-def test_each_process_has_its_share_and_one_without_a_sample_ran_nothing(driver: FakeDriver, device: Device) -> None:
+def test_processes_have_their_utilization_and_zero_without_a_sample(driver: FakeDriver, device: Device) -> None:
     device.processes = [Process(7, utilization=84), Process(8, utilization=0), Process(9)]
     driver.write()
     with NvmlChild(driver.env) as child:

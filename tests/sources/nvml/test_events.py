@@ -10,7 +10,7 @@ from tests.sources.nvml.test_return_codes import CODES, DRIVER_GONE, UNSUPPORTED
 XID, TIMEOUT = 8, 10
 
 
-def test_xid_that_comes_twice_counts_twice(driver: FakeDriver) -> None:
+def test_repeated_xid_counts_twice(driver: FakeDriver) -> None:
     driver.devices = machine(2)
     driver.devices[0].events = [(XID, 79), (XID, 79), (XID, 31)]
     driver.devices[1].events = [(XID, 79), (1, 5)]  # the last one is no XID
@@ -51,7 +51,7 @@ def test_xid_of_a_lost_device_is_counted(driver: FakeDriver) -> None:
     assert again.xids == (XidErrors(driver.devices[0].uuid, 79, 2, 6),)
 
 
-def test_nothing_waits_for_an_event(driver: FakeDriver) -> None:
+def test_reading_does_not_wait_for_events(driver: FakeDriver) -> None:
     driver.devices = machine(1)
     driver.write()
     driver.count_calls()
@@ -72,7 +72,7 @@ def test_failed_subscription_reports_nothing_and_is_retried(driver: FakeDriver, 
         for code in CODES:
             driver.fail("nvmlDeviceGetCount_v2", code=1)
             driver.write()
-            child.answer(at)  # the source starts anew, without a memory of the code before
+            child.answer(at)  # the source starts again, without state of the previous code
             driver.heal()
             driver.devices[0].events = []
             driver.fail(function, code=code)

@@ -35,7 +35,7 @@ def test_values_cover_the_time_between_two_slow_readings(driver: FakeDriver, dev
         assert profile(child.read(5)) == {}
         reading = child.read(10)
         expected = {metric.field: (60 + metric.number) * metric.factor for metric in METRICS}
-        expected.pop("sm_occupancy_ratio")  # which this driver does not have
+        expected.pop("sm_occupancy_ratio")  # this driver does not have it
         assert profile(reading) == pytest.approx(expected)
         assert expected["nvlink_receive_bytes_per_second"] == 120 * MIB
         assert profile(child.read(15)) == profile(reading)
@@ -57,7 +57,7 @@ FUNCTIONS = ("nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGe
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.usefixtures("device")
-def test_failing_function_costs_these_fields_only(driver: FakeDriver, function: str) -> None:
+def test_failing_function_makes_only_these_fields_unknown(driver: FakeDriver, function: str) -> None:
     """The code does not matter; test_return_codes covers all other functions."""
     at = 0.0
     with NvmlChild(driver.env) as child:
@@ -65,7 +65,7 @@ def test_failing_function_costs_these_fields_only(driver: FakeDriver, function: 
             driver.heal()
             driver.fail("nvmlDeviceGetCount_v2", code=1)
             driver.write()
-            child.answer(at := at + 100)  # the source starts anew, without a memory of the code before
+            child.answer(at := at + 100)  # the source starts again, without state of the previous code
             driver.heal()
             driver.fail(function, code=code)
             driver.write()
@@ -85,7 +85,7 @@ def test_failing_function_costs_these_fields_only(driver: FakeDriver, function: 
 
 
 @pytest.mark.usefixtures("device")
-def test_device_that_was_lost_begins_anew_and_no_sample_is_left_behind(driver: FakeDriver) -> None:
+def test_lost_device_restarts_its_samples_and_frees_the_old_ones(driver: FakeDriver) -> None:
     """The fake driver holds at most 128 samples."""
     at = 0.0
     with NvmlChild(driver.env) as child:

@@ -66,7 +66,7 @@ def expected(healthy: dict[str, Any], function: str, code: int) -> dict[str, Any
 
 
 @pytest.mark.parametrize("function", [*IDENTITY, *UNKNOWN])
-def test_failing_function_costs_its_fields_only(driver: FakeDriver, function: str) -> None:
+def test_failing_function_makes_only_its_fields_unknown(driver: FakeDriver, function: str) -> None:
     """There is no crash and no wrong value: unknown values are None with a fault, or None if not supported."""
     driver.devices = machine(2, [1, 2, 3, 4])
     driver.devices[0].mig_mode = 1
@@ -79,7 +79,7 @@ def test_failing_function_costs_its_fields_only(driver: FakeDriver, function: st
             driver.heal()
             driver.fail("nvmlDeviceGetCount_v2", code=1)
             driver.write()
-            child.answer(at)  # the source starts anew, without a memory of the code before
+            child.answer(at)  # the source starts again, without state of the previous code
             driver.heal()
             driver.fail(function, code=code)
             driver.write()

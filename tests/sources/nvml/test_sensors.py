@@ -57,66 +57,66 @@ ONCE_FUNCTIONS = {
 }
 
 
-def expected(said: Device) -> dict[str, Any]:
-    """Every field of Sensors, from the file's own numbers."""
-    assert said.throttle is not None
-    assert said.compute_mode is not None
+def expected(configured: Device) -> dict[str, Any]:
+    """Fields of Sensors, from the values in the file."""
+    assert configured.throttle is not None
+    assert configured.compute_mode is not None
     ratios = ("gpu_utilization", "encoder", "decoder", "fan")
-    gpu, encoder, decoder, fan = (getattr(said, name) / 100 for name in ratios)
+    gpu, encoder, decoder, fan = (getattr(configured, name) / 100 for name in ratios)
     return {
         "gpu_utilization_ratio": gpu,
-        "memory_controller_utilization_ratio": (said.memory_utilization or 0) / 100,
-        "sm_clock_hertz": (said.sm_clock or 0) * 1e6,
-        "memory_clock_hertz": (said.memory_clock or 0) * 1e6,
-        "gpu_temperature_celsius": said.temperature,
-        "power_watts": (said.power or 0) / 1000,
-        "energy_joules": (said.energy or 0) / 1000,
+        "memory_controller_utilization_ratio": (configured.memory_utilization or 0) / 100,
+        "sm_clock_hertz": (configured.sm_clock or 0) * 1e6,
+        "memory_clock_hertz": (configured.memory_clock or 0) * 1e6,
+        "gpu_temperature_celsius": configured.temperature,
+        "power_watts": (configured.power or 0) / 1000,
+        "energy_joules": (configured.energy or 0) / 1000,
         "encoder_utilization_ratio": encoder,
         "decoder_utilization_ratio": decoder,
-        "sm_clock_max_hertz": (said.max_sm_clock or 0) * 1e6,
-        "memory_clock_max_hertz": (said.max_memory_clock or 0) * 1e6,
-        "throttle_reasons": tuple(r for bit, r in enumerate(THROTTLE_REASONS) if said.throttle & 1 << bit),
-        "performance_state": said.performance_state,
-        "memory_temperature_celsius": said.memory_temperature,
-        "slowdown_temperature_celsius": said.slowdown_temperature,
-        "shutdown_temperature_celsius": said.shutdown_temperature,
-        "power_limit_watts": (said.power_limit or 0) / 1000,
+        "sm_clock_max_hertz": (configured.max_sm_clock or 0) * 1e6,
+        "memory_clock_max_hertz": (configured.max_memory_clock or 0) * 1e6,
+        "throttle_reasons": tuple(r for bit, r in enumerate(THROTTLE_REASONS) if configured.throttle & 1 << bit),
+        "performance_state": configured.performance_state,
+        "memory_temperature_celsius": configured.memory_temperature,
+        "slowdown_temperature_celsius": configured.slowdown_temperature,
+        "shutdown_temperature_celsius": configured.shutdown_temperature,
+        "power_limit_watts": (configured.power_limit or 0) / 1000,
         "fan_speed_ratio": fan,
-        "persistence_mode": bool(said.persistence),
-        "compute_mode": COMPUTE_MODES[said.compute_mode],
-        "bar1_size_bytes": said.bar1_total,
-        "bar1_used_bytes": said.bar1_used,
-        "pcie_generation": said.pcie_generation,
-        "pcie_generation_max": said.pcie_generation_max,
-        "pcie_width": said.pcie_width,
-        "pcie_width_max": said.pcie_width_max,
-        "pcie_receive_bytes_per_second": (said.pcie_receive or 0) * 1000,
-        "pcie_transmit_bytes_per_second": (said.pcie_transmit or 0) * 1000,
-        "pcie_replays": said.pcie_replays,
-        "ecc_corrected_volatile": said.ecc_corrected,
-        "ecc_corrected_aggregate": said.ecc_corrected_aggregate,
-        "ecc_uncorrected_volatile": said.ecc_uncorrected,
-        "ecc_uncorrected_aggregate": said.ecc_uncorrected_aggregate,
-        "retired_pages_single_bit": said.retired_single_bit,
-        "retired_pages_double_bit": said.retired_double_bit,
-        "retired_pages_pending": bool(said.retired_pending),
-        "remapped_rows_correctable": said.remapped_correctable,
-        "remapped_rows_uncorrectable": said.remapped_uncorrectable,
-        "remapped_rows_pending": bool(said.remapped_pending),
-        "remapped_rows_failed": bool(said.remapped_failure),
-        "nvlink_crc_flit_errors": said.nvlink_crc_flit,
-        "nvlink_crc_data_errors": said.nvlink_crc_data,
-        "nvlink_replay_errors": said.nvlink_replay,
-        "nvlink_recovery_errors": said.nvlink_recovery,
+        "persistence_mode": bool(configured.persistence),
+        "compute_mode": COMPUTE_MODES[configured.compute_mode],
+        "bar1_size_bytes": configured.bar1_total,
+        "bar1_used_bytes": configured.bar1_used,
+        "pcie_generation": configured.pcie_generation,
+        "pcie_generation_max": configured.pcie_generation_max,
+        "pcie_width": configured.pcie_width,
+        "pcie_width_max": configured.pcie_width_max,
+        "pcie_receive_bytes_per_second": (configured.pcie_receive or 0) * 1000,
+        "pcie_transmit_bytes_per_second": (configured.pcie_transmit or 0) * 1000,
+        "pcie_replays": configured.pcie_replays,
+        "ecc_corrected_volatile": configured.ecc_corrected,
+        "ecc_corrected_aggregate": configured.ecc_corrected_aggregate,
+        "ecc_uncorrected_volatile": configured.ecc_uncorrected,
+        "ecc_uncorrected_aggregate": configured.ecc_uncorrected_aggregate,
+        "retired_pages_single_bit": configured.retired_single_bit,
+        "retired_pages_double_bit": configured.retired_double_bit,
+        "retired_pages_pending": bool(configured.retired_pending),
+        "remapped_rows_correctable": configured.remapped_correctable,
+        "remapped_rows_uncorrectable": configured.remapped_uncorrectable,
+        "remapped_rows_pending": bool(configured.remapped_pending),
+        "remapped_rows_failed": bool(configured.remapped_failure),
+        "nvlink_crc_flit_errors": configured.nvlink_crc_flit,
+        "nvlink_crc_data_errors": configured.nvlink_crc_data,
+        "nvlink_replay_errors": configured.nvlink_replay,
+        "nvlink_recovery_errors": configured.nvlink_recovery,
         "xid_events": True,
-        "virtualization_mode": VIRTUALIZATION_MODES[said.virtualization or 0],
-        "addressing_mode": ADDRESSING_MODES[said.addressing or 0],
-        "numa_node": said.numa_node,
+        "virtualization_mode": VIRTUALIZATION_MODES[configured.virtualization or 0],
+        "addressing_mode": ADDRESSING_MODES[configured.addressing or 0],
+        "numa_node": configured.numa_node,
         **dict.fromkeys((*(metric.field for metric in METRICS), "file_cache_bytes")),
     }
 
 
-def test_every_sensor_of_8_devices_is_the_drivers(driver: FakeDriver) -> None:
+def test_sensors_of_8_devices_equal_those_of_the_driver(driver: FakeDriver) -> None:
     driver.devices = machine(8)
     driver.write()
     with NvmlChild(driver.env) as child:
@@ -124,8 +124,8 @@ def test_every_sensor_of_8_devices_is_the_drivers(driver: FakeDriver) -> None:
         reading = child.read(1)
     assert reading.faults == ()
     assert reading.cuda_version == "13.0"
-    for said, device in zip(driver.devices, reading.devices, strict=True):
-        assert asdict(device.sensors) == expected(said)
+    for configured, device in zip(driver.devices, reading.devices, strict=True):
+        assert asdict(device.sensors) == expected(configured)
 
 
 def test_device_without_a_sensor_has_none_and_no_fault(driver: FakeDriver) -> None:
@@ -141,7 +141,7 @@ def test_device_without_a_sensor_has_none_and_no_fault(driver: FakeDriver) -> No
     assert reading.faults == ()
 
 
-def test_slow_clock_ticks_every_ten_seconds_and_the_static_one_once(driver: FakeDriver) -> None:
+def test_slow_sensors_are_read_every_ten_seconds_and_static_ones_once(driver: FakeDriver) -> None:
     driver.devices = machine(2)
     driver.write()
     driver.count_calls()
@@ -158,7 +158,7 @@ def test_slow_clock_ticks_every_ten_seconds_and_the_static_one_once(driver: Fake
         assert [static in calls for calls in rounds] == [True, False, False, False, False], static
 
 
-def test_slow_fault_stands_until_the_slow_clock_finds_it_gone(driver: FakeDriver) -> None:
+def test_fault_of_a_slow_sensor_lasts_until_its_next_reading(driver: FakeDriver) -> None:
     driver.devices = machine(1)
     driver.fail("nvmlDeviceGetFanSpeed", code=10)
     driver.fail("nvmlDeviceGetTemperatureThreshold", code=10)
@@ -176,7 +176,7 @@ def test_slow_fault_stands_until_the_slow_clock_finds_it_gone(driver: FakeDriver
     assert asdict(reading.devices[0].sensors) == expected(driver.devices[0])
 
 
-def test_device_that_is_back_is_asked_everything_anew(driver: FakeDriver) -> None:
+def test_returned_device_is_read_completely(driver: FakeDriver) -> None:
     driver.devices = machine(2)
     driver.write()
     with NvmlChild(driver.env) as child:
@@ -192,7 +192,7 @@ def test_device_that_is_back_is_asked_everything_anew(driver: FakeDriver) -> Non
 
 
 @pytest.mark.parametrize("field_", [entry.name for entry in fields(Sensors) if entry.name not in NOT_ASKED])
-def test_every_sensor_is_on_one_clock(field_: str) -> None:
+def test_sensors_each_have_one_clock(field_: str) -> None:
     from gpumond.sources.nvml.sensors import FAST, ONCE, SLOW
 
     profile = [metric.field for metric in METRICS]
@@ -200,7 +200,7 @@ def test_every_sensor_is_on_one_clock(field_: str) -> None:
 
 
 class SlowLibrary:
-    """Every query takes 10 ms of a clock that nothing else advances."""
+    """Library whose queries each take 10 ms of a manual clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -215,7 +215,7 @@ class SlowLibrary:
         return [] if functions[0] is activity._samples else 0  # GPM: not supported
 
 
-def test_slow_sensors_of_many_devices_are_spread_over_readings_and_none_starves() -> None:
+def test_slow_sensors_of_many_devices_are_spread_over_readings() -> None:
     library = SlowLibrary()
     clocks = SensorClocks(library, lambda: library.now)  # type: ignore[arg-type]
     devices = [RosterDevice(str(i), i, handle=str(i)) for i in range(64)]

@@ -15,7 +15,7 @@ PIDS = range(1, 65)
 DRIVER_GONE = {1: "uninitialized", 9: "driver_not_loaded", 12: "library_not_found", 18: "lib_rm_version_mismatch"}
 
 
-def test_every_value_of_64_processes_on_8_devices_is_the_drivers_to_the_byte(driver: FakeDriver) -> None:
+def test_values_of_64_processes_on_8_devices_equal_those_of_the_driver(driver: FakeDriver) -> None:
     driver.devices = machine(8, PIDS)
     driver.write()
     with NvmlChild(driver.env) as child:
@@ -23,13 +23,13 @@ def test_every_value_of_64_processes_on_8_devices_is_the_drivers_to_the_byte(dri
     assert reading.faults == ()
     assert (reading.driver_version, reading.library_version) == ("580.65.06", "13.580.65.06")
     assert [device.index for device in reading.devices] == list(range(8))
-    for said, device in zip(driver.devices, reading.devices, strict=True):
-        assert (device.uuid, device.name, device.vendor) == (said.uuid, said.name, "nvidia")
-        assert (device.pci_bus_id, device.parent_uuid, device.unified) == (said.pci_bus_id, None, False)
-        assert (device.size_bytes, device.used_bytes) == (said.total_bytes, said.used_bytes)
-        assert device.reserved_bytes == said.reserved_bytes
-        assert device.free_bytes == said.total_bytes - said.used_bytes - said.reserved_bytes
-        assert used_by_pid(device) == {process.pid: process.used_bytes for process in said.processes}
+    for configured, device in zip(driver.devices, reading.devices, strict=True):
+        assert (device.uuid, device.name, device.vendor) == (configured.uuid, configured.name, "nvidia")
+        assert (device.pci_bus_id, device.parent_uuid, device.unified) == (configured.pci_bus_id, None, False)
+        assert (device.size_bytes, device.used_bytes) == (configured.total_bytes, configured.used_bytes)
+        assert device.reserved_bytes == configured.reserved_bytes
+        assert device.free_bytes == configured.total_bytes - configured.used_bytes - configured.reserved_bytes
+        assert used_by_pid(device) == {process.pid: process.used_bytes for process in configured.processes}
 
 
 def test_processes_carry_their_identity_from_proc(driver: FakeDriver) -> None:
@@ -45,7 +45,7 @@ def test_processes_carry_their_identity_from_proc(driver: FakeDriver) -> None:
     assert (gone.start_ticks, gone.uid, gone.comm) == (None, None, None)
 
 
-def test_poll_costs_few_calls(driver: FakeDriver) -> None:
+def test_reading_makes_few_calls(driver: FakeDriver) -> None:
     driver.devices = machine(8, PIDS)
     driver.write()
     driver.count_calls()
@@ -59,7 +59,7 @@ def test_poll_costs_few_calls(driver: FakeDriver) -> None:
     assert "nvmlInitWithFlags" not in calls
 
 
-def test_memory_of_version_1_where_the_library_is_old(driver: FakeDriver) -> None:
+def test_old_library_uses_memory_version_1(driver: FakeDriver) -> None:
     """Its `used` includes reserved memory, which is then unknown."""
     driver.devices = machine(1)
     driver.missing("nvmlDeviceGetMemoryInfo_v2")
@@ -69,9 +69,9 @@ def test_memory_of_version_1_where_the_library_is_old(driver: FakeDriver) -> Non
         driver.heal()
         driver.write()
         second = child.read(20)
-    said = driver.devices[0]
+    configured = driver.devices[0]
     for reading in (first, second):
-        assert reading.devices[0].used_bytes == said.used_bytes + said.reserved_bytes
+        assert reading.devices[0].used_bytes == configured.used_bytes + configured.reserved_bytes
         assert reading.devices[0].reserved_bytes is None
         assert reading.faults == ()
 
@@ -114,7 +114,7 @@ def test_process_in_several_lists_counts_once_and_in_several_instances_adds_up(d
     assert reading.faults == ()
 
 
-def test_older_process_lists_serve_where_the_newer_are_missing(driver: FakeDriver) -> None:
+def test_older_process_lists_are_used_if_newer_ones_are_missing(driver: FakeDriver) -> None:
     driver.devices = machine(1, [1, 2])
     for name in ("Compute", "Graphics", "MPSCompute"):
         driver.missing(f"nvmlDeviceGet{name}RunningProcesses_v3")
@@ -130,7 +130,7 @@ def test_older_process_lists_serve_where_the_newer_are_missing(driver: FakeDrive
     assert reading.faults == ()
 
 
-def test_list_takes_one_call_whatever_its_length(driver: FakeDriver) -> None:
+def test_process_list_takes_one_call_at_any_length(driver: FakeDriver) -> None:
     """The binding makes two calls, between which the list may grow."""
     driver.devices = machine(1, [1, 2])
     driver.write()
@@ -157,7 +157,7 @@ def test_list_longer_than_any_device_can_run_is_dropped_with_a_flag(driver: Fake
     assert kinds(reading) == {(driver.devices[0].uuid, "impossible_value")}
 
 
-def test_instance_says_which_one_it_is(driver: FakeDriver) -> None:
+def test_instance_has_its_identity(driver: FakeDriver) -> None:
     driver.devices = machine(1)
     driver.devices[0].mig_mode = 1
     driver.devices[0].instances = [Device("MIG-a", gpu_instance=7), Device("MIG-b", gpu_instance=None)]
@@ -169,7 +169,7 @@ def test_instance_says_which_one_it_is(driver: FakeDriver) -> None:
 
 
 @pytest.mark.parametrize("total", [None, 0])
-def test_no_memory_information_is_unknown_without_a_fault(driver: FakeDriver, total: int | None) -> None:
+def test_missing_memory_information_is_unknown_without_a_fault(driver: FakeDriver, total: int | None) -> None:
     driver.devices = machine(1, [1])
     driver.devices[0].total_bytes = total
     driver.devices[0].reserved_bytes = driver.devices[0].used_bytes = 0
@@ -182,7 +182,7 @@ def test_no_memory_information_is_unknown_without_a_fault(driver: FakeDriver, to
     assert reading.faults == ()
 
 
-def test_names_that_are_no_text_are_made_text(driver: FakeDriver) -> None:
+def test_undecodable_names_are_replaced_by_text(driver: FakeDriver) -> None:
     driver.devices = machine(1)
     driver.devices[0].name = "NVIDIA \udcff\x1b[31m"
     driver.devices[0].pci_bus_id = "0000\udcff:01:00.0"
@@ -194,7 +194,7 @@ def test_names_that_are_no_text_are_made_text(driver: FakeDriver) -> None:
 
 
 @pytest.mark.parametrize("code", DRIVER_GONE)
-def test_driver_that_goes_away_ends_the_source(driver: FakeDriver, code: int) -> None:
+def test_removed_driver_ends_the_source(driver: FakeDriver, code: int) -> None:
     driver.devices = machine(1)
     driver.write()
     with NvmlChild(driver.env) as child:
@@ -208,7 +208,7 @@ def test_driver_that_goes_away_ends_the_source(driver: FakeDriver, code: int) ->
     ("code", "reason", "remedy"),
     [(9, "driver_not_loaded", "modprobe nvidia"), (4, "no_permission", "/dev/nvidia*"), (999, "unknown", "")],
 )
-def test_driver_that_does_not_start_says_what_to_do(driver: FakeDriver, code: int, reason: str, remedy: str) -> None:
+def test_driver_that_does_not_start_has_a_remedy(driver: FakeDriver, code: int, reason: str, remedy: str) -> None:
     driver.fail("nvmlInitWithFlags", code=code)
     driver.write()
     with NvmlChild(driver.env) as child:
@@ -217,7 +217,7 @@ def test_driver_that_does_not_start_says_what_to_do(driver: FakeDriver, code: in
     assert remedy in answer.message
 
 
-def test_no_library_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_library_has_a_remedy(tmp_path: Path) -> None:
     with NvmlChild({"LD_LIBRARY_PATH": str(tmp_path)}) as child:
         answer = child.answer()
     if answer.reason != "library_not_found":
@@ -280,7 +280,7 @@ def test_serve_does_not_advise_to_install_a_driver_that_cannot_be_loaded(tmp_pat
 
 
 @pytest.mark.parametrize("code", [4, 999])
-def test_device_cgroup_that_shuts_the_driver_is_named_apart(driver: FakeDriver, code: int) -> None:
+def test_denial_by_a_device_cgroup_is_a_fault_of_its_own(driver: FakeDriver, code: int) -> None:
     driver.fail("nvmlInitWithFlags", code=code)
     driver.write()
     with NvmlChild(driver.env, no_device_access=True) as child:

@@ -65,7 +65,7 @@ def test_driver_value_takes_precedence(driver: FakeDriver, proc: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [2, 4, 10, 999])
-def test_failure_is_no_unified_memory(driver: FakeDriver, proc: Path, code: int) -> None:
+def test_failed_query_is_not_unified_memory(driver: FakeDriver, proc: Path, code: int) -> None:
     driver.devices = [spark(total_bytes=SIZE)]
     driver.fail(MEMORY, code=code)
     driver.fail(f"{MEMORY}_v2", code=code)
@@ -82,7 +82,7 @@ def test_failure_is_no_unified_memory(driver: FakeDriver, proc: Path, code: int)
         ("Orin (nvgpu)", True),
         ("NVIDIA Jetson AGX Orin", True),
         ("NVIDIA Thor", True),
-        ("NVIDIA GeForce GTX 1080", False),  # nvtop showed it the host's memory
+        ("NVIDIA GeForce GTX 1080", False),  # nvtop shows the host's memory here
         ("NVIDIA GB100", False),
         ("NVIDIA GB200", False),
         ("NVIDIA GH200 480GB", False),
@@ -94,7 +94,7 @@ def test_integrated_devices_are_matched_by_known_names_only(proc: Path, name: st
 
 
 @pytest.mark.parametrize("content", [None, "", "MemTotal: 5 kB\n", "MemTotal: x\nMemAvailable: y\n", "MemTotal:\n"])
-def test_machine_that_does_not_say_its_memory_leaves_it_unknown(tmp_path: Path, content: str | None) -> None:
+def test_unified_memory_is_unknown_without_meminfo(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "meminfo").write_text(content)
     assert shared_memory("NVIDIA GB10", str(tmp_path)) is None
@@ -122,7 +122,7 @@ def test_file_cache_in_coherent_memory_is_reported(
 
 
 @pytest.mark.parametrize("content", [None, "", "Node 8 FilePages:\n", "Node 8 FilePages: x kB\n"])
-def test_node_that_does_not_say_its_files_leaves_them_unknown(tmp_path: Path, content: str | None) -> None:
+def test_file_cache_is_unknown_without_node_meminfo(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "devices/system/node/node8").mkdir(parents=True)
         (tmp_path / "devices/system/node/node8/meminfo").write_text(content)

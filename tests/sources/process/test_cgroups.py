@@ -70,7 +70,7 @@ V1 = "12:devices:{0}\n11:memory:{0}\n2:cpu,cpuacct:{0}\n1:name=systemd:{0}\n"
         ("no colons here\n::\n0:\n", ProcessPlacement()),
     ],
 )
-def test_process_placement(text: str, expected: ProcessPlacement):
+def test_place_of_a_process_follows_from_its_cgroup(text: str, expected: ProcessPlacement):
     assert place(text) == expected
 
 

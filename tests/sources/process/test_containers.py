@@ -24,12 +24,12 @@ def names(root: Path, place: ProcessPlacement = ProcessPlacement(ID)) -> Names:
     return Containers(str(root)).names(place)
 
 
-def test_docker(tmp_path: Path):
+def test_docker_container_has_its_name(tmp_path: Path):
     write(tmp_path, f"var/lib/docker/containers/{ID}/config.v2.json", {"ID": ID, "Name": "/training"})
     assert names(tmp_path) == Names("training")
 
 
-def test_docker_below_kubernetes(tmp_path: Path):
+def test_docker_container_below_kubernetes_has_its_pod(tmp_path: Path):
     name = f"/k8s_worker_llama-0_research_{POD}_0"
     write(tmp_path, f"var/lib/docker/containers/{ID}/config.v2.json", {"Name": name})
     assert names(tmp_path, ProcessPlacement(ID, POD)) == Names("worker", "llama-0", "research")
@@ -43,12 +43,12 @@ def test_docker_below_kubernetes(tmp_path: Path):
         "run/containers/storage/overlay-containers/volatile-containers.json",
     ],
 )
-def test_podman(tmp_path: Path, index: str):
+def test_podman_container_has_its_name(tmp_path: Path, index: str):
     write(tmp_path, index, [{"id": "b2" * 32, "names": ["other"]}, {"id": ID, "names": ["training"], "layer": "x"}])
     assert names(tmp_path) == Names("training")
 
 
-def test_crio(tmp_path: Path):
+def test_crio_container_has_its_pod(tmp_path: Path):
     annotations = {
         "io.kubernetes.container.name": "worker",
         "io.kubernetes.pod.name": "llama-0",
@@ -63,7 +63,7 @@ def test_crio(tmp_path: Path):
 
 
 @pytest.mark.parametrize("run", ["run/containerd", "run/k3s/containerd"])
-def test_containerd(tmp_path: Path, run: str):
+def test_containerd_container_has_its_pod(tmp_path: Path, run: str):
     annotations = {
         "io.kubernetes.cri.container-name": "worker",
         "io.kubernetes.cri.sandbox-name": "llama-0",
@@ -73,12 +73,12 @@ def test_containerd(tmp_path: Path, run: str):
     assert names(tmp_path, ProcessPlacement(ID, POD)) == Names("worker", "llama-0", "research")
 
 
-def test_kubelets_logs_name_everything_without_privilege(tmp_path: Path):
+def test_kubelet_logs_name_container_and_pod_without_privilege(tmp_path: Path):
     write(tmp_path, f"var/log/containers/llama-0_research_worker-{ID}.log", "")
     assert names(tmp_path, ProcessPlacement(ID, POD)) == Names("worker", "llama-0", "research")
 
 
-def test_pods_log_directory_names_the_pod(tmp_path: Path):
+def test_log_directory_of_a_pod_names_it(tmp_path: Path):
     (tmp_path / f"var/log/pods/research_llama-0_{POD}/worker").mkdir(parents=True)
     (tmp_path / "var/log/pods/research_other_11111111-b29f-11e7-9350-020968147796").mkdir()
     assert names(tmp_path, ProcessPlacement(ID, POD)) == Names(None, "llama-0", "research")
@@ -90,7 +90,7 @@ def test_missing_names_are_taken_from_other_files(tmp_path: Path):
     assert names(tmp_path, ProcessPlacement(ID, POD)) == Names("worker", "llama-0", "research")
 
 
-def test_delegated_place_gets_nobodys_name(tmp_path: Path):
+def test_delegated_place_has_no_name(tmp_path: Path):
     write(tmp_path, f"var/lib/docker/containers/{ID}/config.v2.json", {"Name": "/training"})
     assert names(tmp_path, ProcessPlacement(ID, delegated=True)) == Names()
 

@@ -47,7 +47,7 @@ class Server:
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "kubelet.sock")
-        self.said: bytes | grpc.StatusCode = b""
+        self.response: bytes | grpc.StatusCode = b""
         self.asked: list[bytes] = []
         self.may_answer = threading.Event()
         self.may_answer.set()
@@ -73,9 +73,9 @@ class Server:
     def _list(self, request: bytes, context: Any) -> bytes:
         self.asked.append(request)
         self.may_answer.wait()
-        if isinstance(self.said, grpc.StatusCode):
-            context.abort(self.said, "not now")
-        return self.said
+        if isinstance(self.response, grpc.StatusCode):
+            context.abort(self.response, "not now")
+        return self.response
 
 
 @pytest.fixture
@@ -94,18 +94,18 @@ def found(kubelet: Kubelet, identity: str = "GPU-a") -> Pod:
     [("GPU-A", "GPU-a"), ("MIG-a/1/0", "MIG-a/1/0"), ("0000:03:00.0", "0000:03:00.0"), ("GPU-a::3", "GPU-a")],
 )
 def test_pod_of_a_device_is_found(server: Server, listed: str, asked: str):
-    server.said = resources("other", "GPU-x") + resources("llama-0", "GPU-y", listed)
+    server.response = resources("other", "GPU-x") + resources("llama-0", "GPU-y", listed)
     server.start()
     assert found(server.kubelet(), asked) == Pod("llama-0", "research")
     assert server.asked == [b""]
 
 
-def test_it_is_asked_once_in_ten_seconds(server: Server):
-    server.said = resources("llama-0", "GPU-a")
+def test_kubelet_is_queried_once_in_ten_seconds(server: Server):
+    server.response = resources("llama-0", "GPU-a")
     server.start()
     kubelet = server.kubelet()
     found(kubelet)
-    server.said = resources("llama-1", "GPU-a")
+    server.response = resources("llama-1", "GPU-a")
     for server.now in (1003.0, 1006.0, 1009.9):
         assert kubelet.pod(("GPU-a",), 100) == Pod("llama-0", "research")
     assert len(server.asked) == 1
@@ -116,7 +116,7 @@ def test_it_is_asked_once_in_ten_seconds(server: Server):
 
 def test_reading_does_not_wait_for_the_answer(server: Server):
     server.may_answer.clear()
-    server.said = resources("llama-0", "GPU-a")
+    server.response = resources("llama-0", "GPU-a")
     server.start()
     kubelet = server.kubelet()
     assert kubelet.pod(("GPU-a",), 100) is None
@@ -128,7 +128,9 @@ def test_reading_does_not_wait_for_the_answer(server: Server):
 
 
 def test_device_of_several_pods_has_no_owner(server: Server):
-    server.said = resources("llama-0", "GPU-a::0") + resources("llama-1", "GPU-a::1") + resources("whisper", "GPU-b")
+    server.response = (
+        resources("llama-0", "GPU-a::0") + resources("llama-1", "GPU-a::1") + resources("whisper", "GPU-b")
+    )
     server.start()
     kubelet = server.kubelet()
     found(kubelet, "GPU-b")
@@ -136,7 +138,7 @@ def test_device_of_several_pods_has_no_owner(server: Server):
 
 
 def test_answer_from_before_the_process_started_does_not_count(server: Server):
-    server.said = resources("llama-0", "GPU-a")
+    server.response = resources("llama-0", "GPU-a")
     server.start()
     kubelet = server.kubelet()
     found(kubelet)
@@ -144,7 +146,7 @@ def test_answer_from_before_the_process_started_does_not_count(server: Server):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -154,16 +156,16 @@ def test_answer_from_before_the_process_started_does_not_count(server: Server):
         resources("llama-0", "GPU-a")[:-5],
     ],
 )
-def test_kubelet_error_costs_one_answer(server: Server, said: Any):
+def test_kubelet_error_makes_one_answer_unknown(server: Server, response: Any):
     """The last valid answer remains until the next one."""
-    server.said = resources("llama-0", "GPU-a")
+    server.response = resources("llama-0", "GPU-a")
     server.start()
     kubelet = server.kubelet()
     found(kubelet)
-    server.said, server.now = said, 1010.0
+    server.response, server.now = response, 1010.0
     assert kubelet.pod(("GPU-a",), 100) == Pod("llama-0", "research")
     until(lambda: len(server.asked) == 2)
-    server.said = resources("llama-1", "GPU-a")
+    server.response = resources("llama-1", "GPU-a")
 
     def renamed() -> bool:
         server.now += 10.0
@@ -174,14 +176,14 @@ def test_kubelet_error_costs_one_answer(server: Server, said: Any):
     until(renamed)
 
 
-def test_kubelet_that_comes_later_is_found(server: Server):
+def test_kubelet_that_starts_later_is_found(server: Server):
     kubelet = server.kubelet()
     assert kubelet.pod(("GPU-a",), 100) is None
-    Path(server.path).touch()  # left by one that was killed
+    Path(server.path).touch()  # left by a killed kubelet
     server.now += 10.0
     assert kubelet.pod(("GPU-a",), 100) is None
     Path(server.path).unlink()
-    server.said = resources("llama-0", "GPU-a")
+    server.response = resources("llama-0", "GPU-a")
     server.start()
 
     def later() -> Pod | None:
@@ -216,27 +218,27 @@ class Host:
 
     def pods(self, *pids: int, **fields: Any) -> list[tuple[str | None, str | None]]:
         device: DeviceReading = make_device(used_bytes=GIB, processes=tuple(map(make_process, pids)), **fields)
-        (completed,) = self.owners.complete(Reading((device,))).devices
+        (completed,) = self.owners.complete(Reading(devices=(device,))).devices
         return [(process.pod_name, process.pod_namespace) for process in completed.processes or ()]
 
 
-NOBODY = (None, None)
+OTHER_PROCESS = (None, None)
 
 
 @pytest.fixture
 def host(tmp_path: Path, server: Server) -> Host:
-    server.said = resources("llama-0", "GPU-a", "0000:03:00.0")
+    server.response = resources("llama-0", "GPU-a", "0000:03:00.0")
     server.start()
     return Host(tmp_path, server.kubelet())
 
 
-def test_process_in_a_pod_that_no_file_names_gets_the_name_of_the_one_that_has_its_device(host: Host):
+def test_process_without_a_pod_name_in_files_gets_that_of_the_pod_of_its_device(host: Host):
     host.add(7, A, UID)
     host.add(8, B, None)
-    until(lambda: host.pods(7) != [NOBODY])
-    assert host.pods(7, 8) == [("llama-0", "research"), NOBODY]
+    until(lambda: host.pods(7) != [OTHER_PROCESS])
+    assert host.pods(7, 8) == [("llama-0", "research"), OTHER_PROCESS]
     assert host.pods(7, uuid="AMD-1", pci_bus_id="0000:03:00.0") == [("llama-0", "research")]
-    assert host.pods(7, uuid="GPU-b") == [NOBODY]
+    assert host.pods(7, uuid="GPU-b") == [OTHER_PROCESS]
 
 
 def test_pods_sharing_a_device_are_not_distinguished(host: Host):
@@ -244,7 +246,7 @@ def test_pods_sharing_a_device_are_not_distinguished(host: Host):
     host.add(7, A, UID)
     host.add(8, B, OTHER_UID)
     found(host.kubelet)
-    assert host.pods(7, 8) == [NOBODY, NOBODY]
+    assert host.pods(7, 8) == [OTHER_PROCESS, OTHER_PROCESS]
 
 
 def test_kubelet_is_not_queried_if_files_name_the_pod_or_there_is_none(tmp_path: Path):
@@ -255,4 +257,4 @@ def test_kubelet_is_not_queried_if_files_name_the_pod_or_there_is_none(tmp_path:
     (tmp_path / f"var/log/pods/research_named-by-file_{UID}").mkdir(parents=True)
     host.add(7, A, UID)
     host.add(8, B, None)
-    assert host.pods(7, 8) == [("named-by-file", "research"), NOBODY]
+    assert host.pods(7, 8) == [("named-by-file", "research"), OTHER_PROCESS]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from gpumond.model.snapshot import DeviceReading, ProcessUsage, Reading
-from gpumond.sim.card import MIB
+from gpumond.sim.device import MIB
 from gpumond.sources.process.cgroups import place
 from gpumond.sources.process.metadata import ProcessMetadata
 from gpumond.testing import GIB, make_device, make_process
 from tests.running import until
-from tests.sim.holding import holder, small_card
+from tests.sim.holding import holder, small_device
 from tests.sources.trees import ProcTree, SysTree
 
 A, B = "a1" * 32, "b2" * 32
@@ -35,7 +35,7 @@ class Host:
         )
 
     def complete(self, *devices: DeviceReading) -> tuple[DeviceReading, ...]:
-        return self.owners.complete(Reading(devices)).devices
+        return self.owners.complete(Reading(devices=devices)).devices
 
     def process(self, process: ProcessUsage, **fields: Any) -> ProcessUsage:
         (device,) = self.complete(make_device(processes=(process,), used_bytes=GIB, **fields))
@@ -57,7 +57,7 @@ def test_process_in_a_container_is_named(host: Host):
     assert (process.container, process.container_name, process.unit, process.state) == (A, "training", None, "alive")
 
 
-def test_pod_a_unit_and_a_job_are_named(host: Host):
+def test_pod_unit_and_job_are_named(host: Host):
     pod = "2c48913c-b29f-11e7-9350-020968147796"
     (host.root / f"var/log/pods/research_llama-0_{pod}").mkdir(parents=True)
     host.proc.add(7, start_ticks=100, cgroup=f"0::/kubepods/burstable/pod{pod}/{A}\n")
@@ -72,12 +72,12 @@ def test_pod_a_unit_and_a_job_are_named(host: Host):
     ("letter", "state"),
     [("S", "alive"), ("R", "alive"), ("I", "alive"), ("Z", "zombie"), ("T", "stopped")],
 )
-def test_its_state_is_shown(host: Host, letter: str, state: str):
+def test_state_of_a_process_is_shown(host: Host, letter: str, state: str):
     host.proc.add(7, start_ticks=100, state=letter)
     assert host.process(make_process(7)).state == state
 
 
-def test_process_waits_in_the_kernel_once_it_has_done_so_for_a_while(host: Host):
+def test_process_is_uninterruptible_after_a_while_in_that_state(host: Host):
     directory = host.proc.add(7, start_ticks=100, state="D")
     seen = []
     for _ in range(3):
@@ -87,35 +87,35 @@ def test_process_waits_in_the_kernel_once_it_has_done_so_for_a_while(host: Host)
     assert [*seen, host.process(make_process(7)).state] == ["alive", "alive", "uninterruptible", "alive"]
 
 
-def test_pid_that_is_no_more_is_gone(host: Host):
+def test_missing_pid_is_gone(host: Host):
     assert host.process(make_process(7, start_ticks=None)).state == "gone"
 
 
-def test_zombie_of_this_machine_is_one():
+def test_real_zombie_is_a_zombie():
     """Reads the kernel's own files for a child that exited and was not reaped."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     start_ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
     device = make_device(used_bytes=GIB, processes=(make_process(child.pid, start_ticks=start_ticks),))
-    (completed,) = ProcessMetadata().complete(Reading((device,))).devices
+    (completed,) = ProcessMetadata().complete(Reading(devices=(device,))).devices
     assert [process.state for process in completed.processes or ()] == ["zombie"]
     child.wait()
 
 
-def test_stopped_process_of_this_machine_is_stopped():
+def test_real_stopped_process_is_stopped():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         child.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
         start_ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
         device = make_device(used_bytes=GIB, processes=(make_process(child.pid, start_ticks=start_ticks),))
-        (completed,) = ProcessMetadata().complete(Reading((device,))).devices
+        (completed,) = ProcessMetadata().complete(Reading(devices=(device,))).devices
         assert [process.state for process in completed.processes or ()] == ["stopped"]
         child.send_signal(signal.SIGCONT)
         child.communicate(b"\n")
 
 
 def test_collectors_child_completes_its_readings(tmp_path: Path):
-    with holder(small_card(tmp_path, "SIM-a"), 100 * MIB) as process, (tmp_path / "place").open("w+b") as place:
+    with holder(small_device(tmp_path, "SIM-a"), 100 * MIB) as process, (tmp_path / "place").open("w+b") as place:
         done = subprocess.run(
             [sys.executable, "-m", "gpumond.collector.worker", "sim", str(place.fileno())],
             input="{}\n",
@@ -129,7 +129,7 @@ def test_collectors_child_completes_its_readings(tmp_path: Path):
     assert [(p["pid"], p["state"]) for p in reading["devices"][0]["processes"]] == [(process.pid, "alive")]
 
 
-def test_pid_that_returns_gets_its_own_container(host: Host):
+def test_reused_pid_gets_its_own_container(host: Host):
     host.proc.add(7, start_ticks=100, cgroup=f"0::/docker/{A}\n")
     assert host.process(make_process(7)).container == A
     host.proc.add(7, start_ticks=200, cgroup=f"0::/docker/{B}\n")
@@ -138,7 +138,7 @@ def test_pid_that_returns_gets_its_own_container(host: Host):
     assert host.process(make_process(7, start_ticks=200)).container == B
 
 
-def test_pids_are_never_taken_for_one_another(host: Host):
+def test_pids_are_never_confused(host: Host):
     """10 000 processes with five pids, each in a container of its own."""
     chance = random.Random(1)
     lives: dict[int, tuple[int, str]] = {}
@@ -160,7 +160,7 @@ def test_pids_are_never_taken_for_one_another(host: Host):
         assert found == (container if listed == start_ticks else None)
 
 
-def test_places_are_looked_up_once_and_again_after_a_while(host: Host):
+def test_places_are_looked_up_once_and_refreshed_periodically(host: Host):
     directory = host.proc.add(7, start_ticks=100, cgroup=f"0::/docker/{A}\n")
     host.process(make_process(7))
     (directory / "cgroup").write_text(f"0::/docker/{B}\n")
@@ -190,10 +190,12 @@ def test_private_pid_namespace_is_noticed(tmp_path: Path, around: list[str], sho
     program = (
         "import os, sys; from gpumond.model.snapshot import *\n"
         "from gpumond.sources.process.metadata import ProcessMetadata\n"
-        "from gpumond.sources.process.procfs import life\n"
-        "listed = ProcessUsage(os.getpid(), life('/proc', os.getpid()).start_ticks, 1, comm='itself')\n"
+        "from gpumond.sources.process.procfs import process_start\n"
+        "started = process_start('/proc', os.getpid()).start_ticks\n"
+        "listed = ProcessUsage(pid=os.getpid(), start_ticks=started, used_bytes=1, comm='itself')\n"
+        "device = DeviceReading(uuid='GPU-a', index=0, processes=(listed,))\n"
         "owners = ProcessMetadata(dev=sys.argv[1])\n"
-        "(device,) = owners.complete(Reading((DeviceReading('GPU-a', 0, processes=(listed,)),))).devices\n"
+        "(device,) = owners.complete(Reading(devices=(device,))).devices\n"
         "print(device.processes[0].comm)"
     )
     command = [*around, sys.executable, "-c", program, str(tmp_path)]
@@ -217,7 +219,7 @@ SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
         ({}, SESSION, None),  # a parent of another PID namespace
     ],
 )
-def test_process_that_was_handed_on_to_a_reaper_is_an_orphan(
+def test_process_with_a_reaper_as_parent_is_an_orphan(
     host: Host, parents: dict[int, int], cgroup: str, orphaned: bool | None
 ):
     parent, session = next(iter(parents.items()), (0, 4))
@@ -227,13 +229,13 @@ def test_process_that_was_handed_on_to_a_reaper_is_an_orphan(
     assert host.process(make_process(7)).orphaned is orphaned
 
 
-def test_one_that_leads_a_session_may_be_meant_to_be_alone(host: Host):
+def test_session_leader_is_no_orphan(host: Host):
     host.proc.add(1, session=1)
     host.proc.add(7, start_ticks=100, parent=1, session=7, cgroup=SESSION)
     assert host.process(make_process(7)).orphaned is False
 
 
-def test_it_is_an_orphan_from_the_moment_on(host: Host):
+def test_process_becomes_an_orphan_when_its_parent_ends(host: Host):
     host.proc.add(1, session=1)
     host.proc.add(5, session=4)
     host.proc.add(7, start_ticks=100, parent=5, session=4, cgroup=SESSION)
@@ -242,7 +244,7 @@ def test_it_is_an_orphan_from_the_moment_on(host: Host):
     assert host.process(make_process(7)).orphaned is True
 
 
-def test_holder_of_the_device_may_be_one(host: Host):
+def test_holder_of_the_device_may_be_an_orphan(host: Host):
     nvidia(host)
     host.proc.add(1, session=1)
     host.proc.add(7, session=4, cgroup=SESSION, nodes={3: (NODE, "")})
@@ -250,26 +252,26 @@ def test_holder_of_the_device_may_be_one(host: Host):
     assert [(p.kinds, p.orphaned) for p in device.processes or ()] == [(("holder",), True)]
 
 
-def test_orphan_of_this_machine_is_one(tmp_path: Path):
+def test_real_orphan_is_an_orphan(tmp_path: Path):
     """A session leader starts two programs and exits; one of them has created its own session."""
     program = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
     script = f"exec 3<&0; {sys.executable} -c '{program}' <&3 & setsid {sys.executable} -c '{program}' <&3 & exit 0"
     read, write = os.pipe()
-    with open(tmp_path / "pids", "w+b") as said, os.fdopen(write, "wb"):
+    with open(tmp_path / "pids", "w+b") as pids_file, os.fdopen(write, "wb"):
         with os.fdopen(read, "rb") as stdin:
-            subprocess.run(["sh", "-c", script], stdin=stdin, stdout=said, start_new_session=True, check=True)
+            subprocess.run(["sh", "-c", script], stdin=stdin, stdout=pids_file, start_new_session=True, check=True)
         until(lambda: (tmp_path / "pids").read_text().count("\n") == 2)
         pids = [int(line) for line in (tmp_path / "pids").read_text().splitlines()]
         ticks = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) for pid in pids}
         listed = tuple(make_process(pid, start_ticks=ticks[pid]) for pid in pids)
         (device,) = (
             ProcessMetadata(dev=str(tmp_path))
-            .complete(Reading((make_device(used_bytes=GIB, processes=listed),)))
+            .complete(Reading(devices=(make_device(used_bytes=GIB, processes=listed),)))
             .devices
         )
         leads = {pid: os.getsid(pid) == pid for pid in pids}
         unit = place(Path("/proc/self/cgroup").read_text()).unit
-        kept = unit is not None and not unit.startswith("session-")  # by the service that runs the tests
+        kept = unit is not None and not unit.startswith("session-")  # the service that runs the tests adopts it
         assert {p.pid: p.orphaned for p in device.processes or ()} == {pid: not (leads[pid] or kept) for pid in pids}
         assert sorted(leads.values()) == [False, True]
 
@@ -297,11 +299,20 @@ def test_holders_are_listed_while_memory_is_unclaimed(host: Host):
     (device,) = host.complete(orphaned())
     (holder,) = device.processes or ()
     assert holder == ProcessUsage(
-        7, 100, None, ("holder",), "python", 1000, holder.user, A, state="alive", orphaned=False
+        pid=7,
+        start_ticks=100,
+        used_bytes=None,
+        kinds=("holder",),
+        comm="python",
+        uid=1000,
+        user=holder.user,
+        container=A,
+        state="alive",
+        orphaned=False,
     )
 
 
-def test_nodes_of_amd_and_intel_count_too(host: Host):
+def test_nodes_of_amd_and_intel_are_searched(host: Host):
     host.sys.amdgpu(pci="0000:03:00.0")
     host.proc.add(7, nodes={3: ("/dev/dri/renderD128", "")})
     assert holders(host.complete(orphaned(pci_bus_id="0000:03:00.0"))[0]) == [7]
@@ -324,7 +335,7 @@ def test_holders_are_not_searched_without_unclaimed_memory(host: Host, fields: d
     assert holders(host.complete(orphaned(**fields))[0]) == []
 
 
-def test_those_that_the_driver_lists_are_no_holders(host: Host):
+def test_processes_listed_by_the_driver_are_no_holders(host: Host):
     nvidia(host)
     host.proc.add(7, nodes={3: (NODE, "")})
     host.proc.add(8, nodes={3: (NODE, "")})
@@ -333,7 +344,7 @@ def test_those_that_the_driver_lists_are_no_holders(host: Host):
     assert holders(device) == []
 
 
-def test_holder_that_ends_is_none_at_once_and_a_new_one_is_found_at_the_next_search(host: Host):
+def test_ended_holder_is_removed_at_once_and_a_new_one_found_at_the_next_search(host: Host):
     nvidia(host)
     host.proc.add(7, nodes={3: (NODE, "")})
     assert holders(host.complete(orphaned())[0]) == [7]

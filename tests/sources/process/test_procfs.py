@@ -39,12 +39,12 @@ def test_real_process_is_identified() -> None:
         (b"caf\xe9", "caf\N{REPLACEMENT CHARACTER}"),
     ],
 )
-def test_any_command_name_is_read(tmp_path: Path, comm: bytes, shown: str) -> None:
+def test_arbitrary_command_names_are_read(tmp_path: Path, comm: bytes, shown: str) -> None:
     write(tmp_path, 7, comm)
     assert look_up(tmp_path, 7) == ProcessOwner(500, shown, 1000, user_name(1000))
 
 
-def test_process_that_is_gone_is_unknown(tmp_path: Path) -> None:
+def test_ended_process_is_unknown(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     assert look_up(Path("/proc"), ended.pid) == UNKNOWN
@@ -85,7 +85,7 @@ def test_owner_is_read_once(tmp_path: Path) -> None:
     assert table.read([7, 7])[7] == before
 
 
-def test_processes_not_asked_for_are_forgotten(tmp_path: Path) -> None:
+def test_unrequested_processes_are_dropped(tmp_path: Path) -> None:
     table = ProcessTable(str(tmp_path))
     write(tmp_path, 7)
     table.read([7])
@@ -94,6 +94,6 @@ def test_processes_not_asked_for_are_forgotten(tmp_path: Path) -> None:
     assert table.read([7])[7] == UNKNOWN
 
 
-def test_largest_pid_is_the_kernels(tmp_path: Path) -> None:
+def test_largest_pid_equals_that_of_the_kernel(tmp_path: Path) -> None:
     assert ProcessTable(str(tmp_path)).pid_max() == 4194304
     assert ProcessTable().pid_max() == int(Path("/proc/sys/kernel/pid_max").read_text())

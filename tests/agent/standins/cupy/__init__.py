@@ -1,4 +1,4 @@
-"""Stands in for CuPy: pools per device, spoken to through the current device, which is the thread's own."""
+"""Stand-in for CuPy: pools per device, used through the current device of each thread."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _malloc.__module__ = malloc_managed.__module__ = "cupy.cuda.memory"
 class MemoryPool:
     """``chunks`` per device: [used bytes, whole free bytes, split free bytes]."""
 
-    __slots__ = ("_allocator", "chunks")  # so that a pool refers to its allocator, as CuPy's does
+    __slots__ = ("_allocator", "chunks")  # refers to its allocator, as a pool of CuPy does
 
     def __init__(self, allocator: Callable[[int], object] = _malloc) -> None:
         self._allocator = allocator
@@ -64,7 +64,7 @@ class MemoryPool:
 
 
 class MemoryAsyncPool:
-    """On pools of the driver's, one a device."""
+    """Pools of the driver, one for each device."""
 
     def __init__(self, *indices: int) -> None:
         self._pools = [int(_driver.fake_pool_handle(index)) for index in indices]

@@ -1,4 +1,4 @@
-"""Stands in for JAX (0.10): backends that the program has initialised, and what their devices tell."""
+"""Stand-in for JAX (0.10): backends that the program has initialised, and the statistics of their devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in for RMM (26.10): memory resources over each other, one stack a device, in a dictionary of Python's."""
+"""Stand-in for RMM (26.10): stacks of memory resources, one for each device, in a Python dictionary."""
 
 from __future__ import annotations
 

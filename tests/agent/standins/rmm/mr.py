@@ -18,7 +18,7 @@ available_device_memory = forbidden("rmm.mr.available_device_memory")
 
 
 class DeviceMemoryResource:
-    """Without weak references, as RMM's are."""
+    """Has no weak references, like RMM's."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class ManagedMemoryResource(DeviceMemoryResource):
 
 
 class CudaAsyncMemoryResource(DeviceMemoryResource):
-    """On a pool of its own, whose handle it does not tell."""
+    """Resource with a driver pool of its own, whose handle it does not return."""
 
     __slots__ = ("_index",)
     pools = 16
@@ -87,7 +87,7 @@ class CudaAsyncViewMemoryResource(DeviceMemoryResource):
 
 
 class PoolMemoryResource(UpstreamResourceAdaptor):
-    """What is freed stays in the pool; so does what it was made with."""
+    """Keeps its initial size and freed memory in the pool."""
 
     __slots__ = ("_free", "_size")
 

@@ -35,7 +35,7 @@ def _cuda_getDevice() -> int:
 
 
 def _cuda_setDevice(device: int) -> None:
-    WORLD.contexts.add(device)  # so does CUDA, from 12 on
+    WORLD.contexts.add(device)  # as does CUDA from version 12
     WORLD.current = device
 
 
@@ -53,8 +53,8 @@ def _cuda_isHistoryEnabled() -> bool:
 
 
 def _xpu_memoryStats(device: int) -> dict[str, Any]:
-    told = ("allocated_bytes", "reserved_bytes", "active_bytes")
-    return {name: stat for name, stat in WORLD.stats(device).items() if name in told}
+    names = ("allocated_bytes", "reserved_bytes", "active_bytes")
+    return {name: stat for name, stat in WORLD.stats(device).items() if name in names}
 
 
 def _xpu_emptyCache() -> None:

@@ -1,6 +1,6 @@
-"""Stands in for PyTorch with CUDA: the surface that the agent uses, over blocks that a test lays out in `world`.
+"""Stand-in for PyTorch with CUDA: the functions that the agent uses, over the blocks that a test defines in `world`.
 
-What the agent must never call (it would initialise CUDA, or create a context) fails loudly.
+Functions that the agent must never call, because they initialise CUDA or create a context, raise an error.
 """
 
 from __future__ import annotations

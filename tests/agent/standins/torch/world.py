@@ -1,4 +1,4 @@
-"""Segments and blocks, and what c10's caching allocator says of them and does to them on empty_cache."""
+"""Segments and blocks, with the statistics of c10's caching allocator and its `empty_cache`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ACTIVE, PENDING, FREE = "active_allocated", "active_pending_free", "inactive"
 
 @dataclass
 class Segment:
-    """One cudaMalloc, or one mapped range of an expandable segment. ``blocks``: size and state, in order."""
+    """One cudaMalloc, or one mapped range of an expandable segment. ``blocks`` are sizes and states, in order."""
 
     blocks: list[tuple[int, str]]
     device: int = 0
@@ -27,7 +27,7 @@ class Segment:
         return sum(size for size, state in self.blocks if state in states)
 
     def settle(self) -> None:
-        """What waits for an event is free, and free neighbours are one block."""
+        """Free the blocks that wait for an event, and merge free neighbours."""
         merged: list[tuple[int, str]] = []
         for size, state in self.blocks:
             state = FREE if state == PENDING else state
@@ -103,7 +103,7 @@ class World:
         ]
 
     def empty_cache(self) -> int:
-        """Bytes returned, on all devices. Private pools are in use."""
+        """Return the released bytes of all devices. Private pools are in use."""
         before = sum(segment.size for segment in self.segments)
         kept = []
         for segment in self.segments:

@@ -1,4 +1,4 @@
-"""Stands in for CuPy: the surface that the load generator uses."""
+"""Stand-in for CuPy: the functions that the load generator uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in for PyTorch: the surface that the load generator uses."""
+"""Stand-in for PyTorch: the functions that the load generator uses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def device(kind: str, index: int) -> str:
 
 
 class Tensor:
-    """All its elements have one value."""
+    """All elements have one value."""
 
     def __init__(self, count: int, width: int, owner: Tensor | None = None) -> None:
         self.count, self.width, self.owner = count, width, owner
@@ -56,7 +56,7 @@ class Tensor:
         return [Tensor(min(count, self.count - start), self.width, self) for start in range(0, self.count, count)]
 
     def __ne__(self, value: object) -> Tensor:  # type: ignore[override]
-        different = Tensor(self.count, 1)  # a comparison takes memory itself
+        different = Tensor(self.count, 1)  # a comparison allocates memory itself
         wrong = int(os.environ.get("STANDIN_WRONG_WORDS", "0"))
         different.value = self.count if self._root().value != value else wrong
         return different

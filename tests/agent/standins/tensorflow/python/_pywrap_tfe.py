@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 MEMORY: dict[str, dict[str, int]] = {}
-"""Of each device by name. A device that is not there is a ValueError, as in the library."""
+"""Memory of each device by name. A missing device raises ValueError, as in the library."""
 
 
 def TFE_GetMemoryInfo(handle: object, device: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The XPU half: the same blocks, and fewer statistics of them."""
+"""Stand-in for the XPU half: the same blocks with fewer statistics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _is_in_bad_fork() -> bool:
 
 
 def get_device_properties(device: int) -> Any:
-    """Devices 0 and 1 are two parts of one card, on bus 3; the next is another card, on bus 5."""
+    """Devices 0 and 1 are tiles of one device on bus 3; the next is a device on bus 5."""
     bus, part = (3, device) if device < 2 else (3 + device, 0)
     uuid = bytes([0x86, 0x80, 0xDA, 0x0B, 0, 0, 0, 0, bus, 0, 0, 0, 0, 0, 0, part]).hex()
     return SimpleNamespace(uuid=f"{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}", device_id=0x0BDA)

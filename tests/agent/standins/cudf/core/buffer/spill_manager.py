@@ -6,11 +6,11 @@ import weakref
 import rmm.mr
 from forbidden import forbidden
 
-get_global_manager = forbidden("get_global_manager")  # makes one, and changes RMM's resource
+get_global_manager = forbidden("get_global_manager")  # would create one and change RMM's resource
 
 
 class Buffer:
-    """Memory of RMM's, on the device until it is spilled."""
+    """Memory of RMM, on the device until it is spilled."""
 
     def __init__(self, size: int, exposed: bool = False) -> None:
         self.size, self.exposed, self.is_spilled = size, exposed, False
@@ -28,7 +28,7 @@ class Buffer:
         self._resource.deallocate(self._pointer, self.size)
         self.is_spilled, self.spilled_in = True, threading.current_thread().name
 
-    ptr = property(forbidden("Buffer.ptr"))  # pins it to the device for ever
+    ptr = property(forbidden("Buffer.ptr"))  # would pin it to the device permanently
 
 
 class SpillManager:

@@ -1,6 +1,7 @@
-"""CuPy's real memory pools on a machine without a card: imported before CuPy, it answers the calls that they make.
+"""CuPy's real memory pools on a machine without a device.
 
-CuPy's compiled modules call one another through tables of C functions (``__pyx_capi__``), which are filled in here.
+This module is imported before CuPy and replaces the driver functions that the pools call. CuPy's compiled modules call
+each other through tables of C functions (``__pyx_capi__``), which are replaced here.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ import cupy_backends.cuda.api.runtime as runtime
 
 DEVICES = 2
 HELD: dict[int, int] = {}
-"""Address -> bytes of what the pools have taken from the driver."""
+"""Bytes of each address that the pools have allocated from the driver."""
 
 IN_DEFAULT_POOL: dict[int, int] = {}
-"""Of the stream-ordered blocks, one after the other in the first device's default pool, which the driver counts."""
+"""Stream-ordered blocks, one after another in the default pool of the first device; the driver counts these."""
 
 _addresses = itertools.count(1 << 40, 1 << 36)
 _device = [0]
 _driver = ctypes.CDLL("libcuda.so.1")
-_kept: list[object] = []  # what C code points to
+_kept: list[object] = []  # keeps the objects that C code refers to
 _end_of_pool = [1 << 44]
 
 
@@ -58,7 +59,7 @@ def _count() -> None:
 
 
 def _answer(name: str, result: Any, arguments: tuple[Any, ...], function: Callable[..., object]) -> None:
-    """``arguments`` and ``result`` are C types; Cython adds an integer of its own to each call."""
+    """Replace a C function of these C types; Cython adds an integer of its own to each call."""
     python, table = ctypes.pythonapi, runtime.__pyx_capi__
     python.PyCapsule_GetName.restype, python.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
     python.PyCapsule_New.restype = ctypes.py_object
@@ -70,7 +71,7 @@ def _answer(name: str, result: Any, arguments: tuple[Any, ...], function: Callab
 
 
 def _end() -> None:
-    """Memory is freed when Python is down already, and could call nothing here."""
+    """Replace the functions at exit: memory is freed after the interpreter has ended and can call no Python."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The page before what programs call themselves."""
+"""The page with hostile names of programs and devices."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpumond.sim.card import Spec, create
+from gpumond.sim.device import Spec, create
 from gpumond.testing import GIB
-from tests.integration.browser import PHONE, Serve, looking, needs_chromium
+from tests.integration.browser import PHONE, Serve, needs_chromium, open_page
 from tests.integration.hostile import COMM, LONG, NAME, holding
 from tests.running import RunningDaemon
 
@@ -23,13 +23,13 @@ pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 
 @pytest.fixture
 def card(tmp_path: Path, serve: Serve) -> RunningDaemon:
-    """A daemon on a simulated device, whose name is hostile as are those of programs with ``holding``."""
+    """Daemon on a simulated device whose name is hostile, as are the names of the programs of ``holding``."""
     create(tmp_path / "cards" / "card0", Spec("GPU-hostile", 0, NAME, 24 * GIB))
     return serve("--source", "sim", environ={"GPUMOND_SIM_DIR": str(tmp_path / "cards")})
 
 
-def make_worse(frame: Any) -> None:
-    """Text that no daemon lets through."""
+def add_hostile_text(frame: Any) -> None:
+    """Add text that no daemon would send."""
     (device,) = frame["snapshot"]["devices"]
     device["name"] = LONG
     for process in frame["processes"]:
@@ -41,25 +41,25 @@ def make_worse(frame: Any) -> None:
     frame["faults"] = [{"source": LONG, "kind": LONG, "device_uuid": None, "detail": LONG, "remedy": LONG}]
 
 
-@pytest.mark.parametrize("rewrite", [None, make_worse], ids=["cleaned", "worse"])
+@pytest.mark.parametrize("rewrite", [None, add_hostile_text], ids=["cleaned", "worse"])
 @pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
 def test_hostile_names_are_text_and_nothing_else(
     browser: Browser, card: RunningDaemon, tmp_path: Path, viewport: Any, rewrite: Callable[[Any], None] | None
 ):
-    with holding(tmp_path / "cards" / "card0"), looking(browser, card, viewport, rewrite) as sight:
-        sight.page.locator("tbody .of-program button").click()
-        sight.page.locator("tbody svg").wait_for()
-        (device,), (program,) = sight.texts("h3 bdi", "tbody .of-program bdi")
+    with holding(tmp_path / "cards" / "card0"), open_page(browser, card, viewport, rewrite) as session:
+        session.page.locator("tbody .of-program button").click()
+        session.page.locator("tbody svg").wait_for()
+        (device,), (program,) = session.texts("h3 bdi", "tbody .of-program bdi")
         assert device.startswith("<img src=x onerror=window.pwned=1><script>")
         hostile = LONG[:79] if rewrite else COMM
         shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in hostile)
         assert program == (f"{shown}…" if rewrite else shown)
-        document = sight.page.evaluate("document.documentElement.outerHTML")
+        document = session.page.evaluate("document.documentElement.outerHTML")
         assert not re.findall("[\x00-\x08\x1b\u200e\u200f\u202a-\u202e\u2066-\u2069]", document)
         assert "W" * 1001 not in document
-        assert sight.page.evaluate("[document.images.length, document.scripts.length, typeof window.pwned]") == [
+        assert session.page.evaluate("[document.images.length, document.scripts.length, typeof window.pwned]") == [
             0,
             1,
             "undefined",
         ]
-        assert sight.fits()
+        assert session.fits()

@@ -1,4 +1,4 @@
-"""Real programs on a real card, through `gpumond run`: what each of them holds is known by construction."""
+"""Programs on a real device, started through `gpumond run`, with a known amount of memory."""
 
 from __future__ import annotations
 
@@ -38,49 +38,50 @@ sys.stdin.read()
 
 
 @dataclass(frozen=True)
-class Scene:
+class GpuProgram:
     name: str
     library: str
     script: str
     environ: tuple[tuple[str, str], ...] = ()
 
     def missing(self) -> str:
-        """Why it cannot run here; empty if it can."""
+        """Return the reason why it cannot run on this machine, or an empty string."""
         if shutil.which("nvidia-smi") is None:
-            return "needs an NVIDIA card"
+            return "needs an NVIDIA device"
         found = subprocess.run([sys.executable, "-c", f"import {self.library}"], capture_output=True).returncode == 0
         return "" if found else f"needs {self.library}"
 
 
-def _torch(name: str, configuration: str) -> Scene:
+def _torch(name: str, configuration: str) -> GpuProgram:
     environ = (("PYTORCH_CUDA_ALLOC_CONF", configuration),) if configuration else ()
-    return Scene(name, "torch", TORCH.format(block=256, blocks=16), environ)
+    return GpuProgram(name, "torch", TORCH.format(block=256, blocks=16), environ)
 
 
-SCENES = (
+PROGRAMS = (
     _torch("torch-native", ""),
     _torch("torch-expandable", "expandable_segments:True"),
     _torch("torch-async", "backend:cudaMallocAsync"),
-    Scene("cupy", "cupy", CUPY.format(block=256, blocks=16)),
+    GpuProgram("cupy", "cupy", CUPY.format(block=256, blocks=16)),
 )
 
 
 @contextlib.contextmanager
-def program(daemon: RunningDaemon, scene: Scene, workload: str) -> Iterator[int]:
-    """The scene's program with the agent inside, once it holds its memory and has said so; gives its pid."""
-    command = [sys.executable, "-m", "gpumond", "run", "--workload", workload, "--", sys.executable, "-c", scene.script]
-    environ = daemon.environ | dict(scene.environ)
-    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "ready\n"
+def running(daemon: RunningDaemon, program: GpuProgram, workload: str) -> Iterator[int]:
+    """Run the program with the agent, wait until its memory is reported, and yield its pid."""
+    command = [sys.executable, "-m", "gpumond", "run", "--workload", workload, "--"]
+    command += [sys.executable, "-c", program.script]
+    environ = daemon.environ | dict(program.environ)
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
         ready_at = time.time()
         until(lambda: reported(daemon, workload, ready_at + REPORT_SECONDS), 60)
         try:
-            yield running.pid
+            yield process.pid
         finally:
-            assert running.stdin is not None
-            running.stdin.close()
-            running.wait(timeout=60)
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(timeout=60)
 
 
 def reported(daemon: RunningDaemon, workload: str, since: float) -> bool:
@@ -90,9 +91,9 @@ def reported(daemon: RunningDaemon, workload: str, since: float) -> bool:
     return any(snapshot["taken_at"] - report["age_seconds"] > since for report in own)
 
 
-def flush(daemon: RunningDaemon, scene: Scene) -> dict[str, Any]:
-    """Runs the scene, flushes it, and gives receipt and ledger as figures."""
-    with program(daemon, scene, scene.name) as pid:
+def flush(daemon: RunningDaemon, program: GpuProgram) -> dict[str, Any]:
+    """Run the program, flush it, and return the figures of receipt and ledger."""
+    with running(daemon, program, program.name) as pid:
         lines = until(lambda: shares(daemon, pid))
         used = daemon.value("gpumond_process_memory_used_bytes", pid=str(pid))
         status, answer, _ = daemon.flush(target={"pid": pid})
@@ -113,6 +114,6 @@ def flush(daemon: RunningDaemon, scene: Scene) -> dict[str, Any]:
 
 
 def shares(daemon: RunningDaemon, pid: int) -> dict[str, int]:
-    """The process's lines, once the driver lists it and its agent's pools are among them."""
+    """Return the shares of a process once the driver lists it and its pools are among them, else nothing."""
     lines = {line["share"]: line["used_bytes"] for line in daemon.get("ledger")["lines"] if line["pid"] == pid}
     return lines if {"live", "overhead"} <= lines.keys() else {}

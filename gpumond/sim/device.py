@@ -23,9 +23,9 @@ from pathlib import Path
 from gpumond.errors import GpumondError, ProtocolError
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import DeviceReading, ProcessUsage
+from gpumond.model.units import MIB
 from gpumond.protocol.messages import from_json, to_json
 
-MIB = 1 << 20
 RECORD_BYTES = 128
 
 
@@ -93,7 +93,10 @@ class SimDevice:
             used_bytes=used,
             free_bytes=spec.size_bytes - spec.reserved_bytes - used,
             reserved_bytes=spec.reserved_bytes,
-            processes=tuple(ProcessUsage(r.pid, r.start_ticks, r.used_bytes, ("compute",)) for r in records),
+            processes=tuple(
+                ProcessUsage(pid=r.pid, start_ticks=r.start_ticks, used_bytes=r.used_bytes, kinds=("compute",))
+                for r in records
+            ),
             sensors=_sensors(spec, [record.sensors for record in records]),
         )
 
@@ -135,17 +138,17 @@ class SimDevice:
 class Context:
     """The bytes of one process on a device: created by ``attach``, counted until closed or the process ends."""
 
-    def __init__(self, card: SimDevice, key: str) -> None:
-        self.card = card
-        self.spec = card.spec()
+    def __init__(self, device: SimDevice, key: str) -> None:
+        self.device = device
+        self.spec = device.spec()
         self.used_bytes = 0
         self._key = key
         self._sensors = Sensors()
         self._capacity = self.spec.size_bytes - self.spec.reserved_bytes
         self._mutex = threading.Lock()
         pid = os.getpid()
-        self._path = card.directory / "processes" / f"{pid}-{start_ticks(pid)}"
-        self._lock = os.open(card.directory / "used", os.O_RDWR | os.O_CLOEXEC)
+        self._path = device.directory / "processes" / f"{pid}-{start_ticks(pid)}"
+        self._lock = os.open(device.directory / "used", os.O_RDWR | os.O_CLOEXEC)
         self._file = -1
         try:
             self.allocate(self.spec.context_bytes)
@@ -158,7 +161,7 @@ class Context:
         with self._held() as lock:
             used = _read(lock)
             if used + size_bytes > self._capacity:
-                used = sum(record.used_bytes for record in self.card._recount(lock))
+                used = sum(record.used_bytes for record in self.device._recount(lock))
             if used + size_bytes > self._capacity:
                 raise OutOfMemory(
                     f"tried to allocate {size_bytes / MIB:.2f} MiB on {self.spec.uuid}: "
@@ -201,7 +204,7 @@ class Context:
         """
         with _attaching:
             _contexts.pop(self._key, None)
-        orphan = self.card.directory / "orphans" / self._path.name
+        orphan = self.device.directory / "orphans" / self._path.name
         with self._held():
             orphan.parent.mkdir(exist_ok=True)
             self._path.rename(orphan)
@@ -240,16 +243,16 @@ class Context:
 
 def create(directory: str | os.PathLike[str], spec: Spec) -> SimDevice:
     """Create an empty device in a directory that does not exist yet."""
-    card = SimDevice(directory)
-    (card.directory / "processes").mkdir(parents=True)
-    (card.directory / "used").write_bytes(b"0".ljust(RECORD_BYTES))
-    draft = card.directory / "card.json.new"
+    device = SimDevice(directory)
+    (device.directory / "processes").mkdir(parents=True)
+    (device.directory / "used").write_bytes(b"0".ljust(RECORD_BYTES))
+    draft = device.directory / "card.json.new"
     draft.write_bytes(to_json(spec))
-    draft.rename(card.directory / "card.json")
-    return card
+    draft.rename(device.directory / "card.json")
+    return device
 
 
-def cards(root: str | os.PathLike[str]) -> list[SimDevice]:
+def simulated_devices(root: str | os.PathLike[str]) -> list[SimDevice]:
     """Return the devices in the directories below ``root``, damaged ones included, in order of their names."""
     return [SimDevice(path.parent) for path in sorted(Path(root).glob("*/card.json"))]
 

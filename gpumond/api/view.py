@@ -1,0 +1,65 @@
+"""The daemon as the API sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from fastapi import Request
+
+from gpumond.api.event_log import EventLog
+from gpumond.baselines.service import BaselineService
+from gpumond.config.rule_registry import RuleRegistry
+from gpumond.engine.preview import Preview
+from gpumond.flush import FlushOutcome, FlushRequest
+from gpumond.history import History
+from gpumond.model.frame import Alert, Frame
+from gpumond.model.pools import Receipt
+from gpumond.protocol.messages import AgentResponse, Asked
+from gpumond.rules import Rule
+from gpumond.store.audit_chain import AuditEntry
+
+
+class MetricsPage(Protocol):
+    @property
+    def content_type(self) -> str: ...
+    @property
+    def plain(self) -> bytes: ...
+    @property
+    def compressed(self) -> bytes: ...
+
+
+class DaemonView(Protocol):
+    """The attributes and methods of the daemon that the API uses."""
+
+    started_at: float
+    rulebook: RuleRegistry
+    events: EventLog
+    baselines: BaselineService
+
+    @property
+    def answers(self) -> dict[str, bytes]:
+        """Encoded answers about the current frame, by route; empty with each new frame."""
+        ...
+
+    @property
+    def frame(self) -> Frame | None: ...
+    def receipts(self) -> Sequence[Receipt]: ...
+    @property
+    def history(self) -> History: ...
+    def past_alerts(self) -> Sequence[Alert]: ...
+    async def audit_entries(self, limit: int) -> list[AuditEntry]: ...
+    async def preview(self, rule: Rule) -> Preview: ...
+    async def reload(self, requested_by: str) -> str: ...
+    async def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome: ...
+    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]: ...
+    async def ask(
+        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
+    ) -> AgentResponse | None: ...
+
+
+def view_of(request: Request) -> DaemonView:
+    """Return the daemon of this application, typed: attributes of ``app.state`` are not."""
+    view: DaemonView = request.app.state.view
+    return view

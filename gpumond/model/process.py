@@ -1,0 +1,28 @@
+"""Identity of a process. No I/O."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ProcessKey(NamedTuple):
+    """Identity of a process: its pid and its start, as pids are reused.
+
+    ``start_ticks`` counts from boot, in USER_HZ; None if it is unknown. Keys are equal if both parts are: a key with
+    an unknown start equals no key with a known one. A named tuple, since a tick looks up thousands of keys, and the
+    hash of a dataclass takes three times as long.
+    """
+
+    pid: int
+    start_ticks: int | None
+
+    def may_be(self, other: ProcessKey) -> bool:
+        """Return False if the two are known to be different processes: other pids, or other known starts."""
+        return self.pid == other.pid and (
+            self.start_ticks is None or other.start_ticks is None or self.start_ticks == other.start_ticks
+        )
+
+
+def process_key(pid: int | None, start_ticks: int | None) -> ProcessKey | None:
+    """Return the key of a process, or None for a value of a whole device."""
+    return None if pid is None else ProcessKey(pid, start_ticks)

@@ -1,0 +1,142 @@
+"""Kinds of verdicts. ``diagnosis`` decides when a verdict is active. No I/O.
+
+Metrics, rules, the API, the page, the command line and docs/reference/verdicts.md derive from the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+VerdictName = Literal[
+    "warm-up",
+    "steady",
+    "churn",
+    "periodic",
+    "step-change",
+    "growing",
+    "leak",
+    "fragmentation",
+    "pressure",
+    "orphan",
+    "idle-holder",
+    "crash",
+    "release",
+    "crash-loop",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictKind:
+    """One kind of verdict. ``evidence`` describes its numbers. Only the kinds with a ``remedy`` indicate a problem.
+
+    ``is_shape``: it describes a healthy curve, of which at most one applies to a device or process.
+    """
+
+    name: VerdictName
+    meaning: str
+    evidence: str
+    remedy: str = ""
+    is_shape: bool = False
+
+    @property
+    def rule_value(self) -> str:
+        """Name of the value of rules that is 1 while the verdict is active."""
+        return self.name.replace("-", "_")
+
+
+KINDS = (
+    VerdictKind(
+        name="warm-up",
+        meaning="the first five minutes, or growth since the start that slows down; growth at a constant rate has no "
+        "shape",
+        evidence="level",
+        is_shape=True,
+    ),
+    VerdictKind(
+        name="steady",
+        meaning="stays within 1 % of the device (or 256 MiB) for a quarter of an hour",
+        evidence="level, range",
+        is_shape=True,
+    ),
+    VerdictKind(
+        name="churn",
+        meaning="rises and falls by more than 2 % of the device, six times each in ten minutes, without growth",
+        evidence="number of changes of direction, low, high",
+        is_shape=True,
+    ),
+    VerdictKind(
+        name="periodic",
+        meaning="rises repeatedly after the same time, and returns",
+        evidence="period, low, high",
+        is_shape=True,
+    ),
+    VerdictKind(
+        name="step-change",
+        meaning="rests at another level than before, by 5 % of the device or more; active for a quarter of an hour",
+        evidence="size of the step",
+        is_shape=True,
+    ),
+    VerdictKind(
+        name="growing",
+        meaning="has grown in a straight line for two minutes, above all that the life used before; suspected only: a "
+        "leak if it continues for 6 to 14 minutes; ends within four minutes of the growth's end",
+        evidence="slope, growth, bytes kept per step",
+    ),
+    VerdictKind(
+        name="leak",
+        meaning="grows without stopping; `form` is `linear`, `stairs` or `load-proportional`",
+        evidence="slope, growth, significance, window, processes, devices, `outside_pools`",
+        remedy="look for memory that the program keeps (tensors in a list, autograd graphs, an unbounded cache), and "
+        "restart it",
+    ),
+    VerdictKind(
+        name="fragmentation",
+        meaning="the pool holds much more than its peak of live memory, increasingly so, or allocations had to be "
+        "retried",
+        evidence="ratio, peak live, peak kept, growth of the kept memory",
+        remedy="for PyTorch set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, else restart the program",
+    ),
+    VerdictKind(
+        name="pressure",
+        meaning="more than 95 % of the device is used (until less than 93 % is), or it is above 80 % and full within "
+        "ten minutes",
+        evidence="used ratio, free bytes",
+        remedy="flush the device (gpumond flush --device UUID), reduce a batch size, or end a program",
+    ),
+    VerdictKind(
+        name="orphan",
+        meaning="memory that no living process owns, unchanged for a minute on an idle device",
+        evidence="bytes, seconds",
+        remedy="end the process that keeps the device open (fuser -v /dev/nvidia*), or reset the device",
+    ),
+    VerdictKind(
+        name="idle-holder",
+        meaning="5 % of a device or more, held for half an hour without compute",
+        evidence="bytes, seconds",
+        remedy="end the program, or flush it: gpumond flush --pid PID",
+    ),
+    VerdictKind(
+        name="crash",
+        meaning="a life ended by an unhandled out-of-memory error, or within three minutes of a failed allocation, an "
+        "XID error, or the device being 97 % full; active for 15 minutes",
+        evidence="bytes",
+        remedy="read the program's log; look for Xid in dmesg",
+    ),
+    VerdictKind(
+        name="release",
+        meaning="a life ended and no crash is probable, or the process freed most of its memory; active for a minute",
+        evidence="bytes",
+    ),
+    VerdictKind(
+        name="crash-loop",
+        meaning="three crashes of one program on one device within an hour",
+        evidence="count",
+        remedy="stop the supervisor that restarts the program, and read the program's log",
+    ),
+)
+
+SHAPES = tuple(kind.name for kind in KINDS if kind.is_shape)
+PROBLEMS = tuple(kind for kind in KINDS if kind.remedy)
+REMEDIES: Mapping[str, str] = {kind.name: kind.remedy for kind in PROBLEMS}

@@ -1,0 +1,91 @@
+"""Estimates of a flush, from the figures of the pools alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumond import agent
+from gpumond.agent.allocator_flush import StrandedEstimate, expected, promises
+from gpumond.model.pools import Exactness, Expected, PoolUsage, Reclaimable
+from gpumond.protocol.messages import PoolChange
+
+MIB = 1 << 20
+
+
+def test_pool_that_is_not_releasable_promises_nothing_for_any_step() -> None:
+    arena = PoolUsage(
+        allocator="jax",
+        device_uuid="GPU-0",
+        live_bytes=50,
+        held_bytes=90,
+        reclaimable=Reclaimable(0, 0, 0, "not_releasable"),
+        stranded_bytes=40,
+    )
+    assert promises([arena], ("gc", "hooks", "cache"), None) == [Expected(0, 0, 0, "not_releasable")]
+
+
+def test_estimate_of_hooks_is_divided_by_live_bytes() -> None:
+    pools = [
+        PoolUsage(
+            allocator="torch",
+            device_uuid=f"GPU-{live}",
+            live_bytes=live,
+            held_bytes=100,
+            reclaimable=Reclaimable(0, 0, 0),
+            stranded_bytes=100 - live,
+        )
+        for live in (30, 10)
+    ]
+    assert [promise.likely for promise in promises(pools, ("hooks", "cache"), 20)] == [15, 5]
+
+
+@pytest.mark.parametrize(("estimate", "error"), [(-1, ValueError), ("1GiB", TypeError), (True, TypeError)])
+def test_wrong_estimate_is_an_error(estimate: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="on_flush: estimate"):
+        agent.on_flush(lambda: 0, estimate=estimate)  # type: ignore[call-overload]
+
+
+def driver_pool(live: int, held: int, exactness: Exactness = "interval", allocator: str = "cupy") -> PoolUsage:
+    free = held - live
+    return PoolUsage(
+        allocator=allocator,
+        device_uuid="GPU-0",
+        live_bytes=live,
+        held_bytes=held,
+        reclaimable=Reclaimable(0, free, free, exactness),
+        stranded_bytes=0,
+    )
+
+
+def estimate_after(change: PoolUsage, *steps: str) -> StrandedEstimate:
+    stranded = StrandedEstimate()
+    stranded.flushed([PoolChange(driver_pool(100, 400), change, expected(change, steps))], steps)
+    return stranded
+
+
+@pytest.mark.parametrize(
+    ("live", "held", "likely"),
+    [
+        (100, 160, 0),  # unchanged: another flush returns nothing
+        (100, 300, 140),  # blocks freed since the flush are whole
+        (200, 300, 40),
+        (50, 250, 170),  # half of the blocks that held the free bytes are gone
+        (0, 200, 200),
+        (100, 130, 0),
+    ],
+)
+def test_free_bytes_left_by_a_flush_are_stranded_while_their_neighbours_are_live(live: int, held: int, likely: int):
+    (adjusted,) = estimate_after(driver_pool(100, 160), "cache").adjusted([driver_pool(live, held)])
+    assert adjusted.reclaimable == Reclaimable(0, likely, held - live, "interval")
+    assert adjusted.live_bytes + adjusted.reclaimable.likely + adjusted.stranded_bytes == adjusted.held_bytes == held
+
+
+@pytest.mark.parametrize("steps", [(), ("gc",), ("hooks", "spill")])
+def test_steps_that_return_nothing_change_no_estimate(steps: tuple[str, ...]):
+    pool = driver_pool(100, 160)
+    assert estimate_after(pool, *steps).adjusted([pool]) == [pool]
+
+
+@pytest.mark.parametrize("pool", [driver_pool(100, 160, "exact"), driver_pool(100, 160, allocator="rmm")])
+def test_exact_pools_and_pools_without_a_flush_are_not_adjusted(pool: PoolUsage):
+    assert estimate_after(driver_pool(100, 160), "trim").adjusted([pool]) == [pool]

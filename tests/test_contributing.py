@@ -1,0 +1,157 @@
+"""Each diff in CONTRIBUTING.md applies to this tree, and the part that it adds works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SECTIONS = dict(
+    re.findall(r"^## (Add .*?)\n(.*?)(?=^## )", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE)
+)
+DIFF = re.compile(r"^```diff\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+SOURCE = """
+from gpumond.cli.doctor_checks import AUTOMATIC
+from gpumond.config import Settings
+from gpumond.sources import load
+source = load(Settings(source="tegra").source)
+source.open()
+(device,) = source.read().devices
+assert device.unified and device.size_bytes > device.free_bytes > 0
+assert "tegra" in [spec.name for spec in AUTOMATIC] and not source.detect("/nowhere")
+from tools.docs.plugins import document
+assert "| `tegra` | the GPU of an NVIDIA Jetson |" in document()
+"""
+
+ADAPTER = """
+import sys
+from types import ModuleType, SimpleNamespace
+emptied = []
+paddle = ModuleType("paddle")
+paddle.__version__ = "3.0"
+paddle.device = SimpleNamespace(
+    cuda=SimpleNamespace(
+        device_count=lambda: 0,
+        empty_cache=lambda: emptied.append(True),
+        memory_allocated=lambda ordinal: 1 << 20,
+        memory_reserved=lambda ordinal: 3 << 20,
+    )
+)
+sys.modules["paddle"] = paddle
+from gpumond.agent.registry import REGISTRY
+(adapter,) = [adapter for adapter in REGISTRY.adapters() if adapter.name == "paddle"]
+assert adapter.framework() == "paddle 3.0"
+assert adapter._pool("GPU-a", 0).reclaimable.likely == 2 << 20
+assert list(adapter.read()) == [] and adapter.flush(("cache",))[0].step == "cache" and emptied
+from tools.docs.plugins import document
+assert "| `paddle` | `paddlepaddle-gpu` |" in document()
+"""
+
+RECEIVER = """
+import asyncio, json
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from gpumond.config import Settings
+from gpumond.model.frame import Alert
+
+bodies = []
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *words): ...
+
+server = HTTPServer(("127.0.0.1", 0), Handler)
+Thread(target=server.serve_forever, daemon=True).start()
+url = f"http://127.0.0.1:{server.server_port}"
+settings = Settings(receivers=[{"name": "n", "type": "ntfy", "topic": "gpus", "url": url}])
+alert = Alert(
+    rule="leak", phase="firing", labels=(), annotations=(("summary", "it grows"),), value=1.0, active_at=0.0
+)
+asyncio.run(settings.receivers[0].send((alert,), ()))
+assert bodies == [{"topic": "gpus", "title": "leak firing", "message": "it grows"}]
+from tools.docs.plugins import document
+assert "| `ntfy` | `topic` | the topic of the messages |" in document()
+"""
+
+METRIC = """
+from gpumond.engine import EngineState, advance
+from gpumond.metrics.catalogue import FAMILIES
+from gpumond.testing import make_device, make_process, make_snapshot
+frame = advance(EngineState(), (), make_snapshot(make_device(processes=(make_process(42, 1),)))).frame
+(family,) = [family for family in FAMILIES if family.name == "gpumond_device_processes"]
+assert [value for _, value in family.rows(frame)] == [1]
+from tools.docs.metrics import document
+assert "| `gpumond_device_processes` | gauge |" in document()
+"""
+
+VALUE = """
+from gpumond.engine import EngineState, advance
+from gpumond.rules.config import RuleConfig
+from gpumond.testing import GIB, make_device, make_snapshot
+rule = RuleConfig(name="low", scope="device", value="free_ratio", below="10%").rule()
+(alert,) = advance(EngineState(), (rule,), make_snapshot(make_device(free_bytes=4 * GIB))).frame.alerts
+assert (alert.rule, alert.value) == ("low", 0.05)
+from tools.docs.rules import document
+assert "| `free_ratio` | free bytes over size |" in document()
+"""
+
+VERDICT = """
+from gpumond.engine import EngineState, advance
+from gpumond.metrics.catalogue import FAMILIES
+from gpumond.model.sensors import Sensors
+from gpumond.rules.config import RuleConfig
+from gpumond.testing import make_device, make_snapshot
+sensors = Sensors(remapped_rows_failed=True, remapped_rows_uncorrectable=2)
+rule = RuleConfig(name="failing", scope="device", value="failing_memory", above=0).rule()
+frame = advance(EngineState(), (rule,), make_snapshot(make_device(sensors=sensors))).frame
+assert [(verdict.kind, verdict.evidence) for verdict in frame.verdicts] == [("failing-memory", (("rows", 2.0),))]
+assert [alert.rule for alert in frame.alerts] == ["failing"]
+assert "failing-memory" in next(family.help for family in FAMILIES if family.name == "gpumond_verdict")
+from tools.docs.verdicts import document
+assert "| `failing-memory` | a row of the memory" in document()
+"""
+
+ROUTE = """
+from contextlib import nullcontext
+from fastapi.testclient import TestClient
+from gpumond import __version__
+from gpumond.api.app import create_app
+app = create_app(None, None, nullcontext)
+assert TestClient(app).get("/api/v1/version").json() == {"version": __version__}
+assert "/api/v1/version" in app.openapi()["paths"]
+"""
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git, which applies the diffs")
+@pytest.mark.parametrize(
+    ("section", "program"),
+    [
+        ("Add a source of devices", SOURCE),
+        ("Add an adapter for an allocator", ADAPTER),
+        ("Add a receiver of alerts", RECEIVER),
+        ("Add a metric", METRIC),
+        ("Add a value of rules", VALUE),
+        ("Add a verdict", VERDICT),
+        ("Add a route", ROUTE),
+    ],
+)
+def test_example_applies_and_works(tmp_path: Path, section: str, program: str):
+    for package in ("gpumond", "tools"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (example,) = DIFF.findall(SECTIONS[section])
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent), "PYTHONPATH": str(tmp_path)}
+    apply = ["git", "apply", "--whitespace=error", "-"]
+    applied = subprocess.run(apply, cwd=tmp_path, env=environment, input=example, capture_output=True, text=True)
+    assert applied.returncode == 0, applied.stderr
+    code = f"import gpumond; assert gpumond.__file__.startswith({str(tmp_path)!r})\n{program}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
