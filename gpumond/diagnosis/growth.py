@@ -25,7 +25,7 @@ from gpumond.model.units import MIB
 BLOCK = 0
 """Index of the tier of 15 s."""
 BLOCK_SECONDS = float(TIERS[BLOCK].seconds)
-KEPT_BLOCKS = 48
+KEPT_BLOCKS = 46
 """Number of blocks of which the steps are known: those of the longest window, and two."""
 MIN_SAMPLES = 10
 """Minimum number of samples in a block, on average."""
@@ -34,14 +34,14 @@ MAX_SPAN_RATIO = 1.5
 LINES_OF_CLEAN_LEAK = 12
 """Number of minutes over which a leak that was found here is followed, as a clean one."""
 
-GROWING_BLOCKS = 8
-"""Number of blocks of ``growing``: two minutes."""
+GROWING_BLOCKS = 7
+"""Number of blocks of ``growing``: with the block in which the growth begins, two minutes."""
 GROWING_BYTES = 48 * MIB
 """Minimum growth in these two minutes."""
 GROWING_SCATTER_MULTIPLE = 6.0
 """Minimum growth, as a multiple of the scatter around the line."""
 GROWING_Z = 2.6
-"""Minimum of the Mann-Kendall statistic: with 8 blocks at most three pairs fall."""
+"""Minimum of the Mann-Kendall statistic: with 7 blocks at most one pair falls."""
 GROWING_PAUSE_SECONDS = 60.0
 """Time after the start in which a program allocates its initial memory …"""
 GROWING_STEPS = 30
@@ -90,8 +90,8 @@ class QuickTest:
 
 
 NEW = QuickTest(blocks=24, after_seconds=300.0, lasting_ratio=0.85, flat=True)
-STEPPED = QuickTest(blocks=24, after_seconds=30.0, lasting_ratio=0.95, steps=60)
-STARTED = QuickTest(blocks=46, after_seconds=90.0, lasting_ratio=0.95)
+STEPPED = QuickTest(blocks=24, after_seconds=20.0, lasting_ratio=0.95, steps=60)
+STARTED = QuickTest(blocks=44, after_seconds=30.0, lasting_ratio=0.95)
 QUICK = (NEW, STEPPED, STARTED)
 
 

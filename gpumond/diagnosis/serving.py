@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
+from typing import NamedTuple
 
 from gpumond.diagnosis.leak import (
     HOUR,
@@ -40,7 +42,7 @@ class ServingTest:
     """Criteria of the serving test. A block is five minutes."""
 
     blocks: int = 16
-    """Number of blocks in the window. With 12 there are two to three times as many false alarms."""
+    """Number of blocks in the window."""
     record_blocks: int = 8
     """Number of last blocks whose median is compared with the past: no shorter excursion counts. A leak is found if
     it exceeds the margin in this time.
@@ -66,16 +68,20 @@ class ServingTest:
     """Minimum growth over the window, and minimum distance of the last blocks from the past, in bytes and as a ratio of
     the device's size: a level that load reaches again differs by less.
     """
+    growth_ratio: float = 0.0
+    """Minimum growth over the window as a ratio of the device's size, if it is more than the margin."""
     past_quantile: float = 0.9
     """Quantile of the past blocks that the last ones exceed: a tenth of the past may be excursions."""
     max_step_ratio: float = 1.25
     """Maximum deviation from the line, as a multiple of that from the best single step: a model load is a step."""
-    between_steps_ratio: float = 0.3
-    """Minimum slope between the two steps that describe the window best, as a share of its slope: a cache that grows
-    in large blocks is two steps …
+    max_two_steps_ratio: float = 2.0
+    """Maximum deviation from the line, as a multiple of that from the best two steps. Two steps follow load as well, so
+    that they describe a leak better than a line does.
     """
-    urgent_seconds: float = 3 * HOUR
-    """… unless the device would be full within this time: load hides the slope of a fast leak for another 10 minutes.
+    steps: int = 3
+    between_steps_ratio: float = 0.3
+    """Minimum slope between the ``steps`` steps that describe the window best, as a share of its slope: a cache that
+    grows in large blocks rises in a few steps, and varies between them.
     """
 
 
@@ -86,14 +92,23 @@ SERVING = (
         consistent_ratio=0.4,
         margin_bytes=1024 * MIB,
         margin_ratio=0.04,
-        urgent_seconds=0.0,
+        steps=2,
+        between_steps_ratio=0.4,
     ),
+    ServingTest(blocks=12, record_blocks=6, growth_ratio=0.05, steps=2, between_steps_ratio=0.35),
     ServingTest(),
     ServingTest(blocks=24, record_blocks=12),
 )
-"""The windows. In 50 minutes only growth that is far above the past is found: before a fast leak has filled the device.
-In two hours a slow leak exceeds the margin.
+"""The windows. In 50 minutes only growth that is far above the past is found, and in an hour only growth by a twentieth
+of the device: before a fast leak has filled the device. In two hours a slow leak exceeds the margin.
 """
+
+
+class _Steps(NamedTuple):
+    """Deviation of a window from its best steps, and the limits of the parts between them."""
+
+    deviation: float
+    limits: tuple[int, ...]
 
 
 class UpperQuartiles:
@@ -174,7 +189,7 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
     slope = median(pairs)
     growth = slope * (count - 1) * seconds
     margin = max(test.margin_bytes, test.margin_ratio * (case.size or 0.0))
-    if growth <= max(0.0, margin):
+    if growth <= max(0.0, margin, test.growth_ratio * (case.size or 0.0)):
         return None
     if quantile(pairs, test.consistent_quantile) < test.consistent_ratio * slope:
         return None
@@ -183,9 +198,6 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
     if case.room is not None and case.room > slope * test.full_within_seconds:
         return None
     if not _exceeds(late - margin, values[:-recent], test) or not _is_line(at, window, slope, test):
-        return None
-    urgent = case.room is not None and case.room <= slope * test.urgent_seconds
-    if not urgent and _between_steps(at, window) < test.between_steps_ratio * slope:
         return None
     if not new_or_lasting(times, values, test.skipped_blocks, count, slope):
         return None
@@ -229,27 +241,39 @@ def _exceeds(level: float, past: Sequence[float], test: ServingTest) -> bool:
 
 
 def _is_line(at: Sequence[float], window: Sequence[float], slope: float, test: ServingTest) -> bool:
-    """Return True if a line describes the window hardly worse than the best single step."""
+    """Return True if a line describes the window hardly worse than one or two steps, and the curve also rises between
+    more of them.
+    """
     line = _deviation([value - slope * time for time, value in zip(at, window, strict=True)])
-    step = min(_deviation(window[:cut]) + _deviation(window[cut:]) for cut in range(2, len(window) - 1))
-    return line <= test.max_step_ratio * step
+    best = _best_steps(window, max(2, test.steps))
+    if line > test.max_step_ratio * best[1].deviation or line > test.max_two_steps_ratio * best[2].deviation:
+        return False
+    between = [
+        rise for begin, end in pairwise(best[test.steps].limits) for rise in slopes(at[begin:end], window[begin:end])
+    ]
+    return median(between) >= test.between_steps_ratio * slope
 
 
-def _between_steps(at: Sequence[float], window: Sequence[float]) -> float:
-    """Return the median slope of the pairs that are not separated by one of the two steps that describe the window
-    best: those with the smallest sum of distances from the medians of its three parts, of at least two blocks each.
+def _best_steps(window: Sequence[float], most: int) -> list[_Steps]:
+    """Return, by the number of steps, those that describe the window best: with the smallest sum of distances from the
+    medians of the parts between them, of at least two blocks each.
     """
     count = len(window)
     parts = {
         (begin, end): _deviation(window[begin:end]) for begin in range(count) for end in range(begin + 2, count + 1)
     }
-    _, one, two = min(
-        (parts[0, one] + parts[one, two] + parts[two, count], one, two)
-        for one in range(2, count - 3)
-        for two in range(one + 2, count - 1)
-    )
-    limits = ((0, one), (one, two), (two, count))
-    return median([slope for begin, end in limits for slope in slopes(at[begin:end], window[begin:end])])
+    until = {end: _Steps(parts[0, end], (0, end)) for end in range(2, count + 1)}
+    best = [until[count]]
+    for number in range(1, most + 1):
+        until = {
+            end: min(
+                _Steps(until[begin].deviation + parts[begin, end], (*until[begin].limits, end))
+                for begin in range(2 * number, end - 1)
+            )
+            for end in range(2 * number + 2, count + 1)
+        }
+        best.append(until[count])
+    return best
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -48,7 +48,7 @@ def test_growing_is_reported_within_two_minutes(per_minute: float):
     found = first(onsets(seen(staircase(per_minute, onset=10), steps_of(13))), "growing")
     assert found is not None
     at, verdict = found
-    assert 0 < at - 10 * MINUTE <= 120 + 15
+    assert 0 < at - 10 * MINUTE <= 120
     assert dict(verdict.evidence)["slope_bytes_per_second"] == pytest.approx(per_minute / MINUTE, rel=0.15)
     assert verdict.since == pytest.approx(1e9 + 10 * MINUTE, abs=45)
 
@@ -58,28 +58,27 @@ def test_leak_after_a_plateau_is_reported_within_six_minutes(per_minute: float):
     found = onsets(seen(staircase(per_minute, onset=12), steps_of(19)))
     leak = first(found, "leak")
     assert leak is not None
-    assert leak[0] - 12 * MINUTE <= 360 + 15
+    assert leak[0] - 12 * MINUTE <= 360
     assert leak[1].time_to_oom_seconds is not None
     assert [verdict.kind for _, verdict in found if verdict.kind in ("growing", "leak")] == ["growing", "leak"]
 
 
 def test_leak_from_the_start_of_a_program_with_steps_is_reported_within_400_seconds():
-    live, step = staircase(300 * MIB), lambda at: 2 * at
-    found = onsets(seen(live, steps_of(8), step))
+    found = onsets(seen(staircase(300 * MIB), steps_of(8), lambda at: 2 * at))
     leak = first(found, "leak")
     growing = first(found, "growing")
     assert leak is not None
     assert growing is not None
-    assert leak[0] <= 400 + 15
-    assert growing[0] <= 150
+    assert leak[0] <= 400
+    assert growing[0] <= 125
     assert dict(growing[1].evidence)["kept_bytes_per_step"] == pytest.approx(2.5 * MIB, rel=0.15)
 
 
-@pytest.mark.parametrize("per_minute", [128 * MIB, 300 * MIB])
-def test_leak_from_the_start_without_steps_is_reported_within_13_minutes(per_minute: float):
-    found = first(onsets(seen(staircase(per_minute), steps_of(14))), "leak")
+@pytest.mark.parametrize("per_minute", [64 * MIB, 128 * MIB, 300 * MIB, 600 * MIB])
+def test_leak_from_the_start_without_steps_is_reported_within_12_minutes(per_minute: float):
+    found = first(onsets(seen(staircase(per_minute), steps_of(13))), "leak")
     assert found is not None
-    assert 660 < found[0] <= 800
+    assert 660 < found[0] <= 720
 
 
 def test_growth_that_does_not_slow_down_is_no_warm_up():

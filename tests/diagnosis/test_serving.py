@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from gpumond.diagnosis.leak import Leak, LeakCase
-from gpumond.diagnosis.serving import KEPT_BLOCKS, ServingTest, UpperQuartiles, find, update
+from gpumond.diagnosis.serving import KEPT_BLOCKS, SERVING, ServingTest, UpperQuartiles, find, update
 from gpumond.history import USED
 from gpumond.history.series import FIVE_MINUTES, Series
 from tests.diagnosis.curves import GIB, HOUR, MIB, MINUTE, by_process, first, onsets, steps_of
@@ -90,6 +90,7 @@ ROUGH = above(4, 1049, 1843, 2774, 2831, 244, 3422, 3448, 2584, 1033, 5321, 7797
 SAW = [20 * GIB + number * 110 * MIB + number % 2 * 2400 * MIB for number in range(16)]
 STEP = growing(37 * MIB, 7, 20 * GIB - 37 * MIB) + growing(37 * MIB, 9, 21 * GIB)
 STEPS = above(-1075, 233, -307, 628, -315, -96, 452, 3443, 1517, 1406, 746, 1736, 4226, 1399, 2509, 3692)
+NO_STEPS = {"max_two_steps_ratio": inf, "between_steps_ratio": -inf}
 WAVE = [20.0 * GIB] * 12 + [23.0 * GIB] * 12 + [20.0 * GIB] * 20
 
 
@@ -99,10 +100,10 @@ WAVE = [20.0 * GIB] * 12 + [23.0 * GIB] * 12 + [20.0 * GIB] * 20
         ("few samples", Observed(FLAT + RAMP[:16], every=2 * MINUTE), {"min_samples": 2}),
         ("a gap", Observed(FLAT + RAMP[:4] + RAMP[24:36], gap=(44, 20)), {"max_span_ratio": 3.0}),
         ("slow growth", Observed(FLAT + growing(64 * MIB)), {"margin_bytes": 256 * MIB, "margin_ratio": 0.0}),
-        ("falls between rises", Observed(FLAT + ROUGH), {"consistent_ratio": -inf, "between_steps_ratio": -inf}),
+        ("falls between rises", Observed(FLAT + ROUGH), {"consistent_ratio": -inf, **NO_STEPS}),
         ("scatter", Observed(FLAT + SAW), {"min_scatter_multiple": 0.0}),
-        ("one step", Observed(FLAT + STEP), {"max_step_ratio": inf, "between_steps_ratio": -inf}),
-        ("two steps", Observed(FLAT + STEPS), {"between_steps_ratio": -inf}),
+        ("one step", Observed(FLAT + STEP), {"max_step_ratio": inf, **NO_STEPS}),
+        ("two steps", Observed(FLAT + STEPS), NO_STEPS),
         (
             "an hour as high before",
             Observed(WAVE + RAMP[:16]),
@@ -114,6 +115,27 @@ def test_serving_test_has_conditions(name: str, curve: Observed, loose: dict[str
     """Each curve passes all conditions but those that are loosened."""
     assert curve.leak() is None
     assert curve.leak(replace(TEST, **loose)) is not None
+
+
+CACHES = {
+    "urgent": "39212 39328 41434 45422 45890 50580 51044 51184 46974 46643 47354 49306 49112 49305 53212 53704 54167"
+    " 55117 55253 52546 51954 51634 52144 52072 52267 51671 51141 51034 51584 52018 51569 54401 54926 54561"
+    " 55032 55507 62340 61978 61952 58494",
+    "slow": "32597 38154 52591 53480 53212 55476 55799 56213 56297 55715 55580 61561 61245 61529 61934 61802 62306"
+    " 62159 61983 61672 61707 61385 60976 60234 59933 60659 59687 60029 60184 60856 61096 61436 61330 61675"
+    " 61556 61443 61472 60559 60450 60977 60824 61039 61386 64597 64620 64178 64494 64221 64476 64283 64560"
+    " 63790 64849 65339 65878 65677 65700 66218 66471 66426 66304",
+}
+"""Upper quartiles in MiB of caches that grow in large blocks and fill, at the time of a false leak."""
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_serving_test_refuses_a_cache_that_grows_in_a_few_steps(name: str):
+    observed = Observed([float(value) * MIB for value in CACHES[name].split()])
+    case = LeakCase(observed.series, observed.device, USED, observed.born, 80 * GIB, 14 * GIB, 1.0)
+    loose = [replace(test, **NO_STEPS) for test in SERVING]
+    assert find(case, observed.quartiles, loose) is not None
+    assert find(case, observed.quartiles) is None
 
 
 def test_serving_test_requires_a_window_of_past():
