@@ -17,10 +17,10 @@ import gzip
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,9 +51,14 @@ VARIANTS: Mapping[str, Tests] = {
     "consistent ratio x 1.4": varied(consistent_ratio=1.4),
     "margin x 0.5": varied(margin_bytes=0.5, margin_ratio=0.5),
     "margin x 2": varied(margin_bytes=2.0, margin_ratio=2.0),
-    "between steps x 1.5": varied(between_steps_ratio=1.5),
-    "only 16 blocks": SERVING[1:2],
-    "16 and 24 blocks": SERVING[1:],
+    "two steps ratio x 1.5": varied(max_two_steps_ratio=1.5),
+    "between steps x 0.7": varied(between_steps_ratio=0.7),
+    "between steps x 1.4": varied(between_steps_ratio=1.4),
+    "no condition on two steps or more": tuple(
+        replace(test, max_two_steps_ratio=inf, between_steps_ratio=-inf) for test in SERVING
+    ),
+    "only 16 blocks": SERVING[2:3],
+    "16 and 24 blocks": SERVING[2:],
 }
 
 
@@ -101,22 +106,29 @@ def read(path: Path) -> tuple[dict[str, Points], dict[str, float]]:
 
 def onsets(points: Points, size: float) -> dict[str, list[float]]:
     """Return, by variant, the times at which a leak is found, at least an hour apart."""
-    series, quartiles = Series(3, points[0][0], 0.0), UpperQuartiles()
-    device = Series(5, points[0][0], 0.0)
     found: dict[str, list[float]] = {name: [] for name in VARIANTS}
     last = dict.fromkeys(VARIANTS, -HOUR)
-    for at, used in points:
-        if series.add((at, used, nan, nan)) <= FIVE_MINUTES:
-            continue
-        quartiles.add(series, USED)
-        peak = highest(series.column(MINUTE, USED, MAX, 15))
-        case = LeakCase(series, device, USED, series.born, size, max(0.0, size - max(peak, used)), 1.0)
+    for at, case, quartiles in evaluations(points, size):
         for name, tests in VARIANTS.items():
             if find(case, quartiles, tests) is not None:
                 if at - last[name] >= HOUR:
                     found[name].append(at)
                 last[name] = at
     return found
+
+
+def evaluations(points: Points, size: float, since: float = -inf) -> Iterator[tuple[float, LeakCase, UpperQuartiles]]:
+    """Yield the time, the case and the quartiles whenever a block has closed."""
+    series, quartiles = Series(3, points[0][0], 0.0), UpperQuartiles()
+    device = Series(5, points[0][0], 0.0)
+    for at, used in points:
+        if series.add((at, used, nan, nan)) <= FIVE_MINUTES:
+            continue
+        quartiles.add(series, USED)
+        if at > since:
+            peak = highest(series.column(MINUTE, USED, MAX, 15))
+            room = max(0.0, size - max(peak, used))
+            yield at, LeakCase(series, device, USED, series.born, size, room, 1.0), quartiles
 
 
 def injected(
@@ -127,8 +139,9 @@ def injected(
         for uuid, points in curves.items():
             start = points[0][0] + dice.uniform(4, 10) * HOUR
             if points[-1][0] - start > 4 * HOUR:
-                found = onsets(leaking(points, start, rate, sizes[uuid]), sizes[uuid])
-                yield Leak(uuid, rate, {name: delay(found[name], start, alarms[uuid][name]) for name in VARIANTS})
+                yield Leak(
+                    uuid, rate, delays(leaking(points, start, rate, sizes[uuid]), start, sizes[uuid], alarms[uuid])
+                )
 
 
 def leaking(points: Points, start: float, rate: float, size: float) -> Points:
@@ -141,10 +154,16 @@ def leaking(points: Points, start: float, rate: float, size: float) -> Points:
     return curve
 
 
-def delay(found: Iterable[float], start: float, alarms: Sequence[float]) -> float | None:
-    """Return the minutes until a leak is found that is not found in the curve without it."""
-    new = (at for at in found if at > start and not any(at - HOUR <= alarm <= at for alarm in alarms))
-    return next(((at - start) / 60 for at in new), None)
+def delays(points: Points, start: float, size: float, alarms: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
+    """Return, by variant, the minutes until a leak is found that is not found in the curve without it."""
+    found: dict[str, float | None] = dict.fromkeys(VARIANTS)
+    for at, case, quartiles in evaluations(points, size, start):
+        for name, tests in VARIANTS.items():
+            if found[name] is None and not any(at - HOUR <= alarm <= at for alarm in alarms[name]):
+                found[name] = (at - start) / 60 if find(case, quartiles, tests) is not None else None
+        if None not in found.values():
+            break
+    return found
 
 
 def figures_of(
