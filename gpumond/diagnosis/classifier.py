@@ -11,6 +11,7 @@ from gpumond.diagnosis.device_verdicts import DETECTORS, DeviceCase
 from gpumond.diagnosis.distributed import RankGroup
 from gpumond.diagnosis.idle import idle_seconds
 from gpumond.diagnosis.leak import OUTSIDE, Leak
+from gpumond.diagnosis.leak_fit import fit
 from gpumond.diagnosis.leak_pattern import form as form_of
 from gpumond.diagnosis.leak_search import follow, search, watch_growth
 from gpumond.diagnosis.plateaus import REST_MINUTES
@@ -178,8 +179,9 @@ class Classifier:
         ]
         if leak.what == OUTSIDE:
             evidence.append(("outside_pools", 1.0))
+        line = fit(leak, tracked, self.history, room)
         summary = messages.leak(who, _label(device), 60 * per_second, since, left, shaped, leak.what == OUTSIDE)
-        tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped)
+        tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped, line)
 
     def _set_shape(self, tracked: TrackedSeries, found: Shape | None) -> None:
         active = next((kind for kind in SHAPES if kind in tracked.verdicts), None)

@@ -61,6 +61,10 @@ QUICK_SCATTER_RATIO = 1 / 24
 QUICK_PARTS = 6
 PART_RATIO = (0.6, 1.6)
 """Limits of the slope in each sixth of the window, as shares of its slope: caches and a curriculum rise in steps."""
+JUMP_RATIO = 0.15
+"""Maximum rise from block to block, as a share of the growth: one allocation would hide that the growth slows down …"""
+LASTING_MEDIAN_RATIO = 0.7
+"""… as would a smaller one, so that the median slope in the last third is at least this share of that in the first."""
 STEEP_BYTES_A_SECOND = 400 * MIB / 60
 STEEP_SECONDS = 660.0
 """Steeper growth is a leak only in windows from this length on: an evaluation of up to ten minutes is as straight."""
@@ -208,8 +212,13 @@ def _passes(case: LeakCase, steps: StepCounts, test: QuickTest, kind: int) -> Le
     parts = [slice(begin, end) for begin, end in pairwise(_limits(len(values), QUICK_PARTS))]
     if not all(_within(sen(at[part], values[part]), slope, PART_RATIO) for part in parts):
         return None
+    if max(after - before for before, after in pairwise(values)) > JUMP_RATIO * (values[-1] - values[0]):
+        return None
     third = len(values) // 3
-    if _least_squares(at[-third:], values[-third:]) < test.lasting_ratio * _least_squares(at[:third], values[:third]):
+    first, last = (at[:third], values[:third]), (at[-third:], values[-third:])
+    if _least_squares(*last) < test.lasting_ratio * _least_squares(*first):
+        return None
+    if sen(*last) < LASTING_MEDIAN_RATIO * sen(*first):
         return None
     if test.flat and not _flat(case, kind, len(values), slope, growth):
         return None

@@ -27,7 +27,7 @@ from gpumond.diagnosis.leak import (
     load_rises,
     new_or_lasting,
 )
-from gpumond.diagnosis.trend import mann_kendall, median, quantile, sen, slopes, spread
+from gpumond.diagnosis.trend import deviation, mann_kendall, median, quantile, sen, slopes, spread
 from gpumond.history.series import FIVE_MINUTES, MEDIAN, MINUTE, QUARTER, TIERS, Rows, Series, highest
 from gpumond.model.units import MIB
 
@@ -244,7 +244,7 @@ def _is_line(at: Sequence[float], window: Sequence[float], slope: float, test: S
     """Return True if a line describes the window hardly worse than one or two steps, and the curve also rises between
     more of them.
     """
-    line = _deviation([value - slope * time for time, value in zip(at, window, strict=True)])
+    line = deviation([value - slope * time for time, value in zip(at, window, strict=True)])
     best = _best_steps(window, max(2, test.steps))
     if line > test.max_step_ratio * best[1].deviation or line > test.max_two_steps_ratio * best[2].deviation:
         return False
@@ -260,7 +260,7 @@ def _best_steps(window: Sequence[float], most: int) -> list[_Steps]:
     """
     count = len(window)
     parts = {
-        (begin, end): _deviation(window[begin:end]) for begin in range(count) for end in range(begin + 2, count + 1)
+        (begin, end): deviation(window[begin:end]) for begin in range(count) for end in range(begin + 2, count + 1)
     }
     until = {end: _Steps(parts[0, end], (0, end)) for end in range(2, count + 1)}
     best = [until[count]]
@@ -274,9 +274,3 @@ def _best_steps(window: Sequence[float], most: int) -> list[_Steps]:
         }
         best.append(until[count])
     return best
-
-
-def _deviation(values: Sequence[float]) -> float:
-    """Return the sum of the distances from the median."""
-    middle = median(values)
-    return sum(abs(value - middle) for value in values)

@@ -11,7 +11,7 @@ from gpumond.diagnosis.plateaus import Plateaus
 from gpumond.diagnosis.serving import UpperQuartiles
 from gpumond.history import LIVE, UNCLAIMED, USED, SeriesKey
 from gpumond.history.series import Series
-from gpumond.model.frame import Verdict
+from gpumond.model.frame import Fit, Verdict
 from gpumond.model.process import ProcessKey
 from gpumond.model.program import Ending
 from gpumond.model.verdicts import VerdictName
@@ -96,6 +96,7 @@ class TrackedSeries:
         summary: str,
         time_to_oom_seconds: float | None = None,
         form: str = "",
+        fit: Fit | None = None,
     ) -> Verdict:
         """Make a verdict on this device or life."""
         return Verdict(
@@ -108,4 +109,5 @@ class TrackedSeries:
             time_to_oom_seconds=time_to_oom_seconds,
             summary=summary,
             form=form,
+            fit=fit,
         )

@@ -62,6 +62,12 @@ def median(values: Sequence[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
+def deviation(values: Sequence[float]) -> float:
+    """Return the sum of the distances from the median."""
+    middle = median(values)
+    return sum(abs(value - middle) for value in values)
+
+
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Return the value below which that share of the ordered values lies, with linear interpolation. Raises IndexError
     if there are no values.

@@ -93,6 +93,12 @@ def test_growth_that_does_not_slow_down_is_no_warm_up():
     [
         ("an approach", lambda at: 20 * GIB + 10 * GIB * (1 - math.exp(-max(0.0, at - 600) / 480))),
         ("an evaluation", lambda at: 20 * GIB + 600 * MIB * min(8.0, max(0.0, at / MINUTE - 12)) * (at < 21 * MINUTE)),
+        (
+            "an approach and an allocation",
+            lambda at: (
+                20 * GIB + 4000 * MIB * (1 - math.exp(-max(0.0, at - 600) / 900)) + 2700 * MIB * (at >= 600 + 660)
+            ),
+        ),
         ("one step", lambda at: (20 if at < 15 * MINUTE else 26) * GIB),
         ("three steps", lambda at: 20 * GIB + 2 * GIB * min(3, max(0, at - 600) // 240)),
     ],
