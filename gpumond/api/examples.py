@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from gpumond.api.problems import responses
 from gpumond.engine.events import Event
-from gpumond.model.frame import Alert, Ledger, Line, Overcount, Verdict
+from gpumond.model.frame import Alert, Fit, Ledger, Line, Overcount, RefusedKind, Verdict
 from gpumond.model.pools import Expected, Held, PoolUsage, Receipt, Reclaimable, StepResult
 from gpumond.model.program import AppliedLimit, ByteChange, Dump, Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.model.sensors import Sensors
@@ -126,6 +126,20 @@ VERDICT = Verdict(
     time_to_oom_seconds=3840.0,
     summary="memory of train (pid 4242) on GPU 0 has grown by 32.0 MiB each minute since 13:38:20 UTC; "
     "GPU 0 is full in 1 h 4 min",
+    form="linear",
+    fit=Fit(
+        points=tuple((TAKEN_AT - 60 * ago, 33 * GIB - 33_554_400.0 * ago) for ago in (3, 2, 1)),
+        at=TAKEN_AT - 60,
+        level_bytes=33 * GIB - 33_554_400,
+        slope_bytes_per_second=559_240.0,
+        slope_low_bytes_per_second=552_100.0,
+        slope_high_bytes_per_second=566_300.0,
+        band_bytes=4_200_000.0,
+        full_at=TAKEN_AT + 3840.0,
+        full_at_earliest=TAKEN_AT + 3784.0,
+        full_at_latest=TAKEN_AT + 3897.0,
+        refused=(RefusedKind("warm-up", "slope of the last half as a share of that of the first half", 0.99),),
+    ),
 )
 RECEIPT = Receipt(
     pid=4242,

@@ -9,14 +9,16 @@ from math import inf, isfinite
 from gpumond.diagnosis import detectors, messages
 from gpumond.diagnosis.distributed import RankGroup
 from gpumond.diagnosis.idle import idle_seconds
-from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, find, from_stairs, update, update_stairs
+from gpumond.diagnosis.leak import OUTSIDE, Leak
+from gpumond.diagnosis.leak_fit import fit
 from gpumond.diagnosis.leak_pattern import form as form_of
+from gpumond.diagnosis.leak_search import follow, search, watch_growth
 from gpumond.diagnosis.plateaus import REST_MINUTES
 from gpumond.diagnosis.shapes import Shape, shape
 from gpumond.diagnosis.tracked_series import Evidence, TrackedSeries
 from gpumond.diagnosis.tracker import Fall, Tracker
 from gpumond.history import UNCLAIMED, USED, History, SeriesKey
-from gpumond.history.series import MAX, MINUTE
+from gpumond.history.series import FIVE_MINUTES, MAX, MINUTE
 from gpumond.model.cooperative import Steps
 from gpumond.model.frame import Verdict
 from gpumond.model.snapshot import DeviceReading, ProcessUsage, Snapshot
@@ -73,8 +75,12 @@ class Classifier:
         self._record_xids(snapshot)
         for tracked, closed in self._tracker.due:
             device = self._devices[tracked.uuid]
-            if closed > MINUTE and tracked.uuid not in self._parents:
-                self._classify_curve(tracked, device, closed)
+            if closed > FIVE_MINUTES:
+                tracked.quartiles.add(tracked.series, tracked.main)
+            if tracked.uuid not in self._parents:
+                if closed > MINUTE:
+                    self._classify_curve(tracked, device, closed)
+                self._classify_growth(tracked, device)
             if tracked.pid is None and device.size_bytes:
                 left = detectors.ramp(tracked.series, float(device.used_bytes or 0), device.size_bytes)
                 if left is not None:
@@ -116,7 +122,7 @@ class Classifier:
             tracked.levels.add(series.times(MINUTE, 1)[-1], medians, highs[-1], size)
         tracked.leak = self._leak(tracked, device, closed)
         self._set_leak(tracked, device)
-        found = None if tracked.leak else shape(series, what, tracked.born, tracked.levels, size)
+        found = None if tracked.leak or tracked.growth else shape(series, what, tracked.born, tracked.levels, size)
         self._set_shape(tracked, found)
         if tracked.pid is not None:
             self._check_fragmentation(tracked, device)
@@ -124,36 +130,24 @@ class Classifier:
         elif device.processes is None:
             self._check_idle(tracked, device)
 
+    def _classify_growth(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+        """Judge growth of minutes, every 15 s."""
+        alone = tracked.pid is not None or self._is_classified_alone(tracked, device)
+        room = self._room(tracked.uuid, device) if tracked.growth else None
+        if watch_growth(tracked, self.history, _label(device), room, alone):
+            self._set_leak(tracked, device)
+            self._set_shape(tracked, None)
+
     def _is_classified_alone(self, tracked: TrackedSeries, device: DeviceReading) -> bool:
         if device.processes is None or tracked.leak is not None:
             return True
-        unclaimed = tracked.series.column(MINUTE, UNCLAIMED, count=1)[-1]
-        return bool(device.size_bytes) and unclaimed >= UNCLAIMED_RATIO * (device.size_bytes or inf)
+        unclaimed = tracked.series.column(MINUTE, UNCLAIMED, count=1)
+        return bool(unclaimed) and unclaimed[-1] >= UNCLAIMED_RATIO * (device.size_bytes or inf)
 
     def _leak(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Leak | None:
-        room, leak = self._room(tracked.uuid, device), tracked.leak
-        if leak is not None:
-            if leak.pause:
-                return update_stairs(leak, tracked.levels.steps, self.history.now)
-            return update(leak, tracked.series, closed)
-        for what in (tracked.main, OUTSIDE) if tracked.counted else (tracked.main,):
-            whole, size = self.history.device(tracked.uuid), device.size_bytes
-            leak = find(
-                LeakCase(
-                    series=tracked.series,
-                    device=whole,
-                    what=what,
-                    born=tracked.born,
-                    size=size,
-                    room=room,
-                    pace=self.history.pace,
-                ),
-                closed,
-            )
-            if leak is not None:
-                return leak
-        stairs = tracked.levels.stairs(device.size_bytes) if device.size_bytes else ()
-        return from_stairs(stairs, tracked.main) if stairs else None
+        if tracked.leak is not None:
+            return follow(tracked, tracked.leak, self.history.now, closed)
+        return search(tracked, self.history, device.size_bytes, self._room(tracked.uuid, device), closed)
 
     def _room(self, uuid: str, device: DeviceReading) -> float | None:
         """Return the bytes between the device's recent peak and its size."""
@@ -184,8 +178,9 @@ class Classifier:
         ]
         if leak.what == OUTSIDE:
             evidence.append(("outside_pools", 1.0))
+        line = fit(leak, tracked, self.history, room)
         summary = messages.leak(who, _label(device), 60 * per_second, since, left, shaped, leak.what == OUTSIDE)
-        tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped)
+        tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped, line)
 
     def _set_shape(self, tracked: TrackedSeries, found: Shape | None) -> None:
         active = next((kind for kind in SHAPES if kind in tracked.verdicts), None)

@@ -165,6 +165,8 @@ class Leak:
     """Length of the evaluated window in seconds."""
     pause: float = 0.0
     """Longest time between two steps of a leak that was found by its stairs alone, in seconds; else 0."""
+    by_quartiles: bool = False
+    """True if the serving test found it, which follows the upper quartiles of the blocks."""
 
     @property
     def growth(self) -> float:
@@ -217,7 +219,7 @@ def find(case: LeakCase, closed: int) -> Leak | None:
             leak = _passes(case, test, MEDIAN)
             if leak is None and test in CLEAN:
                 leak = _passes(case, test, MIN)
-            if leak is not None and not _load_rises(case.device, test):
+            if leak is not None and not load_rises(case.device, test.tier, test.blocks):
                 return leak
     return None
 
@@ -300,7 +302,7 @@ def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
         return None
     if case.room is not None and case.room > slope * test.full_within_seconds:
         return None
-    if not _goes_on(at, window, slope, test) or not _new_or_lasting(times, values, first, count, slope):
+    if not _goes_on(at, window, slope, test) or not new_or_lasting(times, values, first, count, slope):
         return None
     past = slice(max(first, len(values) - count - SCATTER_BLOCKS), len(values) - count)
     if growth < test.min_scatter_multiple * _scatter(times[past], values[past]):
@@ -339,10 +341,10 @@ def _in_many_steps(window: Sequence[float], growth: float) -> bool:
     return rises >= MIN_RISES and max(changes) <= LARGEST_RISE_RATIO * (window[-1] - window[0])
 
 
-def _load_rises(device: Series, test: LeakTest) -> bool:
+def load_rises(device: Series, tier: int, blocks: int) -> bool:
     """Return True if the device's utilisation rises: growth with the load is not yet a leak."""
-    use = device.column(test.tier, UTILIZATION, MEDIAN, test.blocks)
-    if len(use) < test.blocks or any(ratio != ratio for ratio in use):
+    use = device.column(tier, UTILIZATION, MEDIAN, blocks)
+    if len(use) < blocks or any(ratio != ratio for ratio in use):
         return False
     return sen(range(len(use)), use) * len(use) >= BUSIER_RATIO and mann_kendall(use) > LIKELY_Z
 
@@ -363,7 +365,7 @@ def _goes_on(at: Sequence[float], window: Sequence[float], slope: float, test: L
     )
 
 
-def _new_or_lasting(times: Sequence[float], values: Sequence[float], first: int, count: int, slope: float) -> bool:
+def new_or_lasting(times: Sequence[float], values: Sequence[float], first: int, count: int, slope: float) -> bool:
     """Return True if the curve was flat before the window, or as steep in the window before and never steeper on
     average.
     """

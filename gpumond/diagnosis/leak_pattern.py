@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 
 from gpumond.diagnosis.leak import Leak, curve
 from gpumond.history import UTILIZATION
@@ -27,11 +28,11 @@ def form(leak: Leak, series: Series, device: Series) -> str:
     times, values = minutes.times[begin:], minutes.values[begin:]
     if len(values) < MIN_MINUTES:
         return "linear"
-    use = dict(zip(device.times(MINUTE), device.column(MINUTE, UTILIZATION), strict=True))
+    use = device.times(MINUTE), device.column(MINUTE, UTILIZATION)
     idle: list[float] = []
     busy: list[float] = []
     for (_, before), (at, after) in pairwise(zip(times, values, strict=True)):
-        ratio = _nearest(use, at)
+        ratio = _nearest(*use, at)
         if ratio is not None:
             (idle if ratio < BUSY_RATIO else busy).append(after - before)
     if min(len(idle), len(busy)) >= MIN_MINUTES:
@@ -53,9 +54,10 @@ def _in_stairs(changes: list[float]) -> bool:
     )
 
 
-def _nearest(use: dict[float, float], at: float) -> float | None:
+def _nearest(times: Sequence[float], use: Sequence[float], at: float) -> float | None:
     """Return the utilisation at the nearest time, since series close their minutes at different times."""
-    found = min(use, key=lambda other: abs(other - at), default=None)
-    if found is None or abs(found - at) > 60 or not isfinite(use[found]):
+    after = bisect_left(times, at)
+    found = min((after - 1, after), key=lambda i: abs(times[i] - at) if 0 <= i < len(times) else inf)
+    if not 0 <= found < len(times) or abs(times[found] - at) > 60 or not isfinite(use[found]):
         return None
     return use[found]

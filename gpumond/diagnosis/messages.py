@@ -19,6 +19,17 @@ def leak(who: str, device: str, per_minute: float, since: float, left: float | N
     return f"memory of {owner}{part} {pace}{likely}{end}"
 
 
+def growing(who: str, device: str, per_minute: float, since: float, left: float | None, step: float | None) -> str:
+    """Describe growth that may become a leak; ``step``: bytes kept by each step, if the program counts steps."""
+    owner = f"{who} on {device}" if who != device else f"{device} without a known process"
+    each = f", {human(step)} in each step" if step is not None and step > 0 else ""
+    end = f"; {device} would be full in {duration(left)}" if left is not None else ""
+    return (
+        f"memory of {owner} grows by {human(per_minute)} each minute{each} since {clock(since)}{end}. It is a leak"
+        " if it continues at this rate for 6 to 14 minutes; a start, a cache or an evaluation slows down or returns it"
+    )
+
+
 def together(one: str, programs: int, devices: int) -> str:
     cause = "because of a higher load or a common defect"
     return f"{programs} programs on {devices} devices began to grow at the same time, {cause}: {one}"

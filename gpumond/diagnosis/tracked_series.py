@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from math import inf, nan
 
+from gpumond.diagnosis.growth import Growth, StepCounts
 from gpumond.diagnosis.leak import Leak
 from gpumond.diagnosis.peaks import Peaks
 from gpumond.diagnosis.plateaus import Plateaus
+from gpumond.diagnosis.serving import UpperQuartiles
 from gpumond.history import LIVE, UNCLAIMED, USED, SeriesKey
 from gpumond.history.series import Series
-from gpumond.model.frame import Verdict
+from gpumond.model.frame import Fit, Verdict
 from gpumond.model.process import ProcessKey
 from gpumond.model.program import Ending
 from gpumond.model.verdicts import VerdictName
@@ -25,13 +27,16 @@ class TrackedSeries:
         "counted",
         "disagreements",
         "ending",
+        "growth",
         "key",
         "leak",
         "levels",
         "name",
         "peaks",
+        "quartiles",
         "sampled_at",
         "series",
+        "steps",
         "used",
         "verdicts",
     )
@@ -50,7 +55,10 @@ class TrackedSeries:
         """Ending of the program that its agent reported."""
         self.peaks = Peaks(-inf)
         self.levels = Plateaus()
+        self.quartiles = UpperQuartiles()
         self.leak: Leak | None = None
+        self.growth: Growth | None = None
+        self.steps = StepCounts()
         self.disagreements = 0
         """Number of consecutive minutes with a shape other than the active one."""
         self.verdicts: dict[str, Verdict] = {}
@@ -76,7 +84,9 @@ class TrackedSeries:
         """Discard the earlier curve, as for another process."""
         self.born = now
         self.leak = None
+        self.growth = None
         self.levels = Plateaus()
+        self.quartiles = UpperQuartiles()
 
     def verdict(
         self,
@@ -86,6 +96,7 @@ class TrackedSeries:
         summary: str,
         time_to_oom_seconds: float | None = None,
         form: str = "",
+        fit: Fit | None = None,
     ) -> Verdict:
         """Make a verdict on this device or process."""
         return Verdict(
@@ -98,4 +109,5 @@ class TrackedSeries:
             time_to_oom_seconds=time_to_oom_seconds,
             summary=summary,
             form=form,
+            fit=fit,
         )

@@ -32,13 +32,18 @@ def mann_kendall(values: Sequence[float]) -> float:
 
 def sen(times: Sequence[float], values: Sequence[float]) -> float:
     """Return the median slope of all pairs, per unit of time; 0 for fewer than two values."""
-    slopes = [
+    pairs = slopes(times, values)
+    return median(pairs) if pairs else 0.0
+
+
+def slopes(times: Sequence[float], values: Sequence[float]) -> list[float]:
+    """Return the slope of each pair of values at different times."""
+    return [
         (values[i] - values[j]) / (times[i] - times[j])
         for i in range(1, len(values))
         for j in range(i)
         if times[i] != times[j]
     ]
-    return median(slopes) if slopes else 0.0
 
 
 def spread(times: Sequence[float], values: Sequence[float], slope: float) -> float:
@@ -55,3 +60,19 @@ def median(values: Sequence[float]) -> float:
         raise ValueError("a median needs a value")
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Return the sum of the distances from the median."""
+    middle = median(values)
+    return sum(abs(value - middle) for value in values)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the value below which that share of the ordered values lies, with linear interpolation. Raises IndexError
+    if there are no values.
+    """
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])

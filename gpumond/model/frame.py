@@ -48,11 +48,44 @@ class Ledger:
     overcounts: tuple[Overcount, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedKind:
+    """Another explanation of a leak's points: a kind of verdict, or ``load``; and the value that refuses it."""
+
+    kind: str
+    reason: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Line through the ``points`` (unix time, bytes) of a leak. Its level is ``level_bytes`` at the unix time ``at``.
+
+    Low and high limit the slope with 90 % confidence if the scatter is independent. ``band_bytes``: two standard
+    deviations of the points from the line. ``full_at``: the unix time at which the device is full at this slope;
+    earliest and latest follow from the limits and the band. They are None without a known size, or if the limit does
+    not rise.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    at: float
+    level_bytes: float
+    slope_bytes_per_second: float
+    slope_low_bytes_per_second: float
+    slope_high_bytes_per_second: float
+    band_bytes: float
+    full_at: float | None
+    full_at_earliest: float | None
+    full_at_latest: float | None
+    refused: tuple[RefusedKind, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Meaning of a curve, with a one-sentence summary. Without a process it concerns the device as a whole.
 
-    ``since`` is the unix time of the onset. ``form`` of a leak: linear, stairs or load-proportional.
+    ``since`` is the unix time of the onset. ``form`` of a leak: linear, stairs or load-proportional. ``fit``: the
+    points of a leak and their line.
     """
 
     device_uuid: str
@@ -64,6 +97,7 @@ class Verdict:
     time_to_oom_seconds: float | None = None
     summary: str = ""
     form: str = ""
+    fit: Fit | None = None
 
     @property
     def process(self) -> ProcessKey | None:

@@ -19,6 +19,7 @@ VerdictName = Literal[
     "churn",
     "periodic",
     "step-change",
+    "growing",
     "leak",
     "fragmentation",
     "pressure",
@@ -116,6 +117,12 @@ KINDS = (
         "quarter of an hour",
         evidence="size of the step",
         is_shape=True,
+    ),
+    VerdictKind(
+        name="growing",
+        meaning="has grown in a straight line for two minutes, above all that the life used before; suspected only: a "
+        "leak if it continues for 6 to 14 minutes; ends within four minutes of the growth's end",
+        evidence="slope, growth, bytes kept per step",
     ),
     VerdictKind(
         name="leak",

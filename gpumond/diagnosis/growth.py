@@ -1,0 +1,316 @@
+"""Growth within minutes: the suspected verdict ``growing``, and leaks that are evident after six minutes. No I/O.
+
+Both use blocks of 15 s, as median or as minimum. ``growing`` is a straight rise of two minutes above all that the life
+used before; a start, a data set that is cached and an evaluation rise like that as well. A *quick* leak is an almost
+exact line of six minutes or more that does not slow down, in one of three ways: ``NEW`` after a flat curve, ``STEPPED``
+in a program whose every step keeps the same bytes, ``STARTED`` since the start. docs/explanation/leak-detection.md
+states how the constants were chosen.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+from typing import NamedTuple
+
+from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, curve, load_rises
+from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
+from gpumond.history.series import MEDIAN, MIN, MINUTE, TIERS
+from gpumond.model.units import MIB
+
+BLOCK = 0
+"""Index of the tier of 15 s."""
+BLOCK_SECONDS = float(TIERS[BLOCK].seconds)
+KEPT_BLOCKS = 46
+"""Number of blocks of which the steps are known: those of the longest window, and two."""
+MIN_SAMPLES = 10
+"""Minimum number of samples in a block, on average."""
+MAX_SPAN_RATIO = 1.5
+"""Maximum span of a window, as a multiple of its blocks: a longer one has gaps."""
+LINES_OF_CLEAN_LEAK = 12
+"""Number of minutes over which a leak that was found here is followed, as a clean one."""
+
+GROWING_BLOCKS = 7
+"""Number of blocks of ``growing``: with the block in which the growth begins, two minutes."""
+GROWING_BYTES = 48 * MIB
+"""Minimum growth in these two minutes."""
+GROWING_SCATTER_MULTIPLE = 6.0
+"""Minimum growth, as a multiple of the scatter around the line."""
+GROWING_Z = 2.6
+"""Minimum of the Mann-Kendall statistic: with 7 blocks at most one pair falls."""
+GROWING_PAUSE_SECONDS = 60.0
+"""Time after the start in which a program allocates its initial memory …"""
+GROWING_STEPS = 30
+"""… unless it has done this number of steps within the window."""
+HALVES_RATIO = (0.85, 1.8)
+"""Limits of the slope in the second half, as a share of that in the first: growth that slows down is a warm-up."""
+FALL_RATIO, RISE_RATIO = 0.10, 0.45
+"""Maximum fall and maximum rise from block to block, as shares of the growth."""
+ENDED_BLOCKS = 16
+ENDED_RATIO = 0.3
+"""``growing`` ends when the slope in the last four minutes is below this share of its first slope."""
+
+QUICK_BYTES = 512 * MIB
+"""Minimum growth over the window: a slower leak is found by the clean tests."""
+QUICK_SCATTER_RATIO = 1 / 24
+"""Maximum scatter around the line, as a share of the growth."""
+QUICK_PARTS = 6
+PART_RATIO = (0.6, 1.6)
+"""Limits of the slope in each sixth of the window, as shares of its slope: caches and a curriculum rise in steps."""
+JUMP_RATIO = 0.15
+"""Maximum rise from block to block, as a share of the growth: one allocation would hide that the growth slows down …"""
+LASTING_MEDIAN_RATIO = 0.7
+"""… as would a smaller one, so that the median slope in the last third is at least this share of that in the first."""
+STEEP_BYTES_A_SECOND = 400 * MIB / 60
+STEEP_SECONDS = 660.0
+"""Steeper growth is a leak only in windows from this length on: an evaluation of up to ten minutes is as straight."""
+STEPPING_RATIO = 0.5
+"""Minimum share of the blocks with a new step, if the program counts steps: an evaluation does none."""
+BYTES_A_STEP_RATIO = (0.8, 1.25)
+"""Limits of the bytes per step in each sixth of the window, as shares of their median."""
+FLAT_BLOCKS = (12, 20)
+"""Minimum and maximum number of blocks before the window that are flat for a leak that is new: 3 to 5 minutes."""
+FLAT_SLOPE_RATIO, FLAT_SCATTER_RATIO = 0.15, 0.1
+"""Maximum slope and scatter of these blocks, as shares of the window's slope and growth."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuickTest:
+    """One way in which growth of minutes is a leak. ``blocks`` is the length of the window."""
+
+    blocks: int
+    after_seconds: float
+    """Minimum time between the start of the life and the window."""
+    lasting_ratio: float
+    """Minimum slope in the last third, as a share of that in the first: growth that slows down is a warm-up."""
+    flat: bool = False
+    """The blocks before the window are flat."""
+    steps: int = 0
+    """Minimum number of steps in the window, each of which keeps the same bytes."""
+
+
+NEW = QuickTest(blocks=24, after_seconds=300.0, lasting_ratio=0.85, flat=True)
+STEPPED = QuickTest(blocks=24, after_seconds=20.0, lasting_ratio=0.95, steps=60)
+STARTED = QuickTest(blocks=44, after_seconds=30.0, lasting_ratio=0.95)
+QUICK = (NEW, STEPPED, STARTED)
+
+
+class StepCounts:
+    """Number of steps of a program at the end of each of its last blocks of 15 s; unknown without an agent's count."""
+
+    __slots__ = ("_counts", "current")
+
+    def __init__(self) -> None:
+        self.current: int | None = None
+        self._counts: deque[tuple[float, int]] = deque(maxlen=KEPT_BLOCKS)
+
+    def close(self, at: float) -> None:
+        """Keep the present number for the block that begins at ``at``."""
+        if self.current is None:
+            self._counts.clear()
+        elif not self._counts or at > self._counts[-1][0]:
+            self._counts.append((at, self.current))
+
+    def of(self, times: Sequence[float]) -> list[int] | None:
+        """Return the number of steps at the end of each block; None if one is unknown."""
+        known = dict(self._counts)
+        return [known[at] for at in times] if all(at in known for at in times) else None
+
+
+class Growth(NamedTuple):
+    """A straight rise that goes on. Times and slopes are those of the History's clock."""
+
+    kind: int
+    onset: float
+    base: float
+    top: float
+    first_slope: float
+    slope: float
+    bytes_a_step: float | None
+
+    @property
+    def bytes(self) -> float:
+        return self.top - self.base
+
+
+class _Window(NamedTuple):
+    at: Sequence[float]
+    values: Sequence[float]
+    before: Sequence[float]
+    record: float
+    """The highest value before the window."""
+    slope: float
+    growth: float
+
+
+def growing(case: LeakCase, steps: StepCounts) -> Growth | None:
+    """Return the rise of the last two minutes, if it is one."""
+    for kind in (MEDIAN, MIN):
+        window = _window(case, kind, GROWING_BLOCKS, GROWING_BYTES)
+        if window is None:
+            continue
+        at, values, _, record, slope, growth = window
+        counts = steps.of(at)
+        done = counts[-1] - counts[0] if counts else 0
+        if at[0] - case.born < GROWING_PAUSE_SECONDS and done < GROWING_STEPS:
+            continue
+        half = GROWING_BLOCKS // 2
+        if min(values[-half:]) <= record or mann_kendall(values) <= GROWING_Z:
+            continue
+        if growth < GROWING_SCATTER_MULTIPLE * spread(at, values, slope):
+            continue
+        first, second = sen(at[:half], values[:half]), sen(at[half:], values[half:])
+        if not _within(second, first, HALVES_RATIO):
+            continue
+        changes = [after - before for before, after in pairwise(values)]
+        if min(changes) < -FALL_RATIO * growth or max(changes) > RISE_RATIO * growth:
+            continue
+        kept = (values[-1] - values[0]) / done if done else None
+        return Growth(kind, at[0], values[0], values[-1], slope, slope, kept)
+    return None
+
+
+def update(found: Growth, case: LeakCase) -> Growth | None:
+    """Return the present state of the rise; None when it has ended or is no longer known."""
+    recent = curve(case.series, BLOCK, case.what, found.kind, ENDED_BLOCKS)
+    begin = bisect_left(recent.times, found.onset)
+    at, values = recent.times[begin:], recent.values[begin:]
+    if len(values) < GROWING_BLOCKS or values[-1] < found.base + found.bytes / 2:
+        return None
+    slope = sen(at, values)
+    if slope < ENDED_RATIO * found.first_slope:
+        return None
+    return found._replace(top=max(found.top, values[-1]), slope=slope)
+
+
+def quick(case: LeakCase, steps: StepCounts) -> Leak | None:
+    """Return the leak that the newest block of 15 s completes, if any."""
+    for test in QUICK:
+        for kind in (MEDIAN, MIN):
+            leak = _passes(case, steps, test, kind)
+            if leak is not None:
+                return leak
+    return None
+
+
+def _passes(case: LeakCase, steps: StepCounts, test: QuickTest, kind: int) -> Leak | None:
+    window = _window(case, kind, test.blocks, QUICK_BYTES)
+    if window is None:
+        return None
+    at, values, before, record, slope, growth = window
+    span = at[-1] - at[0] + BLOCK_SECONDS
+    if at[0] - case.born < test.after_seconds or (slope > STEEP_BYTES_A_SECOND and span < STEEP_SECONDS):
+        return None
+    if min(values[len(values) // 4 :]) <= record:
+        return None
+    if spread(at, values, slope) > QUICK_SCATTER_RATIO * growth:
+        return None
+    parts = [slice(begin, end) for begin, end in pairwise(_limits(len(values), QUICK_PARTS))]
+    if not all(_within(sen(at[part], values[part]), slope, PART_RATIO) for part in parts):
+        return None
+    if max(after - before for before, after in pairwise(values)) > JUMP_RATIO * (values[-1] - values[0]):
+        return None
+    third = len(values) // 3
+    first, last = (at[:third], values[:third]), (at[-third:], values[-third:])
+    if _least_squares(*last) < test.lasting_ratio * _least_squares(*first):
+        return None
+    if sen(*last) < LASTING_MEDIAN_RATIO * sen(*first):
+        return None
+    if test.flat and not _flat(case, kind, len(values), slope, growth):
+        return None
+    if not _steps_go_on(steps, at, values, test, parts) or load_rises(case.device, BLOCK, test.blocks):
+        return None
+    base = min(median(before[-FLAT_BLOCKS[0] :]), values[0]) if test.flat else values[0]
+    return Leak(
+        what=case.what,
+        kind=kind,
+        tier=MINUTE,
+        blocks=LINES_OF_CLEAN_LEAK,
+        onset=at[0],
+        base=base,
+        top=values[-1],
+        slope=slope,
+        first_slope=slope,
+        significance=mann_kendall(values),
+        window=span,
+    )
+
+
+def _window(case: LeakCase, kind: int, blocks: int, least: float) -> _Window | None:
+    """Return the newest blocks, and the slope over them, if they grow by ``least`` bytes and have enough samples."""
+    if case.what == OUTSIDE:
+        return None
+    newest = case.series.column(BLOCK, case.what, kind, blocks)
+    if len(newest) < blocks or not newest[-1] - newest[0] >= least / 2:
+        return None
+    full = curve(case.series, BLOCK, case.what, kind)
+    first = bisect_left(full.times, case.born)
+    at, values = full.times[first:][-blocks:], full.values[first:][-blocks:]
+    if len(values) < blocks or at[-1] - at[0] > MAX_SPAN_RATIO * blocks * BLOCK_SECONDS:
+        return None
+    if sum(full.counts[-blocks:]) < MIN_SAMPLES * blocks / case.pace:
+        return None
+    slope = sen(at, values)
+    growth = slope * (at[-1] - at[0])
+    if growth < least:
+        return None
+    before = full.values[first:-blocks]
+    record = max(before, default=-inf)
+    if first == 0:
+        record = max(record, full.record)
+    return _Window(at, values, before, record, slope, growth)
+
+
+def _flat(case: LeakCase, kind: int, blocks: int, slope: float, growth: float) -> bool:
+    """Return True if the minutes before the window are flat."""
+    full = curve(case.series, BLOCK, case.what, kind, blocks + FLAT_BLOCKS[1])
+    first = bisect_right(full.times, case.born)
+    at, values = full.times[first:-blocks], full.values[first:-blocks]
+    if len(values) < FLAT_BLOCKS[0]:
+        return False
+    own = sen(at, values)
+    return abs(own) <= FLAT_SLOPE_RATIO * slope and spread(at, values, own) <= FLAT_SCATTER_RATIO * growth
+
+
+def _steps_go_on(
+    steps: StepCounts, at: Sequence[float], values: Sequence[float], test: QuickTest, parts: Sequence[slice]
+) -> bool:
+    """Return True if the program does steps all the time, and if the test requires it, keeps the same bytes in each; or
+    if it counts none and the test requires none.
+    """
+    if steps.current is None:
+        return not test.steps
+    counts = steps.of(at)
+    if counts is None:
+        return False
+    stepping = sum(1 for before, after in pairwise(counts) if after > before)
+    if stepping < STEPPING_RATIO * len(counts) or counts[-1] - counts[0] < test.steps:
+        return False
+    if not test.steps:
+        return True
+    done = [counts[part.stop - 1] - counts[part.start] for part in parts]
+    if min(done) <= 0:
+        return False
+    kept = [(values[part.stop - 1] - values[part.start]) / number for part, number in zip(parts, done, strict=True)]
+    middle = median(kept)
+    return all(_within(own, middle, BYTES_A_STEP_RATIO) for own in kept)
+
+
+def _limits(count: int, parts: int) -> list[int]:
+    return [round(count * part / parts) for part in range(parts + 1)]
+
+
+def _within(value: float, middle: float, limits: tuple[float, float]) -> bool:
+    return limits[0] * middle <= value <= limits[1] * middle
+
+
+def _least_squares(at: Sequence[float], values: Sequence[float]) -> float:
+    """Return the slope with the least squared error. The median of the pairs ignores the steps of an allocator."""
+    when, what = sum(at) / len(at), sum(values) / len(values)
+    return sum((time - when) * (value - what) for time, value in zip(at, values, strict=True)) / sum(
+        (time - when) ** 2 for time in at
+    )

@@ -1,0 +1,275 @@
+"""Leak test for curves that load moves by more than the leak does: the serving test. No I/O.
+
+Between idle and busy, a serving program moves by gigabytes within minutes, and one excursion of minutes can lie above
+all that a slow leak reaches for hours. The test therefore compares like with like: the median of the last 40 minutes
+with the median of every earlier 40 minutes, and the slopes of all pairs of blocks with each other. It uses the *upper
+quartile* of the minute medians in each block of five minutes: a serving curve has a ceiling and dips below it, so the
+upper quartile is quieter than the median. docs/explanation/leak-detection.md states how the constants were chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf
+from typing import NamedTuple
+
+from gpumond.diagnosis.leak import (
+    MAX_SPAN_RATIO,
+    RETURNED_RATIO,
+    STOPPED_RATIO,
+    STOPPED_SECONDS,
+    UNKNOWN_BLOCKS,
+    Leak,
+    LeakCase,
+    load_rises,
+    new_or_lasting,
+)
+from gpumond.diagnosis.trend import deviation, mann_kendall, median, quantile, sen, slopes, spread
+from gpumond.history.series import FIVE_MINUTES, MEDIAN, MINUTE, QUARTER, TIERS, Rows, Series, highest
+from gpumond.model.units import HOUR_SECONDS, MIB
+
+KEPT_BLOCKS = 288
+"""Number of blocks that are kept: 24 hours, so that the load of a whole day is known."""
+QUARTILE = 0.75
+"""Quantile of the minute medians of a block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingTest:
+    """Criteria of the serving test. A block is five minutes."""
+
+    blocks: int = 16
+    """Number of blocks in the window."""
+    record_blocks: int = 8
+    """Number of last blocks whose median is compared with the past: no shorter excursion counts. A leak is found if
+    it exceeds the margin in this time.
+    """
+    skipped_blocks: int = 2
+    """Number of blocks at the start of a life that the window excludes: the program allocates its initial memory."""
+    min_samples: float = 3
+    """Minimum number of samples in a block, on average: fewer have no quartile."""
+    max_span_ratio: float = MAX_SPAN_RATIO
+    """Maximum span of the window, as a multiple of its blocks: a longer one has too many gaps."""
+    consistent_quantile: float = 0.25
+    consistent_ratio: float = 0.25
+    """Minimum of this quantile of the slopes of all pairs of blocks, as a share of their median. After a jump, a
+    quarter of the pairs does not rise. It also makes the trend significant: of 16 blocks with a quarter of falling
+    pairs the Mann-Kendall statistic is 2.7. Smaller shares increase false alarms, larger ones the delay.
+    """
+    min_scatter_multiple: float = 2.0
+    """Minimum growth, as a multiple of the scatter around the line."""
+    full_within_seconds: float = 48 * HOUR_SECONDS
+    """Seconds within which the device would be full: load that changes over days resembles slower growth."""
+    margin_bytes: float = 512 * MIB
+    margin_ratio: float = 0.01
+    """Minimum growth over the window, and minimum distance of the last blocks from the past, in bytes and as a ratio of
+    the device's size: a level that load reaches again differs by less.
+    """
+    growth_ratio: float = 0.0
+    """Minimum growth over the window as a ratio of the device's size, if it is more than the margin."""
+    past_quantile: float = 0.9
+    """Quantile of the past blocks that the last ones exceed: a tenth of the past may be excursions."""
+    max_step_ratio: float = 1.25
+    """Maximum deviation from the line, as a multiple of that from the best single step: a model load is a step."""
+    max_two_steps_ratio: float = 2.0
+    """Maximum deviation from the line, as a multiple of that from the best two steps. Two steps follow load as well, so
+    that they describe a leak better than a line does.
+    """
+    steps: int = 3
+    between_steps_ratio: float = 0.3
+    """Minimum slope between the ``steps`` steps that describe the window best, as a share of its slope: a cache that
+    grows in large blocks rises in a few steps, and varies between them.
+    """
+
+
+SERVING = (
+    ServingTest(
+        blocks=10,
+        record_blocks=5,
+        consistent_ratio=0.4,
+        margin_bytes=1024 * MIB,
+        margin_ratio=0.04,
+        steps=2,
+        between_steps_ratio=0.4,
+    ),
+    ServingTest(blocks=12, record_blocks=6, growth_ratio=0.05, steps=2, between_steps_ratio=0.35),
+    ServingTest(),
+    ServingTest(blocks=24, record_blocks=12),
+)
+"""The windows. In 50 minutes only growth that is far above the past is found, and in an hour only growth by a twentieth
+of the device: before a fast leak has filled the device. In two hours a slow leak exceeds the margin.
+"""
+
+
+class _Steps(NamedTuple):
+    """Deviation of a window from its best steps, and the limits of the parts between them."""
+
+    deviation: float
+    limits: tuple[int, ...]
+
+
+class UpperQuartiles:
+    """Upper quartile of the minute medians in each of the last 288 blocks of five minutes of one signal.
+
+    Memory: 288 rows of 24 bytes.
+    """
+
+    __slots__ = ("_signal", "rows")
+
+    def __init__(self) -> None:
+        self.rows = Rows(3, KEPT_BLOCKS)
+        self._signal: int | None = None
+
+    def add(self, series: Series, signal: int) -> None:
+        """Add the newest block of the series. Another signal than before discards the blocks of that one."""
+        begin = series.times(FIVE_MINUTES, 1)[-1]
+        end = begin + TIERS[FIVE_MINUTES].seconds
+        recent = zip(series.times(MINUTE, 6), series.column(MINUTE, signal, count=6), strict=True)
+        medians = [value for at, value in recent if begin <= at < end and value == value]
+        known = self.rows.newest(KEPT_BLOCKS)
+        if signal != self._signal:
+            self.rows, self._signal, known = Rows(3, KEPT_BLOCKS), signal, known[:0]
+        if medians and (not known or begin > known[-3]):
+            self.rows.append((begin, quantile(sorted(medians), QUARTILE), series.counts(FIVE_MINUTES, 1)[-1]))
+
+    @property
+    def times(self) -> Sequence[float]:
+        return self.rows.newest(KEPT_BLOCKS)[::3]
+
+    @property
+    def values(self) -> Sequence[float]:
+        return self.rows.newest(KEPT_BLOCKS)[1::3]
+
+    @property
+    def counts(self) -> Sequence[float]:
+        return self.rows.newest(KEPT_BLOCKS)[2::3]
+
+
+def find(case: LeakCase, curve: UpperQuartiles, tests: Sequence[ServingTest] = SERVING) -> Leak | None:
+    """Return the leak that the newest block completes, if any."""
+    return next((leak for test in tests if (leak := _passes(case, curve, test)) is not None), None)
+
+
+def update(leak: Leak, curve: UpperQuartiles, series: Series) -> Leak | None:
+    """Return the leak's present state; None when its growth was returned or has stopped, or its signal is unknown."""
+    times, values, count = curve.times, curve.values, leak.blocks
+    newest, seconds = series.times(FIVE_MINUTES, 1)[-1], TIERS[FIVE_MINUTES].seconds
+    if len(values) < count or newest - times[-1] > UNKNOWN_BLOCKS * seconds:
+        return None
+    top = max(leak.top, values[-1])
+    if max(values[-2:]) < leak.base + RETURNED_RATIO * (top - leak.base):
+        return None
+    half = count // 2
+    late = max(sen(times[-half:], values[-half:]), sen(times[-count:-half], values[-count:-half]))
+    if late < STOPPED_RATIO * leak.first_slope and times[-1] - leak.onset > STOPPED_SECONDS:
+        return None
+    slope = sen(times[-count:], values[-count:])
+    return replace(leak, top=top, slope=slope if slope > 0 else leak.slope)
+
+
+def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | None:
+    times, values = curve.times, curve.values
+    count, recent = test.blocks, test.record_blocks
+    if len(values) < test.skipped_blocks + count + 1:
+        return None
+    at, window = times[-count:], values[-count:]
+    seconds, span = TIERS[FIVE_MINUTES].seconds, at[-1] - at[0]
+    if (
+        span > test.max_span_ratio * count * seconds
+        or sum(curve.counts[-count:]) < test.min_samples * count / case.pace
+    ):
+        return None
+    late = median(window[-recent:])
+    if late <= window[0] or late <= _forgotten(case, times[0]):
+        return None
+    pairs = sorted(slopes(at, window))
+    slope = median(pairs)
+    growth = slope * (count - 1) * seconds
+    margin = max(test.margin_bytes, test.margin_ratio * (case.size or 0.0))
+    if growth <= max(0.0, margin, test.growth_ratio * (case.size or 0.0)):
+        return None
+    if quantile(pairs, test.consistent_quantile) < test.consistent_ratio * slope:
+        return None
+    if growth < test.min_scatter_multiple * spread(at, window, slope) or sen(at[-recent:], window[-recent:]) <= 0:
+        return None
+    if case.room is not None and case.room > slope * test.full_within_seconds:
+        return None
+    if not _exceeds(late - margin, values[:-recent], test) or not _is_line(at, window, slope, test):
+        return None
+    if not new_or_lasting(times, values, test.skipped_blocks, count, slope):
+        return None
+    if load_rises(case.device, FIVE_MINUTES, count):
+        return None
+    base = min(median(values[test.skipped_blocks : -count][-count:]), window[0])
+    onset = max(times[test.skipped_blocks], at[-1] - (window[-1] - base) / slope)
+    return Leak(
+        what=case.what,
+        kind=MEDIAN,
+        tier=FIVE_MINUTES,
+        blocks=count,
+        onset=onset,
+        base=base,
+        top=window[-1],
+        slope=slope,
+        first_slope=slope,
+        significance=mann_kendall(window),
+        window=span + seconds,
+        by_quartiles=True,
+    )
+
+
+def _forgotten(case: LeakCase, since: float) -> float:
+    """Return the highest median of a quarter of an hour before ``since``, from where on the blocks are kept."""
+    if case.series.born < case.born:
+        return -inf
+    quarters = zip(case.series.times(QUARTER), case.series.column(QUARTER, case.what), strict=True)
+    before = highest(value for at, value in quarters if at + TIERS[QUARTER].seconds <= since)
+    return max(before, case.series.records[QUARTER][case.what])
+
+
+def _exceeds(level: float, past: Sequence[float], test: ServingTest) -> bool:
+    """Return True if the level is above most of the past, and above the median of every part of it that is as long as
+    the last blocks.
+    """
+    if level <= quantile(sorted(past), test.past_quantile):
+        return False
+    length = test.record_blocks
+    return all(median(past[end - length : end]) < level for end in range(len(past), length - 1, -1))
+
+
+def _is_line(at: Sequence[float], window: Sequence[float], slope: float, test: ServingTest) -> bool:
+    """Return True if a line describes the window hardly worse than one or two steps, and the curve also rises between
+    more of them.
+    """
+    line = deviation([value - slope * time for time, value in zip(at, window, strict=True)])
+    best = _best_steps(window, max(2, test.steps))
+    if line > test.max_step_ratio * best[1].deviation or line > test.max_two_steps_ratio * best[2].deviation:
+        return False
+    between = [
+        rise for begin, end in pairwise(best[test.steps].limits) for rise in slopes(at[begin:end], window[begin:end])
+    ]
+    return median(between) >= test.between_steps_ratio * slope
+
+
+def _best_steps(window: Sequence[float], most: int) -> list[_Steps]:
+    """Return, by the number of steps, those that describe the window best: with the smallest sum of distances from the
+    medians of the parts between them, of at least two blocks each.
+    """
+    count = len(window)
+    parts = {
+        (begin, end): deviation(window[begin:end]) for begin in range(count) for end in range(begin + 2, count + 1)
+    }
+    until = {end: _Steps(parts[0, end], (0, end)) for end in range(2, count + 1)}
+    best = [until[count]]
+    for number in range(1, most + 1):
+        until = {
+            end: min(
+                _Steps(until[begin].deviation + parts[begin, end], (*until[begin].limits, end))
+                for begin in range(2 * number, end - 1)
+            )
+            for end in range(2 * number + 2, count + 1)
+        }
+        best.append(until[count])
+    return best

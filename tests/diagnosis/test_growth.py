@@ -1,0 +1,144 @@
+"""Verdicts on growth of minutes: ``growing``, and leaks that are evident after six minutes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from gpumond.model.program import StepUsage
+from gpumond.model.snapshot import Snapshot
+from gpumond.testing import make_pool, make_process, make_report
+from tests.diagnosis.curves import (
+    GIB,
+    MIB,
+    MINUTE,
+    Curve,
+    at_moment,
+    by_agent,
+    by_process,
+    first,
+    kinds,
+    last,
+    of_device,
+    onsets,
+    steps_of,
+)
+
+
+def staircase(per_minute: float, onset: float = 0.0, base: float = 20 * GIB, quantum: float = 2 * MIB) -> Curve:
+    """Grow by whole blocks of an allocator, as a program that keeps some memory in each of its steps."""
+    return lambda at: base + per_minute * max(0.0, at / MINUTE - onset) // quantum * quantum
+
+
+def seen(live: Curve, times: Iterable[float], step: Curve | None = None) -> Iterator[Snapshot]:
+    """Make snapshots of a program with an agent; ``step``: the number of steps at a time."""
+    for at in times:
+        own = int(live(at))
+        report = make_report(10, (make_pool(live=own, cached=GIB),))
+        if step is not None:
+            report = replace(report, program=replace(report.program, step=StepUsage(steps=int(step(at)))))
+        yield at_moment(at, of_device(own + 2 * GIB, (make_process(10, own + 2 * GIB),)), reports=(report,))
+
+
+@pytest.mark.parametrize("per_minute", [64 * MIB, 128 * MIB, 300 * MIB, 600 * MIB])
+def test_growing_is_reported_within_two_minutes(per_minute: float):
+    found = first(onsets(seen(staircase(per_minute, onset=10), steps_of(13))), "growing")
+    assert found is not None
+    at, verdict = found
+    assert 0 < at - 10 * MINUTE <= 120
+    assert dict(verdict.evidence)["slope_bytes_per_second"] == pytest.approx(per_minute / MINUTE, rel=0.15)
+    assert verdict.since == pytest.approx(1e9 + 10 * MINUTE, abs=45)
+
+
+@pytest.mark.parametrize("per_minute", [128 * MIB, 300 * MIB])
+def test_leak_after_a_plateau_is_reported_within_six_minutes(per_minute: float):
+    found = onsets(seen(staircase(per_minute, onset=12), steps_of(19)))
+    leak = first(found, "leak")
+    assert leak is not None
+    assert leak[0] - 12 * MINUTE <= 360
+    assert leak[1].time_to_oom_seconds is not None
+    assert [verdict.kind for _, verdict in found if verdict.kind in ("growing", "leak")] == ["growing", "leak"]
+
+
+def test_leak_from_the_start_of_a_program_with_steps_is_reported_within_400_seconds():
+    found = onsets(seen(staircase(300 * MIB), steps_of(8), lambda at: 2 * at))
+    leak = first(found, "leak")
+    growing = first(found, "growing")
+    assert leak is not None
+    assert growing is not None
+    assert leak[0] <= 400
+    assert growing[0] <= 125
+    assert dict(growing[1].evidence)["kept_bytes_per_step"] == pytest.approx(2.5 * MIB, rel=0.15)
+
+
+@pytest.mark.parametrize("per_minute", [64 * MIB, 128 * MIB, 300 * MIB, 600 * MIB])
+def test_leak_from_the_start_without_steps_is_reported_within_12_minutes(per_minute: float):
+    found = first(onsets(seen(staircase(per_minute), steps_of(13))), "leak")
+    assert found is not None
+    assert 660 < found[0] <= 720
+
+
+def test_growth_that_does_not_slow_down_is_no_warm_up():
+    found = onsets(seen(staircase(300 * MIB), steps_of(11)))
+    began = first(found, "growing")
+    assert began is not None
+    assert not [verdict for at, verdict in found if verdict.kind == "warm-up" and at > began[0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "curve"),
+    [
+        ("an approach", lambda at: 20 * GIB + 10 * GIB * (1 - math.exp(-max(0.0, at - 600) / 480))),
+        ("an evaluation", lambda at: 20 * GIB + 600 * MIB * min(8.0, max(0.0, at / MINUTE - 12)) * (at < 21 * MINUTE)),
+        (
+            "an approach and an allocation",
+            lambda at: (
+                20 * GIB + 4000 * MIB * (1 - math.exp(-max(0.0, at - 600) / 900)) + 2700 * MIB * (at >= 600 + 660)
+            ),
+        ),
+        ("one step", lambda at: (20 if at < 15 * MINUTE else 26) * GIB),
+        ("three steps", lambda at: 20 * GIB + 2 * GIB * min(3, max(0, at - 600) // 240)),
+    ],
+)
+def test_leak_is_not_reported_within_minutes_for_other_rises(name: str, curve: Curve):
+    assert "leak" not in kinds(onsets(seen(curve, steps_of(25))))
+
+
+def test_leak_is_not_reported_while_the_program_does_no_steps():
+    """An evaluation, or the load of a data set, in a program that counts its steps."""
+    live = staircase(128 * MIB, onset=12)
+    training: Curve = lambda at: 2 * at  # noqa: E731
+    stopped: Curve = lambda at: 2 * min(at, 12 * MINUTE)  # noqa: E731
+    assert first(onsets(seen(live, steps_of(19), training)), "leak") is not None
+    assert first(onsets(seen(live, steps_of(19), stopped)), "leak") is None
+
+
+def test_growing_ends_when_the_growth_has_ended():
+    curve: Curve = lambda at: 20 * GIB + 200 * MIB * min(4.0, max(0.0, at / MINUTE - 10))  # noqa: E731
+    assert "growing" in {verdict.kind for verdict in last(seen(curve, steps_of(13.5)))}
+    assert "growing" not in {verdict.kind for verdict in last(seen(curve, steps_of(22)))}
+    released: Curve = lambda at: curve(at) if at < 14 * MINUTE else 20 * GIB  # noqa: E731
+    assert "growing" not in {verdict.kind for verdict in last(seen(released, steps_of(15)))}
+
+
+def test_growing_states_rate_time_and_what_confirms_it():
+    found = first(onsets(seen(staircase(60 * MIB, onset=10, base=40 * GIB), steps_of(14))), "growing")
+    assert found is not None
+    assert "grows by" in found[1].summary
+    assert "each minute since 01:5" in found[1].summary
+    assert "It is a leak if it continues" in found[1].summary
+
+
+def test_growing_requires_many_samples_and_live_bytes():
+    assert "growing" not in kinds(onsets(by_process(staircase(300 * MIB, onset=10), steps_of(16, 5.0))))
+    assert "growing" not in kinds(onsets(by_agent(lambda at: 10 * GIB, staircase(300 * MIB, onset=10), steps_of(16))))
+
+
+def test_growth_is_judged_before_the_first_minute_of_any_device():
+    """Minutes of different series close at different times."""
+    devices = [of_device(GIB, (), uuid=f"GPU-{number}", index=number) for number in range(12)]
+    snapshots = [at_moment(at, *devices) for at in steps_of(2, 5.0)]
+    assert "growing" not in kinds(onsets(snapshots))

@@ -1,0 +1,62 @@
+"""Points of a leak, the line through them, and the time at which the device is full."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumond.model.frame import Fit
+from tests.diagnosis.curves import (
+    GIB,
+    MIB,
+    MINUTE,
+    SIZE,
+    by_device,
+    by_process,
+    first,
+    leaking,
+    noisy,
+    onsets,
+    steps_of,
+)
+
+EPOCH = 1e9
+
+
+def fit_of(snapshots) -> Fit:
+    found = first(onsets(snapshots), "leak")
+    assert found is not None
+    fit = found[1].fit
+    assert fit is not None
+    return fit
+
+
+@pytest.mark.parametrize(("per_minute", "noise", "minutes"), [(100 * MIB, 4 * MIB, 20), (200 * MIB, 0.3 * GIB, 100)])
+def test_fit_states_when_the_device_is_full(per_minute: float, noise: float, minutes: int):
+    onset, base = minutes / 4, leaking(0.0)(0.0)
+    fit = fit_of(by_process(noisy(leaking(per_minute, onset=onset), noise), steps_of(minutes)))
+    full_at = EPOCH + onset * MINUTE + (SIZE - base) / per_minute * MINUTE
+    assert fit.slope_low_bytes_per_second <= per_minute / MINUTE <= fit.slope_high_bytes_per_second
+    assert fit.full_at_earliest is not None
+    assert fit.full_at is not None
+    assert fit.full_at_latest is not None
+    assert fit.full_at_earliest < fit.full_at < fit.full_at_latest
+    assert fit.full_at_earliest - 5 * MINUTE <= full_at <= fit.full_at_latest + 5 * MINUTE
+
+
+def test_fit_contains_the_points_and_their_line():
+    fit = fit_of(by_process(noisy(leaking(100 * MIB, onset=15), 4 * MIB), steps_of(40)))
+    assert len(fit.points) >= 6
+    assert fit.points[-1][0] == fit.at
+    inside = [
+        abs(value - fit.level_bytes - fit.slope_bytes_per_second * (at - fit.at)) <= fit.band_bytes
+        for at, value in fit.points
+    ]
+    assert sum(inside) >= 0.6 * len(inside)
+    assert {refused.kind for refused in fit.refused} >= {"warm-up", "step-change"}
+    warm_up = next(refused for refused in fit.refused if refused.kind == "warm-up")
+    assert warm_up.value == pytest.approx(1.0, abs=0.3)
+
+
+def test_fit_of_stairs_consists_of_the_steps():
+    fit = fit_of(by_device(lambda at: 20 * GIB + 2 * GIB * (at // (20 * MINUTE)), steps_of(150)))
+    assert [value / GIB for _, value in fit.points] == pytest.approx([22, 24, 26, 28], abs=4)
