@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 from gpumond.alerting.outbox import Outbox
 from gpumond.api.event_log import EventLog
@@ -19,6 +20,7 @@ from gpumond.metrics import Compat, Exposition, Form, Page
 from gpumond.metrics.scrape_schedule import ScrapeSchedule
 from gpumond.model.frame import Frame
 from gpumond.model.pools import Receipt
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import Reading
 
 FLUSH_READ_SECONDS = 2.0
@@ -84,6 +86,12 @@ class Parts:
         """An alert of a rule whose receivers are all unknown is sent to every receiver."""
         named = next((each.receivers for each in self.rulebook.rules if each.name == rule), ())
         return receiver in named or not set(named) & set(self.settings.receiver_names())
+
+    def gpu_processes(self) -> Iterator[ProcessKey]:
+        """Yield the processes that the driver lists in the current frame."""
+        if self.current.frame:
+            for device in self.current.frame.snapshot.devices:
+                yield from device.processes_by_key
 
     async def _read_driver(self) -> Reading | None:
         return await self.edges.collector.read(wait=FLUSH_READ_SECONDS)

@@ -14,6 +14,7 @@ from gpumond.diagnosis.idle import with_idle_times
 from gpumond.engine.attribution import attributing
 from gpumond.model.claims import checking, complete_lists
 from gpumond.model.cooperative import Steps, collecting, synchronous
+from gpumond.model.engines import EngineReading
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.snapshot import (
     MISSED_LIMIT,
@@ -64,6 +65,7 @@ def observing(
     faults: Sequence[Fault] = (),
     private_pid_namespace: bool | None = None,
     ends: Sequence[ProgramEnd] = (),
+    engines: Sequence[EngineReading] = (),
 ) -> Steps[Snapshot]:
     """Make the facts of one tick. ``reading`` is None if none arrived in time.
 
@@ -95,6 +97,7 @@ def observing(
         store_writable=store_writable,
         private_pid_namespace=private_pid_namespace,
         ends=tuple(ends),
+        engines=tuple(engines),
     )
 
 

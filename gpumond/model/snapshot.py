@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from gpumond.errors import FaultKind, ReturnCode
+from gpumond.model.engines import EngineReading
 from gpumond.model.pools import FlushPolicy, HostPool, PoolUsage
 from gpumond.model.process import ProcessKey
 from gpumond.model.program import SILENT, Ending, Program
@@ -202,6 +203,7 @@ class Snapshot:
     store_writable: bool | None = None
     private_pid_namespace: bool | None = None
     ends: tuple[ProgramEnd, ...] = ()
+    engines: tuple[EngineReading, ...] = ()
 
     @cached_property
     def devices_by_uuid(self) -> Mapping[str, DeviceReading]:
