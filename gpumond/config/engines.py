@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from gpumond.engines import KINDS, spec_of
-from gpumond.engines.spec import CALL_SECONDS, STEP, Address, Auth, Call, Declaration, Generic, Pointers
+from gpumond.engines.spec import CALL_SECONDS, Address, Auth, Call, Declaration, Generic, Pointers
+from gpumond.model.pools import ENGINE_STEP
 from gpumond.rules.config import Strict
 
 POINTER = re.compile(r"(/([^~/]|~[01])*)+")
@@ -180,7 +181,7 @@ class EngineConfig(Strict):
 
     def declaration(self) -> Declaration:
         spec = spec_of(self.kind)
-        allowed = () if spec.warning or spec.without_levers else (STEP,)
+        allowed = () if spec.warning or spec.without_levers else (ENGINE_STEP,)
         auth = self.auth or AuthConfig.model_construct()
         return Declaration(
             name=self.name,

@@ -79,7 +79,11 @@ class Parts:
             backoff_seconds=edges.retry_seconds,
         )
         self.flusher = Flusher(
-            edges.agents, self._read_driver, done=self._flushed, cooldown_seconds=settings.flush_cooldown
+            edges.agents,
+            self._read_driver,
+            done=self._flushed,
+            cooldown_seconds=settings.flush_cooldown,
+            engines=edges.engines,
         )
 
     def _receives(self, receiver: str, rule: str) -> bool:

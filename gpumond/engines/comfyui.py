@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpumond.engines.spec import Declaration, Dialogue, EngineSpec, Lever, at, entries, get, post
+from gpumond.engines.spec import Declaration, Dialogue, EngineSpec, Lever, at, entries, get, name_of, post
 from gpumond.model.engines import EngineState
 from gpumond.model.pools import Expected
 
@@ -12,9 +12,16 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
     stats = (yield get("/system_stats")).accepted().json
     held = [at(device, "torch_vram_total", kind=int) for device in entries(stats, "devices")]
     known = [size for size in held if size is not None]
+    history = yield get("/history", max_items="1")
+    last = history.json if history.status == 200 else None
     counts = [at(queue, name, kind=list) for name in ("queue_running", "queue_pending")]
     running, waiting = (None if count is None else len(count) for count in counts)
-    return EngineState(running=running, waiting=waiting, held_bytes=sum(known) if known else None)
+    return EngineState(running=running, waiting=waiting, held_bytes=sum(known) if known else None, work=_work(last))
+
+
+def _work(history: object) -> tuple[str, ...] | None:
+    """Return the id of the last prompt, which changes with each."""
+    return tuple(map(name_of, history)) if isinstance(history, dict) else None
 
 
 def release(engine: Declaration, state: EngineState) -> Dialogue[tuple[str, ...]]:

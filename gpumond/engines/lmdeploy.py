@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from gpumond.engines.prometheus_text import Metrics
 from gpumond.engines.spec import (
-    STEP,
     Declaration,
     Dialogue,
     EngineSpec,
@@ -18,6 +17,7 @@ from gpumond.engines.spec import (
     post,
 )
 from gpumond.model.engines import EngineState
+from gpumond.model.pools import ENGINE_STEP
 
 WAITING = ("lmdeploy:num_requests_waiting", "lmdeploy:num_api_requests_waiting")
 WORK = ("lmdeploy:prompt_tokens_total", "lmdeploy:generation_tokens_total", "lmdeploy:num_requests_finished")
@@ -27,7 +27,7 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
     page = Metrics((yield get("/metrics", of_metrics=True)).accepted().text)
     waiting = [count for name in WAITING if (count := page.count(name)) is not None]
     asleep = None
-    if STEP in engine.allow:
+    if ENGINE_STEP in engine.allow:
         answer = yield get("/is_sleeping")
         asleep = at(answer.json, "is_sleeping", kind=bool) if answer.status == 200 else None
     return EngineState(

@@ -15,15 +15,12 @@ from urllib.parse import quote, urlencode
 
 from gpumond.errors import EngineError, EngineRejected
 from gpumond.model.engines import EngineState
-from gpumond.model.pools import Expected
+from gpumond.model.pools import ENGINE_STEP, Expected
 from gpumond.protocol.messages import clean
 
 T = TypeVar("T")
 
 Scheme = Literal["http", "https", "unix"]
-STEP = "engine"
-"""The flush step, and the value of ``allow`` that permits it."""
-
 CALL_SECONDS = 5.0
 NAME_LENGTH = 200
 
@@ -221,7 +218,7 @@ class EngineSpec:
 
     def lever(self, engine: Declaration) -> Lever | None:
         """Return the lever that the declaration allows, or None."""
-        if STEP not in engine.allow:
+        if ENGINE_STEP not in engine.allow:
             return None
         if self.lever_of is not None:
             return self.lever_of(engine)

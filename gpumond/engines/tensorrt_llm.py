@@ -36,8 +36,7 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
     state = at(answer, "state", kind=str)
     if state not in STATES:
         raise EngineError("its /memory_status has no known state: is the kind of the engine correct?")
-    parked = tuple(map(name_of, entries(answer, "parked_tags")))
-    return EngineState(asleep=state == "parked", work=parked, obstacle=OBSTACLES.get(state, ""))
+    return EngineState(asleep=state == "parked", obstacle=OBSTACLES.get(state, ""))
 
 
 def release(engine: Declaration, state: EngineState, tags: tuple[str, ...]) -> Dialogue[tuple[str, ...]]:

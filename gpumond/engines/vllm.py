@@ -12,7 +12,6 @@ from functools import partial
 from gpumond.engines.prometheus_text import Metrics
 from gpumond.engines.spec import (
     CALL_SECONDS,
-    STEP,
     Call,
     Declaration,
     Dialogue,
@@ -27,6 +26,7 @@ from gpumond.engines.spec import (
 )
 from gpumond.errors import EngineError, EngineRejected, EngineTimeout
 from gpumond.model.engines import EngineModel, EngineState
+from gpumond.model.pools import ENGINE_STEP
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 KV_CACHE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
@@ -41,7 +41,7 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
     states = [sample for sample in page.samples("vllm:engine_sleep_state") if sample.value > 0]
     if states:
         asleep = any(sample.labels.get("sleep_state") != "awake" for sample in states)
-    elif STEP in engine.allow:
+    elif ENGINE_STEP in engine.allow:
         answer = yield get("/is_sleeping")
         asleep = at(answer.json, "is_sleeping", kind=bool) if answer.status == 200 else None
     models = {name_of(sample.labels["model_name"]) for sample in page.samples(RUNNING) if "model_name" in sample.labels}

@@ -22,10 +22,16 @@ class DriverCounts(NamedTuple):
 
 def blank(report: AgentReport, outcome: Outcome, reason: str, requested_by: str, started_at: float) -> Receipt:
     """Make the receipt of a flush that no pool has answered."""
+    return blank_of(report.key, report.workload, outcome, reason, requested_by, started_at)
+
+
+def blank_of(
+    process: ProcessKey, workload: str, outcome: Outcome, reason: str, requested_by: str, started_at: float
+) -> Receipt:
     return Receipt(
-        pid=report.pid,
-        start_ticks=report.start_ticks,
-        workload=report.workload,
+        pid=process.pid,
+        start_ticks=process.start_ticks,
+        workload=workload,
         device_uuid=None,
         allocator=None,
         outcome=outcome,

@@ -218,6 +218,15 @@ class Snapshot:
     def reports_by_process(self) -> Mapping[ProcessKey, AgentReport]:
         return {report.key: report for report in self.reports}
 
+    @cached_property
+    def engine_devices(self) -> tuple[tuple[EngineReading, frozenset[str]], ...]:
+        """Each serving engine with the devices that its processes use."""
+        tables = {device.uuid: device.processes_by_key for device in self.devices}
+        return tuple(
+            (engine, frozenset(uuid for uuid, table in tables.items() if any(p.key in table for p in engine.processes)))
+            for engine in self.engines
+        )
+
     def device(self, uuid: str) -> DeviceReading | None:
         return self.devices_by_uuid.get(uuid)
 

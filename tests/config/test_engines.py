@@ -10,8 +10,9 @@ import yaml
 
 from gpumond.config import Settings, load
 from gpumond.engines import KINDS
-from gpumond.engines.spec import STEP, Address
+from gpumond.engines.spec import Address
 from gpumond.errors import ConfigError
+from gpumond.model.pools import ENGINE_STEP
 
 GENERIC = {"name": "e", "kind": "generic", "url": "http://127.0.0.1:8080"}
 
@@ -96,7 +97,7 @@ def test_only_levers_without_a_warning_are_allowed_by_the_declaration_alone(tmp_
     if spec.kind == "generic":
         engine["state"] = {"get": "/"}
     (declared,) = settings(tmp_path, engine).declared_engines()
-    assert declared.allow == ((STEP,) if spec.kind in ("ollama", "comfyui", "llama-router") else ())
+    assert declared.allow == ((ENGINE_STEP,) if spec.kind in ("ollama", "comfyui", "llama-router") else ())
     assert (spec.lever(declared) is not None) == bool(declared.allow)
 
 

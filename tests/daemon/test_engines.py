@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gpumond.testing import GIB
-from tests.engines.running import device, standin
+from tests.engines.running import device, standin, used_bytes
 from tests.running import RunningDaemon, until
 from tests.serving import SIM
 
@@ -47,5 +47,68 @@ def test_engines_appear_in_metrics_and_api(tmp_path: Path, cards: Path):
             assert engines["ollama"]["levers"] == ["unload"]
             assert engines["vllm"]["levers"] == []
             assert engines["ollama"]["models"] == [{"name": "llama3:8b", "size_bytes": 4 * GIB, "pinned": False}]
+        finally:
+            daemon.stop()
+
+
+def test_flush_and_wake_after_a_restart_of_the_daemon(tmp_path: Path, cards: Path):
+    card = device(cards)
+    with standin("vllm", card) as engine:
+        own = {"name": "chat", "kind": "vllm", "url": engine.url, "allow": ["engine"]}
+        daemon = start(tmp_path, cards, own)
+        try:
+            until(lambda: daemon.value("gpumond_engine_memory_used_bytes", engine="chat") == 7 * GIB)
+            plan = daemon.run("flush", "--workload", "chat", "--step", "engine", "--dry-run")
+            assert (plan.returncode, "it serves again: gpumond flush --workload chat" in plan.stdout) == (0, True)
+            flushed = daemon.run("flush", "--workload", "chat", "--step", "engine")
+            assert (flushed.returncode, "4.0 GiB released" in flushed.stdout) == (0, True), flushed.stdout
+            assert used_bytes(card) == 3 * GIB
+            until(lambda: daemon.value("gpumond_flushes_total", outcome="freed") == 1)
+        finally:
+            daemon.stop()
+        daemon = start(tmp_path, cards, own)
+        try:
+            until(lambda: daemon.value("gpumond_engine_asleep", engine="chat") == 1)
+            assert "asleep" in daemon.run("status").stdout
+            woken = daemon.run("flush", "--workload", "chat", "--step", "engine", "--wake")
+            assert (woken.returncode, "woken" in woken.stdout) == (0, True), woken.stdout
+            assert used_bytes(card) == 7 * GIB
+            again = daemon.run("flush", "--workload", "chat", "--step", "engine", "--wake")
+            assert again.returncode == 3
+            assert engine.record()["harms"] == []
+        finally:
+            daemon.stop()
+
+
+def test_rule_releases_an_idle_engine_and_the_server_keeps_running(tmp_path: Path, cards: Path):
+    card = device(cards)
+    rule = {
+        "name": "idle-engines",
+        "scope": "device",
+        "value": "used_bytes",
+        "above": "1GiB",
+        "action": {"flush": {"steps": ["engine"], "only_idle_for": "5s"}, "cooldown": "10m"},
+    }
+    with standin("ollama", card) as engine:
+        own = {"name": "chat", "kind": "ollama", "url": engine.url}
+        daemon = start(tmp_path, cards, own, rules=[rule])
+        try:
+            until(lambda: used_bytes(card) == 0, 60)
+            receipt = until(lambda: daemon.get("receipts"), 30)[0]
+            assert (receipt["outcome"], receipt["requested_by"]) == ("gone", "rule:idle-engines")
+            assert receipt["driver_released_bytes"] == 4 * GIB
+            assert engine.begin_request().finish() == {"text": "done"}
+        finally:
+            daemon.stop()
+
+
+def test_steps_of_programs_leave_engines_alone(tmp_path: Path, cards: Path):
+    with standin("ollama", device(cards)) as engine:
+        daemon = start(tmp_path, cards, {"name": "chat", "kind": "ollama", "url": engine.url})
+        try:
+            until(lambda: daemon.value("gpumond_engine_up", engine="chat") == 1)
+            assert daemon.flush(target={"workload": "chat"})[0] == 404
+            assert daemon.flush(target={"all": True}, steps=["cache"], wake=True)[0] == 422
+            assert not [call for call in engine.record()["calls"] if "generate" in call]
         finally:
             daemon.stop()

@@ -250,6 +250,8 @@ class ComfyUi(InProcess):
         if path == "/system_stats":
             total = self.rest if self.asleep else self.held
             return 200, {"devices": [{"torch_vram_total": total, "torch_vram_free": 0, "vram_free": GIB}]}
+        if path == "/history":
+            return 200, {f"prompt-{self.completed}": {}} if query == {"max_items": "1"} else {}
         if path == "/free":
             if body.get("unload_models") is True and body.get("free_memory") is True:
 
@@ -344,8 +346,10 @@ class Vllm(Engine):
         if path == "/sleep" and query.get("level") == "2":
             self.harms.append("weights lost")
 
+        size = sum(getattr(self, tag) for tag in tags - self.released)
+
         def release() -> None:
-            self.worker.free(sum(getattr(self, tag) for tag in tags - self.released))
+            self.worker.free(size)
 
         self.act(release)
         self.released |= tags

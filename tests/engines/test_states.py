@@ -34,13 +34,13 @@ STATES: dict[str, EngineState] = {
     "llama-router": EngineState(
         models=(EngineModel("qwen"),), running=0, waiting=0, asleep=False, work=("qwen", 0.0, 0.0)
     ),
-    "comfyui": EngineState(running=0, waiting=0, held_bytes=4 * GIB),
+    "comfyui": EngineState(running=0, waiting=0, held_bytes=4 * GIB, work=("prompt-0",)),
     "a1111": EngineState(running=0, work=("20261122100000",)),
     "vllm": EngineState(
         models=(EngineModel("m"),), running=0, waiting=0, kv_cache_used_ratio=0.04, asleep=False, work=(0.0, 0.0, 0.0)
     ),
     "sglang": EngineState(running=0, waiting=2, kv_cache_used_ratio=0.1, held_bytes=4 * GIB, work=(0.0, 0.0)),
-    "tensorrt-llm": EngineState(asleep=False, work=()),
+    "tensorrt-llm": EngineState(asleep=False),
     "lmdeploy": EngineState(running=0, waiting=0, kv_cache_used_ratio=0.25, asleep=False, work=(0.0, 0.0, 0.0)),
     "triton": EngineState(models=(EngineModel("resnet"), EngineModel("pipeline")), waiting=0, work=(0.0, 0.0)),
     "generic": EngineState(models=(EngineModel("m"),), running=0, work=("0",)),
@@ -80,7 +80,7 @@ def test_state_counts_a_running_request(kind: str, tmp_path: Path):
         request.finish()
 
 
-@pytest.mark.parametrize("kind", sorted(STATES.keys() - {"comfyui", "sglang", "tensorrt-llm", "lmdeploy"}))
+@pytest.mark.parametrize("kind", sorted(STATES.keys() - {"sglang", "tensorrt-llm", "lmdeploy"}))
 def test_state_shows_that_a_request_was_served(kind: str, tmp_path: Path):
     with standin(kind, device(tmp_path)) as engine:
         before = asyncio.run(read(declared(engine)))
