@@ -28,6 +28,9 @@ from gpumond.model.units import human
 from gpumond.sources.process.procfs import process_start
 
 FAILED_SETTLE_SECONDS = 5.0
+WAKE_SECONDS = 300.0
+"""Limit of a wake, which may load a model from disk."""
+
 ENDED_STATES = ("Z", "X")
 
 
@@ -221,7 +224,7 @@ class EngineFlusher:
         if request.dry_run:
             needed = sum(receipt.released_bytes for receipt in released)
             return [draft.receipt(before, "planned", f"it would take {human(needed)} again")]
-        limit = max(used.call_seconds, request.timeout_seconds)
+        limit = max(WAKE_SECONDS, request.timeout_seconds)
         began = time.monotonic()
         try:
             await self.engines.carry_out(engine.name, used.undo(engine, released[0].models), limit)
@@ -232,7 +235,7 @@ class EngineFlusher:
         except EngineError as error:
             return [draft.receipt(before, "failed", str(error))]
         needed = sum(receipt.released_bytes for receipt in released)
-        end = began + min(used.settle_seconds, self._timing.settle_seconds)
+        end = time.monotonic() + min(used.settle_seconds, self._timing.settle_seconds)
         more = (await self._memory(engine.name)).total - before.total
         while more < checks.FREED_RATIO * needed and time.monotonic() < end:
             await asyncio.sleep(self._timing.poll_seconds)
