@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 from gpumond.alerting.outbox import Outbox
 from gpumond.api.event_log import EventLog
@@ -91,11 +90,11 @@ class Parts:
         named = next((each.receivers for each in self.rulebook.rules if each.name == rule), ())
         return receiver in named or not set(named) & set(self.settings.receiver_names())
 
-    def gpu_processes(self) -> Iterator[ProcessKey]:
-        """Yield the processes that the driver lists in the current frame."""
-        if self.current.frame:
-            for device in self.current.frame.snapshot.devices:
-                yield from device.processes_by_key
+    def gpu_processes(self) -> list[ProcessKey] | None:
+        """Return the processes that the driver lists in the current frame; None before the first one."""
+        if self.current.frame is None:
+            return None
+        return [key for device in self.current.frame.snapshot.devices for key in device.processes_by_key]
 
     async def _read_driver(self) -> Reading | None:
         return await self.edges.collector.read(wait=FLUSH_READ_SECONDS)

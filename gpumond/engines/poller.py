@@ -20,10 +20,12 @@ from gpumond.sources.process.procfs import user_name
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 10.0
+FIRST_FRAME_SECONDS = 0.5
 READ_SECONDS = 8.0
 """Limit of one read. Ollama may delay its answer by 5 s while a model is unloaded."""
 
-GpuProcesses = Callable[[], Iterable[ProcessKey]]
+GpuProcesses = Callable[[], Iterable[ProcessKey] | None]
+"""Function that returns the processes that the driver lists; None before its first reading."""
 
 
 def idle_seconds(before: EngineState | None, now: EngineState, idle: float | None, seconds: float) -> float | None:
@@ -70,7 +72,7 @@ class Engines:
         self._gpu_processes: GpuProcesses | None = None
 
     def start(self, gpu_processes: GpuProcesses) -> None:
-        """Begin to read the engines. ``gpu_processes`` returns the processes that the driver lists."""
+        """Begin to read the engines. The first read follows the driver's first reading."""
         self._gpu_processes = gpu_processes
         for engine in self._engines.values():
             self._begin(engine)
@@ -139,9 +141,11 @@ class Engines:
 
     async def _poll(self, engine: _Engine, gpu_processes: GpuProcesses) -> None:
         name = engine.declaration.name
+        while (candidates := gpu_processes()) is None:
+            await asyncio.sleep(FIRST_FRAME_SECONDS)
         while True:
             try:
-                found = await self.owned(name, gpu_processes())
+                found = await self.owned(name, candidates)
                 if engine.declaration.user is not None and found.problem:
                     engine.lose(found.problem)  # no secret is sent to a listener of another user
                 else:
@@ -152,6 +156,7 @@ class Engines:
                 engine.lose("its state could not be read; see the log of the daemon")
                 log.exception("engine %s: the read failed", name)
             await asyncio.sleep(self._poll_seconds)
+            candidates = gpu_processes() or ()
 
 
 def _end(engine: _Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 
 from gpumond.testing import GIB
 from tests.engines.running import device, standin, used_bytes
-from tests.running import RunningDaemon, until
+from tests.running import RunningDaemon, until as until_in
 from tests.serving import SIM
 
 
@@ -19,6 +20,11 @@ def cards(tmp_path: Path) -> Path:
     directory = tmp_path / "cards"
     directory.mkdir()
     return directory
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait for a condition that depends on a read of an engine, of which there is one every ten seconds."""
+    return until_in(condition, 60)
 
 
 def start(tmp_path: Path, cards: Path, *engines: dict[str, Any], **settings: Any) -> RunningDaemon:
@@ -93,8 +99,8 @@ def test_rule_releases_an_idle_engine_and_the_server_keeps_running(tmp_path: Pat
         own = {"name": "chat", "kind": "ollama", "url": engine.url}
         daemon = start(tmp_path, cards, own, rules=[rule])
         try:
-            until(lambda: used_bytes(card) == 0, 60)
-            receipt = until(lambda: daemon.get("receipts"), 30)[0]
+            until(lambda: used_bytes(card) == 0)
+            receipt = until(lambda: daemon.get("receipts"))[0]
             assert (receipt["outcome"], receipt["requested_by"]) == ("gone", "rule:idle-engines")
             assert receipt["driver_released_bytes"] == 4 * GIB
             assert engine.begin_request().finish() == {"text": "done"}
