@@ -14,6 +14,8 @@
   - RuleConflict        the rule is read-only or exists already: HTTP 409
   - NoSuchBaseline      no baseline has that name, or there is nothing to compare it with: HTTP 404
   - TooManyBaselines    the limit is reached; delete one first: HTTP 409
+  - EngineError         a serving engine does not answer, or not as its kind does
+    · EngineRejected, EngineTimeout
   - DaemonError         the daemon cannot be reached or returned an error: exit code 1
 """
 
@@ -192,6 +194,22 @@ class NoSuchBaseline(GpumondError):
 
 class TooManyBaselines(GpumondError):
     """The store already holds the maximum number of baselines."""
+
+
+class EngineError(GpumondError):
+    """A serving engine does not answer, or not as its kind does."""
+
+
+class EngineRejected(EngineError):
+    """A serving engine answered with an HTTP status other than 2xx."""
+
+    def __init__(self, status: int, text: str = "") -> None:
+        super().__init__(f"it answered {status}" + (f": {text}" if text else ""))
+        self.status = status
+
+
+class EngineTimeout(EngineError):
+    """A serving engine did not answer in time. Its call may still be in progress."""
 
 
 class DaemonError(GpumondError):

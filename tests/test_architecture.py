@@ -33,6 +33,7 @@ LAYERS = (
     "importers",
     "collector",
     "agents",
+    "engines",
     "store",
     "flush",
     "alerting",
@@ -49,7 +50,7 @@ LAYERS = (
 """A package imports only from itself and from packages before it."""
 
 WITHOUT_IO = ("model", "history", "diagnosis", "rules", "engine")
-KEYWORDS_ONLY = ("model", "history", "diagnosis", "rules", "engine", "flush", "api")
+KEYWORDS_ONLY = ("model", "engines", "history", "diagnosis", "rules", "engine", "flush", "api")
 IO_MODULES = {"os", "socket", "time", "asyncio", "threading", "subprocess", "pathlib", "io", "logging", "random"}
 
 LIBRARIES = {

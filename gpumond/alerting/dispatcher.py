@@ -15,10 +15,11 @@ from typing import Any, Protocol
 
 from gpumond.errors import FlushError, StoreUnavailable
 from gpumond.flush import FlushOutcome, FlushRequest, Target
-from gpumond.flush.receipts import empty_receipt
+from gpumond.flush.receipts import empty_receipt, receipt_without_bytes
 from gpumond.model.frame import Alert
 from gpumond.model.persisted import Heartbeat, KeptAlert, Labels, Notice
-from gpumond.model.pools import Receipt
+from gpumond.model.pools import ENGINE_STEP, Receipt
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport, Snapshot
 from gpumond.rules import Activities, Rule, ended
 from gpumond.rules.actions import FlushOrder, Key, Tracks, annotate, conclude, decide, forget, remembered
@@ -122,7 +123,7 @@ class AlertDispatcher:
     ) -> Dispatch:
         """Return the consequences of one frame's alerts. Changes nothing: ``execute`` does."""
         elapsed = snapshot.elapsed_seconds
-        orders, tracks = decide(rules, alerts, snapshot.reports, self._tracks, elapsed)
+        orders, tracks = decide(rules, alerts, snapshot.reports, self._tracks, elapsed, snapshot.engine_devices)
         flushing = {alert.labels: alert for alert in self._flushing.values()}
         ended = {**self._ended, **{alert.labels: alert for alert in resolved}}
         complete = annotate([alert for labels, alert in ended.items() if labels not in flushing], tracks)
@@ -188,8 +189,12 @@ class AlertDispatcher:
         try:
             if not order.action.dry_run:
                 detail = {"labels": order.alert.labels, "uid": order.uid, "pids": order.pids}
-                await self._store.audit(actor, ACTION, detail)
-            flushed = await asyncio.gather(*(self._flush_one(order, each, actor, places) for each in order.programs))
+                engines = {"engines": order.engines} if order.engines else {}
+                await self._store.audit(actor, ACTION, detail | engines)
+            flushed = await asyncio.gather(
+                *(self._flush_one(order, each, actor, places) for each in order.programs),
+                *(self._flush_engine(order, each, actor) for each in order.engines),
+            )
             receipts += (receipt for each in flushed for receipt in each)
         except StoreUnavailable as error:
             problem = str(error)
@@ -204,12 +209,29 @@ class AlertDispatcher:
     ) -> Sequence[Receipt]:
         """Return the receipts of one program. An error becomes a receipt, so that the other programs are flushed."""
         target = Target(pid=program.pid, start_ticks=program.start_ticks, uid=order.uid)
-        request = FlushRequest(target=target, steps=order.action.steps, dry_run=order.action.dry_run, by_rule=True)
+        request = FlushRequest(
+            target=target, steps=order.action.program_steps, dry_run=order.action.dry_run, by_rule=True
+        )
         async with places:
             try:
                 return (await self._flush(request, actor)).receipts
             except (FlushError, StoreUnavailable) as error:
                 return (empty_receipt(program, "refused", str(error), actor, time.time()),)
+
+    async def _flush_engine(self, order: FlushOrder, name: str, actor: str) -> Sequence[Receipt]:
+        """Return the receipts of one serving engine."""
+        action = order.action
+        request = FlushRequest(
+            target=Target(workload=name, uid=order.uid),
+            steps=(ENGINE_STEP,),
+            min_reclaimable_bytes=action.min_reclaimable_bytes,
+            dry_run=action.dry_run,
+            by_rule=True,
+        )
+        try:
+            return (await self._flush(request, actor)).receipts
+        except (FlushError, StoreUnavailable) as error:
+            return (receipt_without_bytes(ProcessKey(0, None), name, "refused", str(error), actor, time.time()),)
 
     def _start(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Future[None]]) -> None:
         task = asyncio.ensure_future(work)

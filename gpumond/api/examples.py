@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 
 from gpumond.api.problems import responses
 from gpumond.engine.events import Event
+from gpumond.model.engines import EngineModel, EngineProcess, EngineReading
 from gpumond.model.frame import Alert, Fit, Ledger, Line, Overcount, RefusedKind, Verdict
 from gpumond.model.pools import Expected, Held, PoolUsage, Receipt, Reclaimable, StepResult
 from gpumond.model.program import AppliedLimit, ByteChange, Dump, Program, ScopeDevice, ScopeUsage, StepUsage
@@ -81,6 +82,21 @@ REPORT = AgentReport(
     pools=(POOL,),
     program=PROGRAM,
 )
+ENGINE = EngineReading(
+    name="chat",
+    kind="vllm",
+    up=True,
+    age_seconds=3.1,
+    models=(EngineModel("Qwen/Qwen3-8B"),),
+    running=0,
+    waiting=0,
+    kv_cache_used_ratio=0.04,
+    asleep=False,
+    idle_seconds=920.0,
+    processes=(EngineProcess(4242, START_TICKS),),
+    uid=1000,
+    levers=("kv_cache",),
+)
 SNAPSHOT = Snapshot(
     seq=7,
     taken_at=TAKEN_AT,
@@ -90,6 +106,7 @@ SNAPSHOT = Snapshot(
     ),
     devices=(DEVICE,),
     reports=(REPORT,),
+    engines=(ENGINE,),
 )
 LEDGER = Ledger(
     (

@@ -14,7 +14,7 @@ from gpumond.api.problems import problem, responses
 from gpumond.api.view import view_of
 from gpumond.flush import FlushOutcome, FlushRequest, Target
 from gpumond.model.device_names import device_named
-from gpumond.model.pools import DEFAULT_STEPS, ordered_steps
+from gpumond.model.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
 from gpumond.protocol.text import Encodable
 
 MANY_SECONDS = 60.0
@@ -61,6 +61,15 @@ class FlushBody(Encodable):
     timeout_seconds: float = Field(default=30.0, gt=0, le=600)
     force: bool = Field(default=False, strict=True, description="Ignore the cooldown after the previous flush.")
     plan: str | None = Field(default=None, max_length=64, description="The `id` of the plan that this flush executes.")
+    wake: bool = Field(
+        default=False, strict=True, description="Undo the last release of the step `engine`, the only one in `steps`."
+    )
+
+    @model_validator(mode="after")
+    def _of_engines(self) -> FlushBody:
+        if self.wake and self.steps != (ENGINE_STEP,):
+            raise ValueError('wake requires "steps": ["engine"]')
+        return self
 
 
 _OK: dict[int | str, dict[str, Any]] = {
@@ -110,6 +119,7 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
         timeout_seconds=timeout,
         force=body.force,
         plan=body.plan,
+        wake=body.wake,
     )
     answer = await view.flush(flush, caller.name)
     unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]

@@ -19,6 +19,7 @@ from gpumond.api.view import view_of
 from gpumond.diagnosis.idle import idle_seconds
 from gpumond.model.claims import unmapped_by_device
 from gpumond.model.conditions import conditions
+from gpumond.model.engines import EngineReading
 from gpumond.model.frame import Alert, Frame, Ledger, Line, Verdict
 from gpumond.model.pools import Receipt
 from gpumond.model.process import ProcessKey
@@ -256,6 +257,15 @@ async def processes(request: Request) -> Response:
 )
 async def agents(request: Request) -> Response:
     return answer_once(request, list[AgentReport], lambda frame: list(frame.snapshot.reports))
+
+
+@router.get(
+    "/engines",
+    summary="Newest state of each declared serving engine",
+    **examples.described(list[EngineReading], [examples.ENGINE], 503),
+)
+async def engines(request: Request) -> Response:
+    return answer_once(request, list[EngineReading], lambda frame: list(frame.snapshot.engines))
 
 
 @router.get(

@@ -11,7 +11,7 @@ from typing import Any
 from gpumond.cli import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, client
 from gpumond.cli.table import size, table
 from gpumond.errors import DaemonError
-from gpumond.model.pools import STEPS
+from gpumond.model.pools import ALL_STEPS, ENGINE_STEP
 from gpumond.model.units import level
 
 
@@ -28,9 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step",
         action="append",
-        choices=STEPS,
+        choices=ALL_STEPS,
         metavar="STEP",
-        help=f"step to perform, repeatable: {', '.join(STEPS)}",
+        help=f"step to perform, repeatable: {', '.join(ALL_STEPS)}",
+    )
+    parser.add_argument(
+        "--wake", action="store_true", help="with --step engine: undo the last release of a serving engine, if it fits"
     )
     parser.add_argument("--min-reclaimable", metavar="SIZE", default="0", help="skip programs that would release less")
     parser.add_argument(
@@ -46,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     names = ("pid", "device", "workload", "all")
+    if arguments.wake and arguments.step != [ENGINE_STEP]:
+        print("gpumond: --wake requires --step engine, and no other step", file=sys.stderr)
+        return WRONG_USE
     try:
         least = int(level(arguments.min_reclaimable))
     except ValueError as error:
@@ -61,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         body["steps"] = arguments.step
     if arguments.force:
         body["force"] = True
+    if arguments.wake:
+        body["wake"] = True
     if arguments.plan:
         body["plan"] = arguments.plan
     try:
@@ -83,7 +91,7 @@ def _exit_code(receipts: Iterable[dict[str, Any]]) -> int:
     effective = [
         receipt
         for receipt in receipts
-        if receipt["outcome"] in ("freed", "partial")
+        if receipt["outcome"] in ("freed", "partial", "gone", "woken")
         or (receipt["outcome"] == "planned" and receipt["expected"] and receipt["expected"]["high"] > 0)
     ]
     return DONE if effective else NOTHING_TO_DO
@@ -101,7 +109,7 @@ def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
 def _plan_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
     for receipt in receipts:
         promised = [_part(receipt["expected"], name) for name in ("likely", "low", "high")]
-        yield [*_subject(receipt), *promised, receipt["reason"]]
+        yield [*_subject(receipt), *promised, _remarks(receipt)]
 
 
 def receipt_table(receipts: Sequence[Mapping[str, Any]]) -> str:
@@ -121,8 +129,17 @@ def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
             size(receipt["released_bytes"]),
             size(receipt["driver_released_bytes"]),
             f"{receipt['duration_seconds']:.2f}",
-            receipt["reason"] + (" (the program allocated during the flush)" if receipt["raced"] else ""),
+            _remarks(receipt) + (" (the program allocated during the flush)" if receipt["raced"] else ""),
         ]
+
+
+def _remarks(receipt: Mapping[str, Any]) -> str:
+    """Return the reason and, for an engine whose memory goes, how it serves again."""
+    parts = [receipt["reason"]]
+    if receipt.get("wake") and receipt["outcome"] in ("planned", "freed", "partial", "gone", "timeout"):
+        seconds = receipt.get("wake_seconds")
+        parts.append(f"it serves again: {receipt['wake']}" + (f" ({seconds:.0f} s the last time)" if seconds else ""))
+    return "; ".join(filter(None, parts))
 
 
 def _subject(receipt: Mapping[str, Any]) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpumond.cli import DONE, client
 from gpumond.cli.table import size, table
+from gpumond.model.units import duration
 from gpumond.model.verdicts import REMEDIES
 from gpumond.top.ledger import flush_estimate
 from gpumond.top.notices import FrameNotice
@@ -31,7 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_combined(frame, client.get(arguments.url, "/api/v1/status")), indent=2))
         return DONE
     content = view(frame)
-    sections = (device_table(content, arguments.verbose), process_table(content), *notes(content))
+    tables = (
+        device_table(content, arguments.verbose),
+        process_table(content),
+        engine_table(frame["snapshot"]),
+    )
+    sections = (*tables, *notes(content))
     print("\n\n".join(section for section in sections if section))
     return DONE
 
@@ -40,6 +46,7 @@ def _combined(frame: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
     """Return one frame, keyed by the names of the routes. Only ``status`` may be from a later frame."""
     snapshot = frame["snapshot"]
     facts = {"seq": snapshot["seq"], "status": status, "devices": snapshot["devices"], "agents": snapshot["reports"]}
+    facts["engines"] = snapshot.get("engines", [])
     return facts | {name: frame[name] for name in ("processes", "ledger", "verdicts", "alerts")}
 
 
@@ -80,6 +87,31 @@ def process_table(content: View) -> str:
         for process in content.processes
     ]
     return table(header, rows) if rows else ""
+
+
+def engine_table(snapshot: Mapping[str, Any]) -> str:
+    """Return a table of the declared serving engines; empty without one."""
+    header = ("ENGINE", "KIND", "STATE", ">USED", ">KV CACHE IN USE", ">RUNNING", ">WAITING", ">IDLE", "MODELS")
+    used = {
+        (process["pid"], process["start_ticks"], device["uuid"]): process["used_bytes"]
+        for device in snapshot["devices"]
+        for process in device["processes"] or ()
+    }
+    rows = [[*_engine_row(engine, used)] for engine in snapshot.get("engines", ())]
+    return table(header, rows) if rows else ""
+
+
+def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], int | None]) -> Iterator[str]:
+    own = {(process["pid"], process["start_ticks"]) for process in engine["processes"]}
+    sizes = [size_bytes for key, size_bytes in used.items() if key[:2] in own and size_bytes is not None]
+    ratio, idle = engine["kv_cache_used_ratio"], engine["idle_seconds"]
+    yield from (engine["name"], engine["kind"])
+    yield engine["problem"] or ("asleep" if engine["asleep"] else "up")
+    yield size(sum(sizes) if sizes else None)
+    yield "-" if ratio is None else f"{ratio:.0%}"
+    yield from ("-" if engine[name] is None else str(engine[name]) for name in ("running", "waiting"))
+    yield "-" if idle is None else duration(idle)
+    yield ", ".join(model["name"] for model in engine["models"]) or "-"
 
 
 def notes(content: View) -> Iterator[str]:

@@ -19,7 +19,9 @@ from gpumond.alerting.receivers import ReceiverType
 from gpumond.alerting.receivers.alertmanager import Alertmanager
 from gpumond.alerting.receivers.log import Log
 from gpumond.alerting.receivers.webhook import Webhook
+from gpumond.config.engines import AuthConfig, EngineConfig, ReleaseConfig, RequestConfig, StateConfig
 from gpumond.config.web import Web, read_web
+from gpumond.engines.spec import Declaration
 from gpumond.errors import ConfigError
 from gpumond.host.files import read_text
 from gpumond.host.logs import LogFormat
@@ -29,10 +31,10 @@ from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import ActionConfig, FlushConfig, RuleConfig, Seconds, Strict
 from gpumond.sources import SOURCES
 
-RELOADED = ("interval", "compat", "flush_cooldown", "retention", "disabled_rules", "rules", "receivers")
+RELOADED = ("interval", "compat", "flush_cooldown", "retention", "disabled_rules", "rules", "receivers", "engines")
 """Settings that a reload changes; the others require a restart."""
 
-ONLY_IN_FILE = ("disabled_rules", "rules", "receivers")
+ONLY_IN_FILE = ("disabled_rules", "rules", "receivers", "engines")
 """Settings that have neither a flag nor an environment variable."""
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
@@ -45,6 +47,23 @@ Receiver = Log | Webhook | Alertmanager
 RECEIVER_TYPES: Mapping[str, type[ReceiverType]] = {
     each.model_fields["type"].default: each for each in get_args(Receiver)
 }
+
+
+Models = Mapping[str, type[BaseModel]]
+PARTS: Mapping[str, tuple[type[BaseModel], Models]] = {
+    "rules": (RuleConfig, {"action": ActionConfig, "flush": FlushConfig}),
+    "engines": (
+        EngineConfig,
+        {
+            "auth": AuthConfig,
+            "state": StateConfig,
+            "release": ReleaseConfig,
+            "wake": RequestConfig,
+            "RequestConfig": RequestConfig,
+        },
+    ),
+}
+"""Models of the lists of settings, and of the keys within their entries."""
 
 
 def known_source(name: str) -> str:
@@ -121,6 +140,9 @@ class Settings(Strict):
     receivers: tuple[Annotated[Receiver, Field(discriminator="type")], ...] = Field(
         (Log(name="log"),), description="[receivers](../how-to/notifications.md) of alerts"
     )
+    engines: tuple[EngineConfig, ...] = Field(
+        (), description="[serving engines](../how-to/engines/index.md) whose state is read and that can be flushed"
+    )
 
     @field_validator("listen")
     @classmethod
@@ -163,6 +185,10 @@ class Settings(Strict):
         if len(set(receivers)) < len(receivers):
             duplicate = next(name for name in receivers if receivers.count(name) > 1)
             raise ValueError(f"receivers: the name {duplicate!r} is used twice")
+        engines = [engine.name for engine in self.engines]
+        if len(set(engines)) < len(engines):
+            duplicate = next(name for name in engines if engines.count(name) > 1)
+            raise ValueError(f"engines: the name {duplicate!r} is used twice")
         for rule in self.rules:
             for name in rule.receivers:
                 if name not in receivers:
@@ -234,6 +260,9 @@ class Settings(Strict):
     def own_rules(self) -> tuple[Rule, ...]:
         return tuple(rule.rule() for rule in self.rules)
 
+    def declared_engines(self) -> tuple[Declaration, ...]:
+        return tuple(engine.declaration() for engine in self.engines)
+
     def differs(self, other: Settings) -> list[str]:
         """Return the names of the settings that differ from ``other`` and require a restart."""
         fixed = (name for name in type(self).model_fields if name not in RELOADED)
@@ -284,10 +313,10 @@ def _model(location: Sequence[object]) -> type[BaseModel]:
     """Return the model that defines the key at ``location``."""
     if location[0] == "receivers" and len(location) > 3:
         return RECEIVER_TYPES[str(location[2])]
-    if location[0] != "rules" or len(location) < 3:
+    if location[0] not in PARTS or len(location) < 3:
         return Settings
-    parts: dict[str, type[BaseModel]] = {"action": ActionConfig, "flush": FlushConfig}
-    return parts.get(str(location[-2]), RuleConfig)
+    default, parts = PARTS[str(location[0])]
+    return parts.get(str(location[-2]), default)
 
 
 def _explain(error: Any, origin: Mapping[str, str], where: str) -> str:
@@ -307,5 +336,9 @@ def _explain(error: Any, origin: Mapping[str, str], where: str) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if not key:
         return f"{place}: {message}"
-    shown = "" if isinstance(error["input"], dict) or location[-1] == "url" else f" {error['input']!r:.80}:"
+    shown = (
+        ""
+        if isinstance(error["input"], dict) or location[-1] in ("url", "metrics_url")
+        else f" {error['input']!r:.80}:"
+    )
     return f"{place}: {key}:{shown} {message[:1].lower()}{message[1:]}"

@@ -15,6 +15,7 @@ from gpumond.alerting.outbox import BACKOFF_SECONDS
 from gpumond.alerting.receivers import Notifier
 from gpumond.collector.supervisor import Collector
 from gpumond.config import Settings
+from gpumond.engines.poller import Engines
 from gpumond.host.fd_limits import kept_from_agents
 from gpumond.host.peer_credentials import Identity, in_private_pid_namespace
 from gpumond.host.runtime_directory import bind_agent_socket, remove_agent_socket
@@ -70,6 +71,7 @@ class Edges:
     agents: Agents
     store: Store
     telemetry: Telemetry
+    engines: Engines = field(default_factory=Engines)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the next tick is due at once."""
     clock: Clock = Clock()

@@ -19,6 +19,7 @@ from gpumond.host.event_loop import in_slices
 from gpumond.metrics import Compat, Exposition, Form, Page
 from gpumond.model.frame import Frame
 from gpumond.model.pools import Receipt
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import Reading
 
 FLUSH_READ_SECONDS = 2.0
@@ -77,13 +78,23 @@ class Parts:
             backoff_seconds=edges.retry_seconds,
         )
         self.flusher = Flusher(
-            edges.agents, self._read_driver, done=self._flushed, cooldown_seconds=settings.flush_cooldown
+            edges.agents,
+            self._read_driver,
+            done=self._flushed,
+            cooldown_seconds=settings.flush_cooldown,
+            engines=edges.engines,
         )
 
     def _receives(self, receiver: str, rule: str) -> bool:
         """An alert of a rule whose receivers are all unknown is sent to every receiver."""
         named = next((each.receivers for each in self.rulebook.rules if each.name == rule), ())
         return receiver in named or not set(named) & set(self.settings.receiver_names())
+
+    def gpu_processes(self) -> list[ProcessKey] | None:
+        """Return the processes that the driver lists in the current frame; None before the first one."""
+        if self.current.frame is None:
+            return None
+        return [key for device in self.current.frame.snapshot.devices for key in device.processes_by_key]
 
     async def _read_driver(self) -> Reading | None:
         return await self.edges.collector.read(wait=FLUSH_READ_SECONDS)

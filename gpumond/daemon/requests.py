@@ -99,6 +99,7 @@ class Requests:
         parts.settings = parts.settings.model_copy(update={name: getattr(settings, name) for name in RELOADED})
         parts.rulebook.configure(settings.built_in_rules(), settings.own_rules(), settings.receiver_names())
         parts.current.exposition.also = settings.compat
+        parts.edges.engines.configure(settings.declared_engines())
         parts.flusher.cooldown_seconds = settings.flush_cooldown
         parts.store.bounds = Bounds(settings.retention)
         await parts.outbox.configure(parts.edges.receivers(settings))

@@ -76,6 +76,7 @@ class Ticker:
                 faults=edges.store.faults(),
                 private_pid_namespace=edges.private_pid_namespace,
                 ends=edges.agents.ends(),
+                engines=edges.engines.readings(),
             )
         )
 

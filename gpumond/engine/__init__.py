@@ -14,6 +14,7 @@ from gpumond.diagnosis.idle import with_idle_times
 from gpumond.engine.attribution import attributing
 from gpumond.model.claims import complete_lists
 from gpumond.model.cooperative import Steps, collecting, synchronous
+from gpumond.model.engines import EngineReading
 from gpumond.model.excesses import checking
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.snapshot import (
@@ -65,6 +66,7 @@ def observing(
     faults: Sequence[Fault] = (),
     private_pid_namespace: bool | None = None,
     ends: Sequence[ProgramEnd] = (),
+    engines: Sequence[EngineReading] = (),
 ) -> Steps[Snapshot]:
     """Make the facts of one tick. ``reading`` is None if none arrived in time.
 
@@ -97,6 +99,7 @@ def observing(
         private_pid_namespace=private_pid_namespace,
         ends=tuple(ends),
         excesses=excesses,
+        engines=tuple(engines),
     )
 
 

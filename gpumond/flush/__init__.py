@@ -14,12 +14,13 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpumond.errors import AlreadyUnderWay, CoolingDown, NoSuchTarget
+from gpumond.flush.engine_step import EngineAccess, EngineFlusher, EngineRequest, Timing
 from gpumond.flush.locks import NEIGHBOUR_SECONDS, Locks, identity_of
 from gpumond.flush.receipts import (
     DriverCounts,
@@ -36,7 +37,9 @@ from gpumond.flush.receipts import (
 from gpumond.host.event_loop import in_slices
 from gpumond.host.peer_credentials import Identity
 from gpumond.model.cooperative import Steps
-from gpumond.model.pools import DEFAULT_STEPS, Outcome, Receipt, ordered_steps as ordered_steps
+from gpumond.model.engines import EngineReading
+from gpumond.model.pools import DEFAULT_STEPS, ENGINE_STEP, Outcome, Receipt, ordered_steps as ordered_steps
+from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport, Reading
 from gpumond.model.units import human
 from gpumond.protocol.messages import FlushCommand, FlushResult, PoolChange
@@ -81,6 +84,24 @@ class Target:
             return report.workload == self.workload
         return self.all
 
+    def matches_engine(
+        self, engine: EngineReading, workloads: Mapping[ProcessKey, str], devices: Mapping[ProcessKey, set[str]]
+    ) -> bool:
+        """Return True for a serving engine of the user that the target names: by its name, or by its processes.
+
+        ``workloads``: those of the agents. ``devices``: those on which the driver lists each process.
+        """
+        keys = [process.key for process in engine.processes]
+        if self.uid is not None and engine.uid != self.uid:
+            return False
+        if self.pid is not None:
+            return any(key.pid == self.pid and self.start_ticks in (None, key.start_ticks) for key in keys)
+        if self.device is not None:
+            return any(self.device in devices.get(key, ()) for key in keys)
+        if self.workload is not None:
+            return self.workload == engine.name or any(workloads.get(key) == self.workload for key in keys)
+        return self.all
+
     def __str__(self) -> str:
         names = (("pid", self.pid), ("device", self.device), ("workload", self.workload))
         user = "" if self.uid is None else f" of uid {self.uid}"
@@ -92,7 +113,7 @@ class FlushRequest:
     """``timeout_seconds`` is for each program. ``force`` overrides the cooldown. ``by_rule``: requested by a rule's
     action.
 
-    ``plan``: the id of the plan that this flush executes.
+    ``plan``: the id of the plan that this flush executes. ``wake``: undo the last release of the step ``engine``.
     """
 
     target: Target
@@ -103,6 +124,7 @@ class FlushRequest:
     force: bool = False
     by_rule: bool = False
     plan: str | None = None
+    wake: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +147,8 @@ class Flusher:
         settle_seconds: float = SETTLE_SECONDS,
         neighbour_seconds: float = NEIGHBOUR_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        engines: EngineAccess | None = None,
+        engine_timing: Timing = Timing(),
     ) -> None:
         self.receipts: deque[Receipt] = deque(maxlen=RECEIPTS_KEPT)
         self._agents, self._read_driver, self._done, self._clock = agents, read_driver, done, clock
@@ -133,17 +157,24 @@ class Flusher:
         self._flushed_at: dict[Identity, float] = {}
         self._locks = Locks(neighbour_seconds)
         self._plans = Plans()
+        self._engines = EngineFlusher(engines, read_driver, lambda: self.receipts, engine_timing) if engines else None
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         """Flush and return when all is finished. Raises NoSuchTarget, AlreadyUnderWay or CoolingDown if nothing
         can start.
 
-        Of several targets those that cannot start now are refused, each with its receipt.
+        Of several targets those that cannot start now are refused, each with its receipt. Serving engines follow the
+        programs, one after the other.
         """
         reports = await in_slices(self._agents.reporting())
-        targets = [report for report in reports if request.target.matches(report)]
-        if not targets:
+        names = await self._engine_names(request, reports)
+        steps = tuple(step for step in request.steps if step != ENGINE_STEP)
+        targets = [report for report in reports if steps and request.target.matches(report)]
+        if not targets and not names:
+            if not steps:
+                raise NoSuchTarget(f"no declared engine matches {request.target}; declare it under engines:")
             raise NoSuchTarget(f"no connected agent matches {request.target}; `gpumond status` lists the agents")
+        whole, request = request, replace(request, steps=steps)
         refusals = {} if request.dry_run else self._refusals(targets, request)
         free = [report for report in targets if identity_of(report) not in refusals]
         if not request.dry_run:
@@ -159,7 +190,12 @@ class Flusher:
             for report in targets
             if identity_of(report) in refusals
         ]
-        receipts = (*(receipt for process in flushed for receipt in process), *refused)
+        engines = [await self._flush_engine(name, whole, requested_by) for name in names]
+        receipts = (
+            *(each for process in flushed for each in process),
+            *refused,
+            *(one for own in engines for one in own),
+        )
         for receipt in receipts:
             self.receipts.append(receipt)
             self._done(receipt)
@@ -167,6 +203,32 @@ class Flusher:
         if request.dry_run:
             self._plans.keep(requested_by, answer.id, receipts)
         return answer
+
+    async def _engine_names(self, request: FlushRequest, reports: Sequence[AgentReport]) -> list[str]:
+        if self._engines is None or ENGINE_STEP not in request.steps:
+            return []
+        workloads = {report.key: report.workload for report in reports}
+        devices: dict[ProcessKey, set[str]] = {}
+        reading = await self._read_driver() if request.target.device is not None else None
+        for device in reading.devices if reading else ():
+            for key in device.processes_by_key:
+                devices.setdefault(key, set()).add(device.uuid)
+        readings = self._engines.engines.readings()
+        return [each.name for each in readings if request.target.matches_engine(each, workloads, devices)]
+
+    async def _flush_engine(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
+        assert self._engines is not None
+        own = EngineRequest(
+            name=name,
+            requested_by=requested_by,
+            dry_run=request.dry_run,
+            force=request.force,
+            wake=request.wake,
+            min_reclaimable_bytes=request.min_reclaimable_bytes,
+            timeout_seconds=request.timeout_seconds,
+        )
+        promises = self._plans.promises(requested_by, request.plan)
+        return [replace(each, planned=promises.get(pool_of(each))) for each in await self._engines.flush(own)]
 
     def _refusals(self, targets: Sequence[AgentReport], request: FlushRequest) -> dict[Identity, str]:
         """Return the targets that cannot be flushed now, each with the reason; raises if none of them can."""

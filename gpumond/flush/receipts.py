@@ -22,10 +22,16 @@ class DriverCounts(NamedTuple):
 
 def empty_receipt(report: AgentReport, outcome: Outcome, reason: str, requested_by: str, started_at: float) -> Receipt:
     """Make the receipt of a flush that no pool has answered."""
+    return receipt_without_bytes(report.key, report.workload, outcome, reason, requested_by, started_at)
+
+
+def receipt_without_bytes(
+    process: ProcessKey, workload: str, outcome: Outcome, reason: str, requested_by: str, started_at: float
+) -> Receipt:
     return Receipt(
-        pid=report.pid,
-        start_ticks=report.start_ticks,
-        workload=report.workload,
+        pid=process.pid,
+        start_ticks=process.start_ticks,
+        workload=workload,
         device_uuid=None,
         allocator=None,
         outcome=outcome,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
-from gpumond.metrics import devices, programs
+from gpumond.metrics import devices, engines, programs
 from gpumond.metrics.exposition import Family, Kind, Row
 from gpumond.model.conditions import OF_DEVICES, conditions
 from gpumond.model.frame import Frame
@@ -224,6 +224,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         ("workload",),
         _agents,
     ),
+    *engines.FAMILIES,
     Family(
         "gpumond_driver_up",
         "gauge",

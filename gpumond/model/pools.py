@@ -11,10 +11,18 @@ from typing import Literal
 
 Exactness = Literal["exact", "interval", "not_releasable"]
 FlushPolicy = Literal["allow", "step", "never"]
-Outcome = Literal["freed", "partial", "nothing", "refused", "deferred", "timeout", "failed", "planned"]
+Outcome = Literal["freed", "partial", "nothing", "refused", "deferred", "timeout", "failed", "planned", "gone", "woken"]
+"""``gone`` and ``woken`` are of serving engines: the process that held the memory ended as intended, or the engine has
+its memory again.
+"""
 
 STEPS: tuple[str, ...] = ("gc", "hooks", "spill", "ipc", "workspaces", "cache", "trim")
-"""All flush steps, in the order in which they run."""
+"""All flush steps of programs, in the order in which they run."""
+
+ENGINE_STEP = "engine"
+"""The flush step of serving engines, which runs last."""
+
+ALL_STEPS = (*STEPS, ENGINE_STEP)
 
 DEFAULT_STEPS: tuple[str, ...] = ("ipc", "cache", "trim")
 
@@ -112,6 +120,10 @@ class Receipt:
     count for that pid on that device before minus after, once it has settled. ``raced``: the program allocated
     during the flush, so that the two may differ. ``planned`` is the estimate of the plan that this flush executes,
     ``expected`` the estimate when it started. ``start_ticks`` is None in receipts that an agent makes.
+
+    Of a serving engine, ``pid`` is its listener, ``workload`` its name, and ``allocator`` its kind; the bytes are the
+    driver's, for all its processes. ``lever`` names the way of the release and ``models`` what it released. ``wake``
+    states how the engine serves again, ``wake_seconds`` how long that took the last time.
     """
 
     pid: int
@@ -132,13 +144,17 @@ class Receipt:
     duration_seconds: float
     planned: Expected | None = None
     start_ticks: int | None = None
+    lever: str | None = None
+    models: tuple[str, ...] = ()
+    wake: str = ""
+    wake_seconds: float | None = None
 
 
 def ordered_steps(steps: tuple[str, ...]) -> tuple[str, ...]:
     """Return the steps in the order in which they run, each once. Raises ValueError for an unknown step."""
     for step in steps:
-        if step not in STEPS:
-            raise ValueError(f"unknown step {step!r:.40}; expected some of {', '.join(STEPS)}")
+        if step not in ALL_STEPS:
+            raise ValueError(f"unknown step {step!r:.40}; expected some of {', '.join(ALL_STEPS)}")
     if not steps:
-        raise ValueError(f"expected at least one of {', '.join(STEPS)}")
-    return tuple(step for step in STEPS if step in steps)
+        raise ValueError(f"expected at least one of {', '.join(ALL_STEPS)}")
+    return tuple(step for step in ALL_STEPS if step in steps)

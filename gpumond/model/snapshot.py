@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from gpumond.errors import FaultKind, ReturnCode
+from gpumond.model.engines import EngineReading
 from gpumond.model.pools import FlushPolicy, HostPool, PoolUsage
 from gpumond.model.process import ProcessKey
 from gpumond.model.program import SILENT, Ending, Program
@@ -226,6 +227,7 @@ class Snapshot:
     private_pid_namespace: bool | None = None
     ends: tuple[ProgramEnd, ...] = ()
     excesses: tuple[Excess, ...] = ()
+    engines: tuple[EngineReading, ...] = ()
 
     @cached_property
     def devices_by_uuid(self) -> Mapping[str, DeviceReading]:
@@ -239,6 +241,15 @@ class Snapshot:
     @cached_property
     def reports_by_process(self) -> Mapping[ProcessKey, AgentReport]:
         return {report.key: report for report in self.reports}
+
+    @cached_property
+    def engine_devices(self) -> tuple[tuple[EngineReading, frozenset[str]], ...]:
+        """Each serving engine with the devices that its processes use."""
+        tables = {device.uuid: device.processes_by_key for device in self.devices}
+        return tuple(
+            (engine, frozenset(uuid for uuid, table in tables.items() if any(p.key in table for p in engine.processes)))
+            for engine in self.engines
+        )
 
     def device(self, uuid: str) -> DeviceReading | None:
         return self.devices_by_uuid.get(uuid)

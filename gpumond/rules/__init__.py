@@ -19,7 +19,7 @@ from gpumond.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.device_names import device_uuid
 from gpumond.model.frame import Alert, Phase
-from gpumond.model.pools import DEFAULT_STEPS
+from gpumond.model.pools import DEFAULT_STEPS, ENGINE_STEP
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import DeviceReading
 from gpumond.model.units import duration, human
@@ -35,7 +35,8 @@ Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean"]
 class Action:
     """A flush of the alert's subject when it fires, with its limits; ``workloads`` are globs.
 
-    ``dry_run`` plans and notifies, and flushes nothing.
+    ``dry_run`` plans and notifies, and flushes nothing. ``only_idle_for_seconds``: serving engines are flushed once
+    they have had no request for so long.
     """
 
     min_reclaimable_bytes: int = 0
@@ -44,6 +45,12 @@ class Action:
     max_per_hour: int = 6
     workloads: tuple[str, ...] = ("*",)
     dry_run: bool = False
+    only_idle_for_seconds: float = 0.0
+
+    @property
+    def program_steps(self) -> tuple[str, ...]:
+        """The steps without that of serving engines."""
+        return tuple(step for step in self.steps if step != ENGINE_STEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

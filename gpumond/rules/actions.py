@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from gpumond.model.engines import EngineReading
 from gpumond.model.frame import Alert
-from gpumond.model.pools import PoolUsage, Receipt
+from gpumond.model.pools import ENGINE_STEP, PoolUsage, Receipt
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport
 from gpumond.model.units import HOUR_SECONDS, duration, human
@@ -33,9 +34,9 @@ Pool = tuple[ProcessKey, str, str]
 """Process, device and allocator"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlushOrder:
-    """A flush of programs of one user, for one alert."""
+    """A flush of programs and serving engines of one user, for one alert."""
 
     alert: Alert
     action: Action
@@ -43,6 +44,8 @@ class FlushOrder:
     programs: tuple[AgentReport, ...]
     thrashes: tuple[tuple[Pool, int], ...] = ()
     """Thrashes that the programs' pools had counted before the flush."""
+    engines: tuple[str, ...] = ()
+    """Names of the serving engines."""
 
     @property
     def key(self) -> Key:
@@ -90,9 +93,17 @@ Tracks = Mapping[Key, ActionTrack]
 
 
 def decide(
-    rules: Iterable[Rule], alerts: Iterable[Alert], reports: Sequence[AgentReport], tracks: Tracks, elapsed: float
+    rules: Iterable[Rule],
+    alerts: Iterable[Alert],
+    reports: Sequence[AgentReport],
+    tracks: Tracks,
+    elapsed: float,
+    engines: Sequence[tuple[EngineReading, frozenset[str]]] = (),
 ) -> tuple[list[FlushOrder], Tracks]:
-    """Return the flushes that are due now; their tracks are ``under_way`` until ``conclude``."""
+    """Return the flushes that are due now; their tracks are ``under_way`` until ``conclude``.
+
+    ``engines``: each with the devices that its processes use.
+    """
     actions = {rule.name: rule.action for rule in rules if rule.action is not None}
     if not actions:
         return [], tracks
@@ -105,13 +116,29 @@ def decide(
         programs: defaultdict[int, list[AgentReport]] = defaultdict(list)
         for report in _programs(alert, action, reports):
             programs[report.uid].append(report)
+        idle: defaultdict[int, list[str]] = defaultdict(list)
+        for uid, name in _engines(alert, action, engines):
+            idle[uid].append(name)
         before = (uid for rule, labels, uid in own if (rule, labels) == (alert.rule, alert.labels) and uid is not None)
-        for uid in sorted({*programs, *before}):
+        for uid in sorted({*programs, *idle, *before}):
             key = (alert.rule, alert.labels, uid)
             track = _with_effect(_of_process(own.get(key, ActionTrack()), alert), action, reports, elapsed)
             due = not track.under_way and elapsed >= track.due_at(action)
-            if uid in programs and due and _attempts(own, alert.rule, uid, elapsed) < action.max_per_hour:
-                orders.append(FlushOrder(alert, action, uid, tuple(programs[uid]), _thrashes(reports)))
+            if (
+                (uid in programs or uid in idle)
+                and due
+                and _attempts(own, alert.rule, uid, elapsed) < action.max_per_hour
+            ):
+                orders.append(
+                    FlushOrder(
+                        alert=alert,
+                        action=action,
+                        uid=uid,
+                        programs=tuple(programs[uid]),
+                        thrashes=_thrashes(reports),
+                        engines=tuple(idle[uid]),
+                    )
+                )
                 attempts = (*_recent(track, elapsed), elapsed)
                 track = replace(track, under_way=True, attempts=attempts, released=(), process=alert.process)
             if track != ActionTrack():
@@ -213,7 +240,7 @@ def _thrashes(reports: Iterable[AgentReport]) -> tuple[tuple[Pool, int], ...]:
 def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[AgentReport]:
     """Yield the programs that the alert concerns, that may be flushed, and that have enough reclaimable memory."""
     labels = dict(alert.labels)
-    for report in reports:
+    for report in reports if action.program_steps else ():
         if report.flush_policy == "never" or not any(fnmatchcase(report.workload, glob) for glob in action.workloads):
             continue
         if labels.get("pid", str(report.pid)) != str(report.pid) or alert.process not in (None, report.key):
@@ -225,6 +252,28 @@ def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> I
         pools = [pool for pool in report.pools if labels.get("uuid", pool.device_uuid) == pool.device_uuid]
         if sum(pool.reclaimable.likely for pool in pools) >= max(1, action.min_reclaimable_bytes):
             yield report
+
+
+def _engines(
+    alert: Alert, action: Action, engines: Sequence[tuple[EngineReading, frozenset[str]]]
+) -> Iterator[tuple[int, str]]:
+    """Yield user and name of the engines that the alert concerns, that may be flushed, and that are idle enough."""
+    labels = dict(alert.labels)
+    for engine, devices in engines if ENGINE_STEP in action.steps else ():
+        idle = engine.idle_seconds is not None and engine.idle_seconds >= action.only_idle_for_seconds
+        if not engine.levers or not engine.processes or engine.asleep or engine.uid is None or not idle:
+            continue
+        keys = [process.key for process in engine.processes]
+        if "pid" in labels and labels["pid"] not in {str(key.pid) for key in keys}:
+            continue
+        if alert.process is not None and alert.process not in keys:
+            continue
+        if "uuid" in labels and labels["uuid"] not in devices:
+            continue
+        if labels.get("workload", "") not in ("", engine.name) or labels.get("uid", str(engine.uid)) != str(engine.uid):
+            continue
+        if any(fnmatchcase(engine.name, glob) for glob in action.workloads):
+            yield engine.uid, engine.name
 
 
 def _recent(track: ActionTrack, elapsed: float) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from gpumond.model import units
-from gpumond.model.pools import DEFAULT_STEPS, ordered_steps
+from gpumond.model.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
 from gpumond.protocol.text import Encodable, has_control_characters
 from gpumond.rules import PLACEHOLDER, Action, Rule, Scope
 from gpumond.rules.schema import LABELS, PLACEHOLDERS, UNITS, VALUES, matches
@@ -27,6 +27,13 @@ class Strict(Encodable):
 class FlushConfig(Strict):
     min_reclaimable: Level = Field(default=0.0, ge=0)
     steps: Annotated[tuple[str, ...], AfterValidator(ordered_steps)] = DEFAULT_STEPS
+    only_idle_for: Seconds = 0.0
+
+    @model_validator(mode="after")
+    def _idle_engines(self) -> FlushConfig:
+        if self.only_idle_for and ENGINE_STEP not in self.steps:
+            raise ValueError("only_idle_for applies to serving engines: add the step engine, as in steps: [engine]")
+        return self
 
 
 class ActionConfig(Strict):
@@ -45,6 +52,7 @@ class ActionConfig(Strict):
             max_per_hour=self.max_per_hour,
             workloads=self.workloads,
             dry_run=self.dry_run,
+            only_idle_for_seconds=self.flush.only_idle_for,
         )
 
 
@@ -151,8 +159,9 @@ def written(rule: Rule) -> dict[str, Any]:
     if rule.receivers:
         body["receivers"] = list(rule.receivers)
     if (action := rule.action) is not None:
+        idle = {"only_idle_for": action.only_idle_for_seconds} if action.only_idle_for_seconds else {}
         body["action"] = {
-            "flush": {"min_reclaimable": action.min_reclaimable_bytes, "steps": list(action.steps)},
+            "flush": {"min_reclaimable": action.min_reclaimable_bytes, "steps": list(action.steps), **idle},
             "cooldown": action.cooldown_seconds,
             "max_per_hour": action.max_per_hour,
             "workloads": list(action.workloads),

@@ -189,7 +189,7 @@ def test_receiver_that_stalls_drips_or_floods_times_out(listener: Listener, does
     listener.answer = does  # type: ignore[assignment]
     failed = failure(webhook(listener), timeout_seconds=0.3)
     assert (type(failed), failed.reason) == (Retry, reason)
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "gpumond-notify"], seconds=3)
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "gpumond-http"], seconds=3)
 
 
 def test_endless_response_body_is_not_read(listener: Listener):

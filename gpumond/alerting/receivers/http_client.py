@@ -10,12 +10,10 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from threading import Thread
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, model_validator
@@ -23,6 +21,7 @@ from pydantic import Field, model_validator
 from gpumond import __version__
 from gpumond.alerting.receivers import ReceiverType, Rejected, Retry
 from gpumond.host.files import read_text
+from gpumond.host.http_exchange import exchange
 from gpumond.protocol.text import has_control_characters
 
 TIMEOUT_SECONDS = 5.0
@@ -105,9 +104,7 @@ def secret(file: Path) -> str:
 async def _exchange(
     receiver: HttpReceiver, path: str, body: bytes, headers: Mapping[str, str]
 ) -> tuple[int, str | None]:
-    """Return the status and Retry-After. The exchange runs in a thread, since a resolver may block for minutes; its
-    connection is closed when this coroutine ends, whatever the thread waits for.
-    """
+    """Return the status and Retry-After."""
     url = urlsplit((receiver.url or secret(receiver.url_file or Path())).strip())
     if url.scheme not in ("http", "https") or not url.hostname:
         raise Rejected("address", "its address is not http:// or https://")
@@ -115,37 +112,8 @@ async def _exchange(
     fields = {"User-Agent": f"gpumond/{__version__}", "Content-Type": "application/json", "Connection": "close"}
     if receiver.bearer_token_file:
         fields["Authorization"] = f"Bearer {secret(receiver.bearer_token_file)}"
-    connection = _connection(receiver, url)
-    loop = asyncio.get_running_loop()
-    answered: asyncio.Future[tuple[int, str | None]] = loop.create_future()
-
-    def settle(answer: tuple[int, str | None] | None, error: Exception | None) -> None:
-        if error and not answered.done():
-            answered.set_exception(error)
-        elif answer and not answered.done():
-            answered.set_result(answer)
-
-    def exchange() -> None:
-        answer, failure = None, None
-        try:
-            _connect(connection)
-            if answered.done():
-                return  # too late: the notification will be sent again
-            connection.request("POST", target, body, {**fields, **headers})
-            response = connection.getresponse()
-            answer = response.status, response.headers.get("Retry-After")
-        except Exception as error:
-            failure = error
-        finally:
-            connection.close()
-        with suppress(RuntimeError):  # the daemon has ended in the meantime
-            loop.call_soon_threadsafe(settle, answer, failure)
-
-    Thread(target=exchange, name="gpumond-notify", daemon=True).start()
-    try:
-        return await answered
-    finally:
-        _abort(connection)
+    answer = await exchange(_connection(receiver, url), "POST", target, body, {**fields, **headers})
+    return answer.status, answer.headers.get("Retry-After")
 
 
 def _connection(receiver: HttpReceiver, url: SplitResult) -> HTTPConnection:
@@ -154,19 +122,6 @@ def _connection(receiver: HttpReceiver, url: SplitResult) -> HTTPConnection:
         return HTTPConnection(host, url.port or 80, timeout=TIMEOUT_SECONDS)
     context = ssl.create_default_context(cafile=receiver.ca_file)
     return HTTPSConnection(host, url.port or 443, timeout=TIMEOUT_SECONDS, context=context)
-
-
-def _connect(connection: HTTPConnection) -> None:
-    try:
-        connection.connect()
-    except UnicodeError:
-        raise socket.gaierror(socket.EAI_NONAME, "not a name") from None
-
-
-def _abort(connection: HTTPConnection) -> None:
-    """Make the thread's call on the socket return."""
-    with suppress(AttributeError, OSError):  # not connected, or closed
-        connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _check_status(status: int, retry_after: str | None) -> None:

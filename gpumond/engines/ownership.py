@@ -1,0 +1,177 @@
+"""Processes of an engine: those of the driver's list that belong to the process that listens at its address.
+
+A process belongs to a listener if it descends from it, or if both are in the same container or system service. The
+kernel states the listener: for a Unix socket by its peer credentials, else by /proc/PID/fd, which requires the same
+user, root or CAP_SYS_PTRACE.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from gpumond.engines.spec import Address
+from gpumond.host.processes import process_start, start_ticks
+from gpumond.model.process import ProcessKey
+from gpumond.sources.process.cgroups import place
+
+MAX_ANCESTORS = 64
+LISTEN = "0A"
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Owned(NamedTuple):
+    """Processes of an engine. ``problem`` is the reason if they are unknown. ``uid``: the listener's user."""
+
+    listeners: frozenset[ProcessKey] = frozenset()
+    processes: frozenset[ProcessKey] = frozenset()
+    uid: int | None = None
+    problem: str = ""
+
+
+class _Socket(NamedTuple):
+    inode: int
+    uid: int
+
+
+def owned(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc") -> Owned:
+    """Return which of the candidates, the driver's processes, belong to the engine at this address."""
+    keys = [key for key in candidates if key.start_ticks is not None and start_ticks(key.pid, proc) == key.start_ticks]
+    if address.scheme == "unix":
+        return _of_unix_socket(address.host, keys, proc)
+    sockets = dict.fromkeys(_sockets(address, keys, proc))
+    if not sockets:
+        where = "in the network namespace of a GPU process" if _is_remote(address) else "on this machine"
+        return Owned(problem=f"no socket listens at {address} {where}")
+    uid = next(iter(sockets)).uid
+    listeners = _holders({each.inode for each in sockets}, proc)
+    if not listeners:
+        return Owned(
+            uid=uid,
+            problem=f"the process that listens at {address} belongs to uid {uid} and is not visible to the daemon: "
+            "run the daemon as root or with CAP_SYS_PTRACE",
+        )
+    return Owned(frozenset(listeners), _belonging(listeners, keys, proc), uid)
+
+
+def _of_unix_socket(path: str, keys: list[ProcessKey], proc: str) -> Owned:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.settimeout(1.0)
+            peer.connect(path)
+            raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError as error:
+        return Owned(problem=f"unix:{path}: {error.strerror or 'no answer'}")
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    ticks = start_ticks(pid, proc) if pid > 0 else None
+    if ticks is None:
+        return Owned(uid=uid, problem=f"the process that listens at unix:{path} is not visible to the daemon")
+    listeners = {ProcessKey(pid, ticks)}
+    return Owned(frozenset(listeners), _belonging(listeners, keys, proc), uid)
+
+
+def _is_remote(address: Address) -> bool:
+    return not ip_address(address.host).is_loopback
+
+
+def _sockets(address: Address, keys: list[ProcessKey], proc: str) -> Iterator[_Socket]:
+    """Yield the listening sockets: of the daemon's network namespace for loopback, else of the processes' own."""
+    if not _is_remote(address):
+        yield from _listening(f"{proc}/self/net", address)
+        return
+    seen: set[str] = set()
+    for key in keys:
+        directory = f"{proc}/{key.pid}/net"
+        addresses = "".join(_text(f"{directory}/{name}") for name in ("fib_trie", "if_inet6"))
+        if addresses not in seen and _has_address(addresses, address.host):
+            yield from _listening(directory, address)
+        seen.add(addresses)
+
+
+def _has_address(text: str, host: str) -> bool:
+    """Return True if a namespace has the address, as fib_trie (IPv4) or if_inet6 (IPv6) list it."""
+    parsed = ip_address(host)
+    if parsed.version == 6:
+        return parsed.packed.hex() in text.split()
+    return re.search(rf"-- {re.escape(host)}\n +/32 host LOCAL", text) is not None
+
+
+def _listening(directory: str, address: Address) -> Iterator[_Socket]:
+    wanted = {_hex(address.host), _hex("0.0.0.0"), _hex("::"), _hex(f"::ffff:{address.host}")}
+    for name in ("tcp", "tcp6"):
+        for line in _text(f"{directory}/{name}").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == LISTEN:
+                host, _, port = fields[1].partition(":")
+                if int(port, 16) == address.port and host in wanted:
+                    yield _Socket(int(fields[9]), int(fields[7]))
+
+
+def _hex(host: str) -> str:
+    """Return an address as /proc/net/tcp writes it: 32-bit words in the byte order of the machine."""
+    try:
+        packed = ip_address(host).packed
+    except ValueError:  # an IPv6 address within another
+        return ""
+    words = struct.unpack(f"={len(packed) // 4}I", packed)
+    return "".join(f"{word:08X}" for word in words)
+
+
+def _holders(inodes: set[int], proc: str) -> set[ProcessKey]:
+    """Return the processes that have one of these sockets open."""
+    links = {f"socket:[{inode}]" for inode in inodes}
+    found = set()
+    for name in os.listdir(proc):
+        if name.isdecimal() and _has_link(f"{proc}/{name}/fd", links):
+            ticks = start_ticks(int(name), proc)
+            if ticks is not None:
+                found.add(ProcessKey(int(name), ticks))
+    return found
+
+
+def _has_link(directory: str, links: set[str]) -> bool:
+    with suppress(OSError):
+        for descriptor in os.listdir(directory):
+            with suppress(OSError):
+                if os.readlink(f"{directory}/{descriptor}") in links:
+                    return True
+    return False
+
+
+def _belonging(listeners: set[ProcessKey], keys: list[ProcessKey], proc: str) -> frozenset[ProcessKey]:
+    pids = {key.pid for key in listeners}
+    groups = {group for pid in pids if (group := _group(pid, proc))}
+    return frozenset(key for key in keys if _descends(key.pid, pids, proc) or _group(key.pid, proc) in groups)
+
+
+def _descends(pid: int, ancestors: set[int], proc: str) -> bool:
+    for _ in range(MAX_ANCESTORS):
+        if pid in ancestors:
+            return True
+        start = process_start(proc, pid)
+        if start is None or start.parent <= 1:
+            return False
+        pid = start.parent
+    return False
+
+
+def _group(pid: int, proc: str) -> str | None:
+    """Return the cgroups of a process in a container or a system service; None in any other, such as a login."""
+    text = _text(f"{proc}/{pid}/cgroup")
+    placement = place(text)
+    is_service = bool(placement.unit and placement.unit.endswith(".service") and not placement.delegated)
+    return text if placement.container or is_service else None
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

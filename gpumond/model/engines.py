@@ -1,0 +1,81 @@
+"""Serving engines, as the daemon reads them over HTTP: models, requests, KV cache, sleep. Unknown is None."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumond.model.process import ProcessKey
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """A model that the engine has loaded. ``size_bytes``: its device memory, as the engine states it.
+
+    ``pinned``: the engine was asked to keep it loaded without a limit of time.
+    """
+
+    name: str
+    size_bytes: int | None = None
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """Answer of an engine to one harmless read.
+
+    ``held_bytes``: its device memory, as it states it itself. ``kv_cache_used_ratio``: the part of the KV cache that
+    requests use. ``work``: counters that change with each request, and with nothing else. ``obstacle``: the reason why
+    nothing may be released now, such as a model that is being loaded; empty without one.
+    """
+
+    models: tuple[EngineModel, ...] = ()
+    running: int | None = None
+    waiting: int | None = None
+    kv_cache_used_ratio: float | None = None
+    asleep: bool | None = None
+    held_bytes: int | None = None
+    work: tuple[float | str, ...] | None = None
+    obstacle: str = ""
+
+    @property
+    def requests(self) -> int | None:
+        """Running and waiting requests; None if neither is known."""
+        known = [count for count in (self.running, self.waiting) if count is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    pid: int
+    start_ticks: int | None
+
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReading:
+    """One declared engine: its newest state and its processes.
+
+    ``up`` is False while it does not answer; ``problem`` is then the reason, and all values are unknown. ``processes``
+    are those that the driver lists and that belong to the engine; ``uid`` is the user of its listener. ``levers``: the
+    ways in which gpumond may release its memory, none if the configuration allows none. ``idle_seconds``: time without
+    a request, as far as it was observed.
+    """
+
+    name: str
+    kind: str
+    up: bool
+    problem: str = ""
+    age_seconds: float | None = None
+    models: tuple[EngineModel, ...] = ()
+    running: int | None = None
+    waiting: int | None = None
+    kv_cache_used_ratio: float | None = None
+    asleep: bool | None = None
+    held_bytes: int | None = None
+    idle_seconds: float | None = None
+    processes: tuple[EngineProcess, ...] = ()
+    uid: int | None = None
+    levers: tuple[str, ...] = ()

@@ -1,0 +1,66 @@
+"""Serving engines in `gpumond status` and in the tables of `gpumond flush`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpumond.cli.flush import plan_table, receipt_table
+from gpumond.cli.status import engine_table
+from gpumond.testing import GIB
+
+ENGINE: dict[str, Any] = {
+    "name": "chat",
+    "kind": "vllm",
+    "problem": "",
+    "asleep": False,
+    "kv_cache_used_ratio": 0.04,
+    "running": 0,
+    "waiting": None,
+    "idle_seconds": 920.0,
+    "models": [{"name": "qwen"}],
+    "processes": [{"pid": 7, "start_ticks": 100}],
+}
+DEVICE = {
+    "uuid": "GPU-a",
+    "processes": [
+        {"pid": 7, "start_ticks": 100, "used_bytes": 60 * GIB},
+        {"pid": 8, "start_ticks": 100, "used_bytes": GIB},
+    ],
+}
+RECEIPT: dict[str, Any] = {
+    "pid": 7,
+    "workload": "chat",
+    "allocator": "vllm",
+    "reason": "",
+    "expected": {"low": 0, "likely": 0, "high": 60 * GIB},
+    "planned": None,
+    "released_bytes": 40 * GIB,
+    "driver_released_bytes": 40 * GIB,
+    "duration_seconds": 12.0,
+    "raced": False,
+    "wake": "gpumond flush --wake",
+    "wake_seconds": 7.0,
+}
+
+
+def test_status_lists_engines():
+    lines = engine_table({"engines": [ENGINE], "devices": [DEVICE]}).splitlines()
+    assert lines[1].split() == ["chat", "vllm", "up", "60.0", "GiB", "4%", "0", "-", "15", "min", "qwen"]
+
+
+def test_status_states_why_an_engine_is_unknown():
+    engine = ENGINE | {"problem": "nothing listens at http://127.0.0.1:1", "models": [], "idle_seconds": None}
+    assert "nothing listens at http://127.0.0.1:1" in engine_table({"engines": [engine], "devices": [DEVICE]})
+
+
+def test_status_without_engines_has_no_table():
+    assert engine_table({"devices": [DEVICE]}) == ""
+
+
+@pytest.mark.parametrize(("outcome", "shown"), [("planned", True), ("freed", True), ("refused", False)])
+def test_flush_states_how_an_engine_serves_again(outcome: str, shown: bool):
+    tables = plan_table([RECEIPT | {"outcome": outcome}]), receipt_table([RECEIPT | {"outcome": outcome}])
+    for text in tables:
+        assert ("it serves again: gpumond flush --wake (7 s the last time)" in text) == shown

@@ -1,0 +1,120 @@
+"""Declared engines in a real daemon: metrics, API, reload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpumond.testing import GIB
+from tests.engines.running import device, standin, used_bytes
+from tests.running import RunningDaemon, until as until_in
+from tests.serving import SIM
+
+
+@pytest.fixture
+def cards(tmp_path: Path) -> Path:
+    directory = tmp_path / "cards"
+    directory.mkdir()
+    return directory
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait for a condition that depends on a read of an engine, of which there is one every ten seconds."""
+    return until_in(condition, 60)
+
+
+def start(tmp_path: Path, cards: Path, *engines: dict[str, Any], **settings: Any) -> RunningDaemon:
+    config = tmp_path / "gpumond.yaml"
+    config.write_text(yaml.safe_dump({"engines": list(engines), "interval": 0.2} | settings))
+    return RunningDaemon(tmp_path / "daemon", *SIM, "--config", str(config), environ={"GPUMOND_SIM_DIR": str(cards)})
+
+
+def test_engines_appear_in_metrics_and_api(tmp_path: Path, cards: Path):
+    card = device(cards)
+    with standin("vllm", card) as vllm, standin("ollama", card) as ollama, standin("sglang", card, "silent") as hung:
+        daemon = start(
+            tmp_path,
+            cards,
+            *({"name": each.kind, "kind": each.kind, "url": each.url} for each in (vllm, ollama, hung)),
+        )
+        try:
+            labels = {"engine": "vllm", "kind": "vllm"}
+            until(lambda: daemon.value("gpumond_engine_kv_cache_used_ratio", **labels) == 0.04)
+            until(lambda: daemon.value("gpumond_engine_memory_used_bytes", **labels) == 7 * GIB)
+            assert daemon.value("gpumond_engine_asleep", **labels) == 0
+            until(lambda: daemon.value("gpumond_engine_models_loaded", engine="ollama") == 1)
+            assert daemon.value("gpumond_engine_up", engine="sglang") == 0
+            assert daemon.value("gpumond_engine_requests_running", engine="sglang") is None
+            engines = {each["name"]: each for each in daemon.get("engines")}
+            assert engines["ollama"]["levers"] == ["unload"]
+            assert engines["vllm"]["levers"] == []
+            assert engines["ollama"]["models"] == [{"name": "llama3:8b", "size_bytes": 4 * GIB, "pinned": False}]
+        finally:
+            daemon.stop()
+
+
+def test_flush_and_wake_after_a_restart_of_the_daemon(tmp_path: Path, cards: Path):
+    card = device(cards)
+    with standin("vllm", card) as engine:
+        own = {"name": "chat", "kind": "vllm", "url": engine.url, "allow": ["engine"]}
+        daemon = start(tmp_path, cards, own)
+        try:
+            until(lambda: daemon.value("gpumond_engine_memory_used_bytes", engine="chat") == 7 * GIB)
+            plan = daemon.run("flush", "--workload", "chat", "--step", "engine", "--dry-run")
+            assert (plan.returncode, "it serves again: gpumond flush --workload chat" in plan.stdout) == (0, True)
+            flushed = daemon.run("flush", "--workload", "chat", "--step", "engine")
+            assert (flushed.returncode, "4.0 GiB released" in flushed.stdout) == (0, True), flushed.stdout
+            assert used_bytes(card) == 3 * GIB
+            until(lambda: daemon.value("gpumond_flushes_total", outcome="freed") == 1)
+        finally:
+            daemon.stop()
+        daemon = start(tmp_path, cards, own)
+        try:
+            until(lambda: daemon.value("gpumond_engine_asleep", engine="chat") == 1)
+            assert "asleep" in daemon.run("status").stdout
+            woken = daemon.run("flush", "--workload", "chat", "--step", "engine", "--wake")
+            assert (woken.returncode, "woken" in woken.stdout) == (0, True), woken.stdout
+            assert used_bytes(card) == 7 * GIB
+            again = daemon.run("flush", "--workload", "chat", "--step", "engine", "--wake")
+            assert again.returncode == 3
+            assert engine.record()["harms"] == []
+        finally:
+            daemon.stop()
+
+
+def test_rule_releases_an_idle_engine_and_the_server_keeps_running(tmp_path: Path, cards: Path):
+    card = device(cards)
+    rule = {
+        "name": "idle-engines",
+        "scope": "device",
+        "value": "used_bytes",
+        "above": "1GiB",
+        "action": {"flush": {"steps": ["engine"], "only_idle_for": "5s"}, "cooldown": "10m"},
+    }
+    with standin("ollama", card) as engine:
+        own = {"name": "chat", "kind": "ollama", "url": engine.url}
+        daemon = start(tmp_path, cards, own, rules=[rule])
+        try:
+            until(lambda: used_bytes(card) == 0)
+            receipt = until(lambda: daemon.get("receipts"))[0]
+            assert (receipt["outcome"], receipt["requested_by"]) == ("gone", "rule:idle-engines")
+            assert receipt["driver_released_bytes"] == 4 * GIB
+            assert engine.begin_request().finish() == {"text": "done"}
+        finally:
+            daemon.stop()
+
+
+def test_steps_of_programs_leave_engines_alone(tmp_path: Path, cards: Path):
+    with standin("ollama", device(cards)) as engine:
+        daemon = start(tmp_path, cards, {"name": "chat", "kind": "ollama", "url": engine.url})
+        try:
+            until(lambda: daemon.value("gpumond_engine_up", engine="chat") == 1)
+            assert daemon.flush(target={"workload": "chat"})[0] == 404
+            assert daemon.flush(target={"all": True}, steps=["cache"], wake=True)[0] == 422
+            assert not [call for call in engine.record()["calls"] if "generate" in call]
+        finally:
+            daemon.stop()

@@ -1,0 +1,64 @@
+"""Flusher with real engines, a simulated device as the driver, and no agents."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from gpumond.engines.poller import Engines
+from gpumond.engines.spec import Declaration
+from gpumond.flush import Flusher, FlushRequest, Target
+from gpumond.flush.engine_step import Timing
+from gpumond.host.peer_credentials import Identity
+from gpumond.model.cooperative import Steps
+from gpumond.model.pools import Receipt
+from gpumond.model.snapshot import AgentReport, Reading
+from gpumond.protocol.messages import FlushCommand, FlushResult
+from gpumond.sim.device import SimDevice
+from tests.engines.running import reading
+
+FAST = Timing(idle_seconds=0.2, poll_seconds=0.05, stable_seconds=0.1, settle_seconds=3.0)
+
+
+class NoAgents:
+    def reporting(self) -> Steps[Sequence[AgentReport]]:
+        yield
+        return ()
+
+    def report(self, identity: Identity) -> AgentReport | None:
+        return None
+
+    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
+        return None
+
+    def flushing(self, identity: Identity) -> bool:
+        return False
+
+
+Scenario = Callable[["World"], Awaitable[Any]]
+
+
+class World:
+    """The daemon's parts that flush one engine."""
+
+    def __init__(self, card: SimDevice, *declarations: Declaration, timing: Timing = FAST) -> None:
+        self.card = card
+        self.engines = Engines()
+        self.engines.configure(declarations)
+        self.flusher = Flusher(NoAgents(), self.read_driver, engines=self.engines, engine_timing=timing)
+
+    async def read_driver(self) -> Reading | None:
+        return reading(self.card)
+
+    async def flush(self, name: str = "e", **fields: Any) -> Receipt:
+        (receipt,) = await self.flush_all(name, **fields)
+        return receipt
+
+    async def flush_all(self, name: str = "e", **fields: Any) -> Sequence[Receipt]:
+        request = FlushRequest(target=Target(workload=name), steps=("engine",), **fields)
+        return (await self.flusher.flush(request, "test")).receipts
+
+
+def flush(card: SimDevice, declaration: Declaration, **fields: Any) -> Receipt:
+    return asyncio.run(World(card, declaration).flush(**fields))

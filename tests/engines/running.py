@@ -1,0 +1,95 @@
+"""Stand-ins of engines, and the parts of the daemon that talk to them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpumond.config.engines import EngineConfig
+from gpumond.engines.spec import Declaration
+from gpumond.model.process import ProcessKey
+from gpumond.model.snapshot import Reading
+from gpumond.sim.device import SimDevice, Spec, create
+from gpumond.testing import GIB
+
+ROOT = Path(__file__).parents[2]
+
+
+def device(directory: Path, size_gib: int = 16) -> SimDevice:
+    return create(directory / "SIM-0", Spec("SIM-0", 0, "Simulated", size_gib * GIB, context_bytes=0))
+
+
+def candidates(card: SimDevice) -> list[ProcessKey]:
+    return list(card.read().processes_by_key)
+
+
+def reading(card: SimDevice) -> Reading:
+    return Reading(devices=(card.read(),))
+
+
+def used_bytes(card: SimDevice) -> int:
+    return card.read().used_bytes or 0
+
+
+class StandIn:
+    """A stand-in that runs."""
+
+    def __init__(self, kind: str, url: str, process: subprocess.Popen[str]) -> None:
+        self.kind, self.url, self.process = kind, url, process
+
+    def declaration(self, **fields: Any) -> Declaration:
+        return EngineConfig.model_validate({"name": "e", "kind": self.kind, "url": self.url} | fields).declaration()
+
+    def send(self, path: str, body: object = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, method="GET" if data is None else "POST")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.loads(answer.read() or b"null")
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    def record(self) -> Any:
+        return self.send("/_test")
+
+    def begin_request(self) -> InferenceRequest:
+        return InferenceRequest(self)
+
+
+class InferenceRequest:
+    """A request that runs until ``finish``. ``answer`` is an HTTP status if it failed."""
+
+    def __init__(self, standin: StandIn) -> None:
+        self._standin = standin
+        self.answer: Any = None
+        self.thread = threading.Thread(target=self._send, daemon=True)
+        self.thread.start()
+
+    def _send(self) -> None:
+        self.answer = self._standin.send("/_test/request", {})
+
+    def finish(self) -> Any:
+        self._standin.send("/_test/finish", {})
+        self.thread.join(20)
+        return self.answer
+
+
+@contextmanager
+def standin(kind: str, card: SimDevice, *faults: str, socket: Path | None = None) -> Iterator[StandIn]:
+    command = [sys.executable, "-m", "tests.engines.standin", kind, "--card", str(card.directory)]
+    command += [part for fault in faults for part in ("--fault", fault)] + (["--socket", str(socket)] if socket else [])
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            yield StandIn(kind, process.stdout.readline().strip(), process)
+        finally:
+            process.kill()

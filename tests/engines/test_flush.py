@@ -1,0 +1,444 @@
+"""The flush step ``engine`` on stand-ins of all kinds: plan, checks, release, proof and wake."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.engines import KINDS
+from gpumond.engines.spec import Declaration
+from gpumond.errors import NoSuchTarget
+from gpumond.flush import FlushRequest, Target
+from gpumond.flush.engine_step import Timing
+from gpumond.model.pools import Expected
+from gpumond.testing import GIB
+from tests.engines.flushing import FAST, World, flush
+from tests.engines.running import StandIn, device, standin, used_bytes
+from tests.engines.test_states import declared
+from tests.running import until
+
+ALLOWED: dict[str, dict[str, Any]] = {
+    "ollama": {},
+    "comfyui": {},
+    "llama-router": {},
+    "a1111": {"allow": ["engine"]},
+    "vllm": {"allow": ["engine"]},
+    "tensorrt-llm": {"allow": ["engine"]},
+    "lmdeploy": {"allow": ["engine"]},
+    "triton": {"allow": ["engine"]},
+    "generic": {"allow": ["engine"], "release": {"post": "/unload"}, "wake": {"post": "/load"}},
+}
+RELEASED = {"ollama": 4 * GIB, "llama-router": 4 * GIB, "vllm": 4 * GIB}
+"""Bytes that a stand-in releases; 3 GiB if its own process holds the memory."""
+
+GONE = ("ollama", "llama-router")
+CUTS = ("llama-router", "a1111", "lmdeploy", "generic")
+"""Kinds whose release cuts running requests."""
+
+
+def allowed(engine: StandIn, **fields: Any) -> Declaration:
+    return declared(engine, **ALLOWED[engine.kind] | fields)
+
+
+def test_every_kind_with_a_lever_is_tested():
+    assert ALLOWED.keys() == {spec.kind for spec in KINDS if not spec.without_levers}
+
+
+@pytest.mark.parametrize("kind", ALLOWED)
+def test_release_is_proved_by_the_driver(kind: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin(kind, card) as engine:
+        before = used_bytes(card)
+        receipt = flush(card, allowed(engine))
+        released = RELEASED.get(kind, 3 * GIB)
+        assert receipt.outcome == ("gone" if kind in GONE else "partial" if kind == "comfyui" else "freed")
+        assert receipt.reason == ("the driver counts 3.0 GiB of 4.0 GiB less" if kind == "comfyui" else "")
+        assert receipt.driver_released_bytes == receipt.released_bytes == released == before - used_bytes(card)
+        assert receipt.workload == "e"
+        assert receipt.allocator == kind
+        assert receipt.pid == engine.process.pid
+        assert receipt.before
+        assert receipt.before.driver_used_bytes == before
+        assert receipt.wake
+        assert [step.step for step in receipt.steps] == ["engine"]
+        assert engine.record()["harms"] == []
+
+
+@pytest.mark.parametrize("kind", ALLOWED)
+def test_plan_changes_nothing_and_states_how_the_engine_serves_again(kind: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin(kind, card) as engine:
+        before = used_bytes(card)
+        receipt = flush(card, allowed(engine), dry_run=True)
+        assert receipt.outcome == "planned"
+        assert receipt.expected
+        assert receipt.expected.low <= RELEASED.get(kind, 3 * GIB) <= receipt.expected.high == before
+        assert receipt.wake
+        assert receipt.lever
+        assert used_bytes(card) == before
+        posts = [call for call in engine.record()["calls"] if call.startswith("POST")]
+        assert posts in ([], ["POST /v2/repository/index"])
+
+
+@pytest.mark.parametrize("kind", sorted(ALLOWED.keys() - {"ollama", "tensorrt-llm", "triton"}))
+def test_busy_engine_is_refused_and_loses_no_request(kind: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin(kind, card) as engine:
+        before = used_bytes(card)
+        request = engine.begin_request()
+        until(lambda: engine.record()["running"] == 1)
+        receipt = flush(card, allowed(engine))
+        assert (receipt.outcome, receipt.reason) == ("refused", "1 requests run and 0 wait")
+        assert used_bytes(card) == before
+        assert request.finish() == {"text": "done"}
+        assert engine.record()["harms"] == []
+
+
+@pytest.mark.parametrize("kind", ["ollama", "tensorrt-llm", "triton"])
+def test_engine_that_waits_completes_the_request_before_it_releases(kind: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin(kind, card) as engine:
+        before = used_bytes(card)
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine))
+            request = engine.begin_request()
+            while engine.record()["running"] == 0:
+                await asyncio.sleep(0.01)
+            flushing = asyncio.create_task(world.flush())
+            path = {"ollama": "/api/generate", "tensorrt-llm": "/release_memory", "triton": "/unload"}[kind]
+            while not any(path in call for call in (await asyncio.to_thread(engine.record))["calls"]):
+                await asyncio.sleep(0.01)
+            assert used_bytes(card) == before  # not before the request is complete
+            return await asyncio.to_thread(request.finish), await flushing
+
+        answer, receipt = asyncio.run(scenario())
+        assert answer == {"text": "done"}
+        assert receipt.outcome in ("freed", "gone")
+        assert engine.record()["harms"] == []
+
+
+@pytest.mark.parametrize("kind", sorted(ALLOWED.keys() - {"tensorrt-llm"}))
+def test_request_during_the_check_is_not_lost(kind: str, tmp_path: Path):
+    """A request arrives and ends between two reads: the counters have grown, and nothing is released."""
+    card = device(tmp_path)
+    with standin(kind, card) as engine:
+        before = used_bytes(card)
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine), timing=Timing(idle_seconds=2.0))
+            flushing = asyncio.create_task(world.flush())
+            while not (await asyncio.to_thread(engine.record))["calls"]:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)
+            answer = await asyncio.to_thread(engine.begin_request().finish)
+            return answer, await flushing
+
+        answer, receipt = asyncio.run(scenario())
+        assert answer == {"text": "done"}
+        if kind == "lmdeploy":  # its counters are optional: the engine is idle again
+            assert receipt.outcome in ("freed", "refused")
+        else:
+            assert (receipt.outcome, receipt.reason) == ("refused", "it served a request during the check")
+            assert used_bytes(card) == before
+        assert engine.record()["harms"] == []
+
+
+@pytest.mark.parametrize("kind", ALLOWED)
+def test_answer_without_effect_is_nothing(kind: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin(kind, card, "lie") as engine:
+        receipt = flush(card, allowed(engine))
+        assert receipt.outcome == "nothing"
+        assert "the driver still counts" in receipt.reason
+        assert receipt.driver_released_bytes == receipt.released_bytes == 0
+
+
+@pytest.mark.parametrize("kind", ALLOWED)
+def test_answer_before_anything_is_free_is_awaited(kind: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin(kind, card, "late") as engine:
+        receipt = flush(card, allowed(engine))
+        assert receipt.outcome in ("freed", "gone", "partial")
+        assert receipt.driver_released_bytes == RELEASED.get(kind, 3 * GIB)
+
+
+@pytest.mark.parametrize("kind", ALLOWED)
+def test_server_that_ends_is_a_failure(kind: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin(kind, card, "die") as engine:
+        receipt = flush(card, allowed(engine))
+        assert receipt.outcome == "failed"
+        assert "the server ended after the call" in receipt.reason
+
+
+class Short(World):
+    """World whose levers have a time limit of a second."""
+
+    def __init__(self, card: Any, declaration: Declaration) -> None:
+        super().__init__(card, declaration)
+        carry_out = self.engines.carry_out
+
+        async def limited(name: str, dialogue: Any, seconds: float) -> Any:
+            return await carry_out(name, dialogue, min(seconds, 1.0))
+
+        self.engines.carry_out = limited  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", sorted(ALLOWED.keys() - {"comfyui", "triton"}))
+def test_call_that_hangs_is_not_repeated(kind: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin(kind, card, "hang") as engine:
+
+        async def scenario() -> Any:
+            world = Short(card, allowed(engine))
+            return await world.flush(), await world.flush()
+
+        first, second = asyncio.run(scenario())
+        assert first.outcome == "timeout"
+        assert "no answer to POST" in first.reason
+        assert (second.outcome, second.reason.partition(",")[0]) == ("refused", "its last release did not answer")
+        calls = engine.record()["calls"]
+        assert len(calls) == len(set(calls) | {call for call in calls if call.startswith("GET")}) or all(
+            calls.count(call) == 1 for call in calls if call.startswith("POST") and "index" not in call
+        )
+
+
+def test_pause_that_hangs_is_ended(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card, "pause-hangs") as engine:
+        receipt = asyncio.run(Short(card, allowed(engine)).flush())
+        assert receipt.outcome == "timeout"
+        assert engine.record()["calls"][-1] == "POST /resume"
+        assert not engine.record()["paused"]
+
+
+def test_rejected_release_returns_vllm_to_service(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card, "rejects") as engine:
+        receipt = flush(card, allowed(engine))
+        assert receipt.outcome == "refused"
+        assert "500" in receipt.reason
+        assert not engine.record()["paused"]
+        assert engine.begin_request().finish() == {"text": "done"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "says"),
+    [
+        ("vllm", "no-dev-mode", "VLLM_SERVER_DEV_MODE=1"),
+        ("vllm", "no-sleep-mode", "start it with --enable-sleep-mode"),
+        ("llama-router", "loading", "qwen: the model is being loaded"),
+        ("ollama", "pinned", "llama3:8b: pinned with keep_alive"),
+        ("tensorrt-llm", "failed", "restart it"),
+        ("triton", "ensemble", "the ensemble pipeline uses resnet"),
+        ("triton", "not-explicit", "it answered 400"),
+    ],
+)
+def test_engine_that_must_not_be_released_is_refused(kind: str, fault: str, says: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin(kind, card, fault) as engine:
+        before = used_bytes(card)
+        receipt = flush(card, allowed(engine))
+        assert receipt.outcome == "refused"
+        assert says in receipt.reason
+        assert used_bytes(card) == before
+        assert not engine.record()["paused"]
+
+
+def test_pinned_model_that_is_declared_is_unloaded(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("ollama", card, "pinned") as engine:
+        assert flush(card, allowed(engine, models=["llama3:8b"])).outcome == "gone"
+
+
+@pytest.mark.parametrize("kind", ["vllm", "triton", "a1111", "tensorrt-llm", "lmdeploy", "sglang", "generic"])
+def test_kind_with_a_risk_is_refused_without_allow(kind: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin(kind, card) as engine:
+        fields: dict[str, Any] = (
+            {"state": {"get": "/running", "running": "/requests/active"}} if kind == "generic" else {}
+        )
+        receipt = flush(card, engine.declaration(**fields))
+        assert receipt.outcome == "refused"
+        assert ("add allow: [engine]" in receipt.reason) == (kind != "sglang")
+        assert engine.record()["calls"] == []
+
+
+def test_proxy_that_holds_no_memory_is_refused(tmp_path: Path):
+    card = device(tmp_path)
+    program = "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.BaseHTTPRequestHandler); "
+    program += "print(s.server_port, flush=True); s.serve_forever()"
+    with (
+        standin("ollama", card) as engine,
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as proxy,
+    ):
+        assert proxy.stdout
+        url = f"http://127.0.0.1:{int(proxy.stdout.readline())}"
+        receipt = flush(card, allowed(engine, url=url))
+        proxy.kill()
+        assert (receipt.outcome, "the address is a proxy's" in receipt.reason) == ("refused", True)
+        assert engine.record()["calls"] == []
+
+
+def test_host_memory_must_fit(tmp_path: Path):
+    size_gib = (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30) + 4
+    card = device(tmp_path, size_gib + 16)
+    card.attach()
+    with standin("comfyui", card) as engine:
+
+        class Full(World):
+            """World on a machine without free memory."""
+
+            def __init__(self) -> None:
+                super().__init__(card, allowed(engine))
+                (tmp_path / "proc").mkdir()
+                (tmp_path / "proc" / "meminfo").write_text("MemAvailable: 1048576 kB\n")
+
+        from gpumond.host.host_memory import available_bytes
+
+        world = Full()
+        available = available_bytes([], str(tmp_path / "proc"))
+        assert available == GIB
+
+        async def little(processes: Any) -> int | None:
+            return available
+
+        world.engines.host_memory = little  # type: ignore[method-assign]
+        receipt = asyncio.run(world.flush())
+        assert receipt.outcome == "refused"
+        assert "up to 4.0 GiB move to the host, where 1.0 GiB are available" in receipt.reason
+
+
+def test_engine_that_sleeps_already_is_nothing(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card) as engine:
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine))
+            return await world.flush(), await world.flush()
+
+        first, second = asyncio.run(scenario())
+        assert first.outcome == "freed"
+        assert (second.outcome, second.reason) == ("nothing", "it sleeps already")
+
+
+def test_sleep_lever_releases_the_weights_too(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card) as engine:
+        receipt = flush(card, allowed(engine, lever="sleep"))
+        assert (receipt.outcome, receipt.driver_released_bytes, receipt.lever) == ("freed", 6 * GIB, "sleep")
+        assert receipt.expected == Expected(0, 6 * GIB, 7 * GIB, "interval")
+        assert engine.record()["harms"] == []
+
+
+@pytest.mark.parametrize("kind", sorted(ALLOWED.keys() - {"comfyui"}))
+def test_wake_undoes_the_release_once(kind: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin(kind, card) as engine:
+        before = used_bytes(card)
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine))
+            early = await world.flush(wake=True)
+            await world.flush()
+            planned = await world.flush(wake=True, dry_run=True)
+            return early, planned, await world.flush(wake=True), await world.flush(wake=True)
+
+        early, planned, woken, again = asyncio.run(scenario())
+        assert early.outcome == again.outcome == "nothing"
+        assert planned.outcome == "planned"
+        assert (woken.outcome, woken.models) == ("woken", planned.models)
+        assert used_bytes(card) == before
+        assert not engine.record()["paused"]
+        assert engine.record()["harms"] == []
+
+
+def test_wake_waits_for_free_memory(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card) as engine:
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine))
+            await world.flush()
+            card.attach().allocate(9 * GIB)
+            refused = await world.flush(wake=True)
+            card.attach().free(9 * GIB)
+            return refused, await world.flush(wake=True)
+
+        refused, woken = asyncio.run(scenario())
+        assert (refused.outcome, woken.outcome) == ("refused", "woken")
+        assert "it needs 5.0 GiB on device SIM-0" in refused.reason
+
+
+def test_wake_of_a_restarted_server_does_nothing(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card) as engine, standin("vllm", card) as other:
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine))
+            await world.flush()
+            world.engines.configure([allowed(other)])
+            return await world.flush(wake=True)
+
+        assert asyncio.run(scenario()).outcome == "nothing"
+        assert other.record()["harms"] == []
+
+
+def test_one_lever_at_a_time(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card) as engine:
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine), allowed(engine, name="same"))
+            return await asyncio.gather(world.flush(), world.flush(), world.flush("same"))
+
+        first, *others = asyncio.run(scenario())
+        assert first.outcome == "freed"
+        assert {(each.outcome, each.reason) for each in others} == {
+            ("refused", "another flush of it is under way; wait for its receipt")
+        }
+
+
+def test_targets_select_engines(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card) as engine:
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine))
+            await world.engines.owned("e", card.read().processes_by_key)
+            (pid,) = (key.pid for key in card.read().processes_by_key)
+            found = []
+            for target in (
+                Target(pid=pid),
+                Target(device="SIM-0"),
+                Target(all=True),
+                Target(workload="e", uid=os.getuid()),
+            ):
+                request = FlushRequest(target=target, steps=("engine",), dry_run=True)
+                found.append((await world.flusher.flush(request, "test")).receipts[0].outcome)
+            for target in (Target(pid=1), Target(workload="x"), Target(all=True, uid=12345)):
+                with pytest.raises(NoSuchTarget, match="no declared engine matches"):
+                    await world.flusher.flush(FlushRequest(target=target, steps=("engine",)), "test")
+            with pytest.raises(NoSuchTarget, match="no connected agent"):
+                await world.flusher.flush(FlushRequest(target=Target(workload="e")), "test")
+            return found
+
+        assert asyncio.run(scenario()) == ["planned"] * 4
+
+
+def test_idle_check_takes_its_time(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("comfyui", card) as engine:
+        began = time.monotonic()
+        asyncio.run(World(card, allowed(engine), timing=Timing(idle_seconds=1.0, settle_seconds=3.0)).flush())
+        assert time.monotonic() - began >= 1.0
+        reads = [call for call in engine.record()["calls"] if call == "GET /queue"]
+        assert len(reads) == FAST.reads + 1

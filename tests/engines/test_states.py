@@ -1,0 +1,220 @@
+"""State of each kind of engine, read from a stand-in that is a process with a port."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.engines import KINDS
+from gpumond.engines.poller import Engines, idle_seconds
+from gpumond.engines.spec import Declaration
+from gpumond.errors import EngineError, EngineTimeout
+from gpumond.model.engines import EngineModel, EngineReading, EngineState
+from gpumond.testing import GIB
+from tests.engines.running import StandIn, candidates, device, standin
+from tests.engines.standin import KINDS as STANDINS
+from tests.running import until
+
+GENERIC = {"get": "/running", "running": "/requests/active", "work": "/requests/done", "models": "/models~1loaded"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "generic": {"state": GENERIC, "release": {"post": "/unload"}},
+    "triton": {"models": ["resnet"]},
+    "lmdeploy": {"allow": ["engine"]},
+    "vllm": {"allow": ["engine"]},
+}
+STATES: dict[str, EngineState] = {
+    "ollama": EngineState(
+        models=(EngineModel("llama3:8b", 4 * GIB),),
+        held_bytes=4 * GIB,
+        work=("llama3:8b 2026-11-22T10:00:01.5+01:00",),
+    ),
+    "llama-router": EngineState(
+        models=(EngineModel("qwen"),), running=0, waiting=0, asleep=False, work=("qwen", 0.0, 0.0)
+    ),
+    "comfyui": EngineState(running=0, waiting=0, held_bytes=4 * GIB, work=("prompt-0",)),
+    "a1111": EngineState(running=0, work=("20261122100000",)),
+    "vllm": EngineState(
+        models=(EngineModel("m"),), running=0, waiting=0, kv_cache_used_ratio=0.04, asleep=False, work=(0.0, 0.0, 0.0)
+    ),
+    "sglang": EngineState(running=0, waiting=2, kv_cache_used_ratio=0.1, held_bytes=4 * GIB, work=(0.0, 0.0)),
+    "tensorrt-llm": EngineState(asleep=False),
+    "lmdeploy": EngineState(running=0, waiting=0, kv_cache_used_ratio=0.25, asleep=False, work=(0.0, 0.0, 0.0)),
+    "triton": EngineState(models=(EngineModel("resnet"), EngineModel("pipeline")), waiting=0, work=(0.0, 0.0)),
+    "generic": EngineState(models=(EngineModel("m"),), running=0, work=("0",)),
+}
+
+
+def declared(engine: StandIn, **fields: Any) -> Declaration:
+    own = dict(OPTIONS.get(engine.kind, {}))
+    if engine.kind == "triton":
+        own["metrics_url"] = engine.url
+    return engine.declaration(**own | fields)
+
+
+async def read(declaration: Declaration) -> EngineState:
+    engines = Engines()
+    engines.configure([declaration])
+    return await engines.read(declaration.name)
+
+
+def test_every_kind_has_a_stand_in():
+    assert STANDINS.keys() == {spec.kind for spec in KINDS} == STATES.keys()
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_state_is_read_without_harm(kind: str, tmp_path: Path):
+    with standin(kind, device(tmp_path)) as engine:
+        assert asyncio.run(read(declared(engine))) == STATES[kind]
+        assert engine.record()["harms"] == []
+
+
+@pytest.mark.parametrize("kind", sorted(STATES.keys() - {"ollama", "tensorrt-llm", "triton"}))
+def test_state_counts_a_running_request(kind: str, tmp_path: Path):
+    with standin(kind, device(tmp_path)) as engine:
+        request = engine.begin_request()
+        until(lambda: engine.record()["running"] == 1)
+        assert asyncio.run(read(declared(engine))).running == 1
+        request.finish()
+
+
+@pytest.mark.parametrize("kind", sorted(STATES.keys() - {"sglang", "tensorrt-llm", "lmdeploy"}))
+def test_state_shows_that_a_request_was_served(kind: str, tmp_path: Path):
+    with standin(kind, device(tmp_path)) as engine:
+        before = asyncio.run(read(declared(engine)))
+        assert engine.begin_request().finish() == {"text": "done"}
+        assert asyncio.run(read(declared(engine))).work != before.work
+
+
+def test_ollama_names_pinned_models(tmp_path: Path):
+    with standin("ollama", device(tmp_path), "pinned") as engine:
+        assert asyncio.run(read(declared(engine))).models[0].pinned
+
+
+def test_sglang_without_metrics_states_its_loads(tmp_path: Path):
+    with standin("sglang", device(tmp_path), "no-metrics") as engine:
+        assert asyncio.run(read(declared(engine))) == EngineState(running=0, waiting=2)
+        assert engine.record()["harms"] == []
+
+
+def test_vllm_that_may_not_be_released_is_asked_for_metrics_only(tmp_path: Path):
+    with standin("vllm", device(tmp_path)) as engine:
+        asyncio.run(read(engine.declaration()))
+        assert engine.record()["calls"] == ["GET /metrics"]
+
+
+def test_redirects_are_not_followed(tmp_path: Path):
+    with standin("ollama", device(tmp_path), "redirect") as engine, pytest.raises(EngineError, match="302"):
+        asyncio.run(read(declared(engine)))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "ollama"])
+def test_another_server_at_the_address_is_an_error(kind: str, tmp_path: Path):
+    with standin("comfyui", device(tmp_path)) as other, pytest.raises(EngineError, match="404"):
+        asyncio.run(read(other.declaration(kind=kind)))
+
+
+def test_generic_engine_without_a_declared_value_is_an_error(tmp_path: Path):
+    with standin("generic", device(tmp_path)) as engine:
+        state = {"get": "/running", "running": "/requests/missing"}
+        with pytest.raises(EngineError, match="no value at /requests/missing"):
+            asyncio.run(read(engine.declaration(state=state)))
+
+
+def test_engine_on_a_unix_socket_is_read_and_owned(tmp_path: Path):
+    card, path = device(tmp_path), tmp_path / "engine.sock"
+    with standin("ollama", card, socket=path) as engine:
+        engines = Engines()
+        engines.configure([engine.declaration()])
+        assert asyncio.run(engines.read("e")).models[0].name == "llama3:8b"
+        found = asyncio.run(engines.owned("e", candidates(card)))
+        assert {key.pid for key in found.listeners} == {engine.process.pid}
+        assert len(found.processes) == 1
+
+
+async def poll(declarations: list[Declaration], card: Any, done: Any) -> tuple[EngineReading, ...]:
+    engines = Engines(poll_seconds=0.05)
+    engines.configure(declarations)
+    engines.start(lambda: candidates(card))
+    while not done(engines.readings()):
+        await asyncio.sleep(0.01)
+    await engines.close()
+    return engines.readings()
+
+
+def test_poller_states_processes_and_the_idle_time(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card) as engine:
+        (found,) = asyncio.run(poll([declared(engine)], card, lambda seen: (seen[0].idle_seconds or 0) > 0.1))
+        assert found.up
+        assert [each.pid for each in found.processes] == [key.pid for key in candidates(card)]
+        assert found.processes[0].pid != engine.process.pid  # a child of the listener holds the memory
+        assert found.levers == ("kv_cache",)
+        assert found.kv_cache_used_ratio == 0.04
+
+
+def test_hanging_engine_delays_no_other(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card, "silent") as hung, standin("ollama", card) as engine:
+        both = [hung.declaration(name="hung"), engine.declaration(name="ok")]
+        readings = asyncio.run(poll(both, card, lambda seen: seen[1].up))
+        assert [reading.up for reading in readings] == [False, True]
+        assert readings[0].models == ()
+
+
+def test_engine_that_ends_loses_its_values(tmp_path: Path):
+    card = device(tmp_path)
+
+    async def scenario(engine: StandIn) -> EngineReading:
+        engines = Engines(poll_seconds=0.05)
+        engines.configure([engine.declaration()])
+        engines.start(lambda: candidates(card))
+        while not engines.readings()[0].up:
+            await asyncio.sleep(0.01)
+        engine.process.kill()
+        while engines.readings()[0].up:
+            await asyncio.sleep(0.01)
+        await engines.close()
+        return engines.readings()[0]
+
+    with standin("ollama", card) as engine:
+        lost = asyncio.run(scenario(engine))
+    assert (lost.models, lost.held_bytes, lost.age_seconds) == ((), None, None)
+    assert "listen" in lost.problem
+
+
+def test_listener_of_another_user_receives_no_request(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("ollama", card) as engine:
+        declaration = engine.declaration(user="daemon")
+        (found,) = asyncio.run(poll([declaration], card, lambda seen: "not to daemon" in seen[0].problem))
+        assert not found.up
+        assert engine.record()["calls"] == []
+
+
+def test_hanging_read_ends_at_its_deadline(tmp_path: Path):
+    with standin("ollama", device(tmp_path), "silent") as engine:
+        engines = Engines()
+        declaration = engine.declaration()
+        engines.configure([declaration])
+        from gpumond.engines import ollama
+
+        with pytest.raises(EngineTimeout, match="GET /api/ps"):
+            asyncio.run(engines.carry_out("e", ollama.read(declaration), 0.1))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (EngineState(), EngineState(), None),
+        (EngineState(running=0), EngineState(running=0), 12.0),
+        (EngineState(running=0), EngineState(running=1), 0.0),
+        (EngineState(running=0, work=(1,)), EngineState(running=0, work=(2,)), 0.0),
+        (EngineState(work=("a",)), EngineState(work=("a",)), 12.0),
+        (None, EngineState(running=0), 0.0),
+    ],
+)
+def test_idle_time_ends_with_a_request(before: EngineState | None, now: EngineState, expected: float | None):
+    assert idle_seconds(before, now, 2.0, 10.0) == expected
