@@ -13,7 +13,7 @@ Exactness = Literal["exact", "interval", "not_releasable"]
 FlushPolicy = Literal["allow", "step", "never"]
 Outcome = Literal["freed", "partial", "nothing", "refused", "deferred", "timeout", "failed", "planned"]
 
-STEPS: tuple[str, ...] = ("gc", "hooks", "spill", "ipc", "workspaces", "cache", "trim")
+STEPS: tuple[str, ...] = ("gc", "hooks", "spill", "ipc", "workspaces", "plans", "cache", "trim", "host")
 """All flush steps, in the order in which they run."""
 
 DEFAULT_STEPS: tuple[str, ...] = ("ipc", "cache", "trim")
