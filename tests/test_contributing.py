@@ -34,24 +34,21 @@ ADAPTER = """
 import sys
 from types import ModuleType, SimpleNamespace
 emptied = []
-paddle = ModuleType("paddle")
-paddle.__version__ = "3.0"
-paddle.device = SimpleNamespace(
-    cuda=SimpleNamespace(
-        device_count=lambda: 0,
-        empty_cache=lambda: emptied.append(True),
-        memory_allocated=lambda ordinal: 1 << 20,
-        memory_reserved=lambda ordinal: 3 << 20,
-    )
+mindspore = ModuleType("mindspore")
+mindspore.__version__ = "3.0"
+mindspore.runtime = SimpleNamespace(
+    empty_cache=lambda: emptied.append(True),
+    memory_allocated=lambda: 1 << 20,
+    memory_reserved=lambda: 3 << 20,
 )
-sys.modules["paddle"] = paddle
+sys.modules["mindspore"] = mindspore
 from gpumond.agent.registry import REGISTRY
-(adapter,) = [adapter for adapter in REGISTRY.adapters() if adapter.name == "paddle"]
-assert adapter.framework() == "paddle 3.0"
-assert adapter._pool("GPU-a", 0).reclaimable.likely == 2 << 20
+(adapter,) = [adapter for adapter in REGISTRY.adapters() if adapter.name == "mindspore"]
+assert adapter.framework() == "mindspore 3.0"
+assert adapter._pool("GPU-a").reclaimable.likely == 2 << 20
 assert list(adapter.read()) == [] and adapter.flush(("cache",))[0].step == "cache" and emptied
 from tools.docs.plugins import document
-assert "| `paddle` | `paddlepaddle-gpu` |" in document()
+assert "| `mindspore` | `mindspore` |" in document()
 """
 
 RECEIVER = """

@@ -23,10 +23,10 @@ MAIN_THREAD_SECONDS = 2.0
 RETURNING = frozenset(("spill", "cache", "trim"))
 """Steps that return bytes to the driver; the other steps only make bytes returnable."""
 
-RELEASING = frozenset(("gc", "hooks", "spill", "ipc", "workspaces"))
+RELEASING = frozenset(("gc", "hooks", "spill", "ipc", "workspaces", "plans"))
 """Steps that may lower the live bytes."""
 
-UNPREDICTABLE = frozenset(("gc", "workspaces"))
+UNPREDICTABLE = frozenset(("gc", "workspaces", "plans"))
 """Steps whose effect is unknown beforehand."""
 
 REFUSED = "refused: "

@@ -16,7 +16,7 @@ Outcome = Literal["freed", "partial", "nothing", "refused", "deferred", "timeout
 its memory again.
 """
 
-STEPS: tuple[str, ...] = ("gc", "hooks", "spill", "ipc", "workspaces", "cache", "trim")
+STEPS: tuple[str, ...] = ("gc", "hooks", "spill", "ipc", "workspaces", "plans", "cache", "trim", "host")
 """All flush steps of programs, in the order in which they run."""
 
 ENGINE_STEP = "engine"

@@ -147,3 +147,24 @@ stream.begin_capture()
 print(flush()[0].reason, stream.end_capture(), flush()[0].reason)
 """
     assert run(code, library, "c") == ["a CUDA graph is being captured graph "]
+
+
+def test_plans_of_the_main_thread_are_cleared_on_its_device(library: Path) -> None:
+    code = f"""{PROGRAM}
+import sys, threading
+from types import SimpleNamespace
+cache = SimpleNamespace(get_curr_size=lambda: 3)
+cleared = []
+sys.modules["cupy.fft._cache"] = SimpleNamespace(
+    get_plan_cache=lambda: cache, clear_plan_cache=lambda: cleared.append(threading.current_thread().name)
+)
+print([(step.step, step.detail) for step in gpumond.agent.flush(["plans"])[0].steps], cleared, end=" ")
+cupy.cuda.runtime.setDevice(1)
+thread = threading.Thread(target=lambda: print(gpumond.agent.flush(["plans"])[0].outcome, cleared))
+thread.start(), thread.join()
+stream = cupy.cuda.Stream()
+stream.begin_capture(), stream.end_capture()
+print(gpumond.agent.flush(["plans"])[0].reason, cleared)
+"""
+    assert run(f"{code}", library, "c-")[:1] == ["[('plans', '3 cuFFT plans')] ['MainThread'] refused ['MainThread']"]
+    assert run(code, library, "c-")[1].startswith("plans refused: a captured CUDA graph may use a cuFFT plan")

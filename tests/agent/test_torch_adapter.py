@@ -88,6 +88,24 @@ def test_flush_returns_the_predicted_bytes(world: Any, adapter: TorchAdapter, st
     assert ("ipc_collect" in world.calls) == ("ipc" in steps)
 
 
+def test_plans_are_cleared_on_devices_with_a_context(world: Any, adapter: TorchAdapter) -> None:
+    world.devices, world.plans = 2, {0: 3, 1: 4}
+    (result,) = adapter.flush(("plans",))
+    assert (result.step, result.detail, world.plans) == ("plans", "3 cuFFT plans", {1: 4})
+    assert "plans" in adapter.main_thread_steps
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(), graph.capture_end()
+    with pytest.raises(FlushRefused, match="captured"):
+        adapter.flush(("plans",))
+
+
+def test_host_cache_is_emptied_and_counts_as_no_device_memory(world: Any, adapter: TorchAdapter) -> None:
+    world.host = {"allocated_bytes": 96, "active_bytes": 64}
+    (result,) = adapter.flush(("host",))
+    assert (result.step, result.released_bytes, result.detail) == ("host", 0, "32 bytes of host memory")
+    assert adapter.host_pools() == (HostPool("torch", 64, 64),)
+
+
 def test_flush_creates_no_context_on_device_0(world: Any, adapter: TorchAdapter) -> None:
     world.reset(segments=[Segment([(20 * MIB, FREE)], device=3)], devices=4, contexts={3}, current=0)
     adapter.flush(("cache",))

@@ -76,6 +76,7 @@ ADAPTERS = (
         ("numba-cuda",),
         oom_texts=(("CudaAPIError", "CUDA_ERROR_OUT_OF_MEMORY"),),
     ),
+    AdapterSpec("paddle", "paddle", ("paddlepaddle-gpu",), oom_texts=(("MemoryError", r"Out of memory error on GPU"),)),
     AdapterSpec("tensorflow", "tensorflow", ("tensorflow",), ("tensorflow", "ResourceExhaustedError")),
     AdapterSpec("jax", "jax", ("jax",), oom_texts=(("XlaRuntimeError", _XLA), ("JaxRuntimeError", _XLA))),
     AdapterSpec("gpumond.agent.cuda", "mempools"),

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpumond.agent import cuda
-from gpumond.agent.adapters import AllocatorAdapter, FlushRefused, Limitable, RetentionReporting
+from gpumond.agent.adapters import AllocatorAdapter, FlushRefused, Limitable, MainThreadBound, RetentionReporting
 from gpumond.agent.adapters.cupy_chunks import whole_bytes
 from gpumond.agent.adapters.python_owners import retained_by_trim
 from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
@@ -24,7 +24,7 @@ from gpumond.model.program import AppliedLimit
 T = TypeVar("T")
 
 
-class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable):
+class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable, MainThreadBound):
     """Reads the default pool, and the pool in use if it is another pool of CuPy.
 
     If CuPy allocates through the function of another library without a pool of its own, it has nothing to report: the
@@ -32,6 +32,8 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable):
     """
 
     name = "cupy"
+    main_thread_steps = frozenset(("plans",))
+    """Each thread has its own cache of cuFFT plans."""
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
@@ -64,8 +66,9 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable):
         """Free whole chunks with cudaFree. The stream-ordered pool first waits until the device is idle."""
         self.check()
         ordinals = cuda.contexts()
+        plans = self._clear_plans(ordinals) if "plans" in steps else ()
         if "cache" not in steps:
-            return ()
+            return plans
         pools = self._pools()
 
         def free(ordinal: int) -> int:
@@ -79,7 +82,18 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable):
 
         started = time.perf_counter()
         released = sum(self._on_devices(ordinals, free))
-        return (StepResult("cache", max(0, released), time.perf_counter() - started),)
+        return (*plans, StepResult("cache", max(0, released), time.perf_counter() - started))
+
+    def _clear_plans(self, ordinals: Sequence[int]) -> Sequence[StepResult]:
+        """Clear this thread's cuFFT plans on its current device. Their work areas are blocks of the pool."""
+        cache = sys.modules.get("cupy.fft._cache")
+        if cache is None or self._cupy.cuda.runtime.getDevice() not in ordinals:
+            return ()
+        if cuda.CAPTURED:
+            raise FlushRefused("a captured CUDA graph may use a cuFFT plan")
+        started, plans = time.perf_counter(), cache.get_plan_cache().get_curr_size()
+        cache.clear_plan_cache()
+        return (StepResult("plans", 0, time.perf_counter() - started, f"{plans} cuFFT plans"),)
 
     def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
         """Limit each pool on each device with a live context; 0 means no limit to CuPy."""

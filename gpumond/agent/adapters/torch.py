@@ -62,7 +62,8 @@ class TorchAdapter(
     Snapshottable,
 ):
     name = "torch"
-    main_thread_steps = frozenset(("workspaces",))  # another thread may be about to launch a kernel with one
+    main_thread_steps = frozenset(("workspaces", "plans"))
+    """Another thread may be about to launch a kernel that uses one."""
     suffix = ".pickle"
 
     def __init__(
@@ -146,20 +147,36 @@ class TorchAdapter(
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         with self._on_live_device():
-            if "workspaces" in steps and cuda.CAPTURED:
-                raise FlushRefused("a captured CUDA graph may use a cuBLAS workspace")
+            if {"workspaces", "plans"}.intersection(steps) and cuda.CAPTURED:
+                raise FlushRefused("a captured CUDA graph may use a cuBLAS workspace or a cuFFT plan")
             calls = {
                 "ipc": getattr(self._c, "_cuda_ipc_collect", None),
                 "workspaces": getattr(self._c, "_cuda_clearCublasWorkspaces", None),
+                "plans": self._clear_plans if hasattr(self._torch, "_cufft_clear_plan_cache") else None,
                 "cache": self._cuda.empty_cache,
+                "host": self._empty_host_cache if hasattr(self._c, "_host_emptyCache") else None,
             }
             return tuple(self._run(step, call) for step, call in calls.items() if step in steps and call)
 
     def _run(self, step: str, call: Callable[[], object]) -> StepResult:
         held, started = self._held_bytes(), time.perf_counter()
-        call()
+        detail = call()
         seconds = time.perf_counter() - started
-        return StepResult(step, max(0, held - self._held_bytes()), seconds)
+        return StepResult(step, max(0, held - self._held_bytes()), seconds, detail if isinstance(detail, str) else "")
+
+    def _clear_plans(self) -> str:
+        """Clear the cuFFT plans of each device. The work areas of plans are blocks of the allocator."""
+        ordinals = self._live_devices()
+        plans = sum(self._torch._cufft_get_plan_cache_size(ordinal) for ordinal in ordinals)
+        for ordinal in ordinals:
+            self._torch._cufft_clear_plan_cache(ordinal)
+        return f"{plans} cuFFT plans"
+
+    def _empty_host_cache(self) -> str:
+        """Empty the cache of pinned host memory (2.5 and later), which is no device memory."""
+        before = sum(pool.held_bytes for pool in self.host_pools())
+        self._c._host_emptyCache()
+        return f"{before - sum(pool.held_bytes for pool in self.host_pools())} bytes of host memory"
 
     def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
         """Set the fraction of each device that the allocator may hold; without a limit, the program's own fraction.

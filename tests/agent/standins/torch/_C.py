@@ -16,6 +16,12 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(name)
 
 
+def _host_emptyCache() -> None:
+    WORLD.calls.append("empty_host_cache")
+    if WORLD.host is not None:
+        WORLD.host["allocated_bytes"] = WORLD.host["active_bytes"]
+
+
 def _cuda_ipc_collect() -> None:
     WORLD.calls.append("ipc_collect")
 

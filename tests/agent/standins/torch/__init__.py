@@ -5,6 +5,7 @@ Functions that the agent must never call, because they initialise CUDA or create
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 from . import _C, cuda, xpu
@@ -13,3 +14,12 @@ from .world import WORLD
 __all__ = ["WORLD", "_C", "cuda", "version", "xpu"]
 __version__ = "2.13.0"
 version = SimpleNamespace(hip=None)
+
+
+def _cufft_get_plan_cache_size(device: int) -> int:
+    return WORLD.plans.get(device, 0)
+
+
+def _cufft_clear_plan_cache(device: int) -> None:
+    WORLD.calls.append(f"clear_plans of {device} in {threading.current_thread().name}")
+    WORLD.plans.pop(device, None)

@@ -57,6 +57,7 @@ class World:
     takes_include_traces: bool = True
     records_history: bool = False
     host: dict[str, int] | None = None
+    plans: dict[int, int] = field(default_factory=dict)
     frees: int = 0
     allocations: int = 3
     calls: list[str] = field(default_factory=list)
