@@ -20,7 +20,7 @@ from gpumond.model.frame import Fit, RefusedKind
 
 LIKELY_Z = 1.645
 """Two-sided 90 %."""
-MIN_POINTS = 4
+MIN_POINTS, MIN_STEPS = 4, 2
 BAND_MULTIPLE = 2.0
 """Half of the width of the residual band, in standard deviations of the scatter."""
 
@@ -38,7 +38,7 @@ def fit(leak: Leak, tracked: TrackedSeries, history: History, room: float | None
     recent peak.
     """
     times, values = _points(leak, tracked)
-    if len(values) < MIN_POINTS:
+    if len(values) < (MIN_STEPS if leak.pause else MIN_POINTS):
         return None
     slope = _interval(times, values)
     rest = [value - slope.middle * at for at, value in zip(times, values, strict=True)]

@@ -10,7 +10,6 @@ from tests.diagnosis.curves import (
     MIB,
     MINUTE,
     SIZE,
-    by_device,
     by_process,
     first,
     leaking,
@@ -58,5 +57,12 @@ def test_fit_contains_the_points_and_their_line():
 
 
 def test_fit_of_stairs_consists_of_the_steps():
-    fit = fit_of(by_device(lambda at: 20 * GIB + 2 * GIB * (at // (20 * MINUTE)), steps_of(150)))
-    assert [value / GIB for _, value in fit.points] == pytest.approx([22, 24, 26, 28], abs=4)
+    """Evaluations that keep half of their memory."""
+
+    def used(at: float) -> float:
+        done, now = divmod(at - 15 * MINUTE, 30 * MINUTE)
+        return 10 * GIB + 12 * GIB * (max(-1.0, done) + 1) + (12 * GIB if done >= 0 and now < 60 else 0)
+
+    fit = fit_of(by_process(used, steps_of(60)))
+    assert [value / GIB for _, value in fit.points] == pytest.approx([22, 34], abs=0.1)
+    assert fit.slope_bytes_per_second == pytest.approx(12 * GIB / (30 * MINUTE), rel=0.1)
