@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpumond.engines import spec_of
 from gpumond.engines.connection import carry_out
+from gpumond.engines.host_memory import available_bytes
 from gpumond.engines.ownership import Owned, owned
 from gpumond.engines.spec import Declaration, Dialogue, Lever, T
 from gpumond.errors import EngineError
-from gpumond.host.host_memory import available_bytes
 from gpumond.model.engines import EngineProcess, EngineReading, EngineState
 from gpumond.model.process import ProcessKey
 from gpumond.sources.process.procfs import user_name

@@ -133,7 +133,7 @@ class EngineFlusher:
         if request.dry_run:
             return _Entry({}, request.name, own)
         if request.name in self._under_way or any(own & other for other in self._under_way.values()):
-            raise Refused("another flush of it is under way; wait for its receipt")
+            raise Refused("another flush of it is in progress; wait for its receipt")
         if self._unanswered.get(request.name) == memory.listeners and not (request.force or request.wake):
             raise Refused("its last release did not answer, and may still run; read its state, then use --force")
         self._unanswered.pop(request.name, None)

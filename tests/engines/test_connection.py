@@ -125,6 +125,7 @@ def test_text_that_is_not_json_is_an_error(server: Server):
 
 def test_nothing_at_the_address_is_an_error(server: Server):
     port = server.server_port
+    server.shutdown()  # else its poll keeps the closed socket for half a second
     server.server_close()
     with pytest.raises(EngineError, match=f"nothing listens at http://127.0.0.1:{port}"):
         ask(server)

@@ -302,7 +302,7 @@ def test_host_memory_must_fit(tmp_path: Path):
                 (tmp_path / "proc").mkdir()
                 (tmp_path / "proc" / "meminfo").write_text("MemAvailable: 1048576 kB\n")
 
-        from gpumond.host.host_memory import available_bytes
+        from gpumond.engines.host_memory import available_bytes
 
         world = Full()
         available = available_bytes([], str(tmp_path / "proc"))
@@ -339,59 +339,6 @@ def test_sleep_lever_releases_the_weights_too(tmp_path: Path):
         assert engine.record()["harms"] == []
 
 
-@pytest.mark.parametrize("kind", sorted(ALLOWED.keys() - {"comfyui"}))
-def test_wake_undoes_the_release_once(kind: str, tmp_path: Path):
-    card = device(tmp_path)
-    with standin(kind, card) as engine:
-        before = used_bytes(card)
-
-        async def scenario() -> Any:
-            world = World(card, allowed(engine))
-            early = await world.flush(wake=True)
-            await world.flush()
-            planned = await world.flush(wake=True, dry_run=True)
-            return early, planned, await world.flush(wake=True), await world.flush(wake=True)
-
-        early, planned, woken, again = asyncio.run(scenario())
-        assert early.outcome == again.outcome == "nothing"
-        assert planned.outcome == "planned"
-        assert (woken.outcome, woken.models) == ("woken", planned.models)
-        assert used_bytes(card) == before
-        assert not engine.record()["paused"]
-        assert engine.record()["harms"] == []
-
-
-def test_wake_waits_for_free_memory(tmp_path: Path):
-    card = device(tmp_path)
-    with standin("vllm", card) as engine:
-
-        async def scenario() -> Any:
-            world = World(card, allowed(engine))
-            await world.flush()
-            card.attach().allocate(9 * GIB)
-            refused = await world.flush(wake=True)
-            card.attach().free(9 * GIB)
-            return refused, await world.flush(wake=True)
-
-        refused, woken = asyncio.run(scenario())
-        assert (refused.outcome, woken.outcome) == ("refused", "woken")
-        assert "it needs 5.0 GiB on device SIM-0" in refused.reason
-
-
-def test_wake_of_a_restarted_server_does_nothing(tmp_path: Path):
-    card = device(tmp_path)
-    with standin("vllm", card) as engine, standin("vllm", card) as other:
-
-        async def scenario() -> Any:
-            world = World(card, allowed(engine))
-            await world.flush()
-            world.engines.configure([allowed(other)])
-            return await world.flush(wake=True)
-
-        assert asyncio.run(scenario()).outcome == "nothing"
-        assert other.record()["harms"] == []
-
-
 def test_one_lever_at_a_time(tmp_path: Path):
     card = device(tmp_path)
     with standin("vllm", card) as engine:
@@ -403,7 +350,7 @@ def test_one_lever_at_a_time(tmp_path: Path):
         first, *others = asyncio.run(scenario())
         assert first.outcome == "freed"
         assert {(each.outcome, each.reason) for each in others} == {
-            ("refused", "another flush of it is under way; wait for its receipt")
+            ("refused", "another flush of it is in progress; wait for its receipt")
         }
 
 

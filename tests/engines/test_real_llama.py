@@ -19,7 +19,8 @@ import pytest
 
 from gpumond.config.engines import EngineConfig
 from gpumond.engines.spec import Declaration
-from gpumond.sim.device import SimDevice, start_ticks
+from gpumond.host.processes import start_ticks
+from gpumond.sim.device import SimDevice
 from gpumond.testing import GIB
 from tests.engines.flushing import World
 from tests.engines.running import StandIn, device, used_bytes

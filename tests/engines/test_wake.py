@@ -1,0 +1,67 @@
+"""Wake of engines that gpumond has released: at most once, only the same server, and only if it fits."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.testing import GIB
+from tests.engines.flushing import World
+from tests.engines.running import device, standin, used_bytes
+from tests.engines.test_flush import ALLOWED, allowed
+
+
+@pytest.mark.parametrize("kind", sorted(ALLOWED.keys() - {"comfyui"}))
+def test_wake_undoes_the_release_once(kind: str, tmp_path: Path):
+    card = device(tmp_path)
+    with standin(kind, card) as engine:
+        before = used_bytes(card)
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine))
+            early = await world.flush(wake=True)
+            await world.flush()
+            planned = await world.flush(wake=True, dry_run=True)
+            return early, planned, await world.flush(wake=True), await world.flush(wake=True)
+
+        early, planned, woken, again = asyncio.run(scenario())
+        assert early.outcome == again.outcome == "nothing"
+        assert planned.outcome == "planned"
+        assert (woken.outcome, woken.models) == ("woken", planned.models)
+        assert used_bytes(card) == before
+        assert not engine.record()["paused"]
+        assert engine.record()["harms"] == []
+
+
+def test_wake_waits_for_free_memory(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card) as engine:
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine))
+            await world.flush()
+            card.attach().allocate(9 * GIB)
+            refused = await world.flush(wake=True)
+            card.attach().free(9 * GIB)
+            return refused, await world.flush(wake=True)
+
+        refused, woken = asyncio.run(scenario())
+        assert (refused.outcome, woken.outcome) == ("refused", "woken")
+        assert "it needs 5.0 GiB on device SIM-0" in refused.reason
+
+
+def test_wake_of_a_restarted_server_does_nothing(tmp_path: Path):
+    card = device(tmp_path)
+    with standin("vllm", card) as engine, standin("vllm", card) as other:
+
+        async def scenario() -> Any:
+            world = World(card, allowed(engine))
+            await world.flush()
+            world.engines.configure([allowed(other)])
+            return await world.flush(wake=True)
+
+        assert asyncio.run(scenario()).outcome == "nothing"
+        assert other.record()["harms"] == []
