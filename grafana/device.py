@@ -149,6 +149,7 @@ POOLS = [
             f"max by (workload, pid, allocator) (gpumond_pool_unmapped_bytes{{{DEVICE}}})",
             "{{workload}} ({{pid}}) {{allocator}}",
         ),
+        width=24,
     ),
 ]
 

@@ -176,6 +176,8 @@ class Findings:
         series = self._get((change.verdict.device_uuid, change.verdict.process), "")
         if change.onset:
             self._kinds[change.verdict.kind] += 1
+        elif change.verdict.kind == "growing":
+            self._kinds["growing"] -= 1  # a suspicion that has ended is not a finding
         if series is not None and len(series.changes) < MAX_CHANGES:
             series.changes.append((change, elapsed))
         elif series is not None:
@@ -215,7 +217,7 @@ class Findings:
             f"{counted(self._count, 'reading')} over {duration(passed)}: {counted(devices, 'device')}, "
             f"{len(self._series) - devices + len(self._unseen)} processes"
         )
-        found = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if kind not in SHAPES]
+        found = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in SHAPES]
         yield f"found: {', '.join(found)}" if found else "found: nothing that requires action"
 
     def _point(self, key: Key, name: str, elapsed: float, value: int, top: int | None) -> None:

@@ -12,7 +12,11 @@ import pytest
 
 from tests.agent.daemon import SECONDS
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="needs numba-cuda (pip install)")
+# numba-cuda replaces numba.cuda for every program of its environment, so the other tests run without it.
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="needs numba-cuda (pip install)"),
+]
 
 PROGRAM = """
 import ctypes, threading

@@ -94,8 +94,9 @@ def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
         until(lambda: prometheus.instant('gpumond_device_power_watts{gpu="1"}'))
         lose(driver)
         send_invalid_message(demo)
-        until(lambda: demo.value("gpumond_time_to_oom_seconds"), 270, every=0.5)
-        until(lambda: prometheus.instant("gpumond_time_to_oom_seconds"))
+        until(lambda: demo.value("gpumond_verdict", kind="leak"), 270, every=0.5)
+        until(lambda: prometheus.instant('gpumond_verdict{kind="leak"} == 1'))
+        until(lambda: prometheus.instant("gpumond_flush_released_bytes_total > 0"), 120, every=0.5)
         yield Session(prometheus, demo)
     finally:
         prometheus.stop()
