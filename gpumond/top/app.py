@@ -44,6 +44,7 @@ class Top(App[None]):
         Binding("s", "sort", "Sort"),
         Binding("r", "reverse", "Reverse"),
         Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("enter", "leave_filter", show=False, priority=True),  # before the next key, which belongs to the table
         Binding("f", "flush", "Flush"),
         Binding("g", "flush_device", "GPU"),
         Binding("F", "flush_all", "all", key_display="F"),
@@ -161,9 +162,6 @@ class Top(App[None]):
         self.table.filter_text = event.value
         self._show()
 
-    def on_input_submitted(self) -> None:
-        self._leave_filter()
-
     def action_sort(self) -> None:
         table = self.table
         table.order = table.order.next(fitting(self.size.width - 1))
@@ -181,7 +179,7 @@ class Top(App[None]):
 
     def action_show_all(self) -> None:
         self.filter_input.value = ""
-        self._leave_filter()
+        self.action_leave_filter()
         self._select_device(None)
 
     def action_device(self, step: int) -> None:
@@ -198,14 +196,16 @@ class Top(App[None]):
         self._request_history_if_new()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable the selection of a device if there is only one."""
+        """Disable the selection of a device if there is only one, and Enter of the filter while that has no focus."""
+        if action == "leave_filter":
+            return self.focused is self.filter_input
         return len(self.view.devices) > 1 if action == "device" and self.view else True
 
-    def _leave_filter(self) -> None:
+    def action_leave_filter(self) -> None:
         filter_input = self.filter_input
         if not filter_input.value:
             filter_input.styles.display = "none"
-        self.table.focus()
+        self.screen.set_focus(self.table)
 
     def action_details(self) -> None:
         chosen = self.table.chosen
