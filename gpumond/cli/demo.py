@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gpumond.cli.client import DEFAULT_URL
@@ -69,13 +69,19 @@ def run(arguments: argparse.Namespace) -> int:
         settings = reload()
         create(Path(directory) / "card0", DEVICE)
         os.environ["GPUMOND_SIM_DIR"] = directory
-        with _programs(Path(directory) / "card0", settings):
-            return serve(settings, "sim", reload, PACE, lambda address: print(_welcome(address), flush=True))
+        with ExitStack() as programs:
+
+            def started(address: str) -> None:
+                print(_welcome(address), flush=True)
+                programs.enter_context(_programs(Path(directory) / "card0", settings))
+
+            return serve(settings, "sim", reload, PACE, started)
 
 
 @contextmanager
 def _programs(device_directory: Path, settings: Settings) -> Iterator[None]:
-    """Run the programs while the daemon runs. Their agents connect when the daemon's socket exists.
+    """Run the programs while the daemon runs. They start after it: if its port is in use, their agents would connect
+    to the daemon that uses it.
 
     A program that ends is started again.
     """

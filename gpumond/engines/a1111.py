@@ -35,7 +35,7 @@ SPEC = EngineSpec(
         Lever(
             name="unload",
             release=release,
-            comeback="the next job loads the checkpoint again",
+            serves_again="the next job loads the checkpoint again",
             estimate=all_but_contexts,
             undo=undo,
             moves_to_host=True,

@@ -44,7 +44,7 @@ SPEC = EngineSpec(
         Lever(
             name="free",
             release=release,
-            comeback="the next prompt loads its models again and executes all its nodes",
+            serves_again="the next prompt loads its models again and executes all its nodes",
             estimate=estimate,
             waits=True,
             moves_to_host=True,

@@ -95,7 +95,7 @@ def lever(engine: Declaration) -> Lever | None:
     return Lever(
         name="release",
         release=release,
-        comeback=wakes if generic.wake else "as the engine does by itself",
+        serves_again=wakes if generic.wake else "as the engine does by itself",
         estimate=all_of_it if generic.ends_holder else unknown_part,
         undo=undo if generic.wake else None,
         ends_holder=generic.ends_holder,

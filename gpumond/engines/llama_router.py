@@ -84,7 +84,7 @@ SPEC = EngineSpec(
         Lever(
             name="unload",
             release=release,
-            comeback="the next request loads the model again, unless the router runs with --no-models-autoload",
+            serves_again="the next request loads the model again, unless the router runs with --no-models-autoload",
             estimate=estimate,
             undo=undo,
             check=check,

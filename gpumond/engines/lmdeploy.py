@@ -58,7 +58,7 @@ SPEC = EngineSpec(
         Lever(
             name="sleep",
             release=release,
-            comeback="gpumond flush --workload NAME --step engine --wake; until then the server answers 503",
+            serves_again="gpumond flush --workload NAME --step engine --wake; until then the server answers 503",
             estimate=all_but_contexts,
             undo=undo,
             moves_to_host=True,

@@ -80,7 +80,7 @@ SPEC = EngineSpec(
         Lever(
             name="unload",
             release=release,
-            comeback="the next request loads the model again",
+            serves_again="the next request loads the model again",
             estimate=estimate,
             undo=undo,
             check=check,

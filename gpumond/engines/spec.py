@@ -182,14 +182,14 @@ class Lever:
 
     ``release`` returns the names of what it released, which ``undo`` receives. ``check`` returns the reason why it must
     not be used now, or nothing. ``ends_holder``: the process that holds the memory ends. ``waits``: the engine itself
-    completes running requests first. ``moves_to_host``: weights move to the memory of the machine. ``comeback``: the
-    way in which the engine serves again. ``call_seconds``, ``settle_seconds``: limits of the call, and of the time
+    completes running requests first. ``moves_to_host``: weights move to the memory of the machine. ``serves_again``:
+    the way in which the engine serves again. ``call_seconds``, ``settle_seconds``: limits of the call, and of the time
     after it until the driver counts the memory as free.
     """
 
     name: str
     release: Callable[[Declaration, EngineState], Dialogue[tuple[str, ...]]]
-    comeback: str
+    serves_again: str
     estimate: Estimate
     undo: Callable[[Declaration, tuple[str, ...]], Dialogue[None]] | None = None
     check: Callable[[Declaration, EngineState], Dialogue[str]] | None = None

@@ -60,7 +60,7 @@ SPEC = EngineSpec(
         Lever(
             name="kv_cache",
             release=partial(release, tags=("kv_cache",)),
-            comeback=COMEBACK,
+            serves_again=COMEBACK,
             estimate=unknown_part,
             undo=undo,
             waits=True,
@@ -69,7 +69,7 @@ SPEC = EngineSpec(
         Lever(
             name="sleep",
             release=partial(release, tags=()),
-            comeback=COMEBACK,
+            serves_again=COMEBACK,
             estimate=all_but_contexts,
             undo=undo,
             waits=True,

@@ -98,7 +98,7 @@ SPEC = EngineSpec(
         Lever(
             name="unload",
             release=release,
-            comeback="gpumond flush --workload NAME --step engine --wake; until then requests for the models fail",
+            serves_again="gpumond flush --workload NAME --step engine --wake; until then requests for the models fail",
             estimate=unknown_part,
             undo=undo,
             check=check,

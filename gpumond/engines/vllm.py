@@ -104,7 +104,7 @@ SPEC = EngineSpec(
         Lever(
             name="kv_cache",
             release=partial(release, call=post("/release_kv_cache_memory")),
-            comeback=COMEBACK,
+            serves_again=COMEBACK,
             estimate=unknown_part,
             undo=partial(undo, tag="kv_cache"),
             check=check,
@@ -114,7 +114,7 @@ SPEC = EngineSpec(
         Lever(
             name="sleep",
             release=partial(release, call=post("/sleep", level="1", mode="wait")),
-            comeback=COMEBACK,
+            serves_again=COMEBACK,
             estimate=all_but_contexts,
             undo=undo,
             check=check,

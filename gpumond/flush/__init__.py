@@ -172,7 +172,8 @@ class Flusher:
         targets = [report for report in reports if steps and request.target.matches(report)]
         if not targets and not names:
             if not steps:
-                raise NoSuchTarget(f"no declared engine matches {request.target}; declare it under engines:")
+                where = "declare it under engines: in the configuration"
+                raise NoSuchTarget(f"no declared serving engine matches {request.target}; {where}")
             raise NoSuchTarget(f"no connected agent matches {request.target}; `gpumond status` lists the agents")
         whole, request = request, replace(request, steps=steps)
         refusals = {} if request.dry_run else self._refusals(targets, request)

@@ -218,7 +218,7 @@ class EngineFlusher:
             raise Refused("gpumond has released nothing of it that is not back already", "nothing")
         used = next((each for each in spec_of(engine.kind).levers if each.name == released[0].lever), lever)
         if used.undo is None or not engine.wake:
-            raise Refused(f"it is not woken: {used.comeback if engine.wake else 'its declaration has wake: false'}")
+            raise Refused(f"it is not woken: {used.serves_again if engine.wake else 'its declaration has wake: false'}")
         _require(checks.shortage(released, before.free))
         draft.lever, draft.models = used, released[0].models
         if request.dry_run:
@@ -316,7 +316,7 @@ class _Draft:
             allocator=self._engine.kind if self._engine else None,
             lever=lever.name if lever else None,
             models=self.models,
-            wake=lever.comeback.replace("NAME", name) if lever else "",
+            wake=lever.serves_again.replace("NAME", name) if lever else "",
             wake_seconds=self._wake_seconds,
         )
 

@@ -46,8 +46,14 @@ def test_first_line_is_the_address_of_the_page(tmp_path: Path):
             demo.terminate()
 
 
-def test_port_in_use_prints_the_error_only(tmp_path: Path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+def test_port_in_use_prints_the_error_only_and_starts_no_program(tmp_path: Path):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        socket.socket(socket.AF_UNIX) as agents,
+    ):
+        agents.bind(str(tmp_path / "agent.sock"))
+        agents.listen()
+        agents.setblocking(False)
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         command = [
             sys.executable,
@@ -60,6 +66,8 @@ def test_port_in_use_prints_the_error_only(tmp_path: Path):
             str(tmp_path / "agent.sock"),
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        with pytest.raises(BlockingIOError):
+            agents.accept()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
         f"gpumond: cannot listen on {listen}: Address already in use: another program uses the port; stop it or choose "
