@@ -121,7 +121,7 @@ class EngineFlusher:
             raise Refused(f"no engine {name} is declared")
         spec = spec_of(engine.kind)
         if spec.without_levers:
-            raise Refused(f"kind {engine.kind} has no lever: {spec.without_levers}")
+            raise Refused(f"kind {engine.kind} cannot be released: {spec.without_levers}")
         lever = spec.lever(engine)
         if lever is None:
             warning = f" (note: {spec.warning})" if spec.warning else ""
