@@ -17,7 +17,8 @@ import gzip
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from math import inf, nan
@@ -70,6 +71,17 @@ class Leak(NamedTuple):
     delays: Mapping[str, float | None]
 
 
+class Injected(NamedTuple):
+    """A leak to be injected into a curve, and the times of false alarms in the curve without it."""
+
+    uuid: str
+    rate: int
+    start: float
+    points: Points
+    size: float
+    alarms: Mapping[str, list[float]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("trace", type=Path)
@@ -78,8 +90,10 @@ def main() -> None:
     wanted = parser.parse_args()
     curves, sizes = read(wanted.trace)
     days = {uuid: sum(min(b - a, 300) for (a, _), (b, _) in pairwise(own)) / DAY for uuid, own in curves.items()}
-    alarms = {uuid: onsets(own, sizes[uuid]) for uuid, own in curves.items()}
-    leaks = [leak for seed in range(wanted.seeds) for leak in injected(curves, sizes, alarms, seed)]
+    with ProcessPoolExecutor() as pool:
+        alarms = dict(zip(curves, pool.map(onsets, curves.values(), map(sizes.__getitem__, curves)), strict=True))
+        jobs = [job for seed in range(wanted.seeds) for job in injected(curves, sizes, alarms, seed)]
+        leaks = list(pool.map(outcome, jobs))
     table = table_of(leaks, alarms, days)
     print(table)
     figures = {
@@ -133,15 +147,18 @@ def evaluations(points: Points, size: float, since: float = -inf) -> Iterator[tu
 
 def injected(
     curves: Mapping[str, Points], sizes: Mapping[str, float], alarms: Mapping[str, Mapping[str, list[float]]], seed: int
-) -> Iterable[Leak]:
+) -> Iterator[Injected]:
     dice = random.Random(seed)
     for rate in RATES:
         for uuid, points in curves.items():
             start = points[0][0] + dice.uniform(4, 10) * HOUR
             if points[-1][0] - start > 4 * HOUR:
-                yield Leak(
-                    uuid, rate, delays(leaking(points, start, rate, sizes[uuid]), start, sizes[uuid], alarms[uuid])
-                )
+                yield Injected(uuid, rate, start, points, sizes[uuid], alarms[uuid])
+
+
+def outcome(job: Injected) -> Leak:
+    points = leaking(job.points, job.start, job.rate, job.size)
+    return Leak(job.uuid, job.rate, delays(points, job.start, job.size, job.alarms))
 
 
 def leaking(points: Points, start: float, rate: float, size: float) -> Points:

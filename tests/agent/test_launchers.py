@@ -68,9 +68,14 @@ def launched(daemon: FakeDaemon, directory: Path, *command: str) -> Iterator[sub
             process.kill()
 
 
-def started(directory: Path, number: int) -> set[int]:
+def started(directory: Path, number: int, launcher: subprocess.Popen[str]) -> set[int]:
     """Wait until this number of programs have started."""
-    until(lambda: len(list(directory.glob("*.pid"))) >= number, SECONDS)
+
+    def enough() -> bool:
+        assert launcher.poll() is None, launcher.communicate()
+        return len(list(directory.glob("*.pid"))) >= number
+
+    until(enough, SECONDS)
     return {int(path.stem) for path in directory.glob("*.pid")}
 
 
@@ -107,7 +112,7 @@ def test_ranks_of_a_launcher_each_have_the_agent(
     (tmp_path / "train.py").write_text(f"{STAY}import sys\n{begins}\nstay()\nif first: print(sys.argv[1:])\n{ends}\n")
     launcher, *options = command
     with launched(daemon, tmp_path, installed(launcher), *options, "train.py", "--epochs", "3") as process:
-        pids = started(tmp_path, ranks)
+        pids = started(tmp_path, ranks, process)
         assert len(pids) == ranks
         assert {daemon.wait_message(Hello, pid).workload for pid in (process.pid, *pids)} == {"train/a"}
         programs = [daemon.wait_message(Report, pid).program for pid in pids]
@@ -147,7 +152,7 @@ def test_jupyter_kernel_has_the_agent(daemon: FakeDaemon, tmp_path: Path, comman
     (tmp_path / "work.ipynb").write_text(notebook(source))
     name, *arguments = command
     with launched(daemon, tmp_path, installed(name), *arguments) as process:
-        (kernel,) = started(tmp_path, 1)
+        (kernel,) = started(tmp_path, 1, process)
         assert kernel != process.pid
         assert {daemon.wait_message(Hello, pid).workload for pid in (process.pid, kernel)} == {"train/a"}
         status, out, err = ended(process, tmp_path)
@@ -159,8 +164,12 @@ def test_jupyter_kernel_has_the_agent(daemon: FakeDaemon, tmp_path: Path, comman
 
 CLIENT = """
 import os, pathlib, time
-from jupyter_client.manager import start_new_kernel
-manager, client = start_new_kernel(startup_timeout=100)
+from jupyter_client import KernelManager
+manager = KernelManager(transport="ipc")  # another program may take a TCP port before the kernel binds it
+manager.start_kernel()
+client = manager.client()
+client.start_channels()
+client.wait_for_ready(timeout=100)
 begins = "import os, pathlib, time; pathlib.Path(f'{os.getpid()}.pid').touch()"
 def run(code):
     assert client.execute(code, reply=True, timeout=100)["content"]["status"] == "ok"
@@ -186,7 +195,7 @@ print("well")
 @needs_jupyter
 def test_jupyter_kernel_is_interrupted_restarted_and_shut_down(daemon: FakeDaemon, tmp_path: Path) -> None:
     with launched(daemon, tmp_path, sys.executable, "-c", CLIENT) as process:
-        kernels = started(tmp_path, 2)
+        kernels = started(tmp_path, 2, process)
         assert {daemon.wait_message(Hello, pid).workload for pid in kernels} == {"train/a"}
         status, out, err = ended(process, tmp_path)
         assert (status, out) == (0, "well\n"), err
@@ -224,7 +233,7 @@ if __name__ == "__main__":
 def test_workers_of_a_pool_each_have_the_agent(daemon: FakeDaemon, tmp_path: Path, program: str, method: str) -> None:
     (tmp_path / "train.py").write_text(STAY + program.replace("METHOD", method))
     with launched(daemon, tmp_path, sys.executable, "train.py") as process:
-        workers = started(tmp_path, 2)
+        workers = started(tmp_path, 2, process)
         assert process.pid not in workers
         assert {daemon.wait_message(Hello, pid).workload for pid in (process.pid, *workers)} == {"train/a"}
         assert ended(process, tmp_path) == (0, "3\n", "")

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import TypeAdapter
 
-from tests.integration.browser import PageSession, needs_chromium
+from gpumond.api.examples import VERDICT
+from gpumond.model.frame import Verdict
+from tests.integration.browser import PageSession, needs_chromium, open_page
+from tests.running import RunningDaemon
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 
@@ -66,3 +73,49 @@ def test_unknown_values_are_marked_in_the_chart(
 
 def test_first_block_begins_no_earlier_than_the_daemon(session: PageSession):
     assert session.page.evaluate(INTERVALS, [[30, 60], 30, 0, 100, 42]) == [[[42, 60], [60, 90]], [[0, 42], [90, 100]]]
+
+
+def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
+    verdict = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")
+    fit = verdict["fit"]
+
+    def with_leak(frame: Any) -> None:
+        frame["verdicts"] = [verdict | {"device_uuid": frame["snapshot"]["devices"][0]["uuid"]}]
+
+    with open_page(browser, demo, rewrite=with_leak) as session:
+        page = session.page
+        page.get_by_text("Evidence").click()
+        page.locator(".fit svg").wait_for()
+        paths = dict(
+            page.evaluate("""() => [...document.querySelectorAll('.fit path')].map(
+            path => [path.className.baseVal, path.getAttribute('d')])""")
+        )
+        (text,), refused = session.texts(".fit p", ".refused li")
+    assert paths["points"].count("M") == len(fit["points"])
+    (begin, _), (end, _) = re.findall(r"([\d.]+) ([\d.]+)", paths["line"])
+    assert (float(begin), float(end)) == (0, 1000)
+    assert text.startswith("32.0 MiB each minute (31.6 MiB to 32.4 MiB); the device is full at ")
+    assert refused == ["Not warm up: slope of the last half as a share of that of the first half 0.99."]
+
+
+@pytest.mark.parametrize(("seconds_left", "drawn"), [(240.0, True), (86_400.0, False)], ids=["soon", "in a day"])
+def test_crossing_with_the_size_is_drawn_where_it_is_near(session: PageSession, seconds_left: float, drawn: bool):
+    fit = {
+        "points": [[1000.0 + 60 * number, float(number << 20)] for number in range(6)],
+        "at": 1300.0,
+        "level_bytes": float(5 << 20),
+        "slope_bytes_per_second": (1 << 20) / 60,
+        "band_bytes": 0.0,
+        "full_at": 1300 + seconds_left,
+        "full_at_latest": 1300 + 1.1 * seconds_left,
+    }
+    script = """async fit => {
+        const { limits, line } = await import('/fit.js');
+        return [limits(fit), line(fit, fit.full_at)];
+    }"""
+    found, level = session.page.evaluate(script, fit)
+    assert found["from"] == 1000
+    assert found["full"] == (level if drawn else None)
+    assert found["to"] == (fit["full_at_latest"] if drawn else 1600)
+    assert found["low"] == 0
+    assert found["high"] >= max(bytes for _, bytes in fit["points"])

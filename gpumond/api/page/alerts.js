@@ -1,11 +1,13 @@
 // Alerts, verdicts and events.
 
 import { $, make, name, named, put, sync } from "./elements.js";
+import { createFit, showFit } from "./fit.js";
 import { clean, clock, duration, many, words } from "./format.js";
 import { processKey, state } from "./store.js";
 import { ORDINARY as KINDS } from "./words.js";
 
 export const ORDINARY = new Set(KINDS);
+const NOTES = new Set(["growing", "release"]); // neither indicates a problem
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
 const LEVELS = { critical: "bad", page: "bad", info: "note" };
 
@@ -47,12 +49,13 @@ export function showVerdicts() {
     $("verdicts"),
     notable,
     (verdict) => [verdict.device_uuid, processKey(verdict), verdict.kind].join(),
-    line,
+    () => make("li", make("b"), make("time"), make("bdi"), createFit()),
     (node, verdict) => {
-      node.className = verdict.kind === "release" ? "note" : "warn";
+      node.className = NOTES.has(verdict.kind) ? "note" : "warn";
       put(node.children[0], verdict.kind, 80);
       put(node.children[1], `since ${clock(verdict.since)}`);
       name(node.children[2], verdict.summary, 400);
+      showFit(node.children[3], verdict.fit);
     },
   );
   const ordinary = state.frame.verdicts.length - notable.length;

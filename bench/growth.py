@@ -1,0 +1,161 @@
+"""``growing`` and quick leaks: delays on staircases with an agent, and ordinary shapes of six hours.
+
+    python -m bench.growth [--seeds N] [--hours H] [--save]
+
+Staircases keep 64 to 600 MiB a minute in blocks of 2 MiB: after a plateau of 10 to 20 minutes, from the start of a
+program that counts steps, and from the start of one that does not. Each ordinary shape of gpumond.loadgen runs with N
+seeds (24) for H hours (6), in virtual time at one sample a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+from bench.diagnosis import NEVER
+from bench.result import publish
+from gpumond.diagnosis import Diagnosis, diagnose
+from gpumond.loadgen import plan
+from gpumond.model.program import StepUsage
+from gpumond.model.snapshot import Snapshot
+from gpumond.testing import make_pool, make_process, make_report
+from tests.diagnosis.curves import GIB, MIB, at_moment, of_device
+from tests.simulator.snapshots import snapshots
+
+RATES = (64, 128, 300, 600)
+BLOCK = 2 * MIB
+RECORD = 16 * MIB
+"""A curve grows as long as it rises by this above all values before."""
+
+
+class Staircase(NamedTuple):
+    """``where``: 'plateau', 'steps' or 'start'; ``after``: seconds from the program's start until the growth."""
+
+    where: str
+    rate: int
+    after: float
+    first: float
+    noise: float
+
+
+class Shape(NamedTuple):
+    leaks: int
+    growing: int
+    hours: float
+    ends: tuple[float, ...]
+    """Seconds from the end of each growth until ``growing`` ended."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=24)
+    parser.add_argument("--hours", type=float, default=6.0)
+    parser.add_argument("--save", action="store_true")
+    wanted = parser.parse_args()
+    stairs = list(staircases(wanted.seeds))
+    jobs = [(name, seed, wanted.hours) for seed in range(wanted.seeds) for name in NEVER]
+    with ProcessPoolExecutor() as pool:
+        delays = list(pool.map(delays_of, stairs))
+        shapes = list(pool.map(ordinary, jobs))
+    found = defaultdict[str, list[tuple[float | None, float | None]]](list)
+    for stair, delay in zip(stairs, delays, strict=True):
+        found[f"{stair.where}, {stair.rate} MiB/min"].append(delay)
+    by_name = defaultdict[str, list[Shape]](list)
+    for (name, _, _), shape in zip(jobs, shapes, strict=True):
+        by_name[name].append(shape)
+    figures = {
+        "seeds": wanted.seeds,
+        "hours_of_each_shape": wanted.hours,
+        "staircases": {
+            name: {"growing": summary([growing for growing, _ in own]), "leak": summary([leak for _, leak in own])}
+            for name, own in found.items()
+        },
+        "shapes": {
+            name: {
+                "hours": round(sum(shape.hours for shape in own), 1),
+                "leaks": sum(shape.leaks for shape in own),
+                "growing": sum(shape.growing for shape in own),
+                "ended_after_seconds": summary([end for shape in own for end in shape.ends]),
+            }
+            for name, own in by_name.items()
+        },
+    }
+    publish("growth", figures)
+
+
+def staircases(seeds: int) -> Iterator[Staircase]:
+    for seed in range(seeds):
+        dice = random.Random(seed)
+        for rate in RATES:
+            yield Staircase("plateau", rate, dice.uniform(600, 1200), dice.uniform(0, 15), dice.choice((0, 1)) * MIB)
+            yield Staircase("steps", rate, 0.0, dice.uniform(0, 15), 0.0)
+            yield Staircase("start", rate, 0.0, dice.uniform(0, 15), 0.0)
+
+
+def delays_of(stair: Staircase) -> tuple[float | None, float | None]:
+    """Return the seconds from the beginning of the growth to ``growing`` and to ``leak``; None if not found."""
+    diagnosis, found = Diagnosis(), dict[str, float]()
+    dice = random.Random(stair.first)
+    for second in range(int(stair.after) + 1200):
+        at = stair.first + second
+        grown = max(0.0, second - stair.after) * stair.rate * MIB / 60
+        live = int(20 * GIB + grown // BLOCK * BLOCK + dice.gauss(0, stair.noise))
+        report = make_report(10, (make_pool(live=live, cached=GIB),))
+        if stair.where == "steps":
+            report = replace(report, program=replace(report.program, step=StepUsage(steps=2 * second)))
+        process = make_process(10, live + 2 * GIB)
+        snapshot: Snapshot = at_moment(at, of_device(live + 2 * GIB, (process,)), reports=(report,))
+        diagnosis = diagnose(diagnosis, snapshot)
+        for verdict in diagnosis.verdicts:
+            found.setdefault(verdict.kind, second - stair.after)
+        if "leak" in found:
+            break
+    return found.get("growing"), found.get("leak")
+
+
+def ordinary(job: tuple[str, int, float]) -> Shape:
+    name, seed, hours = job
+    diagnosis, before = Diagnosis(), frozenset[tuple[str, int | None, str]]()
+    highest, grew = defaultdict[tuple[str, int | None], float](float), dict[tuple[str, int | None], float]()
+    leaks, growing, ends = 0, 0, list[float]()
+    for snapshot in snapshots(plan(name, seed, duration=hours * 3600)):
+        at = snapshot.elapsed_seconds
+        for uuid, pid, value in curves(snapshot):
+            if value > highest[uuid, pid] + RECORD:
+                highest[uuid, pid], grew[uuid, pid] = value, at
+        diagnosis = diagnose(diagnosis, snapshot)
+        active = frozenset((each.device_uuid, each.pid, each.kind) for each in diagnosis.verdicts)
+        leaks += sum(kind == "leak" for _, _, kind in active - before)
+        growing += sum(kind == "growing" for _, _, kind in active - before)
+        ends += [at - grew[uuid, pid] for uuid, pid, kind in before - active if kind == "growing"]
+        before = active
+    return Shape(leaks, growing, hours, tuple(ends))
+
+
+def curves(snapshot: Snapshot) -> Iterator[tuple[str, int | None, float]]:
+    for device in snapshot.devices:
+        yield device.uuid, None, device.used_bytes or 0
+        for process in device.processes or ():
+            yield device.uuid, process.pid, process.used_bytes or 0
+
+
+def summary(seconds: Sequence[float | None]) -> dict[str, object]:
+    known = [one for one in seconds if one is not None]
+    if not known:
+        return {"of": len(seconds), "found": 0}
+    return {
+        "of": len(seconds),
+        "found": len(known),
+        "median_s": round(statistics.median(known)),
+        "max_s": round(max(known)),
+    }
+
+
+if __name__ == "__main__":
+    main()
