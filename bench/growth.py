@@ -45,6 +45,7 @@ class Staircase(NamedTuple):
 
 
 class Shape(NamedTuple):
+    run: str
     leaks: int
     growing: int
     hours: float
@@ -79,9 +80,10 @@ def main() -> None:
         "shapes": {
             name: {
                 "hours": round(sum(shape.hours for shape in own), 1),
-                "leaks": sum(shape.leaks for shape in own),
+                "leaks": [shape.run for shape in own for _ in range(shape.leaks)],
                 "growing": sum(shape.growing for shape in own),
                 "ended_after_seconds": summary([end for shape in own for end in shape.ends]),
+                "latest_end": max(own, key=lambda shape: max(shape.ends, default=0.0)).run,
             }
             for name, own in by_name.items()
         },
@@ -124,7 +126,8 @@ def ordinary(job: tuple[str, int, float]) -> Shape:
     diagnosis, before = Diagnosis(), frozenset[tuple[str, int | None, str]]()
     highest, grew = defaultdict[tuple[str, int | None], float](float), dict[tuple[str, int | None], float]()
     leaks, growing, ends = 0, 0, list[float]()
-    for snapshot in snapshots(plan(name, seed, duration=hours * 3600)):
+    planned = plan(name, seed, duration=hours * 3600)
+    for snapshot in snapshots(planned):
         at = snapshot.elapsed_seconds
         for uuid, pid, value in curves(snapshot):
             if value > highest[uuid, pid] + RECORD:
@@ -135,7 +138,7 @@ def ordinary(job: tuple[str, int, float]) -> Shape:
         growing += sum(kind == "growing" for _, _, kind in active - before)
         ends += [at - grew[uuid, pid] for uuid, pid, kind in before - active if kind == "growing"]
         before = active
-    return Shape(leaks, growing, hours, tuple(ends))
+    return Shape(f"{name} {seed} ({planned.observation.view})", leaks, growing, hours, tuple(ends))
 
 
 def curves(snapshot: Snapshot) -> Iterator[tuple[str, int | None, float]]:

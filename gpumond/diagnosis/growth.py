@@ -68,6 +68,8 @@ LASTING_MEDIAN_RATIO = 0.7
 STEEP_BYTES_A_SECOND = 400 * MIB / 60
 STEEP_SECONDS = 660.0
 """Steeper growth is a leak only in windows from this length on: an evaluation of up to ten minutes is as straight."""
+STEEP_JUMP_MULTIPLE = 2.0
+"""Maximum rise from block to block of steeper growth, as a multiple of the mean rise: an epoch rises in fewer steps."""
 STEPPING_RATIO = 0.5
 """Minimum share of the blocks with a new step, if the program counts steps: an evaluation does none."""
 BYTES_A_STEP_RATIO = (0.8, 1.25)
@@ -203,7 +205,8 @@ def _passes(case: LeakCase, steps: StepCounts, test: QuickTest, kind: int) -> Le
         return None
     at, values, before, record, slope, growth = window
     span = at[-1] - at[0] + BLOCK_SECONDS
-    if at[0] - case.born < test.after_seconds or (slope > STEEP_BYTES_A_SECOND and span < STEEP_SECONDS):
+    steep = slope > STEEP_BYTES_A_SECOND
+    if at[0] - case.born < test.after_seconds or (steep and span < STEEP_SECONDS):
         return None
     if min(values[len(values) // 4 :]) <= record:
         return None
@@ -212,7 +215,8 @@ def _passes(case: LeakCase, steps: StepCounts, test: QuickTest, kind: int) -> Le
     parts = [slice(begin, end) for begin, end in pairwise(_limits(len(values), QUICK_PARTS))]
     if not all(_within(sen(at[part], values[part]), slope, PART_RATIO) for part in parts):
         return None
-    if max(after - before for before, after in pairwise(values)) > JUMP_RATIO * (values[-1] - values[0]):
+    jump, rise = max(after - before for before, after in pairwise(values)), values[-1] - values[0]
+    if jump > JUMP_RATIO * rise or (steep and jump > STEEP_JUMP_MULTIPLE * rise / (len(values) - 1)):
         return None
     third = len(values) // 3
     first, last = (at[:third], values[:third]), (at[-third:], values[-third:])

@@ -93,7 +93,7 @@ def started(daemon: RunningDaemon, workload: str) -> Iterator[subprocess.Popen[s
 
 
 def test_growth_and_leaks_of_real_programs(
-    daemon: RunningDaemon, record_property: Callable[[str, object], None]
+    daemon: RunningDaemon, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     for library in ("torch", "transformers", "jax"):
         if not importable(library):
@@ -112,7 +112,7 @@ def test_growth_and_leaks_of_real_programs(
                     name, began = since[verdict["pid"]]
                     if (name, verdict["kind"]) not in seconds:
                         seconds[name, verdict["kind"]] = time.monotonic() - began
-                        record_property(f"{name}: {verdict['kind']}", round(seconds[name, verdict["kind"]]))
+                        record_testsuite_property(f"{name}: {verdict['kind']}", round(seconds[name, verdict["kind"]]))
             assert all(process.poll() is None for process in processes.values())
             time.sleep(1)
     assert {name for name, _ in seconds} == {"keeps", "keeps-stepping"}, seconds
