@@ -1,10 +1,11 @@
 """Growth within minutes: the suspected verdict ``growing``, and leaks that are evident after six minutes. No I/O.
 
-Both use blocks of 15 s, as median or as minimum. ``growing`` is a straight rise of two minutes above all that the life
-used before; a start, a data set that is cached and an evaluation rise like that as well. A *quick* leak is an almost
-exact line of six minutes or more that does not slow down, in one of three ways: ``NEW`` after a flat curve, ``STEPPED``
-in a program whose every step keeps the same bytes, ``STARTED`` since the start. docs/explanation/leak-detection.md
-states how the constants were chosen.
+Both use blocks of 15 s: the live bytes at the ends of steps, without the memory that a step allocates and frees; if the
+program does not call ``step()``, medians or minimums. ``growing`` is a straight rise of two minutes above all that the
+life used before; a start, a data set that is cached and an evaluation rise like that as well. A *quick* leak is an
+almost exact line of six minutes or more that does not slow down, in one of three ways: ``NEW`` after a flat curve,
+``STEPPED`` in a program whose every step keeps the same bytes, ``STARTED`` since the start.
+docs/explanation/leak-detection.md states how the constants were chosen.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
+from math import inf, nan
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, curve, load_rises
+from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, LeakCurve, curve, load_rises
 from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
-from gpumond.history.series import MEDIAN, MIN, MINUTE, TIERS
+from gpumond.history.series import MEDIAN, MIN, MINUTE, SAMPLES, TIERS
+from gpumond.model.program import StepUsage
 from gpumond.model.units import MIB
 
 BLOCK = 0
@@ -27,6 +29,9 @@ BLOCK = 0
 BLOCK_SECONDS = float(TIERS[BLOCK].seconds)
 KEPT_BLOCKS = 46
 """Number of blocks of which the steps are known: those of the longest window, and two."""
+STEP_END = -1
+"""Kind of value: the median of the live bytes at the ends of steps."""
+KINDS = (STEP_END, MEDIAN, MIN)
 MIN_SAMPLES = 10
 """Minimum number of samples in a block, on average."""
 MAX_SPAN_RATIO = 1.5
@@ -42,10 +47,6 @@ GROWING_SCATTER_MULTIPLE = 6.0
 """Minimum growth, as a multiple of the scatter around the line."""
 GROWING_Z = 2.6
 """Minimum of the Mann-Kendall statistic: with 7 blocks at most one pair falls."""
-GROWING_PAUSE_SECONDS = 60.0
-"""Time after the start in which a program allocates its initial memory …"""
-GROWING_STEPS = 30
-"""… unless it has done this number of steps within the window."""
 HALVES_RATIO = (0.85, 1.8)
 """Limits of the slope in the second half, as a share of that in the first: growth that slows down is a warm-up."""
 FALL_RATIO, RISE_RATIO = 0.10, 0.45
@@ -56,6 +57,8 @@ ENDED_RATIO = 0.3
 
 QUICK_BYTES = 512 * MIB
 """Minimum growth over the window: a slower leak is found by the clean tests."""
+STEPPED_BYTES = 320 * MIB
+"""The same if each step keeps the same bytes."""
 QUICK_SCATTER_RATIO = 1 / 24
 """Maximum scatter around the line, as a share of the growth."""
 QUICK_PARTS = 6
@@ -89,38 +92,70 @@ class QuickTest:
     """Minimum time between the start of the life and the window."""
     lasting_ratio: float
     """Minimum slope in the last third, as a share of that in the first: growth that slows down is a warm-up."""
+    min_bytes: float = QUICK_BYTES
+    """Minimum growth over the window."""
     flat: bool = False
     """The blocks before the window are flat."""
     steps: int = 0
-    """Minimum number of steps in the window, each of which keeps the same bytes."""
+    """Minimum number of steps in the window, each of which keeps the same bytes. An evaluation does none, so that
+    steep growth is a leak as well.
+    """
 
 
 NEW = QuickTest(blocks=24, after_seconds=300.0, lasting_ratio=0.85, flat=True)
-STEPPED = QuickTest(blocks=24, after_seconds=20.0, lasting_ratio=0.95, steps=60)
+STEPPED = QuickTest(blocks=24, after_seconds=20.0, lasting_ratio=0.95, min_bytes=STEPPED_BYTES, steps=60)
 STARTED = QuickTest(blocks=44, after_seconds=30.0, lasting_ratio=0.95)
 QUICK = (NEW, STEPPED, STARTED)
 
 
-class StepCounts:
-    """Number of steps of a program at the end of each of its last blocks of 15 s; unknown without an agent's count."""
+class StepBlock(NamedTuple):
+    """A block of 15 s: the number of steps at its end, and the median of the live bytes at the ends of its steps."""
 
-    __slots__ = ("_counts", "current")
+    at: float
+    count: int
+    live: float
+
+
+class StepRecord:
+    """Steps of a program in its last blocks of 15 s; unknown without an agent's count."""
+
+    __slots__ = ("_blocks", "_levels", "_record", "count")
 
     def __init__(self) -> None:
-        self.current: int | None = None
-        self._counts: deque[tuple[float, int]] = deque(maxlen=KEPT_BLOCKS)
+        self.count: int | None = None
+        self._blocks: deque[StepBlock] = deque(maxlen=KEPT_BLOCKS)
+        self._levels: list[int] = []
+        self._record = -inf
+
+    def add(self, step: StepUsage | None, one_device: bool) -> None:
+        """Add what the agent reports, or None. The live bytes are those of all devices of the program."""
+        done = None if step is None else step.steps
+        if step is not None and step.live_bytes is not None and one_device and done != self.count:
+            self._levels.append(step.live_bytes)
+        self.count = done
 
     def close(self, at: float) -> None:
-        """Keep the present number for the block that begins at ``at``."""
-        if self.current is None:
-            self._counts.clear()
-        elif not self._counts or at > self._counts[-1][0]:
-            self._counts.append((at, self.current))
+        """Keep the state of the block that begins at ``at``."""
+        level = median(self._levels) if self._levels else nan
+        self._levels = []
+        if self.count is None:
+            self._blocks.clear()
+            self._record = -inf
+        elif not self._blocks or at > self._blocks[-1].at:
+            if len(self._blocks) == KEPT_BLOCKS and self._blocks[0].live > self._record:
+                self._record = self._blocks[0].live
+            self._blocks.append(StepBlock(at, self.count, level))
 
     def of(self, times: Sequence[float]) -> list[int] | None:
         """Return the number of steps at the end of each block; None if one is unknown."""
-        known = dict(self._counts)
+        known = {block.at: block.count for block in self._blocks}
         return [known[at] for at in times] if all(at in known for at in times) else None
+
+    def curve(self, count: int = KEPT_BLOCKS) -> LeakCurve:
+        """Return the live bytes at the ends of the steps in the newest blocks with steps."""
+        blocks = [block for block in self._blocks if block.live == block.live][-count:]
+        times, values = [block.at for block in blocks], [block.live for block in blocks]
+        return LeakCurve(times, values, [MIN_SAMPLES] * len(blocks), self._record)
 
 
 class Growth(NamedTuple):
@@ -149,17 +184,15 @@ class _Window(NamedTuple):
     growth: float
 
 
-def growing(case: LeakCase, steps: StepCounts) -> Growth | None:
+def growing(case: LeakCase, steps: StepRecord) -> Growth | None:
     """Return the rise of the last two minutes, if it is one."""
-    for kind in (MEDIAN, MIN):
-        window = _window(case, kind, GROWING_BLOCKS, GROWING_BYTES)
+    for kind in KINDS:
+        window = _window(case, steps, kind, GROWING_BLOCKS, GROWING_BYTES)
         if window is None:
             continue
         at, values, _, record, slope, growth = window
         counts = steps.of(at)
         done = counts[-1] - counts[0] if counts else 0
-        if at[0] - case.born < GROWING_PAUSE_SECONDS and done < GROWING_STEPS:
-            continue
         half = GROWING_BLOCKS // 2
         if min(values[-half:]) <= record or mann_kendall(values) <= GROWING_Z:
             continue
@@ -176,9 +209,9 @@ def growing(case: LeakCase, steps: StepCounts) -> Growth | None:
     return None
 
 
-def update(found: Growth, case: LeakCase) -> Growth | None:
+def update(found: Growth, case: LeakCase, steps: StepRecord) -> Growth | None:
     """Return the present state of the rise; None when it has ended or is no longer known."""
-    recent = curve(case.series, BLOCK, case.what, found.kind, ENDED_BLOCKS)
+    recent = _curve(case, steps, found.kind, ENDED_BLOCKS)
     begin = bisect_left(recent.times, found.onset)
     at, values = recent.times[begin:], recent.values[begin:]
     if len(values) < GROWING_BLOCKS or values[-1] < found.base + found.bytes / 2:
@@ -189,23 +222,23 @@ def update(found: Growth, case: LeakCase) -> Growth | None:
     return found._replace(top=max(found.top, values[-1]), slope=slope)
 
 
-def quick(case: LeakCase, steps: StepCounts) -> Leak | None:
+def quick(case: LeakCase, steps: StepRecord) -> Leak | None:
     """Return the leak that the newest block of 15 s completes, if any."""
     for test in QUICK:
-        for kind in (MEDIAN, MIN):
+        for kind in KINDS:
             leak = _passes(case, steps, test, kind)
             if leak is not None:
                 return leak
     return None
 
 
-def _passes(case: LeakCase, steps: StepCounts, test: QuickTest, kind: int) -> Leak | None:
-    window = _window(case, kind, test.blocks, QUICK_BYTES)
+def _passes(case: LeakCase, steps: StepRecord, test: QuickTest, kind: int) -> Leak | None:
+    window = _window(case, steps, kind, test.blocks, test.min_bytes)
     if window is None:
         return None
     at, values, before, record, slope, growth = window
     span = at[-1] - at[0] + BLOCK_SECONDS
-    steep = slope > STEEP_BYTES_A_SECOND
+    steep = slope > STEEP_BYTES_A_SECOND and not test.steps
     if at[0] - case.born < test.after_seconds or (steep and span < STEEP_SECONDS):
         return None
     if min(values[len(values) // 4 :]) <= record:
@@ -224,14 +257,14 @@ def _passes(case: LeakCase, steps: StepCounts, test: QuickTest, kind: int) -> Le
         return None
     if sen(*last) < LASTING_MEDIAN_RATIO * sen(*first):
         return None
-    if test.flat and not _flat(case, kind, len(values), slope, growth):
+    if test.flat and not _flat(case, steps, kind, len(values), slope, growth):
         return None
     if not _steps_go_on(steps, at, values, test, parts) or load_rises(case.device, BLOCK, test.blocks):
         return None
     base = min(median(before[-FLAT_BLOCKS[0] :]), values[0]) if test.flat else values[0]
     return Leak(
         what=case.what,
-        kind=kind,
+        kind=MEDIAN if kind == STEP_END else kind,
         tier=MINUTE,
         blocks=LINES_OF_CLEAN_LEAK,
         onset=at[0],
@@ -244,14 +277,19 @@ def _passes(case: LeakCase, steps: StepCounts, test: QuickTest, kind: int) -> Le
     )
 
 
-def _window(case: LeakCase, kind: int, blocks: int, least: float) -> _Window | None:
+def _curve(case: LeakCase, steps: StepRecord, kind: int, count: int = SAMPLES) -> LeakCurve:
+    return steps.curve(count) if kind == STEP_END else curve(case.series, BLOCK, case.what, kind, count)
+
+
+def _window(case: LeakCase, steps: StepRecord, kind: int, blocks: int, least: float) -> _Window | None:
     """Return the newest blocks, and the slope over them, if they grow by ``least`` bytes and have enough samples."""
-    if case.what == OUTSIDE:
+    if case.what == OUTSIDE or (kind == STEP_END and steps.count is None):
         return None
-    newest = case.series.column(BLOCK, case.what, kind, blocks)
-    if len(newest) < blocks or not newest[-1] - newest[0] >= least / 2:
-        return None
-    full = curve(case.series, BLOCK, case.what, kind)
+    if kind != STEP_END:
+        newest = case.series.column(BLOCK, case.what, kind, blocks)
+        if len(newest) < blocks or not newest[-1] - newest[0] >= least / 2:
+            return None
+    full = _curve(case, steps, kind)
     first = bisect_left(full.times, case.born)
     at, values = full.times[first:][-blocks:], full.values[first:][-blocks:]
     if len(values) < blocks or at[-1] - at[0] > MAX_SPAN_RATIO * blocks * BLOCK_SECONDS:
@@ -269,9 +307,9 @@ def _window(case: LeakCase, kind: int, blocks: int, least: float) -> _Window | N
     return _Window(at, values, before, record, slope, growth)
 
 
-def _flat(case: LeakCase, kind: int, blocks: int, slope: float, growth: float) -> bool:
+def _flat(case: LeakCase, steps: StepRecord, kind: int, blocks: int, slope: float, growth: float) -> bool:
     """Return True if the minutes before the window are flat."""
-    full = curve(case.series, BLOCK, case.what, kind, blocks + FLAT_BLOCKS[1])
+    full = _curve(case, steps, kind, blocks + FLAT_BLOCKS[1])
     first = bisect_right(full.times, case.born)
     at, values = full.times[first:-blocks], full.values[first:-blocks]
     if len(values) < FLAT_BLOCKS[0]:
@@ -281,12 +319,12 @@ def _flat(case: LeakCase, kind: int, blocks: int, slope: float, growth: float) -
 
 
 def _steps_go_on(
-    steps: StepCounts, at: Sequence[float], values: Sequence[float], test: QuickTest, parts: Sequence[slice]
+    steps: StepRecord, at: Sequence[float], values: Sequence[float], test: QuickTest, parts: Sequence[slice]
 ) -> bool:
     """Return True if the program does steps all the time, and if the test requires it, keeps the same bytes in each; or
     if it counts none and the test requires none.
     """
-    if steps.current is None:
+    if steps.count is None:
         return not test.steps
     counts = steps.of(at)
     if counts is None:

@@ -68,7 +68,7 @@ def watch_growth(tracked: TrackedSeries, history: History, label: str, room: flo
     elif tracked.growth is None:
         tracked.growth = growth.growing(case, tracked.steps)
     else:
-        tracked.growth = growth.update(tracked.growth, case)
+        tracked.growth = growth.update(tracked.growth, case, tracked.steps)
     if tracked.growth is None:
         tracked.verdicts.pop("growing", None)
         return began

@@ -53,7 +53,7 @@ class ServingTest:
     max_span_ratio: float = MAX_SPAN_RATIO
     """Maximum span of the window, as a multiple of its blocks: a longer one has too many gaps."""
     consistent_quantile: float = 0.25
-    consistent_ratio: float = 0.25
+    consistent_ratio: float = 0.175
     """Minimum of this quantile of the slopes of all pairs of blocks, as a share of their median. After a jump, a
     quarter of the pairs does not rise. It also makes the trend significant: of 16 blocks with a quarter of falling
     pairs the Mann-Kendall statistic is 2.7. Smaller shares increase false alarms, larger ones the delay.
@@ -78,23 +78,25 @@ class ServingTest:
     that they describe a leak better than a line does.
     """
     steps: int = 3
-    between_steps_ratio: float = 0.3
+    between_steps_ratio: float = 0.21
     """Minimum slope between the ``steps`` steps that describe the window best, as a share of its slope: a cache that
     grows in large blocks rises in a few steps, and varies between them.
     """
+    whole_device_multiple: float = 2.0
+    """Factor of this ratio for the curve of a whole device, which also has the steps of programs that start and end."""
 
 
 SERVING = (
     ServingTest(
         blocks=10,
         record_blocks=5,
-        consistent_ratio=0.4,
+        consistent_ratio=0.28,
         margin_bytes=1024 * MIB,
         margin_ratio=0.04,
         steps=2,
-        between_steps_ratio=0.4,
+        between_steps_ratio=0.28,
     ),
-    ServingTest(blocks=12, record_blocks=6, growth_ratio=0.05, steps=2, between_steps_ratio=0.35),
+    ServingTest(blocks=12, record_blocks=6, growth_ratio=0.05, steps=2, between_steps_ratio=0.25),
     ServingTest(),
     ServingTest(blocks=24, record_blocks=12),
 )
@@ -196,7 +198,7 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
         return None
     if case.room is not None and case.room > slope * test.full_within_seconds:
         return None
-    if not _exceeds(late - margin, values[:-recent], test) or not _is_line(at, window, slope, test):
+    if not _exceeds(late - margin, values[:-recent], test) or not _is_line(case, at, window, slope, test):
         return None
     if not new_or_lasting(times, values, test.skipped_blocks, count, slope):
         return None
@@ -239,7 +241,7 @@ def _exceeds(level: float, past: Sequence[float], test: ServingTest) -> bool:
     return all(median(past[end - length : end]) < level for end in range(len(past), length - 1, -1))
 
 
-def _is_line(at: Sequence[float], window: Sequence[float], slope: float, test: ServingTest) -> bool:
+def _is_line(case: LeakCase, at: Sequence[float], window: Sequence[float], slope: float, test: ServingTest) -> bool:
     """Return True if a line describes the window hardly worse than one or two steps, and the curve also rises between
     more of them.
     """
@@ -250,7 +252,8 @@ def _is_line(at: Sequence[float], window: Sequence[float], slope: float, test: S
     between = [
         rise for begin, end in pairwise(best[test.steps].limits) for rise in slopes(at[begin:end], window[begin:end])
     ]
-    return median(between) >= test.between_steps_ratio * slope
+    ratio = test.between_steps_ratio * (test.whole_device_multiple if case.series is case.device else 1.0)
+    return median(between) >= ratio * slope
 
 
 def _best_steps(window: Sequence[float], most: int) -> list[_Steps]:

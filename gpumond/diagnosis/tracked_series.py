@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf, nan
 
-from gpumond.diagnosis.growth import Growth, StepCounts
+from gpumond.diagnosis.growth import Growth, StepRecord
 from gpumond.diagnosis.leak import Leak
 from gpumond.diagnosis.peaks import Peaks
 from gpumond.diagnosis.plateaus import Plateaus
@@ -58,7 +58,7 @@ class TrackedSeries:
         self.quartiles = UpperQuartiles()
         self.leak: Leak | None = None
         self.growth: Growth | None = None
-        self.steps = StepCounts()
+        self.steps = StepRecord()
         self.disagreements = 0
         """Number of consecutive minutes with a shape other than the active one."""
         self.verdicts: dict[str, Verdict] = {}
@@ -85,6 +85,7 @@ class TrackedSeries:
         self.born = now
         self.leak = None
         self.growth = None
+        self.steps = StepRecord()
         self.levels = Plateaus()
         self.quartiles = UpperQuartiles()
 

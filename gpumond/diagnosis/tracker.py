@@ -126,7 +126,7 @@ class Tracker:
             if key[1].start_ticks is None:
                 self._record_fall(tracked, used, size)
             tracked.counted = False
-            tracked.steps.current = None
+            tracked.steps.add(None, one_device=False)
             tracked.used = used
             closed = tracked.series.add((now, used, nan, nan))
         else:
@@ -137,7 +137,7 @@ class Tracker:
             tracked.name = full.workload or tracked.name
             tracked.used = float(live)
             tracked.peaks.add(full, key[0], now)
-            tracked.steps.current = None if full.program.step is None else full.program.step.steps
+            tracked.steps.add(full.program.step, len({pool.device_uuid for pool in full.pools}) == 1)
             closed = tracked.series.add((now, nan if own is None else own, live, held))
         if closed:
             self.due.append((tracked, closed))

@@ -37,6 +37,11 @@ class _Driver:
         self.processes = {process for each in self.counts.values() for process in each}
         self._complete = complete
 
+    def confirms(self, process: ProcessKey, pool: PoolUsage) -> bool:
+        """Return True if the driver counts at least the held bytes of this pool for the process."""
+        count = self.counts.get(pool.device_uuid, {}).get(process)
+        return count is not None and pool.held_bytes <= count and not _exceeds(pool, self.sizes[pool.device_uuid])
+
     def may_list(self, process: ProcessKey, uuid: str) -> bool:
         return uuid in self.devices and is_confirmed(self.counts[uuid], process, uuid in self._complete)
 
@@ -63,12 +68,15 @@ def checking(
         if number % REPORTS_AT_ONCE == 0:
             yield
         process = report.key
+        if len(report.pools) == 1 and report.uses_device and driver.confirms(process, report.pools[0]):
+            checked.append(report)  # nearly every report of nearly every tick
+            continue
         earlier = before.get(process)
         pools = bounded(report.pools, driver.sizes)
         fault = None
         for uuid, claimed in held_by_device(pools).items():
             if claimed <= (driver.counts.get(uuid, {}).get(process) or 0):
-                continue  # nearly every pool of nearly every tick
+                continue
             excess = _excess(report, uuid, claimed, driver, ticks.get((process, uuid), 0))
             if excess is None:
                 continue

@@ -30,8 +30,10 @@ def loss(batch):
     return model(input_ids=tokens, labels=tokens).loss
 def train():
     optimizer.zero_grad()
-    loss(16).backward()
+    found = loss(16)
+    found.backward()
     optimizer.step()
+    return found.item()
 train()
 print("ready", flush=True)
 """
