@@ -31,7 +31,7 @@ from tests.simulator.snapshots import snapshots
 RATES = (64, 128, 300, 600)
 BLOCK = 2 * MIB
 RECORD = 16 * MIB
-"""A curve grows as long as it rises by this above all values before."""
+"""A curve grows as long as it rises by this above all values since ``growing`` began."""
 
 
 class Staircase(NamedTuple):
@@ -129,11 +129,11 @@ def ordinary(job: tuple[str, int, float]) -> Shape:
     planned = plan(name, seed, duration=hours * 3600)
     for snapshot in snapshots(planned):
         at = snapshot.elapsed_seconds
-        for uuid, pid, value in curves(snapshot):
-            if value > highest[uuid, pid] + RECORD:
-                highest[uuid, pid], grew[uuid, pid] = value, at
         diagnosis = diagnose(diagnosis, snapshot)
         active = frozenset((each.device_uuid, each.pid, each.kind) for each in diagnosis.verdicts)
+        for uuid, pid, value in curves(snapshot):
+            if (uuid, pid, "growing") in active - before or value > highest[uuid, pid] + RECORD:
+                highest[uuid, pid], grew[uuid, pid] = value, at
         leaks += sum(kind == "leak" for _, _, kind in active - before)
         growing += sum(kind == "growing" for _, _, kind in active - before)
         ends += [at - grew[uuid, pid] for uuid, pid, kind in before - active if kind == "growing"]

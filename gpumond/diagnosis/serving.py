@@ -16,7 +16,6 @@ from math import inf
 from typing import NamedTuple
 
 from gpumond.diagnosis.leak import (
-    MAX_SPAN_RATIO,
     RETURNED_RATIO,
     STOPPED_RATIO,
     STOPPED_SECONDS,
@@ -50,8 +49,8 @@ class ServingTest:
     """Number of blocks at the start of a life that the window excludes: the program allocates its initial memory."""
     min_samples: float = 3
     """Minimum number of samples in a block, on average: fewer have no quartile."""
-    max_span_ratio: float = MAX_SPAN_RATIO
-    """Maximum span of the window, as a multiple of its blocks: a longer one has too many gaps."""
+    max_span_ratio: float = 1.2
+    """Maximum span of the window, as a multiple of its blocks: steps within a longer gap would look like a line."""
     consistent_quantile: float = 0.25
     consistent_ratio: float = 0.175
     """Minimum of this quantile of the slopes of all pairs of blocks, as a share of their median. After a jump, a

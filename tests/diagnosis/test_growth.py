@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -63,14 +64,46 @@ def test_leak_after_a_plateau_is_reported_within_six_minutes(per_minute: float):
     assert [verdict.kind for _, verdict in found if verdict.kind in ("growing", "leak")] == ["growing", "leak"]
 
 
-def test_leak_from_the_start_of_a_program_with_steps_is_reported_within_400_seconds():
-    found = onsets(seen(staircase(300 * MIB), steps_of(8), lambda at: 2 * at))
-    leak = first(found, "leak")
-    growing = first(found, "growing")
-    assert leak is not None
+def test_growth_of_a_program_that_is_sampled_within_its_steps():
+    """The host runs ahead of the device, so that most samples contain some of a step's 1.5 GiB of activations."""
+    leak, dice = staircase(300 * MIB), Random(1)
+
+    def snapshots(ends_of_steps: bool) -> Iterator[Snapshot]:
+        for at in steps_of(8):
+            own = int(leak(at))
+            live = own + int(dice.uniform(0.2, 1.5) * GIB)
+            report = make_report(10, (make_pool(live=live, cached=GIB),))
+            step = StepUsage(steps=int(2 * at), live_bytes=own if ends_of_steps else None)
+            report = replace(report, program=replace(report.program, step=step))
+            yield at_moment(at, of_device(live + 2 * GIB, (make_process(10, live + 2 * GIB),)), reports=(report,))
+
+    found = onsets(snapshots(ends_of_steps=True))
+    growing, quick = first(found, "growing"), first(found, "leak")
     assert growing is not None
-    assert leak[0] <= 400
-    assert growing[0] <= 125
+    assert quick is not None
+    assert growing[0] <= 120
+    assert quick[0] <= 400
+    assert first(onsets(snapshots(ends_of_steps=False)), "leak") is None
+
+
+def test_epoch_that_allocates_in_parts_is_no_leak():
+    parts: Curve = lambda at: 20 * GIB + at // 36 * 512 * MIB  # noqa: E731
+    assert "leak" not in kinds(onsets(seen(parts, steps_of(15))))
+    assert "leak" in kinds(onsets(seen(staircase(853 * MIB), steps_of(15))))
+
+
+@pytest.mark.parametrize("per_minute", [64 * MIB, 128 * MIB, 300 * MIB, 600 * MIB])
+def test_leak_from_the_start_of_a_program_with_steps_is_reported_within_400_seconds(per_minute: float):
+    found = first(onsets(seen(staircase(per_minute), steps_of(8), lambda at: 2 * at)), "leak")
+    assert found is not None
+    assert found[0] <= 400
+
+
+def test_growth_of_a_program_with_steps_states_the_bytes_of_a_step():
+    found = onsets(seen(staircase(300 * MIB), steps_of(8), lambda at: 2 * at))
+    growing = first(found, "growing")
+    assert growing is not None
+    assert growing[0] <= 120
     assert dict(growing[1].evidence)["kept_bytes_per_step"] == pytest.approx(2.5 * MIB, rel=0.15)
 
 

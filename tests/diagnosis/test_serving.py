@@ -138,6 +138,15 @@ def test_serving_test_refuses_a_cache_that_grows_in_a_few_steps(name: str):
     assert find(case, observed.quartiles) is None
 
 
+def test_serving_test_requires_more_growth_between_the_steps_of_a_whole_device():
+    steps = [20 * GIB + (100 * number + 1200 * (number // 4)) * MIB for number in range(1, 17)]
+    observed, loose = Observed(FLAT + steps), replace(TEST, consistent_ratio=-inf, max_two_steps_ratio=inf)
+    case = LeakCase(observed.series, observed.series, USED, observed.born, SIZE, 16 * GIB, 1.0)
+    assert observed.leak(loose) is not None
+    assert find(case, observed.quartiles, (loose,)) is None
+    assert find(case, observed.quartiles, (replace(loose, whole_device_multiple=1.0),)) is not None
+
+
 def test_serving_test_requires_a_window_of_past():
     short = [20.0 * GIB] * 9 + growing(200 * MIB, 9)
     assert Observed(short).leak() is None
