@@ -1,7 +1,7 @@
 // Evidence of a leak: the points of its curve, the line through them, and the time at which the device is full.
 
 import { make, put, svg } from "./elements.js";
-import { clock, human, words } from "./format.js";
+import { clock, human } from "./format.js";
 
 const SPANS = 6; // the time of the crossing is drawn if it is within this multiple of the time of the points
 
@@ -66,7 +66,7 @@ function draw(node) {
   put(plot.querySelector(".to"), clock(to));
   put(node.querySelector("p"), text);
   node.querySelector(".refused").replaceChildren(
-    ...fit.refused.map(({ kind, reason, value }) => make("li", `Not ${words(kind)}: ${reason} ${value.toFixed(2)}.`)),
+    ...fit.refused.map(({ kind, reason, value }) => make("li", `Not ${kind}: the ${reason} is ${value.toFixed(2)}.`)),
   );
 }
 
