@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import inf, nan
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, LeakCurve, curve, load_rises
+from gpumond.diagnosis.leak import Leak, LeakCase, LeakCurve, curve, load_rises
 from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
 from gpumond.history.series import MEDIAN, MIN, MINUTE, SAMPLES, TIERS
 from gpumond.model.program import StepUsage
@@ -184,6 +184,14 @@ class _Window(NamedTuple):
     growth: float
 
 
+def rises(case: LeakCase, steps: StepRecord) -> bool:
+    """Return False if no test of this module can pass. It is faster than the tests."""
+    if steps.count is not None:
+        return True
+    columns = (case.series.column(BLOCK, case.what, kind, STARTED.blocks) for kind in (MEDIAN, MIN))
+    return any(len(values) > 1 and not values[-1] - min(values) < GROWING_BYTES / 2 for values in columns)
+
+
 def growing(case: LeakCase, steps: StepRecord) -> Growth | None:
     """Return the rise of the last two minutes, if it is one."""
     for kind in KINDS:
@@ -283,7 +291,7 @@ def _curve(case: LeakCase, steps: StepRecord, kind: int, count: int = SAMPLES) -
 
 def _window(case: LeakCase, steps: StepRecord, kind: int, blocks: int, least: float) -> _Window | None:
     """Return the newest blocks, and the slope over them, if they grow by ``least`` bytes and have enough samples."""
-    if case.what == OUTSIDE or (kind == STEP_END and steps.count is None):
+    if kind == STEP_END and steps.count is None:
         return None
     if kind != STEP_END:
         newest = case.series.column(BLOCK, case.what, kind, blocks)

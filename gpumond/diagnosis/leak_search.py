@@ -59,14 +59,14 @@ def watch_growth(tracked: TrackedSeries, history: History, label: str, room: flo
         room=room,
         pace=history.pace,
     )
-    began = False
-    if alone and tracked.leak is None:
+    began, rises = False, growth.rises(case, tracked.steps)
+    if rises and alone and tracked.leak is None:
         tracked.leak = growth.quick(case, tracked.steps)
         began = tracked.leak is not None
     if not alone or tracked.leak is not None:
         tracked.growth = None
     elif tracked.growth is None:
-        tracked.growth = growth.growing(case, tracked.steps)
+        tracked.growth = growth.growing(case, tracked.steps) if rises else None
     else:
         tracked.growth = growth.update(tracked.growth, case, tracked.steps)
     if tracked.growth is None:

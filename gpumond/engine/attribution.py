@@ -42,6 +42,8 @@ class _Pools(NamedTuple):
 
 
 _NONE = _Pools(0, 0, 0)
+REPORTS_AT_ONCE = 16
+"""Reports whose pools are split in one step: 0.1 ms."""
 
 
 def _new_line(uuid: str, share: Share, used: int, process: ProcessKey, workload: str) -> Line:
@@ -83,8 +85,9 @@ def _pools_by_device(snapshot: Snapshot) -> Steps[Mapping[str, dict[ProcessKey, 
     """Return the pools of every process by device; a MIG instance's also count for its parent, as its bytes do."""
     parents = {device.uuid: device.parent_uuid for device in snapshot.devices if device.parent_uuid is not None}
     table: defaultdict[str, dict[ProcessKey, _Pools]] = defaultdict(dict)
-    for process, report in snapshot.reports_by_process.items():
-        yield
+    for number, (process, report) in enumerate(snapshot.reports_by_process.items()):
+        if number % REPORTS_AT_ONCE == 0:
+            yield
         for pool in outermost(report.pools):
             uuid: str | None = pool.device_uuid
             shares = _shares(pool)
@@ -103,8 +106,10 @@ def _bounded(device: DeviceReading, pools: Mapping[ProcessKey, _Pools], complete
     for process, own in pools.items():
         if is_confirmed(counts, process, complete):
             most = limit(device, counts, process)
-            if most is not None:
-                own = own.at_most(most) if own.held > most + tolerated else own._replace(live=min(own.live, most))
+            if most is not None and own.held > most + tolerated:
+                own = own.at_most(most)
+            elif most is not None and own.live > most:
+                own = own._replace(live=most)
             found[process] = own
     return found
 

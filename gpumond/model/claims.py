@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from gpumond.model.conditions import of_device
 from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.model.process import ProcessKey
 from gpumond.model.program import OTHER
@@ -44,7 +43,7 @@ def complete_lists(
         and device.parent_uuid is None
         and device.uuid not in parents
         and device.uuid not in hidden
-        and "mps" not in of_device(device)
+        and not device.has_mps_server
     )
 
 

@@ -9,10 +9,6 @@ from gpumond.model.remedies import CONDITIONS
 from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Excess, Snapshot
 from gpumond.model.units import human
 
-MPS_SERVER = "nvidia-cuda-mps"
-"""Beginning of the command name of its server, nvidia-cuda-mps-server: the kernel keeps 15 characters."""
-
-
 OF_DEVICES = tuple(kind for kind in CONDITIONS if kind != "private_pid_namespace")
 
 
@@ -59,7 +55,7 @@ def of_device(device: DeviceReading) -> Iterator[str]:
         yield device.sensors.virtualization_mode
     if device.processes is None:
         yield "no_process_list"
-    elif any("mps" in p.kinds or (p.comm or "").startswith(MPS_SERVER) for p in device.processes):
+    elif device.has_mps_server:
         yield "mps"
     is_counted = device.used_bytes is not None and not device.unified
     if device.vendor == "nvidia" and is_counted and device.reserved_bytes is None and device.parent_uuid is None:

@@ -11,7 +11,6 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gpumond.model.claims import bounded, held_by_device, is_confirmed, limit, listed, outermost, slack
-from gpumond.model.conditions import of_device
 from gpumond.model.cooperative import Steps
 from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.model.process import ProcessKey
@@ -142,7 +141,7 @@ def _unmapped(excess: Excess, pools: tuple[PoolUsage, ...], driver: _Driver) -> 
     size of the device is unmapped.
     """
     uuid = excess.device_uuid
-    if driver.counts[uuid].get(excess.process) is None or "mps" in of_device(driver.devices[uuid]):
+    if driver.counts[uuid].get(excess.process) is None or driver.devices[uuid].has_mps_server:
         return 0
     private = sum(_private_bytes(pool) for pool in outermost(pools) if pool.device_uuid == uuid)
     over, size = excess.claimed_bytes - excess.limit_bytes, driver.sizes[uuid]

@@ -14,6 +14,8 @@ from gpumond.model.process import ProcessKey
 from gpumond.model.program import SILENT, Ending, Program
 from gpumond.model.sensors import NO_SENSORS, Sensors
 
+MPS_SERVER = "nvidia-cuda-mps"
+"""Beginning of the command name of an MPS server, nvidia-cuda-mps-server: the kernel keeps 15 characters."""
 MISSED_LIMIT = 3
 """Number of consecutive readings without a device after which its values are withheld."""
 
@@ -92,6 +94,10 @@ class DeviceReading:
     def processes_by_key(self) -> Mapping[ProcessKey, ProcessUsage]:
         """The listed processes; empty if the driver lists none."""
         return {process.key: process for process in self.processes or ()}
+
+    @cached_property
+    def has_mps_server(self) -> bool:
+        return any("mps" in each.kinds or (each.comm or "").startswith(MPS_SERVER) for each in self.processes or ())
 
 
 @dataclass(frozen=True, slots=True)

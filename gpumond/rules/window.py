@@ -91,9 +91,11 @@ class RuleWindow:
         The agent counts the latter by process: where several pools ran out, they are subtracted from the sum.
         """
         grown = self.increase(track.ooms, track.since)
+        if not grown:
+            return grown
         process = report.key
         retried = self.retried.get(process)
-        if not grown or retried is None or not retried.grown:
+        if retried is None or not retried.grown:
             return grown
         tracks = [self.pools[key] for key in {pool_of(process, pool) for pool in report.pools}]
         left = max(0, sum(each.ooms.increase for each in tracks if each.ooms) - retried.increase)
@@ -115,6 +117,10 @@ def pool_of(process: ProcessKey, pool: PoolUsage) -> Pool:
     return process, pool.allocator, pool.device_uuid
 
 
+REPORTS_AT_ONCE = 16
+"""Reports whose counters are compared in one step: 0.3 ms."""
+
+
 def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
     """Return the window after ``snapshot``."""
     elapsed = snapshot.elapsed_seconds
@@ -123,8 +129,9 @@ def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
     silent = frozenset(before.agents.keys() - agents.keys()) & _present(before, agents, snapshot)
     pools: dict[Pool, CounterTrack] = {}
     retried: dict[ProcessKey, Growth] = {}
-    for process, report in reports.items():
-        yield
+    for number, (process, report) in enumerate(reports.items()):
+        if number % REPORTS_AT_ONCE == 0:
+            yield
         for usage in report.pools:
             pool = pool_of(process, usage)
             pools[pool] = _track(before.pools.get(pool), usage, elapsed)
