@@ -83,7 +83,7 @@ FLAT_SLOPE_RATIO, FLAT_SCATTER_RATIO = 0.15, 0.1
 """Maximum slope and scatter of these blocks, as shares of the window's slope and growth."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuickTest:
     """One way in which growth of minutes is a leak. ``blocks`` is the length of the window."""
 
@@ -112,7 +112,7 @@ class StepBlock(NamedTuple):
     """A block of 15 s: the number of steps at its end, and the median of the live bytes at the ends of its steps."""
 
     at: float
-    count: int
+    steps: int
     live: float
 
 
@@ -148,7 +148,7 @@ class StepRecord:
 
     def of(self, times: Sequence[float]) -> list[int] | None:
         """Return the number of steps at the end of each block; None if one is unknown."""
-        known = {block.at: block.count for block in self._blocks}
+        known = {block.at: block.steps for block in self._blocks}
         return [known[at] for at in times] if all(at in known for at in times) else None
 
     def curve(self, count: int = KEPT_BLOCKS) -> LeakCurve:
