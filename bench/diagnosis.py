@@ -25,7 +25,8 @@ MIB_A_MINUTE = (1 << 20) / 60
 DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0
 AFTER_SECONDS = 900.0
 LEAST_QUIET, LEAST_NOISY = 32 * MIB_A_MINUTE, 64 * MIB_A_MINUTE
-SAMPLED = {"fleet": 57.0}
+SERVING = ("leak-serving", "serving-bimodal", "serving-nightly", "model-loads", "slow-fragmentation")
+SAMPLED = dict.fromkeys(("fleet", *SERVING), 57.0)
 """Seconds between two samples, if not 1: as for the fleet in section D of the protocol."""
 NEVER = ("warm-up", "autotune", "preallocated", "cache-saturates", "periodic-eval", "curriculum")
 ANSWERS = ("leak", "fragmentation", "orphan", "crash", "crash-loop", "none")
@@ -87,7 +88,12 @@ def to_be_found(one: Episode) -> bool:
     slope = one.truth.slope_bytes_per_second
     if one.twin or one.truth.kind != "leak" or slope is None:
         return False
-    return slope >= (LEAST_QUIET if one.noise < QUIET_BYTES else LEAST_NOISY) * 0.999
+    return slope >= (LEAST_QUIET if quiet(one) else LEAST_NOISY) * 0.999
+
+
+def quiet(one: Episode) -> bool:
+    """Return False for serving programs, too: their load changes by gigabytes from sample to sample."""
+    return one.noise < QUIET_BYTES and one.scenario not in SERVING
 
 
 def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
@@ -96,7 +102,6 @@ def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
     hits = [one for one in leaks if found(one, "leak") is not None and (one.scenario, one.seed) not in twins_alarmed]
     false = [one for one in episodes if false_leaks(one)]
     recall, precision = _ratio(len(hits), len(leaks)), _ratio(len(hits), len(hits) + len(false))
-    linear = [one for one in leaks if one.truth.form == "linear" and one.half is not None]
     others = defaultdict[str, list[Episode]](list)
     for one in episodes:
         if not one.twin and one.truth.kind and one.truth.kind != "leak":
@@ -128,7 +133,7 @@ def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
         },
         "delay_minutes": {
             "quiet_linear_from_30_MiB_a_minute": _delays(
-                one for one in leaks if one.truth.form == "linear" and one.noise < QUIET_BYTES
+                one for one in leaks if one.truth.form == "linear" and quiet(one)
             ),
             "noisy_linear_from_128_MiB_a_minute": _delays(
                 one
@@ -140,7 +145,10 @@ def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
             "all_leaks": _delays(leaks),
             **{kind: _delays(ones) for kind, ones in sorted(others.items())},
         },
-        "time_to_oom_within_factor_2_at_half_headroom": _share([_within_factor_2(one) for one in linear]),
+        **_time_to_oom([one for one in leaks if one.truth.form == "linear" and one.scenario not in SERVING]),
+        "leak_serving_by_rate": _by_rate(
+            [one for one in episodes if one.scenario == "leak-serving" and one.truth.kind and not one.twin]
+        ),
         "found_of_other_kinds": {
             kind: _share([found(one, kind) is not None for one in ones]) for kind, ones in sorted(others.items())
         },
@@ -183,6 +191,34 @@ def _within_factor_2(one: Episode) -> bool:
     if one.half is None or one.half <= 0 or one.truth.oom_at is None or one.truth.injected_at is None:
         return False
     return abs(math.log2(one.half / ((one.truth.oom_at - one.truth.injected_at) / 2))) <= 1
+
+
+def _in_interval(one: Episode) -> bool:
+    return one.full is not None and one.truth.oom_at is not None and one.full[0] <= one.truth.oom_at <= one.full[1]
+
+
+def _time_to_oom(leaks: Sequence[Episode]) -> dict[str, object]:
+    """Return how often the time to OOM that was predicted at half headroom was right. No prediction is wrong."""
+    known = [one for one in leaks if one.half is not None]
+    return {
+        "time_to_oom_within_factor_2_at_half_headroom": _share([_within_factor_2(one) for one in known]),
+        "time_to_oom_in_the_interval_at_half_headroom": _share([_in_interval(one) for one in known]),
+    }
+
+
+def _by_rate(leaks: Sequence[Episode]) -> dict[str, object]:
+    """Return recall, delay and time to OOM by the rate in MiB a minute."""
+    rates = defaultdict[int, list[Episode]](list)
+    for one in leaks:
+        rates[round((one.truth.slope_bytes_per_second or 0.0) / MIB_A_MINUTE)].append(one)
+    return {
+        str(rate): {
+            "found": _share([found(one, "leak") is not None for one in ones]),
+            "delay_minutes": _delays(ones),
+            **_time_to_oom(ones),
+        }
+        for rate, ones in sorted(rates.items())
+    }
 
 
 def _delays(episodes: Iterable[Episode]) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from gpumond.diagnosis import Diagnosis, diagnose
 from gpumond.loadgen import Truth, plan
@@ -24,7 +25,9 @@ class Onset:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Times are seconds from the start. ``half`` is the time to OOM that was predicted at half headroom."""
+    """Times are seconds from the start. ``half`` is the time to OOM that was predicted at half headroom, and ``full``
+    the interval in which the fit expected the full device then.
+    """
 
     scenario: str
     seed: int
@@ -36,6 +39,7 @@ class Episode:
     devices: int
     onsets: tuple[Onset, ...]
     half: float | None
+    full: tuple[float, float] | None
     snapshots: int
     shapes: int
 
@@ -61,7 +65,7 @@ def episode(scenario: str, seed: int, twin: bool = False, every: float = 1.0) ->
         half_at = (truth.injected_at + truth.oom_at) / 2
     diagnosis, before, onsets = Diagnosis(), frozenset[tuple[str, int | None, str]](), list[Onset]()
     start: float | None = None
-    half, count, devices, shapes = None, 0, 1, 0
+    half, full, count, devices, shapes = None, None, 0, 1, 0
     for snapshot in snapshots(planned, every):
         start = snapshot.elapsed_seconds if start is None else start
         at = snapshot.elapsed_seconds - start
@@ -75,12 +79,36 @@ def episode(scenario: str, seed: int, twin: bool = False, every: float = 1.0) ->
                 onsets.append(_onset(at, active[key]))
         before = frozenset(active)
         if half_at is not None and half is None and at >= half_at:
-            half = next((verdict.time_to_oom_seconds for verdict in active.values() if verdict.kind == "leak"), -1.0)
+            leak = next((verdict for verdict in active.values() if verdict.kind == "leak"), None)
+            half = -1.0 if leak is None else leak.time_to_oom_seconds
+            full = None if leak is None else _full(leak, snapshot.taken_at - at)
     noise = float(original.option("noise") or 0)
     onsets.sort(key=lambda onset: (onset.at, onset.kind, onset.pid or 0))
     return Episode(
-        scenario, seed, twin, planned.observation.view, noise, truth, at, devices, tuple(onsets), half, count, shapes
+        scenario,
+        seed,
+        twin,
+        planned.observation.view,
+        noise,
+        truth,
+        at,
+        devices,
+        tuple(onsets),
+        half,
+        full,
+        count,
+        shapes,
     )
+
+
+def _full(leak: Verdict, start: float) -> tuple[float, float] | None:
+    """Return the interval of the full device, in seconds from the unix time ``start``. An end that the fit does not
+    limit is infinite.
+    """
+    fit = leak.fit
+    if fit is None or fit.full_at_earliest is None:
+        return None
+    return fit.full_at_earliest - start, inf if fit.full_at_latest is None else fit.full_at_latest - start
 
 
 def _onset(at: float, verdict: Verdict) -> Onset:

@@ -28,7 +28,7 @@ def fragmentation(script: Script) -> None:
     step = script.dice.uniform(15.0, 40.0)
     pairs: deque[tuple[int, int, int]] = deque()  # size and blocks
     for number in range(int(share * script.size_bytes / (2 * size))):
-        pairs.append(_pair(script, 1.0 + 0.2 * number, size))
+        pairs.append(pair(script, 1.0 + 0.2 * number, size))
     ready = 10.0 + 0.2 * len(pairs)
     activations = LevelStep(script, 512 * MIB, program)
     peaks = list(every(ready, end, step))
@@ -48,14 +48,14 @@ def fragmentation(script: Script) -> None:
             freed, done = freed + size, done + 1
             larger = int(1.25 * size) // (2 * MIB) * 2 * MIB if script.inject else size
             if freed >= 2 * larger:
-                pairs.append(_pair(script, at, larger))
+                pairs.append(pair(script, at, larger))
                 freed -= 2 * larger
     if script.inject:
         script.truth = Truth("fragmentation", injected_at=onset, ends_at=end)
 
 
-def _pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
-    """Two neighbours of one segment."""
+def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
+    """Allocate two neighbours of one segment. Returns their size and both blocks."""
     script.free(at, script.allocate(at, 2 * size))
     return size, script.allocate(at, size), script.allocate(at, size)
 

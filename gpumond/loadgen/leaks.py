@@ -22,11 +22,9 @@ def linear(script: Script) -> None:
     rate = script.number("rate", script.dice.choice((2, 8, 32, 128, 512)) * MIB) / MINUTE_SECONDS
     noise_bytes = noise(script)
     slow = noise_bytes >= NOISY_LIMIT or rate < 30 * MIB / MINUTE_SECONDS
-    end = script.last(6 * HOUR_SECONDS if slow else 3 * HOUR_SECONDS)
+    script.last(6 * HOUR_SECONDS if slow else 3 * HOUR_SECONDS)
     onset = _onset(script, host(script, noise_bytes=noise_bytes))
-    tensor = math.ceil(min(16 * MIB, max(2 * rate, min(4 * MIB, 60 * rate))) / ALIGNMENT) * ALIGNMENT
-    pause = tensor / rate
-    _leak(script, "linear", onset, rate, [(at, tensor) for at in every(onset + pause, end, pause)])
+    steadily(script, onset, rate)
 
 
 def per_epoch(script: Script) -> None:
@@ -113,6 +111,13 @@ def at_evaluation(script: Script) -> None:
             kept.append((moment, PIECE))
         ramp.to(at + 90.0, 0)
     _leak(script, "stairs", first, None, kept, given_back_after=90.0)
+
+
+def steadily(script: Script, onset: float, rate: float) -> None:
+    """Leak tensors at a constant rate, in bytes per second."""
+    tensor = math.ceil(min(16 * MIB, max(2 * rate, min(4 * MIB, 60 * rate))) / ALIGNMENT) * ALIGNMENT
+    pause = tensor / rate
+    _leak(script, "linear", onset, rate, [(at, tensor) for at in every(onset + pause, script.duration, pause)])
 
 
 def _onset(script: Script, ready: float) -> float:

@@ -59,7 +59,7 @@ def plan(scenario: str, seed: int = 0, **options: float | str) -> Plan:
 
 
 def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], inject: bool) -> Plan:
-    script = Script(scenario.name, seed, {"size": 80 * GIB, **given}, inject)
+    script = Script(scenario.name, seed, {"size": scenario.size_bytes, **given}, inject)
     scenario.write(script)
     observation = _observe(script, scenario, seed)
     steps = sorted((step for step in script.steps if step.at < script.duration), key=itemgetter(0))

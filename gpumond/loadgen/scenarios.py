@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumond.errors import ConfigError
-from gpumond.loadgen import healthy, incidents, leaks
+from gpumond.loadgen import healthy, incidents, leaks, serving
 from gpumond.loadgen.script import VIEWS, Script, View
-from gpumond.model.units import level, seconds
+from gpumond.model.units import GIB, level, seconds
 
 Unit = Literal["size", "duration", "share", "number", "word"]
 
@@ -55,7 +55,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One scenario. ``views``: those in which it can be diagnosed. ``verdict``: the expected one, empty for none."""
+    """One scenario. ``views``: those in which it can be diagnosed. ``verdict``: the expected one, empty for none.
+
+    ``size_bytes``: size of the device that the plan is made for, unless an option states it.
+    """
 
     name: str
     alias: str
@@ -66,10 +69,17 @@ class Scenario:
     options: tuple[Option, ...] = ()
     views: tuple[View, ...] = VIEWS
     neighbours: bool = True
+    size_bytes: int = 80 * GIB
 
 
 COMMON = (
-    Option("size", "size", "80GiB", "size of the device that the plan is made for; engines scale it", 64 << 30),
+    Option(
+        "size",
+        "size",
+        "80GiB, for serving 48GiB",
+        "size of the device that the plan is made for; engines scale it",
+        64 << 30,
+    ),
     Option("duration", "duration", "three times the time allowed for detection", "length of the plan", 1.0, 172800),
     Option("view", "word", "by the seed", "what is observed in virtual time", words=VIEWS),
     Option("noise", "size", "32 MiB or 0.3 GiB", "standard deviation from sample to sample"),
@@ -78,6 +88,7 @@ COMMON = (
 )
 
 _PERIOD = "time between two evaluations"
+_INJECTED = Option("rate", "size", "no leak", "leaked per minute")
 
 TABLE = (
     Scenario(
@@ -177,6 +188,17 @@ TABLE = (
         (Option("period", "duration", "20 to 40 min", _PERIOD, 120.0),),
     ),
     Scenario(
+        "leak-serving",
+        "p10",
+        "a serving program as in serving-bimodal leaks",
+        "leak",
+        ("        _.|'||", "   _|''|| |  ", "||'| |        "),
+        serving.leak,
+        (Option("rate", "size", "16, 32, 64, 128 or 256 MiB", "leaked per minute", 1),),
+        neighbours=False,
+        size_bytes=serving.DEVICE_BYTES,
+    ),
+    Scenario(
         "warm-up",
         "n1",
         "memory grows to a plateau and stays there",
@@ -256,6 +278,56 @@ TABLE = (
         ),
     ),
     Scenario(
+        "serving-bimodal",
+        "n8",
+        "a serving program rests at one level and is busy at others, which change by gigabytes within minutes",
+        "",
+        ("‾‾‾| |‾‾| ‾‾", "   ||  |'|  ", "    |    |  "),
+        serving.bimodal,
+        (_INJECTED,),
+        neighbours=False,
+        size_bytes=serving.DEVICE_BYTES,
+    ),
+    Scenario(
+        "serving-nightly",
+        "n9",
+        "a serving program is busy by day, and rests most of the night",
+        "",
+        ("‾|'|||'|‾‾‾‾", " ||||||     ", "  | |       "),
+        serving.nightly,
+        (_INJECTED,),
+        neighbours=False,
+        size_bytes=serving.DEVICE_BYTES,
+    ),
+    Scenario(
+        "model-loads",
+        "n10",
+        "models are loaded and unloaded, and stay for tens of minutes to hours",
+        "",
+        ("   ___    __", "  |   |  |  ", "__|   |__|  "),
+        serving.model_loads,
+        (_INJECTED,),
+        neighbours=False,
+        size_bytes=serving.DEVICE_BYTES,
+    ),
+    Scenario(
+        "slow-fragmentation",
+        "n11",
+        "live memory is constant, and the allocator holds slowly more, up to a limit",
+        "",
+        ("held   __..--", "  __--''     ", "live ---------"),
+        serving.slow_fragmentation,
+        (
+            Option(
+                "step", "size", "0.5 to 1.6 GiB", "growth of the held memory in six hours", 1, serving.DRIFT_BYTES[1]
+            ),
+            Option("over", "duration", "6 to 15 h", "time until the growth ends", 60.0, serving.MAX_DRIFT_SECONDS),
+            _INJECTED,
+        ),
+        neighbours=False,
+        size_bytes=serving.DEVICE_BYTES,
+    ),
+    Scenario(
         "steady",
         "",
         "steady work, constant memory",
@@ -289,7 +361,7 @@ SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in TAB
 
 
 def scenario(name: str) -> Scenario:
-    """Return a scenario by name or alias (p1 to p9, n1 to n7). Raises ConfigError."""
+    """Return a scenario by name or alias (p1 to p10, n1 to n11). Raises ConfigError."""
     for one in TABLE:
         if name in (one.name, one.alias) and name:
             return one

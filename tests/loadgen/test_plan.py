@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import statistics
+from bisect import bisect_right
 from dataclasses import replace
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +19,7 @@ from gpumond.model.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
 LEAKS = [name for name, scenario in SCENARIOS.items() if scenario.verdict == "leak"]
 INJECTED = [name for name, scenario in SCENARIOS.items() if scenario.verdict and name != "stress"]
 HEALTHY = [name for name, scenario in SCENARIOS.items() if not scenario.verdict]
+SERVING = ["serving-bimodal", "serving-nightly", "model-loads", "slow-fragmentation"]
 SHORT = {"duration": "2h"}
 
 
@@ -46,7 +50,7 @@ def floor(planned: Plan, start: float, seconds: float) -> int:
 
 def test_scenarios_have_a_number_or_are_drills():
     aliases = {scenario.alias for scenario in SCENARIOS.values()} - {""}
-    assert aliases == {f"p{n}" for n in range(1, 10)} | {f"n{n}" for n in range(1, 8)}
+    assert aliases == {f"p{n}" for n in range(1, 11)} | {f"n{n}" for n in range(1, 12)}
     assert {name for name, scenario in SCENARIOS.items() if not scenario.alias} == {"steady", "stress", "flush-storm"}
     assert plan("p2", 3) == plan("leak-linear", 3)
 
@@ -58,10 +62,11 @@ def test_seed_determines_the_plan(name: str):
     assert plan(name, 7, **SHORT) not in others[:1] or plan(name, 7, **SHORT) not in others[1:]
 
 
-def test_plan_is_equal_in_all_versions_of_python():
-    planned = plan("leak-load", 5, duration="1h")
+@pytest.mark.parametrize(("name", "digest"), [("leak-load", "16ec364334f4722b"), ("leak-linear", "306ed850de5899fd")])
+def test_plan_is_equal_in_all_versions_of_python(name: str, digest: str):
+    planned = plan(name, 5, duration="1h")
     text = "\n".join(f"{s.at:.6f} {s.action} {s.program} {s.block} {s.size_bytes} {s.ratio:.6f}" for s in planned.steps)
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "16ec364334f4722b"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == digest
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -164,6 +169,56 @@ def test_fragmentation_has_constant_live_bytes():
         for start in range(int(planned.truth.injected_at), int(planned.duration_seconds) - 600, 600)
     ]
     assert max(peaks) < 1.02 * min(peaks)
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_serving_program_leaks_at_the_given_rate(name: str):
+    healthy, planned = plan(name, 1), plan(name, 1, rate="64MiB")
+    twin = planned.twin()
+    assert twin is not None
+    assert twin.steps == healthy.steps
+    assert (planned.truth.kind, planned.truth.form) == ("leak", "linear")
+    assert planned.truth.slope_bytes_per_second == pytest.approx(64 * MIB / 60)
+    assert planned.truth.injected_at is not None
+    assert 4 * HOUR_SECONDS <= planned.truth.injected_at <= 10 * HOUR_SECONDS
+    assert planned.size_bytes == 48 * GIB
+
+
+def samples(planned: Plan) -> list[int]:
+    """Return the live bytes of program 0 every 57 s after its start."""
+    known = curve(planned)
+    times = [at for at, _ in known]
+    return [known[bisect_right(times, at) - 1].live_bytes for at in range(57, int(planned.duration_seconds), 57)]
+
+
+@pytest.mark.parametrize("name", ["serving-bimodal", "serving-nightly"])
+def test_serving_program_has_the_levels_of_the_fleet(name: str):
+    found = [live for seed in range(4) for live in samples(plan(name, seed))]
+    changes = [abs(after - before) for before, after in pairwise(found)]
+    twentieths = statistics.quantiles(found, n=20)
+    assert 13 * GIB < twentieths[0] < 17 * GIB
+    assert 20.5 * GIB < twentieths[9] < 24 * GIB
+    assert 23.5 * GIB < twentieths[18] < 32 * GIB
+    assert 0.45 < sum(change == 0 for change in changes) / len(changes) < 0.65
+    assert 9 * GIB < statistics.quantiles(changes, n=100)[98] < 15 * GIB
+
+
+def test_nightly_program_rests_at_night():
+    for seed in range(4):
+        busy = [step.ratio > 0.4 for step in plan("serving-nightly", seed).steps if step.action == "busy"]
+        hours = [sum(busy[at : at + 720]) / 720 for at in range(0, len(busy) - 720, 120)]
+        assert max(hours) > 0.6
+        assert min(hours) < 0.2
+
+
+def test_models_stay_for_tens_of_minutes():
+    stays = []
+    for seed in range(8):
+        found = samples(plan("model-loads", seed))
+        stays += [57 * len(list(same)) for _, same in groupby(found)]
+    long = [stay for stay in stays if stay > 10 * MINUTE_SECONDS]
+    assert len(long) > 8 * 8
+    assert 25 * MINUTE_SECONDS < statistics.median(long) < 70 * MINUTE_SECONDS
 
 
 @pytest.mark.parametrize(("times", "kind"), [(1, "crash"), (2, "crash"), (3, "crash-loop")])

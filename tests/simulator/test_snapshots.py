@@ -81,6 +81,16 @@ def test_fragmentation_strands_more_bytes_at_constant_live_bytes():
     assert (last.peak_live_bytes or 0) / (last.peak_held_bytes or 1) > 0.95
 
 
+def test_slow_fragmentation_is_limited_and_live_bytes_are_constant():
+    made = plan("slow-fragmentation", 0, step="1.6GiB", over="15h", gaps=0)
+    found = [pool for _, pool in pools(made, 60.0)][1:]
+    early, late = found[:25], found[-60:]
+    assert max(pool.stranded_bytes for pool in early) < 2 * MIB
+    for pool in late:
+        assert pool.stranded_bytes == pytest.approx(4 * GIB, abs=2 * MIB)
+    assert min(pool.live_bytes for pool in late) - min(pool.live_bytes for pool in early) < 512 * MIB
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_program_ends_when_the_truth_says_that_the_device_is_full(seed: int):
     made = plan("leak-linear", seed, rate="512MiB", duration="6h", **QUIET)
