@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gpumond.agent.adapters import AllocatorAdapter, Finishable, FlushRefused, MainThreadBound, RetentionReporting
+from gpumond.agent.adapters import (
+    AllocatorAdapter,
+    Finishable,
+    FlushRefused,
+    MainThreadBound,
+    RetentionReporting,
+    capture_guards,
+)
 from gpumond.agent.pending_calls import Busy, run
 from gpumond.model.pools import STEPS, Expected, Held, Outcome, PoolUsage, Reclaimable, StepResult
 from gpumond.protocol.messages import FlushCommand, FlushResult, PoolChange, clean
@@ -151,6 +158,21 @@ def _carry_out(
     return FlushResult(command.id, outcome, clean(reason), compared, tuple(done))
 
 
+def carry_out_hooks(command: FlushCommand, hooks: Sequence[Hook]) -> FlushResult:
+    """Call the program's functions in a program without pools. Only the driver's count shows their effect.
+
+    Raises FlushRefused, and errors of the functions.
+    """
+    guards = capture_guards()
+    if guards is not None and guards.capturing():
+        raise FlushRefused("a CUDA graph is being captured")
+    if not hooks:
+        return FlushResult(command.id, "nothing", "the agent reports no pool, and the program has no on_flush function")
+    if command.dry_run:
+        return FlushResult(command.id, "planned")
+    return FlushResult(command.id, "nothing", "", (), (_called(hooks),))
+
+
 def estimated(hooks: Sequence[Hook]) -> int | None:
     """Return the bytes that all hooks together will free; None if one has no estimate or its estimate fails."""
     total = 0
@@ -217,11 +239,16 @@ def _collect(adapter: AllocatorAdapter) -> StepResult:
 
 
 def _call(adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> StepResult:
-    held, started = _held_bytes(adapter), time.perf_counter()
+    held = _held_bytes(adapter)
+    called = _called(hooks)
+    return replace(called, released_bytes=max(0, held - _held_bytes(adapter)))
+
+
+def _called(hooks: Sequence[Hook]) -> StepResult:
+    started = time.perf_counter()
     freed = sum(function() or 0 for function, _ in tuple(hooks))
     seconds = time.perf_counter() - started
-    detail = f"{len(hooks)} functions, which report {freed} bytes"
-    return StepResult("hooks", max(0, held - _held_bytes(adapter)), seconds, detail)
+    return StepResult("hooks", 0, seconds, f"{len(hooks)} functions, which report {freed} bytes")
 
 
 def _held_bytes(adapter: AllocatorAdapter) -> int:

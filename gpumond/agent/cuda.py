@@ -22,6 +22,9 @@ CAPTURED: WeakSet[Any] = WeakSet()
 CAPTURING: WeakSet[Any] = WeakSet()
 """CUDA graphs that are being captured in this process. A cudaFree during the capture would invalidate them."""
 
+CAPTURE_CHECKS: list[Callable[[], bool]] = []
+"""Functions that return True during a capture, for libraries whose captures cannot be watched."""
+
 POOL_RESERVED, POOL_USED = 5, 7
 """CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT and CU_MEMPOOL_ATTR_USED_MEM_CURRENT."""
 POINTER_MAPPED, POINTER_POOL = 13, 17
@@ -214,6 +217,11 @@ def current(ordinal: int) -> Iterator[bool]:
                 _ask("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
     finally:
         _ask("cuDevicePrimaryCtxRelease_v2", device)
+
+
+def capturing() -> bool:
+    """Return whether a CUDA graph is being captured in this process, as far as the agent can detect it."""
+    return bool(CAPTURING) or any(check() for check in CAPTURE_CHECKS)
 
 
 def watch_captures(owner: Any, begin: str = "capture_begin", end: str = "capture_end") -> None:

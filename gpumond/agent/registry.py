@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from gpumond.agent.adapters import ADAPTERS, AllocatorAdapter, FlushRefused, Limitable, capture_guards, loaded
@@ -19,6 +19,7 @@ from gpumond.agent.allocator_flush import (
     Permissions,
     StrandedEstimate,
     carry_out,
+    carry_out_hooks,
     estimated,
     held,
     outcome_of,
@@ -105,10 +106,13 @@ class AllocatorRegistry:
         return self.flush(command, hooks, Permissions(main_thread))
 
     def flush(self, command: FlushCommand, hooks: Sequence[Hook], permissions: Permissions = PROGRAM) -> FlushResult:
-        """Flush in this thread, by default for the program itself. Library errors become results."""
+        """Flush in this thread, by default for the program itself. Library errors become results.
+
+        Without the name of an allocator, only the program's functions are called: the program has no pool.
+        """
         adapter = next((adapter for adapter in self.adapters() if adapter.name == command.allocator), None)
         unknown = [step for step in command.steps if step not in STEPS]
-        if adapter is None or unknown:
+        if unknown or (adapter is None and command.allocator):
             self.refusals += bool(unknown)
             if unknown:
                 reason = f"no step is called {unknown[0]!r}"
@@ -117,6 +121,9 @@ class AllocatorRegistry:
             return FlushResult(command.id, "refused", clean(f"{reason}; nothing was done"))
         with self._lock:
             try:
+                if adapter is None:
+                    with _between_captures():
+                        return carry_out_hooks(command, hooks)
                 hook_bytes = self._hook_bytes(adapter, hooks) if "hooks" in command.steps else 0
                 with _between_captures():
                     result = carry_out(command, adapter, hooks, permissions, self._stranded, hook_bytes)
@@ -156,38 +163,48 @@ def receipts(
     steps: Sequence[str], dry_run: bool, hooks: Sequence[Hook], workload: str, main_thread: bool = False
 ) -> list[Receipt]:
     """Flush every allocator in the calling thread."""
-    found = []
-    for adapter in REGISTRY.adapters():
-        started_at, started = time.time(), time.perf_counter()
-        result = REGISTRY.flush(
-            FlushCommand("local", adapter.name, tuple(steps), dry_run), hooks, Permissions(main_thread, own=True)
+    permissions = Permissions(main_thread, own=True)
+    found = [
+        receipt
+        for adapter in REGISTRY.adapters()
+        for receipt in _receipts_of(
+            FlushCommand("local", adapter.name, tuple(steps), dry_run), hooks, permissions, workload
         )
-        seconds = time.perf_counter() - started
-        for change in result.pools or (None,):
-            outcome = result.outcome
-            if change and outcome in ("freed", "partial", "nothing"):
-                outcome = outcome_of(released_bytes(change), change.expected)
-            found.append(
-                Receipt(
-                    pid=os.getpid(),
-                    workload=workload,
-                    device_uuid=change.before.device_uuid if change else None,
-                    allocator=adapter.name,
-                    outcome=outcome,
-                    reason=result.reason,
-                    expected=change.expected if change else None,
-                    released_bytes=released_bytes(change) if change else 0,
-                    driver_released_bytes=None,
-                    before=held(change.before) if change else None,
-                    after=held(change.after) if change else None,
-                    steps=result.steps,
-                    raced=change.raced if change else False,
-                    requested_by="program",
-                    started_at=started_at,
-                    duration_seconds=seconds,
-                )
-            )
+    ]
+    called = any(receipt.before or "hooks" in (step.step for step in receipt.steps) for receipt in found)
+    if "hooks" in steps and hooks and not called:
+        found += _receipts_of(FlushCommand("local", "", ("hooks",), dry_run), hooks, permissions, workload)
     return found
+
+
+def _receipts_of(
+    command: FlushCommand, hooks: Sequence[Hook], permissions: Permissions, workload: str
+) -> Iterator[Receipt]:
+    started_at, started = time.time(), time.perf_counter()
+    result = REGISTRY.flush(command, hooks, permissions)
+    seconds = time.perf_counter() - started
+    for change in result.pools or (None,):
+        outcome = result.outcome
+        if change and outcome in ("freed", "partial", "nothing"):
+            outcome = outcome_of(released_bytes(change), change.expected)
+        yield Receipt(
+            pid=os.getpid(),
+            workload=workload,
+            device_uuid=change.before.device_uuid if change else None,
+            allocator=command.allocator or None,
+            outcome=outcome,
+            reason=result.reason,
+            expected=change.expected if change else None,
+            released_bytes=released_bytes(change) if change else 0,
+            driver_released_bytes=None,
+            before=held(change.before) if change else None,
+            after=held(change.after) if change else None,
+            steps=result.steps,
+            raced=change.raced if change else False,
+            requested_by="program",
+            started_at=started_at,
+            duration_seconds=seconds,
+        )
 
 
 def _capture_safe() -> AbstractContextManager[None]:

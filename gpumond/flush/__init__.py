@@ -29,6 +29,7 @@ from gpumond.flush.receipts import (
     empty_receipt,
     had_effect,
     has_changed_around,
+    of_driver,
     of_reported,
     pool_of,
     verify,
@@ -261,7 +262,8 @@ class Flusher:
         self, report: AgentReport, request: FlushRequest, requested_by: str, promises: Promises
     ) -> list[Receipt]:
         receipts: list[Receipt] = []
-        for allocator in dict.fromkeys(pool.allocator for pool in report.pools):
+        functions = ("",) if "hooks" in request.steps else ()  # the program's own, if it has no pool
+        for allocator in dict.fromkeys(pool.allocator for pool in report.pools) or functions:
             if receipts and receipts[-1].outcome == "timeout":
                 break
             receipts += await self._allocator(report, allocator, request, requested_by)
@@ -279,7 +281,7 @@ class Flusher:
 
         def receipt(outcome: Outcome, reason: str) -> Receipt:
             bare = empty_receipt(report, outcome, reason, requested_by, started_at)
-            return replace(bare, allocator=allocator, duration_seconds=self._clock() - began)
+            return replace(bare, allocator=allocator or None, duration_seconds=self._clock() - began)
 
         reported = sum(pool.reclaimable.likely for pool in report.pools if pool.allocator == allocator)
         if reported < request.min_reclaimable_bytes:
@@ -307,7 +309,8 @@ class Flusher:
             self._flushed_at[identity] = self._clock()
         after = before if request.dry_run else await self._wait_for_release(identity, before, result.pools)
         if not result.pools:
-            return [replace(receipt(result.outcome, result.reason), steps=result.steps)]
+            bare = replace(receipt(result.outcome, result.reason), steps=result.steps)
+            return [bare] if allocator else of_driver(bare, before, after)
         bare = receipt(result.outcome, result.reason)
         report_after = self._agents.report(identity)
         reported_by_agent = [

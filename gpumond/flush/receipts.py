@@ -128,6 +128,20 @@ def verify(
     )
 
 
+def of_driver(receipt: Receipt, before: DriverCounts, after: DriverCounts) -> list[Receipt]:
+    """Make the receipts of functions of a program without pools, by device: only the driver counts their effect."""
+    if receipt.outcome != "nothing" or not receipt.steps:
+        return [receipt]
+    made = []
+    for device, used in sorted(before.used.items()):
+        left = after.used.get(device)
+        released = None if left is None else used - left
+        outcome: Outcome = "freed" if released and released > 0 else "nothing"
+        own = replace(receipt, device_uuid=device, outcome=outcome, driver_released_bytes=released)
+        made.append(replace(own, released_bytes=max(0, released or 0)))
+    return made or [receipt]
+
+
 def _possible(stated: int, driver_used: int | None, size: int | None) -> tuple[int, str]:
     """Return the bytes that count as released, and the reason if they differ from the agent's."""
     if stated < 0:

@@ -57,7 +57,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class FlushCommand:
-    """The daemon's request to flush one allocator of the process, or (dry_run) to plan the flush."""
+    """The daemon's request to flush one allocator of the process, or (dry_run) to plan the flush.
+
+    ``allocator`` is empty for the step ``hooks`` of a program that reports no pool.
+    """
 
     id: str
     allocator: str

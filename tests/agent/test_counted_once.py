@@ -29,6 +29,9 @@ def rmm_holds(live, below):
     mr = rmm.mr.StatisticsResourceAdaptor(below(rmm.mr))
     rmm.mr.set_per_device_resource(0, mr)
     mr.allocate(live)
+def warp_uses(ordinal):
+    import warp
+    warp._src.context.use(ordinal)
 def cupy_holds(live, free, allocator):
     import cupy
     pool = cupy.cuda.MemoryPool(allocator)
@@ -85,6 +88,29 @@ DEFAULT_POOL = "lambda mr: mr.CudaAsyncViewMemoryResource(0)"
             "rmm/mempool mempool/None",
             90,
             id="RMM on the default pool",
+        ),
+        pytest.param("fake(0, 90, 50); warp_uses(0)", "warp/mempool mempool/None", 90, id="Warp"),
+        pytest.param(
+            "fake(0, 90, 50); torch_holds(90, 50, 'cudaMallocAsync'); warp_uses(0)",
+            "torch/None warp/torch",
+            90,
+            id="torch async and Warp",
+        ),
+        pytest.param(
+            "fake(0, 90, 50); fake(17, 30, 20); from cuda.core import DeviceMemoryResource\n"
+            "resources = [DeviceMemoryResource(0, pool) for pool in (0, 17)]",
+            "cuda.core/None mempool/None",
+            120,
+            id="cuda.core, on the default pool and in a pool of its own",
+        ),
+        pytest.param(
+            "fake(17, 30, 20); from cuda.core import DeviceMemoryResource\n"
+            "resource = DeviceMemoryResource(0, 17); import cupy, gpumond.agent; gpumond.agent.report()\n"
+            "cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool(17).malloc)\n"
+            "rmm_holds(10, lambda mr: mr.CudaAsyncViewMemoryResource(17))",
+            "rmm/cuda.core cuda.core/None",
+            30,
+            id="CuPy and RMM on a pool of cuda.core",
         ),
         pytest.param(
             f"torch_holds(70, 50, 'pluggable'); rmm_holds(70, {PLAIN})", "rmm/None", 70, id="torch on RMM, pluggable"

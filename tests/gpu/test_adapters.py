@@ -56,6 +56,13 @@ def _needs_a_device() -> None:
         pytest.skip("needs an NVIDIA device")
 
 
+def has(library: str) -> bool:
+    try:
+        return importlib.util.find_spec(library) is not None
+    except ModuleNotFoundError:  # nor its parent
+        return False
+
+
 def run(code: str, **values: str) -> list[str]:
     done = subprocess.run([sys.executable, "-c", DRIVER + code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -162,3 +169,50 @@ print(pool.live_bytes // MIB, plan.expected.low // MIB, plan.expected.exactness,
 print(receipt.outcome, receipt.released_bytes // MIB, (before - used()) // MIB, cuda.contexts())
 """
     assert run(code) == ["() [] 128 576 exact refused", "freed 576 576 [0]"]
+
+
+@pytest.mark.skipif(not has("cuda.core"), reason="needs cuda.core")
+def test_own_pool_of_cuda_core_is_found_and_trimmed() -> None:
+    code = """
+from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
+print(report(), cuda.contexts(), end=" ")
+device = Device(0)
+device.set_current()
+stream = device.default_stream
+own, shared = DeviceMemoryResource(device, DeviceMemoryResourceOptions()), DeviceMemoryResource(device)
+kept, freed = own.allocate(64 * MIB, stream=stream), own.allocate(256 * MIB, stream=stream)
+other = shared.allocate(32 * MIB, stream=stream)
+freed.close(stream)
+stream.sync()
+before, shared_pool = elsewhere(report)
+(plan, _), (receipt, _) = elsewhere(lambda: (flush(dry_run=True), flush()))
+print(before.allocator, before.live_bytes // MIB, before.held_bytes >= 320 * MIB, shared_pool.allocator)
+print(receipt.outcome, receipt.released_bytes >= 224 * MIB, receipt.released_bytes <= plan.expected.high, receipt.raced)
+own.close()
+print([pool.allocator for pool in elsewhere(report)], cuda.contexts())
+"""
+    assert run(code) == ["() [] cuda.core 64 True mempool", "freed True True False", "['mempool'] [0]"]
+
+
+@pytest.mark.skipif(not has("warp"), reason="needs Warp")
+def test_warp_is_read_in_its_pool_and_its_capture_refuses_a_flush() -> None:
+    code = """
+import warp
+warp.config.quiet = True
+print(report(), cuda.contexts(), warp._src.context.runtime, end=" ")
+array = warp.zeros(64 * MIB, dtype=warp.uint8, device="cuda:0")
+warp.synchronize()
+pools = elsewhere(report)
+print([(pool.allocator, pool.inside) for pool in pools], len({pool.live_bytes for pool in pools}))
+print(pools[0].live_bytes == warp.get_mempool_used_mem_current("cuda:0") >= 64 * MIB, end=" ")
+with warp.ScopedCapture(device="cuda:0") as capture:
+    array.zero_()
+    refused = elsewhere(flush)[-1]
+warp.capture_launch(capture.graph)
+warp.synchronize()
+print(refused.allocator, refused.outcome, refused.reason, elsewhere(flush)[-1].outcome in ("freed", "nothing"))
+"""
+    assert run(code) == [
+        "() [] None [('warp', 'mempool'), ('mempool', None)] 1",
+        "True mempool refused a CUDA graph is being captured True",
+    ]

@@ -77,6 +77,8 @@ ADAPTERS = (
         oom_texts=(("CudaAPIError", "CUDA_ERROR_OUT_OF_MEMORY"),),
     ),
     AdapterSpec("paddle", "paddle", ("paddlepaddle-gpu",), oom_texts=(("MemoryError", r"Out of memory error on GPU"),)),
+    AdapterSpec("warp", "warp", ("warp-lang",)),
+    AdapterSpec("cuda.core", "cuda_core", ("cuda-core",), oom_texts=(("CUDAError", "CUDA_ERROR_OUT_OF_MEMORY"),)),
     AdapterSpec("tensorflow", "tensorflow", ("tensorflow",), ("tensorflow", "ResourceExhaustedError")),
     AdapterSpec("jax", "jax", ("jax",), oom_texts=(("XlaRuntimeError", _XLA), ("JaxRuntimeError", _XLA))),
     AdapterSpec("gpumond.agent.cuda", "mempools"),
@@ -184,6 +186,7 @@ class HostPoolReporting(Protocol):
 class CaptureGuards(Protocol):
     """The functions of `gpumond.agent.cuda` that keep the agent from disturbing captures of CUDA graphs."""
 
+    def capturing(self) -> bool: ...
     def capture_safe(self) -> AbstractContextManager[None]: ...
     def between_captures(self) -> AbstractContextManager[None]: ...
     def make_thread_capture_safe(self) -> None: ...

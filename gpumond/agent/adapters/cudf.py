@@ -59,7 +59,7 @@ class CudfAdapter(AllocatorAdapter, Finishable, MainThreadBound):
     def check(self) -> None:
         if not cuda.contexts():
             raise FlushRefused("no device has a live CUDA context")
-        if cuda.CAPTURING:
+        if cuda.capturing():
             raise FlushRefused("a CUDA graph is being captured")
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from gpumond.agent import cuda
 from gpumond.agent.adapters import AllocatorAdapter, FlushRefused, Limitable, MainThreadBound, RetentionReporting
 from gpumond.agent.adapters.cupy_chunks import whole_bytes
+from gpumond.agent.adapters.mempools import is_counted
 from gpumond.agent.adapters.python_owners import retained_by_trim
 from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
 from gpumond.model.program import AppliedLimit
@@ -59,7 +60,7 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable, MainThreadBou
     def check(self) -> None:
         if not cuda.contexts():
             raise FlushRefused("no device has a live CUDA context")
-        if cuda.CAPTURING:
+        if cuda.capturing():
             raise FlushRefused("a CUDA graph is being captured")
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
@@ -118,13 +119,13 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable, MainThreadBou
     def _inside(self, pool: Any, ordinal: int) -> str | None:
         """Return the allocator that the pool takes its memory from, "" for the driver; None if it must not be counted.
 
-        A stream-ordered pool belongs to the driver: its default pool is counted as such, whichever library uses it.
-        Another pool may use any function, which since CuPy 14 is among the objects that the pool refers to. An unknown
-        function may allocate memory of another library, or memory that is not on the device.
+        A stream-ordered pool belongs to the driver: its default pool, and one of cuda.core, is counted as such,
+        whichever library uses it. Another pool may use any function, which since CuPy 14 is among the objects that the
+        pool refers to. An unknown function may allocate memory of another library, or memory that is not on the device.
         """
         if _is_async(pool):
             handles = getattr(pool, "_pools", None)
-            return "" if handles and handles[ordinal] != cuda.default_pool(ordinal) else None
+            return "" if handles and not is_counted(ordinal, handles[ordinal]) else None
         if pool is self._cupy.get_default_memory_pool():
             return ""
         sources = {(getattr(one, "__module__", None), getattr(one, "__name__", None)) for one in gc.get_referents(pool)}

@@ -37,7 +37,7 @@ class MempoolsAdapter(AllocatorAdapter, RetentionReporting):
     def check(self) -> None:
         if not cuda.contexts():
             raise FlushRefused("no device has a live CUDA context")
-        if cuda.CAPTURING:
+        if cuda.capturing():
             raise FlushRefused("a CUDA graph is being captured")
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
@@ -73,6 +73,21 @@ def counted_by(ordinal: int, live_bytes: int) -> str | None:
     if amounts is None or amounts[0] < max(1, live_bytes):
         return None
     return "torch" if _is_counted_by_torch(ordinal) else "mempool"
+
+
+def is_counted(ordinal: int, pool: int) -> bool:
+    """Return whether one allocator counts this pool for all libraries: a device's default one, or one of cuda.core."""
+    return pool == cuda.default_pool(ordinal) or _is_of_cuda_core(pool)
+
+
+def counter_of(ordinal: int, pool: int) -> str | None:
+    """Return the allocator that counts such a pool."""
+    return "cuda.core" if _is_of_cuda_core(pool) else counted_by(ordinal, 0)
+
+
+def _is_of_cuda_core(pool: int) -> bool:
+    module = sys.modules.get("gpumond.agent.adapters.cuda_core")
+    return module is not None and module.owns(pool)
 
 
 def _pools() -> Iterator[tuple[int, int, int, int]]:

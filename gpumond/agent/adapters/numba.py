@@ -40,7 +40,7 @@ class NumbaAdapter(AllocatorAdapter, MainThreadBound):
     def check(self) -> None:
         if not cuda.contexts():
             raise FlushRefused("no device has a live CUDA context")
-        if cuda.CAPTURING:
+        if cuda.capturing():
             raise FlushRefused("a CUDA graph is being captured")
         if any(manager.deallocations.is_disabled for _, manager in _managers()):
             raise FlushRefused("the program defers Numba's deallocations (cuda.defer_cleanup)")

@@ -39,7 +39,7 @@ class PaddleAdapter(AllocatorAdapter, MainThreadBound):
         contexts = cuda.contexts()
         if not contexts:
             raise FlushRefused("no device has a live CUDA context")
-        if cuda.CAPTURING:
+        if cuda.capturing():
             raise FlushRefused("a CUDA graph is being captured")
         if len(contexts) != cuda.device_count():
             raise FlushRefused("Paddle would create a context on each visible device, and one has none")

@@ -32,7 +32,7 @@ def retained_by_trim(pools: Iterable[tuple[int, int]]) -> dict[str, int]:
     meantime would be freed in the context of another device.
     """
     retained: dict[str, int] = {}
-    if cuda.CAPTURING or len(cuda.contexts()) > 1 or sys.getallocatedblocks() > MAX_ALLOCATIONS:
+    if cuda.capturing() or len(cuda.contexts()) > 1 or sys.getallocatedblocks() > MAX_ALLOCATIONS:
         return retained
     for ordinal, used in pools:
         with cuda.current(ordinal) as ready:
@@ -49,7 +49,7 @@ def retained_by_trim(pools: Iterable[tuple[int, int]]) -> dict[str, int]:
 def _kinds() -> list[Blocks]:
     """Return the blocks of each library's owners."""
     types = [[getattr(sys.modules.get(module), name, None) for module, name in names] for names, _ in OWNERS]
-    owners = _instances({id(one) for each in types for one in each if one is not None})
+    owners = instances({id(one) for each in types for one in each if one is not None})
     if len(owners) > MAX_OWNERS:
         return []
     return [
@@ -58,7 +58,7 @@ def _kinds() -> list[Blocks]:
     ]
 
 
-def _instances(types: set[int]) -> list[Any]:
+def instances(types: set[int]) -> list[Any]:
     """Find objects in C alone: a type may have any ``__hash__``, and another thread may run after each bytecode."""
     tracked = gc.get_objects()
     found = list(compress(tracked, map(types.__contains__, map(id, map(type, tracked)))))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gpumond.agent import cuda
 from gpumond.agent.adapters import AllocatorAdapter, Finishable, FlushRefused, RetentionReporting
-from gpumond.agent.adapters.mempools import counted_by
+from gpumond.agent.adapters.mempools import counter_of, is_counted
 from gpumond.agent.adapters.python_owners import retained_by_trim
 from gpumond.agent.adapters.rmm_stack import Count, Stack, read_stack
 from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
@@ -53,7 +53,7 @@ class RmmAdapter(AllocatorAdapter, Finishable, RetentionReporting):
     def check(self) -> None:
         if not cuda.contexts():
             raise FlushRefused("no device has a live CUDA context")
-        if cuda.CAPTURING:
+        if cuda.capturing():
             raise FlushRefused("a CUDA graph is being captured")
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
@@ -88,7 +88,7 @@ class RmmAdapter(AllocatorAdapter, Finishable, RetentionReporting):
 
     def _usage(self, ordinal: int, stack: Stack, probe: bool) -> PoolUsage | None:
         uuid, pool = cuda.device_uuid(ordinal), self._pool(ordinal, stack, probe)
-        shared = pool is not None and pool == cuda.default_pool(ordinal)
+        shared = pool is not None and is_counted(ordinal, pool)
         amounts = cuda.pool_bytes(pool) if pool and not shared else None
         live = stack.live
         if live is None and amounts and not stack.caches:
@@ -103,7 +103,7 @@ class RmmAdapter(AllocatorAdapter, Finishable, RetentionReporting):
             held_bytes=held,
             reclaimable=reclaimable,
             stranded_bytes=held - live - reclaimable.likely,
-            inside=counted_by(ordinal, 0) if shared else None,
+            inside=counter_of(ordinal, pool) if pool and shared else None,
             peak_live_bytes=stack.peak_bytes,
             held_known=known,
         )
@@ -149,7 +149,7 @@ def _held(stack: Stack, live: int, amounts: tuple[int, int] | None) -> tuple[int
 
 def _pool_of(ordinal: int, resource: Any) -> int | None:
     """Return the pool that an allocation of the resource comes from."""
-    if cuda.CAPTURING:
+    if cuda.capturing():
         return None
     with cuda.current(ordinal) as ready:
         if not ready:

@@ -246,7 +246,7 @@ class TorchAdapter(
         backend = self._cuda.get_allocator_backend()
         if backend not in ("native", "cudaMallocAsync"):
             raise FlushRefused(f"the allocator is {backend}, not one of PyTorch's own")
-        if cuda.CAPTURING:
+        if cuda.capturing():
             raise FlushRefused("a CUDA graph is being captured")
         live = [ordinal for ordinal in range(self._device_count()) if self._has_context(ordinal)]
         if not live:

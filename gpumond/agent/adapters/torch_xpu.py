@@ -50,7 +50,7 @@ class XpuAdapter(AllocatorAdapter):
             raise FlushRefused(
                 "XPU was initialised before this process was forked" if forked else "XPU is not initialised"
             )
-        if cuda.CAPTURING:
+        if cuda.capturing():
             raise FlushRefused("an XPU graph is being captured")
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:

@@ -1,0 +1,14 @@
+"""Stand-in for Warp: its devices on the stand-in driver. The public functions initialise Warp."""
+
+from types import SimpleNamespace
+
+from tests.agent.standins.forbidden import forbidden
+
+from ._src import context
+
+__all__ = ["context"]
+config = SimpleNamespace(version="1.19.0")
+init, get_device, get_devices, get_cuda_devices, is_mempool_enabled, get_mempool_used_mem_current = map(
+    forbidden,
+    ("init", "get_device", "get_devices", "get_cuda_devices", "is_mempool_enabled", "get_mempool_used_mem_current"),
+)
