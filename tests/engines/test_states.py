@@ -39,7 +39,14 @@ STATES: dict[str, EngineState] = {
     "vllm": EngineState(
         models=(EngineModel("m"),), running=0, waiting=0, kv_cache_used_ratio=0.04, asleep=False, work=(0.0, 0.0, 0.0)
     ),
-    "sglang": EngineState(running=0, waiting=2, kv_cache_used_ratio=0.1, held_bytes=4 * GIB, work=(0.0, 0.0)),
+    "sglang": EngineState(
+        running=0,
+        waiting=2,
+        kv_cache_bytes=5 * GIB // 2,
+        kv_cache_used_ratio=0.1,
+        held_bytes=4 * GIB,
+        work=(0.0, 0.0),
+    ),
     "tensorrt-llm": EngineState(asleep=False),
     "lmdeploy": EngineState(running=0, waiting=0, kv_cache_used_ratio=0.25, asleep=False, work=(0.0, 0.0, 0.0)),
     "triton": EngineState(models=(EngineModel("resnet"), EngineModel("pipeline")), waiting=0, work=(0.0, 0.0)),
