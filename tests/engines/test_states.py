@@ -130,6 +130,21 @@ def test_generic_engine_without_a_declared_value_is_an_error(tmp_path: Path):
             asyncio.run(read(engine.declaration(state=state)))
 
 
+def test_generic_engine_states_the_size_of_its_kv_cache(tmp_path: Path):
+    with standin("generic", device(tmp_path)) as engine:
+        assert engine.begin_request().finish() == {"text": "done"}
+        state = {"get": "/running", "kv_cache_bytes": "/requests/done"}
+        assert asyncio.run(read(engine.declaration(state=state))).kv_cache_bytes == 1
+
+
+def test_llama_router_without_a_loaded_model_holds_nothing(tmp_path: Path):
+    with standin("llama-router", device(tmp_path)) as engine:
+        declaration = declared(engine)
+        assert asyncio.run(read(declaration)).held_bytes is None
+        engine.send("/models/unload", {"model": "qwen"})
+        assert until(lambda: asyncio.run(read(declaration)).held_bytes == 0)
+
+
 def test_engine_on_a_unix_socket_is_read_and_owned(tmp_path: Path):
     card, path = device(tmp_path), tmp_path / "engine.sock"
     with standin("ollama", card, socket=path) as engine:
