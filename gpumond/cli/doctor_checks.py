@@ -18,6 +18,7 @@ from gpumond import __version__
 from gpumond.agent.adapters import ADAPTERS
 from gpumond.agent.daemon_trust import SERVICE_DIRECTORY, service_uid, trusted_uids
 from gpumond.collector.supervisor import Collector
+from gpumond.engines.ownership import WITH_PTRACE
 from gpumond.errors import DaemonError, SourceUnavailable
 from gpumond.host.peer_credentials import in_private_pid_namespace, peer_uid
 from gpumond.model.conditions import of_device
@@ -176,7 +177,9 @@ def _service_owner(service: str) -> str:
 
 def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     try:
-        status, agents, processes = (get(f"/api/v1/{route}") for route in ("status", "agents", "processes"))
+        status, agents, processes, engines = (
+            get(f"/api/v1/{route}") for route in ("status", "agents", "processes", "engines")
+        )
     except DaemonError as error:
         yield Finding("daemon", "note", str(error))
         return
@@ -195,8 +198,21 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     connected = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
     how = "" if agents else "start a program with one: gpumond run -- python YOUR_PROGRAM.py"
     yield Finding("agents", "good" if agents else "note", connected or "none connected", how)
+    for engine in engines:
+        yield _engine(engine)
     for entry in stuck(processes):
         yield Finding("process", "note" if entry.kind in LIKELY_MEANT else "bad", entry.what, entry.remedy)
+
+
+def _engine(engine: Mapping[str, Any]) -> Finding:
+    subject = f"engine {engine['name']}"
+    if engine["problem"]:
+        return Finding(subject, "note", engine["problem"])
+    if problem := engine.get("processes_problem"):
+        advice = WITH_PTRACE if problem.endswith(WITH_PTRACE) else ""
+        detail = f"it answers, but its memory is unknown and cannot be released: {problem.removesuffix(advice)}"
+        return Finding(subject, "note", detail.rstrip(": "), advice)
+    return Finding(subject, "good", f"{engine['kind']} answers")
 
 
 def frameworks() -> Iterator[Finding]:

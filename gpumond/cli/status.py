@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpumond.cli import DONE, client
-from gpumond.cli.table import size, table
-from gpumond.model.units import duration
+from gpumond.cli.table import safe, size, table
+from gpumond.model.units import duration, human
 from gpumond.model.verdicts import REMEDIES
+from gpumond.top.engines import kv_cache_bytes
 from gpumond.top.ledger import flush_estimate
 from gpumond.top.notices import FrameNotice
 from gpumond.top.rows import HOLDINGS
@@ -97,18 +98,26 @@ def engine_table(snapshot: Mapping[str, Any]) -> str:
         for device in snapshot["devices"]
         for process in device["processes"] or ()
     }
-    rows = [[*_engine_row(engine, used)] for engine in snapshot.get("engines", ())]
-    return table(header, rows) if rows else ""
+    engines = snapshot.get("engines", ())
+    rows = [[*_engine_row(engine, used)] for engine in engines]
+    hidden = [
+        f"{engine['name']}: its processes are unknown: {safe(engine['processes_problem'])}"
+        for engine in engines
+        if engine.get("processes_problem") and not engine["problem"]
+    ]
+    return "\n".join([table(header, rows), *hidden]) if rows else ""
 
 
 def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], int | None]) -> Iterator[str]:
     own = {(process["pid"], process["start_ticks"]) for process in engine["processes"]}
     sizes = [size_bytes for key, size_bytes in used.items() if key[:2] in own and size_bytes is not None]
     ratio, idle = engine["kv_cache_used_ratio"], engine["idle_seconds"]
+    total = sum(sizes) if sizes else None
+    kv_cache = kv_cache_bytes(engine, total)
     yield from (engine["name"], engine["kind"])
     yield engine["problem"] or ("asleep" if engine["asleep"] else "up")
-    yield size(sum(sizes) if sizes else None)
-    yield "-" if ratio is None else f"{ratio:.0%}"
+    yield size(total)
+    yield "-" if ratio is None else f"{ratio:.0%}" + (f" of {human(kv_cache)}" if kv_cache else "")
     yield from ("-" if engine[name] is None else str(engine[name]) for name in ("running", "waiting"))
     yield "-" if idle is None else duration(idle)
     yield ", ".join(model["name"] for model in engine["models"]) or "-"

@@ -84,9 +84,10 @@ class StateConfig(RequestConfig):
     models: str = ""
     asleep: str = ""
     held_bytes: str = ""
+    kv_cache_bytes: str = ""
     kv_cache_used_ratio: str = ""
 
-    @field_validator("running", "waiting", "work", "models", "asleep", "held_bytes", "kv_cache_used_ratio")
+    @field_validator(*Pointers.__dataclass_fields__)
     @classmethod
     def _pointer(cls, pointer: str) -> str:
         if pointer and not POINTER.fullmatch(pointer):

@@ -35,11 +35,12 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
         return found
 
     ratio, held, asleep = value(pointers.kv_cache_used_ratio), value(pointers.held_bytes), value(pointers.asleep)
-    work = value(pointers.work)
+    kv_cache, work = value(pointers.kv_cache_bytes), value(pointers.work)
     return EngineState(
         models=tuple(map(EngineModel, _names(value(pointers.models)))),
         running=_count(value(pointers.running), pointers.running),
         waiting=_count(value(pointers.waiting), pointers.waiting),
+        kv_cache_bytes=int(kv_cache) if _is_number(kv_cache) else None,
         kv_cache_used_ratio=float(ratio) if _is_number(ratio) else None,
         held_bytes=int(held) if _is_number(held) else None,
         asleep=asleep if isinstance(asleep, bool) else None,

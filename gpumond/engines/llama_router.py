@@ -45,6 +45,7 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
         running=running,
         waiting=waiting,
         asleep=all(status[model.name] == "sleeping" for model in loaded) if loaded else None,
+        held_bytes=None if loaded or loading else 0,
         work=tuple(work),
         obstacle=f"{', '.join(loading)}: the model is being loaded" if loading else "",
     )

@@ -2,7 +2,7 @@
 
 A process belongs to a listener if it descends from it, or if both are in the same container or system service. The
 kernel states the listener: for a Unix socket by its peer credentials, else by /proc/PID/fd, which requires the same
-user, root or CAP_SYS_PTRACE.
+user or root, or by /proc/PID/fdinfo, for which CAP_SYS_PTRACE is enough since Linux 5.14.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ from gpumond.sources.process.cgroups import place
 MAX_ANCESTORS = 64
 LISTEN = "0A"
 _CREDENTIALS = struct.Struct("3i")
+CAP_SYS_PTRACE = 19
+WITH_PTRACE = (
+    "run `systemctl edit gpumond`, add the lines [Service], CapabilityBoundingSet=CAP_SYS_PTRACE and "
+    "AmbientCapabilities=CAP_SYS_PTRACE, and restart the service; or run the daemon as that user or as root"
+)
+"""Remedy if the listener belongs to another user."""
 
 
 class Owned(NamedTuple):
@@ -52,11 +58,7 @@ def owned(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc
     uid = next(iter(sockets)).uid
     listeners = _holders({each.inode for each in sockets}, proc)
     if not listeners:
-        return Owned(
-            uid=uid,
-            problem=f"the process that listens at {address} belongs to uid {uid} and is not visible to the daemon: "
-            "run the daemon as root or with CAP_SYS_PTRACE",
-        )
+        return Owned(uid=uid, problem=f"the process that listens at {address} belongs to uid {uid}, {_hidden(proc)}")
     return Owned(frozenset(listeners), _belonging(listeners, keys, proc), uid)
 
 
@@ -123,25 +125,57 @@ def _hex(host: str) -> str:
     return "".join(f"{word:08X}" for word in words)
 
 
+def _hidden(proc: str) -> str:
+    """Return the reason why a listener is not visible, with its remedy."""
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", _text(f"{proc}/self/status"), re.MULTILINE)
+    if effective and not int(effective[1], 16) >> CAP_SYS_PTRACE & 1:
+        return f"and the daemon lacks CAP_SYS_PTRACE, which is required to see it: {WITH_PTRACE}"
+    return (
+        "and is not visible to the daemon: it runs in another PID namespace, or the kernel is older than Linux 5.14 "
+        "and the daemon lacks CAP_DAC_READ_SEARCH"
+    )
+
+
 def _holders(inodes: set[int], proc: str) -> set[ProcessKey]:
     """Return the processes that have one of these sockets open."""
     links = {f"socket:[{inode}]" for inode in inodes}
+    with socket.socket(socket.AF_UNIX) as own:  # all sockets are on the same internal mount
+        of_sockets = [each for each in _lines(f"{proc}/self/fdinfo/{own.fileno()}") if each.startswith("mnt_id:")]
+    infos = [{*of_sockets, f"ino:\t{inode}"} for inode in inodes] if of_sockets else []
     found = set()
     for name in os.listdir(proc):
-        if name.isdecimal() and _has_link(f"{proc}/{name}/fd", links):
+        if name.isdecimal() and _has_socket(f"{proc}/{name}", links, infos):
             ticks = start_ticks(int(name), proc)
             if ticks is not None:
                 found.add(ProcessKey(int(name), ticks))
     return found
 
 
-def _has_link(directory: str, links: set[str]) -> bool:
+def _has_socket(process: str, links: set[str], infos: list[set[str]]) -> bool:
+    """Return True if a descriptor of the process has one of the links, or all lines of one of ``infos``."""
+    try:
+        return any(_link(f"{process}/fd/{name}") in links for name in os.listdir(f"{process}/fd"))
+    except PermissionError:  # CAP_SYS_PTRACE does not include the permission to list fd
+        pass
+    except OSError:
+        return False
     with suppress(OSError):
-        for descriptor in os.listdir(directory):
-            with suppress(OSError):
-                if os.readlink(f"{directory}/{descriptor}") in links:
-                    return True
+        for name in os.listdir(f"{process}/fdinfo"):
+            lines = _lines(f"{process}/fdinfo/{name}")
+            if any(info <= lines for info in infos):
+                return True
     return False
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _lines(path: str) -> set[str]:
+    return set(_text(path).splitlines())
 
 
 def _belonging(listeners: set[ProcessKey], keys: list[ProcessKey], proc: str) -> frozenset[ProcessKey]:

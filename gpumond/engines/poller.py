@@ -13,7 +13,7 @@ from gpumond.engines.host_memory import available_bytes
 from gpumond.engines.ownership import Owned, owned
 from gpumond.engines.spec import Declaration, Dialogue, Lever, T
 from gpumond.errors import EngineError
-from gpumond.model.engines import EngineProcess, EngineReading, EngineState
+from gpumond.model.engines import NOT_READ, EngineProcess, EngineReading, EngineState
 from gpumond.model.process import ProcessKey
 from gpumond.sources.process.procfs import user_name
 
@@ -47,7 +47,7 @@ class _Engine:
         self.declaration = declaration
         self.state: EngineState | None = None
         self.read_at = 0.0
-        self.problem = "not read yet"
+        self.problem = NOT_READ
         self.owned = Owned()
         self.idle: float | None = None
         self.task: asyncio.Task[None] | None = None
@@ -177,6 +177,7 @@ def _reading(engine: _Engine, now: float) -> EngineReading:
             "models": state.models,
             "running": state.running,
             "waiting": state.waiting,
+            "kv_cache_bytes": state.kv_cache_bytes,
             "kv_cache_used_ratio": state.kv_cache_used_ratio,
             "asleep": state.asleep,
             "held_bytes": state.held_bytes,
@@ -189,6 +190,7 @@ def _reading(engine: _Engine, now: float) -> EngineReading:
         problem=engine.problem,
         idle_seconds=engine.idle,
         processes=tuple(EngineProcess(*key) for key in sorted(engine.owned.processes)),
+        processes_problem=engine.owned.problem,
         uid=engine.owned.uid,
         levers=(lever.name,) if lever else (),
         **known,  # type: ignore[arg-type]

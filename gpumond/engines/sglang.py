@@ -11,7 +11,8 @@ from gpumond.model.engines import EngineState
 
 RUNNING = "sglang:num_running_reqs"
 WAITING = ("sglang:num_queue_reqs", "sglang:num_grammar_queue_reqs", "sglang:num_paused_reqs")
-SIZES_GB = ("sglang:weight_memory_usage_gb", "sglang:kv_cache_memory_usage_gb", "sglang:graph_memory_usage_gb")
+KV_CACHE_GB = "sglang:kv_cache_memory_usage_gb"
+SIZES_GB = ("sglang:weight_memory_usage_gb", KV_CACHE_GB, "sglang:graph_memory_usage_gb")
 GB = 1 << 30
 """SGLang divides by it, and calls the result GB."""
 
@@ -23,10 +24,12 @@ def read(engine: Declaration) -> Dialogue[EngineState]:
     page = Metrics(answer.accepted().text)
     waiting = [count for name in WAITING if (count := page.count(name)) is not None]
     sizes = [size for name in SIZES_GB if (size := page.total(name)) is not None]
+    kv_cache = page.total(KV_CACHE_GB)
     work = tuple(page.total(name) or 0.0 for name in ("sglang:prompt_tokens_total", "sglang:generation_tokens_total"))
     return EngineState(
         running=page.count(RUNNING),
         waiting=sum(waiting) if waiting else None,
+        kv_cache_bytes=int(kv_cache * GB) if kv_cache else None,
         kv_cache_used_ratio=_used_ratio(page),
         held_bytes=int(sum(sizes) * GB) if sizes else None,
         work=work,

@@ -62,6 +62,7 @@ class Pointers:
     models: str = ""
     asleep: str = ""
     held_bytes: str = ""
+    kv_cache_bytes: str = ""
     kv_cache_used_ratio: str = ""
 
 

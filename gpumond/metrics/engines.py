@@ -20,12 +20,8 @@ def engine_family(name: str, value: Callable[[EngineReading], float | None], hel
 def _memory(frame: Frame) -> Iterator[Row]:
     """Yield the driver's count of each engine's processes on each device; unknown if the driver reports none."""
     for engine in frame.snapshot.engines:
-        for device in frame.snapshot.devices:
-            listed = device.processes_by_key
-            used = [listed[each.key].used_bytes for each in engine.processes if each.key in listed]
-            known = [size for size in used if size is not None]
-            if known:
-                yield (device.uuid, str(device.index), engine.name, engine.kind), sum(known)
+        for device, used in frame.snapshot.used_by_engine(engine):
+            yield (device.uuid, str(device.index), engine.name, engine.kind), used
 
 
 def _models(engine: EngineReading) -> float | None:

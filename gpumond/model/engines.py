@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from gpumond.model.process import ProcessKey
 
+NOT_READ = "not read yet"
+"""The problem of an engine before its first read."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
@@ -23,14 +26,16 @@ class EngineModel:
 class EngineState:
     """Answer of an engine to one harmless read.
 
-    ``held_bytes``: its device memory, as it states it itself. ``kv_cache_used_ratio``: the part of the KV cache that
-    requests use. ``work``: counters that change with each request, and with nothing else. ``obstacle``: the reason why
-    nothing may be released now, such as a model that is being loaded; empty without one.
+    ``held_bytes``: its device memory, as it states it itself, ``kv_cache_bytes``: that of its KV cache.
+    ``kv_cache_used_ratio``: the part of the KV cache that requests use. ``work``: counters that change with each
+    request, and with nothing else. ``obstacle``: the reason why nothing may be released now, such as a model that is
+    being loaded; empty without one.
     """
 
     models: tuple[EngineModel, ...] = ()
     running: int | None = None
     waiting: int | None = None
+    kv_cache_bytes: int | None = None
     kv_cache_used_ratio: float | None = None
     asleep: bool | None = None
     held_bytes: int | None = None
@@ -59,9 +64,9 @@ class EngineReading:
     """One declared engine: its newest state and its processes.
 
     ``up`` is False while it does not answer; ``problem`` is then the reason, and all values are unknown. ``processes``
-    are those that the driver lists and that belong to the engine; ``uid`` is the user of its listener. ``levers``: the
-    ways in which gpumond may release its memory, none if the configuration allows none. ``idle_seconds``: time without
-    a request, as far as it was observed.
+    are those that the driver lists and that belong to the engine; ``uid`` is the user of its listener.
+    ``processes_problem``: the reason if its processes are unknown. ``levers``: the ways in which gpumond may release
+    its memory, none if the configuration allows none. ``idle_seconds``: time without a request, as far as observed.
     """
 
     name: str
@@ -72,10 +77,12 @@ class EngineReading:
     models: tuple[EngineModel, ...] = ()
     running: int | None = None
     waiting: int | None = None
+    kv_cache_bytes: int | None = None
     kv_cache_used_ratio: float | None = None
     asleep: bool | None = None
     held_bytes: int | None = None
     idle_seconds: float | None = None
     processes: tuple[EngineProcess, ...] = ()
+    processes_problem: str = ""
     uid: int | None = None
     levers: tuple[str, ...] = ()

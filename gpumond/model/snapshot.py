@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -256,6 +256,15 @@ class Snapshot:
             (engine, frozenset(uuid for uuid, table in tables.items() if any(p.key in table for p in engine.processes)))
             for engine in self.engines
         )
+
+    def used_by_engine(self, engine: EngineReading) -> Iterator[tuple[DeviceReading, int]]:
+        """Yield each device with the driver's count of the engine's processes, if it counts one of them."""
+        for device in self.devices:
+            listed = device.processes_by_key
+            used = (listed[each.key].used_bytes for each in engine.processes if each.key in listed)
+            known = [size for size in used if size is not None]
+            if known:
+                yield device, sum(known)
 
     def device(self, uuid: str) -> DeviceReading | None:
         return self.devices_by_uuid.get(uuid)

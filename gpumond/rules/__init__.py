@@ -24,7 +24,7 @@ from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import DeviceReading
 from gpumond.model.units import duration, human
 
-Scope = Literal["device", "process", "pool", "workload", "daemon"]
+Scope = Literal["device", "process", "pool", "workload", "engine", "daemon"]
 Labels = tuple[tuple[str, str], ...]
 Row = TypeVar("Row")
 Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean"]

@@ -104,20 +104,22 @@ def decide(
 
     ``engines``: each with the devices that its processes use.
     """
-    actions = {rule.name: rule.action for rule in rules if rule.action is not None}
-    if not actions:
+    active = {rule.name: rule for rule in rules if rule.action is not None}
+    if not active:
         return [], tracks
     own = dict(tracks)
     orders: list[FlushOrder] = []
     for alert in alerts:
-        action = actions.get(alert.rule)
-        if action is None or alert.phase != "firing":
+        rule = active.get(alert.rule)
+        if rule is None or rule.action is None or alert.phase != "firing":
             continue
+        action = rule.action
+        among, concerned = _of_scope(rule, alert, reports, engines)
         programs: defaultdict[int, list[AgentReport]] = defaultdict(list)
-        for report in _programs(alert, action, reports):
+        for report in _programs(alert, action, among):
             programs[report.uid].append(report)
         idle: defaultdict[int, list[str]] = defaultdict(list)
-        for uid, name in _engines(alert, action, engines):
+        for uid, name in _engines(alert, action, concerned):
             idle[uid].append(name)
         before = (uid for rule, labels, uid in own if (rule, labels) == (alert.rule, alert.labels) and uid is not None)
         for uid in sorted({*programs, *idle, *before}):
@@ -235,6 +237,18 @@ def _taken(each: ReleasedBytes, pools: Mapping[Pool, PoolUsage]) -> int:
 def _thrashes(reports: Iterable[AgentReport]) -> tuple[tuple[Pool, int], ...]:
     pools = ((report.key, pool) for report in reports for pool in report.pools)
     return tuple(((key, pool.device_uuid, pool.allocator), pool.thrashes) for key, pool in pools if pool.thrashes)
+
+
+def _of_scope(
+    rule: Rule, alert: Alert, reports: Sequence[AgentReport], engines: Sequence[tuple[EngineReading, frozenset[str]]]
+) -> tuple[Sequence[AgentReport], Sequence[tuple[EngineReading, frozenset[str]]]]:
+    """Return the programs and engines that a rule of this scope may flush: with scope engine, the alert's only."""
+    if rule.scope != "engine":
+        return reports, engines
+    name = dict(alert.labels).get("engine")
+    own = [each for each in engines if each[0].name == name]
+    keys = {process.key for engine, _ in own for process in engine.processes}
+    return [report for report in reports if report.key in keys], own
 
 
 def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[AgentReport]:

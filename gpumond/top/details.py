@@ -45,7 +45,9 @@ def described(row: ProcessRow, past: HistoryChart | None, width: int) -> Text:
     for sentence in row.verdicts:
         text.append(f"{sentence}\n", "bold" if row.notable else "")
     shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
-    terms = [(share, human(size)) for share, size in shares if size is not None]
+    holder, kv_cache = row.kv_cache or ("", "")
+    more = {holder: f", {kv_cache}"}
+    terms = [(share, human(size) + more.get(share, "")) for share, size in shares if size is not None]
     terms += [("user", row.user)] if row.user else []
     for term, value in (*terms, *row.facts):
         text.append(f"{term:>11} ", "dim").append(f"{value}\n")

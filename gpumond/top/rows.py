@@ -12,6 +12,7 @@ from gpumond.model.process import ProcessKey, process_key
 from gpumond.model.snapshot import MISSED_LIMIT
 from gpumond.model.units import duration, human
 from gpumond.model.verdicts import SHAPES
+from gpumond.top.engines import engines_by_process, holder, kv_cache_sentences
 
 HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
 """The shares that a process can have."""
@@ -51,7 +52,10 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One process on one device. ``facts`` are pairs of a term and a value; ``verdicts`` are sentences."""
+    """One process on one device. ``facts`` are pairs of a term and a value; ``verdicts`` are sentences.
+
+    ``kv_cache``: the share that contains the KV cache of a serving engine, and a text about it; None if it is unknown.
+    """
 
     key: ProcessLife
     gpu: str
@@ -61,6 +65,7 @@ class ProcessRow:
     used_bytes: int | None
     shares: Mapping[str, int | None]
     unmapped_bytes: int | None
+    kv_cache: tuple[str, str] | None
     verdict: str
     notable: bool
     state: str
@@ -139,6 +144,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     """Yield processes, the one that holds most memory first."""
     index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
+    engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
     verdicts: dict[Key, list[Mapping[str, Any]]] = {}
     for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in SHAPES):
         verdicts.setdefault((each["device_uuid"], process_of(each)), []).append(each)
@@ -149,7 +155,9 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
         gpu = index.get(uuid, "?")
         program = plain(process["workload"] or process["comm"] or "?", 64)
         user = plain(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
-        facts = tuple((term, plain(value, 120)) for term, value in _facts(process, report) if value)
+        facts = tuple(
+            (term, plain(value, 120)) for term, value in _facts(process, report, engines.get(key[1])) if value
+        )
         verdict = plain(process_verdicts[0]["kind"], 20) if process_verdicts else ""
         yield ProcessRow(
             key=key,
@@ -160,6 +168,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             used_bytes=process["used_bytes"],
             shares={share: process[f"{share}_bytes"] for share in HOLDINGS},
             unmapped_bytes=process.get("unmapped_bytes"),
+            kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
             verdict=verdict,
             notable=bool(process_verdicts) and process_verdicts[0]["kind"] not in SHAPES,
             state=_process_state(process),
@@ -180,7 +189,9 @@ def _process_state(process: Mapping[str, Any]) -> str:
     return plain(", ".join(word for word in odd if word))
 
 
-def _facts(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> Iterator[tuple[str, object]]:
+def _facts(
+    process: Mapping[str, Any], report: Mapping[str, Any] | None, engine: Mapping[str, Any] | None
+) -> Iterator[tuple[str, object]]:
     yield "command", process["comm"]
     yield "state", _process_state(process)
     yield "kinds", ", ".join(process["kinds"])
@@ -188,6 +199,7 @@ def _facts(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> Iter
     yield "pod", process["pod_name"] and f"{process['pod_namespace']}/{process['pod_name']}"
     yield "unit", process["unit"]
     yield "Slurm job", process["slurm_job"]
+    yield "engine", engine and f"{engine['name']} ({engine['kind']})"
     yield "busy", None if process["utilization_ratio"] is None else f"{process['utilization_ratio']:.0%}"
     yield "idle for", duration(process["idle_seconds"]) if process["idle_seconds"] else None
     if report:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from gpumond.agent.adapters import ADAPTERS
 from gpumond.cli.doctor_checks import Finding, daemon, pid_namespace
+from gpumond.engines.ownership import WITH_PTRACE
 from gpumond.errors import FAULTS
 from gpumond.host.peer_credentials import INITIAL_PID_NAMESPACE
 from gpumond.model.remedies import CONDITIONS
@@ -16,11 +18,12 @@ from tests.top.test_stuck_processes import holding_with
 DOWN = {"name": "nvml", "up": False, "reason": "driver_not_loaded"}
 
 
-def findings(*processes: dict[str, Any], **status: Any) -> dict[str, Finding]:
+def findings(*processes: dict[str, Any], engines: Sequence[dict[str, Any]] = (), **status: Any) -> dict[str, Finding]:
     """Return doctor's findings for these daemon responses, the last one of each subject."""
     source = {"name": "nvml", "up": True, "reason": "", "detail": ""}
     answer = {"version": "1", "source": source, "faults": [], "conditions": []} | status
     answers = {"/api/v1/status": answer, "/api/v1/agents": [], "/api/v1/processes": processes}
+    answers["/api/v1/engines"] = engines
     return {finding.subject: finding for finding in daemon(answers.__getitem__)}
 
 
@@ -44,6 +47,17 @@ def test_faults_and_conditions_of_the_daemon_are_findings_with_their_remedies():
 @pytest.mark.parametrize(("fields", "state"), [({"orphaned": True}, "note"), ({"state": "zombie"}, "bad")])
 def test_process_intended_to_hold_memory_is_not_a_fault(fields: dict[str, Any], state: str):
     assert findings(holding_with(**fields))["process"].state == state
+
+
+def test_capability_that_hides_a_server_is_named_with_the_lines_to_add():
+    own = {"name": "chat", "kind": "vllm", "problem": "", "processes_problem": ""}
+    hidden = own | {"processes_problem": f"its listener is hidden, and the daemon lacks CAP_SYS_PTRACE: {WITH_PTRACE}"}
+    assert findings(engines=[own])["engine chat"] == Finding("engine chat", "good", "vllm answers")
+    found = findings(engines=[hidden])["engine chat"]
+    assert found.detail.endswith("the daemon lacks CAP_SYS_PTRACE")
+    assert "AmbientCapabilities=CAP_SYS_PTRACE" in found.remedy
+    silent = findings(engines=[own | {"problem": "nothing listens"}])["engine chat"]
+    assert (silent.state, silent.detail) == ("note", "nothing listens")
 
 
 def test_private_pid_namespace_is_distinguished_from_the_hosts(tmp_path: Path):

@@ -55,6 +55,19 @@ def test_status_states_why_an_engine_is_unknown():
     assert "nothing listens at http://127.0.0.1:1" in engine_table({"engines": [engine], "devices": [DEVICE]})
 
 
+@pytest.mark.parametrize(("stated", "shown"), [(40 * GIB, "4% of 40.0 GiB"), (90 * GIB, "4%  "), (None, "4%  ")])
+def test_status_states_the_size_of_a_kv_cache_that_the_engine_can_hold(stated: int | None, shown: str):
+    table = engine_table({"engines": [ENGINE | {"kv_cache_bytes": stated}], "devices": [DEVICE]})
+    assert shown in table
+    assert "of 90.0 GiB" not in table
+
+
+def test_status_states_why_the_memory_of_an_engine_is_unknown():
+    engine = ENGINE | {"processes": [], "processes_problem": "the daemon lacks CAP_SYS_PTRACE"}
+    text = engine_table({"engines": [engine], "devices": [DEVICE]})
+    assert text.endswith("\nchat: its processes are unknown: the daemon lacks CAP_SYS_PTRACE")
+
+
 def test_status_without_engines_has_no_table():
     assert engine_table({"devices": [DEVICE]}) == ""
 

@@ -14,6 +14,15 @@ from tests.engines.running import device, standin, used_bytes
 from tests.running import RunningDaemon, until as until_in
 from tests.serving import SIM
 
+UNUSED_KV_CACHE = {
+    "name": "unused-kv-cache",
+    "scope": "engine",
+    "value": "kv_cache_idle_used_bytes",
+    "above": "6GiB",
+    "match": {"kind": "vllm"},
+    "annotations": {"summary": "{engine} ({kind}) holds {used} while {kv_cache} is in use"},
+}
+
 
 @pytest.fixture
 def cards(tmp_path: Path) -> Path:
@@ -40,6 +49,7 @@ def test_engines_appear_in_metrics_and_api(tmp_path: Path, cards: Path):
             tmp_path,
             cards,
             *({"name": each.kind, "kind": each.kind, "url": each.url} for each in (vllm, ollama, hung)),
+            rules=[UNUSED_KV_CACHE],
         )
         try:
             labels = {"engine": "vllm", "kind": "vllm"}
@@ -47,6 +57,10 @@ def test_engines_appear_in_metrics_and_api(tmp_path: Path, cards: Path):
             until(lambda: daemon.value("gpumond_engine_memory_used_bytes", **labels) == 7 * GIB)
             assert daemon.value("gpumond_engine_asleep", **labels) == 0
             until(lambda: daemon.value("gpumond_engine_models_loaded", engine="ollama") == 1)
+            name = UNUSED_KV_CACHE["name"]
+            (alert,) = until(lambda: [each for each in daemon.get("alerts") if each["rule"] == name])
+            assert dict(alert["annotations"])["summary"] == "vllm (vllm) holds 7.0 GiB while 4.0 % is in use"
+            assert "4%" in daemon.run("status").stdout
             assert daemon.value("gpumond_engine_up", engine="sglang") == 0
             assert daemon.value("gpumond_engine_requests_running", engine="sglang") is None
             engines = {each["name"]: each for each in daemon.get("engines")}

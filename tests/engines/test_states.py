@@ -39,7 +39,14 @@ STATES: dict[str, EngineState] = {
     "vllm": EngineState(
         models=(EngineModel("m"),), running=0, waiting=0, kv_cache_used_ratio=0.04, asleep=False, work=(0.0, 0.0, 0.0)
     ),
-    "sglang": EngineState(running=0, waiting=2, kv_cache_used_ratio=0.1, held_bytes=4 * GIB, work=(0.0, 0.0)),
+    "sglang": EngineState(
+        running=0,
+        waiting=2,
+        kv_cache_bytes=5 * GIB // 2,
+        kv_cache_used_ratio=0.1,
+        held_bytes=4 * GIB,
+        work=(0.0, 0.0),
+    ),
     "tensorrt-llm": EngineState(asleep=False),
     "lmdeploy": EngineState(running=0, waiting=0, kv_cache_used_ratio=0.25, asleep=False, work=(0.0, 0.0, 0.0)),
     "triton": EngineState(models=(EngineModel("resnet"), EngineModel("pipeline")), waiting=0, work=(0.0, 0.0)),
@@ -121,6 +128,21 @@ def test_generic_engine_without_a_declared_value_is_an_error(tmp_path: Path):
         state = {"get": "/running", "running": "/requests/missing"}
         with pytest.raises(EngineError, match="no value at /requests/missing"):
             asyncio.run(read(engine.declaration(state=state)))
+
+
+def test_generic_engine_states_the_size_of_its_kv_cache(tmp_path: Path):
+    with standin("generic", device(tmp_path)) as engine:
+        assert engine.begin_request().finish() == {"text": "done"}
+        state = {"get": "/running", "kv_cache_bytes": "/requests/done"}
+        assert asyncio.run(read(engine.declaration(state=state))).kv_cache_bytes == 1
+
+
+def test_llama_router_without_a_loaded_model_holds_nothing(tmp_path: Path):
+    with standin("llama-router", device(tmp_path)) as engine:
+        declaration = declared(engine)
+        assert asyncio.run(read(declaration)).held_bytes is None
+        engine.send("/models/unload", {"model": "qwen"})
+        assert until(lambda: asyncio.run(read(declaration)).held_bytes == 0)
 
 
 def test_engine_on_a_unix_socket_is_read_and_owned(tmp_path: Path):

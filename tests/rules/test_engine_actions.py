@@ -45,13 +45,14 @@ def flushed(
     labels: Sequence[tuple[str, str]] = (),
     action: Action = ACTION,
     reports: Sequence[AgentReport] = (),
+    rule: Rule = RULE,
     **fields: Any,
 ) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
     """Names of the engines and pids of the programs that are flushed."""
     device = make_device(processes=(make_process(20), make_process(10)))
     snapshot = make_snapshot(device, engines=(engine,))
     alert = replace(ALERT, labels=(*ALERT.labels[:1], *(labels or ALERT.labels[1:])), **fields)
-    orders, _ = decide([replace(RULE, action=action)], [alert], reports, {}, 0.0, snapshot.engine_devices)
+    orders, _ = decide([replace(rule, action=action)], [alert], reports, {}, 0.0, snapshot.engine_devices)
     return [(order.engines, order.pids) for order in orders]
 
 
@@ -99,6 +100,15 @@ def test_programs_are_flushed_only_if_the_action_has_a_step_for_them():
     assert flushed(reports=[program]) == [(("chat",), ())]
     assert flushed(reports=[program], action=replace(ACTION, steps=("cache", "engine"))) == [(("chat",), (10,))]
     assert flushed(reports=[program], action=replace(ACTION, steps=("cache",))) == [((), (10,))]
+
+
+@pytest.mark.parametrize(("name", "flushes"), [("chat", [(("chat",), (20,))]), ("other", [])])
+def test_alert_on_an_engine_flushes_this_engine_and_the_programs_in_it(name: str, flushes: list[Any]):
+    programs = [make_report(pid, pools=(make_pool(cached=GIB),)) for pid in (10, 20)]
+    rule = replace(RULE, scope="engine", value="idle_seconds")
+    labels = [("engine", name), ("kind", "ollama")]
+    steps = replace(ACTION, steps=("cache", "engine"))
+    assert flushed(labels=labels, action=steps, reports=programs, rule=rule) == flushes
 
 
 def test_flush_without_effect_doubles_the_wait():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from gpumond.engine import EngineState, advance
 from gpumond.engine.attribution import attribute
+from gpumond.model.engines import NOT_READ, EngineModel, EngineProcess, EngineReading
 from gpumond.model.frame import Verdict
-from gpumond.model.snapshot import Snapshot
+from gpumond.model.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.rules import Rule, Scope, Unit, readable
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.schema import LABELS, PLACEHOLDERS, UNITS, VALUES
@@ -16,9 +20,22 @@ from gpumond.rules.verdicts import active_verdicts
 from gpumond.rules.window import RuleWindow, remember
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
+ENGINE = EngineReading(
+    name="chat",
+    kind="vllm",
+    up=True,
+    models=(EngineModel("qwen"),),
+    running=0,
+    waiting=2,
+    kv_cache_used_ratio=0.04,
+    asleep=False,
+    idle_seconds=1800.0,
+    processes=(EngineProcess(42, 100),),
+)
 SNAPSHOT = make_snapshot(
     make_device(used_bytes=40 * GIB, processes=(make_process(42, 30 * GIB),)),
     reports=(make_report(42, (make_pool(live=GIB, cached=GIB),)),),
+    engines=(ENGINE,),
 )
 LEAK = Verdict(
     device_uuid="GPU-a",
@@ -130,3 +147,67 @@ def test_workloads_of_two_users_are_separate_with_any_names():
     assert [alert.value for alert in second.frame.alerts] == [float(GIB)]
     third = advance(second.memory, rules, make_snapshot(silent, elapsed_seconds=3.0))
     assert third.frame.alerts == ()
+
+
+def values_of(engine: EngineReading, **device: Any) -> dict[str, float | None]:
+    """Values of an engine whose process 42 holds 30 GiB."""
+    snapshot = make_snapshot(make_device(processes=(make_process(42, 30 * GIB),), **device), engines=(engine,))
+    found = subjects("engine", advanced(snapshot))
+    (row,) = found.rows
+    return {name: value_of(row) for name, value_of in found.values.items()}
+
+
+def test_values_of_an_engine():
+    assert values_of(ENGINE) == {
+        "up": 1.0,
+        "used_bytes": 30 * GIB,
+        "idle_seconds": 1800.0,
+        "running_requests": 0,
+        "waiting_requests": 2,
+        "kv_cache_used_ratio": 0.04,
+        "kv_cache_idle_used_bytes": 30 * GIB,
+        "asleep": 0.0,
+    }
+    assert values_of(replace(ENGINE, kv_cache_used_ratio=0.5))["kv_cache_idle_used_bytes"] == 0.0
+
+
+def test_values_of_an_engine_that_is_not_read_are_unknown():
+    silent = EngineReading(name="chat", kind="vllm", up=False, problem="nothing listens")
+    assert {name for name, value in values_of(silent).items() if value is not None} == {"up"}
+    assert values_of(silent)["up"] == 0.0
+    assert values_of(replace(silent, problem=NOT_READ))["up"] is None
+
+
+def test_memory_of_an_engine_without_a_process_is_unknown_unless_it_states_none():
+    assert values_of(replace(ENGINE, processes=()))["used_bytes"] is None
+    assert values_of(replace(ENGINE, processes=(), held_bytes=0))["used_bytes"] == 0
+    assert values_of(replace(ENGINE, processes=(), held_bytes=0, processes_problem="hidden"))["used_bytes"] is None
+    assert values_of(ENGINE, missed=MISSED_LIMIT)["used_bytes"] is None
+
+
+def test_alert_on_the_unused_kv_cache_of_an_engine():
+    summary = "{engine} ({kind}) holds {used} while {kv_cache} of its KV cache is in use"
+    rule = Rule(
+        name="unused-kv-cache",
+        scope="engine",
+        value="kv_cache_idle_used_bytes",
+        above=20.0 * GIB,
+        for_seconds=1800.0,
+        match=(("kind", "vllm"),),
+        annotations=(("summary", summary),),
+    )
+
+    def ticked(memory: EngineState, elapsed: float, *engines: EngineReading) -> Any:
+        device = make_device(processes=(make_process(42, 30 * GIB),))
+        return advance(memory, [rule], make_snapshot(device, elapsed_seconds=elapsed, engines=engines))
+
+    first = ticked(EngineState(), 1.0, ENGINE)
+    assert [alert.phase for alert in first.frame.alerts] == ["pending"]
+    second = ticked(first.memory, 1801.0, ENGINE)
+    (alert,) = second.raised
+    assert dict(alert.labels) == {"alertname": "unused-kv-cache", "engine": "chat", "kind": "vllm"}
+    assert dict(alert.annotations)["summary"] == "chat (vllm) holds 30.0 GiB while 4.0 % of its KV cache is in use"
+    silent = ticked(second.memory, 1802.0, EngineReading(name="chat", kind="vllm", up=False, problem="timeout"))
+    assert [alert.phase for alert in silent.frame.alerts] == ["firing"]
+    undeclared = ticked(silent.memory, 1803.0)
+    assert dict(undeclared.resolved[0].annotations)["summary"].startswith("engine chat (vllm) is no longer declared;")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gpumond.api.resources import StatedCondition, StatedFault
 from gpumond.cli.status import process_table
+from gpumond.model.engines import EngineProcess, EngineReading
 from gpumond.model.frame import Alert, Verdict
 from gpumond.model.snapshot import SourceState
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
@@ -68,6 +71,38 @@ def test_unmapped_bytes_are_shown_where_there_are_any():
         assert ("UNMAPPED" in table) is shown
         assert ("15.0 GiB" in table) is shown
     assert "unmapped 15.0 GiB" in described(train, None, 80).plain
+
+
+@pytest.mark.parametrize(
+    ("pids", "fields", "text"),
+    [
+        ((10,), {"kv_cache_bytes": 5 * GIB}, "live 20.0 GiB, of which KV cache 5.0 GiB, 4% in use"),
+        ((10,), {}, "live 20.0 GiB, of which KV cache 4% in use"),
+        ((10,), {"kv_cache_bytes": 30 * GIB}, "live 20.0 GiB, of which KV cache 4% in use"),
+        ((10, 11), {"kv_cache_bytes": 5 * GIB}, "live 20.0 GiB, of which KV cache 4% in use"),
+        ((10,), {"asleep": True}, "live 20.0 GiB\n"),
+        ((10,), {"kv_cache_used_ratio": None}, "live 20.0 GiB\n"),
+        ((11,), {}, "live 20.0 GiB\n"),
+    ],
+)
+def test_kv_cache_of_an_engine_is_a_part_of_its_live_memory(pids: tuple[int, ...], fields: dict[str, Any], text: str):
+    processes = tuple(EngineProcess(pid, 100) for pid in pids)
+    known: dict[str, Any] = {"kv_cache_used_ratio": 0.04} | fields
+    engine = EngineReading(name="chat", kind="sglang", up=True, processes=processes, **known)
+    content = view(busy_frame(engines=(engine,)))
+    train = next(row for row in content.processes if row.pid == 10)
+    shown = described(train, None, 80).plain
+    assert text in shown
+    assert ("engine chat (sglang)" in shown) is (10 in pids)
+
+
+def test_kv_cache_in_a_program_without_an_agent_is_a_part_of_its_opaque_memory():
+    engine = EngineReading(
+        name="chat", kind="sglang", up=True, processes=(EngineProcess(11, 100),), kv_cache_used_ratio=0.5
+    )
+    content = view(busy_frame(engines=(engine,)))
+    python = next(row for row in content.processes if row.pid == 11)
+    assert "opaque 10.0 GiB, of which KV cache 50% in use" in described(python, None, 80).plain
 
 
 def test_refused_flush_is_not_promised():

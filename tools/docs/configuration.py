@@ -50,7 +50,7 @@ receivers:
   - {name: alertmanager, type: alertmanager, url: "http://127.0.0.1:9093"}
 rules:
   - name: device-nearly-full     # replaces the built-in rule of this name
-    scope: device                # device, process, pool, workload, daemon
+    scope: device                # device, process, pool, workload, engine, daemon
     value: used_ratio
     above: 90%                   # or below; 0.9, 90%, 40GiB
     clear: 85%                   # optional: a firing alert resolves below this level

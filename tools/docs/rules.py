@@ -30,7 +30,7 @@ with the name of a built-in rule replaces it; `disabled_rules: [name]` disables 
 | key | meaning |
 |---|---|
 | `name` | 1 to 64 characters of `a-z`, `0-9`, `_`, `-` |
-| `scope` | `device`, `process`, `pool`, `workload`, `daemon` |
+| `scope` | `device`, `process`, `pool`, `workload`, `engine`, `daemon` |
 | `value` | one of the values of the scope, below |
 | `above` or `below` | the level: `0.8`, `80%`, `1GiB` |
 | `clear` | an active alert stays until the value passes this second level |

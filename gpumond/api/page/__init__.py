@@ -12,6 +12,7 @@ from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
 
 from gpumond.api.docs_page import reference
+from gpumond.model.engines import NOT_READ
 from gpumond.model.frame import SHARES
 from gpumond.model.snapshot import MISSED_LIMIT
 from gpumond.model.verdicts import SHAPES
@@ -52,6 +53,7 @@ def words() -> str:
         "OF_PROCESSES": [share for share in SHARES if share != "unclaimed"],
         "ORDINARY": sorted(SHAPES),
         "MISSED_LIMIT": MISSED_LIMIT,
+        "NOT_READ": NOT_READ,
     }
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())
 

@@ -3,6 +3,7 @@
 import { showAlerts, showEvents, showVerdicts } from "./alerts.js";
 import { showDevices } from "./devices.js";
 import { $, put } from "./elements.js";
+import { showEngines } from "./engines.js";
 import { clock } from "./format.js";
 import { showNotices } from "./notices.js";
 import { drawing, state } from "./store.js";
@@ -29,6 +30,7 @@ function show() {
   showDevices();
   showAlerts();
   showVerdicts();
+  showEngines();
   showProcesses();
   showEvents();
   document.documentElement.dataset.seq = String(seq);

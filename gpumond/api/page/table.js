@@ -4,6 +4,7 @@ import { ORDINARY } from "./alerts.js";
 import { toggle } from "./chart.js";
 import { bar, showBar } from "./devices.js";
 import { $, button, make, name, put, sync } from "./elements.js";
+import { engineOf, holder, kvCacheOf } from "./engines.js";
 import { flush } from "./flush.js";
 import { clean, duration, human, many, sum } from "./format.js";
 import { label, processKey, state } from "./store.js";
@@ -153,7 +154,12 @@ function updateProcess(body, row) {
 
 function* facts(row) {
   yield ["PID", String(row.pid)];
-  for (const share of OF_PROCESSES) if (row[`${share}_bytes`] !== null) yield [share, human(row[`${share}_bytes`])];
+  const engine = engineOf(row);
+  const kvCache = kvCacheOf(row, engine);
+  for (const share of OF_PROCESSES) {
+    const bytes = row[`${share}_bytes`];
+    if (bytes !== null) yield [share, [human(bytes), share === holder(row) && kvCache].filter(Boolean).join(", ")];
+  }
   if (row.unmapped_bytes !== null) yield ["unmapped", human(row.unmapped_bytes)];
   const known = {
     command: row.comm,
@@ -165,6 +171,7 @@ function* facts(row) {
     pod: row.pod_name && `${row.pod_namespace}/${row.pod_name}`,
     unit: row.unit,
     "Slurm job": row.slurm_job,
+    engine: engine && `${engine.name} (${engine.kind})`,
   };
   for (const [term, value] of Object.entries(known)) if (value) yield [term, value];
   if (row.utilization_ratio !== null) yield ["busy", `${Math.round(100 * row.utilization_ratio)} %`];

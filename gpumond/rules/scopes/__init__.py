@@ -14,6 +14,7 @@ from gpumond.rules import Hidden, Scope, Subjects
 from gpumond.rules.scopes.context import RuleContext, ScopeSpec
 from gpumond.rules.scopes.daemon import DAEMON
 from gpumond.rules.scopes.device import DEVICE
+from gpumond.rules.scopes.engine import ENGINE
 from gpumond.rules.scopes.pool import POOL
 from gpumond.rules.scopes.process import PROCESS
 from gpumond.rules.scopes.workload import WORKLOAD
@@ -26,6 +27,7 @@ SCOPES: Mapping[Scope, ScopeSpec[Any]] = {
     "process": PROCESS,
     "pool": POOL,
     "workload": WORKLOAD,
+    "engine": ENGINE,
     "daemon": DAEMON,
 }
 
@@ -52,6 +54,10 @@ def departure(scope: Scope, alert: Alert, snapshot: Snapshot) -> str:
         name, uid = labels.get("workload", ""), labels.get("uid", "")
         exists = any((report.workload, str(report.uid)) == (name, uid) for report in snapshot.reports)
         return "" if exists else f"every program of {name} has ended"
+    if scope == "engine":
+        name, kind = labels.get("engine", ""), labels.get("kind", "")
+        exists = any((engine.name, engine.kind) == (name, kind) for engine in snapshot.engines)
+        return "" if exists else f"engine {name} ({kind}) is no longer declared"
     if scope == "device":
         exists = snapshot.device(labels.get("uuid", "")) is not None
         return "" if exists else f"GPU {labels.get('gpu', '')} is no longer listed by its driver"

@@ -1,0 +1,72 @@
+"""Serving engines on the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from gpumond.api.examples import ENGINE
+from gpumond.model.engines import EngineReading
+from gpumond.testing import GIB
+from tests.integration.browser import PHONE, PROGRAMS, needs_chromium, open_page
+from tests.running import RunningDaemon
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+CHAT = TypeAdapter(EngineReading).dump_python(ENGINE, mode="json")
+UNKNOWN = {"age_seconds": None, "running": None, "waiting": None, "kv_cache_used_ratio": None, "idle_seconds": None}
+
+
+def with_engines(frame: Any) -> None:
+    """Add an engine in the program ``serving``, one that sleeps, and two that cannot be read."""
+    serving = next(process for process in frame["processes"] if process["workload"] == PROGRAMS[1])
+    serving.update(live_bytes=20 * GIB, used_bytes=30 * GIB)
+    own = [{"pid": serving["pid"], "start_ticks": serving["start_ticks"]}]
+    sized = [{"name": "llama3:8b", "size_bytes": 5 * GIB, "pinned": False}]
+    down = CHAT | UNKNOWN | {"up": False, "processes": [], "models": [], "asleep": None}
+    frame["snapshot"]["engines"] = [
+        CHAT | {"processes": own, "kv_cache_bytes": 10 * GIB, "waiting": None},
+        CHAT | {"name": "night", "asleep": True, "processes": [], "models": sized, "processes_problem": "it is hidden"},
+        down | {"name": "down", "problem": "nothing listens at http://127.0.0.1:1"},
+        down | {"name": "new", "problem": "not read yet"},
+    ]
+
+
+@pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
+def test_engines_are_listed_with_their_state(browser: Browser, demo: RunningDaemon, viewport: Any):
+    with open_page(browser, demo, viewport, rewrite=with_engines) as session:
+        session.page.get_by_role("heading", name="Engines").wait_for()
+        rows = session.texts(*(f"#engines tbody:nth-of-type({place}) tr > *" for place in range(1, 5)))
+        assert session.fits()
+    chat, night, down, new = rows
+    assert chat == [
+        "chat",
+        "vllm",
+        "serving",
+        "Qwen/Qwen3-8B",
+        "30.0 GiB",
+        "4 % of 10.0 GiB",
+        "0",
+        "-",
+        "15 min",
+    ]
+    assert night[2:5] == ["asleep; its processes are unknown: it is hidden", "llama3:8b (5.0 GiB)", "-"]
+    assert down[2:] == ["cannot be read: nothing listens at http://127.0.0.1:1", *["-"] * 6]
+    assert new[2] == "not read yet"
+
+
+def test_live_memory_of_a_process_states_its_kv_cache(browser: Browser, demo: RunningDaemon):
+    with open_page(browser, demo, rewrite=with_engines) as session:
+        session.page.get_by_role("button", name=PROGRAMS[1], exact=True).click()
+        session.shows("20.0 GiB, of which KV cache 10.0 GiB, 4 % in use")
+        session.shows("chat (vllm)")
+
+
+def test_page_without_engines_has_no_section(browser: Browser, demo: RunningDaemon):
+    with open_page(browser, demo) as session:
+        session.page.locator("#processes tbody").first.wait_for()
+        assert not session.page.get_by_role("heading", name="Engines").is_visible()
