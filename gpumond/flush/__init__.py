@@ -307,7 +307,8 @@ class Flusher:
         result = of_reported(result, allocator, reported_pools, request.steps)
         if had_effect(result):
             self._flushed_at[identity] = self._clock()
-        after = before if request.dry_run else await self._wait_for_release(identity, before, result.pools)
+        called = not allocator and bool(result.steps)
+        after = before if request.dry_run else await self._wait_for_release(identity, before, result.pools, called)
         if not result.pools:
             bare = replace(receipt(result.outcome, result.reason), steps=result.steps)
             return [bare] if allocator else of_driver(bare, before, after)
@@ -323,16 +324,19 @@ class Flusher:
         return [with_thrash(one, report_before, report_after) for one in receipts]
 
     async def _wait_for_release(
-        self, identity: Identity, before: DriverCounts, changes: Iterable[PoolChange]
+        self, identity: Identity, before: DriverCounts, changes: Iterable[PoolChange], unknown: bool
     ) -> DriverCounts:
-        """Return the driver's counts once they show the release, have been stable for a second, or time is up."""
+        """Return the driver's counts once they show the release, have been stable for a second, or time is up.
+
+        ``unknown``: the released bytes are unknown.
+        """
         released: dict[str, int] = {}
         for change in changes:
             device = change.before.device_uuid
             released[device] = released.get(device, 0) + change.before.held_bytes - change.after.held_bytes
         started_at = changed_at = self._clock()
         counts, pause = await self._driver_counts(identity), 0.02
-        while any(
+        while unknown or any(
             before.used[device] - counts.used[device] < amount
             for device, amount in released.items()
             if device in before.used and device in counts.used

@@ -12,12 +12,12 @@ from tests.flush.test_flush import ScriptedPrograms
 def call_functions(scripted: ScriptedPrograms, identity: Identity, command: FlushCommand) -> FlushResult:
     if command.dry_run:
         return FlushResult(command.id, "planned")
-    scripted.driver_counts[identity.pid, "GPU-a"] -= GIB
+    scripted.unread_releases.append((identity.pid, "GPU-a", GIB))
     return FlushResult(command.id, "nothing", "", (), (StepResult("hooks", 0, 0.1),))
 
 
 def test_functions_of_a_program_without_a_pool_have_the_drivers_count():
-    scripted = ScriptedPrograms(make_report(), respond=call_functions)
+    scripted = ScriptedPrograms(make_report(), respond=call_functions, lag=5)
     scripted.driver_counts = {(10, "GPU-a"): 5 * GIB, (10, "GPU-b"): GIB}
     (plan,) = scripted.run(steps=("hooks",), dry_run=True).receipts
     answer = scripted.run(steps=("hooks",))

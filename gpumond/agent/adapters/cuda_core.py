@@ -18,14 +18,13 @@ from gpumond.agent.adapters import AllocatorAdapter, FlushRefused
 from gpumond.agent.adapters.python_owners import MAX_ALLOCATIONS, instances
 from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
 
-SEARCH_SECONDS = 30.0
-"""Shortest time between two searches for reports."""
-
-SEARCH_PAUSES = 1000
-"""Shortest time between two searches for reports, in durations of a search."""
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
+"""Seconds between two searches for reports. The pause is doubled after each search that finds nothing new: a search
+stalls Python for some ten milliseconds.
+"""
 
 _found: list[ref[Any]] = []
-_search_at = 0.0
+_search_at, _pause = 0.0, FIRST_PAUSE
 
 
 class CudaCoreAdapter(AllocatorAdapter):
@@ -84,15 +83,14 @@ def _search_if_due() -> None:
 
 
 def _search() -> None:
-    """Find the resources, in a few milliseconds; in a program with very many objects, keep those found before."""
-    global _found, _search_at
+    """Find the resources; in a program with very many objects, keep those found before."""
+    global _found, _search_at, _pause
     if sys.getallocatedblocks() > MAX_ALLOCATIONS:
         return
-    started = time.monotonic()
     kind = sys.modules["cuda.core"].DeviceMemoryResource
-    _found = [ref(resource) for resource in instances({id(each) for each in (kind, *kind.__subclasses__())})]
-    ended = time.monotonic()
-    _search_at = ended + max(SEARCH_SECONDS, SEARCH_PAUSES * (ended - started))
+    found = [ref(resource) for resource in instances({id(each) for each in (kind, *kind.__subclasses__())})]
+    _pause = min(2 * _pause, LONGEST_PAUSE) if len(found) == len(_found) else FIRST_PAUSE
+    _found, _search_at = found, time.monotonic() + _pause
 
 
 def _pools() -> Iterator[tuple[int, int, Any]]:
