@@ -32,7 +32,7 @@ def with_engines(frame: Any) -> None:
         CHAT | {"processes": own, "kv_cache_bytes": 10 * GIB, "waiting": None},
         CHAT | {"name": "night", "asleep": True, "processes": [], "models": sized, "processes_problem": "it is hidden"},
         down | {"name": "down", "problem": "nothing listens at http://127.0.0.1:1"},
-        down | {"name": "new", "problem": "not read yet"},
+        down | {"name": "n" * 64, "problem": "not read yet"},
     ]
 
 
