@@ -106,6 +106,7 @@ class RmmAdapter(AllocatorAdapter, Finishable, RetentionReporting):
             inside=counted_by(ordinal, 0) if shared else None,
             peak_live_bytes=stack.peak_bytes,
             held_known=known,
+            live_allocations=stack.live_allocations,
         )
 
     def _pool(self, ordinal: int, stack: Stack, probe: bool) -> int | None:
