@@ -54,8 +54,10 @@ class LiveAllocations:
         """Add the number of one sample. ``closes``: the sample is the first one of a new block."""
         if closes:
             self._closed, self._open = self._open, None
-        if number is not None:
-            low, high = self._open or (number, number)
+        if number is None:
+            return
+        low, high = self._open or (number, number)
+        if self._open is None or number < low or number > high:
             self._open = min(low, number), max(high, number)
 
     def growth(self, at: float, live_bytes: float, pace: float) -> AllocationGrowth | None:
