@@ -12,7 +12,7 @@ from gpumond.diagnosis.idle import idle_seconds
 from gpumond.diagnosis.leak import OUTSIDE, Leak
 from gpumond.diagnosis.leak_fit import fit
 from gpumond.diagnosis.leak_pattern import form as form_of
-from gpumond.diagnosis.leak_search import follow, search, watch_growth
+from gpumond.diagnosis.leak_search import allocation_growth, follow, search, watch_growth
 from gpumond.diagnosis.plateaus import REST_MINUTES
 from gpumond.diagnosis.shapes import Shape, shape
 from gpumond.diagnosis.tracked_series import Evidence, TrackedSeries
@@ -178,8 +178,12 @@ class Classifier:
         ]
         if leak.what == OUTSIDE:
             evidence.append(("outside_pools", 1.0))
-        line = fit(leak, tracked, self.history, room)
-        summary = messages.leak(who, _label(device), 60 * per_second, since, left, shaped, leak.what == OUTSIDE)
+        allocations = allocation_growth(tracked, leak.what, pace)
+        evidence += allocations.evidence if allocations else []
+        line = fit(leak, tracked, self.history, room, allocations)
+        summary = messages.leak(
+            who, _label(device), 60 * per_second, since, left, shaped, leak.what == OUTSIDE, allocations
+        )
         tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped, line)
 
     def _set_shape(self, tracked: TrackedSeries, found: Shape | None) -> None:

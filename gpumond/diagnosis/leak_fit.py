@@ -12,6 +12,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from gpumond.diagnosis.leak import Leak, curve
+from gpumond.diagnosis.live_allocations import AllocationGrowth
 from gpumond.diagnosis.tracked_series import TrackedSeries
 from gpumond.diagnosis.trend import deviation, median, sen, slopes, spread
 from gpumond.history import UTILIZATION, History
@@ -33,9 +34,11 @@ class _Slopes(NamedTuple):
     high: float
 
 
-def fit(leak: Leak, tracked: TrackedSeries, history: History, room: float | None) -> Fit | None:
+def fit(
+    leak: Leak, tracked: TrackedSeries, history: History, room: float | None, allocations: AllocationGrowth | None
+) -> Fit | None:
     """Return the line through the points of a leak; None if there are too few. ``room``: free bytes above the device's
-    recent peak.
+    recent peak. ``allocations``: growth of the number of live allocations, if it is known.
     """
     times, values = _points(leak, tracked)
     if len(values) < (MIN_STEPS if leak.pause else MIN_POINTS):
@@ -55,7 +58,7 @@ def fit(leak: Leak, tracked: TrackedSeries, history: History, room: float | None
         full_at=_full(now, room, slope.middle * pace),
         full_at_earliest=_full(now, None if room is None else max(0.0, room - band), slope.high * pace),
         full_at_latest=_full(now, None if room is None else room + band, slope.low * pace),
-        refused=tuple(_refused(times, values, slope.middle, leak, tracked, history)),
+        refused=(*_refused(times, values, slope.middle, leak, tracked, history), *_larger(allocations)),
     )
 
 
@@ -100,4 +103,13 @@ def _refused(
             "load",
             "rise of the device's utilisation in the meantime",
             sen(range(len(use)), use) * len(use),
+        )
+
+
+def _larger(allocations: AllocationGrowth | None) -> Iterator[RefusedKind]:
+    if allocations and allocations.rises and allocations.ratio is not None:
+        yield RefusedKind(
+            "larger-allocations",
+            "relative growth of the number of live allocations as a share of that of the live bytes",
+            allocations.ratio,
         )

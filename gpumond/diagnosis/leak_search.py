@@ -5,9 +5,10 @@ from __future__ import annotations
 from gpumond.diagnosis import growth, leak, messages, serving
 from gpumond.diagnosis.growth import Growth
 from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase
+from gpumond.diagnosis.live_allocations import AllocationGrowth
 from gpumond.diagnosis.tracked_series import TrackedSeries
-from gpumond.history import History
-from gpumond.history.series import FIVE_MINUTES
+from gpumond.history import LIVE, History
+from gpumond.history.series import FIVE_MINUTES, MIN
 from gpumond.model.frame import Verdict
 
 
@@ -32,7 +33,8 @@ def search(
         if found is not None:
             return found
     stairs = tracked.levels.stairs(size) if size else ()
-    return leak.from_stairs(stairs, tracked.main) if stairs else None
+    # The steps of a leak that has ended are still known.
+    return leak.update_stairs(leak.from_stairs(stairs, tracked.main), stairs, history.now) if stairs else None
 
 
 def follow(tracked: TrackedSeries, found: Leak, now: float, closed: int) -> Leak | None:
@@ -71,6 +73,8 @@ def watch_growth(tracked: TrackedSeries, history: History, label: str, room: flo
         tracked.growth = growth.update(tracked.growth, case, tracked.steps)
     if tracked.growth is None:
         tracked.verdicts.pop("growing", None)
+        if tracked.leak is None:
+            tracked.allocations.end()
         return began
     for shape in ("warm-up", "steady"):
         tracked.verdicts.pop(shape, None)
@@ -78,6 +82,14 @@ def watch_growth(tracked: TrackedSeries, history: History, label: str, room: flo
     since = history.unix(tracked.growth.onset) if active is None else active.since
     tracked.verdicts["growing"] = _growing(tracked, tracked.growth, label, since, room, history.pace)
     return began
+
+
+def allocation_growth(tracked: TrackedSeries, what: int, pace: float) -> AllocationGrowth | None:
+    """Return the growth of the number of live allocations since the verdict on the signal ``what`` began."""
+    if what != LIVE or not tracked.counted:
+        return None
+    (at,), (live,) = tracked.series.times(growth.BLOCK, 1), tracked.series.column(growth.BLOCK, LIVE, MIN, 1)
+    return tracked.allocations.growth(at, live, pace)
 
 
 def _growing(
@@ -91,6 +103,8 @@ def _growing(
     ]
     if found.bytes_a_step is not None:
         evidence.append(("kept_bytes_per_step", found.bytes_a_step))
+    allocations = allocation_growth(tracked, tracked.main, pace)
+    evidence += allocations.evidence if allocations else []
     who = messages.program(tracked.name, tracked.pid, label)
-    summary = messages.growing(who, label, 60 * per_second, since, left, found.bytes_a_step)
+    summary = messages.growing(who, label, 60 * per_second, since, left, found.bytes_a_step, allocations)
     return tracked.verdict("growing", since, tuple(evidence), summary, left)

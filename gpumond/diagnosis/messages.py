@@ -4,30 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpumond.diagnosis.live_allocations import AllocationGrowth
 from gpumond.model.units import DAY_SECONDS, duration, human
 
 FORMS = {"linear": "", "stairs": ", in steps", "load-proportional": " at its present load"}
 
 
-def leak(who: str, device: str, per_minute: float, since: float, left: float | None, form: str, outside: bool) -> str:
+def leak(
+    who: str,
+    device: str,
+    per_minute: float,
+    since: float,
+    left: float | None,
+    form: str,
+    outside: bool,
+    allocations: AllocationGrowth | None,
+) -> str:
     """Describe a leak; ``who`` is the device where no process is known."""
     owner = f"{who} on {device}" if who != device else f"{device} without a known process"
     part = " outside its allocators' pools" if outside else ""
     pace = f"has grown by {human(per_minute)} each minute{FORMS.get(form, '')} since {clock(since)}"
     likely = ", possibly in a cache of compiled kernels or graphs" if outside else ""
     end = f"; {device} is full in {duration(left)}" if left is not None else ""
-    return f"memory of {owner}{part} {pace}{likely}{end}"
+    return f"memory of {owner}{part} {pace}{_number(allocations)}{likely}{end}"
 
 
-def growing(who: str, device: str, per_minute: float, since: float, left: float | None, step: float | None) -> str:
+def growing(
+    who: str,
+    device: str,
+    per_minute: float,
+    since: float,
+    left: float | None,
+    step: float | None,
+    allocations: AllocationGrowth | None,
+) -> str:
     """Describe growth that may become a leak; ``step``: bytes kept by each step, if the program counts steps."""
     owner = f"{who} on {device}" if who != device else f"{device} without a known process"
     each = f", {human(step)} in each step" if step is not None and step > 0 else ""
     end = f"; {device} would be full in {duration(left)}" if left is not None else ""
     return (
-        f"memory of {owner} grows by {human(per_minute)} each minute{each} since {clock(since)}{end}. It is a leak"
+        f"memory of {owner} grows by {human(per_minute)} each minute{each} since {clock(since)}"
+        f"{_number(allocations)}{end}. It is a leak"
         " if it continues at this rate for 6 to 14 minutes; a start, a cache or an evaluation slows down or returns it"
     )
+
+
+def _number(growth: AllocationGrowth | None) -> str:
+    if growth is None or growth.rises is None:
+        return ""
+    more = f"with {growth.per_minute:.3g} more live allocations each minute"
+    return f", {more}" if growth.rises else ", in few, large allocations"
 
 
 def together(one: str, programs: int, devices: int) -> str:

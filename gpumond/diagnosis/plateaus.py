@@ -22,16 +22,19 @@ RETENTIONS = 2
 RETENTION_HEIGHT_RATIO = 2.0
 MIN_STAIRS = 4
 MAX_PAUSE_RATIO = 1.35
-"""Maximum ratio of the longest time between stairs to the shortest; EVEN is that of their heights, without the first.
-"""
+"""Maximum ratio of the longest time between stairs to the shortest …"""
 MAX_HEIGHT_RATIO = 1.5
+"""… and of the highest to the lowest, without the first."""
 EXACT_PAUSE_RATIO = 1.06
 """Maximum ratio of the times between stairs of any height."""
 LONGEST_PAUSE_SECONDS = 7200.0
 LARGE_STAIRS = 3
 LARGE_RATIO = 0.1
+LARGE_HEIGHT_RATIO = 3.0
 LARGE_PAUSE_SECONDS = 3600.0
-"""Number of steps of at least LARGE, as a share of the device, within LARGE_PAUSE seconds, that are a leak."""
+"""Large steps that are a leak: their number, minimum height as a share of the device, maximum ratio of the heights, and
+longest time between two.
+"""
 
 
 class PlateauStep(NamedTuple):
@@ -93,7 +96,8 @@ class Plateaus:
         large = self.steps[-LARGE_STAIRS:]
         if len(large) == LARGE_STAIRS and min(step.height for step in large) >= LARGE_RATIO * size:
             pauses = [after.at - before.at for before, after in pairwise(large)]
-            if _alike(pauses, EXACT_PAUSE_RATIO) and max(pauses) <= LARGE_PAUSE_SECONDS:
+            even = _alike(pauses, EXACT_PAUSE_RATIO) and _alike([step.height for step in large], LARGE_HEIGHT_RATIO)
+            if even and max(pauses) <= LARGE_PAUSE_SECONDS:
                 return large
         if len(self.steps) < MIN_STAIRS:
             return ()

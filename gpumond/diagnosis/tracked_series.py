@@ -6,6 +6,7 @@ from math import inf, nan
 
 from gpumond.diagnosis.growth import Growth, StepRecord
 from gpumond.diagnosis.leak import Leak
+from gpumond.diagnosis.live_allocations import LiveAllocations
 from gpumond.diagnosis.peaks import Peaks
 from gpumond.diagnosis.plateaus import Plateaus
 from gpumond.diagnosis.serving import UpperQuartiles
@@ -23,6 +24,7 @@ class TrackedSeries:
     """One tracked device or process. Times are those of the History's clock."""
 
     __slots__ = (
+        "allocations",
         "born",
         "counted",
         "disagreements",
@@ -59,6 +61,7 @@ class TrackedSeries:
         self.leak: Leak | None = None
         self.growth: Growth | None = None
         self.steps = StepRecord()
+        self.allocations = LiveAllocations()
         self.disagreements = 0
         """Number of consecutive minutes with a shape other than the active one."""
         self.verdicts: dict[str, Verdict] = {}
@@ -86,6 +89,7 @@ class TrackedSeries:
         self.leak = None
         self.growth = None
         self.steps = StepRecord()
+        self.allocations = LiveAllocations()
         self.levels = Plateaus()
         self.quartiles = UpperQuartiles()
 

@@ -21,8 +21,8 @@ the device, and of its own) in one sample, or to EMPTY of the device.
 RETURNED_RATIO = 0.5
 
 
-_Report = tuple[AgentReport, int, int]
-"""Report with live and held bytes, summed over its pools on one device."""
+_Report = tuple[AgentReport, int, int, int | None]
+"""Report with live bytes, held bytes and the number of live allocations, summed over its pools on one device."""
 _Reports = dict[ProcessKey, _Report]
 
 
@@ -84,8 +84,8 @@ class Tracker:
         used = device.used_bytes or 0
         self._returned[uuid] = self._used.get(uuid, used) - used
         self._used[uuid] = used
-        all_live = sum(live for _, live, _ in reports.values()) if reports else nan
-        all_held = sum(held for _, _, held in reports.values()) if reports else nan
+        all_live = sum(live for _, live, _, _ in reports.values()) if reports else nan
+        all_held = sum(held for _, _, held, _ in reports.values()) if reports else nan
         known = 0
         for process, usage in device.processes_by_key.items():
             known += self._process((uuid, process), usage, reports.pop(process, None) if reports else None, size)
@@ -130,7 +130,7 @@ class Tracker:
             tracked.used = used
             closed = tracked.series.add((now, used, nan, nan))
         else:
-            full, live, held = report
+            full, live, held, allocations = report
             if not tracked.counted and tracked.born < now:
                 tracked.restart(now)  # another signal is used from now on
             tracked.counted = True
@@ -139,6 +139,7 @@ class Tracker:
             tracked.peaks.add(full, key[0], now)
             tracked.steps.add(full.program.step, len({pool.device_uuid for pool in full.pools}) == 1)
             closed = tracked.series.add((now, nan if own is None else own, live, held))
+            tracked.allocations.add(allocations, closed > 0)
         if closed:
             self.due.append((tracked, closed))
         return own if own is not None else held
@@ -223,7 +224,9 @@ def _pools(snapshot: Snapshot) -> dict[str, _Reports]:
             own = table.setdefault(pool.device_uuid, {})
             before = own.get(process)
             if before is None:
-                own[process] = (report, pool.live_bytes, pool.held_bytes)
+                own[process] = (report, pool.live_bytes, pool.held_bytes, pool.live_allocations)
             else:
-                own[process] = (report, before[1] + pool.live_bytes, before[2] + pool.held_bytes)
+                number, more = before[3], pool.live_allocations
+                number = None if number is None or more is None else number + more
+                own[process] = (report, before[1] + pool.live_bytes, before[2] + pool.held_bytes, number)
     return table

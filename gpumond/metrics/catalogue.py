@@ -272,6 +272,11 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     ),
     pool_family("live_bytes", lambda p: p.live_bytes, "Memory that the allocator has allocated to the program."),
     pool_family(
+        "live_allocations",
+        lambda p: p.live_allocations,
+        "Allocations that the program has not freed. Absent if the allocator does not count them.",
+    ),
+    pool_family(
         "peak_live_bytes",
         lambda p: p.peak_live_bytes,
         "Peak live memory, as recorded by the allocator; the program may reset it.",

@@ -144,6 +144,7 @@ def _sum(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
         spillable_bytes=_known([pool.spillable_bytes for pool in pools]),
         unmapped_bytes=_known([pool.unmapped_bytes for pool in pools]),
         private_bytes=_known([pool.private_bytes for pool in pools]),
+        live_allocations=_known([pool.live_allocations for pool in pools]),
     )
 
 

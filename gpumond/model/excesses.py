@@ -169,7 +169,9 @@ def _without(pools: tuple[PoolUsage, ...], uuid: str, unmapped: int) -> tuple[Po
 
 
 def _limited(pool: PoolUsage, live: int, held: int) -> PoolUsage:
-    """Return the pool with at most these live and held bytes."""
+    """Return the pool with at most these live and held bytes. The number of allocations is then unknown, if the live
+    bytes are fewer.
+    """
     live = max(0, min(pool.live_bytes, live, held))
     free = held - live
     reported = pool.reclaimable
@@ -180,6 +182,7 @@ def _limited(pool: PoolUsage, live: int, held: int) -> PoolUsage:
         held_bytes=held,
         reclaimable=Reclaimable(low, likely, high, reported.exactness),
         stranded_bytes=free - likely,
+        live_allocations=None if live < pool.live_bytes else pool.live_allocations,
     )
 
 

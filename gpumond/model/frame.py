@@ -50,7 +50,9 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class RefusedKind:
-    """Another explanation of a leak's points: a kind of verdict, or ``load``; and the value that refuses it."""
+    """Another explanation of a leak's points: a kind of verdict, ``load`` or ``larger-allocations``; and the value that
+    refuses it.
+    """
 
     kind: str
     reason: str

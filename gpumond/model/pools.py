@@ -48,7 +48,7 @@ class PoolUsage:
     ``spillable_bytes``: live bytes that the step ``spill`` can move to the host. ``unmapped_bytes``: bytes that the
     allocator counts while their pages are released (sleep mode); they are not part of live and held bytes.
     ``private_bytes``: held bytes of private pools (CUDA graphs, ``MemPool``), the only ones whose pages a library
-    releases.
+    releases. ``live_allocations``: number of blocks that the program has not freed, those of ``live_bytes``.
     """
 
     allocator: str
@@ -69,6 +69,7 @@ class PoolUsage:
     spillable_bytes: int | None = None
     unmapped_bytes: int | None = None
     private_bytes: int | None = None
+    live_allocations: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

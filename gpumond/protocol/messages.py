@@ -213,7 +213,7 @@ def _pool_json(pool: PoolUsage) -> str:
         f'"peak_live_bytes":{pool.peak_live_bytes},"peak_held_bytes":{pool.peak_held_bytes},"ooms":{pool.ooms}'
         f',"retries":{pool.retries},"device_allocations":{pool.device_allocations},"device_frees":{pool.device_frees}'
         f',"thrashes":{pool.thrashes},"spillable_bytes":{pool.spillable_bytes},"unmapped_bytes":{pool.unmapped_bytes}'
-        f',"private_bytes":{pool.private_bytes}'
+        f',"private_bytes":{pool.private_bytes},"live_allocations":{pool.live_allocations}'
     )
     return (
         f'{{"allocator":{_text_json(pool.allocator)},"device_uuid":{_text_json(pool.device_uuid)},"inside":{inside}'

@@ -42,6 +42,7 @@ class Statistics:
     ooms: int
     device_allocations: int
     device_frees: int
+    live_allocations: int
 
     def pool(self, device_uuid: str) -> PoolUsage:
         """Return the statistics as an agent reports them; the reclaimable bytes are exact."""
@@ -58,6 +59,7 @@ class Statistics:
             retries=self.retries,
             device_allocations=self.device_allocations,
             device_frees=self.device_frees,
+            live_allocations=self.live_allocations,
         )
 
 
@@ -176,6 +178,7 @@ class CachingAllocator:
                 ooms=self._ooms,
                 device_allocations=self._device_allocations,
                 device_frees=self._device_frees,
+                live_allocations=len(self._live),
             )
 
     def blocks(self) -> list[tuple[int, int, bool]]:

@@ -41,6 +41,7 @@ manager = devices.use(1)
 for handle, size in enumerate((64, 128, 256)):
     manager.allocate(handle, size * MIB)
 manager.allocate(7, 32 * MIB, numba_driver.MappedMemory)
+print(report()[0].live_allocations)
 manager.free(0), manager.free(1), manager.free(7)
 show()
 (plan,) = flush(dry_run=True)
@@ -51,7 +52,8 @@ show()
 print(cuda.contexts(), driver.fake_retained(), REGISTRY.known()[0].framework())
 """
     assert run(code, library, "-c") == [
-        "initialised numba 1 256 448 192 exact",
+        "initialised 3",
+        "numba 1 256 448 192 exact",
         "cuMemFree(0) cuMemFree(1) cuMemFreeHost(7) ",
         "192 exact freed 192 False",
         "numba 1 256 256 0 exact",

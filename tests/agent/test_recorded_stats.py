@@ -37,6 +37,14 @@ def test_recorded_flushes_agree_with_the_statistics(configuration: str, record: 
         assert record["returned"] == promised.likely
 
 
+@pytest.mark.parametrize(("configuration", "record"), list(records()))
+def test_recorded_number_of_live_allocations_is_that_of_the_snapshot(configuration: str, record: Any):
+    snapshot = record["snapshot"]
+    blocks = [block["state"] for segment in snapshot or () for block in segment["blocks"]]
+    expected = None if snapshot is None else blocks.count("active_allocated")
+    assert figures(record["stats"], counted=snapshot is not None).live_allocations == expected
+
+
 @pytest.mark.parametrize(
     ("configuration", "record"), [param for param in records() if param.values[1]["snapshot"] is not None]
 )

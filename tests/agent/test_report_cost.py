@@ -39,6 +39,7 @@ POOLS = st.builds(
     spillable_bytes=OPTIONAL,
     unmapped_bytes=OPTIONAL,
     private_bytes=OPTIONAL,
+    live_allocations=OPTIONAL,
 )
 POOL = PoolUsage(
     allocator="torch",

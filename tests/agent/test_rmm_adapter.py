@@ -49,6 +49,13 @@ def test_bytes_counted_by_an_adaptor_are_live(library: Path, by: str, below: str
     assert run(f"{PROGRAM}{counted(by, below)}{SHOW}", library, "c-") == [expected]
 
 
+@pytest.mark.parametrize(("by", "expected"), [("StatisticsResourceAdaptor", "1"), ("TrackingResourceAdaptor", "None")])
+def test_number_of_live_allocations_is_that_of_the_adaptor(library: Path, by: str, expected: str) -> None:
+    below = "PoolMemoryResource(StatisticsResourceAdaptor(CudaMemoryResource()), 100)"
+    code = f"{PROGRAM}{counted(by, below)}print(report()[0].live_allocations)"
+    assert run(code, library, "c") == [expected]
+
+
 @pytest.mark.parametrize(
     "resource",
     [

@@ -52,7 +52,7 @@ def test_figures_of_the_simulated_allocator_are_exact(allocator: CachingAllocato
     assert (pool.live_bytes, pool.held_bytes, pool.stranded_bytes) == (60 * MIB, 150 * MIB, 40 * MIB)
     assert pool.reclaimable == Reclaimable(50 * MIB, 50 * MIB, 50 * MIB, "exact")
     assert (pool.peak_live_bytes, pool.ooms, pool.retries) == (150 * MIB, 0, 0)
-    assert (pool.device_allocations, pool.device_frees) == (2, 0)
+    assert (pool.device_allocations, pool.device_frees, pool.live_allocations) == (2, 0, 1)
 
 
 def test_unused_allocator_has_no_pool(device: SimDevice) -> None:

@@ -42,6 +42,7 @@ def test_pool_is_live_and_reclaimable_and_stranded(world: Any, adapter: TorchAda
     assert (pool.live_bytes, pool.held_bytes, pool.stranded_bytes) == (12 * MIB, 62 * MIB, 8 * MIB)
     assert pool.reclaimable == Reclaimable(40 * MIB, 42 * MIB, 50 * MIB, "interval")
     assert (pool.ooms, pool.retries, pool.device_allocations, pool.device_frees) == (1, 2, 3, 0)
+    assert pool.live_allocations == 1
     (pool,) = adapter.read(exact=True)
     assert pool.reclaimable == Reclaimable(42 * MIB, 42 * MIB, 42 * MIB, "exact")
 
@@ -189,7 +190,7 @@ def test_stream_ordered_backend_has_no_pool(world: Any, adapter: TorchAdapter) -
     world.backend = "cudaMallocAsync"
     (pool,) = adapter.read(exact=True)
     assert pool.reclaimable == Reclaimable(0, 50 * MIB, 50 * MIB, "interval")
-    assert (pool.ooms, pool.device_allocations) == (None, None)
+    assert (pool.ooms, pool.device_allocations, pool.live_allocations) == (None, None, None)
 
 
 def test_allocator_of_another_library_is_not_reported_by_pytorch(world: Any, adapter: TorchAdapter) -> None:

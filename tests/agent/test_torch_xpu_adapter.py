@@ -48,6 +48,7 @@ def test_pool_is_live_and_cached_and_a_flush_returns_at_most_the_cache(adapter: 
     assert (pool.allocator, pool.device_uuid, pool.live_bytes, pool.held_bytes) == ("torch", DEVICE, 12 * MIB, 60 * MIB)
     assert pool.reclaimable == Reclaimable(0, 48 * MIB, 48 * MIB, "interval")
     assert (pool.stranded_bytes, pool.ooms, pool.retries, pool.device_allocations) == (0, None, None, None)
+    assert pool.live_allocations is None
 
 
 def test_tiles_of_one_device_are_one_pool(world: Any, adapter: XpuAdapter):

@@ -153,6 +153,15 @@ def test_leak_in_proportion_to_the_load_has_that_form():
     assert leak.form == "load-proportional"
 
 
+@pytest.mark.parametrize(("heights", "leaks"), [((10, 10, 10), 1), ((9, 12, 34), 0)])
+def test_leak_in_large_steps_is_reported_once(heights: tuple[int, ...], leaks: int):
+    """Three steps in forty minutes each, after which the level stays."""
+    levels = [10 * GIB + sum(heights[:number]) * GIB for number in range(4)]
+    stairs: Curve = lambda at: levels[min(3, int(at // (40 * MINUTE)))]  # noqa: E731
+    found = onsets(by_process(stairs, steps_of(600, 30.0)), pace=1.0)
+    assert [verdict.kind for _, verdict in found].count("leak") == leaks
+
+
 def test_leak_in_stairs_has_that_form():
     curve: Curve = lambda at: 20 * GIB + at // (4 * MINUTE) * 400 * MIB  # noqa: E731
     leak = next(verdict for verdict in last(by_process(curve, steps_of(90))) if verdict.kind == "leak")

@@ -63,7 +63,7 @@ def test_instance_of_a_lost_device_is_lost():
 
 def test_pools_beyond_the_maximum_are_summed_by_device():
     pools = tuple(
-        make_pool(uuid, live=1, cached=2, stranded=3, allocator=f"a{number}", ooms=number if number else None)
+        make_pool(uuid, live=1, cached=2, stranded=3, allocator=f"a{number}", ooms=number or None, live_allocations=2)
         for number in range(100)
         for uuid in ("GPU-a", "GPU-b")
     )
@@ -78,7 +78,7 @@ def test_pools_beyond_the_maximum_are_summed_by_device():
     for pool in rest:
         assert (pool.live_bytes, pool.held_bytes, pool.stranded_bytes) == (84, 6 * 84, 3 * 84)
         assert (pool.reclaimable.low, pool.reclaimable.likely, pool.reclaimable.high) == (168, 168, 168)
-        assert pool.ooms == sum(range(16, 100))
+        assert (pool.ooms, pool.live_allocations) == (sum(range(16, 100)), 168)
         assert pool.peak_live_bytes is None
     unknown = tuple(
         make_pool(live=1, allocator=f"a{number}", ooms=number or None, held_known=number < 50)

@@ -70,3 +70,9 @@ def test_unmapped_bytes_have_a_series_where_they_are_known() -> None:
     asleep = replace(pool_with("exact", True), unmapped_bytes=7)
     assert series(asleep)["pool_unmapped_bytes"] == "7"
     assert series(replace(asleep, unmapped_bytes=0))["pool_unmapped_bytes"] == "0"
+
+
+def test_live_allocations_have_a_series_where_they_are_counted() -> None:
+    counted = replace(pool_with("exact", True), live_allocations=7)
+    assert series(counted)["pool_live_allocations"] == "7"
+    assert series(replace(counted, live_allocations=0))["pool_live_allocations"] == "0"

@@ -52,7 +52,7 @@ def asleep(ticks: int, *pools: PoolUsage, counted: int = 3 * GIB, **fields: Any)
 
 
 def test_lasting_excess_over_the_drivers_count_is_unmapped():
-    pool = make_pool(live=10 * GIB, cached=GIB, stranded=GIB)
+    pool = make_pool(live=10 * GIB, cached=GIB, stranded=GIB, live_allocations=7)
     second, third = asleep(2, pool), asleep(3, pool)
     assert second.reports[0].pools == (pool,)
     assert list(conditions(second)) == []

@@ -25,7 +25,7 @@ from gpumond.protocol import messages
 from gpumond.testing import make_device, make_fault, make_pool, make_process
 from tests.fuzzing import mutated
 
-POOL = make_pool(live=1, cached=2)
+POOL = make_pool(live=1, cached=2, live_allocations=3)
 PROGRAM = Program(
     scopes=(
         ScopeUsage(

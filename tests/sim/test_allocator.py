@@ -73,6 +73,7 @@ class Allocations(RuleBasedStateMachine):
         assert sum(size for _, size, _ in blocks) == self.allocator.statistics().held_bytes
         live = {address: size for address, size, free in blocks if not free}
         assert live.keys() == self.sizes.keys()
+        assert self.allocator.statistics().live_allocations == len(live)
         assert all(live[address] >= size for address, size in self.sizes.items())
 
     def teardown(self) -> None:

@@ -90,7 +90,8 @@ def _usage(ordinal: int, manager: Any) -> PoolUsage | None:
     if uuid is None:
         return None
     blocks = [(type(block).__name__, int(block.size)) for block in list(manager.allocations.values())]
-    live = sum(size for kind, size in blocks if kind not in ON_THE_HOST)
+    own = [size for kind, size in blocks if kind not in ON_THE_HOST]
+    live = sum(own)
     pending = _pending_bytes(manager)
     managed = any(kind == "ManagedMemory" for kind, _ in blocks)  # once freed, it cannot be distinguished
     return PoolUsage(
@@ -100,6 +101,7 @@ def _usage(ordinal: int, manager: Any) -> PoolUsage | None:
         held_bytes=live + pending,
         reclaimable=Reclaimable(0 if managed else pending, pending, pending, "interval" if managed else "exact"),
         stranded_bytes=0,
+        live_allocations=len(own),
     )
 
 

@@ -106,6 +106,7 @@ class RmmAdapter(AllocatorAdapter, Finishable, RetentionReporting):
             inside=counter_of(ordinal, pool) if pool and shared else None,
             peak_live_bytes=stack.peak_bytes,
             held_known=known,
+            live_allocations=stack.live_allocations,
         )
 
     def _pool(self, ordinal: int, stack: Stack, probe: bool) -> int | None:

@@ -25,9 +25,9 @@ class Count(NamedTuple):
 class Stack:
     """The statistics of a stack.
 
-    ``live``: bytes handed out by the whole stack, counted by the topmost adaptor. ``pool_bytes``: bytes that the lowest
-    pool has taken from the resource below it. ``caches``: the stack contains a pool of RMM. ``ordered``: the
-    stream-ordered resource at the bottom.
+    ``live``: bytes handed out by the whole stack, counted by the topmost adaptor; ``live_allocations``: number of these
+    allocations, if that adaptor counts them. ``pool_bytes``: bytes that the lowest pool has taken from the resource
+    below it. ``caches``: the stack contains a pool of RMM. ``ordered``: the stream-ordered resource at the bottom.
     """
 
     live: int | None
@@ -36,6 +36,7 @@ class Stack:
     ordered: Any
     count: Count | None = None
     peak_bytes: int | None = None
+    live_allocations: int | None = None
 
     @property
     def direct(self) -> bool:
@@ -49,7 +50,7 @@ def read_stack(top: Any, before: Count | None = None) -> Stack | None:
     A statistics adaptor has a stack of counters and reports the topmost: inside ``rmm.statistics.statistics()`` it
     reports only the allocations made there. It then reports fewer allocations than before, and its bytes are not used.
     """
-    live = pool_bytes = peak = count = None
+    live = pool_bytes = peak = count = live_allocations = None
     caches = foreign = False
     resource = top
     for resource in _downwards(top):
@@ -58,7 +59,7 @@ def read_stack(top: Any, before: Count | None = None) -> Stack | None:
             size = getattr(resource, "pool_size", None)
             pool_bytes = pool_bytes if size is None else int(size())
             continue
-        counted, most, allocations = _count(resource)
+        counted, most, present, allocations = _count(resource)
         if allocations is not None and count is None:
             known = before.allocations if before is not None and before.adaptor == id(resource) else 0
             count = Count(id(resource), max(known, allocations))
@@ -66,11 +67,11 @@ def read_stack(top: Any, before: Count | None = None) -> Stack | None:
         if counted is not None and caches:
             pool_bytes = counted
         elif counted is not None and live is None:
-            live, peak = counted, most
+            live, peak, live_allocations = counted, most, present
     ordered = resource if _is(resource, ORDERED) else None
     if ordered is None and not _is(resource, DIRECT):
         return None
-    return Stack(live, None if foreign else pool_bytes, caches, ordered, count, peak)
+    return Stack(live, None if foreign else pool_bytes, caches, ordered, count, peak, live_allocations)
 
 
 def _downwards(top: Any) -> Iterator[Any]:
@@ -82,13 +83,15 @@ def _downwards(top: Any) -> Iterator[Any]:
             return
 
 
-def _count(resource: Any) -> tuple[int | None, int | None, int | None]:
-    """Return current bytes, peak bytes and number of allocations, as far as the resource counts them."""
+def _count(resource: Any) -> tuple[int | None, int | None, int | None, int | None]:
+    """Return current bytes, peak bytes, and the number of current and of all allocations, as far as the resource counts
+    them.
+    """
     counts = getattr(resource, "allocation_counts", None)
     if counts is not None:
-        return max(0, counts.current_bytes), counts.peak_bytes, counts.total_count
+        return max(0, counts.current_bytes), counts.peak_bytes, max(0, counts.current_count), counts.total_count
     allocated_bytes = getattr(resource, "get_allocated_bytes", None)
-    return (None if allocated_bytes is None else int(allocated_bytes())), None, None
+    return (None if allocated_bytes is None else int(allocated_bytes())), None, None, None
 
 
 def _has_foreign_bins(resource: Any) -> bool:

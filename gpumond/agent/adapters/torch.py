@@ -346,7 +346,7 @@ def counts_default_pool(ordinal: int) -> bool:
 
 
 def _usage(uuid: str, statistics: Figures, reclaimable: Reclaimable, unmapped: int | None) -> PoolUsage:
-    held, live, _, _, _, private, peak_held, peak_live, ooms, retries, allocations, frees = statistics
+    held, live, _, _, _, private, peak_held, peak_live, ooms, retries, allocations, frees, count = statistics
     cached = max(0, held - live)
     if reclaimable.high > cached:  # a snapshot is older than the statistics
         reclaimable = Reclaimable(
@@ -370,4 +370,5 @@ def _usage(uuid: str, statistics: Figures, reclaimable: Reclaimable, unmapped: i
         device_frees=frees,
         unmapped_bytes=unmapped,
         private_bytes=private,
+        live_allocations=count,
     )

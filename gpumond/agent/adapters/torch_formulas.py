@@ -41,15 +41,19 @@ class Figures(NamedTuple):
     retries: int | None
     device_allocations: int | None
     device_frees: int | None
+    live_allocations: int | None
 
     def without(self, unmapped: UnmappedBytes) -> Figures:
-        """Return the figures without unmapped segments, which may have been read a moment before."""
+        """Return the figures without unmapped segments, which may have been read a moment before. The number of live
+        allocations is then unknown, because it includes those of unmapped segments.
+        """
         return self._replace(
             held=max(0, self.held - unmapped.held),
             live=max(0, self.live - unmapped.live),
             active=max(0, self.active - unmapped.active),
             split=max(0, self.split - unmapped.split),
             private=None if self.private is None else max(0, self.private - unmapped.held),
+            live_allocations=None if unmapped.held else self.live_allocations,
         )
 
 
@@ -79,6 +83,7 @@ def figures(stats: Stats, counted: bool = True) -> Figures:
         counter("num_alloc_retries"),
         counter("num_device_alloc"),
         counter("num_device_free"),
+        stats["allocation"]["all"]["current"] if counted else None,
     )
 
 

@@ -146,15 +146,15 @@ class StatisticsResourceAdaptor(UpstreamResourceAdaptor):
     def pop_counters(self) -> None:
         inner = self._counters.pop()
         outer = self._counters[-1]
-        outer.add(inner.current_bytes)
+        outer.add(inner.current_bytes, inner.current_count)
         outer.total_count += inner.total_count
 
     def allocate(self, nbytes: int) -> int:
-        self._counters[-1].add(nbytes)
+        self._counters[-1].add(nbytes, 1)
         return super().allocate(nbytes)
 
     def deallocate(self, ptr: int, nbytes: int) -> None:
-        self._counters[-1].add(-nbytes)
+        self._counters[-1].add(-nbytes, -1)
         super().deallocate(ptr, nbytes)
 
 

@@ -77,6 +77,7 @@ class World:
             "active_bytes": sum(s.bytes(ACTIVE, PENDING) for s in mine),
             "inactive_split_bytes": sum(split),
             "segment": sum(not s.expandable for s in mine),
+            "allocation": sum(state == ACTIVE for s in mine for _, state in s.blocks),
             "active": sum(state != FREE for s in mine for _, state in s.blocks),
             "inactive_split": len(split),
         }
