@@ -30,11 +30,8 @@ EXACT_PAUSE_RATIO = 1.06
 LONGEST_PAUSE_SECONDS = 7200.0
 LARGE_STAIRS = 3
 LARGE_RATIO = 0.1
-LARGE_HEIGHT_RATIO = 3.0
 LARGE_PAUSE_SECONDS = 3600.0
-"""Large steps that are a leak: their number, minimum height as a share of the device, maximum ratio of the heights, and
-longest time between two.
-"""
+"""Large steps that are a leak: their number, minimum height as a share of the device, and longest time between two."""
 
 
 class PlateauStep(NamedTuple):
@@ -96,7 +93,7 @@ class Plateaus:
         large = self.steps[-LARGE_STAIRS:]
         if len(large) == LARGE_STAIRS and min(step.height for step in large) >= LARGE_RATIO * size:
             pauses = [after.at - before.at for before, after in pairwise(large)]
-            even = _alike(pauses, EXACT_PAUSE_RATIO) and _alike([step.height for step in large], LARGE_HEIGHT_RATIO)
+            even = _alike(pauses, EXACT_PAUSE_RATIO) and _alike([step.height for step in large], MAX_HEIGHT_RATIO)
             if even and max(pauses) <= LARGE_PAUSE_SECONDS:
                 return large
         if len(self.steps) < MIN_STAIRS:
