@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Any
 from weakref import ref
 
@@ -18,9 +19,9 @@ from gpumond.agent.adapters import AllocatorAdapter, FlushRefused
 from gpumond.agent.adapters.python_owners import MAX_ALLOCATIONS, instances
 from gpumond.model.pools import PoolUsage, Reclaimable, StepResult
 
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
-"""Seconds between two searches for reports. The pause is doubled after each search that finds nothing new: a search
-stalls Python for some ten milliseconds.
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
+"""Seconds between two searches for reports. The pause is doubled after each search that finds nothing new, and there is
+none after the longest: a search stalls Python for some ten milliseconds.
 """
 
 _found: list[ref[Any]] = []
@@ -89,8 +90,8 @@ def _search() -> None:
         return
     kind = sys.modules["cuda.core"].DeviceMemoryResource
     found = [ref(resource) for resource in instances({id(each) for each in (kind, *kind.__subclasses__())})]
-    _pause = min(2 * _pause, LONGEST_PAUSE) if len(found) == len(_found) else FIRST_PAUSE
-    _found, _search_at = found, time.monotonic() + _pause
+    _pause = 2 * _pause if len(found) == len(_found) else FIRST_PAUSE
+    _found, _search_at = found, time.monotonic() + _pause if _pause <= LONGEST_PAUSE else inf
 
 
 def _pools() -> Iterator[tuple[int, int, Any]]:
