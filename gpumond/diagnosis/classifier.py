@@ -163,7 +163,9 @@ class Classifier:
             tracked.verdicts.pop("leak", None)
             return
         room = self._room(tracked.uuid, device)
-        per_second = leak.slope * pace
+        allocations = allocation_growth(tracked, leak.what, pace)
+        line = fit(leak, tracked, self.history, room, allocations)
+        per_second = line.slope_bytes_per_second if line and line.full_at else leak.slope * pace
         left = None if room is None else room / per_second
         shaped = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device(tracked.uuid))
         who = messages.program(tracked.name, tracked.pid, _label(device))
@@ -178,9 +180,7 @@ class Classifier:
         ]
         if leak.what == OUTSIDE:
             evidence.append(("outside_pools", 1.0))
-        allocations = allocation_growth(tracked, leak.what, pace)
         evidence += allocations.evidence if allocations else []
-        line = fit(leak, tracked, self.history, room, allocations)
         summary = messages.leak(
             who, _label(device), 60 * per_second, since, left, shaped, leak.what == OUTSIDE, allocations
         )

@@ -1,7 +1,8 @@
 """Points of a leak, the line through them, the time at which it fills the device, and refused explanations. No I/O.
 
-The interval of the slope is that of Sen 1968 (quantiles of the slopes of all pairs, from the variance of Kendall's
-statistic). It assumes independent scatter: load that lasts longer than a block makes it too narrow.
+The interval of the slope is that of Sen 1968: quantiles of the slopes of all pairs, from the variance of Kendall's
+statistic. Load that lasts longer than a block makes successive points deviate to the same side, so that the variance is
+multiplied by (1 + r) / (1 - r), where r is the correlation of successive deviations (Bayley and Hammersley 1946).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from math import sqrt
+from operator import mul
 from typing import NamedTuple
 
 from gpumond.diagnosis.leak import Leak, curve
@@ -21,6 +23,7 @@ from gpumond.model.frame import Fit, RefusedKind
 
 LIKELY_Z = 1.645
 """Two-sided 90 %."""
+MAX_CORRELATION = 0.9
 MIN_POINTS, MIN_STEPS = 4, 2
 BAND_MULTIPLE = 2.0
 """Half of the width of the residual band, in standard deviations of the scatter."""
@@ -68,17 +71,27 @@ def _points(leak: Leak, tracked: TrackedSeries) -> tuple[Sequence[float], Sequen
         return [step.at for step in steps], [step.after for step in steps]
     if leak.by_quartiles:
         return tracked.quartiles.times[-leak.blocks :], tracked.quartiles.values[-leak.blocks :]
-    blocks = curve(tracked.series, leak.tier, leak.what, leak.kind, leak.blocks)
+    blocks = curve(tracked.series, leak.tier, leak.what, leak.kind, 2 * leak.blocks)
     begin = bisect_left(blocks.times, leak.onset - TIERS[leak.tier].seconds)
     return blocks.times[begin:], blocks.values[begin:]
 
 
 def _interval(times: Sequence[float], values: Sequence[float]) -> _Slopes:
     pairs, count = sorted(slopes(times, values)), len(values)
-    half = LIKELY_Z * sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    alike = _correlation(times, values, median(pairs))
+    half = LIKELY_Z * sqrt(count * (count - 1) * (2 * count + 5) / 18 * (1 + alike) / (1 - alike))
     low = max(0, round((len(pairs) - half) / 2))
     high = min(len(pairs) - 1, round((len(pairs) + half) / 2))
     return _Slopes(pairs[low], median(pairs), pairs[high])
+
+
+def _correlation(times: Sequence[float], values: Sequence[float], slope: float) -> float:
+    """Return the correlation of successive deviations from the line, at least 0."""
+    rest = [value - slope * at for at, value in zip(times, values, strict=True)]
+    middle = sum(rest) / len(rest)
+    rest = [value - middle for value in rest]
+    whole = sum(value * value for value in rest)
+    return min(MAX_CORRELATION, max(0.0, sum(map(mul, rest, rest[1:])) / whole)) if whole else 0.0
 
 
 def _full(now: float, room: float | None, slope: float) -> float | None:

@@ -63,10 +63,10 @@ class RefusedKind:
 class Fit:
     """Line through the ``points`` (unix time, bytes) of a leak. Its level is ``level_bytes`` at the unix time ``at``.
 
-    Low and high limit the slope with 90 % confidence if the scatter is independent. ``band_bytes``: two standard
-    deviations of the points from the line. ``full_at``: the unix time at which the device is full at this slope;
-    earliest and latest follow from the limits and the band. They are None without a known size, or if the limit does
-    not rise.
+    Low and high limit the slope with 90 % confidence, if at most successive points are correlated. ``band_bytes``: two
+    standard deviations of the points from the line. ``full_at``: the unix time at which the device is full at this
+    slope; earliest and latest follow from the limits and the band. They are None without a known size, or if the limit
+    does not rise.
     """
 
     points: tuple[tuple[float, float], ...]
