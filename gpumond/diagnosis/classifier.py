@@ -315,9 +315,8 @@ class Classifier:
             summary = messages.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED)
             self._event(tracked, "crash", CRASH_SECONDS, evidence, summary)
             self._loop(tracked, device)
-        elif fall.ended or fall.emptied:
-            ended = fall.ended and not (tracked.process and snapshot.may_contain(tracked.process))
-            summary = messages.release(who if tracked.pid else "", label, fall.size_bytes, ended)
+        elif fall.emptied and (not fall.ended or (tracked.process and snapshot.may_contain(tracked.process))):
+            summary = messages.release(who if tracked.pid else "", label, fall.size_bytes)
             self._event(tracked, "release", RELEASE_SECONDS, evidence, summary)
 
     def _loop(self, tracked: TrackedSeries, device: DeviceReading) -> None:

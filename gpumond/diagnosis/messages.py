@@ -86,11 +86,11 @@ def crash(who: str, device: str, size: float, cause: str, certain: bool) -> str:
     return f"{who} {'crashed' if certain else 'probably crashed'} on {device} {cause}; it held {human(size)}"
 
 
-def release(who: str, device: str, size: float, ended: bool) -> str:
+def release(who: str, device: str, size: float) -> str:
     """Describe released memory; ``who`` is empty where the driver lists no processes."""
     if not who:
         return f"{human(size)} of {device} became free at once"
-    return f"{who} has ended; it held {human(size)} of {device}" if ended else f"{who} freed {human(size)} of {device}"
+    return f"{who} freed {human(size)} of {device}"
 
 
 def crash_loop(who: str, device: str, times: int) -> str:

@@ -23,6 +23,7 @@ from gpumond.model.verdicts import SHAPES
 Kind = Literal[
     "agent-connected",
     "agent-gone",
+    "process-ended",
     "oom",
     "flush",
     "alert-fired",
@@ -92,6 +93,7 @@ def advance_events(
         *_devices(before.frame, frame, lost),
         *_xids(before.frame, frame),
         *_agents(before.reports, now, frame.snapshot),
+        *_ends(before.frame, frame),
         *(
             event
             for process, report in (*((last.key, last) for last in departed), *now.items())
@@ -194,6 +196,32 @@ def _agents(
             summary = f"{_name(report)} disconnected{ENDINGS.get(ending, '')}; it held {human(held)}"
             details: Details = (("held_bytes", held), *((("ending", ending),) if ending else ()))
             yield _by_report(report, "agent-gone", at, summary, details=details)
+
+
+def _ends(before: Frame | None, frame: Frame) -> Iterator[Event]:
+    """Yield the ends of processes that held memory. A crash has the event of its verdict."""
+    snapshot = frame.snapshot
+    for device in before.snapshot.devices if before else ():
+        now = snapshot.device(device.uuid)
+        if now is None or now.missed or now.processes is None:
+            continue
+        gone = device.processes_by_key.keys() - now.processes_by_key.keys()
+        names = _names(before) if gone else {}
+        crashed = {each.process for each in frame.verdicts if each.kind == "crash" and each.device_uuid == device.uuid}
+        for process in gone - crashed:
+            held = device.processes_by_key[process].used_bytes
+            if not held or snapshot.may_contain(process):
+                continue
+            workload, name = names.get(process, ("", ""))
+            yield _draft(
+                "process-ended",
+                snapshot.taken_at,
+                f"{program(name, process.pid, '')} has ended; it held {human(held)} of {_gpu(frame, device.uuid)}",
+                device_uuid=device.uuid,
+                process=process,
+                workload=workload,
+                details=(("held_bytes", held),),
+            )
 
 
 def _ooms(

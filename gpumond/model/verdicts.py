@@ -168,7 +168,8 @@ KINDS = (
     ),
     VerdictKind(
         name="release",
-        meaning="a life ended and no crash is probable, or the process freed most of its memory; active for a minute",
+        meaning="a process that continues freed most of its memory; on a device without a process list, most of the "
+        "memory became free at once; active for a minute",
         evidence="bytes",
     ),
     VerdictKind(

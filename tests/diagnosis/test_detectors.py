@@ -126,14 +126,11 @@ def snapshots_of_an_end(before: float, **fields: object) -> list[tuple[float, Ve
     return onsets(snapshots())
 
 
-def test_crash_when_the_device_was_full_and_release_otherwise():
-    crash, release = snapshots_of_an_end(0.999 * SIZE), snapshots_of_an_end(40 * GIB)
-    assert at(crash, "crash") == at(release, "release") == 600.0
-    assert "crash" not in kinds(release)
+def test_crash_when_the_device_was_full_and_no_verdict_otherwise():
+    crash, ended = snapshots_of_an_end(0.999 * SIZE), snapshots_of_an_end(40 * GIB)
+    assert at(crash, "crash") == 600.0
     assert "release" not in kinds(crash)
-    found = next(v for _, v in release if v.kind == "release")
-    assert dict(found.evidence)["released_bytes"] == 40 * GIB
-    assert found.summary == "train (pid 10) has ended; it held 40.0 GiB of GPU 0"
+    assert not kinds(ended) & {"crash", "release"}
 
 
 def test_release_by_an_existing_process_does_not_report_its_end():
@@ -145,6 +142,7 @@ def test_release_by_an_existing_process_does_not_report_its_end():
 
     (release,) = [verdict for _, verdict in onsets(snapshots()) if verdict.kind == "release"]
     assert release.summary == "train (pid 10) freed 40.0 GiB of GPU 0"
+    assert dict(release.evidence)["released_bytes"] == 40 * GIB
 
 
 def test_release_without_a_process_list_names_no_process():
@@ -192,18 +190,18 @@ def snapshots_of_an_end_after_an_oom(ending: Ending | None, full: bool) -> list[
 @pytest.mark.parametrize(
     ("ending", "full", "kind"),
     [
-        ("exit", False, "release"),
-        ("exit", True, "release"),
-        ("out-of-memory", False, "crash"),
-        ("error", False, "crash"),
-        (None, False, "crash"),
+        ("exit", False, set()),
+        ("exit", True, set()),
+        ("out-of-memory", False, {"crash"}),
+        ("error", False, {"crash"}),
+        (None, False, {"crash"}),
     ],
 )
-def test_crash_depends_on_the_reported_ending_first(ending: Ending | None, full: bool, kind: str):
+def test_crash_depends_on_the_reported_ending_first(ending: Ending | None, full: bool, kind: set[str]):
     found = snapshots_of_an_end_after_an_oom(ending, full)
-    assert kinds(found) & {"crash", "release"} == {kind}
-    summary = next(verdict.summary for _, verdict in found if verdict.kind == kind)
-    assert ("probably" in summary) == (kind == "crash" and ending != "out-of-memory")
+    assert kinds(found) & {"crash", "release"} == kind
+    for summary in (verdict.summary for _, verdict in found if verdict.kind == "crash"):
+        assert ("probably" in summary) == (ending != "out-of-memory")
 
 
 @pytest.mark.parametrize("ending", [None, "error"])
@@ -218,7 +216,7 @@ def test_crash_is_not_caused_by_a_handled_error(ending: Ending | None):
             ends = (ProgramEnd(10, 100, ending),) if ending and moment == 590 else ()
             yield at_moment(moment, of_device(21 * GIB, (make_process(10, 21 * GIB),)), reports=(report,), ends=ends)
 
-    assert kinds(onsets(snapshots())) & {"crash", "release"} == {"release"}
+    assert not kinds(onsets(snapshots())) & {"crash", "release"}
 
 
 def test_crash_loop_is_three_crashes_within_an_hour():

@@ -120,9 +120,9 @@ def test_restarted_process_is_another_life():
             process = make_process(10, int(curve(at)), start_ticks=999 if again else 100, comm="train")
             yield at_moment(at, of_device(int(curve(at)), (process,)))
 
-    found = [(at, verdict) for at, verdict in onsets(snapshots()) if verdict.kind in ("leak", "release")]
-    assert [verdict.kind for _, verdict in found] == ["leak", "release", "leak"]
-    assert found[2][0] < 70 * MINUTE
+    found = [at for at, verdict in onsets(snapshots()) if verdict.kind == "leak"]
+    assert len(found) == 2
+    assert found[0] < 40 * MINUTE < found[1] < 70 * MINUTE
 
 
 def test_replaced_device_starts_without_history():

@@ -74,6 +74,25 @@ def test_agent_connects_and_disconnects():
     assert (gone.kind, gone.details) == ("agent-gone", (("held_bytes", GIB),))
 
 
+def test_end_of_a_process_is_an_event():
+    process = make_process(10, 2 * GIB, comm="train")
+    frame, gone = make_frame(make_device(processes=(process,))), make_frame(make_device(processes=()))
+    crash = Verdict(device_uuid=UUID, pid=10, start_ticks=100, kind="crash", since=1.0)
+    (event,) = between(frame, gone)
+    assert (event.kind, event.device_uuid, event.pid, event.start_ticks) == ("process-ended", UUID, 10, 100)
+    assert event.summary == "train (pid 10) has ended; it held 2.0 GiB of GPU 0"
+    assert event.details == (("held_bytes", 2 * GIB),)
+    for other in (
+        make_frame(make_device(processes=None)),
+        make_frame(make_device(processes=(), missed=1)),
+        make_frame(make_device("GPU-b", processes=())),
+        make_frame(make_device(processes=()), reports=(make_report(),)),
+        make_frame(make_device(processes=()), verdicts=(crash,)),
+    ):
+        assert "process-ended" not in {event.kind for event in between(frame, other)}
+    assert between(make_frame(make_device(processes=(make_process(10, None),))), gone) == []
+
+
 def test_agent_of_a_program_that_never_used_a_device_makes_no_event():
     worker = make_frame(reports=(make_report(uses_device=False),))
     assert between(make_frame(), worker) == []
