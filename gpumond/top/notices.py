@@ -87,5 +87,5 @@ def verdicts(verdicts: Iterable[Mapping[str, Any]]) -> Iterator[FrameNotice]:
         return float("inf") if left is None else left, verdict["since"]
 
     for verdict in sorted((each for each in verdicts if each["kind"] not in SHAPES), key=urgency):
-        level: Level = "note" if verdict["kind"] == "release" else "warn"
+        level: Level = "note" if verdict["kind"] in ("growing", "release") else "warn"
         yield FrameNotice(level, plain(verdict["kind"], 40), plain(verdict["summary"], 400))
