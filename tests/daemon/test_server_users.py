@@ -50,15 +50,20 @@ def test_command_can_use_the_unix_socket(daemon: RunningDaemon):
     assert "no daemon answers at unix:///nowhere/api.sock" in nowhere.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-def test_other_user_may_flush_only_their_own_programs(tmp_path: Path):
-    for directory in (tmp_path, *tmp_path.parents):
-        if directory == Path(tempfile.gettempdir()):
-            break
+@pytest.fixture
+def directory_for_all() -> Iterator[Path]:
+    """Directory that other users can enter. Those of pytest are closed by each session of pytest that starts."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
         directory.chmod(0o755)
-    config = tmp_path / "gpumond.yaml"
+        yield directory
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_other_user_may_flush_only_their_own_programs(directory_for_all: Path):
+    config = directory_for_all / "gpumond.yaml"
     config.write_text('socket_mode: "0666"\n')
-    daemon = start_daemon(tmp_path, "--config", str(config))
+    daemon = start_daemon(directory_for_all, "--config", str(config))
     program = """
 import http.client, json, os, socket, sys
 os.setuid(4242)
