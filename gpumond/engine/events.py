@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpumond.diagnosis.messages import clock, program
+from gpumond.engine.oom_snapshot import Details, amounts, oom_details
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.pools import Receipt
 from gpumond.model.process import ProcessKey
-from gpumond.model.program import Ending, Oom, OomPool
+from gpumond.model.program import Ending, Oom
 from gpumond.model.snapshot import AgentReport, Snapshot
 from gpumond.model.units import human
 from gpumond.model.verdicts import SHAPES
@@ -34,7 +35,6 @@ Kind = Literal[
     "device-back",
     "xid",
 ]
-Details = tuple[tuple[str, int | float | str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +237,7 @@ def _ooms(
     reported[process] = max([last, *(oom.number for oom in snapshots)])
     for oom in snapshots:
         if oom.at >= since:
-            summary, details, at = _oom_summary(report, oom, frame), _oom_details(oom), frame.snapshot.taken_at
+            summary, details, at = _oom_summary(report, oom, frame), oom_details(oom), frame.snapshot.taken_at
             yield _by_report(report, "oom", at, summary, oom.device_uuid, details=details)
 
 
@@ -263,43 +263,7 @@ def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
     where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
     request = "" if oom.request_bytes is None else f" when it requested {human(oom.request_bytes)}"
     scope = f" in {oom.scope}" if oom.scope else ""
-    live, cached, stranded = _sums(oom)
-    return (
-        f"{_name(report)} ran out of memory{where}{scope}{request}: "
-        f"{human(live)} live, {human(cached)} cached, {human(stranded)} stranded"
-    )
-
-
-def _oom_details(oom: Oom) -> Details:
-    live, cached, stranded = _sums(oom)
-    largest = [pool.largest_free_bytes for pool in _concerned(oom) if pool.largest_free_bytes is not None]
-    known: list[tuple[str, int | float | str | None]] = [
-        ("number", oom.number),
-        ("seen", oom.seen),
-        ("scope", oom.scope or None),
-        ("request_bytes", oom.request_bytes),
-        ("live_bytes", live),
-        ("cached_bytes", cached),
-        ("stranded_bytes", stranded),
-        ("largest_free_bytes", max(largest, default=None)),
-        ("occurred_at", oom.at),
-        *((f"kept_bytes {scope.name}", scope.kept_bytes) for scope in oom.scopes),
-    ]
-    return tuple((name, value) for name, value in known if value is not None)
-
-
-def _sums(oom: Oom) -> tuple[int, int, int]:
-    pools = _concerned(oom)
-    return (
-        sum(pool.live_bytes for pool in pools),
-        sum(pool.cached_bytes for pool in pools),
-        sum(pool.stranded_bytes for pool in pools),
-    )
-
-
-def _concerned(oom: Oom) -> list[OomPool]:
-    """Return the pools of the device that was full; all of them if the device is unknown."""
-    return [pool for pool in oom.pools if oom.device_uuid in (None, pool.device_uuid)]
+    return f"{_name(report)} ran out of memory{where}{scope}{request}: {amounts(oom)}"
 
 
 def _flush(receipt: Receipt, frame: Frame) -> Event:
