@@ -224,6 +224,13 @@ def capturing() -> bool:
     return bool(CAPTURING) or any(check() for check in CAPTURE_CHECKS)
 
 
+def refusal() -> str:
+    """Return the reason why nothing may be freed on any device now; empty if there is none."""
+    if not contexts():
+        return "no device has a live CUDA context"
+    return "a CUDA graph is being captured" if capturing() else ""
+
+
 def watch_captures(owner: Any, begin: str = "capture_begin", end: str = "capture_end") -> None:
     """Wrap two methods of a class, so that `CAPTURING` contains the objects between the two calls.
 

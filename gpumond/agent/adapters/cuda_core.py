@@ -47,10 +47,8 @@ class CudaCoreAdapter(AllocatorAdapter):
         return tuple(_usage(ordinal, *amounts) for ordinal, amounts in totals.items())
 
     def check(self) -> None:
-        if not cuda.contexts():
-            raise FlushRefused("no device has a live CUDA context")
-        if cuda.capturing():
-            raise FlushRefused("a CUDA graph is being captured")
+        if reason := cuda.refusal():
+            raise FlushRefused(reason)
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Trim each pool when its device is idle. A resource sets the pool's threshold so that it keeps all memory."""

@@ -57,10 +57,8 @@ class CudfAdapter(AllocatorAdapter, Finishable, MainThreadBound):
         )
 
     def check(self) -> None:
-        if not cuda.contexts():
-            raise FlushRefused("no device has a live CUDA context")
-        if cuda.capturing():
-            raise FlushRefused("a CUDA graph is being captured")
+        if reason := cuda.refusal():
+            raise FlushRefused(reason)
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         self.check()

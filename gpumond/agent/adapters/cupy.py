@@ -58,10 +58,8 @@ class CupyAdapter(AllocatorAdapter, RetentionReporting, Limitable, MainThreadBou
         )
 
     def check(self) -> None:
-        if not cuda.contexts():
-            raise FlushRefused("no device has a live CUDA context")
-        if cuda.capturing():
-            raise FlushRefused("a CUDA graph is being captured")
+        if reason := cuda.refusal():
+            raise FlushRefused(reason)
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Free whole chunks with cudaFree. The stream-ordered pool first waits until the device is idle."""

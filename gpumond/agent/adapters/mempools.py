@@ -35,10 +35,8 @@ class MempoolsAdapter(AllocatorAdapter, RetentionReporting):
         return retained_by_trim((ordinal, used) for ordinal, _, _, used in _pools())
 
     def check(self) -> None:
-        if not cuda.contexts():
-            raise FlushRefused("no device has a live CUDA context")
-        if cuda.capturing():
-            raise FlushRefused("a CUDA graph is being captured")
+        if reason := cuda.refusal():
+            raise FlushRefused(reason)
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Wait until each device is idle, then trim its pool: freed but pending bytes would stay."""

@@ -38,10 +38,8 @@ class NumbaAdapter(AllocatorAdapter, MainThreadBound):
         return tuple(pool for pool in pools if pool is not None)
 
     def check(self) -> None:
-        if not cuda.contexts():
-            raise FlushRefused("no device has a live CUDA context")
-        if cuda.capturing():
-            raise FlushRefused("a CUDA graph is being captured")
+        if reason := cuda.refusal():
+            raise FlushRefused(reason)
         if any(manager.deallocations.is_disabled for _, manager in _managers()):
             raise FlushRefused("the program defers Numba's deallocations (cuda.defer_cleanup)")
 

@@ -36,12 +36,9 @@ class PaddleAdapter(AllocatorAdapter, MainThreadBound):
         return tuple(pool for pool in pools if pool is not None)
 
     def check(self) -> None:
-        contexts = cuda.contexts()
-        if not contexts:
-            raise FlushRefused("no device has a live CUDA context")
-        if cuda.capturing():
-            raise FlushRefused("a CUDA graph is being captured")
-        if len(contexts) != cuda.device_count():
+        if reason := cuda.refusal():
+            raise FlushRefused(reason)
+        if len(cuda.contexts()) != cuda.device_count():
             raise FlushRefused("Paddle would create a context on each visible device, and one has none")
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:

@@ -51,10 +51,8 @@ class RmmAdapter(AllocatorAdapter, Finishable, RetentionReporting):
         return retained_by_trim((ordinal, found[1]) for ordinal, found in amounts if found)
 
     def check(self) -> None:
-        if not cuda.contexts():
-            raise FlushRefused("no device has a live CUDA context")
-        if cuda.capturing():
-            raise FlushRefused("a CUDA graph is being captured")
+        if reason := cuda.refusal():
+            raise FlushRefused(reason)
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Trim the pools of stream-ordered resources when their device is idle."""
