@@ -213,13 +213,23 @@ def growing(case: LeakCase, steps: StepRecord) -> Growth | None:
         if min(changes) < -FALL_RATIO * growth or max(changes) > RISE_RATIO * growth:
             continue
         kept = (values[-1] - values[0]) / done if done else None
-        return Growth(kind, at[0], values[0], values[-1], slope, slope, kept)
+        return Growth(
+            kind=kind,
+            onset=at[0],
+            base=values[0],
+            top=values[-1],
+            first_slope=slope,
+            slope=slope,
+            bytes_a_step=kept,
+        )
     return None
 
 
 def update(found: Growth, case: LeakCase, steps: StepRecord) -> Growth | None:
     """Return the present state of the rise; None when it has ended or is no longer known."""
     recent = _curve(case, steps, found.kind, ENDED_BLOCKS)
+    if not recent.times or case.series.times(BLOCK, 1)[-1] - recent.times[-1] > ENDED_BLOCKS * BLOCK_SECONDS:
+        return None
     begin = bisect_left(recent.times, found.onset)
     at, values = recent.times[begin:], recent.values[begin:]
     if len(values) < GROWING_BLOCKS or values[-1] < found.base + found.bytes / 2:

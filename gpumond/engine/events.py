@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Literal
 
 from gpumond.diagnosis.messages import clock, program
@@ -208,7 +209,7 @@ def _ends(before: Frame | None, frame: Frame) -> Iterator[Event]:
         gone = device.processes_by_key.keys() - now.processes_by_key.keys()
         names = _names(before) if gone else {}
         crashed = {each.process for each in frame.verdicts if each.kind == "crash" and each.device_uuid == device.uuid}
-        for process in gone - crashed:
+        for process in sorted(gone - crashed, key=attrgetter("pid")):
             held = device.processes_by_key[process].used_bytes
             if not held or snapshot.may_contain(process):
                 continue

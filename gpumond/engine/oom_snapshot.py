@@ -9,6 +9,7 @@ Details = tuple[tuple[str, int | float | str], ...]
 
 
 def amounts(oom: Oom) -> str:
+    """Return the live, cached and stranded bytes of the device that was full as text."""
     live, cached, stranded = _sums(oom)
     return f"{human(live)} live, {human(cached)} cached, {human(stranded)} stranded"
 

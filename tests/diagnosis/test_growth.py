@@ -86,6 +86,20 @@ def test_growth_of_a_program_that_is_sampled_within_its_steps():
     assert first(onsets(snapshots(ends_of_steps=False)), "leak") is None
 
 
+def test_growing_ends_when_the_program_does_no_more_steps():
+    def snapshots() -> Iterator[Snapshot]:
+        grown = staircase(300 * MIB)
+        for at in steps_of(9):
+            own = int(grown(min(at, 200.0)))
+            step = StepUsage(steps=int(2 * min(at, 200.0)), live_bytes=own)
+            report = make_report(10, (make_pool(live=own, cached=GIB),))
+            report = replace(report, program=replace(report.program, step=step))
+            yield at_moment(at, of_device(own + 2 * GIB, (make_process(10, own + 2 * GIB),)), reports=(report,))
+
+    assert "growing" in kinds(onsets(snapshots()))
+    assert "growing" not in {verdict.kind for verdict in last(snapshots())}
+
+
 def test_epoch_that_allocates_in_parts_is_no_leak():
     parts: Curve = lambda at: 20 * GIB + at // 36 * 512 * MIB  # noqa: E731
     assert "leak" not in kinds(onsets(seen(parts, steps_of(15))))

@@ -95,7 +95,9 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
     (begin, _), (end, _) = re.findall(r"([\d.]+) ([\d.]+)", paths["line"])
     assert (float(begin), float(end)) == (0, 1000)
     assert text.startswith("32.0 MiB each minute (31.6 MiB to 32.4 MiB); the device is full at ")
-    assert refused == ["Not warm-up: the slope of the last half as a share of that of the first half is 0.99."]
+    assert refused == [
+        "Other explanation, warm-up: the slope of the last half as a share of that of the first half is 0.99."
+    ]
 
 
 @pytest.mark.parametrize(("seconds_left", "drawn"), [(240.0, True), (86_400.0, False)], ids=["soon", "in a day"])

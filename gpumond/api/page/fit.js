@@ -66,7 +66,7 @@ function draw(node) {
   put(plot.querySelector(".to"), clock(to));
   put(node.querySelector("p"), text);
   node.querySelector(".refused").replaceChildren(
-    ...fit.refused.map(({ kind, reason, value }) => make("li", `Not ${kind}: the ${reason} is ${value.toFixed(2)}.`)),
+    ...fit.refused.map(({ kind, reason, value }) => make("li", `Other explanation, ${kind}: the ${reason} is ${value.toFixed(2)}.`)),
   );
 }
 

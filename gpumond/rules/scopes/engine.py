@@ -11,7 +11,7 @@ from gpumond.model.units import duration
 from gpumond.rules import Labels, readable
 from gpumond.rules.scopes.context import RuleAttribute, RuleContext, ScopeSpec, size
 
-LITTLE_USED = 0.10
+IDLE_KV_CACHE_RATIO = 0.10
 
 
 class _Engine(NamedTuple):
@@ -36,9 +36,9 @@ def _used(snapshot: Snapshot, engine: EngineReading) -> int | None:
     return sum(counts)
 
 
-def _used_while_little_is(row: _Engine) -> float | None:
+def _used_with_idle_kv_cache(row: _Engine) -> float | None:
     in_use = row.engine.kv_cache_used_ratio
-    return None if in_use is None else row.used if in_use < LITTLE_USED else 0.0
+    return None if in_use is None else row.used if in_use < IDLE_KV_CACHE_RATIO else 0.0
 
 
 def _labels(row: _Engine) -> Labels:
@@ -88,8 +88,8 @@ ENGINE = ScopeSpec(
         RuleAttribute(
             "kv_cache_idle_used_bytes",
             "bytes",
-            f"`used_bytes` while requests use less than {LITTLE_USED:.0%} of its KV cache, otherwise 0",
-            _used_while_little_is,
+            f"`used_bytes` while requests use less than {IDLE_KV_CACHE_RATIO:.0%} of its KV cache, otherwise 0",
+            _used_with_idle_kv_cache,
         ),
         RuleAttribute(
             "asleep",
