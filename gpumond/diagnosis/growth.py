@@ -146,6 +146,11 @@ class StepRecord:
                 self._record = self._blocks[0].live
             self._blocks.append(StepBlock(at, self.count, level))
 
+    @property
+    def are_current(self) -> bool:
+        """True if the newest block contains the end of a step."""
+        return bool(self._blocks) and self._blocks[-1].live == self._blocks[-1].live
+
     def of(self, times: Sequence[float]) -> list[int] | None:
         """Return the number of steps at the end of each block; None if one is unknown."""
         known = {block.at: block.steps for block in self._blocks}
@@ -301,7 +306,7 @@ def _curve(case: LeakCase, steps: StepRecord, kind: int, count: int = SAMPLES) -
 
 def _window(case: LeakCase, steps: StepRecord, kind: int, blocks: int, least: float) -> _Window | None:
     """Return the newest blocks, and the slope over them, if they grow by ``least`` bytes and have enough samples."""
-    if kind == STEP_END and steps.count is None:
+    if kind == STEP_END and not steps.are_current:
         return None
     if kind != STEP_END:
         newest = case.series.column(BLOCK, case.what, kind, blocks)
