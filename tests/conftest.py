@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ hypothesis.settings.load_profile("gpumond")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited by the children of a background job
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ANOTHER_PYTHON = "Skipped: needs Python "
+ANOTHER_PYTHON = re.compile(r"Skipped: \S* ?(needs|requires) Python \d")
 
 LONG = (
     "tests/integration/test_systemd.py",
@@ -52,9 +53,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
     if reporter is None:
         return  # in an xdist worker: the controller has all reports
-    skipped = [report for report in reporter.stats.get("skipped", ()) if ANOTHER_PYTHON not in str(report.longrepr)]
+    skips = reporter.stats.get("skipped", ())
+    skipped = [report for report in skips if not ANOTHER_PYTHON.search(str(report.longrepr))]
     if os.environ.get("GPUMOND_TEST_SKIPS") == "forbidden" and skipped:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        for report in skipped:
+            reporter.write_line(f"GPUMOND_TEST_SKIPS=forbidden, but skipped: {report.nodeid}: {report.longrepr}")
 
 
 @pytest.fixture(scope="session")

@@ -117,7 +117,7 @@ def test_older_python_is_refused_with_an_alternative(program: subprocess.Popen[s
     assert "gpumond run --" in done.stderr
 
 
-@pytest.mark.skipif(not NEW_ENOUGH, reason="requires Python 3.14")
+@pytest.mark.skipif(not NEW_ENOUGH, reason="needs Python 3.14")
 def test_attach_starts_the_agent_in_a_real_program(daemon: FakeDaemon) -> None:
     with host("import time\nwhile True: time.sleep(0.01)", environment(daemon.path)) as process:
         done = gpumond_attach(str(process.pid), "--workload", "entered")
