@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gpumond.alerting.outbox import Outbox
+from gpumond.alerting.silences import Silences
 from gpumond.api.event_log import EventLog
 from gpumond.baselines.service import BaselineService
 from gpumond.config import Settings
@@ -67,6 +68,7 @@ class Parts:
         self.current = CurrentFrame(edges, settings)
         names = settings.receiver_names()
         self.rulebook = RuleRegistry(settings.built_in_rules(), settings.own_rules(), self.store, names)
+        self.silences = Silences(self.store, edges.clock.wall)
         self.baselines = BaselineService(self.store)
         self.events = EventLog(self.started_at)
         self.preview_window = PreviewWindow()
@@ -75,6 +77,7 @@ class Parts:
             self.store,
             self.telemetry,
             wants=self._receives,
+            silenced=lambda alert: bool(self.silences.silencing(alert)),
             backoff_seconds=edges.retry_seconds,
         )
         self.flusher = Flusher(
