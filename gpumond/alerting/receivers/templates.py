@@ -5,7 +5,7 @@ escaped. A text is cut so that a message with the most alerts stays within the l
 
 * Slack (docs.slack.dev, Block Kit): 50 blocks; 150 characters of a header, 3000 of a text, about 13,000 in all.
 * Teams (learn.microsoft.com, limits of webhooks and workflows): 28 KB.
-* Discord (discord.com/developers, message resource): 10 embeds; 256 characters of a title, 1024 of a field, 6000 in all.
+* Discord (docs.discord.com, Message): 10 embeds; 256 characters of a title, 1024 of a field, 6000 in all.
 """
 
 from __future__ import annotations
