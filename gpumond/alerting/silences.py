@@ -193,7 +193,7 @@ def _test(matchers: Sequence[Matcher]) -> Test:
         )
     if all(test({}) for test in tests):
         raise ConfigError(
-            "matchers: they match every alert; at least one must not match an empty text, for example rule=leak"
+            "matchers: all of them match an empty text; expected at least one that does not, for example rule=leak"
         )
     return lambda labels: all(test(labels) for test in tests)
 
