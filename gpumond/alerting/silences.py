@@ -71,8 +71,10 @@ class Silences:
         return invalid
 
     def all(self) -> list[Silence]:
-        """Return all silences, including ended ones, the oldest first."""
-        return sorted(self._silences.values(), key=lambda silence: silence.created_at)
+        """Return the silences that have not ended or ended recently, the oldest first."""
+        since = self._clock() - KEEP_ENDED_SECONDS
+        recent = (silence for silence in self._silences.values() if silence.ends_at >= since)
+        return sorted(recent, key=lambda silence: silence.created_at)
 
     def current(self) -> tuple[Silence, ...]:
         """Return the silences that have not ended."""

@@ -57,7 +57,7 @@ class Ticker:
         self._history.advance(tick.memory.diagnosis.history, snapshot.elapsed_seconds)
         parts.telemetry.faults(snapshot.faults, complete=reading is not None)
         parts.telemetry.store_writable.set(parts.store.writable)
-        parts.telemetry.silenced(map(parts.silences.state, parts.silences.current()))
+        parts.telemetry.count_silences(map(parts.silences.state, parts.silences.current()))
         return tick
 
     async def _observe(self, reading: Reading | None) -> Snapshot:

@@ -169,7 +169,7 @@ class Telemetry:
         self._silences = Gauge(
             "gpumond_silences", "Silences of alerts that have not ended, by state.", ["state"], registry=registry
         )
-        self.silenced(())
+        self.count_silences(())
         self.series_dropped = Counter(
             "gpumond_series_dropped", "Series dropped by the limit of a page.", registry=registry
         )
@@ -202,7 +202,7 @@ class Telemetry:
     def not_notified(self, notifier: str, reason: str) -> None:
         self._notifications_failed.labels(notifier, reason).inc()
 
-    def silenced(self, states: Iterable[State]) -> None:
+    def count_silences(self, states: Iterable[State]) -> None:
         """Set the number of silences from the states of all that have not ended."""
         known = list(states)
         for state in ("pending", "active"):

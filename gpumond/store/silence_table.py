@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -19,12 +20,15 @@ def put(db: sqlite3.Connection, silence: Silence, removed: Iterable[str]) -> Non
 
 
 def rows(db: sqlite3.Connection) -> list[Any]:
-    return db.execute("SELECT body FROM silences ORDER BY rowid").fetchall()
+    return db.execute("SELECT id, body FROM silences ORDER BY rowid").fetchall()
 
 
-def silence(body: object) -> Silence:
+def silence(id: object, body: object) -> Silence:
     """Decode a row. Raises ValueError if it is damaged."""
-    return _SILENCE.validate_json(body)  # type: ignore[arg-type]  # it refuses what is no text
+    own: Silence = _SILENCE.validate_json(body)  # type: ignore[arg-type]  # it refuses what is no text
+    if own.id != id or not all(map(isfinite, (own.starts_at, own.ends_at, own.created_at))):
+        raise ValueError("another id, or a time that is not a number")
+    return own
 
 
 _SILENCE = TypeAdapter(Silence)
