@@ -19,6 +19,8 @@ from gpumond.protocol.text import Encodable, has_control_characters
 
 router = APIRouter(prefix="/api/v1", tags=["silences"])
 
+MAX_MATCHERS, MAX_VALUE = 8, 256
+
 EXAMPLE_BODY = {
     "matchers": [
         {"name": "rule", "operator": "=", "value": "leak"},
@@ -46,7 +48,7 @@ class MatcherBody(Encodable):
 
     name: str = Field(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$", max_length=64, description="A label, or `rule`.")
     operator: Operator = Field(description="`=~` and `!~` match the whole text with a regular expression.")
-    value: str = Field(max_length=256)
+    value: str = Field(max_length=MAX_VALUE)
 
     @field_validator("value")
     @classmethod
@@ -57,7 +59,9 @@ class MatcherBody(Encodable):
 class SilenceBody(Encodable):
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [EXAMPLE_BODY]})
 
-    matchers: list[MatcherBody] = Field(min_length=1, max_length=8, description="An alert must match all of them.")
+    matchers: list[MatcherBody] = Field(
+        min_length=1, max_length=MAX_MATCHERS, description="An alert must match all of them."
+    )
     starts_at: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="By default now.")
     ends_at: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     for_seconds: float | None = Field(

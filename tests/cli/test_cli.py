@@ -87,7 +87,11 @@ def test_missing_daemon_is_one_line_with_the_remedy(verb: tuple[str, ...]):
     assert "gpumond serve" in one_line(refused)
 
 
-WORDS = {"rules": ["rules check", "rules test"], "baseline": [f"baseline {w}" for w in ("record", "compare", "list")]}
+WORDS = {
+    "rules": [f"rules {word}" for word in ("check", "test", "test-receiver")],
+    "silence": [f"silence {word}" for word in ("add", "list", "delete")],
+    "baseline": [f"baseline {word}" for word in ("record", "compare", "list")],
+}
 
 
 @pytest.mark.parametrize("words", [words for verb in VERBS for words in (verb, *WORDS.get(verb, ()))])
