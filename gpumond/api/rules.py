@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import CHANGES, require_rules, user
+from gpumond.api.auth import CHANGES, authenticate, require_rules, user
 from gpumond.api.problems import problem, responses
 from gpumond.api.view import view_of
 from gpumond.config.rule_registry import RuleEntry, RuleRegistry
@@ -26,6 +26,8 @@ router = APIRouter(prefix="/api/v1", tags=["rules"])
 
 MAX_PREVIEWS = 2
 """Limit of previews in progress; one per user."""
+PREVIEW_SHARE, ANONYMOUS_PREVIEW_SHARE = 0.5, 0.1
+"""The share of the time that the computation of a preview may use, for a caller who may change rules and for others."""
 
 BODY = written(BUILT_IN[0])
 ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
@@ -124,16 +126,19 @@ async def remove(request: Request, name: str, if_match: IfMatch = None, by: str 
 async def preview(request: Request, body: RuleConfig) -> Response:
     """Evaluates a rule on one snapshot per half minute; changes nothing. Shorter events are not included.
 
-    `from_at` is the start of the available data, which begins with the daemon's last start. 429: a preview by the same
-    user is in progress. 503: the limit of previews is reached.
+    `from_at` is the start of the available data, which begins with the daemon's last start. A caller who may not change
+    rules receives the answer more slowly. 429: a preview by the same user is in progress. 503: the limit of previews is
+    reached.
     """
     previews, who, this = request.app.state.previews, user(request.scope), object()
+    caller = authenticate(request.app.state.tokens, request.scope)
+    share = PREVIEW_SHARE if caller is not None and caller.may("rules") else ANONYMOUS_PREVIEW_SHARE
     if not previews.admits(who):
         status, active = (429, "a preview by this user") if previews.of(who) else (503, f"{MAX_PREVIEWS} previews")
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
     previews.add(who, this)
     try:
-        result = await view_of(request).preview(body.rule())
+        result = await view_of(request).preview(body.rule(), share)
     finally:
         previews.remove(who, this)
     return Response(await in_slices(_encoding(result)), media_type="application/json")

@@ -31,9 +31,6 @@ from gpumond.store.history import HistoryPersistence
 STORE_SECONDS = 2.0
 """The time that the end of a daemon waits for a disk that hangs."""
 
-PREVIEW_SHARE = 0.25
-"""The share of the time that the computation of a preview may use."""
-
 
 @contextmanager
 def make_daemon(
@@ -68,7 +65,6 @@ class Daemon:
         self._dispatcher = AlertDispatcher(parts.store, parts.outbox, self._requests.flush, parts.began)
         self._history_persistence = HistoryPersistence(parts.store)
         self._ticker = Ticker(parts, self._dispatcher, self._history_persistence, between_ticks)
-        self._previewing = asyncio.Lock()
         self._store_seconds = STORE_SECONDS
         self.started_at = parts.started_at
         self.rulebook, self.events, self.baselines = parts.rulebook, parts.events, parts.baselines
@@ -160,6 +156,5 @@ class Daemon:
     async def audit_entries(self, limit: int) -> list[AuditEntry]:
         return await self._parts.store.audit_entries(limit)
 
-    async def preview(self, rule: Rule) -> Preview:
-        async with self._previewing:
-            return await in_slices(previewing(rule, self._parts.preview_window.moments()), PREVIEW_SHARE)
+    async def preview(self, rule: Rule, share: float) -> Preview:
+        return await in_slices(previewing(rule, self._parts.preview_window.moments()), share)

@@ -122,6 +122,7 @@ class Telemetry:
             ["reason"],
             registry=registry,
         )
+        self._rejects_by_reason: dict[str, Counter] = {}
         self._http_rejects = Counter(
             "gpumond_http_rejects", "HTTP connections and requests rejected, by reason.", ["reason"], registry=registry
         )
@@ -180,7 +181,10 @@ class Telemetry:
         self._reports.inc(count)
 
     def rejected(self, reason: str) -> None:
-        self._rejects.labels(reason).inc()
+        counter = self._rejects_by_reason.get(reason)
+        if counter is None:
+            counter = self._rejects_by_reason[reason] = self._rejects.labels(reason)
+        counter.inc()
 
     def http_rejected(self, reason: str) -> None:
         self._http_rejects.labels(reason).inc()

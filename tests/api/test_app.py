@@ -104,7 +104,7 @@ class View:
     async def audit_entries(self, limit: int) -> list[AuditEntry]:
         return [AUDIT_ENTRY][:limit]
 
-    async def preview(self, rule: Rule) -> Preview:
+    async def preview(self, rule: Rule, share: float) -> Preview:
         return preview(rule, [pack(SNAPSHOT, ())])
 
     async def reload(self, requested_by: str) -> str:

@@ -43,7 +43,7 @@ from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
 from gpumond.metrics import MAX_SERIES, Exposition, Form
 from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
 from gpumond.metrics.telemetry import MAX_WORKLOADS, Telemetry
-from gpumond.model.claims import MAX_POOLS, MAX_REPORTED_POOLS
+from gpumond.model.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
 from gpumond.model.program import SCOPES
 from gpumond.model.units import seconds
 from gpumond.protocol.messages import MAX_MESSAGE_BYTES
@@ -269,6 +269,7 @@ STATED = {
     "age of a report; time without a message": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
     "messages and bytes of one uid": f"{LIMITS.messages_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
     "pools of one agent": f"{MAX_POOLS}",
+    "pools of all agents of one uid": f"{MAX_POOLS_OF_UID:,}, then an equal share for each agent",
     "pools of one message": f"{MAX_REPORTED_POOLS}",
     "scopes of one program": f"{SCOPES} names",
     "commands that an agent carries out": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",
