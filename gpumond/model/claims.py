@@ -50,11 +50,6 @@ def complete_lists(
     )
 
 
-def listed(device: DeviceReading) -> dict[ProcessKey, int | None]:
-    """Return the driver's count for each process that it lists on a device; None where the count is unknown."""
-    return {key: each.used_bytes for key, each in device.processes_by_key.items() if "holder" not in each.kinds}
-
-
 def is_confirmed(counts: Mapping[ProcessKey, int | None], process: ProcessKey, complete: bool) -> bool:
     """Return False if the driver would list the process if it had memory on the device, and does not list it.
 

@@ -16,7 +16,6 @@ from gpumond.model.claims import (
     held_by_device,
     is_confirmed,
     limit,
-    listed,
     outermost,
     shares_of_pools,
     slack,
@@ -42,7 +41,7 @@ class _Driver:
     def __init__(self, devices: Collection[DeviceReading], complete: Collection[str]) -> None:
         self.devices = {device.uuid: device for device in devices}
         self.sizes = {device.uuid: device.size_bytes for device in devices}
-        self.counts = {device.uuid: listed(device) for device in devices}
+        self.counts = {device.uuid: device.counts for device in devices}
         self.processes = {process for each in self.counts.values() for process in each}
         self._complete = complete
 

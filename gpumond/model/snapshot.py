@@ -96,6 +96,14 @@ class DeviceReading:
         return {process.key: process for process in self.processes or ()}
 
     @cached_property
+    def counts(self) -> Mapping[ProcessKey, int | None]:
+        """The driver's count of each process that it lists, in bytes; None where the count is unknown.
+
+        A process that only keeps the device open is not among them.
+        """
+        return {key: each.used_bytes for key, each in self.processes_by_key.items() if "holder" not in each.kinds}
+
+    @cached_property
     def has_mps_server(self) -> bool:
         return any("mps" in each.kinds or (each.comm or "").startswith(MPS_SERVER) for each in self.processes or ())
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpumond.model.claims import complete_lists, is_confirmed, listed
+from gpumond.model.claims import complete_lists, is_confirmed
 from gpumond.model.frame import Line, Verdict
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import RELEASED, DeviceReading, Snapshot
@@ -108,7 +108,7 @@ def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKe
     """
     short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
     complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
-    counts = {device.uuid: listed(device) for device in snapshot.devices if device.uuid in complete}
+    counts = {device.uuid: device.counts for device in snapshot.devices if device.uuid in complete}
     for (process, _, uuid), track in recent.pools.items():
         if track.short and (uuid not in counts or is_confirmed(counts[uuid], process, True)):
             short[uuid].add(process)
