@@ -24,7 +24,7 @@ from gpumond.config.web import Web, read_web
 from gpumond.engines.spec import Declaration
 from gpumond.errors import ConfigError
 from gpumond.host.files import read_text
-from gpumond.host.logs import LogFormat
+from gpumond.host.logs import LogFormat, LogLevel
 from gpumond.protocol.messages import default_socket
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
@@ -118,6 +118,7 @@ class Settings(Strict):
         None, description="file with [tokens](../how-to/access.md#tokens) and their scopes"
     )
     log_format: LogFormat = Field("text", description="format of the log on standard error")
+    log_level: LogLevel = Field("info", description="least severe level of the log")
     compat: Literal["dcgm"] | None = Field(
         None,
         description="`dcgm` adds metrics with [DCGM's names](metrics.md#dcgms-names) to `/metrics`; by default they "
@@ -147,6 +148,8 @@ class Settings(Strict):
     @field_validator("listen")
     @classmethod
     def _host_and_port(cls, value: str) -> str:
+        if value.startswith(":"):
+            value = f"0.0.0.0{value}"  # the form of Prometheus' exporters
         host, colon, port = value.rpartition(":")
         if not colon or not host or not port.isdigit() or int(port) > 65535:
             raise ValueError("expected HOST:PORT, as in 127.0.0.1:9917")

@@ -90,9 +90,11 @@ def real_edges(settings: Settings, source: str) -> Iterator[Edges]:
     telemetry, wake = Telemetry(), asyncio.Event()
     path = settings.agent_socket()
     listener = bind_agent_socket(path, settings.agent_socket_mode(), settings.runtime_directory())
+    collector = Collector(source, restarted=telemetry.restarted, opened=wake.set)
+    telemetry.add_processes(lambda: collector.pid)
     try:
         yield Edges(
-            collector=Collector(source, restarted=telemetry.restarted, opened=wake.set),
+            collector=collector,
             agents=AgentServer(
                 listener,
                 limits=Limits(reserved_descriptors=kept_from_agents()),

@@ -182,6 +182,8 @@ def test_liveness_is_not_readiness():
     assert ask(View(frame=None), "/-/healthy").status_code == 200
     assert ask(View(frame=None), "/-/ready").status_code == 503
     assert ask(View(), "/-/ready").status_code == 200
+    assert ask(View(frame=None), "/readyz").status_code == 503
+    assert [ask(View(), path).status_code for path in ("/readyz", "/healthz")] == [200, 200]
 
 
 def test_flush_returns_its_receipts():

@@ -31,6 +31,9 @@ Sums over devices count a MIG device and its instances twice; exclude the instan
 OWN = """
 ## Metrics of the daemon
 
+`python_info` and `process_*` (processor time, memory, file descriptors, start) are those of the daemon's process, as in
+other Python exporters; `gpumond_collector_process_*` are the same metrics of the process that reads the driver.
+
 | name | type | labels | meaning |
 |---|---|---|---|
 """
