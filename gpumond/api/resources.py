@@ -50,6 +50,7 @@ class ProcessHolding:
     container_name: str | None
     pod_name: str | None
     pod_namespace: str | None
+    pod_uid: str | None
     unit: str | None
     slurm_job: str | None
     state: str | None
@@ -140,6 +141,7 @@ def _holding(
         container_name=process.container_name,
         pod_name=process.pod_name,
         pod_namespace=process.pod_namespace,
+        pod_uid=process.pod_uid,
         unit=process.unit,
         slurm_job=process.slurm_job,
         state=process.state,

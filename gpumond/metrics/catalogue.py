@@ -96,8 +96,9 @@ def _process_info(frame: Frame) -> Iterator[Row]:
             workload = report.workload if report else ""
             user = process.user or ("" if process.uid is None else str(process.uid))
             labels = (str(process.pid), process.comm or "", user, workload, process.container or "")
-            names = (process.container_name or "", process.pod_name or "", process.pod_namespace or "")
-            yield (*labels, *names), 1
+            names = (process.container_name, process.pod_name, process.pod_namespace, process.pod_uid)
+            owner = (process.unit, process.slurm_job)
+            yield (*labels, *(name or "" for name in (*names, *owner))), 1
 
 
 def _verdicts(frame: Frame) -> Iterator[Row]:
@@ -199,7 +200,10 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         "gpumond_process_info",
         "gauge",
         "Labels that describe a process that has gpumond_process_memory_used_bytes.",
-        ("pid", "comm", "user", "workload", "container", "container_name", "pod_name", "pod_namespace"),
+        (
+            *("pid", "comm", "user", "workload", "container", "container_name"),
+            *("pod_name", "pod_namespace", "pod_uid", "unit", "slurm_job"),
+        ),
         _process_info,
     ),
     Family(

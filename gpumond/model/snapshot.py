@@ -45,6 +45,7 @@ class ProcessUsage:
     container_name: str | None = None
     pod_name: str | None = None
     pod_namespace: str | None = None
+    pod_uid: str | None = None
     unit: str | None = None
     slurm_job: str | None = None
     state: str | None = None
