@@ -51,7 +51,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that accepts no abbreviated options. Its subcommands inherit this."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter} | options)
+        own: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(**own | options)
 
 
 class Verb(Protocol):
