@@ -51,9 +51,9 @@ def device(url: str, name: str) -> str:
     return device_uuid(name, [DeviceReading(**{field: each[field] for field in fields}) for each in known])
 
 
-def get(url: str, path: str) -> Any:
+def get(url: str, path: str, headers: Mapping[str, str] = {}) -> Any:
     """Return the decoded response to GET. Raises DaemonError."""
-    return _call(url, path, None, {}, 10.0)
+    return _call(url, path, None, dict(headers), 10.0)
 
 
 def post(url: str, path: str, body: object, timeout: float) -> Any:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Memory": ("status", "top", "flush"),
+    "Memory": ("status", "top", "flush", "limit", "receipts"),
+    "Problems": ("alerts", "verdicts", "events"),
     "Programs": ("run", "attach"),
     "Analysis": ("diagnose", "record", "baseline", "load"),
     "Daemon": ("serve", "demo", "doctor", "check-config", "rules", "release", "audit"),
@@ -25,6 +26,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "gpumond flush --pid 4242",
         "gpumond flush --device 0 --step gc --step cache --min-reclaimable 1GiB",
     ),
+    "limit": ("gpumond limit --pid 4242 40GiB", "gpumond limit --pid 4242 none"),
+    "alerts": ("gpumond alerts", "gpumond alerts --past"),
+    "verdicts": ("gpumond verdicts", "gpumond verdicts --all"),
+    "events": ("gpumond events --limit 20", "gpumond events -f"),
+    "receipts": ("gpumond receipts --limit 10",),
     "release": ("gpumond release --for 10m",),
     "run": ("gpumond run -- python train.py", "gpumond run --workload train -- torchrun --nproc-per-node 8 train.py"),
     "attach": ("gpumond attach 4242 --workload train",),
