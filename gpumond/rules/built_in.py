@@ -198,11 +198,11 @@ BUILT_IN: tuple[Rule, ...] = (
     _rule(
         "pcie-link-degraded",
         "device",
-        "pcie_link_ratio",
+        "pcie_link_deficit_ratio",
         "warning",
         "the PCIe link of GPU {gpu} ({name}) works with {pcie_link} under load, its maximum is {pcie_link_max}; reseat "
         "the device and its riser, and check the slot's settings in the firmware",
-        below=1,
+        above=0,
         for_seconds=300,
     ),
     _rule(

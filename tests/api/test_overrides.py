@@ -73,8 +73,8 @@ def test_disabled_rule_is_listed_and_not_evaluated():
 
 def test_level_of_a_rule_below_a_level():
     view = View()
-    put(view, {"level": 0.5}, "pcie-link-degraded")
-    rule = in_effect(view, "pcie-link-degraded")
+    put(view, {"level": 0.5}, "persistence-mode-off")
+    rule = in_effect(view, "persistence-mode-off")
     assert rule is not None
     assert (rule.above, rule.below) == (None, 0.5)
 

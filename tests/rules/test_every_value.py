@@ -147,20 +147,20 @@ LINK = Sensors(pcie_generation=5, pcie_generation_max=5, pcie_width=16, pcie_wid
 @pytest.mark.parametrize(
     ("change", "value"),
     [
-        ({}, 1.0),
-        ({"pcie_width": 8}, 0.5),
-        ({"pcie_generation": 3}, 0.25),
-        ({"pcie_generation": 4, "pcie_width": 8}, 0.25),
-        ({"pcie_generation": 1, "gpu_utilization_ratio": 0.1}, None),
-        ({"pcie_generation": 1, "gpu_utilization_ratio": None}, None),
-        ({"gpu_utilization_ratio": 0.0}, 1.0),
-        ({"pcie_width_max": None}, None),
-        ({"pcie_generation_max": None}, None),
-        ({"pcie_generation": 6}, 1.0),
+        ({}, (1, 0)),
+        ({"pcie_width": 8}, (0.5, 0.5)),
+        ({"pcie_generation": 3}, (0.25, 0.75)),
+        ({"pcie_generation": 4, "pcie_width": 8}, (0.25, 0.75)),
+        ({"pcie_generation": 4, "gpu_utilization_ratio": 0.1}, (0.5, 0)),
+        ({"pcie_generation": 4, "gpu_utilization_ratio": None}, (0.5, None)),
+        ({"pcie_width_max": None}, (None, None)),
+        ({"pcie_generation_max": None}, (None, None)),
+        ({"pcie_generation": 6}, (1, 0)),
     ],
 )
-def test_pcie_link_is_compared_with_its_maximum_under_load(change: dict[str, Any], value: float | None):
-    assert device_values(replace(LINK, **change))["pcie_link_ratio"] == value
+def test_pcie_link_has_a_deficit_only_under_load(change: dict[str, Any], value: tuple[float | None, float | None]):
+    found = device_values(replace(LINK, **change))
+    assert (found["pcie_link_ratio"], found["pcie_link_deficit_ratio"]) == value
 
 
 def test_ratios_of_a_device():

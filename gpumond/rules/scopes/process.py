@@ -99,7 +99,7 @@ def _age(row: _Process) -> float | None:
     return None if now is None or started is None else max(0.0, now - started / TICKS_PER_SECOND)
 
 
-def _excess(row: _Process) -> float | None:
+def _claim_excess(row: _Process) -> float | None:
     if row.report is None:
         return None
     own = (each for each in row.snapshot.excesses if each.device_uuid == row.device.uuid)
@@ -163,7 +163,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             "excess_bytes",
             "bytes",
             "bytes by which the claim of its agent exceeds the driver's count, else 0; unknown without an agent",
-            _excess,
+            _claim_excess,
         ),
         *PROGRAM,
         *VERDICTS,

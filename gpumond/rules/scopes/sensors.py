@@ -14,7 +14,7 @@ from gpumond.rules.scopes.context import FROM_A_FULL_WINDOW, IN_WINDOW, RuleAttr
 from gpumond.rules.window import DEVICE_COUNTERS, RuleWindow
 
 LOADED_RATIO = 0.5
-"""Utilisation from which a PCIe link is compared with its maximum: an idle device slows its link down to save power."""
+"""Utilisation from which a slow PCIe link is a deficit: an idle device slows its link down to save power."""
 
 THERMAL_REASONS = ("sw_thermal_slowdown", "hw_thermal_slowdown")
 SINCE_LOADED = "since the driver was loaded"
@@ -84,9 +84,14 @@ def pcie_link_ratio(sensors: Sensors) -> float | None:
     generation, most = sensors.pcie_generation, sensors.pcie_generation_max
     if width is None or generation is None or most is None:
         return None
-    part = min(1.0, width * 2.0 ** (generation - most))
-    busy = sensors.gpu_utilization_ratio
-    return part if part == 1 or (busy is not None and busy >= LOADED_RATIO) else None
+    return min(1.0, width * 2.0 ** (generation - most))
+
+
+def _pcie_link_deficit(sensors: Sensors) -> float | None:
+    part, busy = pcie_link_ratio(sensors), sensors.gpu_utilization_ratio
+    if part is None or busy is None:
+        return None
+    return 1.0 - part if busy >= LOADED_RATIO else 0.0
 
 
 SENSORS: tuple[DeviceAttribute, ...] = (
@@ -156,9 +161,14 @@ SENSORS: tuple[DeviceAttribute, ...] = (
     _derived(
         "pcie_link_ratio",
         "ratio",
-        "bandwidth of the PCIe link over its maximum, from lanes and generation; a value below 1 is unknown while "
-        f"`gpu_utilization_ratio` is below {LOADED_RATIO:.0%}, because an idle device slows its link down",
+        "bandwidth of the PCIe link over its maximum, from lanes and generation; an idle device slows its link down",
         pcie_link_ratio,
+    ),
+    _derived(
+        "pcie_link_deficit_ratio",
+        "ratio",
+        f"1 - `pcie_link_ratio` while `gpu_utilization_ratio` is at least {LOADED_RATIO:.0%}, otherwise 0",
+        _pcie_link_deficit,
     ),
     _sensor("pcie_receive_bytes_per_second", "bytes/s", "PCIe traffic from the host to the device"),
     _sensor("pcie_transmit_bytes_per_second", "bytes/s", "PCIe traffic from the device to the host"),
