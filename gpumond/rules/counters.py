@@ -17,7 +17,10 @@ Counts = tuple[float | None, ...]
 
 
 class CounterHistory(NamedTuple):
-    """The first observation of a subject, and its counts at times within the window, oldest first."""
+    """The first observation of a subject, and its counts at times within the window, oldest first.
+
+    Of consecutive marks with the same counts, only the first and the last are kept.
+    """
 
     since: float
     marks: tuple[tuple[float, Counts], ...]
@@ -27,7 +30,9 @@ class CounterHistory(NamedTuple):
         return elapsed - self.marks[-1][0] >= BUCKET_SECONDS
 
     def marked(self, counts: Counts, elapsed: float) -> CounterHistory:
-        kept = (mark for mark in self.marks if mark[0] > elapsed - WINDOW_SECONDS)
+        kept = [mark for mark in self.marks if mark[0] > elapsed - WINDOW_SECONDS]
+        if len(kept) > 1 and kept[-1][1] == kept[-2][1] == counts:
+            counts = kept.pop()[1]
         return self._replace(marks=(*kept, (elapsed, counts)))
 
     def increase(self, position: int, count: float | None, elapsed: float) -> float | None:

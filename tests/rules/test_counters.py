@@ -54,6 +54,18 @@ def test_gap_does_not_lose_an_increase():
     assert increases([(0, 5), (30, None), (60, 8)])[-1] == 3
 
 
+def test_counts_that_do_not_change_need_two_marks():
+    history = first((7.0, None), 0.0)
+    for at in range(30, 3600, 30):
+        history = history.marked((7.0, None), float(at))
+    assert len(history.marks) == 2
+    assert history.marked((8.0, None), 3600.0).increase(0, 8.0, 3600.0) == 1
+
+
+def test_increase_after_a_long_time_without_change_is_known():
+    assert increases([*((float(at), 7.0) for at in range(0, 3600, 30)), (3600.0, 9.0)])[-1] == 2
+
+
 def test_marks_are_bounded():
     history = first((0.0,), 0.0)
     for at in range(30, 36_000, 30):
