@@ -8,13 +8,9 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from gpumond.cli import DONE, client
 from gpumond.cli.table import table
-from gpumond.errors import ConfigError
 from gpumond.rules import Unit, readable
-from gpumond.rules.config import OverrideConfig
 from gpumond.rules.schema import UNITS
 
 ACTIONS = ("list", "override", "restore")
@@ -54,19 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of the override. Raises ConfigError."""
+    """Return the fields that are given; the daemon checks them."""
     given = {
         "level": arguments.level,
         "for": arguments.duration,
         "severity": arguments.severity,
         "enabled": arguments.enabled,
     }
-    try:
-        return OverrideConfig.model_validate(given).fields()
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        place = "".join(f"--{part}: " for part in wrong["loc"][:1])
-        raise ConfigError(f"{place}{wrong['msg'].removeprefix('Value error, ')}") from None
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def row(entry: Mapping[str, Any]) -> tuple[str, ...]:
