@@ -67,6 +67,7 @@ def observing(
     private_pid_namespace: bool | None = None,
     ends: Sequence[ProgramEnd] = (),
     engines: Sequence[EngineReading] = (),
+    uptime_seconds: float | None = None,
 ) -> Steps[Snapshot]:
     """Make the facts of one tick. ``reading`` is None if none arrived in time.
 
@@ -100,6 +101,7 @@ def observing(
         ends=tuple(ends),
         excesses=excesses,
         engines=tuple(engines),
+        uptime_seconds=uptime_seconds,
     )
 
 

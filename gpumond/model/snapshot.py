@@ -228,6 +228,7 @@ class Snapshot:
 
     ``private_pid_namespace``: the daemon cannot see the host's processes, whose pids the driver may list. ``ends``:
     the programs that ended since the previous snapshot. ``excesses``: claims of agents that exceed a limit.
+    ``uptime_seconds``: time since the machine started, from which ``start_ticks`` count.
     """
 
     seq: int
@@ -243,6 +244,7 @@ class Snapshot:
     ends: tuple[ProgramEnd, ...] = ()
     excesses: tuple[Excess, ...] = ()
     engines: tuple[EngineReading, ...] = ()
+    uptime_seconds: float | None = None
 
     @cached_property
     def devices_by_uuid(self) -> Mapping[str, DeviceReading]:

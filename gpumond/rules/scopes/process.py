@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpumond.model.frame import Verdict
-from gpumond.model.snapshot import DeviceReading, ProcessUsage
+from gpumond.model.process import TICKS_PER_SECOND
+from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.rules import Labels
 from gpumond.rules.scopes.context import (
     DEVICE_LABELS,
@@ -17,11 +18,14 @@ from gpumond.rules.scopes.context import (
     RuleContext,
     ScopeSpec,
     named,
+    number,
     ratio,
     size,
     values_without_verdict,
 )
+from gpumond.rules.scopes.program import PROGRAM
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, texts, values
+from gpumond.rules.window import RuleWindow
 
 NOBODY = ProcessUsage(pid=0, start_ticks=None, used_bytes=None)
 """Owner of memory without a known process."""
@@ -38,12 +42,17 @@ class _Process(NamedTuple):
     verdicts: Sequence[Verdict]
     verdict_values: Mapping[str, float | None]
     """Values of the verdicts."""
+    snapshot: Snapshot
+    recent: RuleWindow
+    report: AgentReport | None = None
+    """None without an agent that reports."""
 
 
 def processes(context: RuleContext) -> Sequence[_Process]:
-    agents, silent, active_verdicts = context.recent.agents, context.recent.silent, context.active_verdicts
+    snapshot, recent, active_verdicts = context.snapshot, context.recent, context.active_verdicts
+    agents, silent, reports = recent.agents, recent.silent, snapshot.reports_by_process
     rows: list[_Process] = []
-    for device in context.snapshot.devices:
+    for device in snapshot.devices:
         uuid = device.uuid
         for key, process in device.processes_by_key.items():
             gone = key in silent
@@ -58,6 +67,9 @@ def processes(context: RuleContext) -> Sequence[_Process]:
                     silent=gone,
                     verdicts=verdicts,
                     verdict_values=verdict_values,
+                    snapshot=snapshot,
+                    recent=recent,
+                    report=reports.get(key),
                 )
             )
         verdicts = active_verdicts.get((uuid, None), ())
@@ -70,6 +82,8 @@ def processes(context: RuleContext) -> Sequence[_Process]:
                 silent=False,
                 verdicts=verdicts,
                 verdict_values=verdict_values,
+                snapshot=snapshot,
+                recent=recent,
             )
         )
     return rows
@@ -78,6 +92,18 @@ def processes(context: RuleContext) -> Sequence[_Process]:
 def _labels(row: _Process) -> Labels:
     pid = row.process.pid
     return ("gpu", str(row.device.index)), ("pid", str(pid) if pid else ""), ("uuid", row.device.uuid)
+
+
+def _age(row: _Process) -> float | None:
+    now, started = row.snapshot.uptime_seconds, row.process.start_ticks
+    return None if now is None or started is None else max(0.0, now - started / TICKS_PER_SECOND)
+
+
+def _claim_excess(row: _Process) -> float | None:
+    if row.report is None:
+        return None
+    own = (each for each in row.snapshot.excesses if each.device_uuid == row.device.uuid)
+    return float(sum(each.claimed_bytes - each.limit_bytes for each in own if each.process == row.process.key))
 
 
 def _process_texts(row: _Process) -> dict[str, str]:
@@ -114,6 +140,32 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             "1 if the agent of the process has stopped reporting, 0 while it reports; unknown without an agent",
             lambda row: None if row.workload is None else float(row.silent),
         ),
+        RuleAttribute(
+            "utilization_ratio",
+            "ratio",
+            "recent use of the device's busiest engine, where the driver reports it by process",
+            lambda row: row.process.utilization_ratio,
+        ),
+        RuleAttribute(
+            "idle_seconds",
+            "seconds",
+            "time without work on the device, as far as observed",
+            lambda row: row.process.idle_seconds,
+        ),
+        RuleAttribute("age_seconds", "seconds", "time since the process started", _age),
+        RuleAttribute(
+            "orphaned",
+            "boolean",
+            "1 if its parent has ended and no service manager supervises it, else 0",
+            lambda row: number(row.process.orphaned),
+        ),
+        RuleAttribute(
+            "excess_bytes",
+            "bytes",
+            "bytes by which the claim of its agent exceeds the driver's count, else 0; unknown without an agent",
+            _claim_excess,
+        ),
+        *PROGRAM,
         *VERDICTS,
     ),
     labels={
