@@ -14,6 +14,9 @@
   - RuleConflict        the rule is read-only or exists already: HTTP 409
   - NoSuchBaseline      no baseline has that name, or there is nothing to compare it with: HTTP 404
   - TooManyBaselines    the limit is reached; delete one first: HTTP 409
+  - NoSuchSilence       no silence has that id: HTTP 404
+  - TooManySilences     the caller's limit is reached; delete one first: HTTP 409
+  - NoSuchReceiver      no receiver has that name: HTTP 404
   - EngineError         a serving engine does not answer, or not as its kind does
     · EngineRejected, EngineTimeout
   - DaemonError         the daemon cannot be reached or returned an error: exit code 1
@@ -194,6 +197,18 @@ class NoSuchBaseline(GpumondError):
 
 class TooManyBaselines(GpumondError):
     """The store already holds the maximum number of baselines."""
+
+
+class NoSuchSilence(GpumondError):
+    """No silence has that id."""
+
+
+class TooManySilences(GpumondError):
+    """The creator already has the maximum number of silences."""
+
+
+class NoSuchReceiver(GpumondError):
+    """No configured receiver has that name; the message lists the receivers."""
 
 
 class EngineError(GpumondError):

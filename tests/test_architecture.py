@@ -70,7 +70,7 @@ LIBRARIES = {
     "torch": ("loadgen.engines",),
     "sitecustomize": ("agent.inject",),  # the module of the user's own name, which runs after this one
     "_xxsubinterpreters": ("agent.thread",),  # part of the standard library until 3.12
-    "pydantic_core": ("protocol.validator",),
+    "pydantic_core": ("protocol.validator", "alerting.silences"),
     "pydantic": (
         "protocol",
         "config",
@@ -80,6 +80,7 @@ LIBRARIES = {
         "store",
         "engine.preview",
         "alerting.receivers",
+        "alerting.silences",
     ),  # files that people write
 }
 """The modules that may import a third-party library."""

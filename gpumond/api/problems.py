@@ -22,12 +22,15 @@ from gpumond.errors import (
     GpumondError,
     NoSuchBaseline,
     NoSuchDevice,
+    NoSuchReceiver,
     NoSuchRule,
+    NoSuchSilence,
     NoSuchTarget,
     RuleChanged,
     RuleConflict,
     StoreUnavailable,
     TooManyBaselines,
+    TooManySilences,
 )
 
 STATUS: dict[type[GpumondError], int] = {
@@ -42,6 +45,9 @@ STATUS: dict[type[GpumondError], int] = {
     ConfigError: 422,
     NoSuchBaseline: 404,
     TooManyBaselines: 409,
+    NoSuchSilence: 404,
+    TooManySilences: 409,
+    NoSuchReceiver: 404,
 }
 
 
@@ -104,6 +110,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(ConfigError)
     @app.exception_handler(NoSuchBaseline)
     @app.exception_handler(TooManyBaselines)
+    @app.exception_handler(NoSuchSilence)
+    @app.exception_handler(TooManySilences)
+    @app.exception_handler(NoSuchReceiver)
     async def refused(request: Request, error: GpumondError) -> JSONResponse:
         return problem(STATUS[type(error)], str(error))
 

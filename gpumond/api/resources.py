@@ -24,6 +24,7 @@ from gpumond.model.frame import Alert, Frame, Ledger, Line, Verdict
 from gpumond.model.pools import Receipt
 from gpumond.model.process import ProcessKey
 from gpumond.model.remedies import remedy
+from gpumond.model.silences import Silence
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
 from gpumond.model.verdicts import KINDS
 from gpumond.rules import ended
@@ -119,6 +120,7 @@ class WholeFrame:
     ledger: Ledger
     verdicts: tuple[Verdict, ...]
     alerts: tuple[Alert, ...]
+    silences: tuple[Silence, ...]
     processes: tuple[ProcessHolding, ...]
     faults: tuple[StatedFault, ...]
     conditions: tuple[StatedCondition, ...]
@@ -181,6 +183,7 @@ EXAMPLE_FRAME = WholeFrame(
     ledger=examples.LEDGER,
     verdicts=(examples.VERDICT,),
     alerts=(examples.ALERT,),
+    silences=(),
     processes=(EXAMPLE_HOLDING,),
     faults=(),
     conditions=(),
@@ -353,6 +356,7 @@ def _whole(frame: Frame) -> WholeFrame:
         ledger=frame.ledger,
         verdicts=frame.verdicts,
         alerts=frame.alerts,
+        silences=frame.silences,
         processes=tuple(holdings(frame)),
         faults=_faults(frame.snapshot),
         conditions=_conditions(frame.snapshot),

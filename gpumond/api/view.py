@@ -7,6 +7,8 @@ from typing import Literal, Protocol
 
 from fastapi import Request
 
+from gpumond.alerting.receiver_check import ReceiverTest
+from gpumond.alerting.silences import Silences
 from gpumond.api.event_log import EventLog
 from gpumond.baselines.service import BaselineService
 from gpumond.config.rule_registry import RuleRegistry
@@ -36,6 +38,7 @@ class DaemonView(Protocol):
     rulebook: RuleRegistry
     events: EventLog
     baselines: BaselineService
+    silences: Silences
 
     @property
     def answers(self) -> dict[str, bytes]:
@@ -50,6 +53,7 @@ class DaemonView(Protocol):
     def past_alerts(self) -> Sequence[Alert]: ...
     async def audit_entries(self, limit: int) -> list[AuditEntry]: ...
     async def preview(self, rule: Rule, share: float) -> Preview: ...
+    async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest: ...
     async def reload(self, requested_by: str) -> str: ...
     async def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome: ...

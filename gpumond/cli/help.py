@@ -9,7 +9,7 @@ from itertools import takewhile
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Memory": ("status", "top", "flush", "limit", "receipts"),
-    "Problems": ("alerts", "verdicts", "events"),
+    "Problems": ("alerts", "silence", "verdicts", "events"),
     "Programs": ("run", "attach"),
     "Analysis": ("diagnose", "record", "baseline", "load"),
     "Daemon": ("serve", "demo", "doctor", "check-config", "rules", "release", "audit"),
@@ -28,6 +28,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "limit": ("gpumond limit --pid 4242 40GiB", "gpumond limit --pid 4242 none"),
     "alerts": ("gpumond alerts", "gpumond alerts --past"),
+    "silence": (
+        "gpumond silence add rule=leak 'workload=~train.*' --for 1h --reason 'a known leak'",
+        "gpumond silence list",
+    ),
     "verdicts": ("gpumond verdicts", "gpumond verdicts --all"),
     "events": ("gpumond events --limit 20", "gpumond events -f"),
     "receipts": ("gpumond receipts --limit 10",),
@@ -37,7 +41,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "load": ("gpumond load --list", "gpumond load leak-linear --seed 1 --duration 5m"),
     "doctor": ("gpumond doctor", "gpumond doctor --json"),
     "check-config": ("gpumond check-config /etc/gpumond/gpumond.yaml",),
-    "rules": ("gpumond rules check rules.yaml", "gpumond rules test rules.test.yaml"),
+    "rules": (
+        "gpumond rules check rules.yaml",
+        "gpumond rules test rules.test.yaml",
+        "gpumond rules override device-nearly-full --level 97%",
+    ),
     "diagnose": ("gpumond diagnose smi.csv", "gpumond diagnose recording.jsonl --json"),
     "baseline": (
         "gpumond baseline record before --workload train --for 10m",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 
 from gpumond.alerting.dispatcher import AlertDispatcher
 from gpumond.config import Settings
@@ -68,9 +68,11 @@ class Daemon:
         self._store_seconds = STORE_SECONDS
         self.started_at = parts.started_at
         self.rulebook, self.events, self.baselines = parts.rulebook, parts.events, parts.baselines
+        self.silences = parts.silences
         self.http_rejected, self.log_dropped = parts.telemetry.http_rejected, parts.telemetry.log_dropped
         self.metrics = parts.current.metrics
         self.flush, self.ask = self._requests.flush, self._requests.ask
+        self.test_receiver = self._requests.test_receiver
         self.release, self.release_on_signal = self._requests.release, self._requests.release_on_signal
         self.reload, self.reload_on_signal = self._requests.reload, self._requests.reload_on_signal
 
@@ -113,6 +115,8 @@ class Daemon:
         activities = await self._dispatcher.resume()
         parts.state = EngineState(activities, awaited=awaited(activities), diagnosis=parts.state.diagnosis)
         await self._history_persistence.restore(self.history)
+        with suppress(StoreUnavailable):  # the store has logged it; they are loaded when it can be read
+            await self._ticker.load_silences()
         await parts.outbox.open()
         try:
             parts.flusher.receipts.extend(await parts.store.receipts())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gpumond.alerting.outbox import Outbox
+from gpumond.alerting.silences import Silences
 from gpumond.api.event_log import EventLog
 from gpumond.baselines.service import BaselineService
 from gpumond.config import Settings
@@ -69,6 +70,7 @@ class Parts:
         self.rulebook = RuleRegistry(
             settings.built_in_rules(), settings.own_rules(), self.store, names, settings.overrides()
         )
+        self.silences = Silences(self.store, edges.clock.wall)
         self.baselines = BaselineService(self.store)
         self.events = EventLog(self.started_at)
         self.preview_window = PreviewWindow()
@@ -77,6 +79,7 @@ class Parts:
             self.store,
             self.telemetry,
             wants=self._receives,
+            silenced=lambda alert: bool(self.silences.silencing(alert)),
             backoff_seconds=edges.retry_seconds,
         )
         self.flusher = Flusher(

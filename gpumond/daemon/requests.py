@@ -10,10 +10,11 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
+from gpumond.alerting.receiver_check import ReceiverTest, send_test
 from gpumond.config import RELOADED, Settings
 from gpumond.daemon.agent_commands import AgentCommands
 from gpumond.daemon.parts import Parts
-from gpumond.errors import ConfigError, FlushError, StoreUnavailable
+from gpumond.errors import ConfigError, FlushError, NoSuchReceiver, StoreUnavailable
 from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.model.pools import Receipt
 from gpumond.model.units import human
@@ -75,6 +76,15 @@ class Requests:
     ) -> AgentResponse | None:
         """Ask the agent of one program; None if it does not answer in time. Raises NoSuchTarget, StoreUnavailable."""
         return await self._commands.ask(pid, kind, limit_bytes, device, requested_by)
+
+    async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest:
+        """Send a test message to a receiver, without its queue. Raises NoSuchReceiver, StoreUnavailable."""
+        parts = self._parts
+        receivers = {receiver.name: receiver for receiver in parts.edges.receivers(parts.settings)}
+        if name not in receivers:
+            raise NoSuchReceiver(f"no receiver has the name {name}; the receivers are {', '.join(receivers) or 'none'}")
+        await parts.store.audit(requested_by, "receiver.test", {"receiver": name})
+        return await send_test(receivers[name], requested_by)
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""

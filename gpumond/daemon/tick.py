@@ -42,14 +42,14 @@ class Ticker:
             snapshot = await self._observe(reading)
             rules = parts.rulebook.rules
             tick = await in_slices(advancing(parts.state, rules, snapshot))
+            alerts = await in_slices(parts.silences.marking(tick.frame.alerts))
             pages = await parts.current.write_pages(tick.frame, interval)
 
             # No other task runs from here to `execute`: it carries out what the frame shows.
-            dispatch = self._dispatcher.decide(
-                rules, tick.frame.alerts, snapshot, tick.memory.activities, tick.resolved
-            )
+            dispatch = self._dispatcher.decide(rules, alerts, snapshot, tick.memory.activities, tick.resolved)
             parts.state = tick.memory
-            parts.current.swap(replace(tick.frame, alerts=dispatch.alerts), pages)
+            frame = replace(tick.frame, alerts=dispatch.alerts, silences=parts.silences.current())
+            parts.current.swap(frame, pages)
             self._dispatcher.execute(dispatch)
 
             await self._record(tick)
@@ -57,6 +57,7 @@ class Ticker:
         self._history.advance(tick.memory.diagnosis.history, snapshot.elapsed_seconds)
         parts.telemetry.faults(snapshot.faults, complete=reading is not None)
         parts.telemetry.store_writable.set(parts.store.writable)
+        parts.telemetry.count_silences(map(parts.silences.state, parts.silences.current()))
         return tick
 
     async def _observe(self, reading: Reading | None) -> Snapshot:
@@ -97,6 +98,8 @@ class Ticker:
         while True:
             parts.edges.wake.clear()
             try:
+                if parts.store.writable and not parts.silences.loaded:
+                    await self.load_silences()
                 if parts.store.writable and not parts.rulebook.loaded:
                     await self.load_rules()
                 await self.tick()
@@ -123,3 +126,10 @@ class Ticker:
         self._parts.store.left_out("rules", len(left_out))
         for problem in left_out:
             log.error("a rule of the store is skipped: %s", problem)
+
+    async def load_silences(self) -> None:
+        """Load the silences of the store. Logs each one that is skipped; raises StoreUnavailable."""
+        left_out = await self._parts.silences.load()
+        self._parts.store.left_out("silences", len(left_out))
+        for problem in left_out:
+            log.error("a silence of the store is skipped: %s", problem)

@@ -19,6 +19,7 @@ from prometheus_client import (
 from gpumond import __version__
 from gpumond.engine.events import Event, Kind
 from gpumond.model.pools import Outcome, Receipt
+from gpumond.model.silences import State
 from gpumond.model.snapshot import Fault
 
 MAX_WORKLOADS = 100
@@ -176,6 +177,10 @@ class Telemetry:
         self.store_writable = Gauge(
             "gpumond_store_writable", "1 while changes and alerts can be written to disk, else 0.", registry=registry
         )
+        self._silences = Gauge(
+            "gpumond_silences", "Silences of alerts that have not ended, by state.", ["state"], registry=registry
+        )
+        self.count_silences(())
         self.series_dropped = Counter(
             "gpumond_series_dropped", "Series dropped by the limit of a page.", registry=registry
         )
@@ -218,6 +223,12 @@ class Telemetry:
 
     def not_notified(self, notifier: str, reason: str) -> None:
         self._notifications_failed.labels(notifier, reason).inc()
+
+    def count_silences(self, states: Iterable[State]) -> None:
+        """Set the number of silences from the states of all that have not ended."""
+        known = list(states)
+        for state in ("pending", "active"):
+            self._silences.labels(state).set(known.count(state))
 
     def faults(self, active: Iterable[Fault], complete: bool = True) -> None:
         """Count the faults that have started. After an incomplete reading, no fault is considered over."""

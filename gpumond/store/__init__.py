@@ -1,5 +1,5 @@
-"""Persistent state: rules and overrides, audit log, receipts, past and active alerts, undelivered notifications,
-history, baselines.
+"""Persistent state: rules and overrides, silences, audit log, receipts, past and active alerts, undelivered
+notifications, history, baselines.
 
 SQLite in WAL mode with synchronous=FULL: an acknowledged change is on the disk. One thread writes, so that the event
 loop waits for no disk. A store that cannot commit reports it (``writable``, ``trouble``), rejects changes, and tries
@@ -15,6 +15,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,8 +26,9 @@ from gpumond.history import Coarse
 from gpumond.model.frame import Alert
 from gpumond.model.persisted import Heartbeat, KeptAlert, Notice
 from gpumond.model.pools import Receipt
+from gpumond.model.silences import Silence
 from gpumond.model.snapshot import Fault
-from gpumond.store import audit_ends, audit_table, baseline_table, rows as decode, rule_table
+from gpumond.store import audit_ends, audit_table, baseline_table, rows as decode, rule_table, silence_table
 from gpumond.store.audit_chain import AuditEntry, canonical
 from gpumond.store.audit_table import verify_audit as verify_audit
 from gpumond.store.baseline_table import Side
@@ -249,6 +251,18 @@ class Store:
             return found
 
         return await self._run(delete)
+
+    async def put_silence(self, silence: Silence, removed: Sequence[str], actor: str, action: str) -> None:
+        """Store a silence, delete those with the ids ``removed``, and write the audit entry."""
+
+        def put(db: sqlite3.Connection) -> None:
+            silence_table.put(db, silence, removed)
+            self._record(db, actor, action, asdict(silence))
+
+        await self._run(put)
+
+    async def silences(self) -> list[Silence]:
+        return self._rows.read("silences", await self._run(silence_table.rows), silence_table.silence)
 
     async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
         """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""

@@ -57,6 +57,7 @@ CREATE TABLE user_audit(number INTEGER PRIMARY KEY AUTOINCREMENT, chain TEXT NOT
 """,
     """
 CREATE TABLE rule_overrides(name TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE silences(id TEXT PRIMARY KEY, body TEXT NOT NULL);
 """,
 )
 """Steps from an empty file to the newest schema; ``user_version`` counts those that were applied."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 
+from gpumond.alerting.receiver_check import ReceiverTest
+from gpumond.alerting.silences import Silences
 from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
 from gpumond.api.event_log import EventLog
 from gpumond.api.examples import ALERT, AUDIT_ENTRY, DEVICE, RECEIPT, REPORT, SNAPSHOT
+from gpumond.api.receivers import EXAMPLE
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.engine import EngineState, advance
 from gpumond.engine.preview import Preview, pack, preview
@@ -34,6 +37,7 @@ from gpumond.metrics import Compat, Exposition, Form, Page
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt
+from gpumond.model.silences import Silence
 from gpumond.protocol.messages import AgentResponse, Asked
 from gpumond.rules import Rule, ended
 from gpumond.rules.built_in import BUILT_IN
@@ -76,6 +80,13 @@ class MemoryStore:
         self._may_change(name, None)
         del self.stored_overrides[name]
 
+    async def silences(self) -> list[Silence]:
+        return []
+
+    async def put_silence(self, silence: Silence, removed: Sequence[str], actor: str, action: str) -> None:
+        if self.full:
+            raise StoreUnavailable("the disk is full", full=True)
+
     def _may_change(self, name: str, if_match: str | None) -> None:
         if self.full:
             raise StoreUnavailable("the disk is full", full=True)
@@ -98,6 +109,7 @@ class View:
         self.frame = frame
         self.answer = answer or FlushOutcome("id", (RECEIPT,), RECEIPT.released_bytes)
         self.flush_requests: list[FlushRequest] = []
+        self.silences = Silences(self.store)
         self.events = EventLog(1.0)
         self.agent_requests: list[tuple[object, ...]] = []
         self.response: AgentResponse | None = None
@@ -135,6 +147,9 @@ class View:
     ) -> AgentResponse | None:
         self.agent_requests.append((pid, kind, limit_bytes, device))
         return self.response
+
+    async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest:
+        return EXAMPLE
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         return 1.0 + seconds, seconds < 100

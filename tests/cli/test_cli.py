@@ -124,8 +124,9 @@ def test_missing_daemon_is_one_line_with_the_remedy(verb: tuple[str, ...]):
 
 
 WORDS = {
-    "rules": [f"rules {w}" for w in ("check", "test", "list", "override", "restore")],
-    "baseline": [f"baseline {w}" for w in ("record", "compare", "list")],
+    "rules": [f"rules {word}" for word in ("check", "test", "list", "override", "restore", "test-receiver")],
+    "silence": [f"silence {word}" for word in ("add", "list", "delete")],
+    "baseline": [f"baseline {word}" for word in ("record", "compare", "list")],
 }
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from gpumond.agent.registry import FLUSHES
 from gpumond.agents.limits import Limits
+from gpumond.alerting import silences
 from gpumond.alerting.outbox import QUEUE_LIMIT
 from gpumond.api.events import MAX_STREAMS
 from gpumond.api.examples import SNAPSHOT
@@ -23,9 +24,12 @@ from gpumond.api.rate_limits import (
     FAILURES_PER_MINUTE,
     FLUSHES_PER_MINUTE,
     MAX_BODY_BYTES,
+    RECEIVER_TESTS_PER_MINUTE,
+    SILENCES_PER_MINUTE,
     WAITING,
 )
 from gpumond.api.rules import MAX_PREVIEWS
+from gpumond.api.silences import MAX_MATCHERS, MAX_VALUE
 from gpumond.api.unsent import MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.cli import VERBS
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
@@ -313,6 +317,11 @@ STATED = {
     "series of a page": f"{MAX_SERIES:,}",
     "processes with a history": f"{MAX_PROCESSES}",
     "rules over the API": f"{MAX_RULES}",
+    "silences of one caller; ended silences of one caller": f"{silences.MAX_SILENCES}; {silences.KEEP_ENDED}, "
+    f"for {silences.KEEP_ENDED_SECONDS / 86400:g} days",
+    "a silence": f"{MAX_MATCHERS} matchers, {MAX_VALUE} characters of a value, {silences.MAX_EXPRESSION} of a regular "
+    f"expression and {silences.MAX_EXPRESSIONS} of all, {silences.MAX_SECONDS / 86400:g} days",
+    "changes of silences by one caller; test messages": f"{SILENCES_PER_MINUTE} a minute; {RECEIVER_TESTS_PER_MINUTE}",
     "baselines": f"{MAX_BASELINES}",
     "receipts, events in memory": f"{RECEIPTS_KEPT} each",
     "the audit (administrators; each other user); receipts; past alerts": f"{BOUNDS.max_entries:,}; "

@@ -37,6 +37,7 @@ def make_frame(
         ledger=frame.ledger,
         verdicts=verdicts,
         alerts=alerts,
+        silences=(),
         processes=processes,
         faults=faults,
         conditions=conditions,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -154,6 +155,12 @@ def test_alerts_are_sorted_by_phase_and_severity():
         FrameNotice("warn", "full firing for 1 min 40 s", "full it is"),
         FrameNotice("note", "idle pending for 1 min 40 s", "idle it is"),
     )
+
+
+def test_silenced_alert_is_a_note():
+    silenced = replace(make_alert("full"), silenced_by=("0" * 16,))
+    (shown,) = view(busy_frame(alerts=(silenced,))).alerts
+    assert shown == FrameNotice("note", "full firing for 1 min 40 s, silenced", "full it is")
 
 
 def test_faults_and_conditions_are_named_with_their_remedies():
