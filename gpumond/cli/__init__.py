@@ -36,7 +36,7 @@ VERBS = {
     "load": "generate a known pattern of memory use on a device or a simulated device",
     "doctor": "check this machine, and print a remedy for each problem",
     "check-config": "check a configuration file",
-    "rules": "check rules, test them on series of values, and test receivers of alerts",
+    "rules": "list, check, test and override rules, and test receivers of alerts",
     "silence": "silence alerts for a time, list silences, and end them",
     "diagnose": "find leaks, fragmentation and crashes in a recorded log",
     "baseline": "measure the memory use of workloads, and compare it after a change",
