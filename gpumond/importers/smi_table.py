@@ -19,9 +19,11 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 
 _DATE = re.compile(rf"\w{{3}} ({'|'.join(MONTHS)}) +(\d{{1,2}}) (\d\d):(\d\d):(\d\d) (\d{{4}})")
 _START = re.compile(r"\| NVIDIA-SMI ")
-_DEVICE = re.compile(r"\|\s+(\d+)\s+(\S.*?)\s+(?:On|Off|N/A|WDDM|TCC|MCDM)\s*\|\s*([0-9A-Fa-f]{4,8}:\S+)\s")
-_MEMORY = re.compile(r"\|[^|]*\|\s*(\d+)MiB\s*/\s*(\d+)MiB\s*\|\s*(?:(\d+)%|N/A|ERR!)")
-_PROCESS = re.compile(r"\|\s+(\d+)\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?(\d+)\s+[A-Z+]+\s+(\S.*?)\s+(\d+)MiB\s*\|")
+_DEVICE = re.compile(r"\|\s+(\d{1,4})\s+(\S.*?)\s+(?:On|Off|N/A|WDDM|TCC|MCDM)\s*\|\s*([0-9A-Fa-f]{4,8}:\S+)\s")
+_MEMORY = re.compile(r"\|[^|]*\|\s*(\d{1,9})MiB\s*/\s*(\d{1,9})MiB\s*\|\s*(?:(\d{1,2}|100)%|N/A|ERR!)")
+_PROCESS = re.compile(
+    r"\|\s+(\d{1,4})\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?([1-9]\d{0,9})\s+[A-Z+]+\s+(\S.*?)\s+(\d{1,9})MiB\s*\|"
+)
 
 
 class Device(NamedTuple):
