@@ -41,7 +41,7 @@ class Peaks:
         for pool in report.pools:
             if pool.device_uuid == device_uuid and not pool.inside:
                 live += pool.live_bytes
-                kept += kept_bytes(pool)
+                kept += kept_bytes(pool) if pool.live_bytes else 0  # an empty pool is not fragmented
                 highest += pool.peak_live_bytes or 0
                 ooms += pool.ooms or 0
                 retries += pool.retries or 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import nan
 from typing import NamedTuple
 
+from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS
 from gpumond.diagnosis.tracked_series import TrackedSeries
 from gpumond.history import History, ProcessSeriesKey, SeriesKey
 from gpumond.model.claims import complete_lists, is_confirmed, outermost
@@ -94,6 +95,8 @@ class Tracker:
         tracked = self.tracked_series.get((uuid, None))
         if tracked is None:
             tracked = self.tracked_series[uuid, None] = TrackedSeries((uuid, None), "", history.device(uuid))
+        if now - tracked.sampled_at > IDLE_GAP_SECONDS * history.pace:
+            self.idle_at.pop(uuid, None)
         tracked.sampled_at = now
         unclaimed = float(max(0, used - known))
         if device.processes is None:
