@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Literal
 
 from gpumond.diagnosis.messages import clock, program
-from gpumond.engine.oom_snapshot import Details, amounts, oom_details
+from gpumond.engine.oom_snapshot import Details, amounts, oom_details, own_line
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.pools import Receipt
 from gpumond.model.process import ProcessKey
@@ -264,7 +264,9 @@ def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
     where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
     request = "" if oom.request_bytes is None else f" when it requested {human(oom.request_bytes)}"
     scope = f" in {oom.scope}" if oom.scope else ""
-    return f"{_name(report)} ran out of memory{where}{scope}{request}: {amounts(oom)}"
+    line = own_line(oom.stack)
+    at = f" at {line}" if line else ""
+    return f"{_name(report)} ran out of memory{where}{scope}{at}{request}: {amounts(oom)}"
 
 
 def _flush(receipt: Receipt, frame: Frame) -> Event:

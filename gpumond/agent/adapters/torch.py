@@ -17,6 +17,7 @@ from typing import Any
 from gpumond.agent import cuda
 from gpumond.agent.adapters import (
     AllocatorAdapter,
+    ClassReporting,
     FlushRefused,
     HostPoolReporting,
     LargestFreeReporting,
@@ -40,7 +41,7 @@ from gpumond.agent.adapters.torch_formulas import (
 )
 from gpumond.agent.adapters.torch_unmapped import NOTHING, UnmappedBytes, UnmappedSegments
 from gpumond.model.pools import HostPool, PoolUsage, Reclaimable, StepResult
-from gpumond.model.program import AppliedLimit
+from gpumond.model.program import AppliedLimit, LiveClasses
 
 SNAPSHOT_BLOCKS = 50_000
 """Largest snapshot: it holds the allocator's lock and the GIL for some microseconds for each block."""
@@ -53,6 +54,7 @@ CONFIGURATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_A
 
 class TorchAdapter(
     AllocatorAdapter,
+    ClassReporting,
     HostPoolReporting,
     LargestFreeReporting,
     Limitable,
@@ -304,6 +306,24 @@ class TorchAdapter(
             if uuid is not None:
                 largest[uuid] = max(largest.get(uuid, 0), *free, 0)
         return largest
+
+    def live_classes(self, seconds: float) -> Sequence[LiveClasses]:
+        from gpumond.agent.adapters import torch_classes  # most programs never need it
+
+        if not self._cuda.is_initialized():
+            return ()
+        live = {
+            ordinal: current(self._c._cuda_memoryStats(ordinal), "allocated_bytes")
+            for ordinal in range(self._device_count())
+        }
+        if not any(live.values()):
+            return ()
+        found = torch_classes.measure(self._torch, "cuda", seconds)
+        return tuple(
+            torch_classes.live_classes(found, ordinal, self.name, uuid, size)
+            for ordinal, size in live.items()
+            if size and (uuid := self._uuid(ordinal)) is not None
+        )
 
     def _segments(self, max_blocks: int) -> Sequence[Mapping[str, Any]] | None:
         """Return all segments with their blocks; None if there are too many blocks."""
