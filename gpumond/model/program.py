@@ -158,7 +158,7 @@ class Oom:
     the request with two decimals. ``scopes`` are those that keep most, ``open_scopes`` those that had begun and not
     ended. ``stack`` is that of the failing call, innermost first, without ``omitted_calls`` in its middle; it is empty
     if ``seen`` is ``counter``. ``threads``: the other threads that were inside a library with an allocator. Of the
-    records in a report only the newest has ``stack``, ``threads`` and ``recent``.
+    records in a report only the newest has ``stack``, ``threads`` and ``recent``, for a minute.
     """
 
     number: int

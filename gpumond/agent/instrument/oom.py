@@ -31,8 +31,9 @@ from gpumond.model.program import (
 )
 from gpumond.protocol.messages import to_json
 
-REPORTED_SECONDS = 60.0
-"""Time for which reports contain a snapshot. The daemon counts it once, by its number."""
+WHOLE_SECONDS = 60.0
+REPORTED_SECONDS = 600.0
+"""Time for which reports contain a record, the first minute as a whole. The daemon counts it once, by its number."""
 
 CLASSES_SECONDS = 0.035
 """Time limit for the classes of live bytes."""
@@ -154,11 +155,16 @@ class Ooms:
             self._record(pools, [device], "counter", details=Details(classes=classes))
 
     def recent(self) -> tuple[Oom, ...]:
-        """Return the records of the last minute; only the newest one with its stacks and samples."""
+        """Return the records of the last ten minutes; only a new one, the newest, with its stacks and samples."""
+        now = time.time()
         with self._lock:
-            recent = [oom for oom in self._recent if time.time() - oom.at < REPORTED_SECONDS]
-        older = (replace(oom, stack=(), omitted_calls=0, threads=(), recent=None) for oom in recent[:-1])
-        return (*older, *recent[-1:])
+            recent = [oom for oom in self._recent if now - oom.at < REPORTED_SECONDS]
+        return tuple(
+            oom
+            if oom is recent[-1] and now - oom.at < WHOLE_SECONDS
+            else replace(oom, stack=(), omitted_calls=0, threads=(), recent=None)
+            for oom in recent
+        )
 
     def _increased(self, pools: Sequence[PoolUsage], first_counts: bool) -> list[str]:
         """Return the devices of the pools whose error count is higher than at the previous call.
