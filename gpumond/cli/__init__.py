@@ -33,6 +33,8 @@ VERBS = {
     "rules": "check rules, and test them on series of values",
     "diagnose": "find leaks, fragmentation and crashes in a recorded log",
     "baseline": "measure the memory use of workloads, and compare it after a change",
+    "why": "show what the live memory of a program consists of",
+    "snapshot": "make a program write its framework's memory snapshot, and fetch the file",
     "record": "write a daemon's snapshots to a file, for `gpumond diagnose`",
     "audit": "show the audit log of changes and flushes, and verify its integrity",
 }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
 from gpumond.config import RELOADED, Settings
-from gpumond.daemon.agent_commands import AgentCommands
+from gpumond.daemon.agent_commands import AgentCommands, SnapshotFile
 from gpumond.daemon.parts import Parts
 from gpumond.errors import ConfigError, FlushError, StoreUnavailable
 from gpumond.flush import FlushOutcome, FlushRequest
@@ -71,10 +71,23 @@ class Requests:
         return outcome
 
     async def ask(
-        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
+        self,
+        pid: int,
+        kind: Asked,
+        limit_bytes: int | None,
+        device: str | None,
+        requested_by: str,
+        record_seconds: float | None = None,
     ) -> AgentResponse | None:
         """Ask the agent of one program; None if it does not answer in time. Raises NoSuchTarget, StoreUnavailable."""
-        return await self._commands.ask(pid, kind, limit_bytes, device, requested_by)
+        return await self._commands.ask(pid, kind, limit_bytes, device, requested_by, record_seconds)
+
+    async def fetch(
+        self, pid: int, snapshot_id: int, requested_by: str
+    ) -> tuple[int, AsyncGenerator[bytes, None]] | AgentResponse | None:
+        """Open the file of a snapshot, as `AgentCommands.fetch` does: its size and bytes, a refusal, or None."""
+        found = await self._commands.fetch(pid, snapshot_id, requested_by)
+        return (found.size_bytes, found.parts) if isinstance(found, SnapshotFile) else found
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""

@@ -214,9 +214,22 @@ class AppliedLimit:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A framework's own memory snapshot in a file of the program's user. ``reason``: why ``path`` is None."""
+    """A file of the program's user with a framework's own memory snapshot. ``reason``: why ``path`` is None.
+
+    ``id`` is its number in ``GET /api/v1/agents/PID/snapshots/ID``, None if it was not written for a request.
+    """
 
     allocator: str | None
     path: str | None
     size_bytes: int
     reason: str = ""
+    id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Live memory of the blocks that one stack allocated; ``calls`` innermost first."""
+
+    size_bytes: int
+    blocks: int
+    calls: tuple[Call, ...]

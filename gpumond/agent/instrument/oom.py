@@ -150,7 +150,7 @@ class Ooms:
     def record_counters(self, pools: Sequence[PoolUsage]) -> None:
         """Record errors that only a counter shows: nothing else has reported them."""
         devices = self._increased(pools, first_counts=False)
-        classes = _classes() if devices else ()
+        classes = live_classes(CLASSES_SECONDS) if devices else ()
         for device in devices:
             self._record(pools, [device], "counter", details=Details(classes=classes))
 
@@ -223,7 +223,7 @@ def _details(error: BaseException | None) -> Details:
     from gpumond.agent.instrument import stacks  # needed after an error only
 
     stack, omitted = stacks.of_caller() if error is None else stacks.of_error(error)
-    return Details(_largest_free(), stack, omitted, stacks.of_allocating_threads(), _classes())
+    return Details(_largest_free(), stack, omitted, stacks.of_allocating_threads(), live_classes(CLASSES_SECONDS))
 
 
 def _bounded(record: Oom) -> Oom:
@@ -235,12 +235,13 @@ def _bounded(record: Oom) -> Oom:
     return record
 
 
-def _classes() -> tuple[LiveClasses, ...]:
+def live_classes(seconds: float) -> tuple[LiveClasses, ...]:
+    """Return the classes of live bytes of all allocators that know them, within a time limit each. Never raises."""
     found: list[LiveClasses] = []
     for adapter in REGISTRY.known():
         if isinstance(adapter, ClassReporting):
             try:
-                found += adapter.live_classes(CLASSES_SECONDS)
+                found += adapter.live_classes(seconds)
             except Exception:  # a version of the library that is not understood
                 continue
     return tuple(found[:OOM_POOLS])
