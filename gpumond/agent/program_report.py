@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 def sample(pools: Sequence[PoolUsage]) -> None:
     """Update open scopes and the out-of-memory errors with the pools that a report has read."""
+    OOMS.usage.add(time.monotonic(), pools)
     scopes = _scopes()
     if scopes is not None and scopes.has_open_blocks:
         scopes.sample(levels(pools))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpumond.agent.allocator_flush import Hook
     from gpumond.agent.session import Session
     from gpumond.model.pools import FlushPolicy
-    from gpumond.protocol.messages import FlushCommand
+    from gpumond.protocol.messages import AgentRequest, FlushCommand
 
 WARNS = sys.version_info >= (3, 12)
 """Whether Python warns of a fork with threads."""
@@ -46,8 +46,8 @@ class AgentThread:
         self.allow_limit = os.environ.get("GPUMOND_ALLOW_LIMIT") == "1"
         self.observe_ooms = os.environ.get("GPUMOND_OBSERVE_OOMS") == "1"
         self.hooks = hooks
-        self.waiting: dict[str, tuple[FlushCommand, float]] = {}
-        """Flushes that wait for `step`, each with its deadline."""
+        self.waiting: dict[str, tuple[FlushCommand | AgentRequest, float]] = {}
+        """Commands that wait for `step`, each with its deadline."""
         self.wake = WakeupPipe()
         self.exiting = False
         """True while the interpreter runs its exit handlers."""

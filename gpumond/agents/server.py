@@ -53,6 +53,8 @@ UNASKED = {
     "limit": "this program does not allow it, or its agent is too old; allow it with "
     "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
     "snapshot": "this program's agent is too old",
+    "classes": "this program's agent is too old",
+    "fetch": "this program's agent is too old",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Literal, Protocol
 
 from fastapi import Request
@@ -59,8 +59,19 @@ class DaemonView(Protocol):
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome: ...
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]: ...
     async def ask(
-        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
+        self,
+        pid: int,
+        kind: Asked,
+        limit_bytes: int | None,
+        device: str | None,
+        requested_by: str,
+        record_seconds: float | None = None,
     ) -> AgentResponse | None: ...
+    async def fetch(
+        self, pid: int, snapshot_id: int, requested_by: str
+    ) -> tuple[int, AsyncGenerator[bytes, None]] | AgentResponse | None:
+        """Return size and bytes of a snapshot's file, the program's refusal, or None without an answer in time."""
+        ...
 
 
 def view_of(request: Request) -> DaemonView:

@@ -40,6 +40,8 @@ VERBS = {
     "silence": "silence alerts for a time, list silences, and end them",
     "diagnose": "find leaks, fragmentation and crashes in a recorded log",
     "baseline": "measure the memory use of workloads, and compare it after a change",
+    "why": "show what the live memory of a program consists of",
+    "snapshot": "make a program write its framework's memory snapshot, and fetch the file",
     "record": "write a daemon's snapshots to a file, for `gpumond diagnose`",
     "completion": "print the completion script of a shell",
     "audit": "show the audit log of changes and flushes, and verify its integrity",

@@ -10,7 +10,7 @@ from itertools import takewhile
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Memory": ("status", "top", "flush", "limit", "receipts"),
     "Problems": ("alerts", "silence", "verdicts", "events"),
-    "Programs": ("run", "attach"),
+    "Programs": ("run", "attach", "why", "snapshot"),
     "Analysis": ("diagnose", "record", "baseline", "load"),
     "Daemon": ("serve", "demo", "doctor", "check-config", "rules", "release", "audit"),
     "Shell": ("completion",),
@@ -37,6 +37,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "receipts": ("gpumond receipts --limit 10",),
     "release": ("gpumond release --for 10m",),
     "run": ("gpumond run -- python train.py", "gpumond run --workload train -- torchrun --nproc-per-node 8 train.py"),
+    "why": ("gpumond why --pid 4242", "gpumond why --pid 4242 --record 60 --html sites.html"),
+    "snapshot": ("gpumond snapshot --pid 4242 --out memory.pickle",),
     "attach": ("gpumond attach 4242 --workload train",),
     "load": ("gpumond load --list", "gpumond load leak-linear --seed 1 --duration 5m"),
     "doctor": ("gpumond doctor", "gpumond doctor --json"),

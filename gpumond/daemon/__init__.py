@@ -71,7 +71,7 @@ class Daemon:
         self.silences = parts.silences
         self.http_rejected, self.log_dropped = parts.telemetry.http_rejected, parts.telemetry.log_dropped
         self.metrics = parts.current.metrics
-        self.flush, self.ask = self._requests.flush, self._requests.ask
+        self.flush, self.ask, self.fetch = self._requests.flush, self._requests.ask, self._requests.fetch
         self.test_receiver = self._requests.test_receiver
         self.release, self.release_on_signal = self._requests.release, self._requests.release_on_signal
         self.reload, self.reload_on_signal = self._requests.reload, self._requests.reload_on_signal

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
 from gpumond.alerting.receiver_check import ReceiverTest, send_test
 from gpumond.config import RELOADED, Settings
-from gpumond.daemon.agent_commands import AgentCommands
+from gpumond.daemon.agent_commands import AgentCommands, SnapshotFile
 from gpumond.daemon.parts import Parts
 from gpumond.errors import ConfigError, FlushError, NoSuchReceiver, StoreUnavailable
 from gpumond.flush import FlushOutcome, FlushRequest
@@ -72,10 +72,23 @@ class Requests:
         return outcome
 
     async def ask(
-        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
+        self,
+        pid: int,
+        kind: Asked,
+        limit_bytes: int | None,
+        device: str | None,
+        requested_by: str,
+        record_seconds: float | None = None,
     ) -> AgentResponse | None:
         """Ask the agent of one program; None if it does not answer in time. Raises NoSuchTarget, StoreUnavailable."""
-        return await self._commands.ask(pid, kind, limit_bytes, device, requested_by)
+        return await self._commands.ask(pid, kind, limit_bytes, device, requested_by, record_seconds)
+
+    async def fetch(
+        self, pid: int, snapshot_id: int, requested_by: str
+    ) -> tuple[int, AsyncGenerator[bytes, None]] | AgentResponse | None:
+        """Open the file of a snapshot, as `AgentCommands.fetch` does: its size and bytes, a refusal, or None."""
+        found = await self._commands.fetch(pid, snapshot_id, requested_by)
+        return (found.size_bytes, found.parts) if isinstance(found, SnapshotFile) else found
 
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest:
         """Send a test message to a receiver, without its queue. Raises NoSuchReceiver, StoreUnavailable."""

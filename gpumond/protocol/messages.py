@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from gpumond.errors import ProtocolError
 from gpumond.model.pools import Expected, FlushPolicy, HostPool, Outcome, PoolUsage, StepResult
-from gpumond.model.program import SILENT, AppliedLimit, ByteChange, Dump, Ending, Program
+from gpumond.model.program import SILENT, AppliedLimit, ByteChange, Dump, Ending, LiveClasses, Program, Site
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -28,7 +28,7 @@ MAX_INTEGER = 2**63
 
 T = TypeVar("T")
 
-Asked = Literal["limit", "snapshot"]
+Asked = Literal["limit", "snapshot", "classes", "fetch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +99,41 @@ class FlushResult:
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """The daemon's request for a soft quota (``limit_bytes`` None: remove it) or for the framework's own memory
-    snapshot.
+    """The daemon's request for a soft quota (``limit_bytes`` None: remove it), for the framework's own memory
+    snapshot, for the classes of live bytes, or for a part of a snapshot's file (``fetch``).
+
+    ``record_seconds``: record the allocator's history for this time before the snapshot and the classes.
     """
 
     id: str
     kind: Asked
     limit_bytes: int | None = None
     device_uuid: str | None = None
+    record_seconds: float | None = None
+    snapshot_id: int | None = None
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AgentResponse:
-    """The agent's response to an AgentRequest. ``reason`` explains why nothing was done."""
+    """The agent's response to an AgentRequest. ``reason`` explains why nothing was done.
+
+    ``sites``, ``unrecorded_bytes`` (live bytes that were allocated before) and ``treemap`` are results of a recording.
+    ``part`` has bytes of a file, compressed with zlib, in Base64; ``part_bytes`` is their number before compression,
+    ``file_bytes`` the size of the file.
+    """
 
     id: str
     reason: str = ""
     limits: tuple[AppliedLimit, ...] = ()
     dump: Dump | None = None
+    classes: tuple[LiveClasses, ...] = ()
+    sites: tuple[Site, ...] = ()
+    unrecorded_bytes: int = 0
+    treemap: Dump | None = None
+    part: tuple[str, ...] = ()
+    part_bytes: int = 0
+    file_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

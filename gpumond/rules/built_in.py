@@ -72,7 +72,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "ooms_increase",
         "critical",
         "{workload} (pid {pid}) on GPU {gpu} ran out of memory (errors in 10 minutes: {value}): {live} live, "
-        "{stranded} stranded; gpumond status shows which other programs hold memory there",
+        "{stranded} stranded; gpumond status shows which other programs hold memory there{advice}",
         above=0,
         keep_firing_for_seconds=300,
     ),
@@ -82,7 +82,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "retries_increase",
         "warning",
         "{workload} (pid {pid}) on GPU {gpu} had to empty its cache {value} times in 10 minutes to continue: it is "
-        "slow and almost out of memory; reduce its batch size, or free memory on the device",
+        "slow and almost out of memory; reduce its batch size, or free memory on the device{advice}",
         above=5,
         keep_firing_for_seconds=300,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -143,13 +143,24 @@ class View:
         return self.answer
 
     async def ask(
-        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
+        self,
+        pid: int,
+        kind: Asked,
+        limit_bytes: int | None,
+        device: str | None,
+        requested_by: str,
+        record_seconds: float | None = None,
     ) -> AgentResponse | None:
         self.agent_requests.append((pid, kind, limit_bytes, device))
         return self.response
 
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest:
         return EXAMPLE
+
+    async def fetch(
+        self, pid: int, snapshot_id: int, requested_by: str
+    ) -> tuple[int, AsyncGenerator[bytes, None]] | AgentResponse | None:
+        return AgentResponse("id", f"snapshot {snapshot_id} does not exist; kept are: none")
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         return 1.0 + seconds, seconds < 100

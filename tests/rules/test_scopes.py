@@ -116,6 +116,16 @@ def test_advice_on_fragmentation_names_the_variable_of_the_programs_pytorch_vers
     assert f"set {name}=expandable_segments:True for torch" in dict(rule.annotations)["summary"].format(**words)
 
 
+@pytest.mark.parametrize(("stranded", "ends"), [(0, "hold memory there"), (8 * GIB, " to expandable_segments:True")])
+def test_alert_of_an_out_of_memory_error_ends_with_the_advice_that_applies(stranded: int, ends: str):
+    rule = next(rule for rule in BUILT_IN if rule.name == "out-of-memory")
+    report = make_report(42, (make_pool(live=GIB, stranded=stranded),))
+    snapshot = make_snapshot(make_device(used_bytes=40 * GIB), reports=(report,))
+    found = subjects("pool", advanced(snapshot))
+    words = {**found.texts(found.rows[0]), "value": "", "level": ""}
+    assert dict(rule.annotations)["summary"].format(**words).endswith(ends)
+
+
 def test_verdict_is_a_value_of_its_process_and_its_device():
     for scope, pids in (("process", ("42", "")), ("device", ("",))):
         found = subjects(scope, CONTEXT)  # type: ignore[arg-type]
