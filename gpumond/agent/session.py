@@ -190,6 +190,7 @@ class Session:
         while self._requests:
             request = self._requests.popleft()
             self._transport.send(self._handler.answer(request, self._thread.workload, self._thread.allow_limit))
+            self._report_at = 0.0
 
     def _send_results(self, now: float) -> None:
         for name, (command, deadline) in list(self._thread.waiting.items()):
@@ -216,7 +217,14 @@ class Session:
                 sample(pools)
                 program = program_report(facts.distributed, self._transport.refusals + REGISTRY.refusals)
                 self._transport.send(
-                    Report(self._thread.flush_policy, facts.frameworks, pools, program, facts.host_pools)
+                    Report(
+                        self._thread.flush_policy,
+                        facts.frameworks,
+                        pools,
+                        program,
+                        facts.host_pools,
+                        REGISTRY.limits(),
+                    )
                 )
 
 
@@ -244,7 +252,7 @@ class CommandHandler:
                 request.id,
                 "a limit of 0 bytes is ambiguous: to some allocators it means no limit; give at least 1 byte",
             )
-        applied = apply_limit(request.limit_bytes, request.device_uuid)
+        applied = apply_limit(request.limit_bytes, request.device_uuid, request.quota)
         refused = "; ".join(result.reason for result in applied if not result.applied)
         reason = "" if any(result.applied for result in applied) else refused or "the program uses no known allocator"
         return AgentResponse(request.id, reason[:256], applied)

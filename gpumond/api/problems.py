@@ -22,8 +22,11 @@ from gpumond.errors import (
     GpumondError,
     NoSuchBaseline,
     NoSuchDevice,
+    NoSuchQuota,
     NoSuchRule,
     NoSuchTarget,
+    QuotaChanged,
+    QuotaConflict,
     RuleChanged,
     RuleConflict,
     StoreUnavailable,
@@ -39,6 +42,9 @@ STATUS: dict[type[GpumondError], int] = {
     NoSuchRule: 404,
     RuleConflict: 409,
     RuleChanged: 412,
+    NoSuchQuota: 404,
+    QuotaConflict: 409,
+    QuotaChanged: 412,
     ConfigError: 422,
     NoSuchBaseline: 404,
     TooManyBaselines: 409,
@@ -101,6 +107,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(NoSuchRule)
     @app.exception_handler(RuleConflict)
     @app.exception_handler(RuleChanged)
+    @app.exception_handler(NoSuchQuota)
+    @app.exception_handler(QuotaConflict)
+    @app.exception_handler(QuotaChanged)
     @app.exception_handler(ConfigError)
     @app.exception_handler(NoSuchBaseline)
     @app.exception_handler(TooManyBaselines)

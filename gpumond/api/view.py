@@ -9,6 +9,7 @@ from fastapi import Request
 
 from gpumond.api.event_log import EventLog
 from gpumond.baselines.service import BaselineService
+from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.engine.preview import Preview
 from gpumond.flush import FlushOutcome, FlushRequest
@@ -36,6 +37,7 @@ class DaemonView(Protocol):
     rulebook: RuleRegistry
     events: EventLog
     baselines: BaselineService
+    quotas: QuotaRegistry
 
     @property
     def answers(self) -> dict[str, bytes]:

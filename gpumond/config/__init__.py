@@ -20,6 +20,7 @@ from gpumond.alerting.receivers.alertmanager import Alertmanager
 from gpumond.alerting.receivers.log import Log
 from gpumond.alerting.receivers.webhook import Webhook
 from gpumond.config.engines import AuthConfig, EngineConfig, ReleaseConfig, RequestConfig, StateConfig
+from gpumond.config.quotas import QuotaConfig, QuotaMatch
 from gpumond.config.web import Web, read_web
 from gpumond.engines.spec import Declaration
 from gpumond.errors import ConfigError
@@ -31,10 +32,20 @@ from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import ActionConfig, FlushConfig, RuleConfig, Seconds, Strict
 from gpumond.sources import SOURCES
 
-RELOADED = ("interval", "compat", "flush_cooldown", "retention", "disabled_rules", "rules", "receivers", "engines")
+RELOADED = (
+    "interval",
+    "compat",
+    "flush_cooldown",
+    "retention",
+    "disabled_rules",
+    "rules",
+    "receivers",
+    "engines",
+    "quotas",
+)
 """Settings that a reload changes; the others require a restart."""
 
-ONLY_IN_FILE = ("disabled_rules", "rules", "receivers", "engines")
+ONLY_IN_FILE = ("disabled_rules", "rules", "receivers", "engines", "quotas")
 """Settings that have neither a flag nor an environment variable."""
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
@@ -52,6 +63,7 @@ RECEIVER_TYPES: Mapping[str, type[ReceiverType]] = {
 Models = Mapping[str, type[BaseModel]]
 PARTS: Mapping[str, tuple[type[BaseModel], Models]] = {
     "rules": (RuleConfig, {"action": ActionConfig, "flush": FlushConfig}),
+    "quotas": (QuotaConfig, {"match": QuotaMatch}),
     "engines": (
         EngineConfig,
         {
@@ -144,6 +156,8 @@ class Settings(Strict):
         (), description="[serving engines](../how-to/engines/index.md) whose state is read and that can be flushed"
     )
 
+    quotas: tuple[QuotaConfig, ...] = Field((), description="[quotas](../how-to/quotas.md) of processes")
+
     @field_validator("listen")
     @classmethod
     def _host_and_port(cls, value: str) -> str:
@@ -185,6 +199,10 @@ class Settings(Strict):
         if len(set(receivers)) < len(receivers):
             duplicate = next(name for name in receivers if receivers.count(name) > 1)
             raise ValueError(f"receivers: the name {duplicate!r} is used twice")
+        quotas = [quota.name for quota in self.quotas]
+        if len(set(quotas)) < len(quotas):
+            duplicate = next(name for name in quotas if quotas.count(name) > 1)
+            raise ValueError(f"quotas: the name {duplicate!r} is used twice")
         engines = [engine.name for engine in self.engines]
         if len(set(engines)) < len(engines):
             duplicate = next(name for name in engines if engines.count(name) > 1)

@@ -14,6 +14,7 @@ from gpumond.alerting.dispatcher import AlertDispatcher
 from gpumond.config import Settings
 from gpumond.daemon.edges import Edges, real_edges
 from gpumond.daemon.parts import Parts
+from gpumond.daemon.quota_limits import QuotaLimits
 from gpumond.daemon.requests import Load as Load, Requests
 from gpumond.daemon.tick import Ticker
 from gpumond.engine import EngineState, Tick
@@ -67,11 +68,15 @@ class Daemon:
         self._requests = Requests(parts, load)
         self._dispatcher = AlertDispatcher(parts.store, parts.outbox, self._requests.flush, parts.began)
         self._history_persistence = HistoryPersistence(parts.store)
-        self._ticker = Ticker(parts, self._dispatcher, self._history_persistence, between_ticks)
+        self._quota_limits = QuotaLimits(self._requests.set_limit)
+        self._ticker = Ticker(
+            parts, self._dispatcher, self._history_persistence, self._quota_limits.execute, between_ticks
+        )
         self._previewing = asyncio.Lock()
         self._store_seconds = STORE_SECONDS
         self.started_at = parts.started_at
         self.rulebook, self.events, self.baselines = parts.rulebook, parts.events, parts.baselines
+        self.quotas = parts.quotas
         self.http_rejected, self.log_dropped = parts.telemetry.http_rejected, parts.telemetry.log_dropped
         self.metrics = parts.current.metrics
         self.flush, self.ask = self._requests.flush, self._requests.ask
@@ -104,6 +109,7 @@ class Daemon:
             edges.engines.configure(parts.settings.declared_engines())
             edges.engines.start(parts.gpu_processes)
             stack.push_async_callback(self._finish, self._dispatcher.close)
+            stack.push_async_callback(self._finish, self._quota_limits.close)
             stack.push_async_callback(self._finish, self._requests.close)
             yield
 

@@ -1,4 +1,4 @@
-"""Commands of an administrator to one program other than a flush: a soft limit, the framework's memory snapshot."""
+"""Commands to one program other than a flush: a soft limit, the framework's memory snapshot."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from gpumond.engine.quotas import DueLimit
 from gpumond.errors import NoSuchTarget
 from gpumond.host.event_loop import in_slices
 from gpumond.host.peer_credentials import Identity
@@ -40,11 +41,19 @@ class AgentCommands:
         if report is None:
             raise NoSuchTarget(f"no connected agent has pid {pid}; `gpumond status` lists the agents")
         ask = AgentRequest(uuid.uuid4().hex, kind, limit_bytes, device)
-        asked = {"pid": pid, "workload": report.workload}
-        if kind == "limit":
-            asked |= {"limit_bytes": limit_bytes, "device": device}
-        await self._audit(requested_by, f"agent.{kind}", asked)
+        return await self._send(report, ask, requested_by)
+
+    async def set_limit(self, due: DueLimit) -> None:
+        """Set or remove the limit of a quota. Raises StoreUnavailable."""
+        ask = AgentRequest(uuid.uuid4().hex, "limit", due.limit_bytes, quota=due.quota)
+        await self._send(due.report, ask, f"quota:{due.quota}" if due.quota else "quota")
+
+    async def _send(self, report: AgentReport, ask: AgentRequest, requested_by: str) -> AgentResponse | None:
+        asked: dict[str, Any] = {"pid": report.pid, "workload": report.workload}
+        if ask.kind == "limit":
+            asked |= {"limit_bytes": ask.limit_bytes, "device": ask.device_uuid}
+        await self._audit(requested_by, f"agent.{ask.kind}", asked)
         answer = await self._agents.ask(Identity(report.pid, report.start_ticks, report.uid), ask)
         recorded = {"answer": None} if answer is None else asdict(answer)
-        await self._note(requested_by, f"agent.{kind}.answer", {"pid": pid, **recorded})
+        await self._note(requested_by, f"agent.{ask.kind}.answer", {"pid": report.pid, **recorded})
         return answer

@@ -13,6 +13,7 @@ from typing import Any
 from gpumond.config import RELOADED, Settings
 from gpumond.daemon.agent_commands import AgentCommands
 from gpumond.daemon.parts import Parts
+from gpumond.engine.quotas import DueLimit
 from gpumond.errors import ConfigError, FlushError, StoreUnavailable
 from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.model.pools import Receipt
@@ -76,6 +77,10 @@ class Requests:
         """Ask the agent of one program; None if it does not answer in time. Raises NoSuchTarget, StoreUnavailable."""
         return await self._commands.ask(pid, kind, limit_bytes, device, requested_by)
 
+    async def set_limit(self, due: DueLimit) -> None:
+        """Set the limit of a quota in one program. Raises StoreUnavailable."""
+        await self._commands.set_limit(due)
+
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""
         await self._parts.store.audit(requested_by, "release", {"for_seconds": seconds})
@@ -98,6 +103,7 @@ class Requests:
         later = parts.settings.differs(settings)
         parts.settings = parts.settings.model_copy(update={name: getattr(settings, name) for name in RELOADED})
         parts.rulebook.configure(settings.built_in_rules(), settings.own_rules(), settings.receiver_names())
+        parts.quotas.configure(settings.quotas)
         parts.current.exposition.also = settings.compat
         parts.edges.engines.configure(settings.declared_engines())
         parts.flusher.cooldown_seconds = settings.flush_cooldown

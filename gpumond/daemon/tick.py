@@ -22,17 +22,20 @@ READ_SHARE = 0.8
 
 
 class Ticker:
-    """``between_ticks`` is called after each tick, when the event loop has run other tasks."""
+    """``set_limits`` starts to set the limits of quotas. ``between_ticks`` is called after each tick, when the event
+    loop has run other tasks.
+    """
 
     def __init__(
         self,
         parts: Parts,
         dispatcher: AlertDispatcher,
         history: HistoryPersistence,
+        set_limits: Callable[[Snapshot], None],
         between_ticks: Callable[[], None] = lambda: None,
     ) -> None:
         self._parts, self._dispatcher, self._history = parts, dispatcher, history
-        self._between_ticks = between_ticks
+        self._set_limits, self._between_ticks = set_limits, between_ticks
 
     async def tick(self) -> Tick:
         """Carry out one tick. The frame is swapped before receivers are notified and programs are flushed."""
@@ -51,6 +54,8 @@ class Ticker:
             parts.state = tick.memory
             parts.current.swap(replace(tick.frame, alerts=dispatch.alerts), pages)
             self._dispatcher.execute(dispatch)
+            if parts.quotas.loaded:  # until then, the limit of an unknown quota may be that of a stored one
+                self._set_limits(snapshot)
 
             await self._record(tick)
         await in_slices(parts.preview_window.adding(tick.frame))
@@ -77,6 +82,7 @@ class Ticker:
                 private_pid_namespace=edges.private_pid_namespace,
                 ends=edges.agents.ends(),
                 engines=edges.engines.readings(),
+                quotas=parts.quotas.table,
             )
         )
 
@@ -96,7 +102,7 @@ class Ticker:
         while True:
             parts.edges.wake.clear()
             try:
-                if parts.store.writable and not parts.rulebook.loaded:
+                if parts.store.writable and not (parts.rulebook.loaded and parts.quotas.loaded):
                     await self.load_rules()
                 await self.tick()
             except Exception:
@@ -117,8 +123,9 @@ class Ticker:
                 pass
 
     async def load_rules(self) -> None:
-        """Load the rules of the store. Logs each rule that is skipped; raises StoreUnavailable."""
-        left_out = await self._parts.rulebook.load()
-        self._parts.store.left_out("rules", len(left_out))
-        for problem in left_out:
-            log.error("a rule of the store is skipped: %s", problem)
+        """Load the rules and quotas of the store. Logs each that is skipped; raises StoreUnavailable."""
+        for table, registry in (("rules", self._parts.rulebook), ("quotas", self._parts.quotas)):
+            left_out = await registry.load()
+            self._parts.store.left_out(table, len(left_out))
+            for problem in left_out:
+                log.error("a row of the table %s is skipped: %s", table, problem)

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from gpumond.errors import ProtocolError
 from gpumond.model.pools import Expected, FlushPolicy, HostPool, Outcome, PoolUsage, StepResult
-from gpumond.model.program import SILENT, AppliedLimit, ByteChange, Dump, Ending, Program
+from gpumond.model.program import SILENT, AppliedLimit, ByteChange, Dump, Ending, PoolLimit, Program
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -53,6 +53,7 @@ class Report:
     pools: tuple[PoolUsage, ...] = ()
     program: Program = SILENT
     host_pools: tuple[HostPool, ...] = ()
+    limits: tuple[PoolLimit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +101,14 @@ class FlushResult:
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
     """The daemon's request for a soft quota (``limit_bytes`` None: remove it) or for the framework's own memory
-    snapshot.
+    snapshot. ``quota``: the quota that requires the limit; the agent's reports state it.
     """
 
     id: str
     kind: Asked
     limit_bytes: int | None = None
     device_uuid: str | None = None
+    quota: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from gpumond.model.frame import Alert
 from gpumond.model.persisted import Heartbeat, KeptAlert, Notice
 from gpumond.model.pools import Receipt
 from gpumond.model.snapshot import Fault
-from gpumond.store import audit_ends, audit_table, baseline_table, rows as decode
+from gpumond.store import audit_ends, audit_table, baseline_table, quota_table, rows as decode
 from gpumond.store.audit_chain import AuditEntry, canonical
 from gpumond.store.audit_table import verify_audit as verify_audit
 from gpumond.store.baseline_table import Side
@@ -140,6 +140,29 @@ class Store:
             _require(name, known, if_match)
             db.execute("DELETE FROM rules WHERE name = ?", (name,))
             self._record(db, actor, "rule.delete", {"name": name})
+
+        await self._run(delete)
+
+    async def quotas(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Return etag and body of each quota, by name."""
+        return dict(self._rows.read("quotas", await self._run(quota_table.rows), quota_table.quota))
+
+    async def put_quota(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
+        """Store a quota and return its etag. Raises QuotaChanged, as ``put_rule`` raises RuleChanged."""
+
+        def put(db: sqlite3.Connection) -> str:
+            etag, replaced = quota_table.put(db, name, body, if_match)
+            self._record(db, actor, "quota.replace" if replaced else "quota.create", {"name": name, "body": body})
+            return etag
+
+        return await self._run(put)
+
+    async def delete_quota(self, name: str, actor: str, if_match: str | None = None) -> None:
+        """Delete a quota. Raises NoSuchQuota, QuotaChanged."""
+
+        def delete(db: sqlite3.Connection) -> None:
+            quota_table.delete(db, name, if_match)
+            self._record(db, actor, "quota.delete", {"name": name})
 
         await self._run(delete)
 

@@ -15,6 +15,7 @@ from gpumond.api.app import create_app
 from gpumond.api.auth import Tokens
 from gpumond.api.event_log import EventLog
 from gpumond.api.examples import ALERT, AUDIT_ENTRY, DEVICE, RECEIPT, REPORT, SNAPSHOT
+from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.engine import EngineState, advance
 from gpumond.engine.preview import Preview, pack, preview
@@ -23,8 +24,10 @@ from gpumond.errors import (
     ConfigError,
     CoolingDown,
     FlushError,
+    NoSuchQuota,
     NoSuchRule,
     NoSuchTarget,
+    QuotaChanged,
     RuleChanged,
     StoreUnavailable,
 )
@@ -48,6 +51,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.stored: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.stored_quotas: dict[str, tuple[str, dict[str, Any]]] = {}
         self.full = False
 
     async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -63,6 +67,22 @@ class MemoryStore:
             raise NoSuchRule(f"no rule {name}")
         self._may_change(name, if_match)
         del self.stored[name]
+
+    async def quotas(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        return self.stored_quotas
+
+    async def put_quota(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
+        if self.full:
+            raise StoreUnavailable("the disk is full", full=True)
+        if if_match is not None and if_match != self.stored_quotas.get(name, ("",))[0]:
+            raise QuotaChanged(f"{name} has changed")
+        self.stored_quotas[name] = (f"{len(self.stored_quotas)}-{hash(str(body))}", dict(body))
+        return self.stored_quotas[name][0]
+
+    async def delete_quota(self, name: str, actor: str, if_match: str | None = None) -> None:
+        if name not in self.stored_quotas:
+            raise NoSuchQuota(f"no quota {name}")
+        del self.stored_quotas[name]
 
     def _may_change(self, name: str, if_match: str | None) -> None:
         if self.full:
@@ -82,6 +102,7 @@ class View:
         self.history = history or History()
         self.store = MemoryStore()
         self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
+        self.quotas = QuotaRegistry((), self.store)
         self.wrong_configuration = ""
         self.frame = frame
         self.answer = answer or FlushOutcome("id", (RECEIPT,), RECEIPT.released_bytes)

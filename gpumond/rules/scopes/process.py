@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpumond.model.frame import Verdict
+from gpumond.model.quota import NO_QUOTA, EffectiveQuota
 from gpumond.model.snapshot import DeviceReading, ProcessUsage
 from gpumond.rules import Labels
 from gpumond.rules.scopes.context import (
@@ -38,10 +39,12 @@ class _Process(NamedTuple):
     verdicts: Sequence[Verdict]
     verdict_values: Mapping[str, float | None]
     """Values of the verdicts."""
+    quota: EffectiveQuota = NO_QUOTA
 
 
 def processes(context: RuleContext) -> Sequence[_Process]:
     agents, silent, active_verdicts = context.recent.agents, context.recent.silent, context.active_verdicts
+    quotas = context.snapshot.quotas_by_process
     rows: list[_Process] = []
     for device in context.snapshot.devices:
         uuid = device.uuid
@@ -58,6 +61,7 @@ def processes(context: RuleContext) -> Sequence[_Process]:
                     silent=gone,
                     verdicts=verdicts,
                     verdict_values=verdict_values,
+                    quota=quotas.get(key, NO_QUOTA),
                 )
             )
         verdicts = active_verdicts.get((uuid, None), ())
@@ -75,6 +79,13 @@ def processes(context: RuleContext) -> Sequence[_Process]:
     return rows
 
 
+def _excess(row: _Process) -> float | None:
+    used, soft = row.process.used_bytes, row.quota.soft_bytes
+    if soft is None:
+        return 0.0
+    return None if used is None else float(max(0, used - soft))
+
+
 def _labels(row: _Process) -> Labels:
     pid = row.process.pid
     return ("gpu", str(row.device.index)), ("pid", str(pid) if pid else ""), ("uuid", row.device.uuid)
@@ -90,6 +101,8 @@ def _process_texts(row: _Process) -> dict[str, str]:
         "workload": row.workload or "",
         "used": size(process.used_bytes),
         "state": process.state or "unknown",
+        "quota": row.quota.soft_quota,
+        "soft_limit": "" if row.quota.soft_bytes is None else size(row.quota.soft_bytes),
     }
 
 
@@ -107,6 +120,12 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             "ratio",
             "used bytes over the device's size",
             lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
+        ),
+        RuleAttribute(
+            "soft_limit_excess_bytes",
+            "bytes",
+            "used bytes above the lowest soft limit of its [quotas](../how-to/quotas.md); 0 without a soft limit",
+            _excess,
         ),
         RuleAttribute(
             "agent_gone",
@@ -129,6 +148,8 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         "workload": "workload of the process",
         "used": "the driver's count for it",
         "state": "alive, stopped, uninterruptible, zombie, gone",
+        "quota": "name of the quota with its soft limit; empty without one",
+        "soft_limit": "its soft limit; empty without one",
         **VERDICT_TEXTS,
     },
     texts=_process_texts,
