@@ -13,6 +13,8 @@
   - RuleChanged         the rule has changed since the caller read it: HTTP 412
   - RuleConflict        the rule is read-only or exists already: HTTP 409
   - NoSuchQuota, QuotaChanged, QuotaConflict   the same for quotas
+  - NoSuchAdmission     the caller has no request for memory with that id: HTTP 404
+  - TooManyAdmissions   the limit of requests for memory is reached: HTTP 429
   - NoSuchBaseline      no baseline has that name, or there is nothing to compare it with: HTTP 404
   - TooManyBaselines    the limit is reached; delete one first: HTTP 409
   - EngineError         a serving engine does not answer, or not as its kind does
@@ -199,6 +201,14 @@ class QuotaChanged(GpumondError):
 
 class QuotaConflict(GpumondError):
     """The quota is read-only, or there are too many; the message ends with the remedy."""
+
+
+class NoSuchAdmission(GpumondError):
+    """The caller has no request for memory with that id."""
+
+
+class TooManyAdmissions(GpumondError):
+    """The limit of requests for memory is reached."""
 
 
 class NoSuchBaseline(GpumondError):

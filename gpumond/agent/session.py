@@ -141,7 +141,8 @@ class Session:
         if now >= self._transport.retry_at and self._transport.connect(self._thread.socket or _socket_path(), now):
             self._settings = settings
             allowed = answers(self._thread.allow_limit)
-            self._transport.send(Hello(self._thread.workload, __version__, sys.version.split()[0], allowed))
+            admission = clean(os.environ.get("GPUMOND_ADMISSION", ""))
+            self._transport.send(Hello(self._thread.workload, __version__, sys.version.split()[0], allowed, admission))
             self._report_at = now
 
     def _wait(self) -> bool:

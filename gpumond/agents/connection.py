@@ -146,6 +146,7 @@ def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -
         host_pools=report.host_pools,
         limits=own_limits(report),
         allows_limit="limit" in hello.answers,
+        admission=hello.admission,
     )
 
 

@@ -20,6 +20,7 @@ from gpumond.errors import (
     CoolingDown,
     FlushError,
     GpumondError,
+    NoSuchAdmission,
     NoSuchBaseline,
     NoSuchDevice,
     NoSuchQuota,
@@ -30,6 +31,7 @@ from gpumond.errors import (
     RuleChanged,
     RuleConflict,
     StoreUnavailable,
+    TooManyAdmissions,
     TooManyBaselines,
 )
 
@@ -45,6 +47,8 @@ STATUS: dict[type[GpumondError], int] = {
     NoSuchQuota: 404,
     QuotaConflict: 409,
     QuotaChanged: 412,
+    NoSuchAdmission: 404,
+    TooManyAdmissions: 429,
     ConfigError: 422,
     NoSuchBaseline: 404,
     TooManyBaselines: 409,
@@ -107,6 +111,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(NoSuchRule)
     @app.exception_handler(RuleConflict)
     @app.exception_handler(RuleChanged)
+    @app.exception_handler(NoSuchAdmission)
+    @app.exception_handler(TooManyAdmissions)
     @app.exception_handler(NoSuchQuota)
     @app.exception_handler(QuotaConflict)
     @app.exception_handler(QuotaChanged)

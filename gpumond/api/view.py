@@ -13,6 +13,7 @@ from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.engine.preview import Preview
 from gpumond.flush import FlushOutcome, FlushRequest
+from gpumond.flush.admissions import Admissions
 from gpumond.history import History
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt
@@ -38,6 +39,7 @@ class DaemonView(Protocol):
     events: EventLog
     baselines: BaselineService
     quotas: QuotaRegistry
+    admissions: Admissions
 
     @property
     def answers(self) -> dict[str, bytes]:

@@ -22,6 +22,7 @@ from gpumond.alerting.receivers.webhook import Webhook
 from gpumond.config.engines import AuthConfig, EngineConfig, ReleaseConfig, RequestConfig, StateConfig
 from gpumond.config.quotas import QuotaConfig, QuotaMatch
 from gpumond.config.web import Web, read_web
+from gpumond.engine.rooms import Lending
 from gpumond.engines.spec import Declaration
 from gpumond.errors import ConfigError
 from gpumond.host.files import read_text
@@ -42,6 +43,7 @@ RELOADED = (
     "receivers",
     "engines",
     "quotas",
+    "lending",
 )
 """Settings that a reload changes; the others require a restart."""
 
@@ -157,6 +159,11 @@ class Settings(Strict):
     )
 
     quotas: tuple[QuotaConfig, ...] = Field((), description="[quotas](../how-to/quotas.md) of processes")
+    lending: Lending = Field(
+        "user",
+        description="programs that the daemon flushes when another one [needs memory](../how-to/quotas.md#lending): "
+        "those of the same `user`, `all`, or none (`off`)",
+    )
 
     @field_validator("listen")
     @classmethod

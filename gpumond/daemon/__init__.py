@@ -20,8 +20,10 @@ from gpumond.daemon.tick import Ticker
 from gpumond.engine import EngineState, Tick
 from gpumond.engine.preview import Preview, previewing
 from gpumond.errors import StoreUnavailable
+from gpumond.flush.admissions import Admissions
 from gpumond.history import History
 from gpumond.host.event_loop import background, in_slices
+from gpumond.host.processes import start_ticks
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt
 from gpumond.rules import Rule
@@ -69,9 +71,14 @@ class Daemon:
         self._dispatcher = AlertDispatcher(parts.store, parts.outbox, self._requests.flush, parts.began)
         self._history_persistence = HistoryPersistence(parts.store)
         self._quota_limits = QuotaLimits(self._requests.set_limit)
-        self._ticker = Ticker(
-            parts, self._dispatcher, self._history_persistence, self._quota_limits.execute, between_ticks
+        self.admissions = Admissions(
+            self._requests.flush,
+            lambda: parts.settings.lending,
+            lambda process: start_ticks(process.pid) == process.start_ticks,
+            lambda: edges.clock.monotonic() - parts.began,
         )
+        effects = (self._dispatcher, self._quota_limits, self.admissions)
+        self._ticker = Ticker(parts, self._history_persistence, *effects, between_ticks=between_ticks)
         self._previewing = asyncio.Lock()
         self._store_seconds = STORE_SECONDS
         self.started_at = parts.started_at
@@ -110,6 +117,7 @@ class Daemon:
             edges.engines.start(parts.gpu_processes)
             stack.push_async_callback(self._finish, self._dispatcher.close)
             stack.push_async_callback(self._finish, self._quota_limits.close)
+            stack.push_async_callback(self._finish, self.admissions.close)
             stack.push_async_callback(self._finish, self._requests.close)
             yield
 

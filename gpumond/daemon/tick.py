@@ -10,7 +10,9 @@ from dataclasses import replace
 
 from gpumond.alerting.dispatcher import AlertDispatcher
 from gpumond.daemon.parts import Parts
+from gpumond.daemon.quota_limits import QuotaLimits
 from gpumond.engine import Tick, advancing, observing
+from gpumond.flush.admissions import Admissions
 from gpumond.host.event_loop import in_slices
 from gpumond.model.snapshot import Reading, Snapshot
 from gpumond.store.history import HistoryPersistence
@@ -22,20 +24,20 @@ READ_SHARE = 0.8
 
 
 class Ticker:
-    """``set_limits`` starts to set the limits of quotas. ``between_ticks`` is called after each tick, when the event
-    loop has run other tasks.
-    """
+    """``between_ticks`` is called after each tick, when the event loop has run other tasks."""
 
     def __init__(
         self,
         parts: Parts,
-        dispatcher: AlertDispatcher,
         history: HistoryPersistence,
-        set_limits: Callable[[Snapshot], None],
+        dispatcher: AlertDispatcher,
+        quota_limits: QuotaLimits,
+        admissions: Admissions,
         between_ticks: Callable[[], None] = lambda: None,
     ) -> None:
         self._parts, self._dispatcher, self._history = parts, dispatcher, history
-        self._set_limits, self._between_ticks = set_limits, between_ticks
+        self._quota_limits, self._admissions = quota_limits, admissions
+        self._between_ticks = between_ticks
 
     async def tick(self) -> Tick:
         """Carry out one tick. The frame is swapped before receivers are notified and programs are flushed."""
@@ -55,7 +57,8 @@ class Ticker:
             parts.current.swap(replace(tick.frame, alerts=dispatch.alerts), pages)
             self._dispatcher.execute(dispatch)
             if parts.quotas.loaded:  # until then, the limit of an unknown quota may be that of a stored one
-                self._set_limits(snapshot)
+                self._quota_limits.execute(snapshot)
+            self._admissions.execute(snapshot)
 
             await self._record(tick)
         await in_slices(parts.preview_window.adding(tick.frame))

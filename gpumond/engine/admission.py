@@ -15,12 +15,13 @@ from gpumond.model.process import ProcessKey
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingRequest:
     """A request for ``need_bytes`` of one device. ``uid``: the user whose programs may be flushed for it; None for all
-    users.
+    users. ``grant_seconds``: the time that the program has to allocate the memory.
     """
 
     id: str
     device_uuid: str
     need_bytes: int
+    grant_seconds: float
     uid: int | None = None
 
 
@@ -50,13 +51,15 @@ class Neighbour:
 class Room:
     """Memory of one device. ``free_bytes`` is None if unknown.
 
-    ``reserved_bytes``: the part of the reserves of quotas that their programs do not use.
+    ``reserved_bytes``: the part of the reserves of quotas that their programs do not use. ``lenders``: the users whose
+    programs may be flushed for them; None for all users.
     """
 
     uuid: str
     size_bytes: int | None
     free_bytes: int | None
     reserved_bytes: int = 0
+    lenders: frozenset[int] | None = None
     neighbours: tuple[Neighbour, ...] = ()
 
 
@@ -97,7 +100,6 @@ def decide(
     allocated: Mapping[str, int],
     ended: Collection[str],
     now: float,
-    grant_seconds: float,
 ) -> Decision:
     """Return the requests that are granted now, and the plans of those that wait at the head of a device's queue.
 
@@ -113,8 +115,8 @@ def decide(
     for room in rooms:
         available = available_bytes(room, grants, allocated)
         if available is not None and available < 0 and room.reserved_bytes:
-            short = min(-available, room.reserved_bytes)
-            plans[room.uuid] = lending(room.neighbours, short, available)
+            lenders = [each for each in room.neighbours if room.lenders is None or each.uid in room.lenders]
+            plans[room.uuid] = lending(lenders, min(-available, room.reserved_bytes), available)
         for request in queue.waiting:
             if request.device_uuid != room.uuid:
                 continue
@@ -123,7 +125,7 @@ def decide(
                 break
             available -= request.need_bytes
             granted.append(request)
-            grants.append(Grant(request.id, room.uuid, request.need_bytes, now + grant_seconds))
+            grants.append(Grant(request.id, room.uuid, request.need_bytes, now + request.grant_seconds))
     started = {request.id for request in granted}
     waiting = tuple(request for request in queue.waiting if request.id not in started)
     return Decision(Queue(waiting, tuple(grants)), tuple(granted), plans)

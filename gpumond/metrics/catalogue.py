@@ -204,7 +204,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_process_limit_bytes",
         "gauge",
-        "Soft limit of the process on the device: the lowest that one of its allocators has. Absent without a limit.",
+        "Limit of the process on the device: the lowest that one of its allocators has. Absent without a limit.",
         ("uuid", "gpu", "pid"),
         _process_limit,
     ),

@@ -138,7 +138,7 @@ SILENT = Program()
 
 @dataclass(frozen=True, slots=True)
 class PoolLimit:
-    """A soft limit that one allocator of the program has on one device. ``quota``: the quota that set it, or empty."""
+    """The limit that one allocator of the program has on one device. ``quota``: the quota that set it, or empty."""
 
     allocator: str
     device_uuid: str

@@ -159,7 +159,8 @@ class AgentReport:
     """The newest report of one process; pid, start_ticks and uid come from the kernel.
 
     ``uses_device``: it holds device memory or has held some. A data loader's worker or a launcher never does.
-    ``limits``: the soft limits of its pools. ``allows_limit``: the daemon may set them.
+    ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
+    memory with which it was started, or empty.
     """
 
     pid: int
@@ -175,6 +176,7 @@ class AgentReport:
     uses_device: bool = True
     limits: tuple[PoolLimit, ...] = ()
     allows_limit: bool = False
+    admission: str = ""
 
     @property
     def key(self) -> ProcessKey:
@@ -274,7 +276,7 @@ class Snapshot:
 
     @cached_property
     def limits(self) -> Mapping[tuple[str, ProcessKey], int]:
-        """The soft limit in bytes of each process on each device: the lowest of its pools."""
+        """The limit in bytes of each process on each device: the lowest of its pools."""
         found: dict[tuple[str, ProcessKey], int] = {}
         for report in self.reports:
             for each in report.limits:

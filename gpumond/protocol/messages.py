@@ -36,12 +36,14 @@ class Hello:
     """The agent's first message. ``workload`` is at most 64 characters of ``[A-Za-z0-9._/-]``.
 
     ``answers`` are the kinds of AgentRequest that it understands and the program allows; a daemon sends it no other.
+    ``admission``: the id with which `gpumond run --need` started the program, or empty.
     """
 
     workload: str = ""
     agent_version: str = ""
     python_version: str = ""
     answers: tuple[str, ...] = ()
+    admission: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from gpumond.errors import (
     StoreUnavailable,
 )
 from gpumond.flush import FlushOutcome, FlushRequest
+from gpumond.flush.admissions import Admissions
 from gpumond.history import History
 from gpumond.metrics import Compat, Exposition, Form, Page
 from gpumond.metrics.telemetry import Telemetry
@@ -103,6 +104,7 @@ class View:
         self.store = MemoryStore()
         self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
         self.quotas = QuotaRegistry((), self.store)
+        self.admissions = Admissions(self.flush, lambda: "user", lambda process: True, lambda: 1.0)
         self.wrong_configuration = ""
         self.frame = frame
         self.answer = answer or FlushOutcome("id", (RECEIPT,), RECEIPT.released_bytes)

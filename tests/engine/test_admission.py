@@ -27,7 +27,7 @@ DEADLINE = 8
 
 
 def request(name: str, need: int, uid: int | None = None) -> WaitingRequest:
-    return WaitingRequest(id=name, device_uuid="GPU-a", need_bytes=need, uid=uid)
+    return WaitingRequest(id=name, device_uuid="GPU-a", need_bytes=need, grant_seconds=DEADLINE, uid=uid)
 
 
 def room(free: int | None, *neighbours: Neighbour, reserved: int = 0) -> Room:
@@ -46,7 +46,7 @@ def neighbour(pid: int, reclaimable: int, idle: float = 0.0, uid: int = 1, thras
 
 
 def decided(queue: Queue, room: Room, now: float = 0.0, **allocated: int) -> Decision:
-    return decide(queue, [room], allocated, (), now, DEADLINE)
+    return decide(queue, [room], allocated, (), now)
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class Schedule:
     def _decide(self) -> None:
         allocated = {grant.id: self.programs[grant.id].live for grant in self.queue.grants}
         neighbours = [neighbour(int(name), p.cached) for name, p in self.programs.items() if p.cached]
-        decision = decide(self.queue, [room(self.free, *neighbours)], allocated, (), self.now, DEADLINE)
+        decision = decide(self.queue, [room(self.free, *neighbours)], allocated, (), self.now)
         self.queue = decision.queue
         for each in decision.granted:
             program = self.programs[each.id]
@@ -146,7 +146,7 @@ def test_granted_memory_counts_until_it_is_allocated_or_its_deadline_passes():
     assert decided(queue, room(64), now=DEADLINE).granted
     assert decided(queue, room(34), first=30).granted == ()
     assert not decided(queue, room(24), first=40).queue.grants
-    assert decide(queue, [room(64)], {}, {"first"}, 0.0, DEADLINE).granted
+    assert decide(queue, [room(64)], {}, {"first"}, 0.0).granted
 
 
 def test_reserves_are_not_granted_and_are_restored_by_flushes():
@@ -198,6 +198,6 @@ def test_programs_of_other_users_are_flushed_only_if_allowed():
 def test_devices_have_separate_queues():
     other = replace(request("other", 10), device_uuid="GPU-b")
     rooms = [room(0), Room(uuid="GPU-b", size_bytes=SIZE, free_bytes=64)]
-    decision = decide(Queue((request("one", 10), other)), rooms, {}, (), 0.0, DEADLINE)
+    decision = decide(Queue((request("one", 10), other)), rooms, {}, (), 0.0)
     assert [each.id for each in decision.granted] == ["other"]
     assert decision.queue.grants == (Grant("other", "GPU-b", 10, DEADLINE),)
