@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Request
@@ -14,10 +13,8 @@ from gpumond.api.auth import CHANGES, Caller, require_flush
 from gpumond.api.problems import responses
 from gpumond.api.view import view_of
 from gpumond.flush.admissions import Admission, PlannedFlush
-from gpumond.host.processes import start_ticks
 from gpumond.model.device_names import device_named
 from gpumond.model.frame import Frame
-from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import DeviceReading
 from gpumond.model.units import human
 from gpumond.protocol.text import Encodable
@@ -87,7 +84,7 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
         body.need_bytes,
         caller.name,
         uid=caller.uid,
-        process=_process(body.pid, caller.uid),
+        pid=body.pid,
         wait=body.wait,
     )
     return _json(admission)
@@ -138,15 +135,3 @@ def _device(frame: Frame, name: str | None, uid: int | None) -> DeviceReading:
     if device is None:
         raise HTTPException(404, f"the driver does not list the device {uuid}")
     return device
-
-
-def _process(pid: int | None, uid: int | None) -> ProcessKey | None:
-    """Return the process if it exists and belongs to the user; a client may have stated any pid."""
-    if pid is None:
-        return None
-    try:
-        owner = os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return None
-    ticks = start_ticks(pid)
-    return ProcessKey(pid, ticks) if ticks is not None and uid in (None, owner) else None

@@ -23,7 +23,7 @@ from gpumond.errors import StoreUnavailable
 from gpumond.flush.admissions import Admissions
 from gpumond.history import History
 from gpumond.host.event_loop import background, in_slices
-from gpumond.host.processes import start_ticks
+from gpumond.host.processes import find_process
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt
 from gpumond.rules import Rule
@@ -74,7 +74,7 @@ class Daemon:
         self.admissions = Admissions(
             self._requests.flush,
             lambda: parts.settings.lending,
-            lambda process: start_ticks(process.pid) == process.start_ticks,
+            find_process,
             lambda: edges.clock.monotonic() - parts.began,
         )
         effects = (self._dispatcher, self._quota_limits, self.admissions)

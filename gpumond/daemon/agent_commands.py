@@ -43,10 +43,10 @@ class AgentCommands:
         ask = AgentRequest(uuid.uuid4().hex, kind, limit_bytes, device)
         return await self._send(report, ask, requested_by)
 
-    async def set_limit(self, due: DueLimit) -> None:
-        """Set or remove the limit of a quota. Raises StoreUnavailable."""
+    async def set_limit(self, due: DueLimit) -> AgentResponse | None:
+        """Set or remove the limit of a quota; None if the program did not answer. Raises StoreUnavailable."""
         ask = AgentRequest(uuid.uuid4().hex, "limit", due.limit_bytes, quota=due.quota)
-        await self._send(due.report, ask, f"quota:{due.quota}" if due.quota else "quota")
+        return await self._send(due.report, ask, f"quota:{due.quota}" if due.quota else "quota")
 
     async def _send(self, report: AgentReport, ask: AgentRequest, requested_by: str) -> AgentResponse | None:
         asked: dict[str, Any] = {"pid": report.pid, "workload": report.workload}

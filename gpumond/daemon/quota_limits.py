@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
-from gpumond.engine.quotas import DueLimit, SentLimit, due_limits
+from gpumond.engine.quotas import DueLimit, SentLimit, answered, due_limits
 from gpumond.errors import StoreUnavailable
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import Snapshot
+from gpumond.protocol.messages import AgentResponse
 
 PROGRAMS_AT_ONCE = 16
 
@@ -16,9 +17,9 @@ PROGRAMS_AT_ONCE = 16
 class QuotaLimits:
     """``set_limit`` sets the limit of one program, and raises StoreUnavailable if it cannot be recorded."""
 
-    def __init__(self, set_limit: Callable[[DueLimit], Awaitable[None]]) -> None:
+    def __init__(self, set_limit: Callable[[DueLimit], Awaitable[AgentResponse | None]]) -> None:
         self._set_limit = set_limit
-        self._sent: Mapping[ProcessKey, SentLimit] = {}
+        self._sent: dict[ProcessKey, SentLimit] = {}
         self._places = asyncio.Semaphore(PROGRAMS_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -38,6 +39,9 @@ class QuotaLimits:
     async def _carry_out(self, due: DueLimit) -> None:
         async with self._places:
             try:
-                await self._set_limit(due)
+                answer = await self._set_limit(due)
             except StoreUnavailable:
-                pass  # the store has logged it; the limit is due again later
+                return  # the store has logged it; the limit is due again later
+        sent = self._sent.get(due.report.key)
+        if answer is not None and sent is not None and (sent.limit_bytes, sent.quota) == (due.limit_bytes, due.quota):
+            self._sent[due.report.key] = answered(sent, answer.limits)

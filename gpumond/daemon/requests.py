@@ -77,9 +77,9 @@ class Requests:
         """Ask the agent of one program; None if it does not answer in time. Raises NoSuchTarget, StoreUnavailable."""
         return await self._commands.ask(pid, kind, limit_bytes, device, requested_by)
 
-    async def set_limit(self, due: DueLimit) -> None:
-        """Set the limit of a quota in one program. Raises StoreUnavailable."""
-        await self._commands.set_limit(due)
+    async def set_limit(self, due: DueLimit) -> AgentResponse | None:
+        """Set the limit of a quota in one program; None if it did not answer. Raises StoreUnavailable."""
+        return await self._commands.set_limit(due)
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gpumond.model.cooperative import Steps
 from gpumond.model.process import ProcessKey
-from gpumond.model.program import PoolLimit
+from gpumond.model.program import AppliedLimit, PoolLimit
 from gpumond.model.quota import NO_QUOTA, EffectiveQuota, Owner, QuotaTable
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessQuota, ProcessUsage, Snapshot
 
@@ -49,13 +49,18 @@ def _owner(process: ProcessUsage | None, report: AgentReport | None) -> Owner:
 @dataclass(frozen=True, slots=True)
 class SentLimit:
     """The newest limit that was sent to a program: the limit and its quota, the program's pools at that time, and the
-    elapsed seconds from which it may be sent again."""
+    elapsed seconds from which it may be sent again. ``refused``: allocators that answered that they cannot be limited.
+    """
 
     limit_bytes: int | None
     quota: str
     pools: frozenset[tuple[str, str]]
-    again_at: float
+    again_at: float = 0.0
     failures: int = 0
+    refused: frozenset[str] = frozenset()
+
+    def repeats(self, other: SentLimit) -> bool:
+        return (self.limit_bytes, self.quota, self.pools) == (other.limit_bytes, other.quota, other.pools)
 
 
 Sent = Mapping[ProcessKey, SentLimit]
@@ -83,26 +88,36 @@ def due_limits(snapshot: Snapshot, sent: Sent) -> tuple[list[DueLimit], dict[Pro
             continue
         quota = snapshot.quotas_by_process.get(report.key, NO_QUOTA)
         before = known.get(report.key)
-        if not _differs(report, quota, pools):
+        required = SentLimit(quota.limit_bytes, quota.limit_quota, pools)
+        if before is not None and not before.repeats(required):
+            before = None
+        if not _differs(report, quota, pools, before.refused if before else frozenset()):
             if before is not None:
                 known[report.key] = replace(before, again_at=0.0, failures=0)
             continue
-        repeated = before is not None and before.pools == pools and _same(before, quota)
-        if before is not None and repeated and snapshot.elapsed_seconds < before.again_at:
+        if before is not None and snapshot.elapsed_seconds < before.again_at:
             continue
-        failures = before.failures + 1 if before is not None and repeated else 0
+        failures = before.failures + 1 if before else 0
         again_at = snapshot.elapsed_seconds + min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(failures, 10))
         due.append(DueLimit(report, quota.limit_bytes, quota.limit_quota))
-        known[report.key] = SentLimit(quota.limit_bytes, quota.limit_quota, pools, again_at, failures)
+        known[report.key] = replace(before or required, again_at=again_at, failures=failures)
     return due, known
 
 
-def _differs(report: AgentReport, quota: EffectiveQuota, pools: frozenset[tuple[str, str]]) -> bool:
-    """Return True if a pool has another limit than its quota."""
+def answered(sent: SentLimit, answer: Sequence[AppliedLimit]) -> SentLimit:
+    """Return the limit that was sent, with the allocators that refused it."""
+    return replace(sent, refused=frozenset(each.allocator for each in answer if not each.applied))
+
+
+def _differs(
+    report: AgentReport, quota: EffectiveQuota, pools: frozenset[tuple[str, str]], refused: frozenset[str]
+) -> bool:
+    """Return True if a pool has another limit than its quota, except the allocators that refused it."""
     if quota.limit_bytes is None:
         return any(each.quota for each in report.limits)
     limits = {(each.allocator, each.device_uuid): each for each in report.limits}
-    return not all(pool in limits and _agrees(limits[pool], quota) for pool in pools)
+    limitable = (pool for pool in pools if pool[0] not in refused)
+    return not all(pool in limits and _agrees(limits[pool], quota) for pool in limitable)
 
 
 def _agrees(limit: PoolLimit, quota: EffectiveQuota) -> bool:
@@ -111,7 +126,3 @@ def _agrees(limit: PoolLimit, quota: EffectiveQuota) -> bool:
     if limit.quota:
         return (limit.limit_bytes, limit.quota) == (quota.limit_bytes, quota.limit_quota)
     return limit.limit_bytes <= quota.limit_bytes
-
-
-def _same(sent: SentLimit, quota: EffectiveQuota) -> bool:
-    return (sent.limit_bytes, sent.quota) == (quota.limit_bytes, quota.limit_quota)

@@ -82,7 +82,7 @@ class _Pause:
 
 
 class Admissions:
-    """Requests of one daemon. ``lending`` returns the current setting; ``alive`` is False for a process that ended.
+    """Requests of one daemon. ``lending`` returns the current setting; ``find`` a process by its pid, with its uid.
 
     ``clock`` returns the seconds that snapshots count from the start of the daemon.
     """
@@ -91,10 +91,10 @@ class Admissions:
         self,
         flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
         lending: Callable[[], Lending],
-        alive: Callable[[ProcessKey], bool],
+        find: Callable[[int], tuple[ProcessKey, int] | None],
         clock: Callable[[], float],
     ) -> None:
-        self._flush, self._lending, self._alive, self._clock = flush, lending, alive, clock
+        self._flush, self._lending, self._find, self._clock = flush, lending, find, clock
         self._queue = Queue()
         self._entries: dict[str, _Entry] = {}
         self._pauses: dict[str, _Pause] = {}
@@ -110,12 +110,13 @@ class Admissions:
         owner: str,
         *,
         uid: int | None = None,
-        process: ProcessKey | None = None,
+        pid: int | None = None,
         wait: bool = False,
     ) -> Admission:
         """Grant a request, or queue it if it waits. Raises TooManyAdmissions.
 
-        ``uid``: the user that makes the request; None for an administrator.
+        ``uid``: the user that makes the request; None for an administrator. ``pid``: the process that becomes the
+        program; one of another user is ignored, since a client may have stated any.
         """
         self._expire()
         own = sum(entry.owner == owner for entry in self._entries.values())
@@ -123,6 +124,8 @@ class Admissions:
             limit = f"{PER_OWNER} requests of one user" if own >= PER_OWNER else f"{IN_TOTAL} requests"
             raise TooManyAdmissions(f"the limit of {limit} for memory is reached; wait until a program has started")
         name, now = uuid.uuid4().hex, self._clock()
+        found = self._find(pid) if pid is not None else None
+        process, owner_uid = found if found and uid in (None, found[1]) else (None, uid)
         request = WaitingRequest(
             id=name,
             device_uuid=device_uuid,
@@ -130,7 +133,7 @@ class Admissions:
             grant_seconds=PROCESS_GRANT_SECONDS if process else GRANT_SECONDS,
             uid=uid if self._lending() == "user" else None,
         )
-        started = Started(process, uid, device_uuid, need_bytes)
+        started = Started(process, owner_uid, device_uuid, need_bytes)
         entry = _Entry(owner=owner, started=started, request=request, leased_until=now + LEASE_SECONDS)
         self._entries[name] = entry
         self._queue = Queue((*self._queue.waiting, request), self._queue.grants)
@@ -183,7 +186,7 @@ class Admissions:
 
     def _decide(self, snapshot: Snapshot) -> None:
         started = {grant.id: self._entries[grant.id].started for grant in self._queue.grants}
-        ended = {name for name, own in started.items() if own.process and not self._alive(own.process)}
+        ended = {name for name, own in started.items() if own.process and not self._is_alive(own.process)}
         own_rooms = rooms(snapshot, started, self._lending())
         held = allocated(snapshot, started)
         self._decision = decide(self._queue, own_rooms, held, ended, self._clock())
@@ -193,6 +196,10 @@ class Admissions:
         current = {grant.id for grant in self._queue.grants}
         for name in [name for name, entry in self._entries.items() if entry.granted and name not in current]:
             del self._entries[name]
+
+    def _is_alive(self, process: ProcessKey) -> bool:
+        found = self._find(process.pid)
+        return found is not None and found[0] == process
 
     def _answer(self, snapshot: Snapshot, name: str, entry: _Entry) -> Admission:
         device, need = entry.request.device_uuid, entry.request.need_bytes

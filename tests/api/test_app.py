@@ -104,7 +104,7 @@ class View:
         self.store = MemoryStore()
         self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
         self.quotas = QuotaRegistry((), self.store)
-        self.admissions = Admissions(self.flush, lambda: "user", lambda process: True, lambda: 1.0)
+        self.admissions = Admissions(self.flush, lambda: "user", lambda pid: None, lambda: 1.0)
         self.wrong_configuration = ""
         self.frame = frame
         self.answer = answer or FlushOutcome("id", (RECEIPT,), RECEIPT.released_bytes)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gpumond.api.examples import DEVICE, PROCESS, REPORT, SNAPSHOT
-from gpumond.engine.quotas import MAX_RETRY_SECONDS, RETRY_SECONDS, DueLimit, assigning, due_limits
+from gpumond.engine.quotas import MAX_RETRY_SECONDS, RETRY_SECONDS, DueLimit, answered, assigning, due_limits
 from gpumond.model.cooperative import synchronous
-from gpumond.model.program import PoolLimit
+from gpumond.model.program import AppliedLimit, PoolLimit
 from gpumond.model.quota import Quota, QuotaTable
 from gpumond.model.snapshot import AgentReport, Snapshot
 
@@ -84,6 +84,20 @@ def test_limit_is_due_once_and_again_later_if_the_program_does_not_report_it():
         waits.append(sent[LIMITED.key].again_at - at)
     assert waits[-1] == MAX_RETRY_SECONDS
     assert waits == sorted(waits)
+
+
+def test_allocator_that_cannot_be_limited_is_not_asked_again_until_the_pools_change():
+    other = replace(REPORT.pools[0], allocator="jax")
+    both = replace(LIMITED, pools=(*LIMITED.pools, other), limits=(PoolLimit("torch", UUID, 40, "team"),))
+    _, sent = due_limits(snapshot(both, quota()), {})
+    refusal = (AppliedLimit("torch", UUID, 40, True), AppliedLimit("jax", None, 40, False, "it cannot"))
+    sent[both.key] = answered(sent[both.key], refusal)
+    later, sent = due_limits(snapshot(both, quota(), at=1000.0), sent)
+    assert later == []
+    raised = replace(both, limits=(PoolLimit("torch", UUID, 50),))
+    assert due_limits(snapshot(raised, quota(), at=1001.0), sent)[0] != []
+    more = replace(both, pools=(*both.pools, replace(other, device_uuid="GPU-b")))
+    assert due_limits(snapshot(more, quota(), at=1001.0), sent)[0] != []
 
 
 def test_limit_in_effect_is_not_sent_again():

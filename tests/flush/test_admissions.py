@@ -39,7 +39,7 @@ class World:
     def __init__(self, lending: Lending = "user") -> None:
         self.now, self.lending, self.alive, self.refuses = 0.0, lending, True, False
         self.flushed: list[tuple[int | None, str]] = []
-        self.admissions = Admissions(self.flush, lambda: self.lending, lambda process: self.alive, lambda: self.now)
+        self.admissions = Admissions(self.flush, lambda: self.lending, self.find, lambda: self.now)
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         self.flushed.append((request.target.pid, requested_by))
@@ -48,11 +48,14 @@ class World:
             raise CoolingDown("soon", 10.0)
         return FlushOutcome("id", (), 0)
 
+    def find(self, pid: int) -> tuple[ProcessKey, int] | None:
+        return (ProcessKey(pid, 1), ADA) if self.alive else None
+
     def ask(
-        self, gib: int, free: int = 10, wait: bool = True, owner: str = "uid:1000", process: ProcessKey | None = None
+        self, gib: int, free: int = 10, wait: bool = True, owner: str = "uid:1000", pid: int | None = None
     ) -> Admission:
-        uid = ADA if owner.startswith("uid:") else None
-        return self.admissions.request(with_free(free), UUID, gib * GIB, owner, uid=uid, process=process, wait=wait)
+        uid = int(owner[4:]) if owner.startswith("uid:") else None
+        return self.admissions.request(with_free(free), UUID, gib * GIB, owner, uid=uid, pid=pid, wait=wait)
 
     def state(self, asked: Admission, free: int = 10, owner: str = "uid:1000") -> str:
         return self.admissions.renew(with_free(free), asked.id, owner).state
@@ -78,10 +81,18 @@ def test_request_that_fits_is_granted_and_counts_until_its_deadline(world: World
 
 
 def test_end_of_the_process_ends_its_grant(world: World):
-    assert world.ask(8, process=ProcessKey(1, 1)).state == "granted"
+    assert world.ask(8, pid=1).state == "granted"
     world.now = PROCESS_GRANT_SECONDS - 1
     assert world.ask(8, wait=False).state == "refused"
     world.alive = False
+    assert world.ask(8, wait=False).state == "granted"
+
+
+def test_process_of_another_user_is_ignored(world: World):
+    assert world.ask(8, owner="uid:1001", pid=1).state == "granted"
+    world.alive = False
+    assert world.ask(8, owner="uid:1001", wait=False).state == "refused"
+    world.now = GRANT_SECONDS
     assert world.ask(8, wait=False).state == "granted"
 
 
