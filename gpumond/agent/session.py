@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from gpumond import __version__
 from gpumond.agent.adapters import AllocatorAdapter, capture_guards, host_pools
+from gpumond.agent.end_requests import EndRequests
 from gpumond.agent.instrument import snapshots
 from gpumond.agent.instrument.oom import OOMS, is_oom
 from gpumond.agent.program_report import is_rank, program_report, sample
@@ -132,7 +133,8 @@ class Session:
         self._transport.renew()
 
     def _connect(self) -> None:
-        settings = (self._thread.socket, self._thread.workload, self._thread.allow_limit)
+        allowed = answers(self._thread.allow_limit, bool(self._thread.end_functions))
+        settings = (self._thread.socket, self._thread.workload, allowed)
         if self._transport.connected:
             if settings == self._settings:
                 return
@@ -140,7 +142,6 @@ class Session:
         now = time.monotonic()
         if now >= self._transport.retry_at and self._transport.connect(self._thread.socket or _socket_path(), now):
             self._settings = settings
-            allowed = answers(self._thread.allow_limit)
             admission = clean(os.environ.get("GPUMOND_ADMISSION", ""))
             self._transport.send(Hello(self._thread.workload, __version__, sys.version.split()[0], allowed, admission))
             self._report_at = now
@@ -190,7 +191,7 @@ class Session:
     def _answer_requests(self) -> None:
         while self._requests:
             request = self._requests.popleft()
-            self._transport.send(self._handler.answer(request, self._thread.workload, self._thread.allow_limit))
+            self._transport.send(self._handler.answer(request, self._thread))
             self._report_at = 0.0
 
     def _send_results(self, now: float) -> None:
@@ -229,24 +230,26 @@ class Session:
                 )
 
 
-def answers(allow_limit: bool) -> tuple[str, ...]:
+def answers(allow_limit: bool, may_end: bool) -> tuple[str, ...]:
     """Return the kinds of AgentRequest that are not refused."""
-    return ("limit", "snapshot") if allow_limit else ("snapshot",)
+    return (*(("limit",) if allow_limit else ()), "snapshot", *(("end",) if may_end else ()))
 
 
 class CommandHandler:
-    """Requests of an administrator other than a flush: a soft limit if the program allows it, and the framework's own
-    memory snapshot."""
+    """Requests other than a flush: a soft limit if the program allows it, the framework's own memory snapshot, and the
+    end of the program if it has a function for this."""
 
     def __init__(self) -> None:
-        self._snapshots = snapshots.RequestedSnapshots()
+        self._snapshots, self._end_requests = snapshots.RequestedSnapshots(), EndRequests()
 
-    def answer(self, request: AgentRequest, workload: str, allow_limit: bool) -> AgentResponse:
+    def answer(self, request: AgentRequest, thread: AgentThread) -> AgentResponse:
         """Carry out a request. Never raises."""
         if request.kind == "snapshot":
-            dump = self._snapshots.write(workload)
+            dump = self._snapshots.write(thread.workload)
             return AgentResponse(request.id, dump.reason, dump=dump)
-        if not allow_limit:
+        if request.kind == "end":
+            return AgentResponse(request.id, self._end_requests.call(thread.end_functions))
+        if not thread.allow_limit:
             return AgentResponse(request.id, LIMIT_REFUSED)
         if request.limit_bytes == 0:
             return AgentResponse(

@@ -51,6 +51,8 @@ UNASKED = {
     "limit": "this program does not allow it, or its agent is too old; allow it with "
     "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
     "snapshot": "this program's agent is too old",
+    "end": "this program has no function for requests to end, or its agent is too old; register one with "
+    "gpumond.agent.on_end_request",
 }
 
 

@@ -44,6 +44,7 @@ RELOADED = (
     "engines",
     "quotas",
     "lending",
+    "allow_end_requests",
 )
 """Settings that a reload changes; the others require a restart."""
 
@@ -163,6 +164,11 @@ class Settings(Strict):
         "user",
         description="programs that the daemon flushes when another one [needs memory](../how-to/quotas.md#lending): "
         "those of the same `user`, `all`, or none (`off`)",
+    )
+    allow_end_requests: bool = Field(
+        False,
+        description="permits the key `request_end` of [actions](../how-to/actions.md#end-idle-programs) to ask "
+        "programs to end",
     )
 
     @field_validator("listen")

@@ -68,7 +68,9 @@ class Daemon:
     ) -> None:
         parts = self._parts = Parts(settings, edges, pace)
         self._requests = Requests(parts, load)
-        self._dispatcher = AlertDispatcher(parts.store, parts.outbox, self._requests.flush, parts.began)
+        self._dispatcher = AlertDispatcher(
+            parts.store, parts.outbox, self._requests.flush, parts.began, self._requests.request_end
+        )
         self._history_persistence = HistoryPersistence(parts.store)
         self._quota_limits = QuotaLimits(self._requests.set_limit)
         self.admissions = Admissions(

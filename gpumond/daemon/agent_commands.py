@@ -48,6 +48,11 @@ class AgentCommands:
         ask = AgentRequest(uuid.uuid4().hex, "limit", due.limit_bytes, quota=due.quota)
         return await self._send(due.report, ask, f"quota:{due.quota}" if due.quota else "quota")
 
+    async def request_end(self, report: AgentReport, requested_by: str) -> str:
+        """Ask a program to end, and return the reason if it was not asked. Raises StoreUnavailable."""
+        answer = await self._send(report, AgentRequest(uuid.uuid4().hex, "end"), requested_by)
+        return "it did not answer in time" if answer is None else answer.reason
+
     async def _send(self, report: AgentReport, ask: AgentRequest, requested_by: str) -> AgentResponse | None:
         asked: dict[str, Any] = {"pid": report.pid, "workload": report.workload}
         if ask.kind == "limit":

@@ -17,6 +17,7 @@ from gpumond.engine.quotas import DueLimit
 from gpumond.errors import ConfigError, FlushError, StoreUnavailable
 from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.model.pools import Receipt
+from gpumond.model.snapshot import AgentReport
 from gpumond.model.units import human
 from gpumond.protocol.messages import AgentResponse, Asked
 from gpumond.store import Bounds
@@ -80,6 +81,12 @@ class Requests:
     async def set_limit(self, due: DueLimit) -> AgentResponse | None:
         """Set the limit of a quota in one program; None if it did not answer. Raises StoreUnavailable."""
         return await self._commands.set_limit(due)
+
+    async def request_end(self, report: AgentReport, requested_by: str) -> str:
+        """Ask a program to end. Return the reason if it was not asked. Raises StoreUnavailable."""
+        if not self._parts.settings.allow_end_requests:
+            return "the configuration does not allow it (allow_end_requests)"
+        return await self._commands.request_end(report, requested_by)
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""

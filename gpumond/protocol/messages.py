@@ -28,7 +28,7 @@ MAX_INTEGER = 2**63
 
 T = TypeVar("T")
 
-Asked = Literal["limit", "snapshot"]
+Asked = Literal["limit", "snapshot", "end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,9 @@ class FlushResult:
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """The daemon's request for a soft quota (``limit_bytes`` None: remove it) or for the framework's own memory
-    snapshot. ``quota``: the quota that requires the limit; the agent's reports state it.
+    """The daemon's request for a limit (``limit_bytes`` None: remove it), for the framework's own memory snapshot, or
+    for the end of the program by its own function. ``quota``: the quota that requires the limit; the agent's reports
+    state it.
     """
 
     id: str
