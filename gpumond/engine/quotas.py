@@ -46,7 +46,7 @@ def _owner(process: ProcessUsage | None, report: AgentReport | None) -> Owner:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SentLimit:
     """The newest limit that was sent to a program: the limit and its quota, the program's pools at that time, and the
     elapsed seconds from which it may be sent again. ``refused``: allocators that answered that they cannot be limited.
@@ -88,7 +88,7 @@ def due_limits(snapshot: Snapshot, sent: Sent) -> tuple[list[DueLimit], dict[Pro
             continue
         quota = snapshot.quotas_by_process.get(report.key, NO_QUOTA)
         before = known.get(report.key)
-        required = SentLimit(quota.limit_bytes, quota.limit_quota, pools)
+        required = SentLimit(limit_bytes=quota.limit_bytes, quota=quota.limit_quota, pools=pools)
         if before is not None and not before.repeats(required):
             before = None
         if not _differs(report, quota, pools, before.refused if before else frozenset()):
