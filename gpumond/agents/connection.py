@@ -151,7 +151,7 @@ def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -
 
 
 def own_limits(report: Report) -> tuple[PoolLimit, ...]:
-    """Return the limits of pools that the report contains; a program may have stated any others."""
+    """Return the limits of pools that the report contains; a program may have stated any others, or zero."""
     pools = {(pool.allocator, pool.device_uuid) for pool in report.pools} if report.limits else ()
     stated = {(each.allocator, each.device_uuid): each for each in report.limits}
-    return tuple(limit for pool, limit in stated.items() if pool in pools)
+    return tuple(limit for pool, limit in stated.items() if pool in pools and limit.limit_bytes)

@@ -51,11 +51,11 @@ def _registry(request: Request) -> RuleRegistry:
     return view_of(request).rulebook
 
 
-def _tag(if_match: str | None) -> str | None:
+def etag_of(if_match: str | None) -> str | None:
     return None if if_match in (None, "*") else if_match.strip().removeprefix("W/").strip('"')
 
 
-def _entry(entry: RuleEntry, status: int = 200) -> Response:
+def entry_response(entry: RuleEntry, status: int = 200) -> Response:
     headers = {"ETag": f'"{entry.etag}"', "Location": f"/api/v1/rules/{entry.name}"}
     return Response(ONE.dump_json(entry), status, headers, media_type="application/json")
 
@@ -69,14 +69,14 @@ def _encoding(preview: Preview) -> Steps[bytes]:
     return encoded.removesuffix(b"]}") + b",".join(alerts) + b"]}"
 
 
-@router.get("/rules", summary="Rules in effect, with their origin", **examples.described(list[RuleEntry], [ENTRY]))
+@router.get("/rules", summary="Rules, with their origin and overrides", **examples.described(list[RuleEntry], [ENTRY]))
 async def rules(request: Request) -> Response:
     return Response(ENTRIES.dump_json(_registry(request).entries()), media_type="application/json")
 
 
 @router.get("/rules/{name}", summary="One rule, with its ETag", **examples.described(RuleEntry, ENTRY, 404))
 async def rule(request: Request, name: str) -> Response:
-    return _entry(_registry(request).get(name))
+    return entry_response(_registry(request).get(name))
 
 
 @router.post(
@@ -86,7 +86,7 @@ async def rule(request: Request, name: str) -> Response:
     **examples.described(RuleEntry, ENTRY, 401, 403, 409, 422, 503, 507, status=201),
 )
 async def make(request: Request, body: RuleConfig, by: str = Depends(require_rules)) -> Response:
-    return _entry(await _registry(request).put(body, by, new=True), 201)
+    return entry_response(await _registry(request).put(body, by, new=True), 201)
 
 
 @router.put(
@@ -100,7 +100,7 @@ async def replace(
 ) -> Response:
     if body.name != name:
         raise HTTPException(422, f"body.name: {body.name!r} differs from the name in the path, {name!r}")
-    return _entry(await _registry(request).put(body, by, _tag(if_match)))
+    return entry_response(await _registry(request).put(body, by, etag_of(if_match)))
 
 
 @router.delete(
@@ -112,7 +112,7 @@ async def replace(
     responses=responses(401, 403, 404, 409, 412, 503, 507),
 )
 async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
-    await _registry(request).delete(name, by, _tag(if_match))
+    await _registry(request).delete(name, by, etag_of(if_match))
     return Response(status_code=204)
 
 

@@ -53,10 +53,13 @@ class Agents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """``wall`` returns unix seconds, ``monotonic`` seconds since any fixed moment."""
+    """``wall`` returns unix seconds, ``monotonic`` seconds since any fixed moment, ``uptime`` seconds since the
+    machine started.
+    """
 
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
+    uptime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def notifiers(settings: Settings) -> Sequence[Notifier]:

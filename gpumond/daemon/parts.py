@@ -67,8 +67,10 @@ class Parts:
         self.state = EngineState(diagnosis=Diagnosis(pace))
         self.current = CurrentFrame(edges, settings)
         names = settings.receiver_names()
-        self.rulebook = RuleRegistry(settings.built_in_rules(), settings.own_rules(), self.store, names)
-        self.quotas = QuotaRegistry(settings.quotas, self.store)
+        self.rulebook = RuleRegistry(
+            settings.built_in_rules(), settings.own_rules(), self.store, names, settings.overrides()
+        )
+        self.quotas = QuotaRegistry(settings.quotas, self.store.quota_rows)
         self.baselines = BaselineService(self.store)
         self.events = EventLog(self.started_at)
         self.preview_window = PreviewWindow()

@@ -109,7 +109,9 @@ class Requests:
             raise
         later = parts.settings.differs(settings)
         parts.settings = parts.settings.model_copy(update={name: getattr(settings, name) for name in RELOADED})
-        parts.rulebook.configure(settings.built_in_rules(), settings.own_rules(), settings.receiver_names())
+        parts.rulebook.configure(
+            settings.built_in_rules(), settings.own_rules(), settings.receiver_names(), settings.overrides()
+        )
         parts.quotas.configure(settings.quotas)
         parts.current.exposition.also = settings.compat
         parts.edges.engines.configure(settings.declared_engines())

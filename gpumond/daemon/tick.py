@@ -85,6 +85,7 @@ class Ticker:
                 private_pid_namespace=edges.private_pid_namespace,
                 ends=edges.agents.ends(),
                 engines=edges.engines.readings(),
+                uptime_seconds=edges.clock.uptime(),
                 quotas=parts.quotas.table,
             )
         )

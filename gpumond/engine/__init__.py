@@ -69,6 +69,7 @@ def observing(
     private_pid_namespace: bool | None = None,
     ends: Sequence[ProgramEnd] = (),
     engines: Sequence[EngineReading] = (),
+    uptime_seconds: float | None = None,
     quotas: QuotaTable = WITHOUT_QUOTAS,
 ) -> Steps[Snapshot]:
     """Make the facts of one tick. ``reading`` is None if none arrived in time.
@@ -103,6 +104,7 @@ def observing(
         ends=tuple(ends),
         excesses=excesses,
         engines=tuple(engines),
+        uptime_seconds=uptime_seconds,
         quotas=(yield from assigning(quotas, devices, reports)),
     )
 

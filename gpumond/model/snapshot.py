@@ -239,6 +239,7 @@ class Snapshot:
     ``private_pid_namespace``: the daemon cannot see the host's processes, whose pids the driver may list. ``ends``:
     the programs that ended since the previous snapshot. ``excesses``: claims of agents that exceed a limit. ``quotas``:
     those of each process that one matches.
+    ``uptime_seconds``: time since the machine started, from which ``start_ticks`` count.
     """
 
     seq: int
@@ -254,6 +255,7 @@ class Snapshot:
     ends: tuple[ProgramEnd, ...] = ()
     excesses: tuple[Excess, ...] = ()
     engines: tuple[EngineReading, ...] = ()
+    uptime_seconds: float | None = None
     quotas: tuple[ProcessQuota, ...] = ()
 
     @cached_property

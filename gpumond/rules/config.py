@@ -141,6 +141,28 @@ class RuleConfig(Strict):
         )
 
 
+class OverrideConfig(Strict):
+    """Fields that replace those of a built-in rule; docs/how-to/override-rules.md describes them."""
+
+    level: Level | None = Field(default=None, description="replaces the level of `above` or `below`")
+    for_: Seconds | None = Field(default=None, alias="for", description="replaces the duration `for`")
+    severity: str | None = Field(
+        default=None, pattern=r"^[a-z0-9_-]{1,64}$", description="replaces the label `severity`"
+    )
+    enabled: bool | None = Field(default=None, description="false: the rule is not evaluated")
+
+    @model_validator(mode="after")
+    def _any(self) -> OverrideConfig:
+        if not self.fields():
+            raise ValueError("expected at least one of level, for, severity, enabled")
+        return self
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that are set, by their names in the configuration."""
+        values = {"level": self.level, "for": self.for_, "severity": self.severity, "enabled": self.enabled}
+        return {name: value for name, value in values.items() if value is not None}
+
+
 def _check(used: Iterable[str], known: Mapping[str, str], what: str, place: str) -> None:
     for word in used:
         if word not in known:

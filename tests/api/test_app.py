@@ -53,6 +53,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.stored: dict[str, tuple[str, dict[str, Any]]] = {}
         self.stored_quotas: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.stored_overrides: dict[str, dict[str, Any]] = {}
         self.full = False
 
     async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -84,6 +85,17 @@ class MemoryStore:
         if name not in self.stored_quotas:
             raise NoSuchQuota(f"no quota {name}")
         del self.stored_quotas[name]
+
+    async def overrides(self) -> dict[str, dict[str, Any]]:
+        return self.stored_overrides
+
+    async def put_override(self, name: str, fields: Mapping[str, Any], actor: str) -> None:
+        self._may_change(name, None)
+        self.stored_overrides[name] = dict(fields)
+
+    async def delete_override(self, name: str, actor: str) -> None:
+        self._may_change(name, None)
+        del self.stored_overrides[name]
 
     def _may_change(self, name: str, if_match: str | None) -> None:
         if self.full:

@@ -41,6 +41,8 @@ def test_rule_is_created_read_replaced_and_deleted():
             "origin": "api",
             "etag": made.headers["etag"].strip('"'),
             "rule": HOG | {"above": 40 * 1024**3, "for": 300},
+            "enabled": True,
+            "overrides": {},
         }
     )
     replaced = put(view, read.json()["rule"] | {"above": "50GiB"}, read.headers["etag"])

@@ -87,7 +87,10 @@ def test_missing_daemon_is_one_line_with_the_remedy(verb: tuple[str, ...]):
     assert "gpumond serve" in one_line(refused)
 
 
-WORDS = {"rules": ["rules check", "rules test"], "baseline": [f"baseline {w}" for w in ("record", "compare", "list")]}
+WORDS = {
+    "rules": [f"rules {w}" for w in ("check", "test", "list", "override", "restore")],
+    "baseline": [f"baseline {w}" for w in ("record", "compare", "list")],
+}
 
 
 @pytest.mark.parametrize("words", [words for verb in VERBS for words in (verb, *WORDS.get(verb, ()))])

@@ -61,6 +61,11 @@ DEPLOY = ROOT / "deploy"
 FLEET_ONLY = {"daemon-down", "readings-stale"}
 
 
+def alert_name(rule: str) -> str:
+    """Return the name of a rule's alert in Prometheus: GpumondDeviceNearlyFull for device-nearly-full."""
+    return "Gpumond" + "".join(word.capitalize() for word in rule.split("-"))
+
+
 def groups() -> list[dict[str, Any]]:
     content = yaml.safe_load((DEPLOY / "prometheus/gpumond.rules.yaml").read_text())
     return [rule for group in content["groups"] for rule in group["rules"]]
@@ -87,12 +92,12 @@ def test_amtool_accepts_the_alertmanager():
 
 
 def test_both_sets_have_the_same_names():
-    assert ALERTS.keys() - FLEET_ONLY == {rule.name for rule in BUILT_IN}
+    assert ALERTS.keys() == {*map(alert_name, FLEET_ONLY), *(alert_name(rule.name) for rule in BUILT_IN)}
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
 def test_both_sets_have_the_same_levels(rule: Rule):
-    other = ALERTS[rule.name]
+    other = ALERTS[alert_name(rule.name)]
     sign, level = (">", rule.above) if rule.above is not None else ("<", rule.below)
     levels = [float(number) for number in re.findall(rf" {sign} (\d+(?:\.\d+)?)", other["expr"])]
     assert level in levels
@@ -103,13 +108,30 @@ def test_both_sets_have_the_same_levels(rule: Rule):
     assert other["labels"] == dict(rule.labels)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in BUILT_IN if rule.scope in ("process", "pool")], ids=lambda r: r.name)
-def test_alerts_on_a_process_have_a_test_in_which_it_ends(rule: Rule):
-    assert "keep_firing_for" not in ALERTS[rule.name]
+@pytest.mark.parametrize("rule", [rule for rule in BUILT_IN if rule.scope != "daemon"], ids=lambda r: r.name)
+def test_alerts_have_a_test_in_which_their_subject_ends(rule: Rule):
+    name = alert_name(rule.name)
+    assert "keep_firing_for" not in ALERTS[name]
     content = yaml.safe_load((DEPLOY / "prometheus/gpumond.rules.test.yaml").read_text())
-    (ends,) = [test for test in content["tests"] if test["name"] == "process-ends"]
-    checks = [(c["eval_time"], bool(c["exp_alerts"])) for c in ends["alert_rule_test"] if c["alertname"] == rule.name]
+    end = "device-removed" if rule.scope == "device" else "process-ends"
+    (ends,) = [test for test in content["tests"] if test["name"] == end]
+    checks = [
+        (check["eval_time"], bool(check["exp_alerts"]))
+        for check in ends["alert_rule_test"]
+        if check["alertname"] == name
+    ]
     assert checks == [("19m45s", True), ("20m", False)]
+
+
+def test_alerts_with_a_window_require_their_subject():
+    """A window has a value after its series ended."""
+    windows = {
+        name: rule["expr"]
+        for name, rule in ALERTS.items()
+        if re.search(r"\[\w+(:\w+)?\]|time\(\) - .* < ", rule["expr"])
+    }
+    assert windows
+    assert [name for name, text in windows.items() if "and on (job, instance, " not in text] == []
 
 
 def test_alerts_have_a_test_that_fires_them_and_one_that_does_not():
@@ -123,8 +145,9 @@ def test_alerts_have_a_runbook():
     text = (ROOT / "docs/how-to/runbooks.md").read_text()
     sections = set(re.findall(r"^## (\S+)$", text, re.MULTILINE))
     for name, rule in ALERTS.items():
-        assert rule["annotations"]["runbook_url"] == f"docs/how-to/runbooks.md#{name}"
-        assert name in sections
+        page, _, section = rule["annotations"]["runbook_url"].partition("#")
+        assert (page, alert_name(section)) == ("docs/how-to/runbooks.md", name)
+        assert section in sections
 
 
 def test_documentation_of_rules_is_current():
@@ -242,7 +265,7 @@ def section(text: str, title: str) -> str:
     return after.partition("\n## ")[0]
 
 
-@pytest.mark.parametrize("name", ALERTS)
+@pytest.mark.parametrize("name", [*(rule.name for rule in BUILT_IN), *sorted(FLEET_ONLY)])
 def test_runbook_has_symptom_cause_and_remedy(name: str):
     text = section(document_text("how-to/runbooks.md"), name)
     assert [word for word in ("**Symptom:**", "**Cause:**", "**Remedy:**") if word not in text] == []
