@@ -41,7 +41,7 @@ OTHER_NAMES = {
     PoolUsage: {},
     EngineReading: {"running": "running_requests", "waiting": "waiting_requests", "age_seconds": "state_age_seconds"},
 }
-SETTINGS = {"unified", "distributed", "uses_device", "held_known"}
+SETTINGS = {"unified", "distributed", "uses_device", "held_known", "allows_limit"}
 """Facts that do not change while a subject exists."""
 
 NUMBERS = {"int", "float", "bool", "int | None", "float | None", "bool | None"}
