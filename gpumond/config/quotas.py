@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from gpumond.model import units
 from gpumond.model.quota import Quota
@@ -15,18 +16,22 @@ MAX_BYTES = 2**62
 MAX_PATTERN = 256
 
 
-def _size(value: object) -> int | None:
-    if value is None:
-        return None
-    if "%" in str(value):
-        raise ValueError("expected a size such as 40GiB, not a share of the device")
-    try:
+def _size(value: object) -> object:
+    """Convert a text such as 40GiB to bytes; the model checks any other value. Raises ValueError."""
+    if isinstance(value, str):
+        if not re.fullmatch(SIZE, value):
+            raise ValueError("expected a size such as 40GiB, not a share of the device or a negative number")
         return int(units.level(value))
-    except ValueError:
-        raise ValueError("expected a size such as 40GiB") from None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("expected a size such as 40GiB, or an integer of bytes")
+    return value
 
 
-Size = Annotated[int, BeforeValidator(_size), Field(ge=1, le=MAX_BYTES)]
+SIZE = r"[0-9]{1,18}(\.[0-9]{1,9})?( ?(B|[KMGT]iB|[kMGT]B))?"
+SIZE_SCHEMA = {
+    "anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_BYTES}, {"type": "string", "pattern": f"^{SIZE}$"}]
+}
+Size = Annotated[int, BeforeValidator(_size), Field(ge=1, le=MAX_BYTES), WithJsonSchema(SIZE_SCHEMA)]
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
 
 
@@ -50,20 +55,13 @@ class QuotaMatch(Strict):
 
 
 class QuotaConfig(Strict):
-    """Limits of each process that matches, on each device."""
+    """Limits of each process that matches, on each device. Sizes are texts such as `40GiB`, or integers of bytes."""
 
     name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$", description="name in alerts, `status` and the audit")
     match: QuotaMatch = Field(description="the processes that the quota applies to")
     soft: Size | None = Field(None, description="memory above which the alert `quota-exceeded` is active")
     limit: Size | None = Field(None, description="limit that the daemon sets in programs that allow it")
     reserve: Size | None = Field(None, description="memory that the daemon keeps available for the process")
-
-    @field_validator("soft", "limit", "reserve", mode="before")
-    @classmethod
-    def _no_flag(cls, value: object) -> object:
-        if isinstance(value, bool):
-            raise ValueError("expected a size such as 40GiB")
-        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> QuotaConfig:

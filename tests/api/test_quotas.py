@@ -62,6 +62,9 @@ def test_quota_of_the_configuration_file_is_read_only():
         ({"limit": "50%"}, "not a share of the device"),
         ({"limit": 0}, "greater than or equal to 1"),
         ({"limit": True}, "a size such as 40GiB"),
+        ({"limit": 1.5}, "an integer of bytes"),
+        ({"limit": "-1GiB"}, "a size such as 40GiB"),
+        ({"limit": "9" * 18 + "TiB"}, "less than or equal to"),
         ({"limit": None}, "at least one of soft, limit and reserve"),
         ({"soft": "41GiB"}, "soft: expected at most the limit"),
         ({"reserve": "41GiB"}, "reserve: expected at most the limit"),
@@ -77,6 +80,11 @@ def test_invalid_quota_states_what_is_expected(change: dict[str, Any], detail: s
     answer = put(view, TEAM | change)
     assert (answer.status_code, view.quotas.table.quotas) == (422, ())
     assert detail in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(("size", "size_bytes"), [("1.5 GiB", 3 << 29), ("100MB", 100_000_000), ("5", 5), (7, 7)])
+def test_sizes_are_texts_or_integers(size: object, size_bytes: int):
+    assert put(View(), TEAM | {"limit": size}).json()["quota"]["limit"] == size_bytes
 
 
 def test_unprivileged_users_and_scopes_are_refused_by_name():
