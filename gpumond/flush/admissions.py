@@ -9,7 +9,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpumond.engine.admission import Decision, Plan, Queue, WaitingRequest, available_bytes, decide, plan
@@ -141,16 +141,7 @@ class Admissions:
         answer = self._answer(snapshot, name, entry)
         if not entry.granted and not wait:
             self._remove(name)
-            return Admission(
-                id=name,
-                state="refused",
-                device_uuid=device_uuid,
-                need_bytes=need_bytes,
-                ahead=answer.ahead,
-                available_bytes=answer.available_bytes,
-                missing_bytes=answer.missing_bytes,
-                plan=answer.plan,
-            )
+            return replace(answer, state="refused")
         return answer
 
     def renew(self, snapshot: Snapshot, name: str, owner: str) -> Admission:
