@@ -55,6 +55,8 @@ UNASKED = {
     "snapshot": "this program's agent is too old",
     "classes": "this program's agent is too old",
     "fetch": "this program's agent is too old",
+    "end": "this program has no function for requests to end, or its agent is too old; register one with "
+    "gpumond.agent.on_end_request",
 }
 
 

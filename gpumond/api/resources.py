@@ -23,6 +23,7 @@ from gpumond.model.engines import EngineReading
 from gpumond.model.frame import Alert, Frame, Ledger, Line, Verdict
 from gpumond.model.pools import Receipt
 from gpumond.model.process import ProcessKey
+from gpumond.model.quota import EffectiveQuota
 from gpumond.model.remedies import remedy
 from gpumond.model.silences import Silence
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
@@ -38,7 +39,7 @@ class ProcessHolding:
     """One process on one device: the driver's values, and its shares. Unknown values are null.
 
     `unmapped_bytes` are counted by allocators while their pages are released (sleep mode); they are not part of
-    `used_bytes`.
+    `used_bytes`. `limit_bytes` is the limit of its allocators, `quota` what its quotas require.
     """
 
     device_uuid: str
@@ -67,6 +68,8 @@ class ProcessHolding:
     overhead_bytes: int | None
     opaque_bytes: int | None
     unmapped_bytes: int | None
+    limit_bytes: int | None
+    quota: EffectiveQuota | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,12 @@ class WholeFrame:
 
 
 def _holding(
-    device_uuid: str, process: ProcessUsage, idle: float | None, report: AgentReport | None, lines: Iterable[Line]
+    device_uuid: str,
+    process: ProcessUsage,
+    idle: float | None,
+    report: AgentReport | None,
+    lines: Iterable[Line],
+    snapshot: Snapshot,
 ) -> ProcessHolding:
     shares: Counter[str] = Counter()
     for line in lines:
@@ -159,10 +167,14 @@ def _holding(
         overhead_bytes=shares.get("overhead"),
         opaque_bytes=shares.get("opaque"),
         unmapped_bytes=unmapped_by_device(report.pools).get(device_uuid) if report else None,
+        limit_bytes=snapshot.limits.get((device_uuid, process.key)),
+        quota=snapshot.quotas_by_process.get(process.key),
     )
 
 
-EXAMPLE_HOLDING = _holding(examples.UUID, examples.PROCESS, 0.0, examples.REPORT, examples.LEDGER.lines[:4])
+EXAMPLE_HOLDING = _holding(
+    examples.UUID, examples.PROCESS, 0.0, examples.REPORT, examples.LEDGER.lines[:4], examples.SNAPSHOT
+)
 EXAMPLE_STATUS = Status(
     version=__version__,
     started_at=examples.TAKEN_AT - 6,
@@ -382,8 +394,8 @@ def holdings(frame: Frame) -> Iterator[ProcessHolding]:
     for device in frame.snapshot.devices:
         for key, process in device.processes_by_key.items():
             own = lines.pop((device.uuid, key), [])
-            yield _holding(device.uuid, process, idle_seconds(device, process), reports.get(key), own)
+            yield _holding(device.uuid, process, idle_seconds(device, process), reports.get(key), own, frame.snapshot)
     for (uuid, unlisted), own in lines.items():
         if unlisted is not None:
             process = ProcessUsage(pid=unlisted.pid, start_ticks=unlisted.start_ticks, used_bytes=None)
-            yield _holding(uuid, process, None, reports.get(unlisted), own)
+            yield _holding(uuid, process, None, reports.get(unlisted), own, frame.snapshot)

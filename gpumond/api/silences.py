@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
@@ -21,7 +21,7 @@ router = APIRouter(prefix="/api/v1", tags=["silences"])
 
 MAX_MATCHERS, MAX_VALUE = 8, 256
 
-EXAMPLE_BODY = {
+EXAMPLE_BODY: dict[str, Any] = {
     "matchers": [
         {"name": "rule", "operator": "=", "value": "leak"},
         {"name": "workload", "operator": "=~", "value": "train.*"},

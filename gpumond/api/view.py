@@ -11,9 +11,11 @@ from gpumond.alerting.receiver_check import ReceiverTest
 from gpumond.alerting.silences import Silences
 from gpumond.api.event_log import EventLog
 from gpumond.baselines.service import BaselineService
+from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.engine.preview import Preview
 from gpumond.flush import FlushOutcome, FlushRequest
+from gpumond.flush.admissions import Admissions
 from gpumond.history import History
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt
@@ -39,6 +41,8 @@ class DaemonView(Protocol):
     events: EventLog
     baselines: BaselineService
     silences: Silences
+    quotas: QuotaRegistry
+    admissions: Admissions
 
     @property
     def answers(self) -> dict[str, bytes]:

@@ -65,7 +65,11 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(entries, indent=2))
     else:
-        print(table(("ID", "STATE", "MATCHERS", "STARTS", "ENDS", "AUTHOR", "REASON"), map(_row, entries)))
+        print(
+            table(
+                ("ID", "STATE", "MATCHERS", "STARTS", "ENDS", "AUTHOR", "REASON"), ([*_row(entry)] for entry in entries)
+            )
+        )
     return DONE
 
 

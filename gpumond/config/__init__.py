@@ -20,7 +20,9 @@ from gpumond.alerting.receivers.alertmanager import Alertmanager
 from gpumond.alerting.receivers.log import Log
 from gpumond.alerting.receivers.webhook import Webhook
 from gpumond.config.engines import AuthConfig, EngineConfig, ReleaseConfig, RequestConfig, StateConfig
+from gpumond.config.quotas import QuotaConfig, QuotaMatch
 from gpumond.config.web import Web, read_web
+from gpumond.engine.rooms import Lending
 from gpumond.engines.spec import Declaration
 from gpumond.errors import ConfigError
 from gpumond.host.files import read_text
@@ -42,10 +44,13 @@ RELOADED = (
     "rules",
     "receivers",
     "engines",
+    "quotas",
+    "lending",
+    "allow_end_requests",
 )
 """Settings that a reload changes; the others require a restart."""
 
-ONLY_IN_FILE = ("disabled_rules", "rule_overrides", "rules", "receivers", "engines")
+ONLY_IN_FILE = ("disabled_rules", "rule_overrides", "rules", "receivers", "engines", "quotas")
 """Settings that have neither a flag nor an environment variable."""
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
@@ -64,6 +69,7 @@ Models = Mapping[str, type[BaseModel]]
 PARTS: Mapping[str, tuple[type[BaseModel], Models]] = {
     "rules": (RuleConfig, {"action": ActionConfig, "flush": FlushConfig}),
     "rule_overrides": (OverrideConfig, {}),
+    "quotas": (QuotaConfig, {"match": QuotaMatch}),
     "engines": (
         EngineConfig,
         {
@@ -162,6 +168,18 @@ class Settings(Strict):
         (), description="[serving engines](../how-to/engines/index.md) whose state is read and that can be flushed"
     )
 
+    quotas: tuple[QuotaConfig, ...] = Field((), description="[quotas](../how-to/quotas.md) of processes")
+    lending: Lending = Field(
+        "user",
+        description="programs that the daemon flushes when another one [needs memory](../how-to/quotas.md#lending): "
+        "those of the same `user`, `all`, or none (`off`)",
+    )
+    allow_end_requests: bool = Field(
+        False,
+        description="permits the key `request_end` of [actions](../how-to/actions.md#end-idle-programs) to ask "
+        "programs to end",
+    )
+
     @field_validator("listen")
     @classmethod
     def _host_and_port(cls, value: str) -> str:
@@ -197,22 +215,17 @@ class Settings(Strict):
                 f"listen: {self.listen} is reachable from other machines and requires TLS and authentication: "
                 "give a web_config, listen on 127.0.0.1, or set insecure (--insecure) if the network is trusted"
             )
-        names = [rule.name for rule in self.rules]
-        if len(set(names)) < len(names):
-            duplicate = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"rules: the name {duplicate!r} is used twice")
+        names, receivers = [rule.name for rule in self.rules], [receiver.name for receiver in self.receivers]
+        engines, quotas = [engine.name for engine in self.engines], [quota.name for quota in self.quotas]
+        lists = {"rules": names, "receivers": receivers, "engines": engines, "quotas": quotas}
+        for setting, own in lists.items():
+            duplicate = next((name for name in own if own.count(name) > 1), None)
+            if duplicate is not None:
+                raise ValueError(f"{setting}: the name {duplicate!r} is used twice")
         for name in self.rule_overrides:
             if name in names or name in self.disabled_rules:
                 other = "rules" if name in names else "disabled_rules"
                 raise ValueError(f"rule_overrides: {name} is also in {other}; remove it from one of them")
-        receivers = [receiver.name for receiver in self.receivers]
-        if len(set(receivers)) < len(receivers):
-            duplicate = next(name for name in receivers if receivers.count(name) > 1)
-            raise ValueError(f"receivers: the name {duplicate!r} is used twice")
-        engines = [engine.name for engine in self.engines]
-        if len(set(engines)) < len(engines):
-            duplicate = next(name for name in engines if engines.count(name) > 1)
-            raise ValueError(f"engines: the name {duplicate!r} is used twice")
         for rule in self.rules:
             for name in rule.receivers:
                 if name not in receivers:

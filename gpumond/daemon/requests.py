@@ -14,9 +14,11 @@ from gpumond.alerting.receiver_check import ReceiverTest, send_test
 from gpumond.config import RELOADED, Settings
 from gpumond.daemon.agent_commands import AgentCommands, SnapshotFile
 from gpumond.daemon.parts import Parts
+from gpumond.engine.quotas import DueLimit
 from gpumond.errors import ConfigError, FlushError, NoSuchReceiver, StoreUnavailable
 from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.model.pools import Receipt
+from gpumond.model.snapshot import AgentReport
 from gpumond.model.units import human
 from gpumond.protocol.messages import AgentResponse, Asked
 from gpumond.store import Bounds
@@ -99,6 +101,16 @@ class Requests:
         await parts.store.audit(requested_by, "receiver.test", {"receiver": name})
         return await send_test(receivers[name], requested_by)
 
+    async def set_limit(self, due: DueLimit) -> AgentResponse | None:
+        """Set the limit of a quota in one program; None if it did not answer. Raises StoreUnavailable."""
+        return await self._commands.set_limit(due)
+
+    async def request_end(self, report: AgentReport, requested_by: str) -> str:
+        """Ask a program to end. Return the reason if it was not asked. Raises StoreUnavailable."""
+        if not self._parts.settings.allow_end_requests:
+            return "the configuration does not allow it (allow_end_requests)"
+        return await self._commands.request_end(report, requested_by)
+
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""
         await self._parts.store.audit(requested_by, "release", {"for_seconds": seconds})
@@ -123,6 +135,7 @@ class Requests:
         parts.rulebook.configure(
             settings.built_in_rules(), settings.own_rules(), settings.receiver_names(), settings.overrides()
         )
+        parts.quotas.configure(settings.quotas)
         parts.current.exposition.also = settings.compat
         parts.edges.engines.configure(settings.declared_engines())
         parts.flusher.cooldown_seconds = settings.flush_cooldown

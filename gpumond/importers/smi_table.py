@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import NamedTuple
 
 from gpumond.errors import ConfigError
 from gpumond.importers.rows import Remarks, Row, label
@@ -26,7 +26,8 @@ _PROCESS = re.compile(
 )
 
 
-class Device(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Device:
     index: int
     name: str
     bus: str

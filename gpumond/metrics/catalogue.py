@@ -84,6 +84,20 @@ def _process_used(frame: Frame) -> Iterator[Row]:
             yield (device.uuid, str(device.index), "other"), used
 
 
+def _process_limit(frame: Frame) -> Iterator[Row]:
+    index = frame.snapshot.gpu_labels
+    for (uuid, key), limit_bytes in frame.snapshot.limits.items():
+        yield (uuid, index.get(uuid, ""), str(key.pid)), limit_bytes
+
+
+def _process_soft_limit(frame: Frame) -> Iterator[Row]:
+    quotas = frame.snapshot.quotas_by_process
+    for device in frame.snapshot.devices if quotas else ():
+        for process in top_processes(device)[0]:
+            if process.key in quotas:
+                yield (device.uuid, str(device.index), str(process.pid)), quotas[process.key].soft_bytes
+
+
 def _process_info(frame: Frame) -> Iterator[Row]:
     reports = frame.snapshot.reports_by_process
     seen: set[int] = set()  # the label: several series for one pid would break joins
@@ -187,6 +201,21 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         'largest of a device are summed as pid="other".',
         ("uuid", "gpu", "pid"),
         _process_used,
+    ),
+    Family(
+        "gpumond_process_limit_bytes",
+        "gauge",
+        "Limit of the process on the device: the lowest that one of its allocators has. Absent without a limit.",
+        ("uuid", "gpu", "pid"),
+        _process_limit,
+    ),
+    Family(
+        "gpumond_process_soft_limit_bytes",
+        "gauge",
+        "Lowest soft limit of the quotas that match the process. Exported for processes that have "
+        "gpumond_process_memory_used_bytes; absent without a soft limit.",
+        ("uuid", "gpu", "pid"),
+        _process_soft_limit,
     ),
     Family(
         "gpumond_process_utilization_ratio",

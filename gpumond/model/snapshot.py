@@ -11,7 +11,8 @@ from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.engines import EngineReading
 from gpumond.model.pools import FlushPolicy, HostPool, PoolUsage
 from gpumond.model.process import ProcessKey
-from gpumond.model.program import SILENT, Ending, Program
+from gpumond.model.program import SILENT, Ending, PoolLimit, Program
+from gpumond.model.quota import EffectiveQuota
 from gpumond.model.sensors import NO_SENSORS, Sensors
 
 MPS_SERVER = "nvidia-cuda-mps"
@@ -167,6 +168,8 @@ class AgentReport:
     """The newest report of one process; pid, start_ticks and uid come from the kernel.
 
     ``uses_device``: it holds device memory or has held some. A data loader's worker or a launcher never does.
+    ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
+    memory with which it was started, or empty.
     """
 
     pid: int
@@ -180,6 +183,9 @@ class AgentReport:
     program: Program = SILENT
     host_pools: tuple[HostPool, ...] = ()
     uses_device: bool = True
+    limits: tuple[PoolLimit, ...] = ()
+    allows_limit: bool = False
+    admission: str = ""
 
     @property
     def key(self) -> ProcessKey:
@@ -222,12 +228,26 @@ class Excess:
         return ProcessKey(self.pid, self.start_ticks)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessQuota:
+    """The quotas of one process, which apply on each device that it uses."""
+
+    pid: int
+    start_ticks: int | None
+    quota: EffectiveQuota
+
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached properties
 class Snapshot:
     """All facts of one tick. They are not simultaneous: every report carries its age.
 
     ``private_pid_namespace``: the daemon cannot see the host's processes, whose pids the driver may list. ``ends``:
-    the programs that ended since the previous snapshot. ``excesses``: claims of agents that exceed a limit.
+    the programs that ended since the previous snapshot. ``excesses``: claims of agents that exceed a limit. ``quotas``:
+    those of each process that one matches.
     ``uptime_seconds``: time since the machine started, from which ``start_ticks`` count.
     """
 
@@ -245,6 +265,7 @@ class Snapshot:
     excesses: tuple[Excess, ...] = ()
     engines: tuple[EngineReading, ...] = ()
     uptime_seconds: float | None = None
+    quotas: tuple[ProcessQuota, ...] = ()
 
     @cached_property
     def devices_by_uuid(self) -> Mapping[str, DeviceReading]:
@@ -258,6 +279,21 @@ class Snapshot:
     @cached_property
     def reports_by_process(self) -> Mapping[ProcessKey, AgentReport]:
         return {report.key: report for report in self.reports}
+
+    @cached_property
+    def quotas_by_process(self) -> Mapping[ProcessKey, EffectiveQuota]:
+        """The quotas of each process that one matches."""
+        return {each.key: each.quota for each in self.quotas}
+
+    @cached_property
+    def limits(self) -> Mapping[tuple[str, ProcessKey], int]:
+        """The limit in bytes of each process on each device: the lowest of its pools."""
+        found: dict[tuple[str, ProcessKey], int] = {}
+        for report in self.reports:
+            for each in report.limits:
+                key = each.device_uuid, report.key
+                found[key] = min(each.limit_bytes, found.get(key, each.limit_bytes))
+        return found
 
     @cached_property
     def engine_devices(self) -> tuple[tuple[EngineReading, frozenset[str]], ...]:

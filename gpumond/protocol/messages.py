@@ -19,7 +19,17 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from gpumond.errors import ProtocolError
 from gpumond.model.pools import Expected, FlushPolicy, HostPool, Outcome, PoolUsage, StepResult
-from gpumond.model.program import SILENT, AppliedLimit, ByteChange, Dump, Ending, LiveClasses, Program, Site
+from gpumond.model.program import (
+    SILENT,
+    AppliedLimit,
+    ByteChange,
+    Dump,
+    Ending,
+    LiveClasses,
+    PoolLimit,
+    Program,
+    Site,
+)
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -28,7 +38,7 @@ MAX_INTEGER = 2**63
 
 T = TypeVar("T")
 
-Asked = Literal["limit", "snapshot", "classes", "fetch"]
+Asked = Literal["limit", "snapshot", "classes", "fetch", "end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +46,14 @@ class Hello:
     """The agent's first message. ``workload`` is at most 64 characters of ``[A-Za-z0-9._/-]``.
 
     ``answers`` are the kinds of AgentRequest that it understands and the program allows; a daemon sends it no other.
+    ``admission``: the id with which `gpumond run --need` started the program, or empty.
     """
 
     workload: str = ""
     agent_version: str = ""
     python_version: str = ""
     answers: tuple[str, ...] = ()
+    admission: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,7 @@ class Report:
     pools: tuple[PoolUsage, ...] = ()
     program: Program = SILENT
     host_pools: tuple[HostPool, ...] = ()
+    limits: tuple[PoolLimit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +112,12 @@ class FlushResult:
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """The daemon's request for a soft quota (``limit_bytes`` None: remove it), for the framework's own memory
-    snapshot, for the classes of live bytes, or for a part of a snapshot's file (``fetch``).
+    """The daemon's request for a limit (``limit_bytes`` None: remove it), for the framework's own memory snapshot, for
+    the classes of live bytes, for a part of a snapshot's file (``fetch``), or for the end of the program by its own
+    function.
 
-    ``record_seconds``: record the allocator's history for this time before the snapshot and the classes.
+    ``record_seconds``: record the allocator's history for this time before the snapshot and the classes. ``quota``: the
+    quota that requires the limit; the agent's reports state it.
     """
 
     id: str
@@ -112,6 +127,7 @@ class AgentRequest:
     record_seconds: float | None = None
     snapshot_id: int | None = None
     offset: int = 0
+    quota: str = ""
 
 
 @dataclass(frozen=True, slots=True)

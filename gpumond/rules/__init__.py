@@ -36,7 +36,7 @@ class Action:
     """A flush of the alert's subject when it fires, with its limits; ``workloads`` are globs.
 
     ``dry_run`` plans and notifies, and flushes nothing. ``only_idle_for_seconds``: serving engines are flushed once
-    they have had no request for so long.
+    they have had no request for so long. ``request_end``: programs are asked to end after the flush.
     """
 
     min_reclaimable_bytes: int = 0
@@ -46,6 +46,7 @@ class Action:
     workloads: tuple[str, ...] = ("*",)
     dry_run: bool = False
     only_idle_for_seconds: float = 0.0
+    request_end: bool = False
 
     @property
     def program_steps(self) -> tuple[str, ...]:

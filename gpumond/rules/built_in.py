@@ -104,6 +104,15 @@ BUILT_IN: tuple[Rule, ...] = (
         above=0,
     ),
     _rule(
+        "quota-exceeded",
+        "process",
+        "soft_limit_excess_bytes",
+        "warning",
+        "{comm} (pid {pid}, workload {workload}) on GPU {gpu} uses {used}, more than the soft limit of {soft_limit} of "
+        "the quota {quota}; gpumond flush --pid {pid} releases its cache",
+        above=0,
+    ),
+    _rule(
         "device-lost",
         "device",
         "up",

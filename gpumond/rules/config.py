@@ -42,6 +42,7 @@ class ActionConfig(Strict):
     max_per_hour: int = Field(default=6, ge=1, le=3600)
     workloads: tuple[str, ...] = Field(default=("*",), min_length=1)
     dry_run: bool = False
+    request_end: bool = False
 
     def action(self) -> Action:
         least = int(self.flush.min_reclaimable)
@@ -53,6 +54,7 @@ class ActionConfig(Strict):
             workloads=self.workloads,
             dry_run=self.dry_run,
             only_idle_for_seconds=self.flush.only_idle_for,
+            request_end=self.request_end,
         )
 
 
@@ -117,6 +119,8 @@ class RuleConfig(Strict):
             raise ValueError(f"labels: {taken[0]!r} is set by gpumond itself; choose another name")
         if self.action is not None and self.scope == "daemon":
             raise ValueError("action: scope daemon has nothing to flush")
+        if self.action is not None and self.action.request_end and self.scope != "process":
+            raise ValueError("action: request_end requires the scope process, so that it concerns one program")
         return self
 
     def rule(self) -> Rule:
@@ -188,5 +192,6 @@ def written(rule: Rule) -> dict[str, Any]:
             "max_per_hour": action.max_per_hour,
             "workloads": list(action.workloads),
             "dry_run": action.dry_run,
+            **({"request_end": True} if action.request_end else {}),
         }
     return body

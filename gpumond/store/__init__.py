@@ -33,6 +33,7 @@ from gpumond.store.audit_chain import AuditEntry, canonical
 from gpumond.store.audit_table import verify_audit as verify_audit
 from gpumond.store.baseline_table import Side
 from gpumond.store.database import Database, Worker
+from gpumond.store.quota_rows import QuotaRows
 from gpumond.store.retention import Bounds as Bounds, remove_excess, remove_old, same_clock
 from gpumond.store.rows import Rows, coarse_text, text, to_text
 
@@ -72,6 +73,7 @@ class Store:
         self._thread = Worker("gpumond-store")
         self._database = Database(path, self._opened, self._replaced, audit_table.newest_ends)
         self._rows = Rows()
+        self.quota_rows = QuotaRows(self._run, self._record, self._rows)
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:

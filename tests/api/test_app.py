@@ -18,6 +18,7 @@ from gpumond.api.auth import Tokens
 from gpumond.api.event_log import EventLog
 from gpumond.api.examples import ALERT, AUDIT_ENTRY, DEVICE, RECEIPT, REPORT, SNAPSHOT
 from gpumond.api.receivers import EXAMPLE
+from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.engine import EngineState, advance
 from gpumond.engine.preview import Preview, pack, preview
@@ -26,12 +27,15 @@ from gpumond.errors import (
     ConfigError,
     CoolingDown,
     FlushError,
+    NoSuchQuota,
     NoSuchRule,
     NoSuchTarget,
+    QuotaChanged,
     RuleChanged,
     StoreUnavailable,
 )
 from gpumond.flush import FlushOutcome, FlushRequest
+from gpumond.flush.admissions import Admissions
 from gpumond.history import History
 from gpumond.metrics import Compat, Exposition, Form, Page
 from gpumond.metrics.telemetry import Telemetry
@@ -52,6 +56,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.stored: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.stored_quotas: dict[str, tuple[str, dict[str, Any]]] = {}
         self.stored_overrides: dict[str, dict[str, Any]] = {}
         self.full = False
 
@@ -68,6 +73,22 @@ class MemoryStore:
             raise NoSuchRule(f"no rule {name}")
         self._may_change(name, if_match)
         del self.stored[name]
+
+    async def quotas(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        return self.stored_quotas
+
+    async def put_quota(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
+        if self.full:
+            raise StoreUnavailable("the disk is full", full=True)
+        if if_match is not None and if_match != self.stored_quotas.get(name, ("",))[0]:
+            raise QuotaChanged(f"{name} has changed")
+        self.stored_quotas[name] = (f"{len(self.stored_quotas)}-{hash(str(body))}", dict(body))
+        return self.stored_quotas[name][0]
+
+    async def delete_quota(self, name: str, actor: str, if_match: str | None = None) -> None:
+        if name not in self.stored_quotas:
+            raise NoSuchQuota(f"no quota {name}")
+        del self.stored_quotas[name]
 
     async def overrides(self) -> dict[str, dict[str, Any]]:
         return self.stored_overrides
@@ -105,6 +126,8 @@ class View:
         self.history = history or History()
         self.store = MemoryStore()
         self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
+        self.quotas = QuotaRegistry((), self.store)
+        self.admissions = Admissions(self.flush, lambda: "user", lambda pid: None, lambda: 1.0)
         self.wrong_configuration = ""
         self.frame = frame
         self.answer = answer or FlushOutcome("id", (RECEIPT,), RECEIPT.released_bytes)

@@ -97,6 +97,10 @@ def test_rules_round_trip_unchanged():
         ({"labels": {"a b": "1"}}, "'a b' is not a valid label name"),
         ({"action": {"flush": {"steps": ["reboot"]}}}, "'reboot'"),
         ({"scope": "daemon", "value": "agents", "action": {"flush": {}}}, "nothing to flush"),
+        (
+            {"scope": "device", "value": "used_ratio", "action": {"flush": {}, "request_end": True}},
+            "request_end requires the scope process",
+        ),
         ({"name": "other"}, "differs from the name in the path"),
     ],
 )

@@ -36,11 +36,13 @@ from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.cli.rules import run_file
 from gpumond.collector.supervisor import DEADLINE_SECONDS
 from gpumond.config import Settings, load
+from gpumond.config.quota_registry import MAX_QUOTAS
 from gpumond.config.rule_registry import MAX_RULES
 from gpumond.daemon.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
 from gpumond.daemon.listener import HEAD_SECONDS
 from gpumond.engine import EngineState, advance
 from gpumond.flush import COOLDOWN_SECONDS, RECEIPTS_KEPT
+from gpumond.flush.admissions import IN_TOTAL, PER_OWNER
 from gpumond.history import MAX_PROCESSES
 from gpumond.host.fd_limits import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_connections_of_user
 from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
@@ -311,6 +313,7 @@ STATED = {
     "unread answers": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB of one user",
     "a request's head; its body": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s; {MAX_BODY_BYTES // KIB} KiB",
     "streams of events": f"{MAX_STREAMS}",
+    "requests for memory (`gpumond run --need`)": f"{PER_OWNER} of one user, {IN_TOTAL} in all",
     "previews of rules": f"{MAX_PREVIEWS} in progress, one of a user",
     "series of processes": f"{PROCESSES_PER_DEVICE} processes a device",
     "workloads with counts of flushes": f"{MAX_WORKLOADS}",
@@ -322,6 +325,7 @@ STATED = {
     "a silence": f"{MAX_MATCHERS} matchers, {MAX_VALUE} characters of a value, {silences.MAX_EXPRESSION} of a regular "
     f"expression and {silences.MAX_EXPRESSIONS} of all, {silences.MAX_SECONDS / 86400:g} days",
     "changes of silences by one caller; test messages": f"{SILENCES_PER_MINUTE} a minute; {RECEIVER_TESTS_PER_MINUTE}",
+    "quotas over the API": f"{MAX_QUOTAS}",
     "baselines": f"{MAX_BASELINES}",
     "receipts, events in memory": f"{RECEIPTS_KEPT} each",
     "the audit (administrators; each other user); receipts; past alerts": f"{BOUNDS.max_entries:,}; "

@@ -41,7 +41,7 @@ OTHER_NAMES = {
     PoolUsage: {},
     EngineReading: {"running": "running_requests", "waiting": "waiting_requests", "age_seconds": "state_age_seconds"},
 }
-SETTINGS = {"unified", "distributed", "uses_device", "held_known"}
+SETTINGS = {"unified", "distributed", "uses_device", "held_known", "allows_limit"}
 """Facts that do not change while a subject exists."""
 
 NUMBERS = {"int", "float", "bool", "int | None", "float | None", "bool | None"}
@@ -231,7 +231,7 @@ def test_values_of_a_process():
 
 
 def test_values_from_an_agent_are_unknown_without_one():
-    driver = {"used_bytes", "used_ratio", "utilization_ratio", "idle_seconds", "orphaned"}
+    driver = {"used_bytes", "used_ratio", "utilization_ratio", "idle_seconds", "orphaned", "soft_limit_excess_bytes"}
     found = values("process", process_snapshot(None))
     known = {name for name, value in found.items() if value is not None}
     verdicts = {name for name, unit in UNITS["process"].items() if unit == "boolean"} - {"orphaned", "agent_gone"}

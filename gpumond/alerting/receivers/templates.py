@@ -90,7 +90,8 @@ def _title(sections: Sequence[Section], instance: str) -> str:
 
 def cut(text: str, most: int, escape: Callable[[str], str] = str) -> str:
     """Return the escaped text in at most ``most`` UTF-16 units. An escape is never divided."""
-    parts, used = [], 0
+    parts: list[str] = []
+    used = 0
     for each in text:
         part = escape(each)
         size = len(part.encode("utf-16-le")) // 2

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gpumond.model.frame import Verdict
 from gpumond.model.process import TICKS_PER_SECOND
+from gpumond.model.quota import NO_QUOTA, EffectiveQuota
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.rules import Labels
 from gpumond.rules.scopes.context import (
@@ -46,6 +47,10 @@ class _Process(NamedTuple):
     recent: RuleWindow
     report: AgentReport | None = None
     """None without an agent that reports."""
+
+    @property
+    def quota(self) -> EffectiveQuota:
+        return self.snapshot.quotas_by_process.get(self.process.key, NO_QUOTA)
 
 
 def processes(context: RuleContext) -> Sequence[_Process]:
@@ -89,6 +94,27 @@ def processes(context: RuleContext) -> Sequence[_Process]:
     return rows
 
 
+def _limit(row: _Process) -> float | None:
+    return row.snapshot.limits.get((row.device.uuid, row.process.key))
+
+
+def _limit_ratio(row: _Process) -> float | None:
+    """Return the ratio of the pool that is closest to its limit."""
+    if row.report is None or not row.report.limits:
+        return None
+    held = {(pool.allocator, pool.device_uuid): pool.held_bytes for pool in row.report.pools}
+    limits = {(each.allocator, each.device_uuid): each.limit_bytes for each in row.report.limits}
+    own = (pool for pool in limits if pool in held and pool[1] == row.device.uuid)
+    return max((held[pool] / limits[pool] for pool in own), default=None)
+
+
+def _excess(row: _Process) -> float | None:
+    used, soft = row.process.used_bytes, row.quota.soft_bytes
+    if soft is None:
+        return 0.0
+    return None if used is None else float(max(0, used - soft))
+
+
 def _labels(row: _Process) -> Labels:
     pid = row.process.pid
     return ("gpu", str(row.device.index)), ("pid", str(pid) if pid else ""), ("uuid", row.device.uuid)
@@ -116,6 +142,8 @@ def _process_texts(row: _Process) -> dict[str, str]:
         "workload": row.workload or "",
         "used": size(process.used_bytes),
         "state": process.state or "unknown",
+        "quota": row.quota.soft_quota,
+        "soft_limit": "" if row.quota.soft_bytes is None else size(row.quota.soft_bytes),
     }
 
 
@@ -133,6 +161,24 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             "ratio",
             "used bytes over the device's size",
             lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
+        ),
+        RuleAttribute(
+            "limit_bytes",
+            "bytes",
+            "the lowest limit of its allocators on the device; unknown without a limit",
+            _limit,
+        ),
+        RuleAttribute(
+            "limit_ratio",
+            "ratio",
+            "bytes that an allocator holds over its limit, for the one closest to it; unknown without a limit",
+            _limit_ratio,
+        ),
+        RuleAttribute(
+            "soft_limit_excess_bytes",
+            "bytes",
+            "used bytes above the lowest soft limit of its [quotas](../how-to/quotas.md); 0 without a soft limit",
+            _excess,
         ),
         RuleAttribute(
             "agent_gone",
@@ -181,6 +227,8 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         "workload": "workload of the process",
         "used": "the driver's count for it",
         "state": "alive, stopped, uninterruptible, zombie, gone",
+        "quota": "name of the quota with its soft limit; empty without one",
+        "soft_limit": "its soft limit; empty without one",
         **VERDICT_TEXTS,
     },
     texts=_process_texts,
