@@ -23,7 +23,6 @@ from gpumond.agent.registry import REGISTRY
 from gpumond.agent.transport import Transport
 from gpumond.model.program import Ending
 from gpumond.protocol.messages import (
-    SERVICE_SOCKET,
     AgentRequest,
     AgentResponse,
     Bye,
@@ -33,8 +32,8 @@ from gpumond.protocol.messages import (
     Hello,
     Report,
     clean,
-    own_socket,
 )
+from gpumond.protocol.sockets import SERVICE_SOCKET, own_socket
 
 if TYPE_CHECKING:
     from gpumond.agent.thread import AgentThread

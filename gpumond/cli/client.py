@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from gpumond.errors import DaemonError
 from gpumond.model.device_names import device_uuid
 from gpumond.model.snapshot import DeviceReading
-from gpumond.protocol.messages import SERVICE_SOCKET, default_socket
+from gpumond.protocol.sockets import SERVICE_SOCKET, default_socket
 
 DEFAULT_URL = "http://127.0.0.1:9917"
 LOCAL = ("127.0.0.1", "localhost", "::1")

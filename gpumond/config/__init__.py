@@ -27,7 +27,7 @@ from gpumond.engines.spec import Declaration
 from gpumond.errors import ConfigError
 from gpumond.host.files import read_text
 from gpumond.host.logs import LogFormat, LogLevel
-from gpumond.protocol.messages import default_socket
+from gpumond.protocol.sockets import default_socket
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import ActionConfig, FlushConfig, OverrideConfig, RuleConfig, Seconds, Strict

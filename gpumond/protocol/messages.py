@@ -8,7 +8,6 @@ of a newer one.
 from __future__ import annotations
 
 import json
-import os
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -211,22 +210,6 @@ def clean(value: object) -> str:
     """Make any text safe to send, log and display: printable, at most ``MAX_TEXT`` characters."""
     text = str(value)[:MAX_TEXT]
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-SERVICE_SOCKET = "/run/gpumond/agent.sock"
-
-
-def default_socket(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the default path of the socket; None if the user has no directory of its own."""
-    return SERVICE_SOCKET if os.geteuid() == 0 else own_socket(environ)
-
-
-def own_socket(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the path of a daemon for this user alone: in the runtime directory or, without one, below the home."""
-    if runtime := environ.get("XDG_RUNTIME_DIR"):
-        return os.path.join(runtime, "gpumond", "agent.sock")
-    home = environ.get("HOME")
-    return os.path.join(home, ".local", "state", "gpumond", "agent.sock") if home else None
 
 
 def _fields(value: Any) -> dict[str, Any]:
