@@ -52,11 +52,11 @@ def test_faults_of_the_hardware_fire_built_in_rules(daemon: RunningDaemon, drive
     device = driver.devices[0]
     device.ecc_uncorrected, device.remapped_failure, device.persistence, device.throttle = 2, 1, 0, 0x40
     driver.write()
-    until(lambda: {"ecc-uncorrected", "row-remap-failed"} <= firing(daemon), 40)
+    until(lambda: {"ecc-uncorrected", "row-remap-failed"} <= firing(daemon), 120)
     summary = dict(alerts(daemon)["ecc-uncorrected"]["annotations"])["summary"]
     assert "had 2 uncorrected ECC errors since its driver was loaded" in summary
     lasting = {"persistence-mode-off", "thermal-throttling"}
-    until(lambda: lasting <= {name for name, alert in alerts(daemon).items() if alert["phase"] == "pending"}, 40)
+    until(lambda: lasting <= {name for name, alert in alerts(daemon).items() if alert["phase"] == "pending"}, 120)
     device.ecc_uncorrected, device.remapped_failure, device.persistence, device.throttle = 0, 0, 1, 0
     driver.write()
-    until(lambda: not {"ecc-uncorrected", "row-remap-failed", "persistence-mode-off"} & alerts(daemon).keys(), 40)
+    until(lambda: not {"ecc-uncorrected", "row-remap-failed", "persistence-mode-off"} & alerts(daemon).keys(), 120)
