@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 
+from gpumond.api.rate_limits import TokenBucket
 from gpumond.engine.quotas import DueLimit, SentLimit, answered, due_limits
 from gpumond.errors import StoreUnavailable
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import Snapshot
+from gpumond.model.units import HOUR_SECONDS
 from gpumond.protocol.messages import AgentResponse
 
 PROGRAMS_AT_ONCE = 16
+"""Programs of one user to which a limit is sent at the same time."""
+SENT_PER_HOUR = 128
+"""Limits sent to the programs of one user, so that a program that changes its limit does not fill the audit."""
 
 
 class QuotaLimits:
@@ -20,13 +26,18 @@ class QuotaLimits:
     def __init__(self, set_limit: Callable[[DueLimit], Awaitable[AgentResponse | None]]) -> None:
         self._set_limit = set_limit
         self._sent: dict[ProcessKey, SentLimit] = {}
-        self._places = asyncio.Semaphore(PROGRAMS_AT_ONCE)
+        self._places: defaultdict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PROGRAMS_AT_ONCE))
+        self._rate = TokenBucket(SENT_PER_HOUR, HOUR_SECONDS)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def execute(self, snapshot: Snapshot) -> None:
         """Start to set the limits that are due; waits for none of them."""
         due, self._sent = due_limits(snapshot, self._sent)
         for each in due:
+            user, now = str(each.report.uid), snapshot.elapsed_seconds
+            if self._rate.wait(user, now) > 0:
+                continue  # it is due again later
+            self._rate.count(user, now)
             task = asyncio.create_task(self._carry_out(each))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -37,7 +48,7 @@ class QuotaLimits:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _carry_out(self, due: DueLimit) -> None:
-        async with self._places:
+        async with self._places[due.report.uid]:
             try:
                 answer = await self._set_limit(due)
             except StoreUnavailable:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,11 +59,20 @@ def rooms(snapshot: Snapshot, started: Mapping[str, Started], lending: Lending) 
     granted = {
         (own.device_uuid, key): own.need_bytes for name, own in started.items() for key in members(snapshot, name, own)
     }
-    return [_room(device, snapshot, granted, lending) for device in snapshot.devices]
+    reports: defaultdict[str, list[AgentReport]] = defaultdict(list)
+    for report in snapshot.reports if lending != "off" else ():
+        if report.flush_policy != "never":
+            for uuid in {pool.device_uuid for pool in report.pools}:
+                reports[uuid].append(report)
+    return [_room(device, snapshot, granted, lending, reports[device.uuid]) for device in snapshot.devices]
 
 
 def _room(
-    device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int], lending: Lending
+    device: DeviceReading,
+    snapshot: Snapshot,
+    granted: Mapping[tuple[str, ProcessKey], int],
+    lending: Lending,
+    reports: Sequence[AgentReport],
 ) -> Room:
     reserved, holders = 0, set[int]()
     for key, quota in snapshot.quotas_by_process.items():
@@ -78,24 +88,25 @@ def _room(
         free_bytes=_free(device),
         reserved_bytes=reserved,
         lenders=None if lending == "all" else frozenset(holders),
-        neighbours=() if lending == "off" else tuple(_neighbours(device, snapshot, granted)),
+        neighbours=tuple(_neighbours(device, snapshot, granted, reports)),
     )
 
 
 def _neighbours(
-    device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int]
-) -> list[Neighbour]:
-    found: list[Neighbour] = []
-    for report in snapshot.reports:
-        if report.flush_policy == "never" or (device.uuid, report.key) in granted:
+    device: DeviceReading,
+    snapshot: Snapshot,
+    granted: Mapping[tuple[str, ProcessKey], int],
+    reports: Sequence[AgentReport],
+) -> Iterator[Neighbour]:
+    for report in reports:
+        if (device.uuid, report.key) in granted:
             continue
         pools = [pool for pool in report.pools if _own(pool.device_uuid, device, pool.inside)]
         reserve = snapshot.quotas_by_process.get(report.key, NO_QUOTA).reserve_bytes or 0
         held = used(device, report.key, snapshot) or 0
         reclaimable = min(sum(pool.reclaimable.likely for pool in pools), max(0, held - reserve))
         if reclaimable > 0:
-            found.append(_neighbour(device, report, reclaimable, sum(pool.thrashes for pool in pools)))
-    return found
+            yield _neighbour(device, report, reclaimable, sum(pool.thrashes for pool in pools))
 
 
 def _neighbour(device: DeviceReading, report: AgentReport, reclaimable: int, thrashes: int) -> Neighbour:

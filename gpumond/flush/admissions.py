@@ -34,6 +34,9 @@ PAUSE_SECONDS = 5.0
 """Time between two flushes for one device. It doubles while they do not suffice."""
 MAX_PAUSE_SECONDS = 600.0
 
+RESERVE = "reserve"
+"""The requester of flushes for the reserve of a quota."""
+
 AdmissionState = Literal["granted", "waiting", "refused"]
 
 
@@ -249,7 +252,7 @@ class Admissions:
         pause.until = now + pause.seconds
         pause.seconds = min(MAX_PAUSE_SECONDS, 2 * pause.seconds)
         entry = self._entries.get(key)
-        actor = f"lending:{entry.owner}" if entry else "lending:reserve"
+        actor = entry.owner if entry else RESERVE
         task = asyncio.create_task(self._carry_out(device, found, actor))
         self._flushing[device] = task
         task.add_done_callback(lambda _: self._flushing.pop(device, None))

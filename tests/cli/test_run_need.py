@@ -130,7 +130,7 @@ def test_neighbour_is_flushed_for_a_program_that_waits(daemon: RunningDaemon, st
     assert line_of(waiting) == "started\n"
     allocate(waiting, 700)
     (receipt,) = daemon.get("receipts")
-    assert (receipt["pid"], receipt["outcome"], receipt["requested_by"]) == (neighbour.pid, "freed", "lending:token")
+    assert (receipt["pid"], receipt["outcome"], receipt["requested_by"]) == (neighbour.pid, "freed", "token")
 
 
 def test_program_that_refuses_flushes_is_not_flushed(daemon: RunningDaemon, start: Start):

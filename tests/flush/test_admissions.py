@@ -157,7 +157,7 @@ async def test_programs_are_flushed_for_the_first_request_with_longer_and_longer
     world = World()
     asked = world.ask(30)
     await world.tick(10)
-    assert world.flushed == [(REPORT.pid, "lending:uid:1000")]
+    assert world.flushed == [(REPORT.pid, "uid:1000")]
     times = [0.0]
     for second in range(1, 90):
         world.now = float(second)

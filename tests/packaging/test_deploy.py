@@ -40,6 +40,7 @@ from gpumond.config.quota_registry import MAX_QUOTAS
 from gpumond.config.rule_registry import MAX_RULES
 from gpumond.daemon.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
 from gpumond.daemon.listener import HEAD_SECONDS
+from gpumond.daemon.quota_limits import SENT_PER_HOUR
 from gpumond.engine import EngineState, advance
 from gpumond.flush import COOLDOWN_SECONDS, RECEIPTS_KEPT
 from gpumond.flush.admissions import IN_TOTAL, PER_OWNER
@@ -303,6 +304,7 @@ STATED = {
     "scopes of one program": f"{SCOPES} names",
     "commands that an agent carries out": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",
     "flushes of one program": f"one each {COOLDOWN_SECONDS:g} s",
+    "limits that quotas set in programs of one user": f"{SENT_PER_HOUR} an hour",
     "flushes of one caller": f"{FLUSHES_PER_MINUTE} a minute",
     "wrong tokens or passwords of one user": f"{FAILURES_PER_MINUTE} a minute",
     "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} of one user",
