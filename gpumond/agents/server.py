@@ -53,6 +53,7 @@ UNASKED = {
     "snapshot": "this program's agent is too old",
     "classes": "this program's agent is too old",
     "fetch": "this program's agent is too old",
+    "retainers": "this program's agent is too old",
 }
 
 

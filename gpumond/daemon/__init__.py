@@ -105,6 +105,7 @@ class Daemon:
             edges.engines.start(parts.gpu_processes)
             stack.push_async_callback(self._finish, self._dispatcher.close)
             stack.push_async_callback(self._finish, self._requests.close)
+            stack.push_async_callback(self._finish, self._ticker.close)
             yield
 
     async def tick(self) -> Tick:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpumond.alerting.dispatcher import AlertDispatcher
+from gpumond.daemon.leak_inquiry import LeakInquiry
 from gpumond.daemon.parts import Parts
 from gpumond.engine import Tick, advancing, observing
 from gpumond.host.event_loop import in_slices
@@ -33,6 +34,7 @@ class Ticker:
     ) -> None:
         self._parts, self._dispatcher, self._history = parts, dispatcher, history
         self._between_ticks = between_ticks
+        self._leaks = LeakInquiry(parts.edges.agents)
 
     async def tick(self) -> Tick:
         """Carry out one tick. The frame is swapped before receivers are notified and programs are flushed."""
@@ -51,6 +53,7 @@ class Ticker:
             parts.state = tick.memory
             parts.current.swap(replace(tick.frame, alerts=dispatch.alerts), pages)
             self._dispatcher.execute(dispatch)
+            self._leaks.consider(tick.frame)
 
             await self._record(tick)
         await in_slices(parts.preview_window.adding(tick.frame))
@@ -88,6 +91,9 @@ class Ticker:
         await asyncio.sleep(0)
         departed = parts.edges.agents.departed()
         parts.telemetry.count_events(parts.events.publish(tick.frame, tick.raised, tick.resolved, departed))
+
+    async def close(self) -> None:
+        await self._leaks.close()
 
     async def run_forever(self) -> None:
         """Tick on a monotonic schedule. A tick that comes too late is skipped and counted, never queued."""

@@ -28,7 +28,7 @@ MAX_INTEGER = 2**63
 
 T = TypeVar("T")
 
-Asked = Literal["limit", "snapshot", "classes", "fetch"]
+Asked = Literal["limit", "snapshot", "classes", "fetch", "retainers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,8 @@ class FlushResult:
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
     """The daemon's request for a soft quota (``limit_bytes`` None: remove it), for the framework's own memory
-    snapshot, for the classes of live bytes, or for a part of a snapshot's file (``fetch``).
+    snapshot, for the classes of live bytes, for a part of a snapshot's file (``fetch``), or for a search of the lines
+    that keep memory (``retainers``), whose result is in later reports.
 
     ``record_seconds``: record the allocator's history for this time before the snapshot and the classes.
     """
