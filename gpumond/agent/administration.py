@@ -6,19 +6,21 @@ disconnected.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpumond.agent.adapters import FlushRefused, HistoryRecording
+from gpumond.agent.adapters import FlushRefused, HistoryRecording, TensorTracking
 from gpumond.agent.end_requests import EndRequests
 from gpumond.agent.instrument import snapshots
 from gpumond.agent.instrument.oom import live_classes
 from gpumond.agent.registry import REGISTRY, apply_limit
+from gpumond.agent.retention import INTERVAL_SECONDS, RetentionSearch
 from gpumond.model.pools import FlushPolicy
-from gpumond.model.program import Dump, Site
+from gpumond.model.program import Dump, Retainer, Site
 from gpumond.protocol.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, clean, encode
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ CLASSES_SECONDS = 0.04
 """Time limit for the classes of live bytes, which are read with the GIL held."""
 CLASSES_EACH_SECONDS = 1.0
 MAX_RECORD_SECONDS = 600.0
+MAX_SEARCHED_BLOCKS = 12_000_000
+"""Most memory blocks of an interpreter that is searched: the collector takes about 20 ns for each, several times."""
 SITES = 20
 """Number of sites in a response; the treemap and the snapshot have more."""
 
@@ -45,7 +49,8 @@ LIMIT_REFUSED = (
 
 def answers(allow_limit: bool, may_end: bool) -> tuple[str, ...]:
     """Return the kinds of AgentRequest that are not refused."""
-    return (*(("limit",) if allow_limit else ()), "snapshot", "classes", "fetch", *(("end",) if may_end else ()))
+    kinds = ("snapshot", "classes", "fetch", "retainers")
+    return (*(("limit",) if allow_limit else ()), *kinds, *(("end",) if may_end else ()))
 
 
 class Recording(NamedTuple):
@@ -63,6 +68,9 @@ class CommandHandler:
         self._snapshots, self._end_requests = snapshots.RequestedSnapshots(), EndRequests()
         self._classes_at = -CLASSES_EACH_SECONDS
         self._recording: Recording | None = None
+        self._search: tuple[RetentionSearch, float] | None = None
+        self.retainers: tuple[Retainer, ...] = ()
+        """The result of the newest search of the lines that keep memory."""
 
     def answer(self, request: AgentRequest, thread: AgentThread) -> AgentResponse:
         """Carry out a request that takes no time."""
@@ -86,6 +94,38 @@ class CommandHandler:
         refused = "; ".join(result.reason for result in applied if not result.applied)
         reason = "" if any(result.applied for result in applied) else refused or "the program uses no known allocator"
         return AgentResponse(request.id, reason[:256], applied)
+
+    def start_search(self, request: AgentRequest, policy: FlushPolicy) -> AgentResponse:
+        """Begin a search of the lines that keep memory."""
+        if self._search is not None:
+            return AgentResponse(request.id, "a search is already in progress")
+        if policy != "allow":
+            return AgentResponse(request.id, f"this program's flush_policy is {policy}: its objects are not searched")
+        if sys.getallocatedblocks() > MAX_SEARCHED_BLOCKS:
+            return AgentResponse(request.id, "the program has too many objects: a search would stop it for too long")
+        adapters = [adapter for adapter in REGISTRY.known() if isinstance(adapter, TensorTracking)]
+        if not adapters:
+            return AgentResponse(request.id, "no allocator of this program has objects that can be searched")
+        try:
+            search = RetentionSearch(lambda: [one for adapter in adapters for one in adapter.tracked_tensors()])
+        except Exception as error:  # a version of the library that is not understood
+            return AgentResponse(request.id, clean(f"{type(error).__name__}: {error}"))
+        self._search = search, time.monotonic() + INTERVAL_SECONDS
+        return AgentResponse(request.id)
+
+    def continue_search(self, now: float) -> None:
+        """Carry out the next part of a search when it is due."""
+        if self._search is None or now < self._search[1]:
+            return
+        search, self._search = self._search[0], None
+        try:
+            found = search.advance()
+        except Exception:  # a version of the library that is not understood
+            return
+        if found is None:
+            self._search = search, now + INTERVAL_SECONDS
+        else:
+            self.retainers = found
 
     def start_recording(self, request: AgentRequest, workload: str, policy: FlushPolicy) -> AgentResponse | None:
         """Turn the allocator's history on; return a response only if it is refused."""

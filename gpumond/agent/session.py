@@ -194,6 +194,8 @@ class Session:
             request = self._requests.popleft()
             if request.kind == "classes" and self._thread.flush_policy == "step" and request.record_seconds is None:
                 self._thread.waiting[request.id] = (request, time.monotonic() + STEP_SECONDS)
+            elif request.kind == "retainers":
+                self._transport.send(self._handler.start_search(request, self._thread.flush_policy))
             elif request.record_seconds is not None:
                 refusal = self._handler.start_recording(request, self._thread.workload, self._thread.flush_policy)
                 if refusal is not None:
@@ -201,6 +203,7 @@ class Session:
             else:
                 self._transport.send(self._handler.answer(request, self._thread))
                 self._report_at = 0.0
+        self._handler.continue_search(time.monotonic())
         recorded = self._handler.finished_recording(time.monotonic())
         if recorded is not None:
             self._transport.send(recorded)
@@ -232,7 +235,8 @@ class Session:
                 if facts is None or facts.adapters is not adapters:
                     facts = self._facts = AllocatorFacts(adapters)
                 sample(pools)
-                program = program_report(facts.distributed, self._transport.refusals + REGISTRY.refusals)
+                refusals = self._transport.refusals + REGISTRY.refusals
+                program = program_report(facts.distributed, refusals, self._handler.retainers)
                 self._transport.send(
                     Report(
                         self._thread.flush_policy,

@@ -57,6 +57,7 @@ UNASKED = {
     "fetch": "this program's agent is too old",
     "end": "this program has no function for requests to end, or its agent is too old; register one with "
     "gpumond.agent.on_end_request",
+    "retainers": "this program's agent is too old",
 }
 
 

@@ -118,6 +118,7 @@ class Daemon:
             stack.push_async_callback(self._finish, self._quota_limits.close)
             stack.push_async_callback(self._finish, self.admissions.close)
             stack.push_async_callback(self._finish, self._requests.close)
+            stack.push_async_callback(self._finish, self._ticker.close)
             yield
 
     async def tick(self) -> Tick:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from gpumond.alerting.dispatcher import AlertDispatcher
+from gpumond.daemon.leak_inquiry import LeakInquiry
 from gpumond.daemon.parts import Parts
 from gpumond.daemon.quota_limits import QuotaLimits
 from gpumond.engine import Tick, advancing, observing
@@ -38,6 +39,7 @@ class Ticker:
         self._parts, self._dispatcher, self._history = parts, dispatcher, history
         self._quota_limits, self._admissions = quota_limits, admissions
         self._between_ticks = between_ticks
+        self._leaks = LeakInquiry(parts.edges.agents)
 
     async def tick(self) -> Tick:
         """Carry out one tick. The frame is swapped before receivers are notified and programs are flushed."""
@@ -59,6 +61,7 @@ class Ticker:
             if parts.quotas.loaded:  # until then, the limit of an unknown quota may be that of a stored one
                 self._quota_limits.execute(snapshot)
             self._admissions.execute(snapshot)
+            self._leaks.consider(tick.frame)
 
             await self._record(tick)
         await in_slices(parts.preview_window.adding(tick.frame))
@@ -99,6 +102,9 @@ class Ticker:
         await asyncio.sleep(0)
         departed = parts.edges.agents.departed()
         parts.telemetry.count_events(parts.events.publish(tick.frame, tick.raised, tick.resolved, departed))
+
+    async def close(self) -> None:
+        await self._leaks.close()
 
     async def run_forever(self) -> None:
         """Tick on a monotonic schedule. A tick that comes too late is skipped and counted, never queued."""

@@ -13,6 +13,7 @@ from gpumond.diagnosis import Diagnosis, diagnosing
 from gpumond.diagnosis.idle import with_idle_times
 from gpumond.engine.attribution import attributing
 from gpumond.engine.quotas import assigning
+from gpumond.engine.retainers import with_retainers
 from gpumond.model.claims import complete_lists
 from gpumond.model.cooperative import Steps, collecting, synchronous
 from gpumond.model.engines import EngineReading
@@ -116,7 +117,8 @@ def advancing(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot) ->
     """Make the next frame, and the alerts that began or ceased to fire. ``memory`` must not be used meanwhile."""
     diagnosis = yield from diagnosing(memory.diagnosis, snapshot)
     yield
-    return (yield from evaluating(replace(memory, diagnosis=diagnosis), rules, snapshot, diagnosis.verdicts))
+    verdicts = with_retainers(diagnosis.verdicts, snapshot)
+    return (yield from evaluating(replace(memory, diagnosis=diagnosis), rules, snapshot, verdicts))
 
 
 advance = synchronous(advancing)

@@ -177,6 +177,21 @@ class Oom:
     classes: tuple[LiveClasses, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Retainer:
+    """A line of a program that keeps tensors: where the variable or attribute ``name`` grows, or is set.
+
+    ``size_bytes`` and ``tensors``: what it kept in twenty seconds, with the graphs that these tensors refer to.
+    """
+
+    file: str
+    line: int
+    function: str
+    name: str
+    size_bytes: int
+    tensors: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """Facts of one program besides its pools.
@@ -184,6 +199,8 @@ class Program:
     ``oom_retries``: calls repeated by ``retry_on_oom``; ``oom_rescues``: those of them that succeeded.
     ``distributed``: the program is one rank of several. ``refusals``: input that its agent rejected: malformed
     messages, daemons that it does not trust, commands above the rate limit or with an unknown step.
+    ``retainers``: the result of the newest search of the lines that keep memory, which the daemon requests once for a
+    leak.
     """
 
     scopes: tuple[ScopeUsage, ...] = ()
@@ -193,6 +210,7 @@ class Program:
     oom_rescues: int = 0
     distributed: bool = False
     refusals: int = 0
+    retainers: tuple[Retainer, ...] = ()
 
 
 SILENT = Program()

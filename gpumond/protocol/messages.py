@@ -37,7 +37,7 @@ MAX_INTEGER = 2**63
 
 T = TypeVar("T")
 
-Asked = Literal["limit", "snapshot", "classes", "fetch", "end"]
+Asked = Literal["limit", "snapshot", "classes", "fetch", "retainers", "end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ class FlushResult:
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
     """The daemon's request for a limit (``limit_bytes`` None: remove it), for the framework's own memory snapshot, for
-    the classes of live bytes, for a part of a snapshot's file (``fetch``), or for the end of the program by its own
-    function.
+    the classes of live bytes, for a part of a snapshot's file (``fetch``), for a search of the lines that keep memory
+    (``retainers``), whose result is in later reports, or for the end of the program by its own function.
 
     ``record_seconds``: record the allocator's history for this time before the snapshot and the classes. ``quota``: the
     quota that requires the limit; the agent's reports state it.

@@ -2,8 +2,8 @@
 
 An adapter is a class of `AllocatorAdapter`, plus one base class for each optional capability that it has:
 `ClassReporting`, `Finishable`, `HistoryRecording`, `HostPoolReporting`, `LargestFreeReporting`, `Limitable`,
-`MainThreadBound`, `OomObservable`, `RetentionReporting`, `Snapshottable`. The agent tests for a capability with
-`isinstance` and looks up no other member.
+`MainThreadBound`, `OomObservable`, `RetentionReporting`, `Snapshottable`, `TensorTracking`. The agent tests for a
+capability with `isinstance` and looks up no other member.
 
 To add one: write ``adapters/NAME.py`` with the class and a function ``adapter()`` that returns it, or None while there
 is nothing to read, and add its `AdapterSpec` to ``ADAPTERS``: search, errors, ``gpumond doctor`` and
@@ -23,6 +23,7 @@ from gpumond.model.program import AppliedLimit, Dump, LiveClasses, Site
 
 if TYPE_CHECKING:
     from gpumond.agent import cuda as cuda_module
+    from gpumond.agent.retention import Tracked
 
 
 class AdapterSpec:
@@ -172,6 +173,14 @@ class HistoryRecording(Protocol):
 
         Return the file, live memory by site, and the live bytes that were allocated before the record.
         """
+
+
+@runtime_checkable
+class TensorTracking(Protocol):
+    """An adapter whose library has Python objects for its memory."""
+
+    def tracked_tensors(self) -> Sequence[Tracked]:
+        """Return all of them that are on a device. It may take some tens of milliseconds."""
 
 
 @runtime_checkable

@@ -27,6 +27,7 @@ from gpumond.agent.adapters import (
     OomObservable,
     RetentionReporting,
     Snapshottable,
+    TensorTracking,
     drm_devices,
     torch_classes,
     torch_history,
@@ -44,6 +45,7 @@ from gpumond.agent.adapters.torch_formulas import (
     usage,
 )
 from gpumond.agent.adapters.torch_unmapped import NOTHING, UnmappedBytes, UnmappedSegments
+from gpumond.agent.retention import Tracked
 from gpumond.model.pools import HostPool, PoolUsage, Reclaimable, StepResult
 from gpumond.model.program import AppliedLimit, Dump, LiveClasses, Site
 
@@ -67,6 +69,7 @@ class TorchAdapter(
     OomObservable,
     RetentionReporting,
     Snapshottable,
+    TensorTracking,
 ):
     name = "torch"
     main_thread_steps = frozenset(("workspaces", "plans"))
@@ -342,6 +345,9 @@ class TorchAdapter(
             for ordinal, size in live.items()
             if size and (uuid := self._uuid(ordinal)) is not None
         )
+
+    def tracked_tensors(self) -> Sequence[Tracked]:
+        return torch_classes.tracked(self._torch, "cuda") if self._cuda.is_initialized() else ()
 
     def _segments(self, max_blocks: int) -> Sequence[Mapping[str, Any]] | None:
         """Return all segments with their blocks; None if there are too many blocks."""

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
+from gpumond.agent.retention import Tracked
 from gpumond.model.program import Exactness, LiveClasses
 
 CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors")
@@ -53,6 +54,24 @@ def measure(torch: Any, kind: str, seconds: float) -> ClassBytes:
     complete = complete and searched
     with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor could run code of the program
         return _Visit(kind, deadline).classify(objects, complete)
+
+
+def tracked(torch: Any, kind: str) -> list[Tracked]:
+    """Return all tensors on devices of a kind, each with the size of its storage, newest last as far as known."""
+    objects, _ = _torch_objects(torch, gc.get_objects(), float("inf"))
+    found: list[Tracked] = []
+    storages: set[int] = set()
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor in (*objects.tensors, *objects.parameters):
+            try:
+                storage = tensor.untyped_storage()
+                if storage.device.type == kind:
+                    size = 0 if storage._cdata in storages else storage.nbytes()
+                    storages.add(storage._cdata)
+                    found.append(Tracked(tensor, size, not tensor.is_leaf))
+            except Exception:  # a tensor without a storage
+                continue
+    return found
 
 
 def live_classes(found: ClassBytes, ordinal: int, allocator: str, device_uuid: str, live_bytes: int) -> LiveClasses:
