@@ -12,8 +12,14 @@
   - NoSuchRule          the store has no rule with that name
   - RuleChanged         the rule has changed since the caller read it: HTTP 412
   - RuleConflict        the rule is read-only or exists already: HTTP 409
+  - NoSuchQuota, QuotaChanged, QuotaConflict   the same for quotas
+  - NoSuchAdmission     the caller has no request for memory with that id: HTTP 404
+  - TooManyAdmissions   the limit of requests for memory is reached: HTTP 429
   - NoSuchBaseline      no baseline has that name, or there is nothing to compare it with: HTTP 404
   - TooManyBaselines    the limit is reached; delete one first: HTTP 409
+  - NoSuchSilence       no silence has that id: HTTP 404
+  - TooManySilences     the caller's limit is reached; delete one first: HTTP 409
+  - NoSuchReceiver      no receiver has that name: HTTP 404
   - EngineError         a serving engine does not answer, or not as its kind does
     · EngineRejected, EngineTimeout
   - DaemonError         the daemon cannot be reached or returned an error: exit code 1
@@ -188,12 +194,44 @@ class RuleConflict(GpumondError):
     """The rule is read-only or exists already; the message ends with the remedy."""
 
 
+class NoSuchQuota(GpumondError):
+    """No quota has that name."""
+
+
+class QuotaChanged(GpumondError):
+    """The quota's current etag differs from the one in the request."""
+
+
+class QuotaConflict(GpumondError):
+    """The quota is read-only, or there are too many; the message ends with the remedy."""
+
+
+class NoSuchAdmission(GpumondError):
+    """The caller has no request for memory with that id."""
+
+
+class TooManyAdmissions(GpumondError):
+    """The limit of requests for memory is reached."""
+
+
 class NoSuchBaseline(GpumondError):
     """No baseline has that name, or there is nothing to compare it with; the message ends with the remedy."""
 
 
 class TooManyBaselines(GpumondError):
     """The store already holds the maximum number of baselines."""
+
+
+class NoSuchSilence(GpumondError):
+    """No silence has that id."""
+
+
+class TooManySilences(GpumondError):
+    """The creator already has the maximum number of silences."""
+
+
+class NoSuchReceiver(GpumondError):
+    """No configured receiver has that name; the message lists the receivers."""
 
 
 class EngineError(GpumondError):

@@ -1,4 +1,4 @@
-"""Requests of an administrator other than a flush: a soft limit, snapshots of the memory, and what the memory contains.
+"""Requests other than a flush: a limit, snapshots of the memory and its contents, and the end of the program.
 
 Each is bounded in rate, size and time. A recording of the allocator's history ends by itself, also if the daemon has
 disconnected.
@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpumond.agent.adapters import FlushRefused, HistoryRecording, TensorTracking
+from gpumond.agent.end_requests import EndRequests
 from gpumond.agent.instrument import snapshots
 from gpumond.agent.instrument.oom import live_classes
 from gpumond.agent.registry import REGISTRY, apply_limit
@@ -21,6 +22,9 @@ from gpumond.agent.retention import INTERVAL_SECONDS, RetentionSearch
 from gpumond.model.pools import FlushPolicy
 from gpumond.model.program import Dump, Retainer, Site
 from gpumond.protocol.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, clean, encode
+
+if TYPE_CHECKING:
+    from gpumond.agent.thread import AgentThread
 
 STEP_SECONDS = 10.0
 """Longest wait for `step`, by which a program with flush_policy ``step`` permits an interruption."""
@@ -43,10 +47,10 @@ LIMIT_REFUSED = (
 )
 
 
-def answers(allow_limit: bool) -> tuple[str, ...]:
+def answers(allow_limit: bool, may_end: bool) -> tuple[str, ...]:
     """Return the kinds of AgentRequest that are not refused."""
     kinds = ("snapshot", "classes", "fetch", "retainers")
-    return ("limit", *kinds) if allow_limit else kinds
+    return (*(("limit",) if allow_limit else ()), *kinds, *(("end",) if may_end else ()))
 
 
 class Recording(NamedTuple):
@@ -61,30 +65,32 @@ class CommandHandler:
     """Carries out requests. Its methods never raise."""
 
     def __init__(self) -> None:
-        self._snapshots = snapshots.RequestedSnapshots()
+        self._snapshots, self._end_requests = snapshots.RequestedSnapshots(), EndRequests()
         self._classes_at = -CLASSES_EACH_SECONDS
         self._recording: Recording | None = None
         self._search: tuple[RetentionSearch, float] | None = None
         self.retainers: tuple[Retainer, ...] = ()
         """The result of the newest search of the lines that keep memory."""
 
-    def answer(self, request: AgentRequest, workload: str, allow_limit: bool) -> AgentResponse:
+    def answer(self, request: AgentRequest, thread: AgentThread) -> AgentResponse:
         """Carry out a request that takes no time."""
         if request.kind == "snapshot":
-            dump = self._snapshots.write(workload)
+            dump = self._snapshots.write(thread.workload)
             return AgentResponse(request.id, dump.reason, dump=dump)
         if request.kind == "fetch":
             return self._part(request)
         if request.kind == "classes":
             return self._classes(request)
-        if not allow_limit:
+        if request.kind == "end":
+            return AgentResponse(request.id, self._end_requests.call(thread.end_functions))
+        if not thread.allow_limit:
             return AgentResponse(request.id, LIMIT_REFUSED)
         if request.limit_bytes == 0:
             return AgentResponse(
                 request.id,
                 "a limit of 0 bytes is ambiguous: to some allocators it means no limit; give at least 1 byte",
             )
-        applied = apply_limit(request.limit_bytes, request.device_uuid)
+        applied = apply_limit(request.limit_bytes, request.device_uuid, request.quota)
         refused = "; ".join(result.reason for result in applied if not result.applied)
         reason = "" if any(result.applied for result in applied) else refused or "the program uses no known allocator"
         return AgentResponse(request.id, reason[:256], applied)

@@ -23,7 +23,6 @@ from gpumond.agent.registry import REGISTRY
 from gpumond.agent.transport import Transport
 from gpumond.model.program import Ending
 from gpumond.protocol.messages import (
-    SERVICE_SOCKET,
     AgentRequest,
     AgentResponse,
     Bye,
@@ -33,8 +32,8 @@ from gpumond.protocol.messages import (
     Hello,
     Report,
     clean,
-    own_socket,
 )
+from gpumond.protocol.sockets import SERVICE_SOCKET, own_socket
 
 if TYPE_CHECKING:
     from gpumond.agent.thread import AgentThread
@@ -99,7 +98,7 @@ class Session:
             if time.monotonic() < deadline and self._thread.waiting.pop(name, None) is not None:
                 result: FlushResult | AgentResponse
                 if isinstance(command, AgentRequest):
-                    result = self._handler.answer(command, self._thread.workload, self._thread.allow_limit)
+                    result = self._handler.answer(command, self._thread)
                     self._step_results.append(result)
                     self._thread.wake.set()
                     continue
@@ -135,7 +134,8 @@ class Session:
         self._transport.renew()
 
     def _connect(self) -> None:
-        settings = (self._thread.socket, self._thread.workload, self._thread.allow_limit)
+        allowed = answers(self._thread.allow_limit, bool(self._thread.end_functions))
+        settings = (self._thread.socket, self._thread.workload, allowed)
         if self._transport.connected:
             if settings == self._settings:
                 return
@@ -143,8 +143,8 @@ class Session:
         now = time.monotonic()
         if now >= self._transport.retry_at and self._transport.connect(self._thread.socket or _socket_path(), now):
             self._settings = settings
-            allowed = answers(self._thread.allow_limit)
-            self._transport.send(Hello(self._thread.workload, __version__, sys.version.split()[0], allowed))
+            admission = clean(os.environ.get("GPUMOND_ADMISSION", ""))
+            self._transport.send(Hello(self._thread.workload, __version__, sys.version.split()[0], allowed, admission))
             self._report_at = now
 
     def _wait(self) -> bool:
@@ -201,7 +201,8 @@ class Session:
                 if refusal is not None:
                     self._transport.send(refusal)
             else:
-                self._transport.send(self._handler.answer(request, self._thread.workload, self._thread.allow_limit))
+                self._transport.send(self._handler.answer(request, self._thread))
+                self._report_at = 0.0
         self._handler.continue_search(time.monotonic())
         recorded = self._handler.finished_recording(time.monotonic())
         if recorded is not None:
@@ -237,7 +238,14 @@ class Session:
                 refusals = self._transport.refusals + REGISTRY.refusals
                 program = program_report(facts.distributed, refusals, self._handler.retainers)
                 self._transport.send(
-                    Report(self._thread.flush_policy, facts.frameworks, pools, program, facts.host_pools)
+                    Report(
+                        self._thread.flush_policy,
+                        facts.frameworks,
+                        pools,
+                        program,
+                        facts.host_pools,
+                        REGISTRY.limits(),
+                    )
                 )
 
 

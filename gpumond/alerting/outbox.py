@@ -5,7 +5,10 @@ difference. So no notification is repeated without need, no alert is resolved wh
 notification that does not fit into a full queue is queued later. The journal keeps the queue and the receivers'
 knowledge over a restart; after a crash between sending and its journal entry a notification is sent twice, never lost.
 
-This does *not* cover silences, grouping and inhibition: Alertmanager does those.
+A silenced alert is not sent, also if it was queued before. When its silence ends and it still fires, it is queued then.
+A receiver that knows a silenced alert is notified of its end.
+
+This does *not* cover grouping and inhibition: Alertmanager does those.
 """
 
 from __future__ import annotations
@@ -28,7 +31,6 @@ from gpumond.model.persisted import Labels, Notice
 log = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 10_000
-BATCH_LIMIT = 64
 BACKOFF_SECONDS = (1.0, 300.0)
 PROMPT_SECONDS = 55.0
 """Longest pause while a firing alert waits to be sent: with the 5 s of an attempt, a receiver that answers again is
@@ -51,7 +53,9 @@ class Counts(Protocol):
 
 
 class Outbox:
-    """``wants(receiver, rule)`` returns True if a receiver is notified of a rule's alerts."""
+    """``wants(receiver, rule)`` returns True if a receiver is notified of a rule's alerts; ``silenced(alert)`` returns
+    True while an alert is not sent.
+    """
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class Outbox:
         counts: Counts,
         *,
         wants: Callable[[str, str], bool] = lambda receiver, rule: True,
+        silenced: Callable[[Alert], bool] = lambda alert: False,
         backoff_seconds: tuple[float, float] = BACKOFF_SECONDS,
         keep_resolved_seconds: float = KEEP_RESOLVED_SECONDS,
         queue_limit: int = QUEUE_LIMIT,
@@ -69,6 +74,7 @@ class Outbox:
             ReceiverQueue,
             journal=journal,
             counts=counts,
+            silenced=silenced,
             backoff_seconds=backoff_seconds,
             keep_resolved_seconds=keep_resolved_seconds,
             queue_limit=queue_limit,
@@ -134,13 +140,14 @@ class ReceiverQueue:
         notifier: Notifier,
         journal: Journal,
         counts: Counts,
+        silenced: Callable[[Alert], bool],
         backoff_seconds: tuple[float, float],
         keep_resolved_seconds: float,
         queue_limit: int,
     ) -> None:
         self.idle = asyncio.Event()
         self.idle.set()
-        self._notifier, self._journal, self._counts = notifier, journal, counts
+        self._notifier, self._journal, self._counts, self._silenced = notifier, journal, counts, silenced
         self._backoff, self._keep_resolved, self._limit = backoff_seconds, keep_resolved_seconds, queue_limit
         self._queue: deque[Notice] = deque()
         self._seq = 0
@@ -178,7 +185,8 @@ class ReceiverQueue:
     ) -> list[Notice]:
         before, self._firing = len(self._queue), firing
         for labels, alert in firing.items():
-            if (labels in news or labels not in self._will_know) and wants(alert.rule):
+            news_of_it = labels in news or labels not in self._will_know
+            if news_of_it and wants(alert.rule) and not self._silenced(alert):
                 self._offer("raised", alert)
         if self._will_know.keys() - firing.keys():
             for labels, alert in list(self._will_know.items()):
@@ -201,6 +209,10 @@ class ReceiverQueue:
         while True:
             await self._work_to_do()
             batch = self._batch()
+            if batch and self._quiet(batch[0]):
+                await self._done(batch, accepted=False)
+                self._unsent(batch)
+                continue
             after = 0.0
             try:
                 await self._send(batch)
@@ -236,10 +248,15 @@ class ReceiverQueue:
         return max(0.0, self._resend_at - time.monotonic())
 
     def _batch(self) -> list[Notice]:
-        """Return the oldest notifications, each alert at most once: firing and resolved are sent separately."""
+        """Return the oldest notifications, each alert at most once: firing and resolved are sent separately.
+
+        Either all or none of them are silenced.
+        """
         batch: dict[Labels, Notice] = {}
+        quiet = bool(self._queue) and self._quiet(self._queue[0])
         for notice in self._queue:
-            if notice.alert.labels in batch or len(batch) == BATCH_LIMIT:
+            full = len(batch) == self._notifier.batch_limit
+            if full or notice.alert.labels in batch or self._quiet(notice) != quiet:
                 break
             batch[notice.alert.labels] = notice
         return list(batch.values())
@@ -265,11 +282,10 @@ class ReceiverQueue:
         self._resend_at = time.monotonic() + (self._notifier.resend_seconds or 0.0)
 
     def _firing_again(self, batch: Sequence[Notice]) -> dict[Labels, Alert]:
-        """Return the present state of known alerts that still fire."""
+        """Return the present state of known alerts that still fire and are not silenced."""
         other = {each.alert.labels for each in batch}
-        return {
-            labels: self._firing[labels] for labels in self._known if labels in self._firing and labels not in other
-        }
+        firing = (self._firing[labels] for labels in self._known if labels in self._firing and labels not in other)
+        return {alert.labels: alert for alert in firing if not self._silenced(alert)}
 
     def _resolved_again(self, batch: Sequence[Notice]) -> dict[Labels, Alert]:
         now, other = time.monotonic(), {each.alert.labels for each in batch}
@@ -294,6 +310,15 @@ class ReceiverQueue:
                 await self._journal.delivered(batch, accepted)
             except StoreUnavailable:
                 pass  # the store logs it; after a crash now, the notification is sent twice
+
+    def _quiet(self, notice: Notice) -> bool:
+        return notice.kind == "raised" and self._silenced(notice.alert)
+
+    def _unsent(self, batch: Sequence[Notice]) -> None:
+        """Let ``put`` queue these silenced alerts later, unless another notification of them is in the queue."""
+        queued = {notice.alert.labels for notice in self._queue}
+        for labels in {notice.alert.labels for notice in batch} - queued - self._known.keys():
+            self._will_know.pop(labels, None)
 
     def _pause(self, failures: int) -> float:
         """Return a random pause between the minimum and a maximum that doubles with each failure (full jitter)."""

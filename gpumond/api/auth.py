@@ -18,7 +18,13 @@ from fastapi import Depends, HTTPException, Request
 from fastapi.security import HTTPBearer
 
 from gpumond.agent.daemon_trust import OVERFLOW_UID
-from gpumond.api.rate_limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, TokenBucket
+from gpumond.api.rate_limits import (
+    FAILURES_PER_MINUTE,
+    FLUSHES_PER_MINUTE,
+    RECEIVER_TESTS_PER_MINUTE,
+    SILENCES_PER_MINUTE,
+    TokenBucket,
+)
 from gpumond.api.shares import user_of
 from gpumond.config.tokens import Token, digest
 
@@ -60,6 +66,8 @@ class Tokens:
         self._others, self.clock = others, clock
         self.failures = TokenBucket(FAILURES_PER_MINUTE, 60.0)
         self.flushes = TokenBucket(FLUSHES_PER_MINUTE, 60.0)
+        self.silences = TokenBucket(SILENCES_PER_MINUTE, 60.0)
+        self.receiver_tests = TokenBucket(RECEIVER_TESTS_PER_MINUTE, 60.0)
 
     def caller(self, token: str) -> Caller | None:
         presented = digest(token)

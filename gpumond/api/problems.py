@@ -20,14 +20,22 @@ from gpumond.errors import (
     CoolingDown,
     FlushError,
     GpumondError,
+    NoSuchAdmission,
     NoSuchBaseline,
     NoSuchDevice,
+    NoSuchQuota,
+    NoSuchReceiver,
     NoSuchRule,
+    NoSuchSilence,
     NoSuchTarget,
+    QuotaChanged,
+    QuotaConflict,
     RuleChanged,
     RuleConflict,
     StoreUnavailable,
+    TooManyAdmissions,
     TooManyBaselines,
+    TooManySilences,
 )
 
 STATUS: dict[type[GpumondError], int] = {
@@ -39,9 +47,17 @@ STATUS: dict[type[GpumondError], int] = {
     NoSuchRule: 404,
     RuleConflict: 409,
     RuleChanged: 412,
+    NoSuchQuota: 404,
+    QuotaConflict: 409,
+    QuotaChanged: 412,
+    NoSuchAdmission: 404,
+    TooManyAdmissions: 429,
     ConfigError: 422,
     NoSuchBaseline: 404,
     TooManyBaselines: 409,
+    NoSuchSilence: 404,
+    TooManySilences: 409,
+    NoSuchReceiver: 404,
 }
 
 
@@ -101,9 +117,17 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(NoSuchRule)
     @app.exception_handler(RuleConflict)
     @app.exception_handler(RuleChanged)
+    @app.exception_handler(NoSuchAdmission)
+    @app.exception_handler(TooManyAdmissions)
+    @app.exception_handler(NoSuchQuota)
+    @app.exception_handler(QuotaConflict)
+    @app.exception_handler(QuotaChanged)
     @app.exception_handler(ConfigError)
     @app.exception_handler(NoSuchBaseline)
     @app.exception_handler(TooManyBaselines)
+    @app.exception_handler(NoSuchSilence)
+    @app.exception_handler(TooManySilences)
+    @app.exception_handler(NoSuchReceiver)
     async def refused(request: Request, error: GpumondError) -> JSONResponse:
         return problem(STATUS[type(error)], str(error))
 

@@ -7,11 +7,15 @@ from typing import Literal, Protocol
 
 from fastapi import Request
 
+from gpumond.alerting.receiver_check import ReceiverTest
+from gpumond.alerting.silences import Silences
 from gpumond.api.event_log import EventLog
 from gpumond.baselines.service import BaselineService
+from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.engine.preview import Preview
 from gpumond.flush import FlushOutcome, FlushRequest
+from gpumond.flush.admissions import Admissions
 from gpumond.history import History
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt
@@ -36,6 +40,9 @@ class DaemonView(Protocol):
     rulebook: RuleRegistry
     events: EventLog
     baselines: BaselineService
+    silences: Silences
+    quotas: QuotaRegistry
+    admissions: Admissions
 
     @property
     def answers(self) -> dict[str, bytes]:
@@ -49,7 +56,8 @@ class DaemonView(Protocol):
     def history(self) -> History: ...
     def past_alerts(self) -> Sequence[Alert]: ...
     async def audit_entries(self, limit: int) -> list[AuditEntry]: ...
-    async def preview(self, rule: Rule) -> Preview: ...
+    async def preview(self, rule: Rule, share: float) -> Preview: ...
+    async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest: ...
     async def reload(self, requested_by: str) -> str: ...
     async def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome: ...

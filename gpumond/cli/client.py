@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from gpumond.errors import DaemonError
 from gpumond.model.device_names import device_uuid
 from gpumond.model.snapshot import DeviceReading
-from gpumond.protocol.messages import SERVICE_SOCKET, default_socket
+from gpumond.protocol.sockets import SERVICE_SOCKET, default_socket
 
 DEFAULT_URL = "http://127.0.0.1:9917"
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -55,9 +55,9 @@ def device(url: str, name: str) -> str:
     return device_uuid(name, [DeviceReading(**{field: each[field] for field in fields}) for each in known])
 
 
-def get(url: str, path: str) -> Any:
+def get(url: str, path: str, headers: Mapping[str, str] = {}) -> Any:
     """Return the decoded response to GET. Raises DaemonError."""
-    return _call(url, path, None, {}, 10.0)
+    return _call(url, path, None, dict(headers), 10.0)
 
 
 def post(url: str, path: str, body: object, timeout: float) -> Any:

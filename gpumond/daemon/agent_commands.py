@@ -1,5 +1,5 @@
-"""Commands of an administrator to one program other than a flush: a soft limit, the framework's memory snapshot and its
-file, and the classes of live bytes.
+"""Commands to one program other than a flush: a limit, the framework's memory snapshot and its file, the classes of
+live bytes, and the request to end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from gpumond.engine.quotas import DueLimit
 from gpumond.errors import NoSuchTarget
 from gpumond.host.event_loop import in_slices
 from gpumond.host.peer_credentials import Identity
@@ -69,17 +70,8 @@ class AgentCommands:
         record_seconds: float | None = None,
     ) -> AgentResponse | None:
         """Send a command; None if the program did not answer in time. Raises NoSuchTarget, StoreUnavailable."""
-        report = await self._report(pid)
         ask = AgentRequest(uuid.uuid4().hex, kind, limit_bytes, device, record_seconds)
-        asked: dict[str, Any] = {"pid": pid, "workload": report.workload}
-        if kind == "limit":
-            asked |= {"limit_bytes": limit_bytes, "device": device}
-        if record_seconds is not None:
-            asked |= {"record_seconds": record_seconds}
-        await self._audit(requested_by, f"agent.{kind}", asked)
-        answer = await self._agents.ask(_identity(report), ask, ASK_SECONDS + (record_seconds or 0.0))
-        await self._note(requested_by, f"agent.{kind}.answer", {"pid": pid, **_recorded(answer)})
-        return answer
+        return await self._send(await self._report(pid), ask, requested_by)
 
     async def fetch(self, pid: int, snapshot_id: int, requested_by: str) -> SnapshotFile | AgentResponse | None:
         """Open the file of a snapshot: its bytes, the program's refusal, or None if it did not answer in time.
@@ -125,6 +117,27 @@ class AgentCommands:
         if report is None:
             raise NoSuchTarget(f"no connected agent has pid {pid}; `gpumond status` lists the agents")
         return report
+
+    async def set_limit(self, due: DueLimit) -> AgentResponse | None:
+        """Set or remove the limit of a quota; None if the program did not answer. Raises StoreUnavailable."""
+        ask = AgentRequest(uuid.uuid4().hex, "limit", due.limit_bytes, quota=due.quota)
+        return await self._send(due.report, ask, f"quota:{due.quota}" if due.quota else "quota")
+
+    async def request_end(self, report: AgentReport, requested_by: str) -> str:
+        """Ask a program to end, and return the reason if it was not asked. Raises StoreUnavailable."""
+        answer = await self._send(report, AgentRequest(uuid.uuid4().hex, "end"), requested_by)
+        return "it did not answer in time" if answer is None else answer.reason
+
+    async def _send(self, report: AgentReport, ask: AgentRequest, requested_by: str) -> AgentResponse | None:
+        asked: dict[str, Any] = {"pid": report.pid, "workload": report.workload}
+        if ask.kind == "limit":
+            asked |= {"limit_bytes": ask.limit_bytes, "device": ask.device_uuid}
+        if ask.record_seconds is not None:
+            asked |= {"record_seconds": ask.record_seconds}
+        await self._audit(requested_by, f"agent.{ask.kind}", asked)
+        answer = await self._agents.ask(_identity(report), ask, ASK_SECONDS + (ask.record_seconds or 0.0))
+        await self._note(requested_by, f"agent.{ask.kind}.answer", {"pid": report.pid, **_recorded(answer)})
+        return answer
 
 
 def _identity(report: AgentReport) -> Identity:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from gpumond.alerting.dispatcher import AlertDispatcher
 from gpumond.daemon.leak_inquiry import LeakInquiry
 from gpumond.daemon.parts import Parts
+from gpumond.daemon.quota_limits import QuotaLimits
 from gpumond.engine import Tick, advancing, observing
+from gpumond.flush.admissions import Admissions
 from gpumond.host.event_loop import in_slices
 from gpumond.model.snapshot import Reading, Snapshot
 from gpumond.store.history import HistoryPersistence
@@ -28,11 +30,14 @@ class Ticker:
     def __init__(
         self,
         parts: Parts,
-        dispatcher: AlertDispatcher,
         history: HistoryPersistence,
+        dispatcher: AlertDispatcher,
+        quota_limits: QuotaLimits,
+        admissions: Admissions,
         between_ticks: Callable[[], None] = lambda: None,
     ) -> None:
         self._parts, self._dispatcher, self._history = parts, dispatcher, history
+        self._quota_limits, self._admissions = quota_limits, admissions
         self._between_ticks = between_ticks
         self._leaks = LeakInquiry(parts.edges.agents)
 
@@ -44,15 +49,18 @@ class Ticker:
             snapshot = await self._observe(reading)
             rules = parts.rulebook.rules
             tick = await in_slices(advancing(parts.state, rules, snapshot))
+            alerts = await in_slices(parts.silences.marking(tick.frame.alerts))
             pages = await parts.current.write_pages(tick.frame, interval)
 
             # No other task runs from here to `execute`: it carries out what the frame shows.
-            dispatch = self._dispatcher.decide(
-                rules, tick.frame.alerts, snapshot, tick.memory.activities, tick.resolved
-            )
+            dispatch = self._dispatcher.decide(rules, alerts, snapshot, tick.memory.activities, tick.resolved)
             parts.state = tick.memory
-            parts.current.swap(replace(tick.frame, alerts=dispatch.alerts), pages)
+            frame = replace(tick.frame, alerts=dispatch.alerts, silences=parts.silences.current())
+            parts.current.swap(frame, pages)
             self._dispatcher.execute(dispatch)
+            if parts.quotas.loaded:  # until then, the limit of an unknown quota may be that of a stored one
+                self._quota_limits.execute(snapshot)
+            self._admissions.execute(snapshot)
             self._leaks.consider(tick.frame)
 
             await self._record(tick)
@@ -60,6 +68,7 @@ class Ticker:
         self._history.advance(tick.memory.diagnosis.history, snapshot.elapsed_seconds)
         parts.telemetry.faults(snapshot.faults, complete=reading is not None)
         parts.telemetry.store_writable.set(parts.store.writable)
+        parts.telemetry.count_silences(map(parts.silences.state, parts.silences.current()))
         return tick
 
     async def _observe(self, reading: Reading | None) -> Snapshot:
@@ -80,6 +89,8 @@ class Ticker:
                 private_pid_namespace=edges.private_pid_namespace,
                 ends=edges.agents.ends(),
                 engines=edges.engines.readings(),
+                uptime_seconds=edges.clock.uptime(),
+                quotas=parts.quotas.table,
             )
         )
 
@@ -102,7 +113,9 @@ class Ticker:
         while True:
             parts.edges.wake.clear()
             try:
-                if parts.store.writable and not parts.rulebook.loaded:
+                if parts.store.writable and not parts.silences.loaded:
+                    await self.load_silences()
+                if parts.store.writable and not (parts.rulebook.loaded and parts.quotas.loaded):
                     await self.load_rules()
                 await self.tick()
             except Exception:
@@ -123,8 +136,16 @@ class Ticker:
                 pass
 
     async def load_rules(self) -> None:
-        """Load the rules of the store. Logs each rule that is skipped; raises StoreUnavailable."""
-        left_out = await self._parts.rulebook.load()
-        self._parts.store.left_out("rules", len(left_out))
+        """Load the rules and quotas of the store. Logs each that is skipped; raises StoreUnavailable."""
+        for table, registry in (("rules", self._parts.rulebook), ("quotas", self._parts.quotas)):
+            await self._load(table, registry.load)
+
+    async def load_silences(self) -> None:
+        """Load the silences of the store. Logs each one that is skipped; raises StoreUnavailable."""
+        await self._load("silences", self._parts.silences.load)
+
+    async def _load(self, table: str, load: Callable[[], Awaitable[Sequence[str]]]) -> None:
+        left_out = await load()
+        self._parts.store.left_out(table, len(left_out))
         for problem in left_out:
-            log.error("a rule of the store is skipped: %s", problem)
+            log.error("a row of the table %s is skipped: %s", table, problem)

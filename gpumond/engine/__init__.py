@@ -12,12 +12,14 @@ from typing import Any
 from gpumond.diagnosis import Diagnosis, diagnosing
 from gpumond.diagnosis.idle import with_idle_times
 from gpumond.engine.attribution import attributing
+from gpumond.engine.quotas import assigning
 from gpumond.engine.retainers import with_retainers
 from gpumond.model.claims import complete_lists
 from gpumond.model.cooperative import Steps, collecting, synchronous
 from gpumond.model.engines import EngineReading
 from gpumond.model.excesses import checking
 from gpumond.model.frame import Alert, Frame, Verdict
+from gpumond.model.quota import WITHOUT_QUOTAS, QuotaTable
 from gpumond.model.snapshot import (
     MISSED_LIMIT,
     STARTING,
@@ -68,6 +70,8 @@ def observing(
     private_pid_namespace: bool | None = None,
     ends: Sequence[ProgramEnd] = (),
     engines: Sequence[EngineReading] = (),
+    uptime_seconds: float | None = None,
+    quotas: QuotaTable = WITHOUT_QUOTAS,
 ) -> Steps[Snapshot]:
     """Make the facts of one tick. ``reading`` is None if none arrived in time.
 
@@ -101,6 +105,8 @@ def observing(
         ends=tuple(ends),
         excesses=excesses,
         engines=tuple(engines),
+        uptime_seconds=uptime_seconds,
+        quotas=(yield from assigning(quotas, devices, reports)),
     )
 
 

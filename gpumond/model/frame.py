@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumond.model.process import ProcessKey, process_key
+from gpumond.model.silences import Silence
 from gpumond.model.snapshot import Snapshot
 from gpumond.model.verdicts import VerdictName
 
@@ -113,7 +114,7 @@ class Alert:
     ``pid`` and ``start_ticks`` are those of the subject if it is a process or a pool, else None: the same labels with
     another process are another alert.
     ``active_at`` is the time of the first breach; ``fired_at`` and ``resolved_at`` are None before the alert fires and
-    is resolved.
+    is resolved. ``silenced_by``: the ids of the silences that keep it from being sent.
     """
 
     rule: str
@@ -126,6 +127,7 @@ class Alert:
     resolved_at: float | None = None
     pid: int | None = None
     start_ticks: int | None = None
+    silenced_by: tuple[str, ...] = ()
 
     @property
     def process(self) -> ProcessKey | None:
@@ -140,3 +142,5 @@ class Frame:
     ledger: Ledger
     verdicts: tuple[Verdict, ...] = ()
     alerts: tuple[Alert, ...] = ()
+    silences: tuple[Silence, ...] = ()
+    """Those that have not ended."""

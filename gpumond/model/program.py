@@ -217,6 +217,16 @@ SILENT = Program()
 
 
 @dataclass(frozen=True, slots=True)
+class PoolLimit:
+    """The limit that one allocator of the program has on one device. ``quota``: the quota that set it, or empty."""
+
+    allocator: str
+    device_uuid: str
+    limit_bytes: int
+    quota: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AppliedLimit:
     """A soft limit of one allocator on one device; ``limit_bytes`` is None for no limit.
 

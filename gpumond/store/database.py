@@ -55,6 +55,13 @@ CREATE TABLE user_audit(number INTEGER PRIMARY KEY AUTOINCREMENT, chain TEXT NOT
                         at REAL NOT NULL, actor TEXT NOT NULL, action TEXT NOT NULL, detail TEXT NOT NULL,
                         prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (chain, seq));
 """,
+    """
+CREATE TABLE rule_overrides(name TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE silences(id TEXT PRIMARY KEY, body TEXT NOT NULL);
+""",
+    """
+CREATE TABLE quotas(name TEXT PRIMARY KEY, etag TEXT NOT NULL, body TEXT NOT NULL);
+""",
 )
 """Steps from an empty file to the newest schema; ``user_version`` counts those that were applied."""
 SIGNS = ("malformed", "not a database", "no such table", "no such column", "unsupported file format")

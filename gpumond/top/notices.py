@@ -63,9 +63,10 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         firing = alert["phase"] == "firing"
         since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
         age = duration(max(0.0, frame["snapshot"]["taken_at"] - since))
-        title = f"{plain(alert['rule'], 60)} {'firing' if firing else 'pending'} for {age}"
+        silenced = ", silenced" if alert.get("silenced_by") else ""
+        title = f"{plain(alert['rule'], 60)} {'firing' if firing else 'pending'} for {age}{silenced}"
         summary = plain(dict(alert["annotations"]).get("summary", ""), 400)
-        yield FrameNotice(_MARKS[_severity(alert)] if firing else "note", title, summary)
+        yield FrameNotice(_MARKS[_severity(alert)] if firing and not silenced else "note", title, summary)
 
 
 def once(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:

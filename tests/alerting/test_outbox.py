@@ -31,6 +31,8 @@ def make_alert(name: str = "a", phase: str = "firing") -> Alert:
 class Recorder:
     """Receiver that records its notifications. If ``failing`` is set, it raises that error instead."""
 
+    batch_limit = 64
+
     def __init__(self, name: str = "receiver", resend_seconds: float | None = None) -> None:
         self.name, self.resend_seconds = name, resend_seconds
         self.received: list[tuple[str, str]] = []
@@ -281,3 +283,72 @@ def test_receivers_can_be_replaced_during_an_outage():
 
 def queues(outbox: Outbox) -> list[ReceiverQueue]:
     return list(outbox._queues.values())
+
+
+def test_silenced_alert_is_queued_when_its_silence_ends():
+    receiver, silenced = Recorder(), {"a"}
+
+    async def work(outbox: Outbox) -> None:
+        assert [notice.alert for notice in outbox.put([make_alert(), make_alert("b")])] == [make_alert("b")]
+        await until(lambda: receiver.received)
+        silenced.clear()
+        outbox.put([make_alert(), make_alert("b")])
+        await until(lambda: len(receiver.received) == 2)
+
+    with_outbox(work, receiver, silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
+    assert receiver.received == [("firing", "b"), FIRED]
+
+
+def test_alert_that_is_silenced_while_it_is_queued_is_not_sent():
+    receiver, silenced = Recorder(), set[str]()
+    receiver.failing = Retry("connection", "down")
+
+    async def work(outbox: Outbox) -> None:
+        outbox.put([make_alert("b"), make_alert(), make_alert("c")])
+        await until(lambda: receiver.tries)
+        silenced.add("a")
+        receiver.failing = None
+        await until(lambda: len(receiver.received) == 2)
+        outbox.put([make_alert("b"), make_alert("c")])
+        silenced.clear()
+        outbox.put([make_alert("b"), make_alert(), make_alert("c")])
+        await until(lambda: len(receiver.received) == 3)
+
+    with_outbox(work, receiver, silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
+    assert receiver.received == [("firing", "b"), ("firing", "c"), FIRED]
+
+
+def test_known_alert_is_not_sent_again_while_it_is_silenced_and_sent_when_it_resolves():
+    manager, silenced = Recorder(resend_seconds=0.005), set[str]()
+
+    async def work(outbox: Outbox) -> None:
+        outbox.put([make_alert(), make_alert("b")])
+        await until(lambda: manager.received.count(FIRED) > 1)
+        silenced.add("a")
+        await until(lambda: manager.received[-1] == ("firing", "b"))
+        before = manager.received.count(FIRED)
+        sent = manager.received.count(("firing", "b"))
+        outbox.put([make_alert(), make_alert("b")], {make_alert().labels: make_alert()})
+        await until(lambda: manager.received.count(("firing", "b")) > sent + 3)
+        assert manager.received.count(FIRED) == before
+        outbox.put([make_alert("b")])
+        await until(lambda: RESOLVED in manager.received)
+
+    with_outbox(work, manager, silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
+
+
+def test_batch_is_as_small_as_its_receiver_requires():
+    receiver, sizes = Recorder(), list[int]()
+    receiver.batch_limit = 2
+
+    async def send(raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
+        sizes.append(len(raised))
+
+    receiver.send = send  # type: ignore[method-assign]
+
+    async def work(outbox: Outbox) -> None:
+        outbox.put([make_alert(name) for name in "abcde"])
+        await until(lambda: sum(sizes) == 5)
+
+    with_outbox(work, receiver)
+    assert sizes == [2, 2, 1]

@@ -146,7 +146,7 @@ def test_receiver_is_notified_after_the_frame_is_replaced(tmp_path: Path):
     notified: list[tuple[str, ...]] = []
 
     class Receiver:
-        name, resend_seconds = "receiver", None
+        name, resend_seconds, batch_limit = "receiver", None, 64
 
         async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
             assert daemon.frame is not None

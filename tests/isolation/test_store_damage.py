@@ -31,6 +31,7 @@ ROWS = {
     "history": "(body) VALUES ({text})",
     "notices": "(receiver, seq, kind, alert) VALUES ('unreachable', 100{number}, 'raised', {text})",
     "told": "(receiver, labels, alert) VALUES ('unreachable', 'labels-{number}', {text})",
+    "silences": "(id, body) VALUES ('bad-{number}', {text})",
     "baselines": "(name, side, body) VALUES ('bad-{number}', 'reference', {text})",
 }
 DAMAGE = ("X'FF'", "'{}'", "'[]'", "'not JSON'", "7")

@@ -28,6 +28,9 @@ ENGINE = EngineReading(
     running=0,
     waiting=2,
     kv_cache_used_ratio=0.04,
+    kv_cache_bytes=50 * GIB,
+    held_bytes=70 * GIB,
+    age_seconds=0.5,
     asleep=False,
     idle_seconds=1800.0,
     processes=(EngineProcess(42, 100),),
@@ -64,17 +67,29 @@ def test_documented_values_and_words_exist_for_each_row(scope: Scope):
 
 @pytest.mark.parametrize("scope", VALUES)
 def test_name_of_a_value_ends_in_its_unit(scope: Scope):
-    suffixes = {"bytes": "_bytes", "bytes/s": "_bytes_per_second", "seconds": "_seconds", "ratio": "_ratio"}
+    suffixes = {unit: f"_{unit}" for unit in ("bytes", "seconds", "ratio", "celsius", "hertz", "watts", "joules")}
+    suffixes["bytes/s"] = "_bytes_per_second"
     for name, unit in UNITS[scope].items():
         assert [each for each, suffix in suffixes.items() if name.endswith(suffix)] == [unit] * (unit in suffixes)
 
 
 @pytest.mark.parametrize(
     ("unit", "text"),
-    [("bytes", "5.0 GiB"), ("bytes/s", "300.0 GiB/min"), ("seconds", "1 h"), ("ratio", "50.0 %"), ("count", "3")],
+    [
+        ("bytes", "5.0 GiB"),
+        ("bytes/s", "300.0 GiB/min"),
+        ("seconds", "1 h"),
+        ("ratio", "50.0 %"),
+        ("count", "3"),
+        ("celsius", "83 °C"),
+        ("hertz", "1980 MHz"),
+        ("watts", "699.5 W"),
+        ("joules", "7 J"),
+    ],
 )
 def test_value_is_formatted_with_its_unit(unit: Unit, text: str):
-    assert readable(unit, {"seconds": 3600.0, "ratio": 0.5, "count": 3.0}.get(unit, 5.0 * GIB)) == text
+    values = {"seconds": 3600.0, "ratio": 0.5, "count": 3.0, "celsius": 83.0, "hertz": 1.98e9, "watts": 699.5}
+    assert readable(unit, (values | {"joules": 7.0}).get(unit, 5.0 * GIB)) == text
 
 
 @pytest.mark.parametrize(
@@ -176,6 +191,10 @@ def test_values_of_an_engine():
         "waiting_requests": 2,
         "kv_cache_used_ratio": 0.04,
         "kv_cache_idle_used_bytes": 30 * GIB,
+        "kv_cache_bytes": 50 * GIB,
+        "held_bytes": 70 * GIB,
+        "models": 1.0,
+        "state_age_seconds": 0.5,
         "asleep": 0.0,
     }
     assert values_of(replace(ENGINE, kv_cache_used_ratio=0.5))["kv_cache_idle_used_bytes"] == 0.0

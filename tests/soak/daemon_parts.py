@@ -114,6 +114,7 @@ class CountingReceiver:
 
     name = "receiver"
     resend_seconds = None
+    batch_limit = 64
 
     def __init__(self, world: SimulatedWorld) -> None:
         self._world = world

@@ -21,6 +21,7 @@ from gpumond.history import Coarse, History
 from gpumond.history.series import TIERS
 from gpumond.model.frame import Alert
 from gpumond.model.persisted import KeptAlert, Notice
+from gpumond.model.silences import Matcher, Silence
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.config import written
 from gpumond.store import Store, verify_audit
@@ -30,8 +31,19 @@ from tests.store.opened import RECEIPT, over, with_store
 ALERT = Alert(
     rule="full", phase="firing", labels=(("alertname", "full"),), annotations=(), value=1.0, active_at=1.0, fired_at=2.0
 )
+SILENCE = Silence(
+    id="0" * 16,
+    matchers=(Matcher("rule", "=", "full"),),
+    starts_at=1.0,
+    ends_at=2.0,
+    author="a",
+    reason="b",
+    created_at=1.0,
+    created_by="token",
+)
 TABLES = {
     "rules": "body",
+    "rule_overrides": "body",
     "audit": "detail",
     "user_audit": "detail",
     "receipts": "body",
@@ -41,6 +53,7 @@ TABLES = {
     "past_alerts": "body",
     "history": "body",
     "baselines": "body",
+    "silences": "body",
 }
 """Tables with rows, and the longest column of each."""
 
@@ -49,6 +62,7 @@ async def fill(store: Store) -> None:
     for number in range(3):
         name = f"rule-{number}"
         await store.put_rule(name, written(replace(BUILT_IN[0], name=name)), "token")
+        await store.put_override(BUILT_IN[number].name, {"level": number}, "token")
         await store.audit("uid:4711", "flush.request", {"number": number})
         await store.audit("rule:full", "action", {"labels": [["alertname", f"full-{number}"]]})
         alert = replace(ALERT, labels=(("alertname", f"full-{number}"),))
@@ -56,6 +70,7 @@ async def fill(store: Store) -> None:
         await store.keep([KeptAlert((), alert, 5.0)] * 3, notices, [over("a")])
         await store.delivered(notices[1:], accepted=True)
         await store.add_receipts([replace(RECEIPT, started_at=time.time())])
+        await store.put_silence(replace(SILENCE, id=f"{number:016}"), (), "token", "silence.create")
         await store.put_baseline("before", Baseline(name, None, 1.0, 10.0, 10.0, True, ()))
     series = Coarse(
         device_uuid="GPU-a", pid=None, start_ticks=None, born_at=1.0, records=((None,) * 5,) * len(TIERS), blocks=()
@@ -97,10 +112,12 @@ async def start(store: Store) -> dict[str, int]:
     await read("audit", lambda: store.audit_entries(users=False))
     await read("user_audit", store.audit_entries)
     found["user_audit"] -= found["audit"]
+    await read("silences", store.silences)
     await read("baselines", lambda: store.baselines("before"))
     book = RuleRegistry(BUILT_IN, (), store)
     await read("wrong", book.load)
     found["rules"] = len([entry for entry in book.entries() if entry.origin == "api"])
+    found["rule_overrides"] = len([entry for entry in book.entries() if entry.overrides])
     return found
 
 

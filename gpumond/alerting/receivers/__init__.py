@@ -17,6 +17,8 @@ from gpumond.errors import GpumondError
 from gpumond.model.frame import Alert
 from gpumond.rules.config import Strict
 
+BATCH_LIMIT = 64
+
 
 class Notifier(Protocol):
     @property
@@ -25,8 +27,15 @@ class Notifier(Protocol):
     def resend_seconds(self) -> float | None:
         """Seconds after which firing alerts are sent again; None if once is enough."""
 
-    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
-        """Send notifications. Raises Retry if another attempt may succeed, Rejected if none will."""
+    @property
+    def batch_limit(self) -> int:
+        """The most alerts of one call of ``send``."""
+
+    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int | None:
+        """Send notifications. Return the HTTP status of the answer; None if the receiver has none.
+
+        Raises Retry if another attempt may succeed, Rejected if none will.
+        """
 
 
 class ReceiverType(Strict):
@@ -42,23 +51,30 @@ class ReceiverType(Strict):
     def resend_seconds(self) -> float | None:
         return None
 
-    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
+    @property
+    def batch_limit(self) -> int:
+        return BATCH_LIMIT
+
+    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int | None:
         raise NotImplementedError
 
 
 class NotSent(GpumondError):
-    """A notification was not accepted. ``reason`` is one word for metrics. The message never contains an address."""
+    """A notification was not accepted. ``reason`` is one word for metrics. The message never contains an address.
 
-    def __init__(self, reason: str, message: str) -> None:
+    ``status`` is the HTTP status of the answer, None without an answer.
+    """
+
+    def __init__(self, reason: str, message: str, status: int | None = None) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.status = reason, status
 
 
 class Retry(NotSent):
     """Another attempt may succeed, not before ``after_seconds``."""
 
-    def __init__(self, reason: str, message: str, after_seconds: float = 0.0) -> None:
-        super().__init__(reason, message)
+    def __init__(self, reason: str, message: str, after_seconds: float = 0.0, status: int | None = None) -> None:
+        super().__init__(reason, message, status)
         self.after_seconds = after_seconds
 
 

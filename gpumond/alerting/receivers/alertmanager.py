@@ -29,12 +29,12 @@ class Alertmanager(HttpReceiver):
     def resend_seconds(self) -> float:
         return self.resend
 
-    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
+    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int:
         now = time.time()
         valid_until = now + max(VALID_RESENDS * self.resend, LEAST_VALID_SECONDS)
         alerts = [_entry(alert, self.instance, valid_until) for alert in raised]
         alerts += [_entry(alert, self.instance, alert.resolved_at or now) for alert in resolved]
-        await post(self, "/api/v2/alerts", json.dumps(alerts).encode())
+        return await post(self, "/api/v2/alerts", json.dumps(alerts).encode())
 
 
 def _entry(alert: Alert, instance: str, ends_at: float) -> dict[str, object]:

@@ -49,14 +49,15 @@ class HttpReceiver(ReceiverType):
     def _addressed(self) -> HttpReceiver:
         if (self.url is None) == (self.url_file is None):
             raise ValueError(f"{self.name}: expected exactly one of url and url_file")
-        if self.url is not None and not _web_address(self.url):
+        if self.url is not None and not web_address(self.url):
             raise ValueError(
                 f"{self.name}: expected an http:// or https:// url with a host and without user or password"
             )
         return self
 
 
-def _web_address(url: str) -> bool:
+def web_address(url: str) -> bool:
+    """Return True for an http:// or https:// address with a host and without user or password."""
     try:
         parts = urlsplit(url)
         return (
@@ -72,8 +73,11 @@ async def post(
     body: bytes,
     headers: Mapping[str, str] | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
-) -> None:
-    """POST ``body`` (JSON) to the receiver's address and ``path``. Raises Retry or Rejected, never with the address."""
+) -> int:
+    """POST ``body`` (JSON) to the receiver's address and ``path``, and return the status of the answer.
+
+    Raises Retry or Rejected, never with the address.
+    """
     try:
         status, retry_after = await asyncio.wait_for(_exchange(receiver, path, body, headers or {}), timeout_seconds)
     except (asyncio.TimeoutError, TimeoutError):
@@ -85,6 +89,7 @@ async def post(
     except (OSError, ValueError, HTTPException) as error:
         raise Retry("connection", f"no answer: {type(error).__name__}") from None
     _check_status(status, retry_after)
+    return status
 
 
 def secret(file: Path) -> str:
@@ -129,10 +134,10 @@ def _check_status(status: int, retry_after: str | None) -> None:
         return
     text = f"{status} {HTTPStatus(status).phrase}" if status in set(HTTPStatus) else str(status)
     if status == 429:
-        raise Retry("rate_limited", text, _seconds(retry_after))
+        raise Retry("rate_limited", text, _seconds(retry_after), status)
     if status == 408 or status >= 500:
-        raise Retry("server_error", text, _seconds(retry_after))
-    raise Rejected("auth" if status in (401, 403) else "redirect" if status < 400 else "rejected", text)
+        raise Retry("server_error", text, _seconds(retry_after), status)
+    raise Rejected("auth" if status in (401, 403) else "redirect" if status < 400 else "rejected", text, status)
 
 
 def _seconds(retry_after: str | None) -> float:

@@ -1,36 +1,59 @@
-"""Webhook: alerts as JSON; docs/how-to/notifications.md has the schema. Signed if a secret is configured."""
+"""Webhook: alerts as JSON, or as a message of a chat service; docs/how-to/notifications.md has the schema.
+
+Signed if a secret is configured.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from gpumond.alerting.receivers.http_client import HttpReceiver, post, secret
+from gpumond.alerting.receivers import templates
+from gpumond.alerting.receivers.http_client import HttpReceiver, post, secret, web_address
 from gpumond.model.frame import Alert
 
 VERSION = 1
+LINKABLE = re.compile(r"[!-~]+")
+"""Characters of an address that messages link to: printable ASCII."""
 
 
 class Webhook(HttpReceiver):
     type: Literal["webhook"] = "webhook"
     secret_file: Path | None = Field(None, description="the key of the signature")
+    template: templates.Template | None = Field(
+        None,
+        description="format of the messages: `slack`, `teams`, `discord`, or `json` (title, text, fields, link); by "
+        "default the document of [the webhook](../how-to/notifications.md#the-webhook)",
+    )
+    page_url: str | None = Field(
+        None, max_length=1024, description="address of the page, to which messages with a `template` link"
+    )
 
-    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
-        alerts = [*(entry("firing", alert) for alert in raised), *(entry("resolved", alert) for alert in resolved)]
-        document = {
-            "version": VERSION,
-            "receiver": self.name,
-            "instance": self.instance,
-            "sent_at": time.time(),
-            "alerts": alerts,
-        }
+    @property
+    def batch_limit(self) -> int:
+        return super().batch_limit if self.template is None else templates.BATCH_LIMIT
+
+    @field_validator("page_url")
+    @classmethod
+    def _linkable(cls, url: str | None) -> str | None:
+        if url is not None and not (web_address(url) and LINKABLE.fullmatch(url)):
+            raise ValueError("expected an http:// or https:// address such as https://node7.example.org:9917/")
+        return url
+
+    async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int:
+        document = (
+            self._document(raised, resolved)
+            if self.template is None
+            else templates.body(self.template, raised, resolved, self.instance, self.page_url or "")
+        )
         body = json.dumps(document, separators=(",", ":")).encode()
         headers = {}
         if self.secret_file:
@@ -39,7 +62,19 @@ class Webhook(HttpReceiver):
                 "X-Gpumond-Timestamp": at,
                 "X-Gpumond-Signature": f"sha256={signature(secret(self.secret_file), at, body)}",
             }
-        await post(self, "", body, headers)
+        return await post(self, "", body, headers)
+
+    def _document(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "receiver": self.name,
+            "instance": self.instance,
+            "sent_at": time.time(),
+            "alerts": [
+                *(entry("firing", alert) for alert in raised),
+                *(entry("resolved", alert) for alert in resolved),
+            ],
+        }
 
 
 def signature(key: str, timestamp: str, body: bytes) -> str:

@@ -1,8 +1,9 @@
 // Alerts, verdicts and events.
 
-import { $, make, name, named, put, sync } from "./elements.js";
+import { $, button, make, name, named, put, sync } from "./elements.js";
 import { createFit, showFit } from "./fit.js";
 import { clean, clock, duration, many, words } from "./format.js";
+import { silence } from "./silences.js";
 import { processKey, state } from "./store.js";
 import { ORDINARY as KINDS } from "./words.js";
 
@@ -11,7 +12,13 @@ const NOTES = new Set(["growing", "release"]); // neither indicates a problem
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
 const LEVELS = { critical: "bad", page: "bad", info: "note" };
 
-const line = () => make("li", make("b"), make("time"), make("bdi"));
+function line(alert) {
+  const act = button("Silence", () => silence(alert));
+  const labels = Object.entries(alert.labels).filter(([label, text]) => text && ["workload", "gpu", "pid"].includes(label));
+  const subject = labels.map(([label, text]) => `${label} ${text}`).join(" ");
+  act.setAttribute("aria-label", clean(`Silence ${alert.rule} ${subject}`, 200).trim());
+  return make("li", make("b"), make("time"), make("bdi"), act);
+}
 
 export function showAlerts() {
   const entries = state.frame.alerts.map((alert) => ({
@@ -29,15 +36,16 @@ export function showAlerts() {
     line,
     (node, alert) => {
       const firing = alert.phase === "firing";
-      node.className = firing ? (LEVELS[alert.labels.severity] ?? "warn") : "quiet";
+      const silenced = alert.silenced_by.length > 0;
+      node.className = firing && !silenced ? (LEVELS[alert.labels.severity] ?? "warn") : "quiet";
       name(node.children[0], alert.rule, 80);
       const age = duration(now - (alert.fired_at ?? alert.active_at));
-      put(node.children[1], `${firing ? "firing" : "pending"} for ${age}`);
+      put(node.children[1], `${firing ? "firing" : "pending"} for ${age}${silenced ? ", silenced" : ""}`);
       name(node.children[2], alert.notes.summary ?? "", 1000);
     },
   );
   $("no-alerts").hidden = entries.length > 0;
-  const firing = entries.filter((alert) => alert.phase === "firing").length;
+  const firing = entries.filter((alert) => alert.phase === "firing" && !alert.silenced_by.length).length;
   document.title = `${firing ? `(${firing}) ` : ""}gpumond ${location.host}`;
 }
 

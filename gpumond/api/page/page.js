@@ -6,6 +6,7 @@ import { $, put } from "./elements.js";
 import { showEngines } from "./engines.js";
 import { clock } from "./format.js";
 import { showNotices } from "./notices.js";
+import { showSilences } from "./silences.js";
 import { drawing, state } from "./store.js";
 import { start } from "./stream.js";
 import { showProcesses } from "./table.js";
@@ -29,6 +30,7 @@ function show() {
   put($("version"), `gpumond ${frame.version}`);
   showDevices();
   showAlerts();
+  showSilences();
   showVerdicts();
   showEngines();
   showProcesses();

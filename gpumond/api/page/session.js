@@ -24,14 +24,16 @@ function signIn(refusal = "") {
   );
 }
 
-/** Sends a POST with the token, and asks for another token while the daemon refuses it. Null if cancelled. */
-export async function post(path, body) {
+export const post = (path, body) => change("POST", path, body);
+
+/** Sends a change with the token, and asks for another token while the daemon refuses it. Null if cancelled. */
+export async function change(method, path, body) {
   let refusal = "";
   for (;;) {
     if ((!token || refusal) && !(await signIn(refusal))) return null;
     const headers = { "Content-Type": "application/json", Authorization: `Bearer ${token}` };
-    const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
-    const content = await answer.json();
+    const answer = await fetch(path, { method, headers, body: JSON.stringify(body) });
+    const content = answer.status === 204 ? {} : await answer.json();
     if (answer.status !== 401) return { ok: answer.ok, ...content };
     setToken("");
     refusal = "The daemon did not accept that token.";

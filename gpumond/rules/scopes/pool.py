@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from gpumond.diagnosis.advice import case_of, sentence, torch_setting
 from gpumond.diagnosis.peaks import FRAGMENTED_FROM
 from gpumond.model.pools import PoolUsage
 from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot
-from gpumond.rules import Labels
+from gpumond.rules import Labels, Unit
 from gpumond.rules.scopes.context import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
@@ -19,10 +20,11 @@ from gpumond.rules.scopes.context import (
     RuleContext,
     ScopeSpec,
     named,
+    number,
     ratio,
     size,
 )
-from gpumond.rules.window import CounterTrack, RuleWindow, pool_of
+from gpumond.rules.window import POOL_COUNTERS, CounterTrack, RuleWindow, pool_of
 
 
 class _Pool(NamedTuple):
@@ -76,6 +78,22 @@ def _pool_texts(row: _Pool) -> dict[str, str]:
     }
 
 
+def _field(name: str, unit: Unit, meaning: str) -> RuleAttribute[_Pool]:
+    value = attrgetter(name)
+    return RuleAttribute(name, unit, meaning, lambda row: number(value(row.pool)))
+
+
+def _counter(name: str, meaning: str) -> tuple[RuleAttribute[_Pool], RuleAttribute[_Pool]]:
+    """Return the value of a counter, and that of its increase."""
+    position, value = POOL_COUNTERS.index(name), attrgetter(name)
+    return _field(name, "count", f"{meaning}, since the program started"), RuleAttribute(
+        f"{name}_increase",
+        "count",
+        f"{meaning}, {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
+        lambda row: row.track.counters.increase(position, value(row.pool), row.recent.elapsed),
+    )
+
+
 POOL = ScopeSpec(
     rows=pools,
     values=(
@@ -126,6 +144,14 @@ POOL = ScopeSpec(
             f"allocations that succeeded only after a flush, {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
             lambda row: row.recent.increase(row.track.retries, row.track.since),
         ),
+        _field("peak_live_bytes", "bytes", "highest number of live bytes, as the allocator counts it"),
+        _field("peak_held_bytes", "bytes", "highest number of held bytes, as the allocator counts it"),
+        _field("spillable_bytes", "bytes", "live bytes that the step `spill` of a flush can move to the host"),
+        _field("private_bytes", "bytes", "held bytes of private pools (CUDA graphs, `MemPool`)"),
+        _field("live_allocations", "count", "blocks that the program has not freed"),
+        *_counter("device_allocations", "allocations from the driver"),
+        *_counter("device_frees", "blocks returned to the driver"),
+        *_counter("thrashes", "flushes after which the program allocated half or more of the bytes again at once"),
     ),
     labels={
         **DEVICE_LABELS,

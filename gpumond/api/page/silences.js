@@ -1,0 +1,91 @@
+// Silences: the form for a new one, and the list of those that have not ended.
+
+import { $, button, make, name, put, sync } from "./elements.js";
+import { clean, clock } from "./format.js";
+import { change, post } from "./session.js";
+import { state } from "./store.js";
+import { refresh } from "./stream.js";
+
+const UNANSWERED = "The daemon does not answer.";
+const CHECKED = new Set(["rule", "workload", "uuid", "engine"]); // a silence is of these unless the user changes it
+
+let given = []; // the matchers that the form offers
+
+/** Opens the form for the alerts with some of the labels of this one. */
+export function silence(alert) {
+  const labels = Object.entries(alert.labels).filter(([label, text]) => label !== "alertname" && text);
+  given = [["rule", alert.rule], ...labels].map(([label, value]) => ({ name: label, operator: "=", value }));
+  const named = given.some((each) => each.name === "workload" || each.name === "engine");
+  put($("silence-title"), `Silence ${clean(alert.rule, 80)}`);
+  put($("silence-refused"), "");
+  $("silence-matchers").replaceChildren(
+    ...given.map((each) => {
+      const box = make("input");
+      box.type = "checkbox";
+      box.checked = CHECKED.has(each.name) || (each.name === "pid" && !named);
+      const text = make("bdi");
+      name(text, matcher(each), 120);
+      return make("label", box, " ", text);
+    }),
+  );
+  $("silence-reason").value = "";
+  $("silence").showModal();
+}
+
+const matcher = (each) => `${each.name}${each.operator}${each.value}`;
+
+async function submit() {
+  const boxes = [...$("silence-matchers").querySelectorAll("input")];
+  const matchers = given.filter((_, place) => boxes[place].checked);
+  const body = { matchers, for_seconds: Number($("silence-for").value), reason: $("silence-reason").value };
+  const answer = await attempt(() => post("api/v1/silences", body));
+  if (!answer) return;
+  put($("silence-refused"), answer.detail ?? "");
+  if (!answer.ok) return;
+  $("silence").close();
+  refresh();
+}
+
+async function expire(id) {
+  const answer = await attempt(() => change("DELETE", `api/v1/silences/${encodeURIComponent(id)}`));
+  put($("silences-refused"), answer?.detail ?? "");
+  refresh();
+}
+
+async function attempt(request) {
+  try {
+    return await request();
+  } catch {
+    return { ok: false, detail: UNANSWERED };
+  }
+}
+
+export function showSilences() {
+  const { silences, snapshot } = state.frame;
+  const now = snapshot.taken_at;
+  sync(
+    $("silences"),
+    silences,
+    (each) => each.id,
+    (each) => {
+      const end = button("End", () => expire(each.id));
+      end.setAttribute("aria-label", `End the silence of ${clean(each.matchers.map(matcher).join(" "), 120)}`);
+      return make("li", make("b"), make("time"), make("bdi"), end);
+    },
+    (node, each) => {
+      const from = each.starts_at > now ? `from ${clock(each.starts_at, now)} ` : "";
+      name(node.children[0], each.matchers.map(matcher).join(" "), 200);
+      put(node.children[1], `${from}until ${clock(each.ends_at, now)}`);
+      name(node.children[2], `${each.author}: ${each.reason}`, 200);
+    },
+  );
+  $("silenced").hidden = !silences.length;
+}
+
+$("silence")
+  .querySelector("form")
+  .addEventListener("submit", (event) => {
+    event.preventDefault();
+    submit();
+  });
+$("silence-cancel").addEventListener("click", () => $("silence").close());

@@ -1,0 +1,69 @@
+"""Silences on the page: the form, the list, and alerts that are shown as silenced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.browser import PHONE, Serve, axe, needs_chromium, open_page, sign_in
+from tests.integration.test_page_for_all import CHECK
+from tests.running import until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+AXE = axe()
+RULE = "rules: [{name: present, scope: device, value: up, above: 0, labels: {severity: critical}}]\n"
+
+
+def test_alert_is_silenced_and_the_silence_ended(browser: Browser, serve: Serve, tmp_path: Path):
+    config = tmp_path / "config.yaml"
+    config.write_text(RULE)
+    daemon = serve("--config", str(config), "--interval", "0.2", verb="demo")
+    uuid = until(lambda: [device["uuid"] for device in daemon.get("devices")])[0]
+    with open_page(browser, daemon, PHONE) as session:
+        page = session.page
+        page.get_by_role("button", name="Silence present").click(timeout=60_000)
+        dialog = page.get_by_role("dialog", name="Silence present")
+        assert {"rule=present", f"uuid={uuid}", "severity=critical"} <= set(session.texts("#silence-matchers bdi")[0])
+        if AXE:
+            page.evaluate(AXE.read_text())
+            assert page.evaluate(CHECK) == []
+        assert session.fits()
+        dialog.get_by_label("Reason").fill("maintenance")
+        dialog.get_by_label("Duration").select_option("4 h")
+        dialog.get_by_role("button", name="Silence", exact=True).click()
+        sign_in(session, daemon)
+        dialog.wait_for(state="hidden")
+        page.locator("#alerts").get_by_text(", silenced").wait_for()
+        (entry,) = daemon.get("silences")
+        silence = entry["silence"]
+        matchers = [f"{each['name']}{each['operator']}{each['value']}" for each in silence["matchers"]]
+        assert (entry["state"], matchers) == ("active", ["rule=present", f"uuid={uuid}"])
+        assert silence["ends_at"] - silence["starts_at"] == pytest.approx(14400)
+        assert session.texts("#silences b", "#silences bdi") == [[" ".join(matchers)], ["token: maintenance"]]
+        if AXE:
+            assert page.evaluate(CHECK) == []
+        page.get_by_role("button", name="End the silence of rule=present").click()
+        page.locator("#silenced").wait_for(state="hidden")
+        assert [each["state"] for each in daemon.get("silences")] == ["ended"]
+
+
+def test_refusal_of_a_silence_is_shown(browser: Browser, serve: Serve, tmp_path: Path):
+    config = tmp_path / "config.yaml"
+    config.write_text(RULE)
+    daemon = serve("--config", str(config), "--interval", "0.2", verb="demo")
+    with open_page(browser, daemon) as session:
+        page = session.page
+        page.get_by_role("button", name="Silence present").click(timeout=60_000)
+        dialog = page.get_by_role("dialog", name="Silence present")
+        for box in dialog.get_by_role("checkbox").all():
+            box.uncheck()
+        dialog.get_by_label("Reason").fill("maintenance")
+        dialog.get_by_role("button", name="Silence", exact=True).click()
+        sign_in(session, daemon)
+        dialog.get_by_text("List should have at least 1 item").wait_for()
+        assert daemon.get("silences") == []
