@@ -84,7 +84,7 @@ def test_only_files_of_snapshots_are_sent(handler: CommandHandler, tmp_path: Pat
 
 
 def test_all_requests_but_the_limit_are_answered_without_permission():
-    assert answers(False) == ("snapshot", "classes", "fetch")
+    assert answers(False) == ("snapshot", "classes", "fetch", "retainers")
     assert answers(True) == ("limit", *answers(False))
 
 

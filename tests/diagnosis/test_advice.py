@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,3 +154,8 @@ def test_names_of_advice_are_unique():
 
 def test_setting_of_an_unknown_version_is_the_older_name():
     assert torch_setting(()) == "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def test_runbook_lists_all_advice_with_its_condition():
+    runbook = (Path(__file__).parents[2] / "docs" / "how-to" / "runbooks.md").read_text()
+    assert [one.name for one in ADVICE if f"| {one.name} | {one.meaning} |" not in runbook] == []
