@@ -1,4 +1,4 @@
-"""One tick of 8 devices with 64 processes each, all with an agent, under 20 rules: attribution and engine.
+"""One tick of 8 devices with 64 processes each, all with an agent, under the built-in rules and four others.
 
 Calm: hardly any alert. Storm: every rule fires for each of its subjects, and every value changes.
 """
@@ -16,7 +16,7 @@ from gpumond.rules.built_in import BUILT_IN
 from gpumond.rules.schema import VALUES
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 
-DEVICES, PROCESSES, RULES, TICKS = 8, 64, 20, 300
+DEVICES, PROCESSES, OWN_RULES, TICKS = 8, 64, 4, 300
 CALM, STORM = 60 * GIB, 0
 COLLECT_EVERY = 10
 UP = SourceState(name="bench", up=True, responsive=True)
@@ -27,8 +27,7 @@ def rules(level: float) -> tuple[Rule, ...]:
     scopes: tuple[Scope, ...] = ("process", "pool", "workload", "device")
     values = {scope: next(name for name in VALUES[scope] if name.endswith("_bytes")) for scope in scopes}
     own = (
-        Rule(name=f"bench-{i}", scope=scopes[i % 4], value=values[scopes[i % 4]], above=level)
-        for i in range(RULES - len(BUILT_IN))
+        Rule(name=f"bench-{i}", scope=scopes[i % 4], value=values[scopes[i % 4]], above=level) for i in range(OWN_RULES)
     )
     return (*BUILT_IN, *own)
 
@@ -72,7 +71,7 @@ def measure(active: tuple[Rule, ...]) -> dict[str, object]:
 def main() -> None:
     gc.freeze()
     gc.disable()  # as the daemon does, which collects between ticks
-    size = {"devices": DEVICES, "processes": DEVICES * PROCESSES, "rules": RULES}
+    size = {"devices": DEVICES, "processes": DEVICES * PROCESSES, "rules": len(BUILT_IN) + OWN_RULES}
     publish("tick", {**size, "calm": measure(rules(CALM)), "storm": measure(rules(STORM))})
 
 

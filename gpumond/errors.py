@@ -12,6 +12,9 @@
   - NoSuchRule          the store has no rule with that name
   - RuleChanged         the rule has changed since the caller read it: HTTP 412
   - RuleConflict        the rule is read-only or exists already: HTTP 409
+  - NoSuchQuota, QuotaChanged, QuotaConflict   the same for quotas
+  - NoSuchAdmission     the caller has no request for memory with that id: HTTP 404
+  - TooManyAdmissions   the limit of requests for memory is reached: HTTP 429
   - NoSuchBaseline      no baseline has that name, or there is nothing to compare it with: HTTP 404
   - TooManyBaselines    the limit is reached; delete one first: HTTP 409
   - NoSuchSilence       no silence has that id: HTTP 404
@@ -189,6 +192,26 @@ class RuleChanged(GpumondError):
 
 class RuleConflict(GpumondError):
     """The rule is read-only or exists already; the message ends with the remedy."""
+
+
+class NoSuchQuota(GpumondError):
+    """No quota has that name."""
+
+
+class QuotaChanged(GpumondError):
+    """The quota's current etag differs from the one in the request."""
+
+
+class QuotaConflict(GpumondError):
+    """The quota is read-only, or there are too many; the message ends with the remedy."""
+
+
+class NoSuchAdmission(GpumondError):
+    """The caller has no request for memory with that id."""
+
+
+class TooManyAdmissions(GpumondError):
+    """The limit of requests for memory is reached."""
 
 
 class NoSuchBaseline(GpumondError):

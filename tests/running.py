@@ -83,11 +83,14 @@ class RunningDaemon:
         except OSError:
             return False
 
-    def request(self, path: str, body: object = None, **headers: str) -> tuple[int, bytes, Mapping[str, str]]:
+    def request(
+        self, path: str, body: object = None, method: str | None = None, **headers: str
+    ) -> tuple[int, bytes, Mapping[str, str]]:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
         try:
-            with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=60) as answer:
+            request = urllib.request.Request(self.url + path, data, headers, method=method)
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.read(), answer.headers
         except urllib.error.HTTPError as error:
             with error:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Hook = TypeVar("Hook", bound=Callable[[], int | None])
     Estimate = int | Callable[[], int | None] | None
     F = TypeVar("F", bound=Callable[..., Any])
+    End = TypeVar("End", bound=Callable[[], object])
     Smaller = tuple[Any, ...] | dict[str, Any] | None
 else:
 
@@ -31,6 +32,7 @@ else:
 __all__ = [
     "flush",
     "limit",
+    "on_end_request",
     "on_flush",
     "program",
     "report",
@@ -50,6 +52,7 @@ _NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345678
 
 _thread: AgentThread | None = None
 _hooks: list[tuple[Callable[[], int | None], Estimate]] = []
+_end_functions: list[Callable[[], object]] = []
 _mark_step: Callable[[], None] | None = None
 
 
@@ -91,7 +94,7 @@ def start(
     if _thread is None:
         from gpumond.agent.thread import AgentThread
 
-        _thread = AgentThread(_hooks)
+        _thread = AgentThread(_hooks, _end_functions)
     _thread.start(workload, flush_policy, socket, main_thread, allow_limit, observe_ooms)
 
 
@@ -139,6 +142,19 @@ def on_flush(function: Any = None, *, estimate: Estimate = None) -> Any:  # noqa
     if not callable(function):
         raise TypeError(f"on_flush: expected a function without arguments, got {type(function).__name__}")
     _hooks.append((function, estimate))
+    return function
+
+
+def on_end_request(function: End) -> End:
+    """Register a function that is called when the daemon asks an idle program to end: ``on_end_request(stop.set)``, or
+    the decorator ``@on_end_request``.
+
+    It runs in a thread of its own, and decides: it may end the program, or ignore the request. Without such a function,
+    the daemon does not ask. gpumond itself ends no program.
+    """
+    if not callable(function):
+        raise TypeError(f"on_end_request: expected a function without arguments, got {type(function).__name__}")
+    _end_functions.append(function)
     return function
 
 

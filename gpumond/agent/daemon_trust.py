@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 
-from gpumond.protocol.messages import SERVICE_SOCKET
+from gpumond.protocol.sockets import SERVICE_SOCKET
 
 SERVICE_DIRECTORY = os.path.dirname(SERVICE_SOCKET)
 OVERFLOW_UID = 65534

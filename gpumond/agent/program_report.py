@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpumond.agent.instrument.oom import OOMS
 from gpumond.agent.instrument.usage import levels
 from gpumond.model.pools import PoolUsage
-from gpumond.model.program import SILENT, Program
+from gpumond.model.program import SILENT, Program, Retainer
 
 if TYPE_CHECKING:
     from gpumond.agent.instrument.scopes import Scopes
@@ -22,16 +23,17 @@ if TYPE_CHECKING:
 
 def sample(pools: Sequence[PoolUsage]) -> None:
     """Update open scopes and the out-of-memory errors with the pools that a report has read."""
+    OOMS.usage.add(time.monotonic(), pools)
     scopes = _scopes()
     if scopes is not None and scopes.has_open_blocks:
         scopes.sample(levels(pools))
     OOMS.record_counters(pools)
 
 
-def program_report(distributed: bool, refusals: int = 0) -> Program:
+def program_report(distributed: bool, refusals: int = 0, retainers: tuple[Retainer, ...] = ()) -> Program:
     """Return the report. ``distributed``: a rank of a job. ``refusals``: refused commands and messages."""
     scopes, steps = _scopes(), _steps()
-    if not (scopes or steps or OOMS.occurred or distributed or refusals):
+    if not (scopes or steps or OOMS.occurred or distributed or refusals or retainers):
         return SILENT
     return Program(
         scopes=scopes.usage() if scopes else (),
@@ -41,6 +43,7 @@ def program_report(distributed: bool, refusals: int = 0) -> Program:
         oom_rescues=OOMS.rescues,
         distributed=distributed,
         refusals=refusals,
+        retainers=retainers,
     )
 
 

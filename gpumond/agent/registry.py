@@ -28,7 +28,7 @@ from gpumond.agent.allocator_flush import (
 from gpumond.agent.daemon_trust import RateLimit
 from gpumond.agent.instrument.thrash import Thrash
 from gpumond.model.pools import STEPS, PoolUsage, Receipt
-from gpumond.model.program import AppliedLimit
+from gpumond.model.program import AppliedLimit, PoolLimit
 from gpumond.protocol.messages import FlushCommand, FlushResult, clean
 
 FLUSHES = (16, 6.0)
@@ -59,6 +59,7 @@ class AllocatorRegistry:
         self._flushes, self._plans = RateLimit(*FLUSHES), RateLimit(*PLANS)
         self.refusals = 0
         """Number of commands that exceeded the rate or contained an unknown step."""
+        self._limits: dict[tuple[str, str], PoolLimit] = {}
 
     def adapters(self) -> list[AllocatorAdapter]:
         """Search for libraries that the program has imported since, and return all adapters."""
@@ -134,6 +135,21 @@ class AllocatorRegistry:
             if not command.dry_run:
                 self._thrash.flushed(result.pools, time.monotonic())
             return result
+
+    def limits(self) -> tuple[PoolLimit, ...]:
+        """Return the soft limits that are set, by the program or by the daemon."""
+        return tuple(self._limits.values())
+
+    def note_limits(self, applied: Sequence[AppliedLimit], quota: str) -> None:
+        """Remember the limits that were applied, for `limits`."""
+        known = dict(self._limits)
+        for one in applied:
+            if one.applied and one.device_uuid is not None:
+                known.pop((one.allocator, one.device_uuid), None)
+                if one.limit_bytes is not None:
+                    limit = PoolLimit(one.allocator, one.device_uuid, one.limit_bytes, quota)
+                    known[one.allocator, one.device_uuid] = limit
+        self._limits = known
 
     def _hook_bytes(self, adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> int | None:
         """Return the adapter's part, by live bytes, of the bytes that the hooks will free; None if unknown."""
@@ -234,13 +250,15 @@ def check_limit(limit_bytes: object, device: object) -> None:
         raise TypeError(f"limit: device: expected a UUID, a number, or None for all, got {type(device).__name__}")
 
 
-def apply_limit(limit_bytes: int | None, device: str | int | None) -> tuple[AppliedLimit, ...]:
+def apply_limit(limit_bytes: int | None, device: str | int | None, quota: str = "") -> tuple[AppliedLimit, ...]:
     """Set a soft quota at each allocator, and return the results. Never raises.
 
     Above it, allocators flush, then raise their out-of-memory error, as if the device were smaller. It applies to this
     process only, and frees nothing by itself.
     """
-    return tuple(one for adapter in REGISTRY.adapters() for one in _apply_limit(adapter, limit_bytes, device))
+    applied = tuple(one for adapter in REGISTRY.adapters() for one in _apply_limit(adapter, limit_bytes, device))
+    REGISTRY.note_limits(applied, quota)
+    return applied
 
 
 def _apply_limit(

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 
 from gpumond import __version__
 from gpumond.agent.adapters import AllocatorAdapter, capture_guards, host_pools
-from gpumond.agent.instrument import snapshots
+from gpumond.agent.administration import STEP_SECONDS, CommandHandler, answers
 from gpumond.agent.instrument.oom import OOMS, is_oom
 from gpumond.agent.program_report import is_rank, program_report, sample
-from gpumond.agent.registry import REGISTRY, apply_limit
+from gpumond.agent.registry import REGISTRY
 from gpumond.agent.transport import Transport
 from gpumond.model.program import Ending
 from gpumond.protocol.messages import (
-    SERVICE_SOCKET,
     AgentRequest,
     AgentResponse,
     Bye,
@@ -33,18 +32,14 @@ from gpumond.protocol.messages import (
     Hello,
     Report,
     clean,
-    own_socket,
 )
+from gpumond.protocol.sockets import SERVICE_SOCKET, own_socket
 
 if TYPE_CHECKING:
     from gpumond.agent.thread import AgentThread
 
 REPORT_SECONDS = 1.0
 MAX_REQUESTS = 16
-LIMIT_REFUSED = (
-    "this program does not allow limits set by the daemon; allow them with gpumond.agent.start(allow_limit=True) or "
-    "GPUMOND_ALLOW_LIMIT=1"
-)
 
 
 class AllocatorFacts:
@@ -69,7 +64,7 @@ class Session:
         self._settings: tuple[object, ...] = ()
         self._report_at = 0.0
         self._commands: dict[str, tuple[FlushCommand, float]] = {}
-        self._step_results: deque[FlushResult] = deque()
+        self._step_results: deque[FlushResult | AgentResponse] = deque()
         self._requests: deque[AgentRequest] = deque(maxlen=MAX_REQUESTS)
         self._handler = CommandHandler()
         self._facts: AllocatorFacts | None = None
@@ -101,6 +96,12 @@ class Session:
         """Carry out the waiting flushes in the program's own thread."""
         for name, (command, deadline) in list(self._thread.waiting.items()):
             if time.monotonic() < deadline and self._thread.waiting.pop(name, None) is not None:
+                result: FlushResult | AgentResponse
+                if isinstance(command, AgentRequest):
+                    result = self._handler.answer(command, self._thread)
+                    self._step_results.append(result)
+                    self._thread.wake.set()
+                    continue
                 try:
                     result = REGISTRY.execute(command, self._thread.hooks, self._thread.main_thread)
                 except BaseException as error:
@@ -117,6 +118,7 @@ class Session:
 
     def close(self) -> None:
         """Send a last report and a Bye, which states how the program ends."""
+        self._handler.cancel_recording()
         self._report_at = 0.0
         try:
             self._report()
@@ -132,7 +134,8 @@ class Session:
         self._transport.renew()
 
     def _connect(self) -> None:
-        settings = (self._thread.socket, self._thread.workload, self._thread.allow_limit)
+        allowed = answers(self._thread.allow_limit, bool(self._thread.end_functions))
+        settings = (self._thread.socket, self._thread.workload, allowed)
         if self._transport.connected:
             if settings == self._settings:
                 return
@@ -140,8 +143,8 @@ class Session:
         now = time.monotonic()
         if now >= self._transport.retry_at and self._transport.connect(self._thread.socket or _socket_path(), now):
             self._settings = settings
-            allowed = answers(self._thread.allow_limit)
-            self._transport.send(Hello(self._thread.workload, __version__, sys.version.split()[0], allowed))
+            admission = clean(os.environ.get("GPUMOND_ADMISSION", ""))
+            self._transport.send(Hello(self._thread.workload, __version__, sys.version.split()[0], allowed, admission))
             self._report_at = now
 
     def _wait(self) -> bool:
@@ -189,11 +192,29 @@ class Session:
     def _answer_requests(self) -> None:
         while self._requests:
             request = self._requests.popleft()
-            self._transport.send(self._handler.answer(request, self._thread.workload, self._thread.allow_limit))
+            if request.kind == "classes" and self._thread.flush_policy == "step" and request.record_seconds is None:
+                self._thread.waiting[request.id] = (request, time.monotonic() + STEP_SECONDS)
+            elif request.kind == "retainers":
+                self._transport.send(self._handler.start_search(request, self._thread.flush_policy))
+            elif request.record_seconds is not None:
+                refusal = self._handler.start_recording(request, self._thread.workload, self._thread.flush_policy)
+                if refusal is not None:
+                    self._transport.send(refusal)
+            else:
+                self._transport.send(self._handler.answer(request, self._thread))
+                self._report_at = 0.0
+        self._handler.continue_search(time.monotonic())
+        recorded = self._handler.finished_recording(time.monotonic())
+        if recorded is not None:
+            self._transport.send(recorded)
 
     def _send_results(self, now: float) -> None:
         for name, (command, deadline) in list(self._thread.waiting.items()):
             if now >= deadline and self._thread.waiting.pop(name, None) is not None:
+                if isinstance(command, AgentRequest):
+                    reason = f"this program's flush_policy is step, and no step() was reached in {STEP_SECONDS:g} s"
+                    self._transport.send(AgentResponse(command.id, reason))
+                    continue
                 reason = f"no step() was reached in {command.timeout_seconds:g} s; nothing was done"
                 self._transport.send(FlushResult(command.id, "deferred", reason))
         while self._step_results:
@@ -214,40 +235,18 @@ class Session:
                 if facts is None or facts.adapters is not adapters:
                     facts = self._facts = AllocatorFacts(adapters)
                 sample(pools)
-                program = program_report(facts.distributed, self._transport.refusals + REGISTRY.refusals)
+                refusals = self._transport.refusals + REGISTRY.refusals
+                program = program_report(facts.distributed, refusals, self._handler.retainers)
                 self._transport.send(
-                    Report(self._thread.flush_policy, facts.frameworks, pools, program, facts.host_pools)
+                    Report(
+                        self._thread.flush_policy,
+                        facts.frameworks,
+                        pools,
+                        program,
+                        facts.host_pools,
+                        REGISTRY.limits(),
+                    )
                 )
-
-
-def answers(allow_limit: bool) -> tuple[str, ...]:
-    """Return the kinds of AgentRequest that are not refused."""
-    return ("limit", "snapshot") if allow_limit else ("snapshot",)
-
-
-class CommandHandler:
-    """Requests of an administrator other than a flush: a soft limit if the program allows it, and the framework's own
-    memory snapshot."""
-
-    def __init__(self) -> None:
-        self._snapshots = snapshots.RequestedSnapshots()
-
-    def answer(self, request: AgentRequest, workload: str, allow_limit: bool) -> AgentResponse:
-        """Carry out a request. Never raises."""
-        if request.kind == "snapshot":
-            dump = self._snapshots.write(workload)
-            return AgentResponse(request.id, dump.reason, dump=dump)
-        if not allow_limit:
-            return AgentResponse(request.id, LIMIT_REFUSED)
-        if request.limit_bytes == 0:
-            return AgentResponse(
-                request.id,
-                "a limit of 0 bytes is ambiguous: to some allocators it means no limit; give at least 1 byte",
-            )
-        applied = apply_limit(request.limit_bytes, request.device_uuid)
-        refused = "; ".join(result.reason for result in applied if not result.applied)
-        reason = "" if any(result.applied for result in applied) else refused or "the program uses no known allocator"
-        return AgentResponse(request.id, reason[:256], applied)
 
 
 def _socket_path() -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpumond.agent.allocator_flush import Hook
     from gpumond.agent.session import Session
     from gpumond.model.pools import FlushPolicy
-    from gpumond.protocol.messages import FlushCommand
+    from gpumond.protocol.messages import AgentRequest, FlushCommand
 
 WARNS = sys.version_info >= (3, 12)
 """Whether Python warns of a fork with threads."""
@@ -38,16 +38,16 @@ FAILED_SECONDS = 5.0
 class AgentThread:
     """At most one thread in this process; in a forked child, the child's own."""
 
-    def __init__(self, hooks: list[Hook]) -> None:
+    def __init__(self, hooks: list[Hook], end_functions: list[Callable[[], object]]) -> None:
         self.workload = _workload(os.environ.get("GPUMOND_WORKLOAD", ""))
         self.flush_policy: FlushPolicy = _policy(os.environ.get("GPUMOND_FLUSH_POLICY", ""))
         self.socket: str | None = None
         self.main_thread = os.environ.get("GPUMOND_MAIN_THREAD") == "1"
         self.allow_limit = os.environ.get("GPUMOND_ALLOW_LIMIT") == "1"
         self.observe_ooms = os.environ.get("GPUMOND_OBSERVE_OOMS") == "1"
-        self.hooks = hooks
-        self.waiting: dict[str, tuple[FlushCommand, float]] = {}
-        """Flushes that wait for `step`, each with its deadline."""
+        self.hooks, self.end_functions = hooks, end_functions
+        self.waiting: dict[str, tuple[FlushCommand | AgentRequest, float]] = {}
+        """Commands that wait for `step`, each with its deadline."""
         self.wake = WakeupPipe()
         self.exiting = False
         """True while the interpreter runs its exit handlers."""

@@ -13,7 +13,7 @@ from gpumond.agents.limits import Budget
 from gpumond.errors import ProtocolError
 from gpumond.host.peer_credentials import Identity
 from gpumond.model.claims import MAX_REPORTED_POOLS, bounded
-from gpumond.model.program import SCOPES
+from gpumond.model.program import SCOPES, PoolLimit
 from gpumond.model.snapshot import AgentReport
 from gpumond.protocol.messages import (
     MAX_MESSAGE_BYTES,
@@ -144,4 +144,14 @@ def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -
         pools=report.pools,
         program=report.program,
         host_pools=report.host_pools,
+        limits=own_limits(report),
+        allows_limit="limit" in hello.answers,
+        admission=hello.admission,
     )
+
+
+def own_limits(report: Report) -> tuple[PoolLimit, ...]:
+    """Return the limits of pools that the report contains; a program may have stated any others, or zero."""
+    pools = {(pool.allocator, pool.device_uuid) for pool in report.pools} if report.limits else ()
+    stated = {(each.allocator, each.device_uuid): each for each in report.limits}
+    return tuple(limit for pool, limit in stated.items() if pool in pools and limit.limit_bytes)

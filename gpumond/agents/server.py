@@ -42,7 +42,9 @@ from gpumond.protocol.validator import decode
 
 log = logging.getLogger(__name__)
 
-ACCEPTED_AT_ONCE = 8
+ACCEPTED_AT_ONCE = 16
+REJECTED_PAUSE_SECONDS = 0.004
+"""Pause after each ``ACCEPTED_AT_ONCE`` rejected connections. A full queue of 4096 then takes less than two seconds."""
 ASK_SECONDS = 30.0
 REPORT = b'{"v":%d,"type":"report"' % VERSION
 DEPARTED_KEPT = 256
@@ -51,6 +53,11 @@ UNASKED = {
     "limit": "this program does not allow it, or its agent is too old; allow it with "
     "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
     "snapshot": "this program's agent is too old",
+    "classes": "this program's agent is too old",
+    "fetch": "this program's agent is too old",
+    "end": "this program has no function for requests to end, or its agent is too old; register one with "
+    "gpumond.agent.on_end_request",
+    "retainers": "this program's agent is too old",
 }
 
 
@@ -78,6 +85,7 @@ class AgentServer:
         self._accepting = False
         self._paused_for_hellos = False
         self._sweeper: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
 
     def serve(self) -> None:
         self._listener.setblocking(False)
@@ -85,8 +93,8 @@ class AgentServer:
         self._sweep()
 
     def close(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for timer in filter(None, (self._sweeper, self._pause)):
+            timer.cancel()
         self._accept_no_more()
         for peer in list(self._peers.values()):
             self._drop(peer)
@@ -195,6 +203,7 @@ class AgentServer:
         return False
 
     def _accept(self) -> None:
+        admitted = False
         for _ in range(ACCEPTED_AT_ONCE):
             if self._usage.pending() >= self._limits.pending or len(self._peers) >= self._limits.peers:
                 self._paused_for_hellos = len(self._peers) < self._limits.peers
@@ -208,12 +217,16 @@ class AgentServer:
                 log.warning("cannot accept agents at the moment: %s", error)
                 self._accept_no_more()
                 return
-            self._admit(connection)
+            admitted |= self._admit(connection)
+        if not admitted:
+            self._accept_no_more()
+            self._pause = self._loop.call_later(REJECTED_PAUSE_SECONDS, self._accept_again)
 
-    def _admit(self, connection: socket.socket) -> None:
+    def _admit(self, connection: socket.socket) -> bool:
+        """Return False if the connection is rejected and closed."""
         if not self._usage.admits(peer_uid(connection)):
             self._reject(connection, "crowd")
-            return
+            return False
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         pidfd = peer_pidfd(connection)
@@ -222,7 +235,7 @@ class AgentServer:
             self._reject(connection, "identity")
             if pidfd is not None:
                 os.close(pidfd)
-            return
+            return False
         now = self._clock()
         peer = AgentConnection(connection, identity, pidfd, self._usage.add(identity.uid, now), now)
         self._peers[connection.fileno()] = peer
@@ -232,6 +245,7 @@ class AgentServer:
         self._readable(peer)  # a hello that waited in the queue does not count as pending
         if peer.hello is None:
             self._loop.call_later(self._limits.shared_hello_seconds, self._hello_is_due, peer)
+        return True
 
     def _hello_is_due(self, peer: AgentConnection) -> None:
         """Close a connection without a hello whose uid has others; a single one has until ``hello_seconds``."""

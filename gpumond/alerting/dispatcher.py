@@ -76,8 +76,9 @@ class Dispatch:
 class AlertDispatcher:
     """Notifies, flushes for rules, and keeps alerts over a restart.
 
-    ``flush`` is the one path by which anything is flushed; ``began`` is the monotonic time of elapsed 0. ``past`` are
-    resolved alerts, newest last, annotated with what rules did.
+    ``flush`` is the one path by which anything is flushed; ``began`` is the monotonic time of elapsed 0.
+    ``request_end`` asks a program to end, and returns the reason if it did not. ``past`` are resolved alerts, newest
+    last, annotated with what rules did.
     """
 
     def __init__(
@@ -86,7 +87,9 @@ class AlertDispatcher:
         outbox: AlertOutbox,
         flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
         began: float,
+        request_end: Callable[[AgentReport, str], Awaitable[str]] | None = None,
     ) -> None:
+        self._request_end = request_end
         self._store, self._outbox, self._flush, self._began = store, outbox, flush, began
         self.past: deque[Alert] = deque(maxlen=PAST_ALERTS)
         self._ended: dict[Labels, Alert] = {}
@@ -184,6 +187,7 @@ class AlertDispatcher:
     async def _carry_out(self, order: FlushOrder) -> None:
         actor, problem = f"rule:{order.alert.rule}", ""
         receipts: list[Receipt] = []
+        asked: list[str] = []
         self._flushing[order.key] = order.alert
         places = asyncio.Semaphore(PROGRAMS_AT_ONCE)
         try:
@@ -196,11 +200,13 @@ class AlertDispatcher:
                 *(self._flush_engine(order, each, actor) for each in order.engines),
             )
             receipts += (receipt for each in flushed for receipt in each)
+            if order.action.request_end and not order.action.dry_run:
+                asked += [await self._ask_to_end(program, actor) for program in order.programs]
         except StoreUnavailable as error:
             problem = str(error)
         finally:
             del self._flushing[order.key]
-            self._tracks = conclude(self._tracks, order, receipts, problem)
+            self._tracks = conclude(self._tracks, order, receipts, problem, asked)
             if order.alert.labels not in {alert.labels for alert in self._flushing.values()}:
                 (self._changed[order.alert.labels],) = annotate([order.alert], self._tracks)
 
@@ -217,6 +223,12 @@ class AlertDispatcher:
                 return (await self._flush(request, actor)).receipts
             except (FlushError, StoreUnavailable) as error:
                 return (empty_receipt(program, "refused", str(error), actor, time.time()),)
+
+    async def _ask_to_end(self, program: AgentReport, actor: str) -> str:
+        """Ask a program to end, and return a sentence about it. Raises StoreUnavailable."""
+        named = f"{program.workload or 'the program'} (pid {program.pid})"
+        reason = await self._request_end(program, actor) if self._request_end else "requests to end are not available"
+        return f"{named} was not asked to end: {reason}" if reason else f"{named} was asked to end"
 
     async def _flush_engine(self, order: FlushOrder, name: str, actor: str) -> Sequence[Receipt]:
         """Return the receipts of one serving engine."""

@@ -1,19 +1,22 @@
-"""POST /api/v1/agents/PID/limit and /snapshot: an administrator's requests to a program other than a flush."""
+"""Requests of an administrator to one program other than a flush: limit, snapshot, and what its memory contains."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.api import examples
 from gpumond.api.auth import bearer, require_token
-from gpumond.api.problems import problem
+from gpumond.api.problems import problem, responses
 from gpumond.api.view import view_of
+from gpumond.diagnosis.advice import advice, case_of
 from gpumond.model.device_names import device_named
-from gpumond.model.program import AppliedLimit, Dump
+from gpumond.model.frame import Frame
+from gpumond.model.program import AppliedLimit, Dump, LiveClasses, Site
 from gpumond.protocol.messages import AgentResponse, Asked
 from gpumond.protocol.text import Encodable
 
@@ -22,6 +25,8 @@ LIMITS: TypeAdapter[list[AppliedLimit]] = TypeAdapter(list[AppliedLimit])
 DUMP: TypeAdapter[Dump] = TypeAdapter(Dump)
 
 Pid = Annotated[int, Path(gt=0)]
+SnapshotId = Annotated[int, Path(gt=0, lt=2**31)]
+MAX_RECORD_SECONDS = 600.0
 
 
 class LimitBody(Encodable):
@@ -38,6 +43,38 @@ class LimitBody(Encodable):
     limit_bytes: int | None = Field(gt=0, lt=2**63)
     device: str | None = Field(default=None, min_length=1, max_length=128)
 
+
+class RecordBody(Encodable):
+    """``record_seconds``: record the stacks of allocations for this time first; null for no recording."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"record_seconds": 60.0}]})
+
+    record_seconds: float | None = Field(default=None, ge=1, le=MAX_RECORD_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """What the live memory of a program consists of. ``sites``, ``unrecorded_bytes`` (live bytes that were allocated
+    before), ``snapshot`` and ``treemap`` are results of a recording. ``advice``: changes that apply.
+    """
+
+    classes: tuple[LiveClasses, ...] = ()
+    sites: tuple[Site, ...] = ()
+    unrecorded_bytes: int = 0
+    advice: tuple[str, ...] = ()
+    snapshot: Dump | None = None
+    treemap: Dump | None = None
+
+
+WHY: TypeAdapter[Why] = TypeAdapter(Why)
+WHY_EXAMPLE = Why(
+    classes=(examples.LIVE_CLASSES,),
+    sites=(examples.SITE,),
+    unrecorded_bytes=examples.GIB,
+    advice=("use a smaller batch",),
+    snapshot=examples.DUMP,
+    treemap=replace(examples.DUMP, path="/home/ada/.local/state/gpumond/snapshots/train-4242-1790000060.html", id=2),
+)
 
 PROBLEMS = (401, 403, 404, 409, 422, 503, 504, 507)
 
@@ -69,17 +106,101 @@ async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str =
     dependencies=[Depends(bearer)],
     **examples.described(Dump, examples.DUMP, *PROBLEMS),
 )
-async def snapshot(request: Request, pid: Pid, requested_by: str = Depends(require_token)) -> Response:
+async def snapshot(
+    request: Request, pid: Pid, body: RecordBody | None = None, requested_by: str = Depends(require_token)
+) -> Response:
     """Writes the snapshot to a file of at most 256 MiB that the program's user owns, and returns its `path`.
 
-    gpumond does not read the file.
+    gpumond does not read the file. `GET /api/v1/agents/PID/snapshots/ID` returns it.
 
     404: no agent has this pid. 409: no snapshot is available; see `detail`. 504: the program did not answer.
     """
-    answer = await _ask(request, pid, "snapshot", requested_by)
+    answer = await _ask(request, pid, "snapshot", requested_by, record_seconds=_seconds(body))
     if isinstance(answer, Response):
         return answer
     return Response(DUMP.dump_json(answer.dump), media_type="application/json")  # type: ignore[arg-type]
+
+
+@router.post(
+    "/agents/{pid}/why",
+    summary="What the live memory of a program consists of",
+    dependencies=[Depends(bearer)],
+    **examples.described(Why, WHY_EXAMPLE, *PROBLEMS),
+)
+async def why(
+    request: Request, pid: Pid, body: RecordBody | None = None, requested_by: str = Depends(require_token)
+) -> Response:
+    """Returns live bytes by class: parameters, gradients, optimizer state, buffers, other tensors and activations.
+
+    With `record_seconds`, the allocator's history is on for this time, and then off again; the answer contains the
+    sites that allocated most, and a snapshot and a treemap are written for the program's user.
+
+    404: no agent has this pid. 409: refused, for example outside a step of a program with flush_policy `step`; see
+    `detail`. 504: the program did not answer.
+    """
+    answer = await _ask(request, pid, "classes", requested_by, record_seconds=_seconds(body))
+    if isinstance(answer, Response):
+        return answer
+    found = Why(
+        classes=answer.classes,
+        sites=answer.sites,
+        unrecorded_bytes=answer.unrecorded_bytes,
+        advice=_advice(view_of(request).frame, pid, answer.classes),
+        snapshot=answer.dump,
+        treemap=answer.treemap,
+    )
+    return Response(WHY.dump_json(found), media_type="application/json")
+
+
+@router.get(
+    "/agents/{pid}/snapshots/{snapshot_id}",
+    summary="A file that a program wrote for a snapshot",
+    dependencies=[Depends(bearer)],
+    response_model=None,
+    responses={
+        200: {
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+            "description": "The bytes of the file",
+        },
+        **responses(*PROBLEMS),
+    },
+)
+async def snapshot_file(
+    request: Request, pid: Pid, snapshot_id: SnapshotId, requested_by: str = Depends(require_token)
+) -> Response:
+    """Streams the file with this `id`, at most 256 MiB, from the program that wrote it. The program keeps four files.
+
+    404: no agent has this pid. 409: the file does not exist; see `detail`. 504: the program did not answer.
+    """
+    found = await view_of(request).fetch(pid, snapshot_id, requested_by)
+    if found is None:
+        return problem(504, f"pid {pid} did not answer in time, or disconnected")
+    if isinstance(found, AgentResponse):
+        return problem(409, found.reason or "the program did not carry out the request")
+    size, parts = found
+    headers = {
+        "Content-Length": str(size),
+        "Content-Disposition": f'attachment; filename="gpumond-{pid}-{snapshot_id}"',
+        "Cache-Control": "no-store",
+    }
+    return StreamingResponse(parts, media_type="application/octet-stream", headers=headers)
+
+
+def _seconds(body: RecordBody | None) -> float | None:
+    return None if body is None else body.record_seconds
+
+
+def _advice(frame: Frame | None, pid: int, classes: tuple[LiveClasses, ...]) -> tuple[str, ...]:
+    """Return the advice for a program on the devices of its classes."""
+    report = None if frame is None else next((each for each in frame.snapshot.reports if each.pid == pid), None)
+    if frame is None or report is None:
+        return ()
+    found: dict[str, None] = {}
+    for uuid in dict.fromkeys(one.device_uuid for one in classes):
+        retried = any(pool.retries or pool.ooms for pool in report.pools if pool.device_uuid == uuid)
+        case = replace(case_of(report, uuid, frame.snapshot, retried), classes=classes)
+        found.update(dict.fromkeys(advice(case)))
+    return tuple(found)
 
 
 async def _ask(
@@ -89,13 +210,16 @@ async def _ask(
     requested_by: str,
     limit_bytes: int | None = None,
     device: str | None = None,
+    record_seconds: float | None = None,
 ) -> AgentResponse | Response:
     """Return the program's answer, or a problem document."""
-    answer = await view_of(request).ask(pid, kind, limit_bytes, device, requested_by)
+    answer = await view_of(request).ask(pid, kind, limit_bytes, device, requested_by, record_seconds)
     if answer is None:
         return problem(504, f"pid {pid} did not answer in time, or disconnected; the outcome is unknown")
     if kind == "limit":
         succeeded = any(one.applied for one in answer.limits)
+    elif kind == "classes":
+        succeeded = bool(answer.classes or answer.sites)
     else:
         succeeded = answer.dump is not None and answer.dump.path is not None
     return answer if succeeded else problem(409, answer.reason or "the program did not carry out the request")

@@ -11,7 +11,18 @@ from gpumond.engine.events import Event
 from gpumond.model.engines import EngineModel, EngineProcess, EngineReading
 from gpumond.model.frame import Alert, Fit, Ledger, Line, Overcount, RefusedKind, Verdict
 from gpumond.model.pools import Expected, Held, PoolUsage, Receipt, Reclaimable, StepResult
-from gpumond.model.program import AppliedLimit, ByteChange, Dump, Program, ScopeDevice, ScopeUsage, StepUsage
+from gpumond.model.program import (
+    AppliedLimit,
+    ByteChange,
+    Call,
+    Dump,
+    LiveClasses,
+    Program,
+    ScopeDevice,
+    ScopeUsage,
+    Site,
+    StepUsage,
+)
 from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState
 from gpumond.model.units import GIB as GIB
@@ -198,7 +209,19 @@ EVENT = Event(
     ),
 )
 APPLIED_LIMIT = AppliedLimit("torch", UUID, 20 * GIB, True)
-DUMP = Dump("torch", "/home/ada/.local/state/gpumond/snapshots/train-4242-1790000000.pickle", 7_340_032)
+DUMP = Dump("torch", "/home/ada/.local/state/gpumond/snapshots/train-4242-1790000000.pickle", 7_340_032, id=1)
+LIVE_CLASSES = LiveClasses(
+    allocator="torch",
+    device_uuid=UUID,
+    live_bytes=40 * GIB,
+    parameters_bytes=4 * GIB,
+    gradients_bytes=4 * GIB,
+    optimizer_bytes=8 * GIB,
+    buffers_bytes=0,
+    tensors_bytes=2 * GIB,
+    activations_bytes=22 * GIB,
+)
+SITE = Site(12 * GIB, 96, (Call("/home/ada/train.py", 31, "step"), Call("/home/ada/train.py", 50, "main")))
 
 
 def described(kind: Any, example: Any, *problems: int, status: int = 200) -> dict[str, Any]:

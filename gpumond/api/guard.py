@@ -36,7 +36,7 @@ from gpumond.api.unsent import Unsent
 from gpumond.config.web import Web
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-ALWAYS_OPEN = ("/-/healthy", "/-/ready")
+ALWAYS_OPEN = ("/-/healthy", "/-/ready", "/healthz", "/readyz")
 """Paths for probes, which send no credentials. They reveal whether devices can be read, and the cause of a failure."""
 
 RESERVED = ("/metrics", *ALWAYS_OPEN)

@@ -26,11 +26,13 @@ async def metrics(request: Request, compat: Literal["dcgm"] | None = None) -> Re
     return Response(page.plain, headers=headers)
 
 
+@router.get("/healthz", response_class=PlainTextResponse, include_in_schema=False)
 @router.get("/-/healthy", response_class=PlainTextResponse, summary="Liveness of the daemon; independent of the GPUs")
 async def healthy() -> str:
     return "gpumond is healthy\n"
 
 
+@router.get("/readyz", response_class=PlainTextResponse, include_in_schema=False)
 @router.get(
     "/-/ready", response_class=PlainTextResponse, responses=responses(503), summary="Readiness: devices can be read"
 )

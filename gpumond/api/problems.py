@@ -20,15 +20,20 @@ from gpumond.errors import (
     CoolingDown,
     FlushError,
     GpumondError,
+    NoSuchAdmission,
     NoSuchBaseline,
     NoSuchDevice,
+    NoSuchQuota,
     NoSuchReceiver,
     NoSuchRule,
     NoSuchSilence,
     NoSuchTarget,
+    QuotaChanged,
+    QuotaConflict,
     RuleChanged,
     RuleConflict,
     StoreUnavailable,
+    TooManyAdmissions,
     TooManyBaselines,
     TooManySilences,
 )
@@ -42,6 +47,11 @@ STATUS: dict[type[GpumondError], int] = {
     NoSuchRule: 404,
     RuleConflict: 409,
     RuleChanged: 412,
+    NoSuchQuota: 404,
+    QuotaConflict: 409,
+    QuotaChanged: 412,
+    NoSuchAdmission: 404,
+    TooManyAdmissions: 429,
     ConfigError: 422,
     NoSuchBaseline: 404,
     TooManyBaselines: 409,
@@ -107,6 +117,11 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(NoSuchRule)
     @app.exception_handler(RuleConflict)
     @app.exception_handler(RuleChanged)
+    @app.exception_handler(NoSuchAdmission)
+    @app.exception_handler(TooManyAdmissions)
+    @app.exception_handler(NoSuchQuota)
+    @app.exception_handler(QuotaConflict)
+    @app.exception_handler(QuotaChanged)
     @app.exception_handler(ConfigError)
     @app.exception_handler(NoSuchBaseline)
     @app.exception_handler(TooManyBaselines)

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond.api import examples
-from gpumond.api.auth import CHANGES, require_rules, user
+from gpumond.api.auth import CHANGES, authenticate, require_rules, user
 from gpumond.api.problems import problem, responses
 from gpumond.api.view import view_of
 from gpumond.config.rule_registry import RuleEntry, RuleRegistry
@@ -26,6 +26,8 @@ router = APIRouter(prefix="/api/v1", tags=["rules"])
 
 MAX_PREVIEWS = 2
 """Limit of previews in progress; one per user."""
+PREVIEW_SHARE, ANONYMOUS_PREVIEW_SHARE = 0.5, 0.1
+"""The share of the time that the computation of a preview may use, for a caller who may change rules and for others."""
 
 BODY = written(BUILT_IN[0])
 ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
@@ -51,11 +53,11 @@ def _registry(request: Request) -> RuleRegistry:
     return view_of(request).rulebook
 
 
-def _tag(if_match: str | None) -> str | None:
+def etag_of(if_match: str | None) -> str | None:
     return None if if_match in (None, "*") else if_match.strip().removeprefix("W/").strip('"')
 
 
-def _entry(entry: RuleEntry, status: int = 200) -> Response:
+def entry_response(entry: RuleEntry, status: int = 200) -> Response:
     headers = {"ETag": f'"{entry.etag}"', "Location": f"/api/v1/rules/{entry.name}"}
     return Response(ONE.dump_json(entry), status, headers, media_type="application/json")
 
@@ -69,14 +71,14 @@ def _encoding(preview: Preview) -> Steps[bytes]:
     return encoded.removesuffix(b"]}") + b",".join(alerts) + b"]}"
 
 
-@router.get("/rules", summary="Rules in effect, with their origin", **examples.described(list[RuleEntry], [ENTRY]))
+@router.get("/rules", summary="Rules, with their origin and overrides", **examples.described(list[RuleEntry], [ENTRY]))
 async def rules(request: Request) -> Response:
     return Response(ENTRIES.dump_json(_registry(request).entries()), media_type="application/json")
 
 
 @router.get("/rules/{name}", summary="One rule, with its ETag", **examples.described(RuleEntry, ENTRY, 404))
 async def rule(request: Request, name: str) -> Response:
-    return _entry(_registry(request).get(name))
+    return entry_response(_registry(request).get(name))
 
 
 @router.post(
@@ -86,7 +88,7 @@ async def rule(request: Request, name: str) -> Response:
     **examples.described(RuleEntry, ENTRY, 401, 403, 409, 422, 503, 507, status=201),
 )
 async def make(request: Request, body: RuleConfig, by: str = Depends(require_rules)) -> Response:
-    return _entry(await _registry(request).put(body, by, new=True), 201)
+    return entry_response(await _registry(request).put(body, by, new=True), 201)
 
 
 @router.put(
@@ -100,7 +102,7 @@ async def replace(
 ) -> Response:
     if body.name != name:
         raise HTTPException(422, f"body.name: {body.name!r} differs from the name in the path, {name!r}")
-    return _entry(await _registry(request).put(body, by, _tag(if_match)))
+    return entry_response(await _registry(request).put(body, by, etag_of(if_match)))
 
 
 @router.delete(
@@ -112,7 +114,7 @@ async def replace(
     responses=responses(401, 403, 404, 409, 412, 503, 507),
 )
 async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
-    await _registry(request).delete(name, by, _tag(if_match))
+    await _registry(request).delete(name, by, etag_of(if_match))
     return Response(status_code=204)
 
 
@@ -124,16 +126,19 @@ async def remove(request: Request, name: str, if_match: IfMatch = None, by: str 
 async def preview(request: Request, body: RuleConfig) -> Response:
     """Evaluates a rule on one snapshot per half minute; changes nothing. Shorter events are not included.
 
-    `from_at` is the start of the available data, which begins with the daemon's last start. 429: a preview by the same
-    user is in progress. 503: the limit of previews is reached.
+    `from_at` is the start of the available data, which begins with the daemon's last start. A caller who may not change
+    rules receives the answer more slowly. 429: a preview by the same user is in progress. 503: the limit of previews is
+    reached.
     """
     previews, who, this = request.app.state.previews, user(request.scope), object()
+    caller = authenticate(request.app.state.tokens, request.scope)
+    share = PREVIEW_SHARE if caller is not None and caller.may("rules") else ANONYMOUS_PREVIEW_SHARE
     if not previews.admits(who):
         status, active = (429, "a preview by this user") if previews.of(who) else (503, f"{MAX_PREVIEWS} previews")
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
     previews.add(who, this)
     try:
-        result = await view_of(request).preview(body.rule())
+        result = await view_of(request).preview(body.rule(), share)
     finally:
         previews.remove(who, this)
     return Response(await in_slices(_encoding(result)), media_type="application/json")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter, field_validator, model_validator
-from pydantic.config import JsonDict
 
 from gpumond.alerting.silences import MAX_SECONDS, Silences
 from gpumond.api import examples
@@ -22,7 +21,7 @@ router = APIRouter(prefix="/api/v1", tags=["silences"])
 
 MAX_MATCHERS, MAX_VALUE = 8, 256
 
-EXAMPLE_BODY: JsonDict = {
+EXAMPLE_BODY: dict[str, Any] = {
     "matchers": [
         {"name": "rule", "operator": "=", "value": "leak"},
         {"name": "workload", "operator": "=~", "value": "train.*"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Literal, Protocol
 
 from fastapi import Request
@@ -11,9 +11,11 @@ from gpumond.alerting.receiver_check import ReceiverTest
 from gpumond.alerting.silences import Silences
 from gpumond.api.event_log import EventLog
 from gpumond.baselines.service import BaselineService
+from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.engine.preview import Preview
 from gpumond.flush import FlushOutcome, FlushRequest
+from gpumond.flush.admissions import Admissions
 from gpumond.history import History
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt
@@ -39,6 +41,8 @@ class DaemonView(Protocol):
     events: EventLog
     baselines: BaselineService
     silences: Silences
+    quotas: QuotaRegistry
+    admissions: Admissions
 
     @property
     def answers(self) -> dict[str, bytes]:
@@ -52,15 +56,26 @@ class DaemonView(Protocol):
     def history(self) -> History: ...
     def past_alerts(self) -> Sequence[Alert]: ...
     async def audit_entries(self, limit: int) -> list[AuditEntry]: ...
-    async def preview(self, rule: Rule) -> Preview: ...
+    async def preview(self, rule: Rule, share: float) -> Preview: ...
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest: ...
     async def reload(self, requested_by: str) -> str: ...
     async def metrics(self, accept: str, compat: Literal["dcgm"] | None) -> MetricsPage: ...
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome: ...
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]: ...
     async def ask(
-        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
+        self,
+        pid: int,
+        kind: Asked,
+        limit_bytes: int | None,
+        device: str | None,
+        requested_by: str,
+        record_seconds: float | None = None,
     ) -> AgentResponse | None: ...
+    async def fetch(
+        self, pid: int, snapshot_id: int, requested_by: str
+    ) -> tuple[int, AsyncGenerator[bytes, None]] | AgentResponse | None:
+        """Return size and bytes of a snapshot's file, the program's refusal, or None without an answer in time."""
+        ...
 
 
 def view_of(request: Request) -> DaemonView:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, cast
 
 from gpumond import __version__
+from gpumond.cli import help
 from gpumond.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
 
 DONE, FAILED, WRONG_USE, NOTHING_TO_DO = 0, 1, 2, 3
@@ -24,20 +25,31 @@ VERBS = {
     "status": "show devices, processes and the memory of each",
     "top": "show devices, processes, alerts and verdicts live in the terminal, and flush programs",
     "flush": "make programs release cached memory, and print receipts",
+    "limit": "limit the memory that the allocators of one program may hold",
+    "alerts": "show active or past alerts",
+    "verdicts": "show the problems found in the memory curves of devices and programs",
+    "events": "show past events, and follow new ones",
+    "receipts": "show the receipts of past flushes",
     "release": "release the driver for maintenance",
     "run": "start an unmodified program with the agent",
     "attach": "start the agent in a running program (Python 3.14)",
     "load": "generate a known pattern of memory use on a device or a simulated device",
     "doctor": "check this machine, and print a remedy for each problem",
     "check-config": "check a configuration file",
-    "rules": "check rules, test them on series of values, and test receivers of alerts",
+    "rules": "list, check, test and override rules, and test receivers of alerts",
     "silence": "silence alerts for a time, list silences, and end them",
     "diagnose": "find leaks, fragmentation and crashes in a recorded log",
     "baseline": "measure the memory use of workloads, and compare it after a change",
+    "why": "show what the live memory of a program consists of",
+    "snapshot": "make a program write its framework's memory snapshot, and fetch the file",
     "record": "write a daemon's snapshots to a file, for `gpumond diagnose`",
+    "completion": "print the completion script of a shell",
     "audit": "show the audit log of changes and flushes, and verify its integrity",
 }
 
+
+OTHER_COMMANDS = ("run",)
+"""Verbs whose arguments contain another command, with its own options."""
 
 EXTRAS = {"top": "top"}
 """The extra that installs the libraries of a verb, for verbs that need another extra than ``daemon``."""
@@ -47,7 +59,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that accepts no abbreviated options. Its subcommands inherit this."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False} | options)
+        own: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(**own | options)
 
 
 class Verb(Protocol):
@@ -57,21 +70,20 @@ class Verb(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser = Parser(
-        prog="gpumond",
-        description="GPU memory accounting, alerts and flushes with a receipt.",
-        epilog="Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 nothing to do.",
-    )
-    parser.add_argument("--version", action="version", version=f"gpumond {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    chosen = next((word for word in argv if word in VERBS), None)
-    for name, summary in VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=summary[:1].upper() + summary[1:] + ".")
-        if name == chosen:
-            try:
-                _load(name).add_arguments(verb)
-            except ImportError as error:
-                return _missing_extra(name, error)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(help.overview(VERBS))
+        return DONE if argv else WRONG_USE
+    if not argv[0].startswith("-") and argv[0] not in VERBS:
+        print(f"gpumond: {help.unknown('verb', argv[0], VERBS)}\n`gpumond --help` lists the verbs", file=sys.stderr)
+        return WRONG_USE
+    chosen = argv[0] if argv[0] in VERBS else None
+    try:
+        parser, verbs = make_parser([chosen] if chosen else [])
+    except ImportError as error:
+        return _missing_extra(chosen or "", error)
+    own = verbs.get(argv[0])
+    if own is not None and argv[0] not in OTHER_COMMANDS and (word := help.misspelt(own, argv)) is not None:
+        own.error(help.unknown("option", word, help.options(own)))
     arguments = parser.parse_args(argv)
     try:
         return _load(arguments.verb).run(arguments)
@@ -88,6 +100,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         return 130
+
+
+def make_parser(complete: Iterable[str]) -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser, and those of the verbs, of which ``complete`` have their arguments.
+
+    Raises ImportError if a library of such a verb is not installed.
+    """
+    parser = Parser(prog="gpumond")
+    parser.add_argument("--version", action="version", version=f"gpumond {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    complete = set(complete)
+    for name, summary in VERBS.items():
+        description = summary[:1].upper() + summary[1:] + "."
+        verb = verbs.add_parser(name, description=description, epilog=help.examples(name))
+        if name in complete:
+            _load(name).add_arguments(verb)
+    return parser, verbs.choices
 
 
 def _load(name: str) -> Verb:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from gpumond.cli import DONE, FAILED, client
-from gpumond.cli.table import table
-
-FORMAT = "%Y-%m-%d %H:%M:%S"
+from gpumond.cli.table import moment, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,10 +45,9 @@ def _show(arguments: argparse.Namespace) -> int:
 def _rows(entries: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
     for entry in entries:
         detail = json.dumps(entry["detail"])
-        at = datetime.fromtimestamp(entry["at"]).strftime(FORMAT)
         yield [
             str(entry["seq"]),
-            at,
+            moment(entry["at"]),
             entry["actor"],
             entry["action"],
             detail if len(detail) <= 80 else f"{detail[:79]}…",

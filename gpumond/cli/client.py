@@ -16,17 +16,21 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from gpumond.errors import DaemonError
 from gpumond.model.device_names import device_uuid
 from gpumond.model.snapshot import DeviceReading
-from gpumond.protocol.messages import SERVICE_SOCKET, default_socket
+from gpumond.protocol.sockets import SERVICE_SOCKET, default_socket
 
 DEFAULT_URL = "http://127.0.0.1:9917"
 LOCAL = ("127.0.0.1", "localhost", "::1")
+DOWNLOAD_SECONDS = 60.0
+"""Longest wait for the next bytes of a download."""
+CHUNK_BYTES = 1 << 20
 SERVICE_RUNTIME_DIRECTORY = "/run/gpumond-api"
 """Runtime directory of the system service; deploy/systemd/gpumond.service sets the same path."""
 
@@ -51,9 +55,9 @@ def device(url: str, name: str) -> str:
     return device_uuid(name, [DeviceReading(**{field: each[field] for field in fields}) for each in known])
 
 
-def get(url: str, path: str) -> Any:
+def get(url: str, path: str, headers: Mapping[str, str] = {}) -> Any:
     """Return the decoded response to GET. Raises DaemonError."""
-    return _call(url, path, None, {}, 10.0)
+    return _call(url, path, None, dict(headers), 10.0)
 
 
 def post(url: str, path: str, body: object, timeout: float) -> Any:
@@ -69,12 +73,36 @@ def delete(url: str, path: str) -> None:
     _change("DELETE", url, path, None, 30.0)
 
 
+def download(url: str, path: str, file: BinaryIO) -> int:
+    """Write the response to GET, which is sent as a change is, to a file. Return its size. Raises DaemonError."""
+    request, opener, named = _request(url, path, None, {}, "GET", authorised=True)
+    with _errors(named), opener.open(request, timeout=DOWNLOAD_SECONDS) as answer:
+        size = int(answer.headers.get("Content-Length", -1))
+        received = 0
+        while chunk := answer.read(CHUNK_BYTES):
+            file.write(chunk)
+            received += len(chunk)
+    if received != size:
+        raise DaemonError(f"the download ended after {received} of {size} bytes")
+    return received
+
+
 def _change(method: str, url: str, path: str, body: object, timeout: float) -> Any:
     headers = {"Content-Type": "application/json"}
     return _call(url, path, None if body is None else json.dumps(body).encode(), headers, timeout, method)
 
 
 def _call(url: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float, method: str = "GET") -> Any:
+    request, opener, named = _request(url, path, body, headers, method, authorised=method != "GET")
+    with _errors(named), opener.open(request, timeout=timeout) as answer:
+        empty = answer.status == 204 or answer.headers.get("Content-Type", "").startswith("text/plain")
+        return None if empty else json.load(answer)
+
+
+def _request(
+    url: str, path: str, body: bytes | None, headers: dict[str, str], method: str, authorised: bool
+) -> tuple[urllib.request.Request, urllib.request.OpenerDirector, str]:
+    """Return a request, its opener and the address for messages. ``authorised``: it requires a token or the socket."""
     if not url.startswith(("http://", "https://", "unix:///")):
         raise DaemonError(f"{url}: expected an http:// or https:// address, or unix:///DIRECTORY/api.sock")
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]  # the daemon is on this machine
@@ -83,16 +111,19 @@ def _call(url: str, path: str, body: bytes | None, headers: dict[str, str], time
         url, handlers = "http://localhost", [*handlers, _OverUnix(url.removeprefix("unix://"))]
     if token:
         headers = headers | {"Authorization": f"Bearer {token}"}
-    elif method != "GET" and urlsplit(url).hostname in LOCAL and (api := _api_socket()):
+    elif authorised and urlsplit(url).hostname in LOCAL and (api := _api_socket()):
         url, handlers = "http://localhost", [*handlers, _OverUnix(api)]
     if url.startswith("https://"):
         handlers.append(urllib.request.HTTPSHandler(context=_trust()))
     request = urllib.request.Request(url.rstrip("/") + path, body, headers, method=method)
-    opener = urllib.request.build_opener(*handlers)
+    return request, urllib.request.build_opener(*handlers), named
+
+
+@contextmanager
+def _errors(named: str) -> Iterator[None]:
+    """Raise DaemonError for refusals, and for an address without a daemon."""
     try:
-        with opener.open(request, timeout=timeout) as answer:
-            empty = answer.status == 204 or answer.headers.get("Content-Type", "").startswith("text/plain")
-            return None if empty else json.load(answer)
+        yield
     except urllib.error.HTTPError as error:
         with error:
             raise _refusal(error) from None

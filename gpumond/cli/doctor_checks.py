@@ -25,7 +25,7 @@ from gpumond.model.conditions import of_device
 from gpumond.model.remedies import remedy
 from gpumond.model.snapshot import Reading, SourceState
 from gpumond.model.units import human
-from gpumond.protocol.messages import default_socket
+from gpumond.protocol.sockets import default_socket
 from gpumond.sources import AUTOMATIC, SourceSpec
 from gpumond.top.stuck_processes import LIKELY_MEANT, stuck
 

@@ -1,5 +1,5 @@
-"""``gpumond rules check|test FILE``: check rules, and test them on series of values. ``test-receiver NAME`` makes the
-daemon send a test message.
+"""``gpumond rules check|test FILE``: check rules, and test them on series of values. ``list``, ``override`` and
+``restore``: the daemon's rules. ``test-receiver NAME`` makes the daemon send a test message.
 
 Tests have promtool's format: series of values, evaluation times, and the alerts expected at each time. A series is
 ``SCOPE_VALUE{label="text", …}``, as ``device_used_ratio{gpu="0", uuid="GPU-a"}``. Its values are in promtool's
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from gpumond.cli import DONE, FAILED, client
+from gpumond.cli import DONE, FAILED, client, rule_overrides
 from gpumond.config import load, read_yaml
 from gpumond.errors import ConfigError
 from gpumond.model.frame import Alert
@@ -31,18 +31,21 @@ from gpumond.rules.schema import PLACEHOLDERS, UNITS, VALUES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar="check|test", required=True)
+    what = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
     check = what.add_parser("check", help="check the rules of a configuration file, and list the active rules")
     check.add_argument("file", type=Path, metavar="FILE")
     check.add_argument("--json", action="store_true", help="print the active rules as JSON")
     test = what.add_parser("test", help="run tests of rules: series, times, expected alerts (docs/reference/rules.md)")
     test.add_argument("file", type=Path, metavar="FILE", nargs="+")
+    rule_overrides.add_arguments(what)
     receiver = what.add_parser("test-receiver", help="make the daemon send a test message to a receiver")
     receiver.add_argument("name", metavar="NAME")
     client.add_arguments(receiver)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.what in rule_overrides.ACTIONS:
+        return rule_overrides.run(arguments)
     if arguments.what == "test-receiver":
         return _test_receiver(arguments)
     return _check(arguments) if arguments.what == "check" else _test(arguments.file)
@@ -67,10 +70,16 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([written(rule) for rule in rules], indent=2))
         return DONE
-    own = {rule.name for rule in settings.rules}
+    own, overrides = {rule.name for rule in settings.rules}, settings.overrides()
     print(f"{arguments.file}: rules in the file: {len(own)}, active rules: {len(rules)}")
     for rule in rules:
-        print(f"  {rule.name}{'' if rule.name in own else ' (built in)'}: {_sentence(rule)}")
+        origin = "" if rule.name in own else " (built in)"
+        if rule.name in overrides:
+            origin = f" (built in; the file overrides {', '.join(overrides[rule.name])})"
+        print(f"  {rule.name}{origin}: {_sentence(rule)}")
+    for name, fields in overrides.items():
+        if not fields.get("enabled", True):
+            print(f"  {name} (built in): disabled in the file")
     return DONE
 
 

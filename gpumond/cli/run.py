@@ -20,6 +20,10 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", metavar="NAME", help="name under which its memory is shown")
     parser.add_argument("--flush-policy", choices=POLICIES, help="when the daemon may flush it (default: allow)")
+    parser.add_argument("--need", metavar="SIZE", help="start the program only when this much memory is available")
+    parser.add_argument("--device", metavar="NAME", help="with --need: the device, if there are several")
+    parser.add_argument("--wait", metavar="TIME", help="with --need: wait at most this time, as in 10m (default: 0)")
+    parser.add_argument("--url", metavar="URL", help="with --need: address of the daemon (default: $GPUMOND_URL)")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="program to start, with its arguments"
     )
@@ -34,6 +38,22 @@ def run(arguments: argparse.Namespace) -> int:
         environ = environment(os.environ, arguments.workload, arguments.flush_policy)
     except ValueError as error:
         return _fail(f"run: {error}", 2)
+    if arguments.need is None:
+        if arguments.wait or arguments.device:
+            return _fail("run: --wait and --device require --need", 2)
+        return _become(command, environ)
+    from gpumond.cli import admission, client
+
+    url = arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL
+    need, seconds = admission.size(arguments.need), admission.wait_seconds(arguments.wait)
+    with admission.admitted(url, need, arguments.device, seconds) as granted:
+        if granted is None:
+            return admission.NO_ROOM
+        return _become(command, environ | {"GPUMOND_ADMISSION": granted})
+
+
+def _become(command: list[str], environ: Mapping[str, str]) -> int:
+    """Replace this process with the command. Returns an exit code only if that fails."""
     sys.stdout.flush()
     # Python ignores these signals, and the command would inherit the setting.
     for name in (signal.SIGPIPE, signal.SIGXFSZ):

@@ -14,7 +14,7 @@ from gpumond.host import logs
 from gpumond.sources import SOURCES, detected
 
 ACCESS = ("insecure", "web_config", "tokens_file")
-SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval", "log_format", *ACCESS)
+SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval", "log_format", "log_level", *ACCESS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,11 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that ``serve`` and ``demo`` share."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (YAML)")
     parser.add_argument(
-        "--listen", metavar="HOST:PORT", help="address of metrics, API and page (default: 127.0.0.1:9917)"
+        "--listen",
+        "--web.listen-address",
+        dest="listen",
+        metavar="HOST:PORT",
+        help="address of metrics, API and page (default: 127.0.0.1:9917)",
     )
     parser.add_argument("--socket", metavar="PATH", help="Unix socket for agents (default: in the runtime directory)")
     parser.add_argument(
@@ -39,10 +43,22 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         "--insecure", action="store_true", default=None, help="allow addresses other than loopback without TLS"
     )
     parser.add_argument(
-        "--web-config", type=Path, metavar="FILE", help="TLS and user settings in the format of Prometheus exporters"
+        "--web-config",
+        "--web.config.file",
+        dest="web_config",
+        type=Path,
+        metavar="FILE",
+        help="TLS and user settings in the format of Prometheus exporters",
     )
     parser.add_argument("--tokens-file", type=Path, metavar="FILE", help="file of tokens and their permissions")
     parser.add_argument("--log-format", metavar="text|json", help="format of the log on standard error (default: text)")
+    parser.add_argument(
+        "--log-level",
+        "--log.level",
+        dest="log_level",
+        metavar="debug|info|warning|error",
+        help="least severe level of the log (default: info)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,7 +85,7 @@ def serve(
     ``pace`` is the factor by which diagnosis time is accelerated. ``bound`` is called with the page's address when the
     port accepts connections.
     """
-    log_limit = logs.configure(settings.log_format)
+    log_limit = logs.configure(settings.log_format, settings.log_level)
     from gpumond.daemon import server
 
     asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -65,7 +65,11 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(entries, indent=2))
     else:
-        print(table(("ID", "STATE", "MATCHERS", "STARTS", "ENDS", "AUTHOR", "REASON"), map(_row, entries)))
+        print(
+            table(
+                ("ID", "STATE", "MATCHERS", "STARTS", "ENDS", "AUTHOR", "REASON"), ([*_row(entry)] for entry in entries)
+            )
+        )
     return DONE
 
 
@@ -105,10 +109,11 @@ def _time(text: str) -> float:
         raise ConfigError(f"--start {text!r:.80}: expected a time such as 2026-11-22T18:00") from None
 
 
-def _row(entry: Mapping[str, Any]) -> list[str]:
+def _row(entry: Mapping[str, Any]) -> Iterator[str]:
     silence = entry["silence"]
-    times = (f"{datetime.fromtimestamp(silence[name]):%Y-%m-%d %H:%M:%S}" for name in ("starts_at", "ends_at"))
-    return [silence["id"], entry["state"], _matchers(silence["matchers"]), *times, silence["author"], silence["reason"]]
+    yield from (silence["id"], entry["state"], _matchers(silence["matchers"]))
+    yield from (f"{datetime.fromtimestamp(silence[name]):%Y-%m-%d %H:%M:%S}" for name in ("starts_at", "ends_at"))
+    yield from (silence["author"], silence["reason"])
 
 
 def _matchers(matchers: Sequence[Mapping[str, str]]) -> str:

@@ -70,10 +70,21 @@ def device_table(content: View, verbose: bool = False) -> str:
 
 
 def process_table(content: View) -> str:
-    """Return a table of processes; empty without a process. The column UNMAPPED is absent while there is none."""
+    """Return a table of processes; empty without a process. UNMAPPED and LIMIT are absent while there is none."""
     asleep = any(process.unmapped_bytes for process in content.processes)
+    limited = any(process.limit_bytes is not None for process in content.processes)
     shares = [f">{name.upper()}" for name in HOLDINGS]
-    header = ("GPU", ">PID", "PROGRAM", "USER", ">USED", *shares, *([">UNMAPPED"] if asleep else []), "VERDICT")
+    header = (
+        "GPU",
+        ">PID",
+        "PROGRAM",
+        "USER",
+        ">USED",
+        *shares,
+        *([">UNMAPPED"] if asleep else []),
+        *([">LIMIT"] if limited else []),
+        "VERDICT",
+    )
     rows = [
         [
             process.gpu,
@@ -83,6 +94,7 @@ def process_table(content: View) -> str:
             size(process.used_bytes),
             *(size(process.shares[name]) for name in HOLDINGS),
             *([size(process.unmapped_bytes)] if asleep else []),
+            *([size(process.limit_bytes)] if limited else []),
             process.verdict,
         ]
         for process in content.processes

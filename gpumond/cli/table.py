@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 
 from gpumond.model.units import human
 
@@ -24,6 +25,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def size(value: int | None) -> str:
     """Return a size such as ``31.2 GiB``, ``-`` if it is unknown."""
     return "-" if value is None else human(value)
+
+
+def moment(at: float | None) -> str:
+    """Return a unix time in local time, ``-`` if there is none."""
+    return "-" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def safe(text: str) -> str:

@@ -73,6 +73,11 @@ class Collector:
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
+    @property
+    def pid(self) -> int | None:
+        """The process that reads the driver, or None."""
+        return None if self._child is None else self._child.process.pid
+
     def start(self) -> None:
         """Start the child without waiting for it."""
         self._spawn()

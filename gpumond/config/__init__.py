@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -20,21 +20,37 @@ from gpumond.alerting.receivers.alertmanager import Alertmanager
 from gpumond.alerting.receivers.log import Log
 from gpumond.alerting.receivers.webhook import Webhook
 from gpumond.config.engines import AuthConfig, EngineConfig, ReleaseConfig, RequestConfig, StateConfig
+from gpumond.config.quotas import QuotaConfig, QuotaMatch
 from gpumond.config.web import Web, read_web
+from gpumond.engine.rooms import Lending
 from gpumond.engines.spec import Declaration
 from gpumond.errors import ConfigError
 from gpumond.host.files import read_text
-from gpumond.host.logs import LogFormat
-from gpumond.protocol.messages import default_socket
+from gpumond.host.logs import LogFormat, LogLevel
+from gpumond.protocol.sockets import default_socket
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
-from gpumond.rules.config import ActionConfig, FlushConfig, RuleConfig, Seconds, Strict
+from gpumond.rules.config import ActionConfig, FlushConfig, OverrideConfig, RuleConfig, Seconds, Strict
+from gpumond.rules.overrides import Overrides, overridden
 from gpumond.sources import SOURCES
 
-RELOADED = ("interval", "compat", "flush_cooldown", "retention", "disabled_rules", "rules", "receivers", "engines")
+RELOADED = (
+    "interval",
+    "compat",
+    "flush_cooldown",
+    "retention",
+    "disabled_rules",
+    "rule_overrides",
+    "rules",
+    "receivers",
+    "engines",
+    "quotas",
+    "lending",
+    "allow_end_requests",
+)
 """Settings that a reload changes; the others require a restart."""
 
-ONLY_IN_FILE = ("disabled_rules", "rules", "receivers", "engines")
+ONLY_IN_FILE = ("disabled_rules", "rule_overrides", "rules", "receivers", "engines", "quotas")
 """Settings that have neither a flag nor an environment variable."""
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
@@ -52,6 +68,8 @@ RECEIVER_TYPES: Mapping[str, type[ReceiverType]] = {
 Models = Mapping[str, type[BaseModel]]
 PARTS: Mapping[str, tuple[type[BaseModel], Models]] = {
     "rules": (RuleConfig, {"action": ActionConfig, "flush": FlushConfig}),
+    "rule_overrides": (OverrideConfig, {}),
+    "quotas": (QuotaConfig, {"match": QuotaMatch}),
     "engines": (
         EngineConfig,
         {
@@ -63,7 +81,7 @@ PARTS: Mapping[str, tuple[type[BaseModel], Models]] = {
         },
     ),
 }
-"""Models of the lists of settings, and of the keys within their entries."""
+"""Models of the entries of settings, and of the keys within their entries."""
 
 
 def known_source(name: str) -> str:
@@ -118,6 +136,7 @@ class Settings(Strict):
         None, description="file with [tokens](../how-to/access.md#tokens) and their scopes"
     )
     log_format: LogFormat = Field("text", description="format of the log on standard error")
+    log_level: LogLevel = Field("info", description="least severe level of the log")
     compat: Literal["dcgm"] | None = Field(
         None,
         description="`dcgm` adds metrics with [DCGM's names](metrics.md#dcgms-names) to `/metrics`; by default they "
@@ -134,6 +153,11 @@ class Settings(Strict):
     disabled_rules: tuple[str, ...] = Field(
         (), description="names of [built-in rules](rules.md#built-in-rules) that are not evaluated"
     )
+    rule_overrides: dict[str, OverrideConfig] = Field(
+        {},
+        description="[overrides](../how-to/override-rules.md) of single fields of built-in rules: `level`, `for`, "
+        "`severity`, `enabled`, by the name of the rule",
+    )
     rules: tuple[RuleConfig, ...] = Field(
         (), description="[rules](rules.md#write-a-rule); a rule with the name of a built-in rule replaces it"
     )
@@ -144,9 +168,23 @@ class Settings(Strict):
         (), description="[serving engines](../how-to/engines/index.md) whose state is read and that can be flushed"
     )
 
+    quotas: tuple[QuotaConfig, ...] = Field((), description="[quotas](../how-to/quotas.md) of processes")
+    lending: Lending = Field(
+        "user",
+        description="programs that the daemon flushes when another one [needs memory](../how-to/quotas.md#lending): "
+        "those of the same `user`, `all`, or none (`off`)",
+    )
+    allow_end_requests: bool = Field(
+        False,
+        description="permits the key `request_end` of [actions](../how-to/actions.md#end-idle-programs) to ask "
+        "programs to end",
+    )
+
     @field_validator("listen")
     @classmethod
     def _host_and_port(cls, value: str) -> str:
+        if value.startswith(":"):
+            value = f"0.0.0.0{value}"  # the form of Prometheus' exporters
         host, colon, port = value.rpartition(":")
         if not colon or not host or not port.isdigit() or int(port) > 65535:
             raise ValueError("expected HOST:PORT, as in 127.0.0.1:9917")
@@ -161,9 +199,9 @@ class Settings(Strict):
                 raise ValueError(f"{name!r:.80} is not a host name or address; expected one without scheme and port")
         return names
 
-    @field_validator("disabled_rules")
+    @field_validator("disabled_rules", "rule_overrides")
     @classmethod
-    def _known_rules(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _known_rules(cls, names: Collection[str]) -> Collection[str]:
         known = [rule.name for rule in BUILT_IN]
         for name in names:
             if name not in known:
@@ -177,18 +215,17 @@ class Settings(Strict):
                 f"listen: {self.listen} is reachable from other machines and requires TLS and authentication: "
                 "give a web_config, listen on 127.0.0.1, or set insecure (--insecure) if the network is trusted"
             )
-        names = [rule.name for rule in self.rules]
-        if len(set(names)) < len(names):
-            duplicate = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"rules: the name {duplicate!r} is used twice")
-        receivers = [receiver.name for receiver in self.receivers]
-        if len(set(receivers)) < len(receivers):
-            duplicate = next(name for name in receivers if receivers.count(name) > 1)
-            raise ValueError(f"receivers: the name {duplicate!r} is used twice")
-        engines = [engine.name for engine in self.engines]
-        if len(set(engines)) < len(engines):
-            duplicate = next(name for name in engines if engines.count(name) > 1)
-            raise ValueError(f"engines: the name {duplicate!r} is used twice")
+        names, receivers = [rule.name for rule in self.rules], [receiver.name for receiver in self.receivers]
+        engines, quotas = [engine.name for engine in self.engines], [quota.name for quota in self.quotas]
+        lists = {"rules": names, "receivers": receivers, "engines": engines, "quotas": quotas}
+        for setting, own in lists.items():
+            duplicate = next((name for name in own if own.count(name) > 1), None)
+            if duplicate is not None:
+                raise ValueError(f"{setting}: the name {duplicate!r} is used twice")
+        for name in self.rule_overrides:
+            if name in names or name in self.disabled_rules:
+                other = "rules" if name in names else "disabled_rules"
+                raise ValueError(f"rule_overrides: {name} is also in {other}; remove it from one of them")
         for rule in self.rules:
             for name in rule.receivers:
                 if name not in receivers:
@@ -246,9 +283,18 @@ class Settings(Strict):
         return (Path("/var/lib") if os.geteuid() == 0 else Path(home)) / "gpumond" / "gpumond.db"
 
     def active_rules(self) -> tuple[Rule, ...]:
-        """Return the file's rules, and the built-in rules that it neither replaces nor disables."""
+        """Return the file's rules, and the built-in rules that it neither replaces nor disables, with its overrides."""
         own = {rule.name: rule for rule in self.own_rules()}
-        return tuple({**{rule.name: rule for rule in self.built_in_rules()}, **own}.values())
+        overrides = self.overrides()
+        built_in = {
+            rule.name: overridden(rule, overrides.get(rule.name, {}))
+            for rule in self.built_in_rules()
+            if overrides.get(rule.name, {}).get("enabled", True)
+        }
+        return tuple({**built_in, **own}.values())
+
+    def overrides(self) -> Overrides:
+        return {name: override.fields() for name, override in self.rule_overrides.items()}
 
     def built_in_rules(self) -> tuple[Rule, ...]:
         return tuple(rule for rule in BUILT_IN if rule.name not in self.disabled_rules)

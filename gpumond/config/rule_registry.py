@@ -1,6 +1,7 @@
 """Rules in effect: the built-in rules, those of the configuration file, and those created over the API.
 
-The store keeps the last kind. The first two are read-only here.
+The store keeps the last kind. The first two are read-only here, but single fields of a built-in rule can be overridden
+in the file and over the API; the store keeps the latter.
 """
 
 from __future__ import annotations
@@ -9,62 +10,102 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-from gpumond.errors import ConfigError, NoSuchRule, RuleConflict
+from gpumond.errors import ConfigError, NoSuchRule, RuleChanged, RuleConflict
 from gpumond.rules import Rule
-from gpumond.rules.config import RuleConfig, written
+from gpumond.rules.config import OverrideConfig, RuleConfig, written
+from gpumond.rules.overrides import Overrides, overridden, own_fields
 
 Origin = Literal["built-in", "file", "api"]
 
 
 MAX_RULES = 500
+NO_OVERRIDES: Overrides = MappingProxyType({})
 
 
 class RuleStore(Protocol):
     async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]: ...
     async def put_rule(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str: ...
     async def delete_rule(self, name: str, actor: str, if_match: str | None = None) -> None: ...
+    async def overrides(self) -> dict[str, dict[str, Any]]: ...
+    async def put_override(self, name: str, fields: Mapping[str, Any], actor: str) -> None: ...
+    async def delete_override(self, name: str, actor: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OverriddenField:
+    """A field of a built-in rule that the file or the API replaces; ``default`` is the rule's own value."""
+
+    origin: Origin
+    value: float | str | bool
+    default: float | str | bool
 
 
 @dataclass(frozen=True, slots=True)
 class RuleEntry:
-    """One rule in the format of the configuration file. Only those of origin ``api`` can be changed over the API."""
+    """One rule in the format of the configuration file. Only those of origin ``api`` can be changed over the API.
+
+    ``overrides``: the replaced fields of a built-in rule. A rule that is not ``enabled`` is not evaluated.
+    """
 
     name: str
     origin: Origin
     etag: str
     rule: dict[str, Any] = field(hash=False)
+    enabled: bool = True
+    overrides: dict[str, OverriddenField] = field(default_factory=dict, hash=False)
 
 
 class RuleRegistry:
     """Registry of rules. ``rules`` is the current tuple; it is replaced as a whole, never changed in place."""
 
     def __init__(
-        self, built_in: Iterable[Rule], file: Iterable[Rule], store: RuleStore, receivers: Iterable[str] = ()
+        self,
+        built_in: Iterable[Rule],
+        file: Iterable[Rule],
+        store: RuleStore,
+        receivers: Iterable[str] = (),
+        overrides: Overrides = NO_OVERRIDES,
     ) -> None:
         self._store = store
         self._lock = asyncio.Lock()
         self._stored: dict[str, RuleEntry] = {}
+        self._stored_overrides: dict[str, dict[str, Any]] = {}
         self.loaded = False
-        self.configure(built_in, file, receivers)
+        self.configure(built_in, file, receivers, overrides)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         return self._rules
 
-    def configure(self, built_in: Iterable[Rule], file: Iterable[Rule], receivers: Iterable[str] = ()) -> None:
-        """Set the configuration's rules. A rule of the file takes precedence over an API rule of the same name."""
-        self._receivers = tuple(receivers)
-        from_file = {rule.name: _entry(rule, "file") for rule in file}
-        defaults = {rule.name: _entry(rule, "built-in") for rule in built_in if rule.name not in from_file}
-        self._fixed = {**defaults, **from_file}
+    def configure(
+        self,
+        built_in: Iterable[Rule],
+        file: Iterable[Rule],
+        receivers: Iterable[str] = (),
+        overrides: Overrides = NO_OVERRIDES,
+    ) -> None:
+        """Set the configuration's rules and overrides. They take precedence over those of the API."""
+        self._receivers, self._file_overrides = tuple(receivers), overrides
+        self._file = {rule.name: _entry(rule, "file") for rule in file}
+        self._built_in = {rule.name: rule for rule in built_in if rule.name not in self._file}
         self._rebuild()
 
     async def load(self) -> list[str]:
-        """Load the stored rules. Returns those that this version cannot read; they remain in the store."""
+        """Load the stored rules and overrides.
+
+        Returns those that this version cannot read; they remain in the store.
+        """
         invalid: list[str] = []
+        overrides: dict[str, dict[str, Any]] = {}
+        for name, body in (await self._store.overrides()).items():
+            try:
+                overrides[name] = OverrideConfig.model_validate(body).fields()
+            except ValueError as error:
+                invalid.append(f"override of {name}: {' '.join(str(error).split())}")
         stored: dict[str, RuleEntry] = {}
         for name, (etag, body) in (await self._store.rules()).items():
             try:
@@ -73,7 +114,7 @@ class RuleRegistry:
                 invalid.append(f"{name}: {' '.join(str(error).split())}")
             else:
                 stored[name] = RuleEntry(name, "api", etag, body)
-        self._stored, self.loaded = stored, True
+        self._stored, self._stored_overrides, self.loaded = stored, overrides, True
         self._rebuild()
         return invalid
 
@@ -113,6 +154,38 @@ class RuleRegistry:
             self._stored = {other: entry for other, entry in self._stored.items() if other != name}
             self._rebuild()
 
+    async def override(self, name: str, config: OverrideConfig, actor: str, if_match: str | None = None) -> RuleEntry:
+        """Replace fields of a built-in rule, instead of those that were replaced before.
+
+        Raises NoSuchRule, RuleConflict, RuleChanged.
+        """
+        fields = config.fields()
+        async with self._lock:
+            entry = self.get(name)
+            if entry.origin != "built-in":
+                place = "in the configuration file" if entry.origin == "file" else f"with PUT /api/v1/rules/{name}"
+                raise RuleConflict(f"{name} is not a built-in rule; change it {place}")
+            if taken := [field for field in fields if field in self._file_overrides.get(name, {})]:
+                raise RuleConflict(
+                    f"{name}: the configuration file overrides {', '.join(taken)}; change it there, then POST /-/reload"
+                )
+            _require(entry, if_match)
+            await self._store.put_override(name, fields, actor)
+            self._stored_overrides = {**self._stored_overrides, name: fields}
+            self._rebuild()
+            return self._entries[name]
+
+    async def restore(self, name: str, actor: str, if_match: str | None = None) -> None:
+        """Delete the override of a rule over the API. Raises NoSuchRule, RuleChanged."""
+        async with self._lock:
+            if name not in self._stored_overrides:
+                raise NoSuchRule(f"{name} is not overridden over the API")
+            if name in self._entries:
+                _require(self._entries[name], if_match)
+            await self._store.delete_override(name, actor)
+            self._stored_overrides = {other: own for other, own in self._stored_overrides.items() if other != name}
+            self._rebuild()
+
     def _check_writable(self, name: str) -> None:
         fixed = self._fixed.get(name)
         if fixed is None:
@@ -120,17 +193,49 @@ class RuleRegistry:
         if fixed.origin == "file":
             raise RuleConflict(f"{name} is defined in the configuration file; change it there, then POST /-/reload")
         raise RuleConflict(
-            f"{name} is built in; define a rule of that name in the configuration file to replace it, or add it to "
-            "disabled_rules, then POST /-/reload"
+            f"{name} is built in; PUT /api/v1/rules/{name}/override replaces its level, for or severity, or disables "
+            "it; define a rule of that name in the configuration file to replace it, or add it to disabled_rules, then "
+            "POST /-/reload"
         )
 
     def _rebuild(self) -> None:
+        built_in = {name: self._overridden(rule) for name, rule in self._built_in.items()}
+        self._fixed = {**built_in, **self._file}
         stored = {name: entry for name, entry in self._stored.items() if name not in self._fixed}
         self._entries = {**self._fixed, **stored}
-        self._rules = tuple(RuleConfig.model_validate(entry.rule).rule() for entry in self._entries.values())
+        self._rules = tuple(
+            RuleConfig.model_validate(entry.rule).rule() for entry in self._entries.values() if entry.enabled
+        )
+
+    def _overridden(self, rule: Rule) -> RuleEntry:
+        """Return the entry of a built-in rule with its overrides, field by field; those of the file take precedence."""
+        own = own_fields(rule)
+        origins: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
+            ("api", self._stored_overrides.get(rule.name, {})),
+            ("file", self._file_overrides.get(rule.name, {})),
+        )
+        overrides = {
+            name: OverriddenField(origin, value, own[name])
+            for origin, fields in origins
+            for name, value in fields.items()
+        }
+        fields = {name: each.value for name, each in overrides.items()}
+        return _entry(overridden(rule, fields), "built-in", bool(fields.get("enabled", True)), overrides)
 
 
-def _entry(rule: Rule, origin: Origin) -> RuleEntry:
+def _require(entry: RuleEntry, if_match: str | None) -> None:
+    if if_match is not None and if_match != entry.etag:
+        raise RuleChanged(f"rule {entry.name} has changed: its ETag is {entry.etag}")
+
+
+def _entry(
+    rule: Rule,
+    origin: Origin,
+    enabled: bool = True,
+    overrides: Mapping[str, OverriddenField] = MappingProxyType({}),
+) -> RuleEntry:
     body = written(rule)
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return RuleEntry(rule.name, origin, hashlib.sha256(text.encode()).hexdigest()[:16], body)
+    described = [body, {name: asdict(each) for name, each in overrides.items()}] if overrides else body
+    text = json.dumps(described, sort_keys=True, separators=(",", ":"))
+    etag = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return RuleEntry(rule.name, origin, etag, body, enabled, dict(overrides))

@@ -14,13 +14,16 @@ from gpumond.alerting.dispatcher import AlertDispatcher
 from gpumond.config import Settings
 from gpumond.daemon.edges import Edges, real_edges
 from gpumond.daemon.parts import Parts
+from gpumond.daemon.quota_limits import QuotaLimits
 from gpumond.daemon.requests import Load as Load, Requests
 from gpumond.daemon.tick import Ticker
 from gpumond.engine import EngineState, Tick
 from gpumond.engine.preview import Preview, previewing
 from gpumond.errors import StoreUnavailable
+from gpumond.flush.admissions import Admissions
 from gpumond.history import History
 from gpumond.host.event_loop import background, in_slices
+from gpumond.host.processes import find_process
 from gpumond.model.frame import Alert, Frame
 from gpumond.model.pools import Receipt
 from gpumond.rules import Rule
@@ -30,9 +33,6 @@ from gpumond.store.history import HistoryPersistence
 
 STORE_SECONDS = 2.0
 """The time that the end of a daemon waits for a disk that hangs."""
-
-PREVIEW_SHARE = 0.25
-"""The share of the time that the computation of a preview may use."""
 
 
 @contextmanager
@@ -65,17 +65,26 @@ class Daemon:
     ) -> None:
         parts = self._parts = Parts(settings, edges, pace)
         self._requests = Requests(parts, load)
-        self._dispatcher = AlertDispatcher(parts.store, parts.outbox, self._requests.flush, parts.began)
+        self._dispatcher = AlertDispatcher(
+            parts.store, parts.outbox, self._requests.flush, parts.began, self._requests.request_end
+        )
         self._history_persistence = HistoryPersistence(parts.store)
-        self._ticker = Ticker(parts, self._dispatcher, self._history_persistence, between_ticks)
-        self._previewing = asyncio.Lock()
+        self._quota_limits = QuotaLimits(self._requests.set_limit)
+        self.admissions = Admissions(
+            self._requests.flush,
+            lambda: parts.settings.lending,
+            find_process,
+            lambda: edges.clock.monotonic() - parts.began,
+        )
+        effects = (self._dispatcher, self._quota_limits, self.admissions)
+        self._ticker = Ticker(parts, self._history_persistence, *effects, between_ticks=between_ticks)
         self._store_seconds = STORE_SECONDS
         self.started_at = parts.started_at
         self.rulebook, self.events, self.baselines = parts.rulebook, parts.events, parts.baselines
-        self.silences = parts.silences
+        self.silences, self.quotas = parts.silences, parts.quotas
         self.http_rejected, self.log_dropped = parts.telemetry.http_rejected, parts.telemetry.log_dropped
         self.metrics = parts.current.metrics
-        self.flush, self.ask = self._requests.flush, self._requests.ask
+        self.flush, self.ask, self.fetch = self._requests.flush, self._requests.ask, self._requests.fetch
         self.test_receiver = self._requests.test_receiver
         self.release, self.release_on_signal = self._requests.release, self._requests.release_on_signal
         self.reload, self.reload_on_signal = self._requests.reload, self._requests.reload_on_signal
@@ -106,7 +115,10 @@ class Daemon:
             edges.engines.configure(parts.settings.declared_engines())
             edges.engines.start(parts.gpu_processes)
             stack.push_async_callback(self._finish, self._dispatcher.close)
+            stack.push_async_callback(self._finish, self._quota_limits.close)
+            stack.push_async_callback(self._finish, self.admissions.close)
             stack.push_async_callback(self._finish, self._requests.close)
+            stack.push_async_callback(self._finish, self._ticker.close)
             yield
 
     async def tick(self) -> Tick:
@@ -164,6 +176,5 @@ class Daemon:
     async def audit_entries(self, limit: int) -> list[AuditEntry]:
         return await self._parts.store.audit_entries(limit)
 
-    async def preview(self, rule: Rule) -> Preview:
-        async with self._previewing:
-            return await in_slices(previewing(rule, self._parts.preview_window.moments()), PREVIEW_SHARE)
+    async def preview(self, rule: Rule, share: float) -> Preview:
+        return await in_slices(previewing(rule, self._parts.preview_window.moments()), share)

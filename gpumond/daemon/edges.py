@@ -46,17 +46,20 @@ class Agents(Protocol):
     def ends(self) -> tuple[ProgramEnd, ...]: ...
     def departed(self) -> tuple[AgentReport, ...]: ...
     async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None: ...
-    async def ask(self, identity: Identity, request: AgentRequest) -> AgentResponse | None: ...
+    async def ask(self, identity: Identity, request: AgentRequest, seconds: float = ...) -> AgentResponse | None: ...
     def flushing(self, identity: Identity) -> bool: ...
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """``wall`` returns unix seconds, ``monotonic`` seconds since any fixed moment."""
+    """``wall`` returns unix seconds, ``monotonic`` seconds since any fixed moment, ``uptime`` seconds since the
+    machine started.
+    """
 
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
+    uptime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def notifiers(settings: Settings) -> Sequence[Notifier]:
@@ -90,9 +93,11 @@ def real_edges(settings: Settings, source: str) -> Iterator[Edges]:
     telemetry, wake = Telemetry(), asyncio.Event()
     path = settings.agent_socket()
     listener = bind_agent_socket(path, settings.agent_socket_mode(), settings.runtime_directory())
+    collector = Collector(source, restarted=telemetry.restarted, opened=wake.set)
+    telemetry.add_processes(lambda: collector.pid)
     try:
         yield Edges(
-            collector=Collector(source, restarted=telemetry.restarted, opened=wake.set),
+            collector=collector,
             agents=AgentServer(
                 listener,
                 limits=Limits(reserved_descriptors=kept_from_agents()),

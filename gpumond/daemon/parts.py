@@ -9,6 +9,7 @@ from gpumond.alerting.silences import Silences
 from gpumond.api.event_log import EventLog
 from gpumond.baselines.service import BaselineService
 from gpumond.config import Settings
+from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.daemon.edges import Edges
 from gpumond.daemon.scrape_schedule import ScrapeSchedule
@@ -67,8 +68,11 @@ class Parts:
         self.state = EngineState(diagnosis=Diagnosis(pace))
         self.current = CurrentFrame(edges, settings)
         names = settings.receiver_names()
-        self.rulebook = RuleRegistry(settings.built_in_rules(), settings.own_rules(), self.store, names)
+        self.rulebook = RuleRegistry(
+            settings.built_in_rules(), settings.own_rules(), self.store, names, settings.overrides()
+        )
         self.silences = Silences(self.store, edges.clock.wall)
+        self.quotas = QuotaRegistry(settings.quotas, self.store.quota_rows)
         self.baselines = BaselineService(self.store)
         self.events = EventLog(self.started_at)
         self.preview_window = PreviewWindow()

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
 from gpumond.alerting.receiver_check import ReceiverTest, send_test
 from gpumond.config import RELOADED, Settings
-from gpumond.daemon.agent_commands import AgentCommands
+from gpumond.daemon.agent_commands import AgentCommands, SnapshotFile
 from gpumond.daemon.parts import Parts
+from gpumond.engine.quotas import DueLimit
 from gpumond.errors import ConfigError, FlushError, NoSuchReceiver, StoreUnavailable
 from gpumond.flush import FlushOutcome, FlushRequest
 from gpumond.model.pools import Receipt
+from gpumond.model.snapshot import AgentReport
 from gpumond.model.units import human
 from gpumond.protocol.messages import AgentResponse, Asked
 from gpumond.store import Bounds
@@ -72,10 +74,23 @@ class Requests:
         return outcome
 
     async def ask(
-        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
+        self,
+        pid: int,
+        kind: Asked,
+        limit_bytes: int | None,
+        device: str | None,
+        requested_by: str,
+        record_seconds: float | None = None,
     ) -> AgentResponse | None:
         """Ask the agent of one program; None if it does not answer in time. Raises NoSuchTarget, StoreUnavailable."""
-        return await self._commands.ask(pid, kind, limit_bytes, device, requested_by)
+        return await self._commands.ask(pid, kind, limit_bytes, device, requested_by, record_seconds)
+
+    async def fetch(
+        self, pid: int, snapshot_id: int, requested_by: str
+    ) -> tuple[int, AsyncGenerator[bytes, None]] | AgentResponse | None:
+        """Open the file of a snapshot, as `AgentCommands.fetch` does: its size and bytes, a refusal, or None."""
+        found = await self._commands.fetch(pid, snapshot_id, requested_by)
+        return (found.size_bytes, found.parts) if isinstance(found, SnapshotFile) else found
 
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest:
         """Send a test message to a receiver, without its queue. Raises NoSuchReceiver, StoreUnavailable."""
@@ -85,6 +100,16 @@ class Requests:
             raise NoSuchReceiver(f"no receiver has the name {name}; the receivers are {', '.join(receivers) or 'none'}")
         await parts.store.audit(requested_by, "receiver.test", {"receiver": name})
         return await send_test(receivers[name], requested_by)
+
+    async def set_limit(self, due: DueLimit) -> AgentResponse | None:
+        """Set the limit of a quota in one program; None if it did not answer. Raises StoreUnavailable."""
+        return await self._commands.set_limit(due)
+
+    async def request_end(self, report: AgentReport, requested_by: str) -> str:
+        """Ask a program to end. Return the reason if it was not asked. Raises StoreUnavailable."""
+        if not self._parts.settings.allow_end_requests:
+            return "the configuration does not allow it (allow_end_requests)"
+        return await self._commands.request_end(report, requested_by)
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""
@@ -107,7 +132,10 @@ class Requests:
             raise
         later = parts.settings.differs(settings)
         parts.settings = parts.settings.model_copy(update={name: getattr(settings, name) for name in RELOADED})
-        parts.rulebook.configure(settings.built_in_rules(), settings.own_rules(), settings.receiver_names())
+        parts.rulebook.configure(
+            settings.built_in_rules(), settings.own_rules(), settings.receiver_names(), settings.overrides()
+        )
+        parts.quotas.configure(settings.quotas)
         parts.current.exposition.also = settings.compat
         parts.edges.engines.configure(settings.declared_engines())
         parts.flusher.cooldown_seconds = settings.flush_cooldown

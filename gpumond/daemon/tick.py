@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from gpumond.alerting.dispatcher import AlertDispatcher
+from gpumond.daemon.leak_inquiry import LeakInquiry
 from gpumond.daemon.parts import Parts
+from gpumond.daemon.quota_limits import QuotaLimits
 from gpumond.engine import Tick, advancing, observing
+from gpumond.flush.admissions import Admissions
 from gpumond.host.event_loop import in_slices
 from gpumond.model.snapshot import Reading, Snapshot
 from gpumond.store.history import HistoryPersistence
@@ -27,12 +30,16 @@ class Ticker:
     def __init__(
         self,
         parts: Parts,
-        dispatcher: AlertDispatcher,
         history: HistoryPersistence,
+        dispatcher: AlertDispatcher,
+        quota_limits: QuotaLimits,
+        admissions: Admissions,
         between_ticks: Callable[[], None] = lambda: None,
     ) -> None:
         self._parts, self._dispatcher, self._history = parts, dispatcher, history
+        self._quota_limits, self._admissions = quota_limits, admissions
         self._between_ticks = between_ticks
+        self._leaks = LeakInquiry(parts.edges.agents)
 
     async def tick(self) -> Tick:
         """Carry out one tick. The frame is swapped before receivers are notified and programs are flushed."""
@@ -51,6 +58,10 @@ class Ticker:
             frame = replace(tick.frame, alerts=dispatch.alerts, silences=parts.silences.current())
             parts.current.swap(frame, pages)
             self._dispatcher.execute(dispatch)
+            if parts.quotas.loaded:  # until then, the limit of an unknown quota may be that of a stored one
+                self._quota_limits.execute(snapshot)
+            self._admissions.execute(snapshot)
+            self._leaks.consider(tick.frame)
 
             await self._record(tick)
         await in_slices(parts.preview_window.adding(tick.frame))
@@ -78,6 +89,8 @@ class Ticker:
                 private_pid_namespace=edges.private_pid_namespace,
                 ends=edges.agents.ends(),
                 engines=edges.engines.readings(),
+                uptime_seconds=edges.clock.uptime(),
+                quotas=parts.quotas.table,
             )
         )
 
@@ -90,6 +103,9 @@ class Ticker:
         departed = parts.edges.agents.departed()
         parts.telemetry.count_events(parts.events.publish(tick.frame, tick.raised, tick.resolved, departed))
 
+    async def close(self) -> None:
+        await self._leaks.close()
+
     async def run_forever(self) -> None:
         """Tick on a monotonic schedule. A tick that comes too late is skipped and counted, never queued."""
         parts = self._parts
@@ -99,7 +115,7 @@ class Ticker:
             try:
                 if parts.store.writable and not parts.silences.loaded:
                     await self.load_silences()
-                if parts.store.writable and not parts.rulebook.loaded:
+                if parts.store.writable and not (parts.rulebook.loaded and parts.quotas.loaded):
                     await self.load_rules()
                 await self.tick()
             except Exception:
@@ -120,15 +136,16 @@ class Ticker:
                 pass
 
     async def load_rules(self) -> None:
-        """Load the rules of the store. Logs each rule that is skipped; raises StoreUnavailable."""
-        left_out = await self._parts.rulebook.load()
-        self._parts.store.left_out("rules", len(left_out))
-        for problem in left_out:
-            log.error("a rule of the store is skipped: %s", problem)
+        """Load the rules and quotas of the store. Logs each that is skipped; raises StoreUnavailable."""
+        for table, registry in (("rules", self._parts.rulebook), ("quotas", self._parts.quotas)):
+            await self._load(table, registry.load)
 
     async def load_silences(self) -> None:
         """Load the silences of the store. Logs each one that is skipped; raises StoreUnavailable."""
-        left_out = await self._parts.silences.load()
-        self._parts.store.left_out("silences", len(left_out))
+        await self._load("silences", self._parts.silences.load)
+
+    async def _load(self, table: str, load: Callable[[], Awaitable[Sequence[str]]]) -> None:
+        left_out = await load()
+        self._parts.store.left_out(table, len(left_out))
         for problem in left_out:
-            log.error("a silence of the store is skipped: %s", problem)
+            log.error("a row of the table %s is skipped: %s", table, problem)

@@ -17,7 +17,7 @@ from gpumond.diagnosis.plateaus import REST_MINUTES
 from gpumond.diagnosis.shapes import Shape, shape
 from gpumond.diagnosis.tracked_series import Evidence, TrackedSeries
 from gpumond.diagnosis.tracker import Fall, Tracker
-from gpumond.history import UNCLAIMED, USED, History, SeriesKey
+from gpumond.history import HELD, UNCLAIMED, USED, History, SeriesKey
 from gpumond.history.series import FIVE_MINUTES, MAX, MINUTE
 from gpumond.model.cooperative import Steps
 from gpumond.model.frame import Verdict
@@ -228,8 +228,10 @@ class Classifier:
     def _check_idle(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         process = device.processes_by_key.get(tracked.process) if tracked.process else None
         seconds = self._idle_seconds(tracked, device, process)
-        held = tracked.series.column(MINUTE, USED if tracked.pid else UNCLAIMED, count=1)[-1]
-        held = held if isfinite(held) else tracked.used
+        newest = (
+            tracked.series.column(MINUTE, what, count=1)[-1] for what in ((USED, HELD) if tracked.pid else (UNCLAIMED,))
+        )
+        held = next((value for value in newest if isfinite(value)), tracked.used)
         if seconds < detectors.IDLE_SECONDS or not device.size_bytes or held < detectors.IDLE_RATIO * device.size_bytes:
             tracked.verdicts.pop("idle-holder", None)
             return

@@ -19,6 +19,8 @@ RAMP_BLOCKS = 4
 RAMP_HELD_SECONDS = 90.0
 RAMP_SECONDS = 600.0
 """Pressure also applies to a device above RAMP_FROM whose peaks will fill it within this time."""
+RAMP_LARGEST_STEP = 0.75
+"""Maximum share of one step in the rise of a ramp: a program that loads its model rises once and stays there."""
 
 ORPHAN_BYTES = GIB // 2
 ORPHAN_RATIO = 0.01
@@ -30,6 +32,8 @@ ORPHAN_BUSY_SECONDS = 300.0
 FLAT_BYTES = 256 * MIB
 
 IDLE_SECONDS = 1800.0
+IDLE_GAP_SECONDS = 120.0
+"""Maximum distance of two readings of an idle device. A reading covers a second at most, so fewer of them miss work."""
 IDLE_RATIO = 0.05
 
 FRAGMENTED = 0.25
@@ -61,7 +65,10 @@ def ramp(series: Series, used: float, size: float) -> float | None:
     if used < RAMP_FROM * size:
         return None
     times, highs = series.times(0, RAMP_BLOCKS), series.column(0, USED, MAX, RAMP_BLOCKS)
-    if len(highs) < RAMP_BLOCKS or any(not after > before for before, after in pairwise(highs)):
+    steps = [after - before for before, after in pairwise(highs)]
+    if len(highs) < RAMP_BLOCKS or not all(step > 0 for step in steps):
+        return None
+    if max(steps) > RAMP_LARGEST_STEP * sum(steps):
         return None
     slope = sen(times, highs)
     left = (size - max(used, highs[-1])) / slope

@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import nan
 from typing import NamedTuple
 
+from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS
 from gpumond.diagnosis.tracked_series import TrackedSeries
 from gpumond.history import History, ProcessSeriesKey, SeriesKey
-from gpumond.model.claims import complete_lists, is_confirmed, listed, outermost
+from gpumond.model.claims import complete_lists, is_confirmed, outermost
 from gpumond.model.cooperative import Steps
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
@@ -94,6 +95,8 @@ class Tracker:
         tracked = self.tracked_series.get((uuid, None))
         if tracked is None:
             tracked = self.tracked_series[uuid, None] = TrackedSeries((uuid, None), "", history.device(uuid))
+        if now - tracked.sampled_at > IDLE_GAP_SECONDS * history.pace:
+            self.idle_at.pop(uuid, None)
         tracked.sampled_at = now
         unclaimed = float(max(0, used - known))
         if device.processes is None:
@@ -137,7 +140,8 @@ class Tracker:
             tracked.name = full.workload or tracked.name
             tracked.used = float(live)
             tracked.peaks.add(full, key[0], now)
-            tracked.steps.add(full.program.step, len({pool.device_uuid for pool in full.pools}) == 1)
+            step = full.program.step
+            tracked.steps.add(step, step is not None and len({pool.device_uuid for pool in full.pools}) == 1)
             closed = tracked.series.add((now, nan if own is None else own, live, held))
             tracked.allocations.add(allocations, closed > 0)
         if closed:
@@ -212,7 +216,7 @@ def _last(tracked: TrackedSeries) -> float:
 def _confirmed(device: DeviceReading, reports: _Reports, complete: bool) -> _Reports:
     if not complete or not reports:
         return reports
-    counts = listed(device)
+    counts = device.counts
     return {process: own for process, own in reports.items() if is_confirmed(counts, process, complete)}
 
 

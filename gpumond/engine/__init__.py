@@ -12,11 +12,14 @@ from typing import Any
 from gpumond.diagnosis import Diagnosis, diagnosing
 from gpumond.diagnosis.idle import with_idle_times
 from gpumond.engine.attribution import attributing
+from gpumond.engine.quotas import assigning
+from gpumond.engine.retainers import with_retainers
 from gpumond.model.claims import complete_lists
 from gpumond.model.cooperative import Steps, collecting, synchronous
 from gpumond.model.engines import EngineReading
 from gpumond.model.excesses import checking
 from gpumond.model.frame import Alert, Frame, Verdict
+from gpumond.model.quota import WITHOUT_QUOTAS, QuotaTable
 from gpumond.model.snapshot import (
     MISSED_LIMIT,
     STARTING,
@@ -67,6 +70,8 @@ def observing(
     private_pid_namespace: bool | None = None,
     ends: Sequence[ProgramEnd] = (),
     engines: Sequence[EngineReading] = (),
+    uptime_seconds: float | None = None,
+    quotas: QuotaTable = WITHOUT_QUOTAS,
 ) -> Steps[Snapshot]:
     """Make the facts of one tick. ``reading`` is None if none arrived in time.
 
@@ -100,6 +105,8 @@ def observing(
         ends=tuple(ends),
         excesses=excesses,
         engines=tuple(engines),
+        uptime_seconds=uptime_seconds,
+        quotas=(yield from assigning(quotas, devices, reports)),
     )
 
 
@@ -110,7 +117,8 @@ def advancing(memory: EngineState, rules: Sequence[Rule], snapshot: Snapshot) ->
     """Make the next frame, and the alerts that began or ceased to fire. ``memory`` must not be used meanwhile."""
     diagnosis = yield from diagnosing(memory.diagnosis, snapshot)
     yield
-    return (yield from evaluating(replace(memory, diagnosis=diagnosis), rules, snapshot, diagnosis.verdicts))
+    verdicts = with_retainers(diagnosis.verdicts, snapshot)
+    return (yield from evaluating(replace(memory, diagnosis=diagnosis), rules, snapshot, verdicts))
 
 
 advance = synchronous(advancing)

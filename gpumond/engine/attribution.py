@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from gpumond.model.claims import complete_lists, is_confirmed, limit, listed, outermost, slack
+from gpumond.model.claims import complete_lists, is_confirmed, limit, outermost, slack
 from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.frame import Ledger, Line, Overcount, Share
 from gpumond.model.pools import PoolUsage
@@ -101,7 +101,7 @@ def _pools_by_device(snapshot: Snapshot) -> Steps[Mapping[str, dict[ProcessKey, 
 
 def _bounded(device: DeviceReading, pools: Mapping[ProcessKey, _Pools], complete: bool) -> dict[ProcessKey, _Pools]:
     """Return the claims on one device, each limited to the driver's count for its process."""
-    counts, tolerated = listed(device), slack(device)
+    counts, tolerated = device.counts, slack(device)
     found: dict[ProcessKey, _Pools] = {}
     for process, own in pools.items():
         if is_confirmed(counts, process, complete):

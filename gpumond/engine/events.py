@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Literal
 
+from gpumond.diagnosis.advice import advice, case_of
 from gpumond.diagnosis.messages import clock, program
-from gpumond.engine.oom_snapshot import Details, amounts, oom_details
+from gpumond.engine.oom_snapshot import Details, amounts, oom_details, own_line
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.pools import Receipt
 from gpumond.model.process import ProcessKey
@@ -238,8 +239,18 @@ def _ooms(
     reported[process] = max([last, *(oom.number for oom in snapshots)])
     for oom in snapshots:
         if oom.at >= since:
-            summary, details, at = _oom_summary(report, oom, frame), oom_details(oom), frame.snapshot.taken_at
+            summary, at = _oom_summary(report, oom, frame), frame.snapshot.taken_at
+            details = (*oom_details(oom), *_advice(report, oom, frame))
             yield _by_report(report, "oom", at, summary, oom.device_uuid, details=details)
+
+
+def _advice(report: AgentReport, oom: Oom, frame: Frame) -> Details:
+    uuids = {pool.device_uuid for pool in oom.pools} if oom.device_uuid is None else {oom.device_uuid}
+    if len(uuids) != 1:
+        return ()
+    case = replace(case_of(report, uuids.pop(), frame.snapshot), oom=oom)
+    clauses = advice(case)
+    return (("advice", "; ".join(clauses)),) if clauses else ()
 
 
 def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator[Event]:
@@ -264,7 +275,9 @@ def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
     where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
     request = "" if oom.request_bytes is None else f" when it requested {human(oom.request_bytes)}"
     scope = f" in {oom.scope}" if oom.scope else ""
-    return f"{_name(report)} ran out of memory{where}{scope}{request}: {amounts(oom)}"
+    line = own_line(oom.stack)
+    at = f" at {line}" if line else ""
+    return f"{_name(report)} ran out of memory{where}{scope}{at}{request}: {amounts(oom)}"
 
 
 def _flush(receipt: Receipt, frame: Frame) -> Event:

@@ -1,9 +1,15 @@
-"""Sums and details of the snapshot that an agent takes at an out-of-memory error. No I/O."""
+"""Sums and details of the record that an agent makes of an out-of-memory error. No I/O."""
 
 from __future__ import annotations
 
-from gpumond.model.program import Oom, OomPool
+from collections.abc import Iterator, Sequence
+
+from gpumond.model.program import Call, LiveClasses, Oom, OomPool
 from gpumond.model.units import human
+
+SHOWN_CALLS = 8
+OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<")
+"""Parts of the names of files that are not the program's own."""
 
 Details = tuple[tuple[str, int | float | str], ...]
 
@@ -29,8 +35,49 @@ def oom_details(oom: Oom) -> Details:
         ("largest_free_bytes", max(largest, default=None)),
         ("occurred_at", oom.at),
         *((f"kept_bytes {scope.name}", scope.kept_bytes) for scope in oom.scopes),
+        ("open_scopes", ", ".join(oom.open_scopes) or None),
+        *_growth(oom),
+        *_classes(oom.device_uuid, oom.classes),
+        ("line", own_line(oom.stack) or None),
+        ("stack", calls_text(oom.stack) or None),
+        *((f"thread {thread.thread}", calls_text(thread.calls)) for thread in oom.threads),
     ]
     return tuple((name, value) for name, value in known if value is not None)
+
+
+def own_line(calls: Sequence[Call]) -> str:
+    """Return the innermost call of the program itself, such as ``train.py:31 step``; empty if there is none."""
+    own = [call for call in calls if not any(part in call.file for part in OF_LIBRARIES)]
+    return call_text(own[0]) if own else ""
+
+
+def call_text(call: Call) -> str:
+    return f"{call.file}:{call.line} {call.function}"
+
+
+def calls_text(calls: Sequence[Call]) -> str:
+    """Return the innermost calls, innermost first."""
+    return " < ".join(map(call_text, calls[:SHOWN_CALLS]))
+
+
+def _growth(oom: Oom) -> Iterator[tuple[str, int | float]]:
+    """Yield the change of live memory in the last minute, and the age of the sample that it refers to."""
+    if oom.recent is not None and oom.recent.seconds and oom.pools:
+        yield "recent_seconds", oom.recent.seconds[0]
+        yield "recent_growth_bytes", sum(pool.live_bytes for pool in _concerned(oom)) - oom.recent.live_bytes[0]
+
+
+def _classes(device_uuid: str | None, classes: Sequence[LiveClasses]) -> Iterator[tuple[str, int | str]]:
+    for one in classes:
+        if device_uuid in (None, one.device_uuid):
+            kind = f"{one.allocator} "
+            yield f"{kind}parameters_bytes", one.parameters_bytes
+            yield f"{kind}gradients_bytes", one.gradients_bytes
+            yield f"{kind}optimizer_bytes", one.optimizer_bytes
+            yield f"{kind}buffers_bytes", one.buffers_bytes
+            yield f"{kind}tensors_bytes", one.tensors_bytes
+            yield f"{kind}activations_bytes", one.activations_bytes
+            yield f"{kind}classes", one.exactness
 
 
 def _sums(oom: Oom) -> tuple[int, int, int]:

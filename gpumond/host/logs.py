@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Literal
 
 LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 PER_SECOND = 10
 KINDS = 256
@@ -82,7 +83,7 @@ class Json(logging.Formatter):
         return json.dumps(entry)  # ASCII: other characters are escaped
 
 
-def configure(log_format: LogFormat, level: int = logging.INFO) -> RateLimitFilter:
+def configure(log_format: LogFormat, log_level: LogLevel = "info") -> RateLimitFilter:
     """Configure logging to standard error. Returns the filter that counts dropped records."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Json() if log_format == "json" else Text())
@@ -90,7 +91,7 @@ def configure(log_format: LogFormat, level: int = logging.INFO) -> RateLimitFilt
     handler.addFilter(rate_limit)
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    root.setLevel(log_level.upper())
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about clients' requests
     return rate_limit
 

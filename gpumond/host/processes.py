@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from gpumond.model.process import ProcessKey
+
 STAT_BYTES = 1024
 """Size that contains a stat line up to its 22nd field."""
 
@@ -40,6 +42,16 @@ def start_ticks(pid: int, proc: str = "/proc") -> int | None:
     """Return the start of a process, or None if it does not exist."""
     start = process_start(proc, pid)
     return None if start is None else start.start_ticks
+
+
+def find_process(pid: int, proc: str = "/proc") -> tuple[ProcessKey, int] | None:
+    """Return a process and the uid of its user, or None if it does not exist or has ended."""
+    start = process_start(proc, pid)
+    try:
+        uid = os.stat(f"{proc}/{pid}").st_uid
+    except OSError:
+        return None
+    return None if start is None or start.state in ENDED_STATES else (ProcessKey(pid, start.start_ticks), uid)
 
 
 def stat_fields(stat: bytes) -> list[bytes]:

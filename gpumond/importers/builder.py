@@ -210,6 +210,9 @@ class SnapshotBuilder:
         if whole is not None and whole.row.used_bytes is not None:
             return whole.row.used_bytes
         known = [used for _, series in own if (used := series.row.used_bytes or series.row.held_bytes) is not None]
+        if not known and whole is not None and whole.row.live_bytes is not None:
+            self._remarks.note("pool", "the log has no used memory of a device: the memory of its allocator is used")
+            return max(whole.row.live_bytes, whole.row.held_bytes or 0)
         if known:
             self._remarks.note("sum", "the log has no used memory of a device: the sum of its processes is used")
         return sum(known) if known else None

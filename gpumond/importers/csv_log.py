@@ -2,18 +2,23 @@
 
 Columns in any order, named in the first line; without names, in the order above. ``time`` is in seconds or
 ISO 8601 (UTC without a zone). An empty pid means the whole device. ``utilization`` is a ratio from 0 to 1, or a
-percentage if a cell contains % or one of the first 1000 values is above 1.
+percentage if its name or a cell says so or one of the first 1000 values is above 1.
+
+Scripts that write their own logs name their columns differently, such as ``memory_used_mib`` or ``mem_reserved_gb``.
+Such a name is accepted with its unit. MB and GB are MiB and GiB, because these scripts divide by powers of 1024.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from gpumond.errors import ConfigError
 from gpumond.importers.reader import Lines
 from gpumond.importers.rows import MOST_DIGITS, Remarks, Row, label, moment, pid_of
+from gpumond.model.units import GIB, MIB
 
 COLUMNS = ("time", "uuid", "pid", "used_bytes", "live_bytes", "held_bytes", "size_bytes", "utilization")
 ALSO = {
@@ -22,9 +27,15 @@ ALSO = {
     "device_uuid": "uuid",
     "device": "uuid",
     "gpu": "uuid",
+    "gpu_id": "uuid",
+    "gpu_index": "uuid",
     "utilization_ratio": "utilization",
     "gpu_utilization_ratio": "utilization",
 }
+UNITS = {"b": 1, "bytes": 1, "kib": 1024, "kb": 1024, "mib": MIB, "mb": MIB, "gib": GIB, "gb": GIB}
+AMOUNTS = {"used": "used_bytes", "total": "size_bytes", "allocated": "live_bytes", "reserved": "held_bytes"}
+_AMOUNT = re.compile(rf"(?:gpu_|vram_|cuda_)?(?:memory|mem|vram)_({'|'.join(AMOUNTS)})_({'|'.join(UNITS)})")
+_LOAD = re.compile(r"(?:utilization_gpu|util_gpu|gpu_utilization|gpu_util|utilization)_(?:pct|percent)")
 REMEDY = f"expected {','.join(COLUMNS[:4])}[,{','.join(COLUMNS[4:])}]"
 UNKNOWN = ("", "na", "n/a", "nan", "null", "none", "-")
 PEEKED = 1000
@@ -34,9 +45,23 @@ Cells = tuple[int, list[str]]
 
 def names(line: str) -> dict[str, int] | None:
     """Return the position of each column; None if this line does not name columns."""
-    own = [cell.strip().strip('"').lower() for cell in line.split(delimiter(line))]
-    found = {ALSO.get(name, name): at for at, name in reversed(list(enumerate(own)))}
+    found = {_column(name): at for at, name in reversed(list(enumerate(_cells_of(line))))}
     return found if found.keys() & {"time", "used_bytes", "live_bytes"} else None
+
+
+def _cells_of(line: str) -> list[str]:
+    return [cell.strip().strip('"').lower() for cell in line.split(delimiter(line))]
+
+
+def _column(name: str) -> str:
+    amount = _AMOUNT.fullmatch(name)
+    return AMOUNTS[amount[1]] if amount else "utilization" if _LOAD.fullmatch(name) else ALSO.get(name, name)
+
+
+def _factors(line: str) -> dict[str, int]:
+    """Return the bytes in one unit of each column whose name contains a unit."""
+    amounts = [match for name in _cells_of(line) if (match := _AMOUNT.fullmatch(name))]
+    return {AMOUNTS[amount[1]]: UNITS[amount[2]] for amount in reversed(amounts)}
 
 
 def delimiter(line: str) -> str:
@@ -54,10 +79,14 @@ def rows(lines: Lines, remarks: Remarks) -> Iterator[Row]:
     read = _cells(lines, delimiter(first), columns if named else None)
     peeked = list(islice(read, PEEKED))
     load = columns.get("utilization")
-    percent = load is not None and any(len(cells) > load and _is_percent(cells[load]) for _, cells in peeked)
+    percent = load is not None and (
+        any(_LOAD.fullmatch(name) for name in _cells_of(first))
+        or any(len(cells) > load and _is_percent(cells[load]) for _, cells in peeked)
+    )
+    factors = _factors(first) if named else {}
     for number, cells in chain(peeked, read):
         try:
-            row = _row(number, cells, columns, percent)
+            row = _row(number, cells, columns, percent, factors)
         except (ValueError, IndexError) as error:
             remarks.skip(number, "too few cells" if isinstance(error, IndexError) else str(error))
             continue
@@ -84,33 +113,40 @@ def _cells(lines: Lines, separator: str, columns: Mapping[str, int] | None) -> I
         yield lines.number, cells
 
 
-def _row(number: int, cells: Sequence[str], columns: Mapping[str, int], percent: bool) -> Row:
+def _row(
+    number: int, cells: Sequence[str], columns: Mapping[str, int], percent: bool, factors: Mapping[str, int]
+) -> Row:
     def cell(column: str) -> str:
         at = columns.get(column)
         return "" if at is None or at >= len(cells) else cells[at].strip()
 
+    def amount(column: str) -> int | None:
+        return _bytes(cell(column), factors.get(column, 1))
+
     pid = cell("pid")
-    used = _bytes(cells[columns["used_bytes"]].strip()) if "used_bytes" in columns else None
+    used = (
+        _bytes(cells[columns["used_bytes"]].strip(), factors.get("used_bytes", 1)) if "used_bytes" in columns else None
+    )
     return Row(
         number,
         moment(cells[columns["time"]].strip()),
         label(cell("uuid") or "gpu"),
         None if pid.lower() in UNKNOWN else pid_of(pid),
         used,
-        _bytes(cell("size_bytes")),
-        _bytes(cell("live_bytes")),
-        _bytes(cell("held_bytes")),
+        amount("size_bytes"),
+        amount("live_bytes"),
+        amount("held_bytes"),
         _ratio(cell("utilization"), percent),
     )
 
 
-def _bytes(text: str) -> int | None:
-    if text.isdigit() and len(text) < MOST_DIGITS:
+def _bytes(text: str, factor: int = 1) -> int | None:
+    if factor == 1 and text.isdigit() and len(text) < MOST_DIGITS:
         return int(text)
     if text.lower() in UNKNOWN:
         return None
     try:
-        value = float(text)
+        value = float(text) * factor
     except ValueError:
         value = -1.0
     if not 0 <= value < 2**53:

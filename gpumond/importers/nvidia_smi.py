@@ -12,6 +12,7 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from gpumond.errors import ConfigError
+from gpumond.importers import smi_table
 from gpumond.importers.headerless import infer
 from gpumond.importers.reader import Lines
 from gpumond.importers.rows import MOST_DIGITS, Remarks, Row, label, moment, pid_of
@@ -45,7 +46,7 @@ SAME_MOMENT_SECONDS = 0.02
 TO_INFER_FROM = 5000
 _CELL = re.compile(r"([a-z][\w.]*)(?: \[(.*)\])?")
 _MESSAGE = re.compile(r"(Unable to|Failed to|NVIDIA-SMI|No devices|No running|Unknown Error|GPU is lost|Terminated)")
-_TABLE = re.compile(r"\+-{10,}|\|[ =]|# *(gpu|Date|pid)\b|={10,}NVSMI")
+_OTHER = re.compile(r"\|[ =]|# *(gpu|Date|pid)\b|={10,}NVSMI")
 
 
 class LogColumn(NamedTuple):
@@ -77,8 +78,11 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
     text = iter(lines)
     log = _Log(lines, remarks, interval)
     first = lines.first().strip()
-    if _TABLE.match(first):
-        raise ConfigError(f"{lines.name}, line 1: this is the default table of nvidia-smi, not CSV; {REMEDY}")
+    if smi_table.starts(first):
+        yield from smi_table.rows(_remaining_lines(lines, text), remarks, interval)
+        return
+    if _OTHER.match(first):
+        raise ConfigError(f"{lines.name}, line 1: this is dmon, pmon or -q of nvidia-smi, not CSV; {REMEDY}")
     columns = header(first)
     if columns is None:
         numbered = _numbered(lines, islice(text, TO_INFER_FROM))

@@ -84,6 +84,20 @@ def _process_used(frame: Frame) -> Iterator[Row]:
             yield (device.uuid, str(device.index), "other"), used
 
 
+def _process_limit(frame: Frame) -> Iterator[Row]:
+    index = frame.snapshot.gpu_labels
+    for (uuid, key), limit_bytes in frame.snapshot.limits.items():
+        yield (uuid, index.get(uuid, ""), str(key.pid)), limit_bytes
+
+
+def _process_soft_limit(frame: Frame) -> Iterator[Row]:
+    quotas = frame.snapshot.quotas_by_process
+    for device in frame.snapshot.devices if quotas else ():
+        for process in top_processes(device)[0]:
+            if process.key in quotas:
+                yield (device.uuid, str(device.index), str(process.pid)), quotas[process.key].soft_bytes
+
+
 def _process_info(frame: Frame) -> Iterator[Row]:
     reports = frame.snapshot.reports_by_process
     seen: set[int] = set()  # the label: several series for one pid would break joins
@@ -96,8 +110,9 @@ def _process_info(frame: Frame) -> Iterator[Row]:
             workload = report.workload if report else ""
             user = process.user or ("" if process.uid is None else str(process.uid))
             labels = (str(process.pid), process.comm or "", user, workload, process.container or "")
-            names = (process.container_name or "", process.pod_name or "", process.pod_namespace or "")
-            yield (*labels, *names), 1
+            names = (process.container_name, process.pod_name, process.pod_namespace, process.pod_uid)
+            owner = (process.unit, process.slurm_job)
+            yield (*labels, *(name or "" for name in (*names, *owner))), 1
 
 
 def _verdicts(frame: Frame) -> Iterator[Row]:
@@ -188,6 +203,21 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         _process_used,
     ),
     Family(
+        "gpumond_process_limit_bytes",
+        "gauge",
+        "Limit of the process on the device: the lowest that one of its allocators has. Absent without a limit.",
+        ("uuid", "gpu", "pid"),
+        _process_limit,
+    ),
+    Family(
+        "gpumond_process_soft_limit_bytes",
+        "gauge",
+        "Lowest soft limit of the quotas that match the process. Exported for processes that have "
+        "gpumond_process_memory_used_bytes; absent without a soft limit.",
+        ("uuid", "gpu", "pid"),
+        _process_soft_limit,
+    ),
+    Family(
         "gpumond_process_utilization_ratio",
         "gauge",
         "Recent utilization of the device's busiest engine by the process. Exported for processes that have "
@@ -199,7 +229,10 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         "gpumond_process_info",
         "gauge",
         "Labels that describe a process that has gpumond_process_memory_used_bytes.",
-        ("pid", "comm", "user", "workload", "container", "container_name", "pod_name", "pod_namespace"),
+        (
+            *("pid", "comm", "user", "workload", "container", "container_name"),
+            *("pod_name", "pod_namespace", "pod_uid", "unit", "slurm_job"),
+        ),
         _process_info,
     ),
     Family(

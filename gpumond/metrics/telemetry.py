@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from gpumond import __version__
 from gpumond.engine.events import Event, Kind
@@ -89,6 +97,8 @@ class Workloads:
         return self._expected, self._released, self._before, self._after
 
 
+NO_PROCESS = -1
+"""A pid of no process: its metrics are absent."""
 TICK_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 FLUSH_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -123,6 +133,7 @@ class Telemetry:
             ["reason"],
             registry=registry,
         )
+        self._rejects_by_reason: dict[str, Counter] = {}
         self._http_rejects = Counter(
             "gpumond_http_rejects", "HTTP connections and requests rejected, by reason.", ["reason"], registry=registry
         )
@@ -181,11 +192,22 @@ class Telemetry:
         )
         build.labels(__version__, platform.python_version()).set(1)
 
+    def add_processes(self, collector_pid: Callable[[], int | None]) -> None:
+        """Add `python_info`, `process_*` of this process, and `gpumond_collector_process_*` of the collector's."""
+        PlatformCollector(registry=self.registry)
+        ProcessCollector(registry=self.registry)
+        ProcessCollector(
+            namespace="gpumond_collector", pid=lambda: collector_pid() or NO_PROCESS, registry=self.registry
+        )
+
     def reported(self, count: int) -> None:
         self._reports.inc(count)
 
     def rejected(self, reason: str) -> None:
-        self._rejects.labels(reason).inc()
+        counter = self._rejects_by_reason.get(reason)
+        if counter is None:
+            counter = self._rejects_by_reason[reason] = self._rejects.labels(reason)
+        counter.inc()
 
     def http_rejected(self, reason: str) -> None:
         self._http_rejects.labels(reason).inc()

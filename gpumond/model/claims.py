@@ -6,17 +6,20 @@ memory, rules on devices) only as far as the driver confirms it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.model.process import ProcessKey
 from gpumond.model.program import OTHER
-from gpumond.model.snapshot import DeviceReading, Fault
+from gpumond.model.snapshot import AgentReport, DeviceReading, Fault
 
 MAX_POOLS = 32
 """Most pools of one agent that are kept; the others are summed for each device, with the allocator ``OTHER``."""
 MAX_REPORTED_POOLS = 64
 """Most pools of one message that are kept: eight allocators on eight devices."""
+MAX_POOLS_OF_UID = 1024
+"""Pools of all agents of one uid. Beyond it, each of its agents has an equal share: eight of 128 agents."""
 
 SLACK_RATIO = 1 / 32
 """Share of the device's size by which a claim may exceed the driver's count, as both are read at different times."""
@@ -45,11 +48,6 @@ def complete_lists(
         and device.uuid not in hidden
         and not device.has_mps_server
     )
-
-
-def listed(device: DeviceReading) -> dict[ProcessKey, int | None]:
-    """Return the driver's count for each process that it lists on a device; None where the count is unknown."""
-    return {key: each.used_bytes for key, each in device.processes_by_key.items() if "holder" not in each.kinds}
 
 
 def is_confirmed(counts: Mapping[ProcessKey, int | None], process: ProcessKey, complete: bool) -> bool:
@@ -97,6 +95,19 @@ def outermost(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
     return tuple(
         pool for pool in pools if pool.inside == pool.allocator or (pool.inside, pool.device_uuid) not in present
     )
+
+
+def shares_of_pools(reports: Iterable[AgentReport]) -> dict[int, int]:
+    """Return the most pools of one agent for each uid whose agents have more than ``MAX_POOLS_OF_UID``."""
+    pools, agents = Counter[int](), Counter[int]()
+    for report in reports:
+        pools[report.uid] += len(report.pools)
+        agents[report.uid] += 1
+    return {
+        uid: max(1, min(MAX_POOLS, MAX_POOLS_OF_UID // agents[uid]))
+        for uid, number in pools.items()
+        if number > MAX_POOLS_OF_UID
+    }
 
 
 def bounded(

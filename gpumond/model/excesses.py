@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from gpumond.model.claims import bounded, held_by_device, is_confirmed, limit, listed, outermost, slack
+from gpumond.model.claims import (
+    MAX_POOLS,
+    bounded,
+    held_by_device,
+    is_confirmed,
+    limit,
+    outermost,
+    shares_of_pools,
+    slack,
+)
 from gpumond.model.cooperative import Steps
 from gpumond.model.pools import PoolUsage, Reclaimable
 from gpumond.model.process import ProcessKey
@@ -32,7 +41,7 @@ class _Driver:
     def __init__(self, devices: Collection[DeviceReading], complete: Collection[str]) -> None:
         self.devices = {device.uuid: device for device in devices}
         self.sizes = {device.uuid: device.size_bytes for device in devices}
-        self.counts = {device.uuid: listed(device) for device in devices}
+        self.counts = {device.uuid: device.counts for device in devices}
         self.processes = {process for each in self.counts.values() for process in each}
         self._complete = complete
 
@@ -52,7 +61,7 @@ def checking(
     previous: Snapshot | None,
     faults: list[Fault],
 ) -> Steps[tuple[tuple[AgentReport, ...], tuple[Excess, ...]]]:
-    """Return the reports, limited to possible values and to ``MAX_POOLS`` pools, and the claims that exceed a limit.
+    """Return the reports, limited to possible values and to their number of pools, and the claims that exceed a limit.
 
     Adds a fault for each report that claims more than the driver counts for its process, unless the excess can be
     unmapped.
@@ -63,6 +72,7 @@ def checking(
     ticks = {(each.process, each.device_uuid): each.ticks for each in excessive if not each.allocator}
     checked: list[AgentReport] = []
     excesses: list[Excess] = []
+    shares = shares_of_pools(reports)
     for number, report in enumerate(reports):
         if number % REPORTS_AT_ONCE == 0:
             yield
@@ -71,7 +81,7 @@ def checking(
             checked.append(report)  # nearly every report of nearly every tick
             continue
         earlier = before.get(process)
-        pools = bounded(report.pools, driver.sizes)
+        pools = bounded(report.pools, driver.sizes, shares.get(report.uid, MAX_POOLS))
         fault = None
         for uuid, claimed in held_by_device(pools).items():
             if claimed <= (driver.counts.get(uuid, {}).get(process) or 0):

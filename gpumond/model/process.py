@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+TICKS_PER_SECOND = 100
+"""Linux's USER_HZ, the unit of ``start_ticks``, on all architectures that have GPUs."""
+
 
 class ProcessKey(NamedTuple):
     """Identity of a process: its pid and its start, as pids are reused.

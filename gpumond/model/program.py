@@ -27,6 +27,8 @@ OOMS = 4
 
 OOM_POOLS = 8
 
+Exactness = Literal["exact", "sampled"]
+
 
 @dataclass(frozen=True, slots=True)
 class ScopeDevice:
@@ -95,14 +97,68 @@ class ScopeKept:
     kept_bytes: ByteChange
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One line of a Python stack. Values of variables are never read."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """The calls of one thread, innermost first."""
+
+    thread: str
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecentMemory:
+    """Live and held bytes in the last minute, oldest first; ``seconds`` is the age of each sample at the error."""
+
+    seconds: tuple[float, ...]
+    live_bytes: tuple[int, ...]
+    held_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveClasses:
+    """Live bytes of one allocator on one device, by class. Each storage is counted once, however many views it has.
+
+    ``tensors_bytes``: other leaf tensors, such as inputs and values kept without a graph. ``activations_bytes``: the
+    rest, which is results of differentiable functions, memory that only autograd or C++ code refers to, workspaces, and
+    the allocator's rounding. The sum of the classes is
+    ``live_bytes`` plus ``excess_bytes``; the excess belongs to storages of another allocator.
+    ``exactness`` is ``sampled`` if the time limit did not allow a visit of every tensor: ``tensors_bytes`` is then
+    an estimate, and the other classes are lower bounds.
+    """
+
+    allocator: str
+    device_uuid: str
+    live_bytes: int
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    buffers_bytes: int
+    tensors_bytes: int
+    activations_bytes: int
+    excess_bytes: int = 0
+    exactness: Exactness = "exact"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oom:
-    """Memory at an out-of-memory error; ``number`` counts from 1 in this process.
+    """Memory at an out-of-memory error, the OOM record; ``number`` counts from 1 in this process.
 
     ``seen`` is ``scope``, ``retry`` or ``observer`` (PyTorch's own observer, if the program enables it) if the
     snapshot was taken at the error, and ``counter`` if at the report after it, up to a second later.
     ``device_uuid`` and ``request_bytes`` are None if neither counters nor the error's text state them; torch writes
-    the request with two decimals. ``scopes`` are those that keep most.
+    the request with two decimals. ``scopes`` are those that keep most, ``open_scopes`` those that had begun and not
+    ended. ``stack`` is that of the failing call, innermost first, without ``omitted_calls`` in its middle; it is empty
+    if ``seen`` is ``counter``. ``threads``: the other threads that were inside a library with an allocator. Of the
+    records in a report only the newest has ``stack``, ``threads`` and ``recent``, for a minute.
     """
 
     number: int
@@ -113,6 +169,27 @@ class Oom:
     scope: str = ""
     pools: tuple[OomPool, ...] = ()
     scopes: tuple[ScopeKept, ...] = ()
+    open_scopes: tuple[str, ...] = ()
+    stack: tuple[Call, ...] = ()
+    omitted_calls: int = 0
+    threads: tuple[ThreadStack, ...] = ()
+    recent: RecentMemory | None = None
+    classes: tuple[LiveClasses, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Retainer:
+    """A line of a program that keeps tensors: where the variable or attribute ``name`` grows, or is set.
+
+    ``size_bytes`` and ``tensors``: what it kept in twenty seconds, with the graphs that these tensors refer to.
+    """
+
+    file: str
+    line: int
+    function: str
+    name: str
+    size_bytes: int
+    tensors: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +199,8 @@ class Program:
     ``oom_retries``: calls repeated by ``retry_on_oom``; ``oom_rescues``: those of them that succeeded.
     ``distributed``: the program is one rank of several. ``refusals``: input that its agent rejected: malformed
     messages, daemons that it does not trust, commands above the rate limit or with an unknown step.
+    ``retainers``: the result of the newest search of the lines that keep memory, which the daemon requests once for a
+    leak.
     """
 
     scopes: tuple[ScopeUsage, ...] = ()
@@ -131,9 +210,20 @@ class Program:
     oom_rescues: int = 0
     distributed: bool = False
     refusals: int = 0
+    retainers: tuple[Retainer, ...] = ()
 
 
 SILENT = Program()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimit:
+    """The limit that one allocator of the program has on one device. ``quota``: the quota that set it, or empty."""
+
+    allocator: str
+    device_uuid: str
+    limit_bytes: int
+    quota: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +242,22 @@ class AppliedLimit:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A framework's own memory snapshot in a file of the program's user. ``reason``: why ``path`` is None."""
+    """A file of the program's user with a framework's own memory snapshot. ``reason``: why ``path`` is None.
+
+    ``id`` is its number in ``GET /api/v1/agents/PID/snapshots/ID``, None if it was not written for a request.
+    """
 
     allocator: str | None
     path: str | None
     size_bytes: int
     reason: str = ""
+    id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Live memory of the blocks that one stack allocated; ``calls`` innermost first."""
+
+    size_bytes: int
+    blocks: int
+    calls: tuple[Call, ...]

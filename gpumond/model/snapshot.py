@@ -11,7 +11,8 @@ from gpumond.errors import FaultKind, ReturnCode
 from gpumond.model.engines import EngineReading
 from gpumond.model.pools import FlushPolicy, HostPool, PoolUsage
 from gpumond.model.process import ProcessKey
-from gpumond.model.program import SILENT, Ending, Program
+from gpumond.model.program import SILENT, Ending, PoolLimit, Program
+from gpumond.model.quota import EffectiveQuota
 from gpumond.model.sensors import NO_SENSORS, Sensors
 
 MPS_SERVER = "nvidia-cuda-mps"
@@ -45,6 +46,7 @@ class ProcessUsage:
     container_name: str | None = None
     pod_name: str | None = None
     pod_namespace: str | None = None
+    pod_uid: str | None = None
     unit: str | None = None
     slurm_job: str | None = None
     state: str | None = None
@@ -94,6 +96,14 @@ class DeviceReading:
     def processes_by_key(self) -> Mapping[ProcessKey, ProcessUsage]:
         """The listed processes; empty if the driver lists none."""
         return {process.key: process for process in self.processes or ()}
+
+    @cached_property
+    def counts(self) -> Mapping[ProcessKey, int | None]:
+        """The driver's count of each process that it lists, in bytes; None where the count is unknown.
+
+        A process that only keeps the device open is not among them.
+        """
+        return {key: each.used_bytes for key, each in self.processes_by_key.items() if "holder" not in each.kinds}
 
     @cached_property
     def has_mps_server(self) -> bool:
@@ -158,6 +168,8 @@ class AgentReport:
     """The newest report of one process; pid, start_ticks and uid come from the kernel.
 
     ``uses_device``: it holds device memory or has held some. A data loader's worker or a launcher never does.
+    ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
+    memory with which it was started, or empty.
     """
 
     pid: int
@@ -171,6 +183,9 @@ class AgentReport:
     program: Program = SILENT
     host_pools: tuple[HostPool, ...] = ()
     uses_device: bool = True
+    limits: tuple[PoolLimit, ...] = ()
+    allows_limit: bool = False
+    admission: str = ""
 
     @property
     def key(self) -> ProcessKey:
@@ -213,12 +228,27 @@ class Excess:
         return ProcessKey(self.pid, self.start_ticks)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessQuota:
+    """The quotas of one process, which apply on each device that it uses."""
+
+    pid: int
+    start_ticks: int | None
+    quota: EffectiveQuota
+
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached properties
 class Snapshot:
     """All facts of one tick. They are not simultaneous: every report carries its age.
 
     ``private_pid_namespace``: the daemon cannot see the host's processes, whose pids the driver may list. ``ends``:
-    the programs that ended since the previous snapshot. ``excesses``: claims of agents that exceed a limit.
+    the programs that ended since the previous snapshot. ``excesses``: claims of agents that exceed a limit. ``quotas``:
+    those of each process that one matches.
+    ``uptime_seconds``: time since the machine started, from which ``start_ticks`` count.
     """
 
     seq: int
@@ -234,6 +264,8 @@ class Snapshot:
     ends: tuple[ProgramEnd, ...] = ()
     excesses: tuple[Excess, ...] = ()
     engines: tuple[EngineReading, ...] = ()
+    uptime_seconds: float | None = None
+    quotas: tuple[ProcessQuota, ...] = ()
 
     @cached_property
     def devices_by_uuid(self) -> Mapping[str, DeviceReading]:
@@ -247,6 +279,21 @@ class Snapshot:
     @cached_property
     def reports_by_process(self) -> Mapping[ProcessKey, AgentReport]:
         return {report.key: report for report in self.reports}
+
+    @cached_property
+    def quotas_by_process(self) -> Mapping[ProcessKey, EffectiveQuota]:
+        """The quotas of each process that one matches."""
+        return {each.key: each.quota for each in self.quotas}
+
+    @cached_property
+    def limits(self) -> Mapping[tuple[str, ProcessKey], int]:
+        """The limit in bytes of each process on each device: the lowest of its pools."""
+        found: dict[tuple[str, ProcessKey], int] = {}
+        for report in self.reports:
+            for each in report.limits:
+                key = each.device_uuid, report.key
+                found[key] = min(each.limit_bytes, found.get(key, each.limit_bytes))
+        return found
 
     @cached_property
     def engine_devices(self) -> tuple[tuple[EngineReading, frozenset[str]], ...]:

@@ -8,7 +8,6 @@ of a newer one.
 from __future__ import annotations
 
 import json
-import os
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -19,7 +18,17 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from gpumond.errors import ProtocolError
 from gpumond.model.pools import Expected, FlushPolicy, HostPool, Outcome, PoolUsage, StepResult
-from gpumond.model.program import SILENT, AppliedLimit, ByteChange, Dump, Ending, Program
+from gpumond.model.program import (
+    SILENT,
+    AppliedLimit,
+    ByteChange,
+    Dump,
+    Ending,
+    LiveClasses,
+    PoolLimit,
+    Program,
+    Site,
+)
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -28,7 +37,7 @@ MAX_INTEGER = 2**63
 
 T = TypeVar("T")
 
-Asked = Literal["limit", "snapshot"]
+Asked = Literal["limit", "snapshot", "classes", "fetch", "retainers", "end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +45,14 @@ class Hello:
     """The agent's first message. ``workload`` is at most 64 characters of ``[A-Za-z0-9._/-]``.
 
     ``answers`` are the kinds of AgentRequest that it understands and the program allows; a daemon sends it no other.
+    ``admission``: the id with which `gpumond run --need` started the program, or empty.
     """
 
     workload: str = ""
     agent_version: str = ""
     python_version: str = ""
     answers: tuple[str, ...] = ()
+    admission: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,7 @@ class Report:
     pools: tuple[PoolUsage, ...] = ()
     program: Program = SILENT
     host_pools: tuple[HostPool, ...] = ()
+    limits: tuple[PoolLimit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +111,44 @@ class FlushResult:
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """The daemon's request for a soft quota (``limit_bytes`` None: remove it) or for the framework's own memory
-    snapshot.
+    """The daemon's request for a limit (``limit_bytes`` None: remove it), for the framework's own memory snapshot, for
+    the classes of live bytes, for a part of a snapshot's file (``fetch``), for a search of the lines that keep memory
+    (``retainers``), whose result is in later reports, or for the end of the program by its own function.
+
+    ``record_seconds``: record the allocator's history for this time before the snapshot and the classes. ``quota``: the
+    quota that requires the limit; the agent's reports state it.
     """
 
     id: str
     kind: Asked
     limit_bytes: int | None = None
     device_uuid: str | None = None
+    record_seconds: float | None = None
+    snapshot_id: int | None = None
+    offset: int = 0
+    quota: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentResponse:
-    """The agent's response to an AgentRequest. ``reason`` explains why nothing was done."""
+    """The agent's response to an AgentRequest. ``reason`` explains why nothing was done.
+
+    ``sites``, ``unrecorded_bytes`` (live bytes that were allocated before) and ``treemap`` are results of a recording.
+    ``part`` has bytes of a file, compressed with zlib, in Base64; ``part_bytes`` is their number before compression,
+    ``file_bytes`` the size of the file.
+    """
 
     id: str
     reason: str = ""
     limits: tuple[AppliedLimit, ...] = ()
     dump: Dump | None = None
+    classes: tuple[LiveClasses, ...] = ()
+    sites: tuple[Site, ...] = ()
+    unrecorded_bytes: int = 0
+    treemap: Dump | None = None
+    part: tuple[str, ...] = ()
+    part_bytes: int = 0
+    file_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,22 +210,6 @@ def clean(value: object) -> str:
     """Make any text safe to send, log and display: printable, at most ``MAX_TEXT`` characters."""
     text = str(value)[:MAX_TEXT]
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-SERVICE_SOCKET = "/run/gpumond/agent.sock"
-
-
-def default_socket(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the default path of the socket; None if the user has no directory of its own."""
-    return SERVICE_SOCKET if os.geteuid() == 0 else own_socket(environ)
-
-
-def own_socket(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the path of a daemon for this user alone: in the runtime directory or, without one, below the home."""
-    if runtime := environ.get("XDG_RUNTIME_DIR"):
-        return os.path.join(runtime, "gpumond", "agent.sock")
-    home = environ.get("HOME")
-    return os.path.join(home, ".local", "state", "gpumond", "agent.sock") if home else None
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from gpumond.model.units import duration, human
 Scope = Literal["device", "process", "pool", "workload", "engine", "daemon"]
 Labels = tuple[tuple[str, str], ...]
 Row = TypeVar("Row")
-Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean"]
+Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean", "celsius", "hertz", "watts", "joules"]
 """Unit of a value; a boolean is 0 or 1."""
 
 
@@ -36,7 +36,7 @@ class Action:
     """A flush of the alert's subject when it fires, with its limits; ``workloads`` are globs.
 
     ``dry_run`` plans and notifies, and flushes nothing. ``only_idle_for_seconds``: serving engines are flushed once
-    they have had no request for so long.
+    they have had no request for so long. ``request_end``: programs are asked to end after the flush.
     """
 
     min_reclaimable_bytes: int = 0
@@ -46,6 +46,7 @@ class Action:
     workloads: tuple[str, ...] = ("*",)
     dry_run: bool = False
     only_idle_for_seconds: float = 0.0
+    request_end: bool = False
 
     @property
     def program_steps(self) -> tuple[str, ...]:
@@ -293,4 +294,11 @@ def readable(unit: Unit, value: float) -> str:
         return f"{human(60 * value)}/min"
     if unit == "seconds":
         return duration(value)
-    return f"{100 * value:.1f} %" if unit == "ratio" else f"{value:g}"
+    if unit == "ratio":
+        return f"{100 * value:.1f} %"
+    if unit == "hertz":
+        return f"{value / 1e6:.0f} MHz"
+    return f"{value:g}{SYMBOLS.get(unit, '')}"
+
+
+SYMBOLS: Mapping[Unit, str] = {"celsius": " °C", "watts": " W", "joules": " J"}

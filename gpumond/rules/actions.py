@@ -148,8 +148,11 @@ def decide(
     return orders, own
 
 
-def conclude(tracks: Tracks, order: FlushOrder, receipts: Sequence[Receipt], problem: str = "") -> Tracks:
-    """Return the tracks after a flush; ``problem`` is the reason if there was none."""
+def conclude(
+    tracks: Tracks, order: FlushOrder, receipts: Sequence[Receipt], problem: str = "", asked: Sequence[str] = ()
+) -> Tracks:
+    """Return the tracks after a flush; ``problem`` is the reason if there was none, ``asked`` the results of requests
+    to end."""
     track = tracks.get(order.key, ActionTrack())
     failed = not any(receipt.released_bytes > 0 for receipt in receipts) and not (order.action.dry_run and receipts)
     track = replace(
@@ -158,7 +161,7 @@ def conclude(tracks: Tracks, order: FlushOrder, receipts: Sequence[Receipt], pro
         failures=track.failures + 1 if failed else track.failures,
         released=tuple(_released(receipts, dict(order.thrashes))),
     )
-    note = _note(order, receipts, problem)
+    note = "; ".join((_note(order, receipts, problem), *asked))
     if failed:
         note += f"; next attempt in {_wait(track, order.action)}"
     return {**tracks, order.key: replace(track, note=note)}
@@ -264,7 +267,8 @@ def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> I
         if labels.get("uid", str(report.uid)) != str(report.uid):
             continue
         pools = [pool for pool in report.pools if labels.get("uuid", pool.device_uuid) == pool.device_uuid]
-        if sum(pool.reclaimable.likely for pool in pools) >= max(1, action.min_reclaimable_bytes):
+        least = 0 if action.request_end else max(1, action.min_reclaimable_bytes)
+        if sum(pool.reclaimable.likely for pool in pools) >= least:
             yield report
 
 

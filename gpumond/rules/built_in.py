@@ -72,7 +72,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "ooms_increase",
         "critical",
         "{workload} (pid {pid}) on GPU {gpu} ran out of memory (errors in 10 minutes: {value}): {live} live, "
-        "{stranded} stranded; gpumond status shows which other programs hold memory there",
+        "{stranded} stranded; gpumond status shows which other programs hold memory there{advice}",
         above=0,
         keep_firing_for_seconds=300,
     ),
@@ -82,7 +82,7 @@ BUILT_IN: tuple[Rule, ...] = (
         "retries_increase",
         "warning",
         "{workload} (pid {pid}) on GPU {gpu} had to empty its cache {value} times in 10 minutes to continue: it is "
-        "slow and almost out of memory; reduce its batch size, or free memory on the device",
+        "slow and almost out of memory; reduce its batch size, or free memory on the device{advice}",
         above=5,
         keep_firing_for_seconds=300,
     ),
@@ -104,6 +104,15 @@ BUILT_IN: tuple[Rule, ...] = (
         above=0,
     ),
     _rule(
+        "quota-exceeded",
+        "process",
+        "soft_limit_excess_bytes",
+        "warning",
+        "{comm} (pid {pid}, workload {workload}) on GPU {gpu} uses {used}, more than the soft limit of {soft_limit} of "
+        "the quota {quota}; gpumond flush --pid {pid} releases its cache",
+        above=0,
+    ),
+    _rule(
         "device-lost",
         "device",
         "up",
@@ -119,6 +128,101 @@ BUILT_IN: tuple[Rule, ...] = (
         "warning",
         "GPU {gpu} ({name}) reported Xid {xids}; NVIDIA's Xid catalogue explains the numbers, dmesg shows the process",
         above=0,
+    ),
+    _rule(
+        "thermal-throttling",
+        "device",
+        "throttle_thermal",
+        "warning",
+        "its temperature ({temperature}) slows GPU {gpu} ({name}) down: {throttle_reasons}; check fans, airflow and "
+        "coolant, or lower its power limit: nvidia-smi -i {uuid} -pl WATTS",
+        above=0,
+        for_seconds=300,
+    ),
+    _rule(
+        "power-throttling",
+        "device",
+        "throttle_sw_power_cap",
+        "info",
+        "its power limit slows GPU {gpu} ({name}) down: {power} of {power_limit}; this is normal at full load; if the "
+        "limit was lowered, raise it: nvidia-smi -i {uuid} -pl WATTS",
+        above=0,
+        for_seconds=900,
+    ),
+    _rule(
+        "power-brake",
+        "device",
+        "throttle_hw_power_brake_slowdown",
+        "warning",
+        "the machine slows GPU {gpu} ({name}) down because its power supply is overloaded; check the power supplies "
+        "and the power cables of the device",
+        above=0,
+        for_seconds=60,
+    ),
+    _rule(
+        "ecc-uncorrected",
+        "device",
+        "ecc_uncorrected_volatile",
+        "critical",
+        "GPU {gpu} ({name}) had {value} uncorrected ECC errors since its driver was loaded: results of its programs "
+        "may be wrong; stop its programs, run nvidia-smi -i {uuid} --gpu-reset, and replace it if errors recur",
+        above=0,
+    ),
+    _rule(
+        "row-remap-pending",
+        "device",
+        "remapped_rows_pending",
+        "warning",
+        "GPU {gpu} ({name}) has a faulty row of memory, which it replaces at the next reset; stop its programs, then "
+        "run nvidia-smi -i {uuid} --gpu-reset",
+        above=0,
+    ),
+    _rule(
+        "row-remap-failed",
+        "device",
+        "remapped_rows_failed",
+        "critical",
+        "GPU {gpu} ({name}) has a faulty row of memory and no spare row for it; move its programs to another device, "
+        "and replace it",
+        above=0,
+    ),
+    _rule(
+        "retired-pages-pending",
+        "device",
+        "retired_pages_pending",
+        "warning",
+        "GPU {gpu} ({name}) has faulty pages of memory, which it retires at the next reset; stop its programs, then "
+        "run nvidia-smi -i {uuid} --gpu-reset",
+        above=0,
+    ),
+    _rule(
+        "nvlink-errors",
+        "device",
+        "nvlink_errors_increase",
+        "warning",
+        "GPU {gpu} ({name}) had {value} NVLink errors in 10 minutes; nvidia-smi nvlink -i {uuid} -e lists them by "
+        "link; reseat the device or its bridge, and look for Xid 74 in dmesg",
+        above=10,
+    ),
+    _rule(
+        "pcie-link-degraded",
+        "device",
+        "pcie_link_deficit_ratio",
+        "warning",
+        "the PCIe link of GPU {gpu} ({name}) works with {pcie_link} under load, its maximum is {pcie_link_max}; reseat "
+        "the device and its riser, and check the slot's settings in the firmware",
+        above=0,
+        for_seconds=300,
+    ),
+    _rule(
+        "persistence-mode-off",
+        "device",
+        "persistence_mode",
+        "info",
+        "the driver unloads GPU {gpu} ({name}) while no program uses it, so that programs start slowly and its "
+        "counters are reset; run nvidia-smi -i {uuid} -pm 1, or enable nvidia-persistenced",
+        below=1,
+        for_seconds=60,
     ),
     _rule(
         "driver-unresponsive",

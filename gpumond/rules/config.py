@@ -42,6 +42,7 @@ class ActionConfig(Strict):
     max_per_hour: int = Field(default=6, ge=1, le=3600)
     workloads: tuple[str, ...] = Field(default=("*",), min_length=1)
     dry_run: bool = False
+    request_end: bool = False
 
     def action(self) -> Action:
         least = int(self.flush.min_reclaimable)
@@ -53,6 +54,7 @@ class ActionConfig(Strict):
             workloads=self.workloads,
             dry_run=self.dry_run,
             only_idle_for_seconds=self.flush.only_idle_for,
+            request_end=self.request_end,
         )
 
 
@@ -117,6 +119,8 @@ class RuleConfig(Strict):
             raise ValueError(f"labels: {taken[0]!r} is set by gpumond itself; choose another name")
         if self.action is not None and self.scope == "daemon":
             raise ValueError("action: scope daemon has nothing to flush")
+        if self.action is not None and self.action.request_end and self.scope != "process":
+            raise ValueError("action: request_end requires the scope process, so that it concerns one program")
         return self
 
     def rule(self) -> Rule:
@@ -135,6 +139,28 @@ class RuleConfig(Strict):
             receivers=self.receivers,
             action=self.action.action() if self.action else None,
         )
+
+
+class OverrideConfig(Strict):
+    """Fields that replace those of a built-in rule; docs/how-to/override-rules.md describes them."""
+
+    level: Level | None = Field(default=None, description="replaces the level of `above` or `below`")
+    for_: Seconds | None = Field(default=None, alias="for", description="replaces the duration `for`")
+    severity: str | None = Field(
+        default=None, pattern=r"^[a-z0-9_-]{1,64}$", description="replaces the label `severity`"
+    )
+    enabled: bool | None = Field(default=None, description="false: the rule is not evaluated")
+
+    @model_validator(mode="after")
+    def _any(self) -> OverrideConfig:
+        if not self.fields():
+            raise ValueError("expected at least one of level, for, severity, enabled")
+        return self
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that are set, by their names in the configuration."""
+        values = {"level": self.level, "for": self.for_, "severity": self.severity, "enabled": self.enabled}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def _check(used: Iterable[str], known: Mapping[str, str], what: str, place: str) -> None:
@@ -166,5 +192,6 @@ def written(rule: Rule) -> dict[str, Any]:
             "max_per_hour": action.max_per_hour,
             "workloads": list(action.workloads),
             "dry_run": action.dry_run,
+            **({"request_end": True} if action.request_end else {}),
         }
     return body

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from gpumond.diagnosis.peaks import kept_bytes, split_share
 from gpumond.model.cooperative import Steps, synchronous
 from gpumond.model.pools import PoolUsage
 from gpumond.model.process import ProcessKey
+from gpumond.model.program import Program
+from gpumond.model.sensors import Sensors
 from gpumond.model.snapshot import MISSED_LIMIT, AgentReport, Snapshot
+from gpumond.rules.counters import BUCKET_SECONDS, WINDOW_SECONDS, CounterHistory, Counts, first
 
-WINDOW_SECONDS = 600.0
-BUCKET_SECONDS = 30.0
-"""Step by which the window moves, in seconds."""
+DEVICE_COUNTERS = (
+    "energy_joules",
+    "pcie_replays",
+    "ecc_corrected_volatile",
+    "ecc_corrected_aggregate",
+    "ecc_uncorrected_volatile",
+    "ecc_uncorrected_aggregate",
+    "retired_pages_single_bit",
+    "retired_pages_double_bit",
+    "remapped_rows_correctable",
+    "remapped_rows_uncorrectable",
+    "nvlink_crc_flit_errors",
+    "nvlink_crc_data_errors",
+    "nvlink_replay_errors",
+    "nvlink_recovery_errors",
+)
+"""Counters of Sensors whose increase is a value of rules."""
+
+POOL_COUNTERS = ("device_allocations", "device_frees", "thrashes")
+PROGRAM_COUNTERS = ("steps", "step_retries", "oom_retries", "oom_rescues", "refusals")
 
 OBSERVED_SECONDS = 60.0
 """Time of observation from which a peak is known, in seconds."""
@@ -59,6 +80,8 @@ class CounterTrack(NamedTuple):
     kept: int
     ooms: Growth | None
     retries: Growth | None
+    counters: CounterHistory
+    """Those of ``POOL_COUNTERS``."""
 
     @property
     def short(self) -> bool:
@@ -77,6 +100,10 @@ class RuleWindow:
     """Out-of-memory errors of every process after which `retry_on_oom` tried again."""
     silent: frozenset[ProcessKey] = frozenset()
     """Processes whose agent no longer reports."""
+    devices: Mapping[str, CounterHistory] = field(default_factory=dict)
+    """``DEVICE_COUNTERS`` by UUID."""
+    programs: Mapping[ProcessKey, CounterHistory] = field(default_factory=dict)
+    """``PROGRAM_COUNTERS`` of every process with an agent that reports."""
 
     def increase(self, growth: Growth | None, since: float = 0.0) -> float | None:
         """Return the increase within the window; zero is known only after a whole window."""
@@ -129,6 +156,7 @@ def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
     silent = frozenset(before.agents.keys() - agents.keys()) & _present(before, agents, snapshot)
     pools: dict[Pool, CounterTrack] = {}
     retried: dict[ProcessKey, Growth] = {}
+    programs: dict[ProcessKey, CounterHistory] = {}
     for number, (process, report) in enumerate(reports.items()):
         if number % REPORTS_AT_ONCE == 0:
             yield
@@ -138,6 +166,10 @@ def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
         if report.program.oom_retries:
             base = Growth(0 if process in before.agents else report.program.oom_retries)
             retried[process] = _grown(before.retried.get(process, base), report.program.oom_retries, elapsed)
+        history = before.programs.get(process)
+        if history is None or history.due(elapsed):
+            history = _marked(history, program_counts(report.program), elapsed)
+        programs[process] = history
     if silent:
         agents.update((who, before.agents[who]) for who in silent)
         pools.update((pool, track) for pool, track in before.pools.items() if pool[0] in silent)
@@ -149,12 +181,39 @@ def remembering(before: RuleWindow, snapshot: Snapshot) -> Steps[RuleWindow]:
         )
         for error in snapshot.xids
     }
-    return RuleWindow(elapsed=elapsed, pools=pools, xids=xids, agents=agents, retried=retried, silent=silent)
+    devices: dict[str, CounterHistory] = {}
+    for device in snapshot.devices:
+        history = before.devices.get(device.uuid)
+        if history is None or history.due(elapsed):
+            history = _marked(history, device_counts(device.sensors), elapsed)
+        devices[device.uuid] = history
+    return RuleWindow(
+        elapsed=elapsed,
+        pools=pools,
+        xids=xids,
+        agents=agents,
+        retried=retried,
+        silent=silent,
+        devices=devices,
+        programs=programs,
+    )
 
 
 remember = synchronous(remembering)
 
 NONE = Growth(0)
+
+device_counts: Callable[[Sensors], Counts] = attrgetter(*DEVICE_COUNTERS)
+pool_counts: Callable[[PoolUsage], Counts] = attrgetter(*POOL_COUNTERS)
+
+
+def program_counts(program: Program) -> Counts:
+    steps, retries = (None, None) if program.step is None else (program.step.steps, program.step.retries)
+    return steps, retries, program.oom_retries, program.oom_rescues, program.refusals
+
+
+def _marked(history: CounterHistory | None, counts: Counts, elapsed: float) -> CounterHistory:
+    return first(counts, elapsed) if history is None else history.marked(counts, elapsed)
 
 
 def _present(before: RuleWindow, reporting: Mapping[ProcessKey, Workload], snapshot: Snapshot) -> frozenset[ProcessKey]:
@@ -194,12 +253,15 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
             kept=kept,
             ooms=ooms,
             retries=retries,
+            counters=first(pool_counts(pool), elapsed),
         )
+    counters = before.counters
     ooms, retries = _counted(before.ooms, pool.ooms, elapsed), _counted(before.retries, pool.retries, elapsed)
     last = before.steps[-1]
     if elapsed - last[0] >= BUCKET_SECONDS:
         earlier = (step for step in before.steps if step[0] > elapsed - WINDOW_SECONDS)
         steps = (*earlier, (elapsed, live, kept))
+        counters = counters.marked(pool_counts(pool), elapsed)
         most_live, most_kept = max(step[1] for step in steps), max(step[2] for step in steps)
     elif live > last[1] or kept > last[2]:
         steps = (*before.steps[:-1], (last[0], max(last[1], live), max(last[2], kept)))
@@ -209,7 +271,14 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
     else:
         steps, most_live, most_kept = before.steps, before.live, before.kept
     return CounterTrack(
-        since=before.since, reported=peak, steps=steps, live=most_live, kept=most_kept, ooms=ooms, retries=retries
+        since=before.since,
+        reported=peak,
+        steps=steps,
+        live=most_live,
+        kept=most_kept,
+        ooms=ooms,
+        retries=retries,
+        counters=counters,
     )
 
 

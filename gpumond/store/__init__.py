@@ -1,5 +1,5 @@
-"""Persistent state: rules, silences, audit log, receipts, past and active alerts, undelivered notifications, history,
-baselines.
+"""Persistent state: rules and overrides, silences, audit log, receipts, past and active alerts, undelivered
+notifications, history, baselines.
 
 SQLite in WAL mode with synchronous=FULL: an acknowledged change is on the disk. One thread writes, so that the event
 loop waits for no disk. A store that cannot commit reports it (``writable``, ``trouble``), rejects changes, and tries
@@ -21,18 +21,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpumond.baselines.statistics import Baseline
-from gpumond.errors import NoSuchRule, RuleChanged, StoreUnavailable
+from gpumond.errors import StoreUnavailable
 from gpumond.history import Coarse
 from gpumond.model.frame import Alert
 from gpumond.model.persisted import Heartbeat, KeptAlert, Notice
 from gpumond.model.pools import Receipt
 from gpumond.model.silences import Silence
 from gpumond.model.snapshot import Fault
-from gpumond.store import audit_ends, audit_table, baseline_table, rows as decode, silence_table
+from gpumond.store import audit_ends, audit_table, baseline_table, rows as decode, rule_table, silence_table
 from gpumond.store.audit_chain import AuditEntry, canonical
 from gpumond.store.audit_table import verify_audit as verify_audit
 from gpumond.store.baseline_table import Side
 from gpumond.store.database import Database, Worker
+from gpumond.store.quota_rows import QuotaRows
 from gpumond.store.retention import Bounds as Bounds, remove_excess, remove_old, same_clock
 from gpumond.store.rows import Rows, coarse_text, text, to_text
 
@@ -72,6 +73,7 @@ class Store:
         self._thread = Worker("gpumond-store")
         self._database = Database(path, self._opened, self._replaced, audit_table.newest_ends)
         self._rows = Rows()
+        self.quota_rows = QuotaRows(self._run, self._record, self._rows)
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -110,8 +112,12 @@ class Store:
 
     async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Return etag and body of each rule, by name."""
-        rows = await self._run(lambda db: db.execute("SELECT name, etag, body FROM rules ORDER BY name").fetchall())
-        return dict(self._rows.read("rules", rows, _rule))
+        return dict(self._rows.read("rules", await self._run(rule_table.rules), rule_table.rule))
+
+    async def overrides(self) -> dict[str, dict[str, Any]]:
+        """Return the replaced fields of each overridden rule, by name."""
+        rows = await self._run(rule_table.overrides)
+        return dict(self._rows.read("rule_overrides", rows, rule_table.override))
 
     def left_out(self, table: str, rows: int) -> None:
         """Report further rows that could be read but not used."""
@@ -123,12 +129,9 @@ class Store:
         etag = sha256(text.encode()).hexdigest()[:16]
 
         def put(db: sqlite3.Connection) -> str:
-            known = _etag(db, name)
-            _require(name, known, if_match)
-            db.execute("INSERT OR REPLACE INTO rules VALUES (?, ?, ?)", (name, etag, text))
-            self._record(
-                db, actor, "rule.replace" if known else "rule.create", {"name": name, "body": json.loads(text)}
-            )
+            replaced = rule_table.put(db, name, etag, text, if_match)
+            action = "rule.replace" if replaced else "rule.create"
+            self._record(db, actor, action, {"name": name, "body": json.loads(text)})
             return etag
 
         return await self._run(put)
@@ -137,12 +140,26 @@ class Store:
         """Delete a rule. Raises NoSuchRule or RuleChanged."""
 
         def delete(db: sqlite3.Connection) -> None:
-            known = _etag(db, name)
-            if known is None:
-                raise NoSuchRule(f"the store has no rule {name}")
-            _require(name, known, if_match)
-            db.execute("DELETE FROM rules WHERE name = ?", (name,))
+            rule_table.delete(db, name, if_match)
             self._record(db, actor, "rule.delete", {"name": name})
+
+        await self._run(delete)
+
+    async def put_override(self, name: str, fields: Mapping[str, Any], actor: str) -> None:
+        """Store the replaced fields of a rule."""
+
+        def put(db: sqlite3.Connection) -> None:
+            rule_table.put_override(db, name, canonical(fields))
+            self._record(db, actor, "rule.override", {"name": name, "body": dict(fields)})
+
+        await self._run(put)
+
+    async def delete_override(self, name: str, actor: str) -> None:
+        """Delete the override of a rule. Raises NoSuchRule."""
+
+        def delete(db: sqlite3.Connection) -> None:
+            rule_table.delete_override(db, name)
+            self._record(db, actor, "rule.restore", {"name": name})
 
         await self._run(delete)
 
@@ -358,27 +375,10 @@ class Store:
         self._record(db, "gpumond", "store.set-aside", {"file": aside, "reason": reason})
 
 
-def _rule(name: object, etag: object, body: object) -> tuple[str, tuple[str, dict[str, Any]]]:
-    own = decode.rule_body(body)
-    if own.get("name", name) != name:
-        raise ValueError("its name differs from the name in its body")
-    return text(name), (text(etag), own)
-
-
 def _owner(alert: Alert) -> str:
     """Return the owner of a past alert's share: a user where a label names one, else its rule."""
     uid = dict(alert.labels).get("uid")
     return f"uid:{uid}" if uid else alert.rule
-
-
-def _etag(db: sqlite3.Connection, name: str) -> str | None:
-    row = db.execute("SELECT etag FROM rules WHERE name = ?", (name,)).fetchone()
-    return str(row[0]) if row else None
-
-
-def _require(name: str, known: str | None, if_match: str | None) -> None:
-    if if_match is not None and if_match != known:
-        raise RuleChanged(f"rule {name} has changed: its ETag is {known or 'none, it does not exist'}")
 
 
 def _full(directory: Path) -> bool:

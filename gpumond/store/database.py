@@ -56,7 +56,11 @@ CREATE TABLE user_audit(number INTEGER PRIMARY KEY AUTOINCREMENT, chain TEXT NOT
                         prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (chain, seq));
 """,
     """
+CREATE TABLE rule_overrides(name TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE silences(id TEXT PRIMARY KEY, body TEXT NOT NULL);
+""",
+    """
+CREATE TABLE quotas(name TEXT PRIMARY KEY, etag TEXT NOT NULL, body TEXT NOT NULL);
 """,
 )
 """Steps from an empty file to the newest schema; ``user_version`` counts those that were applied."""

@@ -65,6 +65,7 @@ class ProcessRow:
     used_bytes: int | None
     shares: Mapping[str, int | None]
     unmapped_bytes: int | None
+    limit_bytes: int | None
     kv_cache: tuple[str, str] | None
     verdict: str
     notable: bool
@@ -168,6 +169,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             used_bytes=process["used_bytes"],
             shares={share: process[f"{share}_bytes"] for share in HOLDINGS},
             unmapped_bytes=process.get("unmapped_bytes"),
+            limit_bytes=process.get("limit_bytes"),
             kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
             verdict=verdict,
             notable=bool(process_verdicts) and process_verdicts[0]["kind"] not in SHAPES,
@@ -201,6 +203,8 @@ def _facts(
     yield "Slurm job", process["slurm_job"]
     yield "engine", engine and f"{engine['name']} ({engine['kind']})"
     yield "busy", None if process["utilization_ratio"] is None else f"{process['utilization_ratio']:.0%}"
+    yield "limit", None if process.get("limit_bytes") is None else human(process["limit_bytes"])
+    yield "quota", quota_sentence(process.get("quota"))
     yield "idle for", duration(process["idle_seconds"]) if process["idle_seconds"] else None
     if report:
         yield "frameworks", ", ".join(report["frameworks"])
@@ -209,6 +213,15 @@ def _facts(
             {"allow": "allowed", "step": "at the next step", "never": "not allowed"}.get(report["flush_policy"]),
         )
         yield "reported", f"{report['age_seconds']:.1f} s before the frame"
+
+
+def quota_sentence(quota: Mapping[str, Any] | None) -> str | None:
+    """Return the limits that quotas require, each with its quota; None without one."""
+    if quota is None:
+        return None
+    kinds = (("soft limit", "soft"), ("limit", "limit"), ("reserve", "reserve"))
+    sizes = ((name, quota[f"{kind}_bytes"], quota[f"{kind}_quota"]) for name, kind in kinds)
+    return ", ".join(f"{name} {human(size)} ({owner})" for name, size, owner in sizes if size is not None)
 
 
 def plain(text: object, most: int = 200) -> str:

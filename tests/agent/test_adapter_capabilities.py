@@ -40,4 +40,4 @@ def test_adapters_declare_each_public_member(module: str) -> None:
 
 
 def test_capabilities_of_adapters_are_found() -> None:
-    assert len(CAPABILITIES) == 8
+    assert len(CAPABILITIES) == 11

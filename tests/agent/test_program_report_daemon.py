@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,4 +152,37 @@ def test_snapshot_is_written_by_the_program_for_its_own_user(daemon: RunningDaem
         assert (path.stat().st_size, path.stat().st_mode & 0o777) == (dump["size_bytes"], 0o600)
         status, problem = post(daemon, f"/api/v1/agents/{process.pid}/snapshot")
         assert (status, "at most one snapshot in" in problem["detail"]) == (409, True)
+        finished(process)
+
+
+def test_snapshot_is_fetched_by_the_command_line(daemon: RunningDaemon, tmp_path: Path):
+    with running(daemon, tmp_path) as process:
+        run_in_program(process, "kept = [allocator.malloc(2 * MIB) for _ in range(50)]")
+        out = tmp_path / "fetched.json"
+        command = [sys.executable, "-m", "gpumond", "snapshot", "--pid", str(process.pid), "--out", os.fspath(out)]
+        done = subprocess.run(
+            [*command, "--url", daemon.url], env=daemon.environ, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        (written,) = (tmp_path / "state" / "gpumond" / "snapshots").iterdir()
+        assert out.read_bytes() == written.read_bytes()
+        assert out.stat().st_mode & 0o777 == 0o600
+        assert "fetched.json" in done.stdout
+        actions = [entry["action"] for entry in daemon.get("audit")]
+        assert {"agent.snapshot", "agent.fetch"} <= set(actions)
+        assert daemon.request(f"/api/v1/agents/{process.pid}/snapshots/1")[0] == 401
+        token = {"Authorization": f"Bearer {(daemon.directory / 'token').read_text().strip()}"}
+        status, body, _ = daemon.request(f"/api/v1/agents/{process.pid}/snapshots/1", **token)
+        assert (status, body) == (200, written.read_bytes())
+        status, body, _ = daemon.request(f"/api/v1/agents/{process.pid}/snapshots/2", **token)
+        assert (status, b"kept are: 1" in body) == (409, True)
+        finished(process)
+
+
+def test_why_is_refused_for_a_program_without_classes(daemon: RunningDaemon, tmp_path: Path):
+    with running(daemon, tmp_path) as process:
+        status, problem = post(daemon, f"/api/v1/agents/{process.pid}/why")
+        assert (status, "can be classified" in problem["detail"]) == (409, True)
+        status, problem = post(daemon, f"/api/v1/agents/{process.pid}/why", {"record_seconds": 5})
+        assert (status, "can record its history" in problem["detail"]) == (409, True)
         finished(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from gpumond.model.program import AppliedLimit, Dump
 from gpumond.protocol.messages import AgentResponse
 from tests.api.test_app import TOKEN, View, ask
 
-LIMIT, SNAPSHOT = "/api/v1/agents/10/limit", "/api/v1/agents/10/snapshot"
+LIMIT, SNAPSHOT, WHY = (f"/api/v1/agents/10/{name}" for name in ("limit", "snapshot", "why"))
 
 
 def view_with_response(response: AgentResponse | Exception | None) -> View:
@@ -30,17 +31,73 @@ def test_limit_returns_the_applied_limits():
     view = view_with_response(AgentResponse("id", "", (AppliedLimit("torch", "GPU-a", 5, True),)))
     answer = ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": 5, "device": "0"})
     assert (answer.status_code, answer.json()[0]["applied"]) == (200, True)
-    assert view.agent_requests == [(10, "limit", 5, examples.UUID, "token")]
+    assert view.agent_requests == [(10, "limit", 5, examples.UUID, "token", None)]
     unknown = ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": 5, "device": "3"})
     assert (unknown.status_code, examples.UUID in unknown.json()["detail"]) == (404, True)
     assert ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": None}).status_code == 200
-    assert view.agent_requests[1] == (10, "limit", None, None, "token")
+    assert view.agent_requests[1] == (10, "limit", None, None, "token", None)
 
 
 def test_snapshot_returns_its_path():
     view = view_with_response(AgentResponse("id", "", dump=Dump("torch", "/home/ada/x.pickle", 12)))
     answer = ask(view, SNAPSHOT, "POST", headers=TOKEN)
     assert (answer.status_code, answer.json()["path"]) == (200, "/home/ada/x.pickle")
+
+
+def test_why_returns_classes_sites_and_advice():
+    response = AgentResponse("id", classes=(examples.LIVE_CLASSES,), sites=(examples.SITE,), unrecorded_bytes=7)
+    view = view_with_response(response)
+    answer = ask(view, WHY, "POST", headers=TOKEN, json={"record_seconds": 60.0})
+    assert answer.status_code == 200
+    found = answer.json()
+    assert found["classes"][0]["activations_bytes"] == examples.LIVE_CLASSES.activations_bytes
+    assert found["sites"][0]["calls"][0] == {"file": "/home/ada/train.py", "line": 31, "function": "step"}
+    assert (found["unrecorded_bytes"], found["advice"]) == (7, [])
+    assert view.agent_requests == [(10, "classes", None, None, "token", 60.0)]
+
+
+@pytest.mark.parametrize("seconds", [0.5, 601, "60", -1])
+def test_duration_of_a_recording_is_limited(seconds: object):
+    for path in (SNAPSHOT, WHY):
+        view = view_with_response(None)
+        assert ask(view, path, "POST", headers=TOKEN, json={"record_seconds": seconds}).status_code == 422
+        assert view.agent_requests == []
+
+
+class Streaming(View):
+    """A view with one file of 300,000 bytes, or with a refusal."""
+
+    CONTENT = bytes(range(256)) * 1200
+
+    async def fetch(self, pid: int, snapshot_id: int, requested_by: str) -> Any:
+        self.agent_requests.append((pid, snapshot_id, requested_by))
+        if snapshot_id == 3:
+            return None
+        return (len(self.CONTENT), self.parts()) if snapshot_id == 1 else AgentResponse("id", "kept are: 1")
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(self.CONTENT), 100_000):
+            yield self.CONTENT[start : start + 100_000]
+
+
+def test_file_of_a_snapshot_is_streamed_to_an_administrator():
+    view = Streaming()
+    answer = ask(view, "/api/v1/agents/10/snapshots/1", headers=TOKEN)
+    assert (answer.status_code, answer.content) == (200, view.CONTENT)
+    assert answer.headers["content-length"] == str(len(view.CONTENT))
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert view.agent_requests == [(10, 1, "token")]
+    missing = ask(view, "/api/v1/agents/10/snapshots/2", headers=TOKEN)
+    assert (missing.status_code, missing.json()["detail"]) == (409, "kept are: 1")
+    assert ask(view, "/api/v1/agents/10/snapshots/3", headers=TOKEN).status_code == 504
+    for number in ("0", "x", 2**31):
+        assert ask(view, f"/api/v1/agents/10/snapshots/{number}", headers=TOKEN).status_code == 422
+
+
+def test_file_of_a_snapshot_requires_the_scope_admin():
+    view = Streaming()
+    assert ask(view, "/api/v1/agents/10/snapshots/1").status_code == 401
+    assert view.agent_requests == []
 
 
 @pytest.mark.parametrize(
@@ -54,7 +111,7 @@ def test_snapshot_returns_its_path():
         (StoreUnavailable("the disk is full", full=True), 507, "nothing was changed"),
     ],
 )
-@pytest.mark.parametrize(("path", "body"), [(LIMIT, {"limit_bytes": 5}), (SNAPSHOT, None)])
+@pytest.mark.parametrize(("path", "body"), [(LIMIT, {"limit_bytes": 5}), (SNAPSHOT, None), (WHY, None)])
 def test_failed_command_is_a_problem_with_the_reason(
     path: str, body: object, response: AgentResponse | Exception | None, status: int, detail: str
 ):
@@ -64,7 +121,7 @@ def test_failed_command_is_a_problem_with_the_reason(
     assert detail in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("path", [LIMIT, SNAPSHOT])
+@pytest.mark.parametrize("path", [LIMIT, SNAPSHOT, WHY])
 def test_commands_without_token_are_not_sent(path: str):
     view = view_with_response(None)
     assert ask(view, path, "POST", json={"limit_bytes": 5}).status_code == 401

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from gpumond.api.auth import Tokens
 from gpumond.api.event_log import EventLog
 from gpumond.api.examples import ALERT, AUDIT_ENTRY, DEVICE, RECEIPT, REPORT, SNAPSHOT
 from gpumond.api.receivers import EXAMPLE
+from gpumond.config.quota_registry import QuotaRegistry
 from gpumond.config.rule_registry import RuleRegistry
 from gpumond.engine import EngineState, advance
 from gpumond.engine.preview import Preview, pack, preview
@@ -26,12 +27,15 @@ from gpumond.errors import (
     ConfigError,
     CoolingDown,
     FlushError,
+    NoSuchQuota,
     NoSuchRule,
     NoSuchTarget,
+    QuotaChanged,
     RuleChanged,
     StoreUnavailable,
 )
 from gpumond.flush import FlushOutcome, FlushRequest
+from gpumond.flush.admissions import Admissions
 from gpumond.history import History
 from gpumond.metrics import Compat, Exposition, Form, Page
 from gpumond.metrics.telemetry import Telemetry
@@ -52,6 +56,8 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.stored: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.stored_quotas: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.stored_overrides: dict[str, dict[str, Any]] = {}
         self.full = False
 
     async def rules(self) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -67,6 +73,33 @@ class MemoryStore:
             raise NoSuchRule(f"no rule {name}")
         self._may_change(name, if_match)
         del self.stored[name]
+
+    async def quotas(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        return self.stored_quotas
+
+    async def put_quota(self, name: str, body: Mapping[str, Any], actor: str, if_match: str | None = None) -> str:
+        if self.full:
+            raise StoreUnavailable("the disk is full", full=True)
+        if if_match is not None and if_match != self.stored_quotas.get(name, ("",))[0]:
+            raise QuotaChanged(f"{name} has changed")
+        self.stored_quotas[name] = (f"{len(self.stored_quotas)}-{hash(str(body))}", dict(body))
+        return self.stored_quotas[name][0]
+
+    async def delete_quota(self, name: str, actor: str, if_match: str | None = None) -> None:
+        if name not in self.stored_quotas:
+            raise NoSuchQuota(f"no quota {name}")
+        del self.stored_quotas[name]
+
+    async def overrides(self) -> dict[str, dict[str, Any]]:
+        return self.stored_overrides
+
+    async def put_override(self, name: str, fields: Mapping[str, Any], actor: str) -> None:
+        self._may_change(name, None)
+        self.stored_overrides[name] = dict(fields)
+
+    async def delete_override(self, name: str, actor: str) -> None:
+        self._may_change(name, None)
+        del self.stored_overrides[name]
 
     async def silences(self) -> list[Silence]:
         return []
@@ -93,6 +126,8 @@ class View:
         self.history = history or History()
         self.store = MemoryStore()
         self.rulebook = RuleRegistry(BUILT_IN, (), self.store)
+        self.quotas = QuotaRegistry((), self.store)
+        self.admissions = Admissions(self.flush, lambda: "user", lambda pid: None, lambda: 1.0)
         self.wrong_configuration = ""
         self.frame = frame
         self.answer = answer or FlushOutcome("id", (RECEIPT,), RECEIPT.released_bytes)
@@ -116,7 +151,7 @@ class View:
     async def audit_entries(self, limit: int) -> list[AuditEntry]:
         return [AUDIT_ENTRY][:limit]
 
-    async def preview(self, rule: Rule) -> Preview:
+    async def preview(self, rule: Rule, share: float) -> Preview:
         return preview(rule, [pack(SNAPSHOT, ())])
 
     async def reload(self, requested_by: str) -> str:
@@ -131,13 +166,24 @@ class View:
         return self.answer
 
     async def ask(
-        self, pid: int, kind: Asked, limit_bytes: int | None, device: str | None, requested_by: str
+        self,
+        pid: int,
+        kind: Asked,
+        limit_bytes: int | None,
+        device: str | None,
+        requested_by: str,
+        record_seconds: float | None = None,
     ) -> AgentResponse | None:
         self.agent_requests.append((pid, kind, limit_bytes, device))
         return self.response
 
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest:
         return EXAMPLE
+
+    async def fetch(
+        self, pid: int, snapshot_id: int, requested_by: str
+    ) -> tuple[int, AsyncGenerator[bytes, None]] | AgentResponse | None:
+        return AgentResponse("id", f"snapshot {snapshot_id} does not exist; kept are: none")
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         return 1.0 + seconds, seconds < 100
@@ -197,6 +243,8 @@ def test_liveness_is_not_readiness():
     assert ask(View(frame=None), "/-/healthy").status_code == 200
     assert ask(View(frame=None), "/-/ready").status_code == 503
     assert ask(View(), "/-/ready").status_code == 200
+    assert ask(View(frame=None), "/readyz").status_code == 503
+    assert [ask(View(), path).status_code for path in ("/readyz", "/healthz")] == [200, 200]
 
 
 def test_flush_returns_its_receipts():

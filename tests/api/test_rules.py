@@ -41,6 +41,8 @@ def test_rule_is_created_read_replaced_and_deleted():
             "origin": "api",
             "etag": made.headers["etag"].strip('"'),
             "rule": HOG | {"above": 40 * 1024**3, "for": 300},
+            "enabled": True,
+            "overrides": {},
         }
     )
     replaced = put(view, read.json()["rule"] | {"above": "50GiB"}, read.headers["etag"])
@@ -95,6 +97,10 @@ def test_rules_round_trip_unchanged():
         ({"labels": {"a b": "1"}}, "'a b' is not a valid label name"),
         ({"action": {"flush": {"steps": ["reboot"]}}}, "'reboot'"),
         ({"scope": "daemon", "value": "agents", "action": {"flush": {}}}, "nothing to flush"),
+        (
+            {"scope": "device", "value": "used_ratio", "action": {"flush": {}, "request_end": True}},
+            "request_end requires the scope process",
+        ),
         ({"name": "other"}, "differs from the name in the path"),
     ],
 )
@@ -155,10 +161,10 @@ class SlowPreviewView(View):
         super().__init__()
         self.started, self.release = 0, asyncio.Event()
 
-    async def preview(self, rule: Rule) -> Preview:
+    async def preview(self, rule: Rule, share: float) -> Preview:
         self.started += 1
         await self.release.wait()
-        return await super().preview(rule)
+        return await super().preview(rule, share)
 
 
 def test_previews_are_limited_to_two_and_one_per_user():

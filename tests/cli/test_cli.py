@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli import VERBS, main
+from gpumond.cli import VERBS, main, make_parser
+from gpumond.cli.help import EXAMPLES
 from tests.running import free_port
 
 
@@ -24,6 +26,40 @@ def test_verbs_have_help(verb: str):
     shown = gpumond(verb, "--help")
     assert shown.returncode == 0
     assert len(shown.stdout.splitlines()) > 3
+
+
+def test_overview_shows_each_verb_once():
+    shown = gpumond()
+    assert (shown.returncode, shown.stderr) == (2, "")
+    assert shown.stdout == gpumond("--help").stdout
+    listed = [line.split()[0] for line in shown.stdout.splitlines() if line.startswith("  ")]
+    assert sorted(listed) == sorted(VERBS)
+
+
+@pytest.mark.parametrize(("verb", "example"), [(verb, line) for verb in VERBS for line in EXAMPLES[verb]])
+def test_examples_are_valid(verb: str, example: str):
+    parser, _ = make_parser([verb])
+    command = example.partition("gpumond ")[2].partition(" |")[0].rstrip(")")
+    assert parser.parse_args(shlex.split(command)).verb == verb
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("stats",), "unknown verb 'stats', did you mean status?"),
+        (("flush", "--devcie", "0"), "unknown option '--devcie', did you mean --device?"),
+        (("baseline", "record", "x", "--workloads=a"), "unknown option '--workloads=a', did you mean --workload?"),
+        (("status", "--zzz"), "unknown option '--zzz'"),
+    ],
+)
+def test_misspelt_word_is_named_with_the_most_similar_one(arguments: tuple[str, ...], message: str):
+    refused = gpumond(*arguments)
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1 if arguments[0] != "stats" else 0].endswith(message)
+
+
+def test_options_of_another_command_are_not_checked():
+    assert gpumond("run", "--", sys.executable, "-c", "", "--unknown").returncode == 0
 
 
 @pytest.mark.parametrize("arguments", [(), ("dance",), ("flush",), ("flush", "--pid", "x"), ("serve", "--sauce", "x")])
@@ -88,7 +124,7 @@ def test_missing_daemon_is_one_line_with_the_remedy(verb: tuple[str, ...]):
 
 
 WORDS = {
-    "rules": [f"rules {word}" for word in ("check", "test", "test-receiver")],
+    "rules": [f"rules {word}" for word in ("check", "test", "list", "override", "restore", "test-receiver")],
     "silence": [f"silence {word}" for word in ("add", "list", "delete")],
     "baseline": [f"baseline {word}" for word in ("record", "compare", "list")],
 }

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,26 @@ rules:
     assert rules.keys() == {rule.name for rule in BUILT_IN} - {"orphan-memory"} | {"hog"}
 
 
+def test_overrides_replace_fields_of_built_in_rules(tmp_path: Path):
+    file = written(
+        tmp_path,
+        """
+rule_overrides:
+  device-nearly-full: {level: 90%, for: 5m}
+  leak: {severity: critical}
+  idle-holder: {enabled: false}
+  fragmentation: {enabled: true}
+""",
+    )
+    settings = load(file, environ={})
+    rules = {rule.name: rule for rule in settings.active_rules()}
+    default = {rule.name: rule for rule in BUILT_IN}
+    assert (rules["device-nearly-full"].above, rules["device-nearly-full"].for_seconds) == (0.9, 300)
+    assert rules["leak"] == replace(default["leak"], labels=(("severity", "critical"),))
+    assert rules["fragmentation"] == default["fragmentation"]
+    assert rules.keys() == default.keys() - {"idle-holder"}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -66,6 +87,18 @@ rules:
         ("interval: soon", ["interval", "'soon'", "duration"]),
         ("interval: 0", ["interval", "greater than or equal to 0.1"]),
         ("disabled_rules: [nope]", ["disabled_rules", "'nope'", "device-nearly-full"]),
+        ("rule_overrides: {nope: {level: 1}}", ["rule_overrides", "'nope'", "device-nearly-full"]),
+        ("rule_overrides: {leak: {}}", ["rule_overrides.leak", "at least one of level, for, severity, enabled"]),
+        ("rule_overrides: {leak: {levl: 1}}", ["rule_overrides.leak.levl", "unknown key", "did you mean level?"]),
+        ("rule_overrides: {leak: {for: soon}}", ["rule_overrides.leak.for", "'soon'", "duration"]),
+        (
+            "{disabled_rules: [leak], rule_overrides: {leak: {level: 1}}}",
+            ["rule_overrides: leak is also in disabled_rules"],
+        ),
+        (
+            "{rules: [{name: leak, scope: process, value: leak, above: 0}], rule_overrides: {leak: {level: 1}}}",
+            ["rule_overrides: leak is also in rules"],
+        ),
         ("rules: [{name: A B}]", ["rules[0].name", "'A B'"]),
         ("rules: [{name: a, scope: device, value: mood, above: 1}]", ["rules[0]", "'mood'", "used_ratio"]),
         ("rules: [{name: a, scope: device, value: used_ratio}]", ["rules[0]", "above", "below"]),

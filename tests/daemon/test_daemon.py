@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -153,6 +155,27 @@ def test_driver_crash_restarts_the_collector_process_only(serve: Serve, driver: 
     driver.write()
     until(lambda: daemon.value("gpumond_device_memory_used_bytes", gpu="1") == driver.devices[1].used_bytes)
     assert daemon.process.poll() is None
+
+
+def test_metrics_contain_the_processes_of_the_daemon_and_of_its_collector(serve: Serve, driver: FakeDriver):
+    driver.devices = machine(1)
+    daemon = start(serve, driver)
+    driver.write()
+    until(lambda: daemon.value("gpumond_driver_up"))
+    (collector,) = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text().split()
+    assert daemon.value("process_resident_memory_bytes")
+    assert daemon.value("gpumond_collector_process_resident_memory_bytes")
+    own, its = (started(pid) for pid in (daemon.process.pid, int(collector)))
+    assert daemon.value("process_start_time_seconds") == own
+    assert daemon.value("gpumond_collector_process_start_time_seconds") == its
+    assert [name for name, _ in daemon.series() if name == "python_info"] == ["python_info"]
+
+
+def started(pid: int) -> float:
+    """Return the unix time at which a process began."""
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    return float(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def test_driver_that_loads_later_is_found(serve: Serve, driver: FakeDriver):

@@ -49,6 +49,13 @@ def test_pressure_begins_during_a_ramp_and_clears_below_93_percent():
     assert found == []
 
 
+def test_pressure_requires_a_ramp_of_more_than_one_step():
+    """A program that loads its model: 60 GiB at once, and little before and after."""
+    levels = (0.1, 0.11, 0.81, 0.85)
+    found = onsets(by_device(lambda at: levels[min(3, max(0, int((at - 60) / 15)))] * SIZE, steps_of(4, every=15.0)))
+    assert "pressure" not in kinds(found)
+
+
 def snapshots_of_a_killed_program(left: tuple[ProcessUsage, ...] = (), busy: float = 0.0) -> Iterator[Snapshot]:
     for moment in steps_of(20):
         if moment < 10 * MINUTE:
@@ -107,6 +114,20 @@ def test_idle_holder_runs_nothing_for_half_an_hour():
     assert 30 * MINUTE <= idle[0] <= 31 * MINUTE
     assert idle[1].pid == 10
     assert "idle-holder" not in kinds(onsets(by_process(lambda at: GIB, steps_of(40), busy=0.0)))
+
+
+@pytest.mark.parametrize(("every", "found"), [(30.0, True), (120.0, True), (300.0, False)])
+def test_idle_holder_requires_a_reading_every_two_minutes(every: float, found: bool):
+    holder = by_device(lambda at: 10 * GIB, steps_of(60, every), busy=0.0)
+    assert ("idle-holder" in kinds(onsets(holder))) is found
+
+
+def test_idle_holder_is_the_pool_of_a_process_that_the_driver_does_not_count():
+    report = make_report(10, (make_pool(live=0, cached=30 * GIB),))
+    uncounted = of_device(31 * GIB, (make_process(10, None),), busy=0.0)
+    idle = first(onsets(at_moment(at, uncounted, reports=(report,)) for at in steps_of(32)), "idle-holder")
+    assert idle is not None
+    assert (idle[1].pid, dict(idle[1].evidence)["held_bytes"]) == (10, 30 * GIB)
 
 
 def test_idle_holder_uses_the_idle_time_of_the_reading():
@@ -273,6 +294,17 @@ def test_fragmentation_is_judged_at_the_peak_and_only_if_it_grows():
     assert evidence["fragmentation_ratio"] == pytest.approx(1 - 30 * GIB / evidence["peak_kept_bytes"])
     assert found[1].pid == 10
     assert "leak" not in kinds(onsets(splitting(GIB)))
+
+
+def test_fragmentation_requires_live_bytes():
+    """A pool that is stranded as a whole, as a log shows every cache."""
+    for live, fragmented in ((GIB, True), (0, False)):
+        pools = ((at, make_pool(live=live, stranded=0 if at < 20 * MINUTE else 30 * GIB)) for at in steps_of(40))
+        found = onsets(
+            at_moment(at, of_device(32 * GIB, (make_process(10, 32 * GIB),)), reports=(make_report(10, (pool,)),))
+            for at, pool in pools
+        )
+        assert ("fragmentation" in kinds(found)) is fragmented
 
 
 def test_fragmentation_excludes_cache_that_a_flush_returns():

@@ -11,7 +11,17 @@ from gpumond.api.event_log import EventLog
 from gpumond.engine.events import Event, EventState, advance_events
 from gpumond.model.frame import Alert, Frame, Ledger, Verdict
 from gpumond.model.pools import Expected, Receipt
-from gpumond.model.program import ByteChange, Oom, OomPool, Program, ScopeKept
+from gpumond.model.program import (
+    ByteChange,
+    Call,
+    LiveClasses,
+    Oom,
+    OomPool,
+    Program,
+    RecentMemory,
+    ScopeKept,
+    ThreadStack,
+)
 from gpumond.model.snapshot import DeviceReading, Fault, XidErrors
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -139,7 +149,50 @@ def test_oom_event_has_the_details_of_its_snapshot():
         "largest_free_bytes": 512,
         "occurred_at": 999_999.5,
         "kept_bytes epoch": GIB,
+        "advice": "set PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11) to expandable_segments:True",
     }
+
+
+def test_oom_event_has_the_line_the_threads_and_the_classes():
+    library = Call("/venv/lib/python3.11/site-packages/torch/nn/functional.py", 9, "linear")
+    own = Call("/home/a/train.py", 31, "step")
+    oom = make_oom(
+        device_uuid=UUID,
+        pools=(OomPool(allocator="torch", device_uuid=UUID, live_bytes=GIB, cached_bytes=0, stranded_bytes=0),),
+        stack=(library, own, Call("/home/a/train.py", 50, "main")),
+        threads=(ThreadStack("loader", (own,)),),
+        open_scopes=("epoch", "epoch/forward"),
+        recent=RecentMemory((60.0, 1.0), (GIB // 4, GIB // 2), (GIB, GIB)),
+        classes=tuple(
+            LiveClasses(
+                allocator="torch",
+                device_uuid=uuid,
+                live_bytes=GIB,
+                parameters_bytes=1,
+                gradients_bytes=0,
+                optimizer_bytes=0,
+                buffers_bytes=4,
+                tensors_bytes=5,
+                activations_bytes=GIB - 10,
+            )
+            for uuid in (UUID, "GPU-b")
+        ),
+    )
+    report = make_report()
+    (event,) = between(
+        make_frame(reports=(report,)), make_frame(reports=(replace(report, program=Program(ooms=(oom,))),))
+    )
+    assert "ran out of memory on GPU 0 at /home/a/train.py:31 step: 1.0 GiB live" in event.summary
+    details = dict(event.details)
+    assert details["line"] == "/home/a/train.py:31 step"
+    assert str(details["stack"]).endswith("linear < /home/a/train.py:31 step < /home/a/train.py:50 main")
+    assert details["thread loader"] == "/home/a/train.py:31 step"
+    assert details["open_scopes"] == "epoch, epoch/forward"
+    assert (details["recent_seconds"], details["recent_growth_bytes"]) == (60.0, GIB - GIB // 4)
+    names = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activations")
+    assert [details[f"torch {name}_bytes"] for name in names] == [1, 0, 0, 4, 5, GIB - 10]
+    assert details["torch classes"] == "exact"
+    assert details["advice"] == "use a smaller batch"
 
 
 def test_oom_snapshot_in_several_reports_is_one_event():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.api.resources import holdings
+from gpumond.api.holdings import holdings
 from gpumond.engine import EngineState, Tick, advance, evaluate, observe
 from gpumond.engine.events import EventState, advance_events
 from gpumond.flush import Target

@@ -45,6 +45,28 @@ def test_equal_readings_in_different_notations_are_equal(log: str):
 
 
 @pytest.mark.parametrize(
+    "header",
+    [
+        "time,gpu_id,memory_used_mib,memory_total_mib,utilization_gpu_pct",
+        "timestamp,gpu_index,mem_used_mb,mem_total_mb,util_gpu_percent",
+        "Timestamp,GPU,GPU_Memory_Used_MB,GPU_Memory_Total_MB,gpu_utilization_pct",
+    ],
+)
+def test_names_with_units_are_those_of_other_scripts(header: str):
+    (snapshot,) = read(f"{header}\n0,1,1.5,2048,1\n")
+    (device,) = snapshot.devices
+    assert (device.uuid, device.used_bytes, device.size_bytes) == ("1", 1.5 * 2**20, 2 * GIB)
+    assert device.sensors.gpu_utilization_ratio == 0.01
+
+
+def test_log_of_an_allocator_alone_is_the_memory_of_its_device():
+    snapshots, notices = read_with_notices("step,mem_allocated_gb,mem_reserved_gb,timestamp\n0,1,2,0\n1,1,2,5\n")
+    assert used(snapshots, "gpu") == [2 * GIB, 2 * GIB]
+    assert [pool.live_bytes for report in snapshots[1].reports for pool in report.pools] == [GIB]
+    assert any("the memory of its allocator" in notice for notice in notices)
+
+
+@pytest.mark.parametrize(
     ("text", "at"),
     [
         ("1714564800", 1714564800.0),

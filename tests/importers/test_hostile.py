@@ -15,11 +15,14 @@ from gpumond.testing import make_device, make_snapshot
 from tests.importers.reading import read
 from tests.importers.test_nvidia_smi import HEADERLESS, PROCESSES, WITH_UNITS
 from tests.importers.test_prometheus import answer, series
+from tests.importers.test_smi_table import date, process, table
 
 LOGS = (
     WITH_UNITS,
     HEADERLESS,
     PROCESSES,
+    table(5, process(7, "4MiB"), at=date(0)) + table(6, at=date(1)),
+    "time,gpu_id,memory_used_mib,mem_allocated_gb,utilization_gpu_pct\n0,1,5.5,0.001,7\n1,1,6,,8\n",
     "time,uuid,pid,used_bytes,live_bytes,held_bytes,size_bytes,utilization\n0,a,7,5,1,2,9,0.5\n1,a,,6,,,,\n",
     answer(series("", 5, 6, uuid="GPU-a", pid="7"), series("DCGM_FI_DEV_FB_FREE", 5, UUID="GPU-a")),
     (to_json(make_snapshot(make_device())) + b"\n").decode(),

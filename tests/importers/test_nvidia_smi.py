@@ -162,9 +162,11 @@ def test_program_name_with_a_comma_is_complete():
         ("uuid, memory.used [MiB]\nGPU-a, 5 MiB\n", r"line 1: no column timestamp.*--interval N"),
         (
             "+-----------------------------------------+\n| NVIDIA-SMI 550 |\n",
-            r"line 1: .*default table of nvidia-smi.*record with",
+            r"line 2: a table without a date.*--interval N",
         ),
-        ("# gpu    pwr  gtemp\n# Idx      W      C\n", r"default table of nvidia-smi"),
+        ("Sat Jan 24 21:52:14 2026\n", "contains no readings"),
+        ("Sat Feb 31 21:52:14 2026\n", "is not a time"),
+        ("# gpu    pwr  gtemp\n# Idx      W      C\n", r"line 1: this is dmon, pmon or -q.*record with"),
         ("0, 5, 3\n0, 6, 3\n", r"line 1: no header, and the column memory\.used is ambiguous.*--query-gpu"),
         ("2024/05/01 12:00:00, 81559\n2024/05/01 12:00:01, 81559\n", r"the column memory\.used is ambiguous"),
         ("", "the log is empty"),

@@ -1,4 +1,4 @@
-"""Daemon that is killed at random times while rules change, flushes are requested and alerts fire."""
+"""Daemon that is killed at random times while rules and an override change, flushes are requested and alerts fire."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ rules:
 """
 
 
+OVERRIDDEN = "allocation-retries"
+
+
 @dataclass
 class Figures:
     kills: int = 0
@@ -45,6 +48,7 @@ class Killing:
         (directory / "config.yaml").write_text(CONFIG.format(url=self._hook.url))
         self._rules: dict[str, float] = {}
         self._attempted: dict[str, float | None] = {}
+        self._level = self._attempted_level = 0.0
         self._flushes = 0
         self._number = 0
         self._changes = 0
@@ -76,6 +80,10 @@ class Killing:
         for name, above in self._rules.items():
             assert kept.get(name) in (above, self._attempted.get(name)), f"{name} was acknowledged and is lost"
         self._rules, self._attempted = kept, {}
+        overrides = next(entry["overrides"] for entry in daemon.get("rules") if entry["name"] == OVERRIDDEN)
+        level = overrides["level"]["value"] if overrides else 0.0
+        assert level in (self._level, self._attempted_level), "an override was acknowledged and is lost"
+        self._level = level
         entries = daemon.get("audit?limit=100000")
         assert sum(entry["action"].startswith("rule.") for entry in entries) >= self._changes
         assert sum(entry["action"] == "flush.request" for entry in entries) >= self._flushes
@@ -108,8 +116,11 @@ class Killing:
                 rule = {"name": name, "scope": "device", "value": "used_bytes", "above": above}
                 assert ask("PUT", f"/api/v1/rules/{name}", rule) == 200
                 self._rules[name] = above
-                self._changes += 1
-                self.figures.acknowledged += 1
+                self._attempted_level = float(self._number)
+                assert ask("PUT", f"/api/v1/rules/{OVERRIDDEN}/override", {"level": self._number}) == 200
+                self._level = self._attempted_level
+                self._changes += 2
+                self.figures.acknowledged += 2
                 if (
                     ask("POST", "/api/v1/flushes", {"target": {"pid": 1}}) == 404
                 ):  # otherwise there were too many in a minute

@@ -257,6 +257,16 @@ def test_scrapes_and_probes_use_the_scheme_of_the_daemon(case: str, tls: object,
     }
 
 
+@pytest.mark.parametrize("case", ["pod monitor", "TLS"])
+def test_job_of_the_scraped_targets_is_the_one_of_the_rules(case: str):
+    found = objects(case)
+    monitors = [entry["spec"] for entry in found if entry["kind"] in ("PodMonitor", "ServiceMonitor")]
+    sources = [entry["metadata"] for entry in found if entry["kind"] == "Service"]
+    sources += [entry["spec"]["template"]["metadata"] for entry in found if entry["kind"] == "DaemonSet"]
+    assert monitors
+    assert {source["labels"][monitor["jobLabel"]] for monitor in monitors for source in sources} == {"gpumond"}
+
+
 def test_service_account_has_no_permissions():
     kinds = {entry["kind"] for case in CASES for entry in objects(case)}
     assert not [kind for kind in kinds if kind.endswith(("Role", "RoleBinding"))]

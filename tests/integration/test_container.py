@@ -277,6 +277,6 @@ def test_compose_file_scrapes_and_notifies_alertmanager(engine: Engine):
         until(lambda: answer("http://127.0.0.1:9093/api/v2/status"))
         engine("podman", "stop", "--time=5", "gpumond_demo_1")
         alerts = until(lambda: answer("http://127.0.0.1:9093/api/v2/alerts"), 300)
-        assert {alert["labels"]["alertname"] for alert in alerts} == {"daemon-down"}
+        assert {alert["labels"]["alertname"] for alert in alerts} == {"GpumondDaemonDown"}
     finally:
         engine(*compose, "down", "--volumes", "--timeout=2")

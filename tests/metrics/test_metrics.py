@@ -12,14 +12,16 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumond.api.examples import RECEIPT, SNAPSHOT
+from gpumond.api.examples import RECEIPT, REPORT, SNAPSHOT
 from gpumond.engine import EngineState, advance, observe
 from gpumond.metrics import ROWS_AT_ONCE, Exposition, Form
 from gpumond.metrics.catalogue import FAMILIES, PROCESSES_PER_DEVICE, Family
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.model.frame import Frame, Ledger, Verdict
 from gpumond.model.pools import Receipt
-from gpumond.model.snapshot import Fault, Reading, SourceState
+from gpumond.model.program import PoolLimit
+from gpumond.model.quota import EffectiveQuota
+from gpumond.model.snapshot import Fault, ProcessQuota, Reading, SourceState
 from gpumond.rules.built_in import BUILT_IN
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 from tools.docs.metrics import document
@@ -46,7 +48,10 @@ def full_frame() -> Frame:
         evidence=(("slope", 1.0),),
         time_to_oom_seconds=3840.0,
     )
-    return Frame(frame.snapshot, frame.ledger, (leak,), frame.alerts)
+    report = replace(REPORT, limits=(PoolLimit("torch", uuid, 40 * GIB, "training"),))
+    quota = EffectiveQuota(soft_bytes=30 * GIB, soft_quota="training", limit_bytes=40 * GIB, limit_quota="training")
+    quotas = (ProcessQuota(pid=report.pid, start_ticks=report.start_ticks, quota=quota),)
+    return Frame(replace(frame.snapshot, reports=(report,), quotas=quotas), frame.ledger, (leak,), frame.alerts)
 
 
 def busy_telemetry(receipt: Receipt) -> Telemetry:

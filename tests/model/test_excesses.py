@@ -165,3 +165,21 @@ def test_claims_of_one_program_change_no_line_of_another():
 
 def lines_of(snapshot: Snapshot, pid: int | None) -> list[tuple[str, int]]:
     return [(line.share, line.used_bytes) for line in attribute(snapshot).lines if line.pid == pid]
+
+
+def test_agents_of_a_uid_share_its_number_of_pools():
+    pools = tuple(make_pool(allocator=f"a{number}", live=1) for number in range(20))
+    reports = tuple(make_report(pid=10 + number, uid=1000, pools=pools) for number in range(64))
+    other = make_report(pid=9, uid=1001, pools=pools)
+    snapshot = snapshot_after(None, reading_of(make_device(used_bytes=GIB)), (*reports, other))
+    *shared, kept = snapshot.reports
+    assert kept.pools == pools
+    for report in shared:
+        assert [pool.allocator for pool in report.pools] == [*(f"a{number}" for number in range(16)), "other"]
+        assert sum(pool.live_bytes for pool in report.pools) == 20
+
+
+def test_uid_below_its_number_of_pools_keeps_them_all():
+    pools = tuple(make_pool(allocator=f"a{number}", live=1) for number in range(32))
+    reports = tuple(make_report(pid=10 + number, pools=pools) for number in range(32))
+    assert snapshot_after(None, reading_of(make_device(used_bytes=GIB)), reports).reports == reports

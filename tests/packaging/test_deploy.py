@@ -36,18 +36,21 @@ from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.cli.rules import run_file
 from gpumond.collector.supervisor import DEADLINE_SECONDS
 from gpumond.config import Settings, load
+from gpumond.config.quota_registry import MAX_QUOTAS
 from gpumond.config.rule_registry import MAX_RULES
 from gpumond.daemon.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
 from gpumond.daemon.listener import HEAD_SECONDS
+from gpumond.daemon.quota_limits import SENT_PER_HOUR
 from gpumond.engine import EngineState, advance
 from gpumond.flush import COOLDOWN_SECONDS, RECEIPTS_KEPT
+from gpumond.flush.admissions import IN_TOTAL, PER_OWNER
 from gpumond.history import MAX_PROCESSES
 from gpumond.host.fd_limits import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_connections_of_user
 from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
 from gpumond.metrics import MAX_SERIES, Exposition, Form
 from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
 from gpumond.metrics.telemetry import MAX_WORKLOADS, Telemetry
-from gpumond.model.claims import MAX_POOLS, MAX_REPORTED_POOLS
+from gpumond.model.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
 from gpumond.model.program import SCOPES
 from gpumond.model.units import seconds
 from gpumond.protocol.messages import MAX_MESSAGE_BYTES
@@ -61,6 +64,11 @@ from tools.docs.rules import document
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 FLEET_ONLY = {"daemon-down", "readings-stale"}
+
+
+def alert_name(rule: str) -> str:
+    """Return the name of a rule's alert in Prometheus: GpumondDeviceNearlyFull for device-nearly-full."""
+    return "Gpumond" + "".join(word.capitalize() for word in rule.split("-"))
 
 
 def groups() -> list[dict[str, Any]]:
@@ -89,12 +97,12 @@ def test_amtool_accepts_the_alertmanager():
 
 
 def test_both_sets_have_the_same_names():
-    assert ALERTS.keys() - FLEET_ONLY == {rule.name for rule in BUILT_IN}
+    assert ALERTS.keys() == {*map(alert_name, FLEET_ONLY), *(alert_name(rule.name) for rule in BUILT_IN)}
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
 def test_both_sets_have_the_same_levels(rule: Rule):
-    other = ALERTS[rule.name]
+    other = ALERTS[alert_name(rule.name)]
     sign, level = (">", rule.above) if rule.above is not None else ("<", rule.below)
     levels = [float(number) for number in re.findall(rf" {sign} (\d+(?:\.\d+)?)", other["expr"])]
     assert level in levels
@@ -105,13 +113,30 @@ def test_both_sets_have_the_same_levels(rule: Rule):
     assert other["labels"] == dict(rule.labels)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in BUILT_IN if rule.scope in ("process", "pool")], ids=lambda r: r.name)
-def test_alerts_on_a_process_have_a_test_in_which_it_ends(rule: Rule):
-    assert "keep_firing_for" not in ALERTS[rule.name]
+@pytest.mark.parametrize("rule", [rule for rule in BUILT_IN if rule.scope != "daemon"], ids=lambda r: r.name)
+def test_alerts_have_a_test_in_which_their_subject_ends(rule: Rule):
+    name = alert_name(rule.name)
+    assert "keep_firing_for" not in ALERTS[name]
     content = yaml.safe_load((DEPLOY / "prometheus/gpumond.rules.test.yaml").read_text())
-    (ends,) = [test for test in content["tests"] if test["name"] == "process-ends"]
-    checks = [(c["eval_time"], bool(c["exp_alerts"])) for c in ends["alert_rule_test"] if c["alertname"] == rule.name]
+    end = "device-removed" if rule.scope == "device" else "process-ends"
+    (ends,) = [test for test in content["tests"] if test["name"] == end]
+    checks = [
+        (check["eval_time"], bool(check["exp_alerts"]))
+        for check in ends["alert_rule_test"]
+        if check["alertname"] == name
+    ]
     assert checks == [("19m45s", True), ("20m", False)]
+
+
+def test_alerts_with_a_window_require_their_subject():
+    """A window has a value after its series ended."""
+    windows = {
+        name: rule["expr"]
+        for name, rule in ALERTS.items()
+        if re.search(r"\[\w+(:\w+)?\]|time\(\) - .* < ", rule["expr"])
+    }
+    assert windows
+    assert [name for name, text in windows.items() if "and on (job, instance, " not in text] == []
 
 
 def test_alerts_have_a_test_that_fires_them_and_one_that_does_not():
@@ -125,8 +150,9 @@ def test_alerts_have_a_runbook():
     text = (ROOT / "docs/how-to/runbooks.md").read_text()
     sections = set(re.findall(r"^## (\S+)$", text, re.MULTILINE))
     for name, rule in ALERTS.items():
-        assert rule["annotations"]["runbook_url"] == f"docs/how-to/runbooks.md#{name}"
-        assert name in sections
+        page, _, section = rule["annotations"]["runbook_url"].partition("#")
+        assert (page, alert_name(section)) == ("docs/how-to/runbooks.md", name)
+        assert section in sections
 
 
 def test_documentation_of_rules_is_current():
@@ -244,7 +270,7 @@ def section(text: str, title: str) -> str:
     return after.partition("\n## ")[0]
 
 
-@pytest.mark.parametrize("name", ALERTS)
+@pytest.mark.parametrize("name", [*(rule.name for rule in BUILT_IN), *sorted(FLEET_ONLY)])
 def test_runbook_has_symptom_cause_and_remedy(name: str):
     text = section(document_text("how-to/runbooks.md"), name)
     assert [word for word in ("**Symptom:**", "**Cause:**", "**Remedy:**") if word not in text] == []
@@ -273,10 +299,12 @@ STATED = {
     "age of a report; time without a message": f"{LIMITS.stale_seconds:g} s; {LIMITS.idle_seconds:g} s",
     "messages and bytes of one uid": f"{LIMITS.messages_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
     "pools of one agent": f"{MAX_POOLS}",
+    "pools of all agents of one uid": f"{MAX_POOLS_OF_UID:,}, then an equal share for each agent",
     "pools of one message": f"{MAX_REPORTED_POOLS}",
     "scopes of one program": f"{SCOPES} names",
     "commands that an agent carries out": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",
     "flushes of one program": f"one each {COOLDOWN_SECONDS:g} s",
+    "limits that quotas set in programs of one user": f"{SENT_PER_HOUR} an hour",
     "flushes of one caller": f"{FLUSHES_PER_MINUTE} a minute",
     "wrong tokens or passwords of one user": f"{FAILURES_PER_MINUTE} a minute",
     "HTTP connections": f"{MAX_CONNECTIONS}, {http_connections_of_user(MAX_CONNECTIONS)} of one user",
@@ -287,6 +315,7 @@ STATED = {
     "unread answers": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB of one user",
     "a request's head; its body": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s; {MAX_BODY_BYTES // KIB} KiB",
     "streams of events": f"{MAX_STREAMS}",
+    "requests for memory (`gpumond run --need`)": f"{PER_OWNER} of one user, {IN_TOTAL} in all",
     "previews of rules": f"{MAX_PREVIEWS} in progress, one of a user",
     "series of processes": f"{PROCESSES_PER_DEVICE} processes a device",
     "workloads with counts of flushes": f"{MAX_WORKLOADS}",
@@ -298,6 +327,7 @@ STATED = {
     "a silence": f"{MAX_MATCHERS} matchers, {MAX_VALUE} characters of a value, {silences.MAX_EXPRESSION} of a regular "
     f"expression and {silences.MAX_EXPRESSIONS} of all, {silences.MAX_SECONDS / 86400:g} days",
     "changes of silences by one caller; test messages": f"{SILENCES_PER_MINUTE} a minute; {RECEIVER_TESTS_PER_MINUTE}",
+    "quotas over the API": f"{MAX_QUOTAS}",
     "baselines": f"{MAX_BASELINES}",
     "receipts, events in memory": f"{RECEIPTS_KEPT} each",
     "the audit (administrators; each other user); receipts; past alerts": f"{BOUNDS.max_entries:,}; "

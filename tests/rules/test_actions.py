@@ -73,6 +73,22 @@ def make_receipt(released: int, **fields: Any) -> Receipt:
     return replace(receipt, **fields)
 
 
+def test_program_without_cache_is_asked_to_end_and_flushed_otherwise_not():
+    idle = wasting(cached=0)
+    assert pids(make_rule(), idle) == []
+    assert pids(make_rule(request_end=True), idle) == [10]
+    assert pids(make_rule(request_end=True), replace(idle, flush_policy="never")) == []
+
+
+def test_results_of_requests_to_end_are_in_the_annotation():
+    (order,), tracks = decide([make_rule(request_end=True)], [ALERT], [wasting()], {}, 1000.0)
+    tracks = conclude(tracks, order, [make_receipt(GIB)], "", ["train (pid 10) was asked to end"])
+    (alert,) = annotate([ALERT], tracks)
+    note = dict(alert.annotations)[ANNOTATION]
+    assert note.startswith("flushed train: 1.0 GiB released")
+    assert note.endswith("; train (pid 10) was asked to end")
+
+
 def pids(rule: Rule, *reports: AgentReport, alert: Alert = ALERT, tracks: Tracks | None = None) -> list[int]:
     flush_requests, _ = decide([rule], [alert], reports, tracks or {}, 1000.0)
     return [pid for flush_request in flush_requests for pid in flush_request.pids]

@@ -61,6 +61,90 @@ def test_rule_created_over_http_fires_is_stored_and_audited(start: Callable[...,
     assert (verified.returncode, "intact" in verified.stdout) == (0, True)
 
 
+def changed(daemon: RunningDaemon, method: str, route: str, body: object = None) -> int:
+    """Return the status of a request with the daemon's token."""
+    token = (daemon.directory / "token").read_text().strip()
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{daemon.url}/api/v1/{route}", data, headers, method=method)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return int(answer.status)
+
+
+def overrides(daemon: RunningDaemon, name: str) -> dict[str, tuple[str, object]]:
+    entry = daemon.get(f"rules/{name}")
+    return {field: (each["origin"], each["value"]) for field, each in entry["overrides"].items()}
+
+
+def test_override_is_in_effect_and_survives_a_kill(start: Callable[..., RunningDaemon]):
+    """The device is empty: its use is above 0 only with the override, which lowers the level below 0."""
+    daemon = start()
+    route = "rules/device-nearly-full/override"
+    assert changed(daemon, "PUT", route, {"level": -1, "for": 0, "severity": "critical"}) == 200
+    until(lambda: "device-nearly-full" in firing(daemon))
+    (alert,) = [each for each in daemon.get("alerts") if each["rule"] == "device-nearly-full"]
+    assert dict(alert["labels"])["severity"] == "critical"
+    daemon.process.kill()
+    daemon.process.wait()
+    again = start()
+    assert overrides(again, "device-nearly-full") == {
+        "level": ("api", -1),
+        "for": ("api", 0),
+        "severity": ("api", "critical"),
+    }
+    until(lambda: "device-nearly-full" in firing(again))
+    assert changed(again, "DELETE", route) == 204
+    until(lambda: "device-nearly-full" not in firing(again))
+    again.process.kill()
+    again.process.wait()
+    assert overrides(start(), "device-nearly-full") == {}
+
+
+def test_overrides_of_the_file_are_reloaded(start: Callable[..., RunningDaemon], tmp_path: Path):
+    daemon = start()
+    file = tmp_path / "gpumond.yaml"
+    file.write_text("rule_overrides: {device-nearly-full: {level: -1, for: 0}, leak: {enabled: false}}\n")
+    assert request_json(daemon, "/-/reload", {})[0] == 200
+    until(lambda: "device-nearly-full" in firing(daemon))
+    assert overrides(daemon, "device-nearly-full") == {"level": ("file", -1), "for": ("file", 0)}
+    assert daemon.get("rules/leak")["enabled"] is False
+    file.write_text("rule_overrides: {leak: {nothing: 1}}\n")
+    assert request_json(daemon, "/-/reload", {})[0] == 422
+    assert overrides(daemon, "leak") == {"enabled": ("file", False)}
+    file.write_text("{}\n")
+    assert request_json(daemon, "/-/reload", {})[0] == 200
+    until(lambda: "device-nearly-full" not in firing(daemon))
+    assert (overrides(daemon, "leak"), daemon.get("rules/leak")["enabled"]) == ({}, True)
+
+
+def test_command_line_overrides_and_restores_a_rule(start: Callable[..., RunningDaemon]):
+    daemon = start()
+    made = daemon.run("rules", "override", "device-nearly-full", "--level", "90%", "--for", "5m")
+    assert (made.returncode, made.stderr) == (0, "")
+    cells = [cell.strip() for cell in made.stdout.splitlines()[1].split("  ") if cell.strip()]
+    assert cells == [
+        "device-nearly-full",
+        "built-in",
+        "device used_ratio above 90.0 %",
+        "300 s",
+        "warning",
+        "level 90.0 % (api; default 80.0 %), for 300 s (api; default 60 s)",
+    ]
+    assert daemon.run("rules", "override", "leak", "--disable").returncode == 0
+    lines = {line.split()[0]: line for line in daemon.run("rules", "list").stdout.splitlines()}
+    assert "enabled false (api; default true)" in lines["leak"]
+    assert " disabled " in lines["leak"]
+    entries = {entry["name"]: entry for entry in json.loads(daemon.run("rules", "list", "--json").stdout)}
+    assert (entries["leak"]["enabled"], entries["device-lost"]["overrides"]) == (False, {})
+    restored = json.loads(daemon.run("rules", "restore", "leak", "--json").stdout)
+    assert (restored["enabled"], restored["overrides"]) == (True, {})
+    again = daemon.run("rules", "restore", "leak")
+    assert (again.returncode, "leak is not overridden over the API" in again.stderr) == (1, True)
+    for options, text in (((), "expected at least one of"), (("--for", "soon"), "expected a duration")):
+        wrong = daemon.run("rules", "override", "leak", *options)
+        assert (wrong.returncode, text in wrong.stderr) == (1, True)
+
+
 def test_resolved_alerts_survive_a_crash(
     start: Callable[..., RunningDaemon],
 ):

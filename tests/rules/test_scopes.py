@@ -28,6 +28,9 @@ ENGINE = EngineReading(
     running=0,
     waiting=2,
     kv_cache_used_ratio=0.04,
+    kv_cache_bytes=50 * GIB,
+    held_bytes=70 * GIB,
+    age_seconds=0.5,
     asleep=False,
     idle_seconds=1800.0,
     processes=(EngineProcess(42, 100),),
@@ -64,17 +67,29 @@ def test_documented_values_and_words_exist_for_each_row(scope: Scope):
 
 @pytest.mark.parametrize("scope", VALUES)
 def test_name_of_a_value_ends_in_its_unit(scope: Scope):
-    suffixes = {"bytes": "_bytes", "bytes/s": "_bytes_per_second", "seconds": "_seconds", "ratio": "_ratio"}
+    suffixes = {unit: f"_{unit}" for unit in ("bytes", "seconds", "ratio", "celsius", "hertz", "watts", "joules")}
+    suffixes["bytes/s"] = "_bytes_per_second"
     for name, unit in UNITS[scope].items():
         assert [each for each, suffix in suffixes.items() if name.endswith(suffix)] == [unit] * (unit in suffixes)
 
 
 @pytest.mark.parametrize(
     ("unit", "text"),
-    [("bytes", "5.0 GiB"), ("bytes/s", "300.0 GiB/min"), ("seconds", "1 h"), ("ratio", "50.0 %"), ("count", "3")],
+    [
+        ("bytes", "5.0 GiB"),
+        ("bytes/s", "300.0 GiB/min"),
+        ("seconds", "1 h"),
+        ("ratio", "50.0 %"),
+        ("count", "3"),
+        ("celsius", "83 °C"),
+        ("hertz", "1980 MHz"),
+        ("watts", "699.5 W"),
+        ("joules", "7 J"),
+    ],
 )
 def test_value_is_formatted_with_its_unit(unit: Unit, text: str):
-    assert readable(unit, {"seconds": 3600.0, "ratio": 0.5, "count": 3.0}.get(unit, 5.0 * GIB)) == text
+    values = {"seconds": 3600.0, "ratio": 0.5, "count": 3.0, "celsius": 83.0, "hertz": 1.98e9, "watts": 699.5}
+    assert readable(unit, (values | {"joules": 7.0}).get(unit, 5.0 * GIB)) == text
 
 
 @pytest.mark.parametrize(
@@ -99,6 +114,16 @@ def test_advice_on_fragmentation_names_the_variable_of_the_programs_pytorch_vers
     )
     words = {**found.texts(found.rows[0]), "value": "", "level": ""}
     assert f"set {name}=expandable_segments:True for torch" in dict(rule.annotations)["summary"].format(**words)
+
+
+@pytest.mark.parametrize(("stranded", "ends"), [(0, "hold memory there"), (8 * GIB, " to expandable_segments:True")])
+def test_alert_of_an_out_of_memory_error_ends_with_the_advice_that_applies(stranded: int, ends: str):
+    rule = next(rule for rule in BUILT_IN if rule.name == "out-of-memory")
+    report = make_report(42, (make_pool(live=GIB, stranded=stranded),))
+    snapshot = make_snapshot(make_device(used_bytes=40 * GIB), reports=(report,))
+    found = subjects("pool", advanced(snapshot))
+    words = {**found.texts(found.rows[0]), "value": "", "level": ""}
+    assert dict(rule.annotations)["summary"].format(**words).endswith(ends)
 
 
 def test_verdict_is_a_value_of_its_process_and_its_device():
@@ -166,6 +191,10 @@ def test_values_of_an_engine():
         "waiting_requests": 2,
         "kv_cache_used_ratio": 0.04,
         "kv_cache_idle_used_bytes": 30 * GIB,
+        "kv_cache_bytes": 50 * GIB,
+        "held_bytes": 70 * GIB,
+        "models": 1.0,
+        "state_age_seconds": 0.5,
         "asleep": 0.0,
     }
     assert values_of(replace(ENGINE, kv_cache_used_ratio=0.5))["kv_cache_idle_used_bytes"] == 0.0

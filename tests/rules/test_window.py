@@ -12,8 +12,9 @@ from gpumond.model.program import Program
 from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot, XidErrors
 from gpumond.rules import Rule
 from gpumond.rules.built_in import BUILT_IN
+from gpumond.rules.counters import WINDOW_SECONDS
 from gpumond.rules.scopes import RuleContext, subjects
-from gpumond.rules.window import WINDOW_SECONDS, RuleWindow, remember
+from gpumond.rules.window import RuleWindow, remember
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
 DEVICE = make_device(used_bytes=40 * GIB)

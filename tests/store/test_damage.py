@@ -43,6 +43,7 @@ SILENCE = Silence(
 )
 TABLES = {
     "rules": "body",
+    "rule_overrides": "body",
     "audit": "detail",
     "user_audit": "detail",
     "receipts": "body",
@@ -61,6 +62,7 @@ async def fill(store: Store) -> None:
     for number in range(3):
         name = f"rule-{number}"
         await store.put_rule(name, written(replace(BUILT_IN[0], name=name)), "token")
+        await store.put_override(BUILT_IN[number].name, {"level": number}, "token")
         await store.audit("uid:4711", "flush.request", {"number": number})
         await store.audit("rule:full", "action", {"labels": [["alertname", f"full-{number}"]]})
         alert = replace(ALERT, labels=(("alertname", f"full-{number}"),))
@@ -115,6 +117,7 @@ async def start(store: Store) -> dict[str, int]:
     book = RuleRegistry(BUILT_IN, (), store)
     await read("wrong", book.load)
     found["rules"] = len([entry for entry in book.entries() if entry.origin == "api"])
+    found["rule_overrides"] = len([entry for entry in book.entries() if entry.overrides])
     return found
 
 

@@ -27,6 +27,21 @@ def test_rule_survives_a_restart_with_its_etag(path: Path):
     assert with_store(path, lambda store: store.rules()) == {"full": (etag, {"above": 0.9})}
 
 
+def test_override_survives_a_restart_and_is_in_the_audit(path: Path):
+    async def work(store: Store) -> None:
+        await store.put_override("leak", {"level": 1.0}, "token")
+        await store.put_override("leak", {"for": 60.0, "enabled": False}, "token")
+        await store.put_override("idle-holder", {"severity": "warning"}, "token")
+        await store.delete_override("idle-holder", "token")
+        with pytest.raises(NoSuchRule):
+            await store.delete_override("idle-holder", "token")
+
+    with_store(path, work)
+    assert with_store(path, lambda store: store.overrides()) == {"leak": {"for": 60.0, "enabled": False}}
+    actions = [entry.action for entry in with_store(path, lambda store: store.audit_entries())]
+    assert actions == ["rule.override"] * 3 + ["rule.restore"]
+
+
 def test_store_is_readable_by_its_user_only(path: Path):
     with_store(path, lambda store: store.audit("token", "reload", {}))
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gpumond.api.resources import StatedCondition, StatedFault, WholeFrame, holdings
+from gpumond.api.holdings import holdings
+from gpumond.api.resources import StatedCondition, StatedFault, WholeFrame
 from gpumond.engine.attribution import attribute
 from gpumond.model.frame import Alert, Frame, Verdict
 from gpumond.model.snapshot import DeviceReading

@@ -11,7 +11,9 @@ from gpumond.api.resources import StatedCondition, StatedFault
 from gpumond.cli.status import process_table
 from gpumond.model.engines import EngineProcess, EngineReading
 from gpumond.model.frame import Alert, Verdict
-from gpumond.model.snapshot import SourceState
+from gpumond.model.program import PoolLimit
+from gpumond.model.quota import EffectiveQuota
+from gpumond.model.snapshot import ProcessQuota, SourceState
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report
 from gpumond.top.details import described
 from gpumond.top.ledger import device_lines, flush_estimate
@@ -72,6 +74,21 @@ def test_unmapped_bytes_are_shown_where_there_are_any():
         assert ("UNMAPPED" in table) is shown
         assert ("15.0 GiB" in table) is shown
     assert "unmapped 15.0 GiB" in described(train, None, 80).plain
+
+
+def test_limit_and_quota_are_shown_where_there_are_any():
+    pool = make_pool(live=20 * GIB)
+    report = replace(make_report(10, (pool,)), limits=(PoolLimit(pool.allocator, pool.device_uuid, 30 * GIB, "team"),))
+    quota = EffectiveQuota(soft_bytes=25 * GIB, soft_quota="small", limit_bytes=30 * GIB, limit_quota="team")
+    quotas = (ProcessQuota(pid=report.pid, start_ticks=report.start_ticks, quota=quota),)
+    limited, free = view(busy_frame(reports=(report,), quotas=quotas)), view(busy_frame())
+    for seen, shown in ((limited, True), (free, False)):
+        table = process_table(seen)
+        assert ("LIMIT" in table) is shown
+        assert ("30.0 GiB" in table) is shown
+        details = described(seen.processes[0], None, 80).plain
+        assert ("limit 30.0 GiB\n" in details) is shown
+        assert ("quota soft limit 25.0 GiB (small), limit 30.0 GiB (team)" in details) is shown
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,10 @@ is relative to the working directory of the daemon. Settings without *reload* re
 """
 
 FOOTER = """
-[Rules](rules.md#write-a-rule) describes the keys of a rule, [Receivers](plugins.md#receivers-of-alerts) lists the keys
-of a receiver, [Release the memory of serving engines](../how-to/engines/index.md) the keys of an engine, and
-[Configure access](../how-to/access.md) describes the files of `web_config` and `tokens_file`.
+[Rules](rules.md#write-a-rule) describes the keys of a rule, [Quotas](../how-to/quotas.md) those of a quota,
+[Receivers](plugins.md#receivers-of-alerts) lists the keys of a receiver, [Release the memory of serving
+engines](../how-to/engines/index.md) the keys of an engine, and [Configure access](../how-to/access.md) describes the
+files of `web_config` and `tokens_file`.
 
 ## Example
 
@@ -45,6 +46,8 @@ listen: 127.0.0.1:9917
 interval: 1s
 retention: 90d
 disabled_rules: [idle-holder]
+rule_overrides:
+  xid-errors: {severity: critical}     # level, for, severity, enabled
 receivers:
   - {name: log, type: log}
   - {name: alertmanager, type: alertmanager, url: "http://127.0.0.1:9093"}
@@ -105,8 +108,8 @@ def rows() -> Iterator[str]:
 
 
 def kind(field: FieldInfo) -> str:
-    if isinstance(field.default, tuple):
-        return "list"
+    if isinstance(field.default, (tuple, dict)):
+        return "list" if isinstance(field.default, tuple) else "keys and values"
     named = (argument for argument in (field.annotation, *get_args(field.annotation)) if argument in TYPES)
     text = TYPES.get(next(named, None)) or " or ".join(f"`{value}`" for value in literals(field.annotation))
     bounds = {key: getattr(part, key) for part in field.metadata for key in ("ge", "le") if hasattr(part, key)}
@@ -124,7 +127,7 @@ def literals(annotation: object) -> Iterator[str]:
 
 def default(field: FieldInfo) -> str:
     match field.default:
-        case None | ():
+        case None | () | dict():
             return ""
         case bool(value):
             return f"`{value}`".lower()

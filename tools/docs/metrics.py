@@ -22,6 +22,21 @@ result of a flush), `gpumond_verdict`, `gpumond_alerts` and `gpumond_driver_up`.
 Sums over devices count a MIG device and its instances twice; exclude the instances with
 `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
 
+`gpumond_process_info` names the owner of each process. Used memory by a label of the pods, which kube-state-metrics
+exports if its option `--metric-labels-allowlist` permits the label:
+
+```promql
+sum by (label_team) (
+    sum by (pod, namespace) (
+        gpumond_process_memory_used_bytes * on (job, instance, pid) group_left (pod, namespace)
+        label_replace(label_replace(max by (job, instance, pid, pod_name, pod_namespace) (
+            gpumond_process_info{pod_name!=""}
+        ), "pod", "$1", "pod_name", "(.*)"), "namespace", "$1", "pod_namespace", "(.*)")
+    )
+    * on (pod, namespace) group_left (label_team) max by (pod, namespace, label_team) (kube_pod_labels)
+)
+```
+
 ## Metrics of the current frame
 
 | name | type | labels | meaning |
@@ -30,6 +45,9 @@ Sums over devices count a MIG device and its instances twice; exclude the instan
 
 OWN = """
 ## Metrics of the daemon
+
+`python_info` and `process_*` (processor time, memory, file descriptors, start) are those of the daemon's process, as in
+other Python exporters; `gpumond_collector_process_*` are the same metrics of the process that reads the driver.
 
 | name | type | labels | meaning |
 |---|---|---|---|

@@ -1,8 +1,9 @@
 """Adapters for the allocators of the program that the agent runs in. An adapter never imports its library.
 
-An adapter is a class of `AllocatorAdapter`, plus one base class for each optional capability that it has: `Finishable`,
-`HostPoolReporting`, `LargestFreeReporting`, `Limitable`, `MainThreadBound`, `OomObservable`, `RetentionReporting`,
-`Snapshottable`. The agent tests for a capability with `isinstance` and looks up no other member.
+An adapter is a class of `AllocatorAdapter`, plus one base class for each optional capability that it has:
+`ClassReporting`, `Finishable`, `HistoryRecording`, `HostPoolReporting`, `LargestFreeReporting`, `Limitable`,
+`MainThreadBound`, `OomObservable`, `RetentionReporting`, `Snapshottable`, `TensorTracking`. The agent tests for a
+capability with `isinstance` and looks up no other member.
 
 To add one: write ``adapters/NAME.py`` with the class and a function ``adapter()`` that returns it, or None while there
 is nothing to read, and add its `AdapterSpec` to ``ADAPTERS``: search, errors, ``gpumond doctor`` and
@@ -18,10 +19,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gpumond.model.pools import HostPool, PoolUsage, StepResult
-from gpumond.model.program import AppliedLimit
+from gpumond.model.program import AppliedLimit, Dump, LiveClasses, Site
 
 if TYPE_CHECKING:
     from gpumond.agent import cuda as cuda_module
+    from gpumond.agent.retention import Tracked
 
 
 class AdapterSpec:
@@ -160,6 +162,28 @@ class Snapshottable(Protocol):
 
 
 @runtime_checkable
+class HistoryRecording(Protocol):
+    """An adapter whose library can record the stacks of its allocations."""
+
+    def start_history(self) -> None:
+        """Turn the record on. Raises FlushRefused, also if the program records by itself."""
+
+    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
+        """Turn the record off. ``write`` pickles the library's snapshot to a file.
+
+        Return the file, live memory by site, and the live bytes that were allocated before the record.
+        """
+
+
+@runtime_checkable
+class TensorTracking(Protocol):
+    """An adapter whose library has Python objects for its memory."""
+
+    def tracked_tensors(self) -> Sequence[Tracked]:
+        """Return all of them that are on a device. It may take some tens of milliseconds."""
+
+
+@runtime_checkable
 class OomObservable(Protocol):
     """An adapter whose library can report an out-of-memory error before it raises it."""
 
@@ -173,6 +197,14 @@ class LargestFreeReporting(Protocol):
 
     def largest_free_bytes(self) -> Mapping[str, int]:
         """Return the size of the largest free block by device UUID; empty if the search would take too long."""
+
+
+@runtime_checkable
+class ClassReporting(Protocol):
+    """An adapter whose library has Python objects for its memory, by which live bytes can be classified."""
+
+    def live_classes(self, seconds: float) -> Sequence[LiveClasses]:
+        """Return the classes of live bytes by device, within a time limit; empty while nothing is live."""
 
 
 @runtime_checkable

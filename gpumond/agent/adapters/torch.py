@@ -17,7 +17,9 @@ from typing import Any
 from gpumond.agent import cuda
 from gpumond.agent.adapters import (
     AllocatorAdapter,
+    ClassReporting,
     FlushRefused,
+    HistoryRecording,
     HostPoolReporting,
     LargestFreeReporting,
     Limitable,
@@ -25,7 +27,10 @@ from gpumond.agent.adapters import (
     OomObservable,
     RetentionReporting,
     Snapshottable,
+    TensorTracking,
     drm_devices,
+    torch_classes,
+    torch_history,
 )
 from gpumond.agent.adapters.python_owners import retained_by_trim
 from gpumond.agent.adapters.torch_formulas import (
@@ -37,10 +42,12 @@ from gpumond.agent.adapters.torch_formulas import (
     from_async_stats,
     from_snapshot,
     from_stats,
+    usage,
 )
 from gpumond.agent.adapters.torch_unmapped import NOTHING, UnmappedBytes, UnmappedSegments
+from gpumond.agent.retention import Tracked
 from gpumond.model.pools import HostPool, PoolUsage, Reclaimable, StepResult
-from gpumond.model.program import AppliedLimit
+from gpumond.model.program import AppliedLimit, Dump, LiveClasses, Site
 
 SNAPSHOT_BLOCKS = 50_000
 """Largest snapshot: it holds the allocator's lock and the GIL for some microseconds for each block."""
@@ -53,6 +60,8 @@ CONFIGURATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_A
 
 class TorchAdapter(
     AllocatorAdapter,
+    ClassReporting,
+    HistoryRecording,
     HostPoolReporting,
     LargestFreeReporting,
     Limitable,
@@ -60,6 +69,7 @@ class TorchAdapter(
     OomObservable,
     RetentionReporting,
     Snapshottable,
+    TensorTracking,
 ):
     name = "torch"
     main_thread_steps = frozenset(("workspaces", "plans"))
@@ -111,12 +121,12 @@ class TorchAdapter(
                 own = unmapped.get(ordinal, NOTHING)
                 statistics, asleep = statistics.without(own), own.held
             if snapshot is not None:
-                pools.append(_usage(uuid, statistics, snapshot.get(ordinal, Reclaimable(0, 0, 0)), asleep))
+                pools.append(usage(uuid, statistics, snapshot.get(ordinal, Reclaimable(0, 0, 0)), asleep))
                 continue
             key = (statistics, expandable, asleep)
             if ordinal not in self._last or self._last[ordinal][0] != key:
                 reclaimable = from_stats(statistics, expandable) if native else from_async_stats(statistics)
-                self._last[ordinal] = key, _usage(uuid, statistics, reclaimable, asleep)
+                self._last[ordinal] = key, usage(uuid, statistics, reclaimable, asleep)
             pools.append(self._last[ordinal][1])
         return tuple(pools)
 
@@ -208,6 +218,10 @@ class TorchAdapter(
         """Write the pickle for pytorch.org/memory_viz with PyTorch's own function. It contains the history if the
         program records one.
         """
+        self._check_snapshot(guarded)
+        self._cuda.memory._dump_snapshot(path)
+
+    def _check_snapshot(self, guarded: bool) -> None:
         if not self._cuda.is_initialized():
             raise FlushRefused("CUDA is not initialised")
         if self._cuda.get_allocator_backend() != "native":
@@ -218,7 +232,18 @@ class TorchAdapter(
             )
         if guarded and (blocks := self._blocks()) > SNAPSHOT_BLOCKS:
             raise FlushRefused(f"{blocks} blocks would stall the program; call snapshot() in the program")
-        self._cuda.memory._dump_snapshot(path)
+
+    def start_history(self) -> None:
+        self._check_snapshot(guarded=True)
+        torch_history.start(self._cuda.memory)
+
+    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
+        memory = self._cuda.memory
+        try:
+            snapshot = memory._snapshot()
+        finally:
+            torch_history.stop(memory)
+        return write(snapshot), *torch_history.sites(snapshot["segments"])
 
     @contextmanager
     def _on_live_device(self) -> Iterator[None]:
@@ -305,6 +330,25 @@ class TorchAdapter(
                 largest[uuid] = max(largest.get(uuid, 0), *free, 0)
         return largest
 
+    def live_classes(self, seconds: float) -> Sequence[LiveClasses]:
+        if not self._cuda.is_initialized():
+            return ()
+        live = {
+            ordinal: current(self._c._cuda_memoryStats(ordinal), "allocated_bytes")
+            for ordinal in range(self._device_count())
+        }
+        if not any(live.values()):
+            return ()
+        found = torch_classes.measure(self._torch, "cuda", seconds)
+        return tuple(
+            torch_classes.live_classes(found, ordinal, self.name, uuid, size)
+            for ordinal, size in live.items()
+            if size and (uuid := self._uuid(ordinal)) is not None
+        )
+
+    def tracked_tensors(self) -> Sequence[Tracked]:
+        return torch_classes.tracked(self._torch, "cuda") if self._cuda.is_initialized() else ()
+
     def _segments(self, max_blocks: int) -> Sequence[Mapping[str, Any]] | None:
         """Return all segments with their blocks; None if there are too many blocks."""
         if self._blocks() > max_blocks:
@@ -342,33 +386,4 @@ def counts_default_pool(ordinal: int) -> bool:
         return False
     return ordinal < len(torch.cuda.default_generators) and bool(
         current(torch._C._cuda_memoryStats(ordinal), "reserved_bytes")
-    )
-
-
-def _usage(uuid: str, statistics: Figures, reclaimable: Reclaimable, unmapped: int | None) -> PoolUsage:
-    held, live, _, _, _, private, peak_held, peak_live, ooms, retries, allocations, frees, count = statistics
-    cached = max(0, held - live)
-    if reclaimable.high > cached:  # a snapshot is older than the statistics
-        reclaimable = Reclaimable(
-            min(reclaimable.low, cached), min(reclaimable.likely, cached), cached, reclaimable.exactness
-        )
-    stranded = cached - reclaimable.likely
-    # Positional for speed: one call each second for each device.
-    return PoolUsage(
-        allocator="torch",
-        device_uuid=uuid,
-        live_bytes=live,
-        held_bytes=held,
-        reclaimable=reclaimable,
-        stranded_bytes=stranded,
-        inside=None,
-        peak_live_bytes=peak_live,
-        peak_held_bytes=peak_held,
-        ooms=ooms,
-        retries=retries,
-        device_allocations=allocations,
-        device_frees=frees,
-        unmapped_bytes=unmapped,
-        private_bytes=private,
-        live_allocations=count,
     )

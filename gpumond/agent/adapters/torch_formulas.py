@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from gpumond.agent.adapters.torch_unmapped import UnmappedBytes
-from gpumond.model.pools import Reclaimable
+from gpumond.model.pools import PoolUsage, Reclaimable
 
 Stats = Mapping[str, Any]
 
@@ -142,3 +142,33 @@ def _whole_pages(segment: Mapping[str, Any], page: int) -> int:
             start = offset + block["size"]
         offset += block["size"]
     return total
+
+
+def usage(uuid: str, statistics: Figures, reclaimable: Reclaimable, unmapped: int | None) -> PoolUsage:
+    """Return the pool of a device. ``unmapped``: its unmapped bytes, None if unknown."""
+    held, live, _, _, _, private, peak_held, peak_live, ooms, retries, allocations, frees, count = statistics
+    cached = max(0, held - live)
+    if reclaimable.high > cached:  # a snapshot is older than the statistics
+        reclaimable = Reclaimable(
+            min(reclaimable.low, cached), min(reclaimable.likely, cached), cached, reclaimable.exactness
+        )
+    stranded = cached - reclaimable.likely
+    # Positional for speed: one call each second for each device.
+    return PoolUsage(
+        allocator="torch",
+        device_uuid=uuid,
+        live_bytes=live,
+        held_bytes=held,
+        reclaimable=reclaimable,
+        stranded_bytes=stranded,
+        inside=None,
+        peak_live_bytes=peak_live,
+        peak_held_bytes=peak_held,
+        ooms=ooms,
+        retries=retries,
+        device_allocations=allocations,
+        device_frees=frees,
+        unmapped_bytes=unmapped,
+        private_bytes=private,
+        live_allocations=count,
+    )

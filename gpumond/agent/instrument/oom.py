@@ -1,4 +1,7 @@
-"""Out-of-memory errors of this program: recognised without importing the frameworks, with a snapshot of the memory."""
+"""Out-of-memory errors of this program: recognised without importing the frameworks, with a record of the memory.
+
+The record (`Oom`) is bounded in size and takes at most 50 ms; a call that succeeds costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,36 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from gpumond.agent.adapters import ADAPTERS, LargestFreeReporting, OomObservable
-from gpumond.agent.instrument.usage import READ_SECONDS
+from gpumond.agent.adapters import ADAPTERS, ClassReporting, LargestFreeReporting, OomObservable
+from gpumond.agent.instrument.usage import READ_SECONDS, RecentUsage
 from gpumond.agent.registry import REGISTRY
 from gpumond.model.pools import PoolUsage
-from gpumond.model.program import OOM_POOLS, OOMS as KEPT, Oom, OomPool, ScopeKept, Seen
+from gpumond.model.program import (
+    OOM_POOLS,
+    OOMS as KEPT,
+    Call,
+    LiveClasses,
+    Oom,
+    OomPool,
+    ScopeKept,
+    Seen,
+    ThreadStack,
+)
+from gpumond.protocol.messages import to_json
 
-REPORTED_SECONDS = 60.0
-"""Time for which reports contain a snapshot. The daemon counts it once, by its number."""
+WHOLE_SECONDS = 60.0
+REPORTED_SECONDS = 600.0
+"""Time for which reports contain a record, the first minute as a whole. The daemon counts it once, by its number."""
+
+CLASSES_SECONDS = 0.035
+"""Time limit for the classes of live bytes."""
+
+MAX_RECORD_BYTES = 16 << 10
+"""Longest record as JSON. A report contains one whole record, and has at most 64 KiB."""
 
 TYPES = frozenset(spec.oom_error for spec in ADAPTERS)
 TEXTS = tuple(text for spec in ADAPTERS for text in spec.oom_texts)
@@ -44,12 +67,27 @@ def request_bytes(error: BaseException) -> int | None:
     return int(float(found[1].replace(",", "")) * FACTORS[found[2].lower()])
 
 
+class Details(NamedTuple):
+    """Parts of a record that are known in the thread of the error only, and the classes of live bytes."""
+
+    largest_free: Mapping[tuple[str, str], int] = {}
+    stack: tuple[Call, ...] = ()
+    omitted_calls: int = 0
+    threads: tuple[ThreadStack, ...] = ()
+    classes: tuple[LiveClasses, ...] = ()
+
+
+NO_DETAILS = Details()
+
+
 class Ooms:
     """The newest out-of-memory snapshots of this process."""
 
     def __init__(self) -> None:
         self.keepers: Callable[[], tuple[ScopeKept, ...]] = tuple
         self.scope: Callable[[], str] = str
+        self.open_scopes: Callable[[], tuple[str, ...]] = tuple
+        self.usage = RecentUsage()
         self.retries = self.rescues = 0
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
@@ -60,6 +98,7 @@ class Ooms:
         self._count = 0
         self._recent: deque[Oom] = deque(maxlen=KEPT)
         self._counted: dict[tuple[str, str], int] = {}
+        self.usage = RecentUsage()
         self.retries = self.rescues = 0
 
     @property
@@ -84,14 +123,8 @@ class Ooms:
             if type(error).__module__.partition(".")[0] in self._observed:
                 return
             pools = REGISTRY.read(READ_SECONDS) or ()
-            self._record(
-                pools,
-                self._increased(pools, first_counts=True),
-                seen,
-                request_bytes(error),
-                self.scope(),
-                _largest_free(),
-            )
+            devices = self._increased(pools, first_counts=True)
+            self._record(pools, devices, seen, request_bytes(error), self.scope(), _details(error))
         except Exception:  # the program must receive its own error
             return
 
@@ -110,18 +143,28 @@ class Ooms:
         try:
             pools = REGISTRY.read(READ_SECONDS) or ()
             self._increased(pools, first_counts=True)
-            self._record(pools, [device] if device else [], "observer", size, self.scope(), _largest_free())
+            self._record(pools, [device] if device else [], "observer", size, self.scope(), _details(None))
         except Exception:
             return
 
     def record_counters(self, pools: Sequence[PoolUsage]) -> None:
         """Record errors that only a counter shows: nothing else has reported them."""
-        for device in self._increased(pools, first_counts=False):
-            self._record(pools, [device], "counter")
+        devices = self._increased(pools, first_counts=False)
+        classes = live_classes(CLASSES_SECONDS) if devices else ()
+        for device in devices:
+            self._record(pools, [device], "counter", details=Details(classes=classes))
 
     def recent(self) -> tuple[Oom, ...]:
+        """Return the records of the last ten minutes; only a new one, the newest, with its stacks and samples."""
+        now = time.time()
         with self._lock:
-            return tuple(oom for oom in self._recent if time.time() - oom.at < REPORTED_SECONDS)
+            recent = [oom for oom in self._recent if now - oom.at < REPORTED_SECONDS]
+        return tuple(
+            oom
+            if oom is recent[-1] and now - oom.at < WHOLE_SECONDS
+            else replace(oom, stack=(), omitted_calls=0, threads=(), recent=None)
+            for oom in recent
+        )
 
     def _increased(self, pools: Sequence[PoolUsage], first_counts: bool) -> list[str]:
         """Return the devices of the pools whose error count is higher than at the previous call.
@@ -144,33 +187,67 @@ class Ooms:
         seen: Seen,
         request: int | None = None,
         scope: str = "",
-        largest_free: dict[tuple[str, str], int] | None = None,
+        details: Details = NO_DETAILS,
     ) -> None:
         largest = sorted(pools, key=lambda pool: -pool.held_bytes)[:OOM_POOLS]
-        shown = tuple(_shown(pool, largest_free or {}) for pool in largest)
+        shown = tuple(_shown(pool, details.largest_free) for pool in largest)
         keepers = self.keepers()
         only = {pool.device_uuid for pool in pools} if not devices else set(devices)
         device = only.pop() if len(only) == 1 else None
         with self._lock:
             self._count += 1
-            self._recent.append(
-                Oom(
-                    number=self._count,
-                    at=time.time(),
-                    seen=seen,
-                    device_uuid=device,
-                    request_bytes=request,
-                    scope=scope,
-                    pools=shown,
-                    scopes=keepers,
-                )
+            record = Oom(
+                number=self._count,
+                at=time.time(),
+                seen=seen,
+                device_uuid=device,
+                request_bytes=request,
+                scope=scope,
+                pools=shown,
+                scopes=keepers,
+                open_scopes=self.open_scopes(),
+                stack=details.stack,
+                omitted_calls=details.omitted_calls,
+                threads=details.threads,
+                recent=self.usage.before(time.monotonic(), device),
+                classes=details.classes,
             )
+            self._recent.append(_bounded(record))
 
 
 OOMS = Ooms()
 
 
-def _shown(pool: PoolUsage, largest_free: dict[tuple[str, str], int]) -> OomPool:
+def _details(error: BaseException | None) -> Details:
+    """Return the details for an error that this thread handles, or, without it, is about to raise."""
+    from gpumond.agent.instrument import stacks  # needed after an error only
+
+    stack, omitted = stacks.of_caller() if error is None else stacks.of_error(error)
+    return Details(_largest_free(), stack, omitted, stacks.of_allocating_threads(), live_classes(CLASSES_SECONDS))
+
+
+def _bounded(record: Oom) -> Oom:
+    """Remove the largest parts until the record is short enough."""
+    for shorter in ({}, {"threads": ()}, {"recent": None}, {"stack": record.stack[:4]}, {"stack": ()}):
+        record = replace(record, **shorter)
+        if len(to_json(record)) <= MAX_RECORD_BYTES:
+            break
+    return record
+
+
+def live_classes(seconds: float) -> tuple[LiveClasses, ...]:
+    """Return the classes of live bytes of all allocators that know them, within a time limit each. Never raises."""
+    found: list[LiveClasses] = []
+    for adapter in REGISTRY.known():
+        if isinstance(adapter, ClassReporting):
+            try:
+                found += adapter.live_classes(seconds)
+            except Exception:  # a version of the library that is not understood
+                continue
+    return tuple(found[:OOM_POOLS])
+
+
+def _shown(pool: PoolUsage, largest_free: Mapping[tuple[str, str], int]) -> OomPool:
     return OomPool(
         allocator=pool.allocator,
         device_uuid=pool.device_uuid,

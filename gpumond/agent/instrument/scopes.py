@@ -235,6 +235,11 @@ class Scopes:
         keepers = sorted((scope for scope in kept if scope.kept_bytes), key=lambda scope: -scope.kept_bytes)
         return tuple(keepers[:KEEPERS])
 
+    def open_names(self) -> tuple[str, ...]:
+        """Return the names of the blocks that have begun and not ended, in all threads."""
+        with self._lock:
+            return tuple(sorted({_shown_name(block) for block in self._open})[:KEEPERS])
+
     def _total_of(self, name: str) -> ScopeTotal:
         known = self._totals.get(name)
         if known is None and (len(self._totals) - (OTHER in self._totals) >= SCOPES or len(name) > MAX_NAME):
@@ -248,8 +253,12 @@ _current: ContextVar[Block | None] = ContextVar("gpumond_scope", default=None)
 def scope_name() -> str:
     """Return the name of the caller's innermost block; empty outside."""
     block = _current.get()
-    return "" if block is None else block.name if len(block.name) <= MAX_NAME else OTHER
+    return "" if block is None else _shown_name(block)
+
+
+def _shown_name(block: Block) -> str:
+    return block.name if len(block.name) <= MAX_NAME else OTHER
 
 
 SCOPE_TOTALS = Scopes()
-OOMS.keepers, OOMS.scope = SCOPE_TOTALS.keepers, scope_name
+OOMS.keepers, OOMS.scope, OOMS.open_scopes = SCOPE_TOTALS.keepers, scope_name, SCOPE_TOTALS.open_names

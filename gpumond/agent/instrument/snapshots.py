@@ -11,6 +11,9 @@ import signal
 import stat
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from gpumond.agent.adapters import FlushRefused, Snapshottable
 from gpumond.agent.registry import REGISTRY
@@ -33,7 +36,7 @@ def write(path: str, max_bytes: int = MAX_BYTES, guarded: bool = False) -> Dump:
         if not isinstance(adapter, Snapshottable):
             continue
         try:
-            return Dump(adapter.name, path, _write(adapter, path, max_bytes, guarded))
+            return Dump(adapter.name, path, _write(partial(_dump, adapter, guarded), path, max_bytes))
         except FlushRefused as refusal:
             reasons.append(f"{adapter.name}: {refusal}")
         except Exception as error:  # of the file system or the library
@@ -46,26 +49,54 @@ class RequestedSnapshots:
 
     def __init__(self) -> None:
         self._at = -REQUEST_SECONDS
-        self._files: list[str] = []
+        self._last = 0
+        self._files: dict[int, str] = {}
 
     def write(self, workload: str) -> Dump:
         now = time.monotonic()
         if now - self._at < REQUEST_SECONDS:
             return Dump(None, None, 0, f"too many requests: at most one snapshot in {REQUEST_SECONDS:g} s")
         self._at = now
+        suffix = next((a.suffix for a in REGISTRY.adapters() if isinstance(a, Snapshottable)), "")
+        return self._kept(workload, suffix, lambda path: write(path, guarded=True))
+
+    def save(self, workload: str, suffix: str, allocator: str, fill: Callable[[str], object]) -> Dump:
+        """Write a file of a recording. ``fill`` writes to a path that can only be appended to. Never raises."""
+
+        def save(path: str) -> Dump:
+            try:
+                return Dump(allocator, path, _write(fill, path, MAX_BYTES))
+            except Exception as error:  # of the file system or the library
+                return Dump(allocator, None, 0, clean(f"{type(error).__name__}: {error}"))
+
+        return self._kept(workload, suffix, save)
+
+    def part(self, number: int, offset: int, size: int) -> tuple[bytes, int]:
+        """Return bytes of a kept file, and its size. Raises OSError with the reason."""
+        path = self._files.get(number)
+        if path is None:
+            kept = ", ".join(map(str, self._files)) or "none"
+            raise FileNotFoundError(f"snapshot {number} does not exist; kept are: {kept}")
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            return os.pread(file, size, offset), os.fstat(file).st_size
+        finally:
+            os.close(file)
+
+    def _kept(self, workload: str, suffix: str, write: Callable[[str], Dump]) -> Dump:
         try:
             folder = directory()
         except OSError as error:
             return Dump(None, None, 0, clean(f"no directory for the snapshot: {error}"))
-        suffix = next((a.suffix for a in REGISTRY.adapters() if isinstance(a, Snapshottable)), "")
         name = f"{workload.replace('/', '-') or 'program'}-{os.getpid()}-{time.time():.0f}{suffix}"
-        dump = write(os.path.join(folder, name), guarded=True)
-        if dump.path is not None:
-            self._files.append(dump.path)
-            for old in self._files[:-KEPT]:
-                _remove(old)
-            del self._files[:-KEPT]
-        return dump
+        dump = write(os.path.join(folder, name))
+        if dump.path is None:
+            return dump
+        self._last += 1
+        self._files[self._last] = dump.path
+        for old in list(self._files)[:-KEPT]:
+            _remove(self._files.pop(old))
+        return replace(dump, id=self._last)
 
 
 def directory() -> str:
@@ -82,7 +113,11 @@ def directory() -> str:
     return folder
 
 
-def _write(adapter: Snapshottable, path: str, max_bytes: int, guarded: bool) -> int:
+def _dump(adapter: Snapshottable, guarded: bool, path: str) -> None:
+    adapter.dump(path, guarded)
+
+
+def _write(fill: Callable[[str], object], path: str, max_bytes: int) -> int:
     """Return the size. Raises OSError, FlushRefused, and errors of the library; the file does not exist then."""
     partial = f"{path}.{os.getpid()}.partial"
     file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -90,7 +125,7 @@ def _write(adapter: Snapshottable, path: str, max_bytes: int, guarded: bool) -> 
         try:
             copy = _Copy(file, max_bytes)
             try:
-                adapter.dump(f"/proc/self/fd/{copy.inlet}", guarded)
+                fill(f"/proc/self/fd/{copy.inlet}")
             finally:
                 copy.end()
         finally:

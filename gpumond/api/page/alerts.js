@@ -41,7 +41,7 @@ export function showAlerts() {
       name(node.children[0], alert.rule, 80);
       const age = duration(now - (alert.fired_at ?? alert.active_at));
       put(node.children[1], `${firing ? "firing" : "pending"} for ${age}${silenced ? ", silenced" : ""}`);
-      name(node.children[2], alert.notes.summary ?? "", 400);
+      name(node.children[2], alert.notes.summary ?? "", 1000);
     },
   );
   $("no-alerts").hidden = entries.length > 0;

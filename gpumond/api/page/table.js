@@ -161,6 +161,8 @@ function* facts(row) {
     if (bytes !== null) yield [share, [human(bytes), share === holder(row) && kvCache].filter(Boolean).join(", ")];
   }
   if (row.unmapped_bytes !== null) yield ["unmapped", human(row.unmapped_bytes)];
+  if (row.limit_bytes !== null) yield ["limit", human(row.limit_bytes)];
+  if (row.quota) yield ["quota", quotaSentence(row.quota)];
   const known = {
     command: row.comm,
     user: row.owner,
@@ -177,6 +179,14 @@ function* facts(row) {
   if (row.utilization_ratio !== null) yield ["busy", `${Math.round(100 * row.utilization_ratio)} %`];
   if (row.idle_seconds) yield ["idle for", duration(row.idle_seconds)];
   if (row.agent) yield* factsOfAgent(row.agent, row.device_uuid);
+}
+
+function quotaSentence(quota) {
+  const kinds = { "soft limit": "soft", limit: "limit", reserve: "reserve" };
+  return Object.entries(kinds)
+    .filter(([, kind]) => quota[`${kind}_bytes`] !== null)
+    .map(([name, kind]) => `${name} ${human(quota[`${kind}_bytes`])} (${quota[`${kind}_quota`]})`)
+    .join(", ");
 }
 
 function* factsOfAgent(agent, uuid) {

@@ -13,8 +13,9 @@ from gpumond.model.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
 from gpumond.model.units import human
 from gpumond.model.verdicts import PROBLEMS
 from gpumond.rules import Labels, Subjects, Unit
+from gpumond.rules.counters import WINDOW_SECONDS
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, ActiveVerdicts
-from gpumond.rules.window import WINDOW_SECONDS, RuleWindow
+from gpumond.rules.window import RuleWindow
 
 
 class RuleContext(NamedTuple):
@@ -116,9 +117,13 @@ def named(device: DeviceReading) -> dict[str, str]:
     }
 
 
+def number(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
 def size(value: float | None) -> str:
     return "an unknown amount" if value is None else human(value)
 
 
-def ratio(part: int | None, whole: int | None) -> float | None:
+def ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None

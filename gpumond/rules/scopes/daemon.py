@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumond.model.snapshot import RELEASED, STARTING, Snapshot
-from gpumond.rules.scopes.context import RuleAttribute, RuleContext, ScopeSpec
+from gpumond.rules.scopes.context import RuleAttribute, RuleContext, ScopeSpec, number
 
 
 def daemon(context: RuleContext) -> Sequence[Snapshot]:
@@ -32,8 +32,16 @@ DAEMON = ScopeSpec(
             "store_writable",
             "boolean",
             "1 while changes and alerts can be written to disk, else 0",
-            lambda row: None if row.store_writable is None else float(row.store_writable),
+            lambda row: number(row.store_writable),
         ),
+        RuleAttribute(
+            "devices",
+            "count",
+            "devices that the driver lists; unknown while it cannot be read",
+            lambda row: float(len(row.devices)) if row.source.up else None,
+        ),
+        RuleAttribute("engines", "count", "declared serving engines", lambda row: float(len(row.engines))),
+        RuleAttribute("faults", "count", "values and devices that cannot be read", lambda row: float(len(row.faults))),
     ),
     labels={},
     labels_of=lambda row: (),

@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpumond.model.claims import complete_lists, is_confirmed, listed
+from gpumond.model.claims import complete_lists, is_confirmed
 from gpumond.model.frame import Line, Verdict
 from gpumond.model.process import ProcessKey
 from gpumond.model.snapshot import RELEASED, DeviceReading, Snapshot
 from gpumond.model.units import counted
+from gpumond.rules.counters import WINDOW_SECONDS
 from gpumond.rules.scopes.context import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
@@ -26,8 +27,9 @@ from gpumond.rules.scopes.context import (
     size,
     values_without_verdict,
 )
+from gpumond.rules.scopes.sensors import SENSOR_PLACEHOLDERS, SENSORS, sensor_texts
 from gpumond.rules.verdicts import texts, values
-from gpumond.rules.window import WINDOW_SECONDS, RuleWindow
+from gpumond.rules.window import RuleWindow
 
 NEARLY_FULL = 0.80
 
@@ -46,8 +48,12 @@ class _Device(NamedTuple):
     verdicts: Sequence[Verdict]
     verdict_values: Mapping[str, float | None]
     released: bool
-    watched: bool
-    """True if a full window has been observed."""
+    recent: RuleWindow
+
+    @property
+    def watched(self) -> bool:
+        """True if a full window has been observed."""
+        return self.recent.elapsed >= WINDOW_SECONDS
 
 
 def devices(context: RuleContext) -> Sequence[_Device]:
@@ -59,7 +65,7 @@ def devices(context: RuleContext) -> Sequence[_Device]:
     for (uuid, _), verdicts in context.active_verdicts.items():
         verdicts_by_device[uuid] += verdicts
     short = _short(recent, snapshot)
-    released, watched = snapshot.source.reason == RELEASED, recent.elapsed >= WINDOW_SECONDS
+    released = snapshot.source.reason == RELEASED
 
     def row(device: DeviceReading) -> _Device:
         uuid, known = device.uuid, device.used_bytes is not None
@@ -78,7 +84,7 @@ def devices(context: RuleContext) -> Sequence[_Device]:
             verdicts=verdicts_by_device[uuid],
             verdict_values=values(verdicts_by_device[uuid], values_without_verdict(device)),
             released=released,
-            watched=watched,
+            recent=recent,
         )
 
     return tuple(map(row, snapshot.devices))
@@ -108,7 +114,7 @@ def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKe
     """
     short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
     complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
-    counts = {device.uuid: listed(device) for device in snapshot.devices if device.uuid in complete}
+    counts = {device.uuid: device.counts for device in snapshot.devices if device.uuid in complete}
     for (process, _, uuid), track in recent.pools.items():
         if track.short and (uuid not in counts or is_confirmed(counts[uuid], process, True)):
             short[uuid].add(process)
@@ -143,6 +149,7 @@ def _device_texts(row: _Device) -> dict[str, str]:
         if cache and cache.process
         else "no program with an agent",
         "xids": ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count),
+        **sensor_texts(device.sensors),
         **texts(row.verdicts),
     }
 
@@ -215,6 +222,29 @@ DEVICE = ScopeSpec(
             f"XID errors that the driver reported {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
             lambda row: float(sum(row.xids.values())) or (0.0 if row.watched else None),
         ),
+        RuleAttribute("size_bytes", "bytes", "memory of the device", lambda row: row.device.size_bytes),
+        RuleAttribute(
+            "reserved_bytes",
+            "bytes",
+            "memory that the driver reserves for itself",
+            lambda row: row.device.reserved_bytes,
+        ),
+        RuleAttribute(
+            "processes",
+            "count",
+            "processes that the driver lists; unknown where it lists none at all",
+            lambda row: None if row.device.processes is None else float(len(row.device.processes)),
+        ),
+        RuleAttribute(
+            "idle_seconds", "seconds", "time without work, as far as observed", lambda row: row.device.idle_seconds
+        ),
+        RuleAttribute(
+            "missed_readings",
+            "count",
+            "consecutive readings without new values of the device",
+            lambda row: float(row.device.missed),
+        ),
+        *SENSORS,
         *VERDICTS,
     ),
     labels={**DEVICE_LABELS, "workload": "workload of a program on the device"},
@@ -229,6 +259,7 @@ DEVICE = ScopeSpec(
         "top_process": "the largest process: name, pid, size",
         "top_cache": "the program with the largest cache: name, pid, size",
         "xids": "XID errors of the window, by number",
+        **SENSOR_PLACEHOLDERS,
         **VERDICT_TEXTS,
     },
     texts=_device_texts,

@@ -9,7 +9,7 @@ from gpumond.model.engines import NOT_READ, EngineReading
 from gpumond.model.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.model.units import duration
 from gpumond.rules import Labels, readable
-from gpumond.rules.scopes.context import RuleAttribute, RuleContext, ScopeSpec, size
+from gpumond.rules.scopes.context import RuleAttribute, RuleContext, ScopeSpec, number, size
 
 IDLE_KV_CACHE_RATIO = 0.10
 
@@ -91,11 +91,22 @@ ENGINE = ScopeSpec(
             f"`used_bytes` while requests use less than {IDLE_KV_CACHE_RATIO:.0%} of its KV cache, otherwise 0",
             _used_with_idle_kv_cache,
         ),
+        RuleAttribute("kv_cache_bytes", "bytes", "size of its KV cache", lambda row: number(row.engine.kv_cache_bytes)),
+        RuleAttribute(
+            "held_bytes", "bytes", "its device memory, as it states it", lambda row: number(row.engine.held_bytes)
+        ),
+        RuleAttribute(
+            "models",
+            "count",
+            "models that it has loaded; unknown while it does not answer",
+            lambda row: float(len(row.engine.models)) if row.engine.up else None,
+        ),
+        RuleAttribute("state_age_seconds", "seconds", "age of its newest state", lambda row: row.engine.age_seconds),
         RuleAttribute(
             "asleep",
             "boolean",
             "1 while it sleeps or is paused, else 0",
-            lambda row: None if row.engine.asleep is None else float(row.engine.asleep),
+            lambda row: number(row.engine.asleep),
         ),
     ),
     labels={"engine": "name of the engine", "kind": "kind of the engine, such as vllm"},

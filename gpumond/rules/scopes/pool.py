@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
+from gpumond.diagnosis.advice import case_of, sentence, torch_setting
 from gpumond.diagnosis.peaks import FRAGMENTED_FROM
 from gpumond.model.pools import PoolUsage
-from gpumond.model.snapshot import AgentReport, DeviceReading
-from gpumond.rules import Labels
+from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot
+from gpumond.rules import Labels, Unit
 from gpumond.rules.scopes.context import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
@@ -19,13 +20,11 @@ from gpumond.rules.scopes.context import (
     RuleContext,
     ScopeSpec,
     named,
+    number,
     ratio,
     size,
 )
-from gpumond.rules.window import CounterTrack, RuleWindow, pool_of
-
-ALLOC_CONF_SINCE = (2, 11)
-"""PyTorch 2.9 reads ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 applies it."""
+from gpumond.rules.window import POOL_COUNTERS, CounterTrack, RuleWindow, pool_of
 
 
 class _Pool(NamedTuple):
@@ -34,12 +33,13 @@ class _Pool(NamedTuple):
     pool: PoolUsage
     track: CounterTrack
     recent: RuleWindow
+    snapshot: Snapshot
 
 
 def pools(context: RuleContext) -> Sequence[_Pool]:
     recent, snapshot = context.recent, context.snapshot
     return [
-        _Pool(snapshot.device(pool.device_uuid), report, pool, recent.pools[pool_of(process, pool)], recent)
+        _Pool(snapshot.device(pool.device_uuid), report, pool, recent.pools[pool_of(process, pool)], recent, snapshot)
         for process, report in snapshot.reports_by_process.items()
         for pool in report.pools
     ]
@@ -63,6 +63,7 @@ def _fragmentation(device: DeviceReading | None, recent: RuleWindow, track: Coun
 
 def _pool_texts(row: _Pool) -> dict[str, str]:
     device, pool = row.device, row.pool
+    retried = bool(row.recent.increase(row.track.retries, row.track.since))
     return {
         **(named(device) if device else {"gpu": "?", "uuid": pool.device_uuid, "name": "?", "size": size(None)}),
         "pid": str(row.report.pid),
@@ -73,19 +74,24 @@ def _pool_texts(row: _Pool) -> dict[str, str]:
         "reclaimable": size(pool.reclaimable.likely),
         "stranded": size(pool.stranded_bytes),
         "torch_setting": torch_setting(row.report.frameworks),
+        "advice": sentence(case_of(row.report, pool.device_uuid, row.snapshot, retried)),
     }
 
 
-def torch_setting(frameworks: Sequence[str]) -> str:
-    """Return the environment variable that configures the allocator of the PyTorch that an agent reports.
+def _field(name: str, unit: Unit, meaning: str) -> RuleAttribute[_Pool]:
+    value = attrgetter(name)
+    return RuleAttribute(name, unit, meaning, lambda row: number(value(row.pool)))
 
-    It is the older name where the version is unknown: every version reads it.
-    """
-    for framework in frameworks:
-        found = re.match(r"torch (\d{1,3})\.(\d{1,3})", framework)
-        if found and (int(found[1]), int(found[2])) >= ALLOC_CONF_SINCE:
-            return "PYTORCH_ALLOC_CONF"
-    return "PYTORCH_CUDA_ALLOC_CONF"
+
+def _counter(name: str, meaning: str) -> tuple[RuleAttribute[_Pool], RuleAttribute[_Pool]]:
+    """Return the value of a counter, and that of its increase."""
+    position, value = POOL_COUNTERS.index(name), attrgetter(name)
+    return _field(name, "count", f"{meaning}, since the program started"), RuleAttribute(
+        f"{name}_increase",
+        "count",
+        f"{meaning}, {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
+        lambda row: row.track.counters.increase(position, value(row.pool), row.recent.elapsed),
+    )
 
 
 POOL = ScopeSpec(
@@ -138,6 +144,14 @@ POOL = ScopeSpec(
             f"allocations that succeeded only after a flush, {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
             lambda row: row.recent.increase(row.track.retries, row.track.since),
         ),
+        _field("peak_live_bytes", "bytes", "highest number of live bytes, as the allocator counts it"),
+        _field("peak_held_bytes", "bytes", "highest number of held bytes, as the allocator counts it"),
+        _field("spillable_bytes", "bytes", "live bytes that the step `spill` of a flush can move to the host"),
+        _field("private_bytes", "bytes", "held bytes of private pools (CUDA graphs, `MemPool`)"),
+        _field("live_allocations", "count", "blocks that the program has not freed"),
+        *_counter("device_allocations", "allocations from the driver"),
+        *_counter("device_frees", "blocks returned to the driver"),
+        *_counter("thrashes", "flushes after which the program allocated half or more of the bytes again at once"),
     ),
     labels={
         **DEVICE_LABELS,
@@ -156,6 +170,7 @@ POOL = ScopeSpec(
         "reclaimable": "bytes that a flush would release",
         "stranded": "held and free, but not released by a flush",
         "torch_setting": "environment variable that configures the allocator of its PyTorch",
+        "advice": "settings and changes that apply to the program, each after a semicolon; empty if none does",
     },
     texts=_pool_texts,
     programs=lambda row: (row.report.workload,),

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpumond.model.frame import Verdict
-from gpumond.model.snapshot import DeviceReading, ProcessUsage
+from gpumond.model.process import TICKS_PER_SECOND
+from gpumond.model.quota import NO_QUOTA, EffectiveQuota
+from gpumond.model.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.rules import Labels
 from gpumond.rules.scopes.context import (
     DEVICE_LABELS,
@@ -17,11 +19,14 @@ from gpumond.rules.scopes.context import (
     RuleContext,
     ScopeSpec,
     named,
+    number,
     ratio,
     size,
     values_without_verdict,
 )
+from gpumond.rules.scopes.program import PROGRAM
 from gpumond.rules.verdicts import NOTHING, UNKNOWN, texts, values
+from gpumond.rules.window import RuleWindow
 
 NOBODY = ProcessUsage(pid=0, start_ticks=None, used_bytes=None)
 """Owner of memory without a known process."""
@@ -38,12 +43,21 @@ class _Process(NamedTuple):
     verdicts: Sequence[Verdict]
     verdict_values: Mapping[str, float | None]
     """Values of the verdicts."""
+    snapshot: Snapshot
+    recent: RuleWindow
+    report: AgentReport | None = None
+    """None without an agent that reports."""
+
+    @property
+    def quota(self) -> EffectiveQuota:
+        return self.snapshot.quotas_by_process.get(self.process.key, NO_QUOTA)
 
 
 def processes(context: RuleContext) -> Sequence[_Process]:
-    agents, silent, active_verdicts = context.recent.agents, context.recent.silent, context.active_verdicts
+    snapshot, recent, active_verdicts = context.snapshot, context.recent, context.active_verdicts
+    agents, silent, reports = recent.agents, recent.silent, snapshot.reports_by_process
     rows: list[_Process] = []
-    for device in context.snapshot.devices:
+    for device in snapshot.devices:
         uuid = device.uuid
         for key, process in device.processes_by_key.items():
             gone = key in silent
@@ -58,6 +72,9 @@ def processes(context: RuleContext) -> Sequence[_Process]:
                     silent=gone,
                     verdicts=verdicts,
                     verdict_values=verdict_values,
+                    snapshot=snapshot,
+                    recent=recent,
+                    report=reports.get(key),
                 )
             )
         verdicts = active_verdicts.get((uuid, None), ())
@@ -70,14 +87,49 @@ def processes(context: RuleContext) -> Sequence[_Process]:
                 silent=False,
                 verdicts=verdicts,
                 verdict_values=verdict_values,
+                snapshot=snapshot,
+                recent=recent,
             )
         )
     return rows
 
 
+def _limit(row: _Process) -> float | None:
+    return row.snapshot.limits.get((row.device.uuid, row.process.key))
+
+
+def _limit_ratio(row: _Process) -> float | None:
+    """Return the ratio of the pool that is closest to its limit."""
+    if row.report is None or not row.report.limits:
+        return None
+    held = {(pool.allocator, pool.device_uuid): pool.held_bytes for pool in row.report.pools}
+    limits = {(each.allocator, each.device_uuid): each.limit_bytes for each in row.report.limits}
+    own = (pool for pool in limits if pool in held and pool[1] == row.device.uuid)
+    return max((held[pool] / limits[pool] for pool in own), default=None)
+
+
+def _excess(row: _Process) -> float | None:
+    used, soft = row.process.used_bytes, row.quota.soft_bytes
+    if soft is None:
+        return 0.0
+    return None if used is None else float(max(0, used - soft))
+
+
 def _labels(row: _Process) -> Labels:
     pid = row.process.pid
     return ("gpu", str(row.device.index)), ("pid", str(pid) if pid else ""), ("uuid", row.device.uuid)
+
+
+def _age(row: _Process) -> float | None:
+    now, started = row.snapshot.uptime_seconds, row.process.start_ticks
+    return None if now is None or started is None else max(0.0, now - started / TICKS_PER_SECOND)
+
+
+def _claim_excess(row: _Process) -> float | None:
+    if row.report is None:
+        return None
+    own = (each for each in row.snapshot.excesses if each.device_uuid == row.device.uuid)
+    return float(sum(each.claimed_bytes - each.limit_bytes for each in own if each.process == row.process.key))
 
 
 def _process_texts(row: _Process) -> dict[str, str]:
@@ -90,6 +142,8 @@ def _process_texts(row: _Process) -> dict[str, str]:
         "workload": row.workload or "",
         "used": size(process.used_bytes),
         "state": process.state or "unknown",
+        "quota": row.quota.soft_quota,
+        "soft_limit": "" if row.quota.soft_bytes is None else size(row.quota.soft_bytes),
     }
 
 
@@ -109,11 +163,55 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
         ),
         RuleAttribute(
+            "limit_bytes",
+            "bytes",
+            "the lowest limit of its allocators on the device; unknown without a limit",
+            _limit,
+        ),
+        RuleAttribute(
+            "limit_ratio",
+            "ratio",
+            "bytes that an allocator holds over its limit, for the one closest to it; unknown without a limit",
+            _limit_ratio,
+        ),
+        RuleAttribute(
+            "soft_limit_excess_bytes",
+            "bytes",
+            "used bytes above the lowest soft limit of its [quotas](../how-to/quotas.md); 0 without a soft limit",
+            _excess,
+        ),
+        RuleAttribute(
             "agent_gone",
             "boolean",
             "1 if the agent of the process has stopped reporting, 0 while it reports; unknown without an agent",
             lambda row: None if row.workload is None else float(row.silent),
         ),
+        RuleAttribute(
+            "utilization_ratio",
+            "ratio",
+            "recent use of the device's busiest engine, where the driver reports it by process",
+            lambda row: row.process.utilization_ratio,
+        ),
+        RuleAttribute(
+            "idle_seconds",
+            "seconds",
+            "time without work on the device, as far as observed",
+            lambda row: row.process.idle_seconds,
+        ),
+        RuleAttribute("age_seconds", "seconds", "time since the process started", _age),
+        RuleAttribute(
+            "orphaned",
+            "boolean",
+            "1 if its parent has ended and no service manager supervises it, else 0",
+            lambda row: number(row.process.orphaned),
+        ),
+        RuleAttribute(
+            "excess_bytes",
+            "bytes",
+            "bytes by which the claim of its agent exceeds the driver's count, else 0; unknown without an agent",
+            _claim_excess,
+        ),
+        *PROGRAM,
         *VERDICTS,
     ),
     labels={
@@ -129,6 +227,8 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         "workload": "workload of the process",
         "used": "the driver's count for it",
         "state": "alive, stopped, uninterruptible, zombie, gone",
+        "quota": "name of the quota with its soft limit; empty without one",
+        "soft_limit": "its soft limit; empty without one",
         **VERDICT_TEXTS,
     },
     texts=_process_texts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from gpumond.rules.window import Workload
 class _Workload(NamedTuple):
     workload: Workload
     sums: Mapping[str, int]
+    programs: int
     known: bool
 
 
@@ -21,6 +22,7 @@ def workloads(context: RuleContext) -> Sequence[_Workload]:
     snapshot, recent = context.snapshot, context.recent
     partly = {recent.agents[identity] for identity in recent.silent}
     named: defaultdict[Workload, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0))
+    programs = Counter(Workload(report.uid, report.workload) for report in snapshot.reports)
     for report in snapshot.reports:
         if report.workload:
             sums = named[Workload(report.uid, report.workload)]
@@ -29,7 +31,7 @@ def workloads(context: RuleContext) -> Sequence[_Workload]:
                 sums["held_bytes"] += pool.held_bytes
                 sums["reclaimable_bytes"] += pool.reclaimable.likely
                 sums["stranded_bytes"] += pool.stranded_bytes
-    return [_Workload(workload, sums, workload not in partly) for workload, sums in named.items()]
+    return [_Workload(workload, sums, programs[workload], workload not in partly) for workload, sums in named.items()]
 
 
 _SUMS = ("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes")
@@ -51,6 +53,12 @@ WORKLOAD = ScopeSpec(
         _sum("held_bytes", "reserved from the driver by the programs of that name"),
         _sum("reclaimable_bytes", "bytes that a flush of them would release"),
         _sum("stranded_bytes", "held and free, but not released by a flush"),
+        RuleAttribute(
+            "programs",
+            "count",
+            "its programs with an agent that reports",
+            lambda row: float(row.programs) if row.known else None,
+        ),
     ),
     labels={"uid": "uid of the user", "workload": "name of the workload"},
     labels_of=lambda row: (("uid", str(row.workload.uid)), ("workload", row.workload.name)),

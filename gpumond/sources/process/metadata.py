@@ -130,6 +130,7 @@ class ProcessMetadata:
             container_name=owner.names.container,
             pod_name=owner.names.pod,
             pod_namespace=owner.names.namespace,
+            pod_uid=None if owner.place.delegated else owner.place.pod_uid,
             unit=clean(owner.place.unit) if owner.place.unit else None,
             slurm_job=owner.place.slurm_job,
             state=self._state(key, now),

@@ -63,6 +63,7 @@ def test_pod_unit_and_job_are_named(host: Host):
     host.proc.add(7, start_ticks=100, cgroup=f"0::/kubepods/burstable/pod{pod}/{A}\n")
     process = host.process(make_process(7))
     assert (process.container, process.pod_name, process.pod_namespace) == (A, "llama-0", "research")
+    assert process.pod_uid == pod
     host.proc.add(8, start_ticks=100, cgroup="0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n")
     process = host.process(make_process(8))
     assert (process.unit, process.slurm_job, process.container) == ("slurmstepd.scope", "4711", None)

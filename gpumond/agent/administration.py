@@ -1,0 +1,231 @@
+"""Requests other than a flush: a limit, snapshots of the memory and its contents, and the end of the program.
+
+Each is bounded in rate, size and time. A recording of the allocator's history ends by itself, also if the daemon has
+disconnected.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpumond.agent.adapters import FlushRefused, HistoryRecording, TensorTracking
+from gpumond.agent.end_requests import EndRequests
+from gpumond.agent.instrument import snapshots
+from gpumond.agent.instrument.oom import live_classes
+from gpumond.agent.registry import REGISTRY, apply_limit
+from gpumond.agent.retention import INTERVAL_SECONDS, RetentionSearch
+from gpumond.model.pools import FlushPolicy
+from gpumond.model.program import Dump, Retainer, Site
+from gpumond.protocol.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, clean, encode
+
+if TYPE_CHECKING:
+    from gpumond.agent.thread import AgentThread
+
+STEP_SECONDS = 10.0
+"""Longest wait for `step`, by which a program with flush_policy ``step`` permits an interruption."""
+CLASSES_SECONDS = 0.04
+"""Time limit for the classes of live bytes, which are read with the GIL held."""
+CLASSES_EACH_SECONDS = 1.0
+MAX_RECORD_SECONDS = 600.0
+MAX_SEARCHED_BLOCKS = 12_000_000
+"""Most memory blocks of an interpreter that is searched: the collector takes about 20 ns for each, several times."""
+SITES = 20
+"""Number of sites in a response; the treemap and the snapshot have more."""
+
+PART_BYTES = 256 << 10
+"""Size of a part of a file before compression."""
+ENCODED_BYTES = 48 << 10
+
+LIMIT_REFUSED = (
+    "this program does not allow limits set by the daemon; allow them with gpumond.agent.start(allow_limit=True) or "
+    "GPUMOND_ALLOW_LIMIT=1"
+)
+
+
+def answers(allow_limit: bool, may_end: bool) -> tuple[str, ...]:
+    """Return the kinds of AgentRequest that are not refused."""
+    kinds = ("snapshot", "classes", "fetch", "retainers")
+    return (*(("limit",) if allow_limit else ()), *kinds, *(("end",) if may_end else ()))
+
+
+class Recording(NamedTuple):
+    request: AgentRequest
+    adapter: HistoryRecording
+    allocator: str
+    workload: str
+    end: float
+
+
+class CommandHandler:
+    """Carries out requests. Its methods never raise."""
+
+    def __init__(self) -> None:
+        self._snapshots, self._end_requests = snapshots.RequestedSnapshots(), EndRequests()
+        self._classes_at = -CLASSES_EACH_SECONDS
+        self._recording: Recording | None = None
+        self._search: tuple[RetentionSearch, float] | None = None
+        self.retainers: tuple[Retainer, ...] = ()
+        """The result of the newest search of the lines that keep memory."""
+
+    def answer(self, request: AgentRequest, thread: AgentThread) -> AgentResponse:
+        """Carry out a request that takes no time."""
+        if request.kind == "snapshot":
+            dump = self._snapshots.write(thread.workload)
+            return AgentResponse(request.id, dump.reason, dump=dump)
+        if request.kind == "fetch":
+            return self._part(request)
+        if request.kind == "classes":
+            return self._classes(request)
+        if request.kind == "end":
+            return AgentResponse(request.id, self._end_requests.call(thread.end_functions))
+        if not thread.allow_limit:
+            return AgentResponse(request.id, LIMIT_REFUSED)
+        if request.limit_bytes == 0:
+            return AgentResponse(
+                request.id,
+                "a limit of 0 bytes is ambiguous: to some allocators it means no limit; give at least 1 byte",
+            )
+        applied = apply_limit(request.limit_bytes, request.device_uuid, request.quota)
+        refused = "; ".join(result.reason for result in applied if not result.applied)
+        reason = "" if any(result.applied for result in applied) else refused or "the program uses no known allocator"
+        return AgentResponse(request.id, reason[:256], applied)
+
+    def start_search(self, request: AgentRequest, policy: FlushPolicy) -> AgentResponse:
+        """Begin a search of the lines that keep memory."""
+        if self._search is not None:
+            return AgentResponse(request.id, "a search is already in progress")
+        if policy != "allow":
+            return AgentResponse(request.id, f"this program's flush_policy is {policy}: its objects are not searched")
+        if sys.getallocatedblocks() > MAX_SEARCHED_BLOCKS:
+            return AgentResponse(request.id, "the program has too many objects: a search would stop it for too long")
+        adapters = [adapter for adapter in REGISTRY.known() if isinstance(adapter, TensorTracking)]
+        if not adapters:
+            return AgentResponse(request.id, "no allocator of this program has objects that can be searched")
+        try:
+            search = RetentionSearch(lambda: [one for adapter in adapters for one in adapter.tracked_tensors()])
+        except Exception as error:  # a version of the library that is not understood
+            return AgentResponse(request.id, clean(f"{type(error).__name__}: {error}"))
+        self._search = search, time.monotonic() + INTERVAL_SECONDS
+        return AgentResponse(request.id)
+
+    def continue_search(self, now: float) -> None:
+        """Carry out the next part of a search when it is due."""
+        if self._search is None or now < self._search[1]:
+            return
+        search, self._search = self._search[0], None
+        try:
+            found = search.advance()
+        except Exception:  # a version of the library that is not understood
+            return
+        if found is None:
+            self._search = search, now + INTERVAL_SECONDS
+        else:
+            self.retainers = found
+
+    def start_recording(self, request: AgentRequest, workload: str, policy: FlushPolicy) -> AgentResponse | None:
+        """Turn the allocator's history on; return a response only if it is refused."""
+        seconds = min(request.record_seconds or 0.0, MAX_RECORD_SECONDS)
+        if self._recording is not None:
+            return AgentResponse(request.id, "a recording is already in progress")
+        if policy != "allow":
+            return AgentResponse(request.id, f"this program's flush_policy is {policy}: its history is not recorded")
+        reasons = []
+        for adapter in REGISTRY.adapters():
+            if isinstance(adapter, HistoryRecording):
+                try:
+                    adapter.start_history()
+                    self._recording = Recording(request, adapter, adapter.name, workload, time.monotonic() + seconds)
+                    return None
+                except FlushRefused as refusal:
+                    reasons.append(f"{adapter.name}: {refusal}")
+                except Exception as error:  # a version of the library that is not understood
+                    reasons.append(f"{adapter.name}: {type(error).__name__}: {error}")
+        reason = "; ".join(reasons) or "no allocator of this program can record its history"
+        return AgentResponse(request.id, clean(reason))
+
+    def finished_recording(self, now: float) -> AgentResponse | None:
+        """Turn the history off at the end of its time, and return the result."""
+        recording = self._recording
+        if recording is None or now < recording.end:
+            return None
+        self._recording = None
+        save = partial(self._snapshots.save, recording.workload, allocator=recording.allocator)
+        try:
+            dump, sites, unrecorded = recording.adapter.finish_history(
+                lambda snapshot: save(".pickle", fill=partial(_pickle, snapshot))
+            )
+        except Exception as error:  # of the library
+            return AgentResponse(recording.request.id, clean(f"{type(error).__name__}: {error}"))
+        treemap = save(".html", fill=partial(_treemap, recording.workload, sites, unrecorded))
+        return _bounded(
+            AgentResponse(
+                recording.request.id,
+                dump.reason,
+                dump=dump,
+                classes=live_classes(CLASSES_SECONDS) if recording.request.kind == "classes" else (),
+                sites=tuple(sites[:SITES]),
+                unrecorded_bytes=unrecorded,
+                treemap=treemap,
+            )
+        )
+
+    def cancel_recording(self) -> None:
+        """Turn the history off without a result."""
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            try:
+                recording.adapter.finish_history(lambda snapshot: Dump(None, None, 0))
+            except Exception:  # the program and its libraries are about to end
+                pass
+
+    def _classes(self, request: AgentRequest) -> AgentResponse:
+        now = time.monotonic()
+        if now - self._classes_at < CLASSES_EACH_SECONDS:
+            return AgentResponse(request.id, f"too many requests: at most one in {CLASSES_EACH_SECONDS:g} s")
+        self._classes_at = now
+        classes = live_classes(CLASSES_SECONDS)
+        reason = "" if classes else "no allocator of this program has live memory that can be classified"
+        return AgentResponse(request.id, reason, classes=classes)
+
+    def _part(self, request: AgentRequest) -> AgentResponse:
+        import base64
+        import zlib
+
+        size = PART_BYTES
+        try:
+            while True:
+                part, file_bytes = self._snapshots.part(request.snapshot_id or 0, request.offset, size)
+                encoded = base64.b64encode(zlib.compress(part, 1)).decode("ascii")
+                if len(encoded) <= ENCODED_BYTES:
+                    break
+                size //= 2
+        except (OSError, OverflowError) as error:
+            return AgentResponse(request.id, clean(error))
+        texts = tuple(encoded[i : i + MAX_TEXT] for i in range(0, len(encoded), MAX_TEXT))
+        return AgentResponse(request.id, part=texts, part_bytes=len(part), file_bytes=file_bytes)
+
+
+def _pickle(snapshot: object, path: str) -> None:
+    import pickle
+
+    with open(path, "wb") as file:
+        pickle.dump(snapshot, file)
+
+
+def _treemap(title: str, sites: Sequence[Site], unrecorded: int, path: str) -> None:
+    from gpumond.agent import treemap
+
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(treemap.page(title or "program", sites, unrecorded))
+
+
+def _bounded(response: AgentResponse) -> AgentResponse:
+    """Remove sites until the message is short enough."""
+    while len(encode(response)) > MAX_MESSAGE_BYTES and response.sites:
+        response = replace(response, sites=response.sites[: len(response.sites) // 2])
+    return response

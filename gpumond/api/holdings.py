@@ -1,0 +1,117 @@
+"""Processes on devices, with the driver's values and the shares of the ledger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gpumond.api import examples
+from gpumond.diagnosis.idle import idle_seconds
+from gpumond.model.claims import unmapped_by_device
+from gpumond.model.frame import Frame, Line
+from gpumond.model.process import ProcessKey
+from gpumond.model.quota import EffectiveQuota
+from gpumond.model.snapshot import AgentReport, ProcessUsage, Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessHolding:
+    """One process on one device: the driver's values, and its shares. Unknown values are null.
+
+    `unmapped_bytes` are counted by allocators while their pages are released (sleep mode); they are not part of
+    `used_bytes`. `limit_bytes` is the limit of its allocators, `quota` what its quotas require.
+    """
+
+    device_uuid: str
+    pid: int
+    start_ticks: int | None
+    comm: str | None
+    uid: int | None
+    user: str | None
+    container: str | None
+    container_name: str | None
+    pod_name: str | None
+    pod_namespace: str | None
+    pod_uid: str | None
+    unit: str | None
+    slurm_job: str | None
+    state: str | None
+    utilization_ratio: float | None
+    idle_seconds: float | None
+    orphaned: bool | None
+    workload: str
+    kinds: tuple[str, ...]
+    used_bytes: int | None
+    live_bytes: int | None
+    cached_bytes: int | None
+    stranded_bytes: int | None
+    overhead_bytes: int | None
+    opaque_bytes: int | None
+    unmapped_bytes: int | None
+    limit_bytes: int | None
+    quota: EffectiveQuota | None
+
+
+def holdings(frame: Frame) -> Iterator[ProcessHolding]:
+    """Yield every process of every device, and every agent's process that the driver does not list."""
+    reports = frame.snapshot.reports_by_process
+    lines: dict[tuple[str, ProcessKey | None], list[Line]] = {}
+    for line in frame.ledger.lines:
+        lines.setdefault((line.device_uuid, line.process), []).append(line)
+    for device in frame.snapshot.devices:
+        for key, process in device.processes_by_key.items():
+            own = lines.pop((device.uuid, key), [])
+            yield _holding(device.uuid, process, idle_seconds(device, process), reports.get(key), own, frame.snapshot)
+    for (uuid, unlisted), own in lines.items():
+        if unlisted is not None:
+            process = ProcessUsage(pid=unlisted.pid, start_ticks=unlisted.start_ticks, used_bytes=None)
+            yield _holding(uuid, process, None, reports.get(unlisted), own, frame.snapshot)
+
+
+def _holding(
+    device_uuid: str,
+    process: ProcessUsage,
+    idle: float | None,
+    report: AgentReport | None,
+    lines: Iterable[Line],
+    snapshot: Snapshot,
+) -> ProcessHolding:
+    shares: Counter[str] = Counter()
+    for line in lines:
+        shares[line.share] += line.used_bytes
+    return ProcessHolding(
+        device_uuid=device_uuid,
+        pid=process.pid,
+        start_ticks=process.start_ticks,
+        comm=process.comm,
+        uid=process.uid,
+        user=process.user,
+        container=process.container,
+        container_name=process.container_name,
+        pod_name=process.pod_name,
+        pod_namespace=process.pod_namespace,
+        pod_uid=process.pod_uid,
+        unit=process.unit,
+        slurm_job=process.slurm_job,
+        state=process.state,
+        utilization_ratio=process.utilization_ratio,
+        idle_seconds=idle,
+        orphaned=process.orphaned,
+        workload=report.workload if report else "",
+        kinds=process.kinds,
+        used_bytes=process.used_bytes,
+        live_bytes=shares.get("live"),
+        cached_bytes=shares.get("cached"),
+        stranded_bytes=shares.get("stranded"),
+        overhead_bytes=shares.get("overhead"),
+        opaque_bytes=shares.get("opaque"),
+        unmapped_bytes=unmapped_by_device(report.pools).get(device_uuid) if report else None,
+        limit_bytes=snapshot.limits.get((device_uuid, process.key)),
+        quota=snapshot.quotas_by_process.get(process.key),
+    )
+
+
+EXAMPLE_HOLDING = _holding(
+    examples.UUID, examples.PROCESS, 0.0, examples.REPORT, examples.LEDGER.lines[:4], examples.SNAPSHOT
+)

@@ -1,0 +1,33 @@
+"""``gpumond alerts``: pending and firing alerts, or those that have been resolved."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from gpumond.cli import DONE, client
+from gpumond.cli.table import moment, table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--past", action="store_true", help="show resolved alerts, newest last")
+    client.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    found = client.get(arguments.url, "/api/v1/alerts" + ("/history" if arguments.past else ""))
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    elif found:
+        print(table(("PHASE", "RULE", "SINCE", "RESOLVED", "SUMMARY"), _rows(found)))
+    else:
+        print("no resolved alert" if arguments.past else "no alert is active")
+    return DONE
+
+
+def _rows(alerts: Iterable[dict[str, Any]]) -> Iterator[list[str]]:
+    for alert in alerts:
+        times = (moment(alert["fired_at"] or alert["active_at"]), moment(alert["resolved_at"]))
+        yield [alert["phase"], alert["rule"], *times, dict(alert["annotations"]).get("summary", "")]

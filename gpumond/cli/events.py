@@ -1,0 +1,45 @@
+"""``gpumond events``: starts and ends of programs, out-of-memory errors, flushes, alerts and verdicts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from gpumond.cli import DONE, client
+from gpumond.cli.table import moment, safe
+
+POLL_SECONDS = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--follow", action="store_true", help="show further events as they occur, until Ctrl-C")
+    parser.add_argument("--limit", type=int, default=100, metavar="N", help="number of past events (default: 100)")
+    client.add_url(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    last = _print(_after(arguments.url, 0)[-arguments.limit :] if arguments.limit else [], arguments.json)
+    while arguments.follow:
+        time.sleep(POLL_SECONDS)
+        last = _print(_after(arguments.url, last), arguments.json, last)
+    return DONE
+
+
+def _after(url: str, last_id: int) -> list[dict[str, Any]]:
+    """Return the events of the daemon after one of them, oldest first."""
+    headers = {"Accept": "application/json", "Last-Event-ID": str(last_id)}
+    found: list[dict[str, Any]] = client.get(url, "/api/v1/events", headers)
+    return found
+
+
+def _print(events: Iterable[dict[str, Any]], as_json: bool, last: int = 0) -> int:
+    """Print the events. Returns the identifier of the last one."""
+    for event in events:
+        last = event["id"]
+        line = f"{moment(event['at'])}  {event['kind']:16} {safe(event['summary'])}"
+        print(json.dumps(event) if as_json else line, flush=True)
+    return last

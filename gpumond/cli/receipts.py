@@ -1,0 +1,25 @@
+"""``gpumond receipts``: the receipts of past flushes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from gpumond.cli import DONE, client
+from gpumond.cli.flush import receipt_table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--limit", type=int, default=100, metavar="N", help="number of receipts, newest last (default: 100)"
+    )
+    client.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    found = client.get(arguments.url, "/api/v1/receipts")[-arguments.limit :] if arguments.limit else []
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print(receipt_table(found) if found else "no flush since the start of the daemon")
+    return DONE

@@ -1,0 +1,44 @@
+"""``gpumond verdicts``: the active verdicts on the memory curves of devices and programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gpumond.cli import DONE, client
+from gpumond.cli.table import moment, table
+from gpumond.model.units import duration
+from gpumond.model.verdicts import SHAPES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="also show healthy curves, such as steady and periodic ones")
+    client.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    frame = client.get(arguments.url, "/api/v1/frame")
+    found = [each for each in frame["verdicts"] if arguments.all or each["kind"] not in SHAPES]
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    elif found:
+        gpus = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
+        print(table(("GPU", ">PID", "VERDICT", "SINCE", ">TIME TO FULL", "SUMMARY"), _rows(found, gpus)))
+    else:
+        print("no problem found in the memory curves" if frame["verdicts"] else "no memory curve is long enough yet")
+    return DONE
+
+
+def _rows(verdicts: Iterable[dict[str, Any]], gpus: Mapping[str, str]) -> Iterator[list[str]]:
+    for verdict in verdicts:
+        pid, left = verdict["pid"], verdict["time_to_oom_seconds"]
+        yield [
+            gpus.get(verdict["device_uuid"], "-"),
+            "-" if pid is None else str(pid),
+            verdict["kind"],
+            moment(verdict["since"]),
+            "-" if left is None else duration(left),
+            verdict["summary"],
+        ]

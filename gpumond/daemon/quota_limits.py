@@ -1,0 +1,58 @@
+"""The limits of quotas in the programs that allow them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+
+from gpumond.api.rate_limits import TokenBucket
+from gpumond.engine.quotas import DueLimit, SentLimit, answered, due_limits
+from gpumond.errors import StoreUnavailable
+from gpumond.model.process import ProcessKey
+from gpumond.model.snapshot import Snapshot
+from gpumond.model.units import HOUR_SECONDS
+from gpumond.protocol.messages import AgentResponse
+
+PROGRAMS_AT_ONCE = 16
+"""Programs of one user to which a limit is sent at the same time."""
+SENT_PER_HOUR = 128
+"""Limits sent to the programs of one user, so that a program that changes its limit does not fill the audit."""
+
+
+class QuotaLimits:
+    """``set_limit`` sets the limit of one program, and raises StoreUnavailable if it cannot be recorded."""
+
+    def __init__(self, set_limit: Callable[[DueLimit], Awaitable[AgentResponse | None]]) -> None:
+        self._set_limit = set_limit
+        self._sent: dict[ProcessKey, SentLimit] = {}
+        self._places: defaultdict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PROGRAMS_AT_ONCE))
+        self._rate = TokenBucket(SENT_PER_HOUR, HOUR_SECONDS)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def execute(self, snapshot: Snapshot) -> None:
+        """Start to set the limits that are due; waits for none of them."""
+        due, self._sent = due_limits(snapshot, self._sent)
+        for each in due:
+            user, now = str(each.report.uid), snapshot.elapsed_seconds
+            if self._rate.wait(user, now) > 0:
+                continue  # it is due again later
+            self._rate.count(user, now)
+            task = asyncio.create_task(self._carry_out(each))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _carry_out(self, due: DueLimit) -> None:
+        async with self._places[due.report.uid]:
+            try:
+                answer = await self._set_limit(due)
+            except StoreUnavailable:
+                return  # the store has logged it; the limit is due again later
+        sent = self._sent.get(due.report.key)
+        if answer is not None and sent is not None and (sent.limit_bytes, sent.quota) == (due.limit_bytes, due.quota):
+            self._sent[due.report.key] = answered(sent, answer.limits)

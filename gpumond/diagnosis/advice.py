@@ -1,0 +1,257 @@
+"""Advice on settings and programs, each with the condition under which it applies. No I/O.
+
+Alerts, the events of out-of-memory errors and ``gpumond why`` derive from ``ADVICE``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpumond.model.pools import PoolUsage
+from gpumond.model.program import LiveClasses, Oom
+from gpumond.model.snapshot import AgentReport, DeviceReading, Snapshot
+from gpumond.model.units import human
+
+ALLOC_CONF_SINCE = (2, 11)
+"""PyTorch 2.9 reads ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 applies it."""
+EXPANDABLE_SINCE = (2, 1)
+OLD_NAME = "PYTORCH_CUDA_ALLOC_CONF"
+NEW_NAME = "PYTORCH_ALLOC_CONF"
+
+FRAGMENTED = 0.05
+"""Stranded part of a device from which fragmentation is worth a setting."""
+UNUSED = 0.25
+"""Part of a device that an allocator holds without use from which its size is worth a setting."""
+LARGE = 0.5
+"""Part of live bytes from which a class is worth a change."""
+LOWEST_SPLIT, HIGHEST_SPLIT = 32, 512
+"""Limits of the advised max_split_size_mb. PyTorch rejects 20 and less; above 512 little is protected."""
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One program on one device. ``reports`` are those of all programs on the device, ``device`` its facts.
+
+    ``oom`` is the record of its newest out-of-memory error, if it had one; ``classes`` those of the record, or newer
+    ones. ``retried``: allocations succeeded only after a flush.
+    """
+
+    report: AgentReport
+    device_uuid: str
+    device: DeviceReading | None = None
+    reports: Sequence[AgentReport] = ()
+    oom: Oom | None = None
+    classes: Sequence[LiveClasses] = ()
+    retried: bool = False
+
+    @property
+    def size(self) -> int | None:
+        return None if self.device is None else self.device.size_bytes
+
+    def pools(self, allocator: str) -> list[PoolUsage]:
+        """Return the program's own pools of an allocator on the device."""
+        return _pools(self.report, allocator, self.device_uuid)
+
+    def live_classes(self) -> Iterator[LiveClasses]:
+        known = self.classes or (() if self.oom is None else self.oom.classes)
+        return (one for one in known if one.device_uuid == self.device_uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """``applies`` decides on what was seen, which ``meaning`` describes. ``text`` is one imperative clause."""
+
+    name: str
+    meaning: str
+    applies: Callable[[Case], bool]
+    text: Callable[[Case], str]
+
+
+def case_of(report: AgentReport, device_uuid: str, snapshot: Snapshot, retried: bool = False) -> Case:
+    """Return the case of one program on one device, with its newest out-of-memory error there."""
+    ooms = [oom for oom in report.program.ooms if oom.device_uuid in (None, device_uuid)]
+    return Case(
+        report=report,
+        device_uuid=device_uuid,
+        device=snapshot.device(device_uuid),
+        reports=snapshot.reports,
+        oom=ooms[-1] if ooms else None,
+        retried=retried,
+    )
+
+
+def advice(case: Case) -> list[str]:
+    """Return the clauses that apply, most effective first."""
+    return [one.text(case) for one in ADVICE if one.applies(case)]
+
+
+def sentence(case: Case) -> str:
+    """Return the clauses with a leading semicolon each, for the end of a summary; empty without advice."""
+    return "".join(f"; {clause}" for clause in advice(case))
+
+
+def torch_version(frameworks: Sequence[str]) -> tuple[int, int] | None:
+    """Return the version of the PyTorch that an agent reports."""
+    for framework in frameworks:
+        found = re.match(r"torch (\d{1,3})\.(\d{1,3})", framework)
+        if found:
+            return int(found[1]), int(found[2])
+    return None
+
+
+def torch_setting(frameworks: Sequence[str]) -> str:
+    """Return the environment variable that configures the allocator of the PyTorch that an agent reports.
+
+    It is the older name where the version is unknown: every version reads it.
+    """
+    version = torch_version(frameworks)
+    return NEW_NAME if version is not None and version >= ALLOC_CONF_SINCE else OLD_NAME
+
+
+def _names(case: Case) -> str:
+    """Return the name for the version in use, and the other one."""
+    name = torch_setting(case.report.frameworks)
+    if name == NEW_NAME:
+        return f"{NEW_NAME} ({OLD_NAME} before PyTorch {ALLOC_CONF_SINCE[0]}.{ALLOC_CONF_SINCE[1]})"
+    return f"{OLD_NAME} ({NEW_NAME} from PyTorch {ALLOC_CONF_SINCE[0]}.{ALLOC_CONF_SINCE[1]} on)"
+
+
+def _pools(report: AgentReport, allocator: str, device_uuid: str) -> list[PoolUsage]:
+    return [pool for pool in report.pools if (pool.allocator, pool.device_uuid) == (allocator, device_uuid)]
+
+
+def _fragmented(case: Case) -> bool:
+    """Return whether PyTorch's free memory is in pieces: much is stranded, or a smaller request failed."""
+    if case.oom is not None and case.oom.request_bytes is not None:
+        pools = [p for p in case.oom.pools if (p.allocator, p.device_uuid) == ("torch", case.device_uuid)]
+        free = sum(pool.cached_bytes + pool.stranded_bytes for pool in pools)
+        if 0 < case.oom.request_bytes <= free:
+            return True
+    stranded = sum(pool.stranded_bytes for pool in case.pools("torch"))
+    return case.size is not None and stranded >= FRAGMENTED * case.size
+
+
+def _has_expandable_segments(case: Case) -> bool:
+    version = torch_version(case.report.frameworks)
+    rocm = any(framework.startswith("torch ") and "rocm" in framework for framework in case.report.frameworks)
+    return not rocm and (version is None or version >= EXPANDABLE_SINCE)
+
+
+def _split_size(case: Case) -> int:
+    """Return MiB: the failed request, so that free blocks of at least its size stay whole."""
+    request = case.oom.request_bytes if case.oom is not None else None
+    return HIGHEST_SPLIT if request is None else min(HIGHEST_SPLIT, max(LOWEST_SPLIT, request // MIB))
+
+
+def _training(case: Case) -> bool:
+    return any(one.gradients_bytes or one.optimizer_bytes for one in case.live_classes())
+
+
+def _part(case: Case, *names: str) -> float:
+    """Return the part of live bytes that classes have; 0 if they are unknown."""
+    found = list(case.live_classes())
+    live = sum(one.live_bytes for one in found)
+    return sum(getattr(one, f"{name}_bytes") for one in found for name in names) / live if live else 0.0
+
+
+def _short_of_memory(case: Case) -> bool:
+    return case.oom is not None or case.retried
+
+
+def _unused(case: Case, allocator: str) -> list[tuple[AgentReport, int]]:
+    """Return the programs on the device whose allocator holds much that is not in use, with these bytes.
+
+    Where the library does not state what it holds, the driver's count of the process is used.
+    """
+    found = []
+    for report in case.reports or (case.report,):
+        pools = _pools(report, allocator, case.device_uuid)
+        live, held = sum(pool.live_bytes for pool in pools), sum(pool.held_bytes for pool in pools)
+        if pools and not all(pool.held_known for pool in pools) and case.device is not None:
+            process = case.device.processes_by_key.get(report.key)
+            held = max(held, process.used_bytes or 0) if process is not None else held
+        if pools and case.size and held - live >= UNUSED * case.size:
+            found.append((report, held - live))
+    return found
+
+
+def _preallocates(case: Case, allocator: str) -> bool:
+    return _short_of_memory(case) and bool(_unused(case, allocator))
+
+
+def _holders(case: Case, allocator: str) -> str:
+    return ", ".join(
+        f"{report.workload or 'a program'} (pid {report.pid}), which holds {human(size)} without use"
+        for report, size in _unused(case, allocator)
+    )
+
+
+ADVICE = (
+    Advice(
+        "expandable-segments",
+        "5 % of the device is stranded in PyTorch's pool, or a request failed although more was free in it; PyTorch "
+        "2.1 or later on CUDA",
+        lambda case: _fragmented(case) and _has_expandable_segments(case),
+        lambda case: f"set {_names(case)} to expandable_segments:True",
+    ),
+    Advice(
+        "max-split-size",
+        "the same, where PyTorch has no expandable segments (ROCm, or before 2.1)",
+        lambda case: _fragmented(case) and not _has_expandable_segments(case),
+        lambda case: f"set {_names(case)} to max_split_size_mb:{_split_size(case)}",
+    ),
+    Advice(
+        "gradient-checkpointing",
+        "short of memory while training, and half of the live bytes or more are activations",
+        lambda case: _short_of_memory(case) and _training(case) and _part(case, "activations") >= LARGE,
+        lambda case: (
+            "use gradient checkpointing (torch.utils.checkpoint): "
+            f"{_part(case, 'activations'):.0%} of the live bytes are activations"
+        ),
+    ),
+    Advice(
+        "mixed-precision",
+        "short of memory while training, and half of the live bytes or more are activations",
+        lambda case: _short_of_memory(case) and _training(case) and _part(case, "activations") >= LARGE,
+        lambda case: "use mixed precision (torch.autocast) if the program does not, which halves most activations",
+    ),
+    Advice(
+        "smaller-batch",
+        "short of memory, and half of the live bytes or more depend on the batch: activations, inputs and results",
+        lambda case: _short_of_memory(case) and _part(case, "activations", "tensors") >= LARGE,
+        lambda case: (
+            "use a smaller batch, with gradient accumulation to keep its effect"
+            if _training(case)
+            else "use a smaller batch"
+        ),
+    ),
+    Advice(
+        "tensorflow-memory-growth",
+        "short of memory, and a TensorFlow program on the device holds a quarter of it without use",
+        lambda case: _preallocates(case, "tensorflow"),
+        lambda case: (
+            f"call tf.config.experimental.set_memory_growth(gpu, True) at the start of {_holders(case, 'tensorflow')}"
+        ),
+    ),
+    Advice(
+        "jax-preallocation",
+        "short of memory, and a JAX program on the device holds a quarter of it without use",
+        lambda case: _preallocates(case, "jax"),
+        lambda case: (
+            "set XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller XLA_CLIENT_MEM_FRACTION, for "
+            f"{_holders(case, 'jax')}"
+        ),
+    ),
+    Advice(
+        "rmm-pool-size",
+        "short of memory, and an RMM pool on the device holds a quarter of it without use",
+        lambda case: _preallocates(case, "rmm"),
+        lambda case: (
+            f"create the pool of RMM with a smaller initial_pool_size and maximum_pool_size in {_holders(case, 'rmm')}"
+        ),
+    ),
+)
+"""All advice, most effective first."""

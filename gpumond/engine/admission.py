@@ -1,0 +1,182 @@
+"""Decisions on requests for device memory: which start now, and which caches are flushed for them. No I/O.
+
+Requests for one device are granted in the order of their arrival, so that none waits for ever. A granted request
+counts as used until its program has allocated the memory, or its deadline has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpumond.model.process import ProcessKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingRequest:
+    """A request for ``need_bytes`` of one device. ``uid``: the user whose programs may be flushed for it; None for all
+    users. ``grant_seconds``: the time that the program has to allocate the memory.
+    """
+
+    id: str
+    device_uuid: str
+    need_bytes: int
+    grant_seconds: float
+    uid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A request that was granted, until its program has the memory or ``deadline`` (elapsed seconds)."""
+
+    id: str
+    device_uuid: str
+    need_bytes: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """A program on the device that may be flushed. ``thrashes``: how often it allocated flushed memory again."""
+
+    process: ProcessKey
+    uid: int
+    workload: str
+    reclaimable_bytes: int
+    idle_seconds: float | None = None
+    thrashes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Memory of one device. ``free_bytes`` is None if unknown.
+
+    ``reserved_bytes``: the part of the reserves of quotas that their programs do not use. ``lenders``: the users whose
+    programs may be flushed for them; None for all users.
+    """
+
+    uuid: str
+    size_bytes: int | None
+    free_bytes: int | None
+    reserved_bytes: int = 0
+    lenders: frozenset[int] | None = None
+    neighbours: tuple[Neighbour, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The flushes after which a request fits. ``missing_bytes``: what is missing even after them; then none is due."""
+
+    available_bytes: int | None
+    flushes: tuple[Neighbour, ...] = ()
+    missing_bytes: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """True if the request fits without a flush."""
+        return self.available_bytes is not None and not self.flushes and not self.missing_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Requests in the order of their arrival, and grants whose memory is not allocated yet."""
+
+    waiting: tuple[WaitingRequest, ...] = ()
+    grants: tuple[Grant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``plans``: by id, the plan of each first request of a device; by UUID, that of reserves that do not fit."""
+
+    queue: Queue
+    granted: tuple[WaitingRequest, ...] = ()
+    plans: Mapping[str, Plan] = field(default_factory=dict)
+
+
+def decide(
+    queue: Queue,
+    rooms: Iterable[Room],
+    allocated: Mapping[str, int],
+    ended: Collection[str],
+    now: float,
+) -> Decision:
+    """Return the requests that are granted now, and the plans of those that wait at the head of a device's queue.
+
+    ``allocated``: bytes that the program of each grant holds on its device. ``ended``: grants whose program has ended.
+    """
+    grants = [
+        grant
+        for grant in queue.grants
+        if grant.id not in ended and now < grant.deadline and allocated.get(grant.id, 0) < grant.need_bytes
+    ]
+    granted: list[WaitingRequest] = []
+    plans: dict[str, Plan] = {}
+    for room in rooms:
+        available = available_bytes(room, grants, allocated)
+        if available is not None and available < 0 and room.reserved_bytes:
+            lenders = [each for each in room.neighbours if room.lenders is None or each.uid in room.lenders]
+            plans[room.uuid] = lending(lenders, min(-available, room.reserved_bytes), available)
+        for request in queue.waiting:
+            if request.device_uuid != room.uuid:
+                continue
+            if available is None or request.need_bytes > available:
+                plans[request.id] = plan(room, request, available)
+                break
+            available -= request.need_bytes
+            granted.append(request)
+            grants.append(Grant(request.id, room.uuid, request.need_bytes, now + request.grant_seconds))
+    started = {request.id for request in granted}
+    waiting = tuple(request for request in queue.waiting if request.id not in started)
+    return Decision(Queue(waiting, tuple(grants)), tuple(granted), plans)
+
+
+def available_bytes(room: Room, grants: Iterable[Grant], allocated: Mapping[str, int]) -> int | None:
+    """Return the free bytes that neither a grant nor a reserve claims; negative if these exceed the free bytes."""
+    if room.free_bytes is None:
+        return None
+    outstanding = (
+        max(0, grant.need_bytes - allocated.get(grant.id, 0)) for grant in grants if grant.device_uuid == room.uuid
+    )
+    return room.free_bytes - sum(outstanding) - room.reserved_bytes
+
+
+def plan(room: Room, request: WaitingRequest, available: int | None) -> Plan:
+    """Return the plan for one request."""
+    if available is None:
+        return Plan(None)
+    if request.need_bytes <= available:
+        return Plan(available)
+    allowed = [each for each in room.neighbours if request.uid in (None, each.uid)]
+    return lending(allowed, request.need_bytes - available, available)
+
+
+def lending(neighbours: Iterable[Neighbour], short_bytes: int, available: int) -> Plan:
+    """Return the cheapest flushes that return ``short_bytes``.
+
+    A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
+    the largest is first, so that few programs are flushed.
+    """
+    chosen: list[Neighbour] = []
+    for each in sorted(neighbours, key=_cost):
+        if short_bytes <= 0:
+            break
+        if each.reclaimable_bytes > 0:
+            chosen.append(each)
+            short_bytes -= each.reclaimable_bytes
+    return Plan(available, _needed(chosen, -short_bytes), max(0, short_bytes))
+
+
+def _cost(neighbour: Neighbour) -> tuple[int, bool, int, int]:
+    return (neighbour.thrashes, not neighbour.idle_seconds, -neighbour.reclaimable_bytes, neighbour.process.pid)
+
+
+def _needed(chosen: Sequence[Neighbour], spare_bytes: int) -> tuple[Neighbour, ...]:
+    """Return the flushes without those that the rest makes superfluous, the most expensive of these first."""
+    kept: list[Neighbour] = []
+    for each in reversed(chosen):
+        if each.reclaimable_bytes <= spare_bytes:
+            spare_bytes -= each.reclaimable_bytes
+        else:
+            kept.append(each)
+    return tuple(reversed(kept))

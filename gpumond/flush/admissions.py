@@ -1,0 +1,291 @@
+"""Requests for device memory: who waits, who was granted, and the flushes that make room.
+
+``engine.admission`` decides; this module keeps the queue and carries out its plans. The queue is in memory only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpumond.engine.admission import Decision, Plan, Queue, WaitingRequest, available_bytes, decide, plan
+from gpumond.engine.rooms import Lending, Started, allocated, rooms
+from gpumond.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
+from gpumond.flush import FlushOutcome, FlushRequest, Target
+from gpumond.model.process import ProcessKey
+from gpumond.model.snapshot import Snapshot
+from gpumond.model.units import human
+
+log = logging.getLogger(__name__)
+
+LEASE_SECONDS = 10.0
+"""Time after which a request that is not renewed loses its place."""
+GRANT_SECONDS = 120.0
+"""Time to allocate the memory, for a program whose process is unknown."""
+PROCESS_GRANT_SECONDS = 600.0
+"""The same for a known process. The end of the process ends its grant."""
+PER_OWNER, IN_TOTAL = 16, 256
+"""Limits of requests, granted ones included."""
+PAUSE_SECONDS = 5.0
+"""Time between two flushes for one device. It doubles while they do not suffice."""
+MAX_PAUSE_SECONDS = 600.0
+
+RESERVE = "reserve"
+"""The requester of flushes for the reserve of a quota."""
+
+AdmissionState = Literal["granted", "waiting", "refused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFlush:
+    """A program whose cache is flushed for the request, and the bytes that this returns."""
+
+    pid: int
+    start_ticks: int | None
+    workload: str
+    reclaimable_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """State of a request for device memory.
+
+    `ahead`: requests for the device that came before. `available_bytes`: free memory that no earlier request and no
+    reserve claims; null if unknown, negative if they claim more. `plan`: the flushes after which the request fits;
+    `missing_bytes`: what is missing even then.
+    """
+
+    id: str
+    state: AdmissionState
+    device_uuid: str
+    need_bytes: int
+    ahead: int = 0
+    available_bytes: int | None = None
+    missing_bytes: int = 0
+    plan: tuple[PlannedFlush, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    owner: str
+    started: Started
+    request: WaitingRequest
+    leased_until: float
+    granted: bool = False
+
+
+@dataclass(slots=True)
+class _Pause:
+    until: float = 0.0
+    seconds: float = PAUSE_SECONDS
+
+
+class Admissions:
+    """Requests of one daemon. ``lending`` returns the current setting; ``find`` a process by its pid, with its uid.
+
+    ``clock`` returns the seconds that snapshots count from the start of the daemon.
+    """
+
+    def __init__(
+        self,
+        flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
+        lending: Callable[[], Lending],
+        find: Callable[[int], tuple[ProcessKey, int] | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._flush, self._lending, self._find, self._clock = flush, lending, find, clock
+        self._queue = Queue()
+        self._entries: dict[str, _Entry] = {}
+        self._pauses: dict[str, _Pause] = {}
+        self._lent_to: dict[str, str] = {}
+        self._flushing: dict[str, asyncio.Task[None]] = {}
+        self._decision = Decision(Queue())
+
+    def request(
+        self,
+        snapshot: Snapshot,
+        device_uuid: str,
+        need_bytes: int,
+        owner: str,
+        *,
+        uid: int | None = None,
+        pid: int | None = None,
+        wait: bool = False,
+    ) -> Admission:
+        """Grant a request, or queue it if it waits. Raises TooManyAdmissions.
+
+        ``uid``: the user that makes the request; None for an administrator. ``pid``: the process that becomes the
+        program; one of another user is ignored, since a client may have stated any.
+        """
+        self._expire()
+        own = sum(entry.owner == owner for entry in self._entries.values())
+        if own >= PER_OWNER or len(self._entries) >= IN_TOTAL:
+            limit = f"{PER_OWNER} requests of one user" if own >= PER_OWNER else f"{IN_TOTAL} requests"
+            raise TooManyAdmissions(f"the limit of {limit} for memory is reached; wait until a program has started")
+        name, now = uuid.uuid4().hex, self._clock()
+        found = self._find(pid) if pid is not None else None
+        process, owner_uid = found if found and uid in (None, found[1]) else (None, uid)
+        request = WaitingRequest(
+            id=name,
+            device_uuid=device_uuid,
+            need_bytes=need_bytes,
+            grant_seconds=PROCESS_GRANT_SECONDS if process else GRANT_SECONDS,
+            uid=uid if self._lending() == "user" else None,
+        )
+        started = Started(process, owner_uid, device_uuid, need_bytes)
+        entry = _Entry(owner=owner, started=started, request=request, leased_until=now + LEASE_SECONDS)
+        self._entries[name] = entry
+        self._queue = Queue((*self._queue.waiting, request), self._queue.grants)
+        self._decide(snapshot)
+        answer = self._answer(snapshot, name, entry)
+        if not entry.granted and not wait:
+            self._remove(name)
+            return replace(answer, state="refused")
+        return answer
+
+    def renew(self, snapshot: Snapshot, name: str, owner: str) -> Admission:
+        """Keep the place of a request, and return its state. Raises NoSuchAdmission."""
+        self._expire()
+        entry = self._entry(name, owner)
+        entry.leased_until = self._clock() + LEASE_SECONDS
+        return self._answer(snapshot, name, entry)
+
+    def cancel(self, name: str, owner: str) -> None:
+        """Remove a request, or release what it was granted. Raises NoSuchAdmission."""
+        self._entry(name, owner)
+        self._remove(name)
+
+    def execute(self, snapshot: Snapshot) -> None:
+        """Decide on a new snapshot, and start the flushes that are due; waits for none of them."""
+        if not self._entries and not any(each.quota.reserve_bytes for each in snapshot.quotas):
+            self._pauses.clear()
+            return
+        self._expire()
+        self._decide(snapshot)
+        short = {self._device_of(key) for key in self._decision.plans}
+        self._pauses = {device: pause for device, pause in self._pauses.items() if device in short}
+        for key, found in self._decision.plans.items():
+            if found.flushes and (key not in self._entries or not found.missing_bytes):
+                self._lend(key, found)
+
+    async def close(self) -> None:
+        tasks = list(self._flushing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _decide(self, snapshot: Snapshot) -> None:
+        started = {grant.id: self._entries[grant.id].started for grant in self._queue.grants}
+        ended = {name for name, own in started.items() if own.process and not self._is_alive(own.process)}
+        own_rooms = rooms(snapshot, started, self._lending())
+        held = allocated(snapshot, started)
+        self._decision = decide(self._queue, own_rooms, held, ended, self._clock())
+        self._queue = self._decision.queue
+        for request in self._decision.granted:
+            self._entries[request.id].granted = True
+        current = {grant.id for grant in self._queue.grants}
+        for name in [name for name, entry in self._entries.items() if entry.granted and name not in current]:
+            del self._entries[name]
+
+    def _is_alive(self, process: ProcessKey) -> bool:
+        found = self._find(process.pid)
+        return found is not None and found[0] == process
+
+    def _answer(self, snapshot: Snapshot, name: str, entry: _Entry) -> Admission:
+        device, need = entry.request.device_uuid, entry.request.need_bytes
+        if entry.granted:
+            return Admission(id=name, state="granted", device_uuid=device, need_bytes=need)
+        ahead = self._ahead(name, device)
+        found = self._decision.plans.get(name) or self._plan_behind(snapshot, entry.request, ahead)
+        return Admission(
+            id=name,
+            state="waiting",
+            device_uuid=device,
+            need_bytes=need,
+            ahead=len(ahead),
+            available_bytes=found.available_bytes,
+            missing_bytes=found.missing_bytes,
+            plan=tuple(
+                PlannedFlush(
+                    pid=each.process.pid,
+                    start_ticks=each.process.start_ticks,
+                    workload=each.workload,
+                    reclaimable_bytes=each.reclaimable_bytes,
+                )
+                for each in found.flushes
+            ),
+        )
+
+    def _plan_behind(self, snapshot: Snapshot, request: WaitingRequest, ahead: list[WaitingRequest]) -> Plan:
+        """Return the plan of a request behind others, whose memory counts as used."""
+        started = {grant.id: self._entries[grant.id].started for grant in self._queue.grants}
+        room = next(
+            (each for each in rooms(snapshot, started, self._lending()) if each.uuid == request.device_uuid), None
+        )
+        if room is None:
+            return Plan(None)
+        available = available_bytes(room, self._queue.grants, allocated(snapshot, started))
+        claimed = sum(each.need_bytes for each in ahead)
+        return plan(room, request, None if available is None else available - claimed)
+
+    def _ahead(self, name: str, device: str) -> list[WaitingRequest]:
+        ahead: list[WaitingRequest] = []
+        for each in self._queue.waiting:
+            if each.id == name:
+                break
+            if each.device_uuid == device:
+                ahead.append(each)
+        return ahead
+
+    def _lend(self, key: str, found: Plan) -> None:
+        device, now = self._device_of(key), self._clock()
+        pause = self._pauses.setdefault(device, _Pause())
+        if self._lent_to.get(device) != key:
+            pause.seconds = PAUSE_SECONDS
+        if device in self._flushing or now < pause.until:
+            return
+        self._lent_to[device] = key
+        pause.until = now + pause.seconds
+        pause.seconds = min(MAX_PAUSE_SECONDS, 2 * pause.seconds)
+        entry = self._entries.get(key)
+        actor = entry.owner if entry else RESERVE
+        task = asyncio.create_task(self._carry_out(device, found, actor))
+        self._flushing[device] = task
+        task.add_done_callback(lambda _: self._flushing.pop(device, None))
+
+    async def _carry_out(self, device: str, found: Plan, actor: str) -> None:
+        if found.missing_bytes:
+            log.warning("the reserves of quotas on %s lack %s, even after flushes", device, human(found.missing_bytes))
+        targets = [Target(pid=each.process.pid, start_ticks=each.process.start_ticks) for each in found.flushes]
+        requests = [self._flush(FlushRequest(target=target, by_rule=True), actor) for target in targets]
+        for result in await asyncio.gather(*requests, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, (FlushError, StoreUnavailable)):
+                raise result
+
+    def _device_of(self, key: str) -> str:
+        entry = self._entries.get(key)
+        return entry.request.device_uuid if entry else key
+
+    def _entry(self, name: str, owner: str) -> _Entry:
+        entry = self._entries.get(name)
+        if entry is None or entry.owner != owner:
+            raise NoSuchAdmission(
+                f"no request of {owner} has this id; it was not renewed in {LEASE_SECONDS:g} s, or ended"
+            )
+        return entry
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for name in [name for name, entry in self._entries.items() if not entry.granted and entry.leased_until < now]:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        del self._entries[name]
+        self._queue = Queue(
+            tuple(each for each in self._queue.waiting if each.id != name),
+            tuple(each for each in self._queue.grants if each.id != name),
+        )

@@ -1,0 +1,114 @@
+"""Quotas: limits of the memory that processes hold on a device. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import lru_cache
+from typing import NamedTuple
+
+MAX_KNOWN_OWNERS = 4096
+
+
+class Owner(NamedTuple):
+    """Attributes of a process that quotas match. Unknown attributes are empty, and match only the pattern ``*``."""
+
+    workload: str = ""
+    users: tuple[str, ...] = ("",)
+    """Name and uid of its user."""
+    container: str = ""
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """Limits of each process that matches, on each device. An attribute without a pattern (None) is not compared.
+
+    ``soft_bytes``: a process above it has an alert. ``limit_bytes`` is set in the program, if it allows this.
+    ``reserve_bytes`` are kept available for the process.
+    """
+
+    name: str
+    workload: str | None = None
+    user: str | None = None
+    container: str | None = None
+    namespace: str | None = None
+    soft_bytes: int | None = None
+    limit_bytes: int | None = None
+    reserve_bytes: int | None = None
+
+    def matches(self, owner: Owner) -> bool:
+        return (
+            _matches(self.workload, (owner.workload,))
+            and _matches(self.user, owner.users)
+            and _matches(self.container, (owner.container,))
+            and _matches(self.namespace, (owner.namespace,))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectiveQuota:
+    """Limits of one process from all quotas that match it: the lowest soft limit and limit, the highest reserve.
+
+    Each has the name of its quota, which is empty without one.
+    """
+
+    soft_bytes: int | None = None
+    soft_quota: str = ""
+    limit_bytes: int | None = None
+    limit_quota: str = ""
+    reserve_bytes: int | None = None
+    reserve_quota: str = ""
+
+
+NO_QUOTA = EffectiveQuota()
+
+
+class QuotaTable:
+    """Quotas in effect. Remembers the result for each owner, since each tick asks again for each process."""
+
+    def __init__(self, quotas: Sequence[Quota] = ()) -> None:
+        self.quotas = tuple(quotas)
+        self._known: dict[Owner, EffectiveQuota] = {}
+
+    def of(self, owner: Owner) -> EffectiveQuota:
+        """Return the limits of one process, which are ``NO_QUOTA`` if no quota matches."""
+        if not self.quotas:
+            return NO_QUOTA
+        if owner not in self._known:
+            if len(self._known) >= MAX_KNOWN_OWNERS:
+                self._known.clear()
+            self._known[owner] = _effective([quota for quota in self.quotas if quota.matches(owner)])
+        return self._known[owner]
+
+
+WITHOUT_QUOTAS = QuotaTable()
+
+
+def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
+    soft = [(quota.soft_bytes, quota.name) for quota in quotas if quota.soft_bytes is not None]
+    limits = [(quota.limit_bytes, quota.name) for quota in quotas if quota.limit_bytes is not None]
+    reserves = [(quota.reserve_bytes, quota.name) for quota in quotas if quota.reserve_bytes is not None]
+    lowest_soft, soft_quota = min(soft, default=(None, ""))
+    lowest_limit, limit_quota = min(limits, default=(None, ""))
+    highest_reserve, reserve_quota = max(reserves, default=(None, ""))
+    found = EffectiveQuota(
+        soft_bytes=lowest_soft,
+        soft_quota=soft_quota,
+        limit_bytes=lowest_limit,
+        limit_quota=limit_quota,
+        reserve_bytes=highest_reserve,
+        reserve_quota=reserve_quota,
+    )
+    return NO_QUOTA if found == NO_QUOTA else found
+
+
+def _matches(pattern: str | None, values: Sequence[str]) -> bool:
+    return pattern is None or any(_compiled(pattern).match(value) for value in values)
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(translate(pattern))

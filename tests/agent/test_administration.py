@@ -1,0 +1,229 @@
+"""Requests of an administrator: classes of live bytes, recordings of the history, and the files of snapshots."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from gpumond.agent.administration import ENCODED_BYTES, CommandHandler, answers
+from gpumond.agent.treemap import Rectangle, layout, page
+from gpumond.model.program import Call, Dump, Site
+from gpumond.protocol.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResponse, encode
+from gpumond.sim.allocator import CachingAllocator
+from gpumond.sim.device import MIB
+from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
+
+
+@pytest.fixture
+def handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandHandler:
+    monkeypatch.setenv("XDG_STATE_HOME", os.fspath(tmp_path))
+    return CommandHandler()
+
+
+def whole(handler: CommandHandler, number: int) -> bytes:
+    """Return a file from its parts."""
+    content = b""
+    while True:
+        answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number, offset=len(content)), "train", False)
+        assert len(encode(answer)) < MAX_MESSAGE_BYTES
+        part = zlib.decompress(base64.b64decode("".join(answer.part)))
+        assert len(part) == answer.part_bytes
+        content += part
+        if len(content) == answer.file_bytes:
+            return content
+        assert part
+
+
+def test_file_of_a_snapshot_is_sent_in_parts(allocator: CachingAllocator, handler: CommandHandler):
+    for _ in range(20):
+        allocator.malloc(2 * MIB)
+    dump = handler.answer(AgentRequest("x", "snapshot"), "train", False).dump
+    assert dump is not None
+    assert dump.path is not None
+    assert dump.id == 1
+    assert whole(handler, 1) == Path(dump.path).read_bytes()
+
+
+def test_parts_of_any_content_are_bounded(handler: CommandHandler):
+    noise = os.urandom(700_000)
+
+    def fill(path: str) -> None:
+        with open(path, "wb") as file:
+            file.write(noise)
+
+    dump = handler._snapshots.save("train", ".bin", "torch", fill)
+    assert dump.id is not None
+    assert whole(handler, dump.id) == noise
+    answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=dump.id), "train", False)
+    assert sum(map(len, answer.part)) <= ENCODED_BYTES
+    after_the_end = AgentRequest("x", "fetch", snapshot_id=dump.id, offset=2**62)
+    assert handler.answer(after_the_end, "train", False).part_bytes == 0
+
+
+@pytest.mark.parametrize("number", [None, 0, 5])
+def test_unknown_snapshot_is_refused_with_those_that_are_kept(handler: CommandHandler, number: int | None):
+    answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number), "train", False)
+    assert (answer.part, answer.file_bytes) == ((), None)
+    assert "kept are: none" in answer.reason
+
+
+def test_only_files_of_snapshots_are_sent(handler: CommandHandler, tmp_path: Path):
+    """A link that replaced a file is not followed."""
+    dump = handler._snapshots.save("train", ".bin", "torch", lambda path: Path(path).write_bytes(b"1"))
+    assert dump.path is not None
+    Path(dump.path).unlink()
+    Path(dump.path).symlink_to("/etc/hostname")
+    assert handler.answer(AgentRequest("x", "fetch", snapshot_id=dump.id), "train", False).part == ()
+
+
+def test_all_requests_but_the_limit_are_answered_without_permission():
+    assert answers(False) == ("snapshot", "classes", "fetch", "retainers")
+    assert answers(True) == ("limit", *answers(False))
+
+
+def test_classes_are_refused_without_a_library_that_has_them(allocator: CachingAllocator, handler: CommandHandler):
+    answer = handler.answer(AgentRequest("x", "classes"), "train", False)
+    assert (answer.classes, "can be classified" in answer.reason) == ((), True)
+    assert "too many requests" in handler.answer(AgentRequest("y", "classes"), "train", False).reason
+
+
+def test_recording_is_refused_without_a_library_that_records(allocator: CachingAllocator, handler: CommandHandler):
+    refused = handler.start_recording(AgentRequest("x", "classes", record_seconds=1.0), "train", "allow")
+    assert refused is not None
+    assert "can record its history" in refused.reason
+    for policy in ("step", "never"):
+        refused = handler.start_recording(AgentRequest("x", "classes", record_seconds=1.0), "train", policy)  # type: ignore[arg-type]
+        assert refused is not None
+        assert f"flush_policy is {policy}" in refused.reason
+
+
+RECORDING = """
+import json, pickle, time, torch
+from gpumond.agent.administration import CommandHandler
+from gpumond.protocol.messages import AgentRequest, encode
+from torch.world import ACTIVE, FREE, WORLD, Segment
+WORLD.reset(segments=[Segment([(4 << 20, ACTIVE), (2 << 20, ACTIVE), (1 << 20, FREE), (8 << 20, ACTIVE)])])
+plain = WORLD.snapshot
+def snapshot():
+    segments = plain()
+    own = {"filename": "/home/a/train.py", "line": 31, "name": "step"}
+    frames = [{"filename": "??", "line": 0, "name": "cpp"}, own]
+    for block in segments[0]["blocks"][:2]:
+        block["frames"] = frames
+    return segments
+WORLD.snapshot = snapshot
+handler = CommandHandler()
+request = AgentRequest("one", "snapshot", record_seconds=60.0)
+now = time.monotonic()
+print(handler.start_recording(request, "team/train", "allow"), torch._C._cuda_isHistoryEnabled())
+print(handler.start_recording(request, "team/train", "allow").reason)
+print(handler.finished_recording(now + 50.0), torch._C._cuda_isHistoryEnabled())
+found = handler.finished_recording(now + 70.0)
+print(torch._C._cuda_isHistoryEnabled(), handler.finished_recording(now + 80.0))
+print(json.dumps([found.id, found.unrecorded_bytes, found.dump.path, found.treemap.path, len(encode(found))]))
+(site,) = found.sites
+print(site.size_bytes, site.blocks, *site.calls)
+print(pickle.load(open(found.dump.path, "rb"))["segments"][0]["total_size"])
+print(handler.start_recording(request, "train", "allow"))
+handler.cancel_recording()
+print(torch._C._cuda_isHistoryEnabled(), [call for call in WORLD.calls if call.startswith("record")][0])
+WORLD.records_history = True
+print(handler.start_recording(request, "train", "allow").reason)
+"""
+
+
+def test_history_is_on_for_the_requested_time_and_then_off(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", RECORDING],
+        env=environment("/nowhere", STANDINS, XDG_STATE_HOME=os.fspath(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[:4] == ["None True", "a recording is already in progress", "None True", "False None"]
+    name, unrecorded, pickle, treemap, size = json.loads(lines[4])
+    assert (name, unrecorded) == ("one", 8 * MIB)
+    assert size < MAX_MESSAGE_BYTES
+    assert lines[5] == f"{6 * MIB} 2 Call(file='/home/a/train.py', line=31, function='step')"
+    assert lines[6] == str(15 * MIB)
+    html = Path(treemap).read_text()
+    assert "train.py:31 step" in html
+    assert "allocated before the recording: 8.0 MiB" in html
+    assert (Path(pickle).suffix, Path(treemap).suffix) == (".pickle", ".html")
+    assert lines[7] == "None"
+    assert lines[8].startswith("False record all [('context', 'all'), ('max_entries', 10000), ('stacks', 'python')]")
+    assert "the program records its memory history" in lines[9]
+
+
+STEPPING = """
+import sys, torch
+from torch.world import ACTIVE, WORLD, Segment
+WORLD.reset(segments=[Segment([(4 << 20, ACTIVE)])])
+import gpumond.agent as agent
+agent.start(flush_policy="step")
+for line in sys.stdin:
+    agent.step()
+    print("stepped", flush=True)
+"""
+
+
+def test_program_with_policy_step_is_interrupted_in_its_steps_only(daemon: FakeDaemon):
+    """The stand-in has no tensors: the answer has no classes, but it is that of the step."""
+    with host(STEPPING, environment(daemon.path, STANDINS)) as process:
+        peer = daemon.wait_peer(process.pid)
+        peer.send(AgentRequest("recorded", "classes", record_seconds=1.0), AgentRequest("one", "classes"))
+        answer = daemon.wait_message(AgentResponse)
+        assert (answer.id, "flush_policy is step" in answer.reason) == ("recorded", True)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        while "one" not in {each.id for each in daemon.received(AgentResponse)}:
+            process.stdin.write("\n")
+            process.stdin.flush()
+            process.stdout.readline()
+        answer = daemon.wait_message(AgentResponse)
+        assert "can be classified" in answer.reason
+        finished(process)
+
+
+def test_treemap_fills_its_space_in_proportion():
+    sizes = [500, 300, 100, 60, 30, 10]
+    space = Rectangle(0.0, 0.0, 1200.0, 700.0)
+    placed = layout(sizes, space)
+    areas = [at.width * at.height for at in placed]
+    assert areas == pytest.approx([size / 1000 * 1200 * 700 for size in sizes])
+    assert all(at.x >= -1e-6 and at.x + at.width <= 1200.001 for at in placed)
+    assert all(at.y >= -1e-6 and at.y + at.height <= 700.001 for at in placed)
+    assert max(max(at.width / at.height, at.height / at.width) for at in placed) < 4
+    assert layout([], space) == []
+
+
+def test_treemap_contains_no_markup_of_the_program_and_no_reference():
+    hostile = Site(MIB, 1, (Call("/home/<script>alert(1)</script>.py", 1, "<lambda>"),))
+    many = [Site(size, 1, (Call(f"/home/a/{size}.py", size, "f"),)) for size in range(1, 400)]
+    html = page("<b>train</b>", [hostile, *many], 5)
+    assert "<script" not in html
+    assert "<b>" not in html
+    assert "&lt;lambda&gt;" in html
+    assert "http" not in html
+    assert "other sites" in html
+
+
+def test_treemap_of_nothing_is_a_page():
+    assert page("train", [], 0).startswith("<!DOCTYPE html>")
+
+
+def test_failed_file_has_a_reason(handler: CommandHandler):
+    def fill(path: str) -> None:
+        raise RuntimeError("of the\nlibrary")
+
+    dump = handler._snapshots.save("train", ".bin", "torch", fill)
+    assert dump == Dump("torch", None, 0, "RuntimeError: of the\N{REPLACEMENT CHARACTER}library")

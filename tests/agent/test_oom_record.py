@@ -1,0 +1,167 @@
+"""The OOM record: stacks without values, the last minute and open scopes. It is bounded in size."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpumond import agent
+from gpumond.agent.instrument import stacks
+from gpumond.agent.instrument.oom import MAX_RECORD_BYTES, OOMS
+from gpumond.agent.instrument.usage import RecentUsage
+from gpumond.agent.program_report import program_report, sample
+from gpumond.model.program import Oom
+from gpumond.protocol.messages import MAX_MESSAGE_BYTES, Report, decode, encode, to_json
+from gpumond.sim.allocator import CachingAllocator
+from gpumond.sim.device import MIB, OutOfMemory
+from gpumond.testing import make_pool
+from tests.agent.simulated import UUID
+
+SECRET = "a value of the program"
+
+
+def fail(allocator: CachingAllocator, secret: str) -> None:
+    allocator.malloc(2000 * MIB)
+
+
+def the_record(allocator: CachingAllocator) -> Oom:
+    with pytest.raises(OutOfMemory), agent.scope("epoch"):
+        fail(allocator, SECRET)
+    return agent.program().ooms[-1]
+
+
+def test_record_has_the_stack_of_the_failing_call(allocator: CachingAllocator):
+    record = the_record(allocator)
+    calls = [(Path(call.file).name, call.function.rpartition(".")[2]) for call in record.stack]
+    here = Path(__file__).name
+    assert ("allocator.py", "malloc") in calls[:4]
+    assert calls.index((here, "fail")) < calls.index((here, "the_record"))
+    line = next(call.line for call in record.stack if call.function == "fail")
+    assert "malloc" in Path(__file__).read_text().splitlines()[line - 1]
+    assert record.open_scopes == ("epoch",)
+    assert SECRET not in to_json(record).decode()
+    assert not [call for call in record.stack if call.file.startswith(stacks.OWN)]
+
+
+def test_record_of_an_observed_error_has_the_stack_of_its_caller(allocator: CachingAllocator):
+    OOMS.observed(UUID, 5)
+    assert (
+        agent.program().ooms[0].stack[0].function
+        == test_record_of_an_observed_error_has_the_stack_of_its_caller.__name__
+    )
+
+
+def test_middle_of_a_deep_stack_is_omitted(allocator: CachingAllocator):
+    def deeper(levels: int) -> None:
+        if levels:
+            deeper(levels - 1)
+        else:
+            allocator.malloc(2000 * MIB)
+
+    with pytest.raises(OutOfMemory), agent.scope("epoch"):
+        deeper(200)
+    (record,) = agent.program().ooms
+    assert len(record.stack) == 2 * stacks.ENDS
+    assert record.omitted_calls > 150
+
+
+def test_record_has_the_threads_inside_a_library_with_an_allocator(allocator: CachingAllocator):
+    """The simulated allocator calls back into the test, as a library does that waits inside an allocation."""
+    inside, over = threading.Event(), threading.Event()
+    module: dict[str, Any] = {"__name__": "gpumond.sim.allocator.pretended", "inside": inside, "over": over}
+    exec("def allocate():\n    inside.set()\n    over.wait()", module)
+    threads = [
+        threading.Thread(target=module["allocate"], name="loader"),
+        threading.Thread(target=over.wait, name="elsewhere"),
+    ]
+    for thread in threads:
+        thread.start()
+    inside.wait()
+    record = the_record(allocator)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert [stack.thread for stack in record.threads] == ["loader"]
+    assert "allocate" in [call.function for call in record.threads[0].calls]
+
+
+def test_record_has_the_last_minute_of_the_device(allocator: CachingAllocator):
+    usage = RecentUsage()
+    for second in range(100):
+        pools = make_pool(UUID, live=second * MIB, cached=MIB), make_pool("GPU-other", live=7)
+        usage.add(1000.0 + second, pools)
+    recent = usage.before(1100.0, UUID)
+    assert recent is not None
+    assert (recent.seconds[0], recent.seconds[-1], len(recent.seconds)) == (60.0, 1.0, 60)
+    assert (recent.live_bytes[-1], recent.held_bytes[-1]) == (99 * MIB, 100 * MIB)
+    of_all = usage.before(1100.0, None)
+    assert of_all is not None
+    assert of_all.live_bytes[-1] == 99 * MIB + 7
+    assert RecentUsage().before(1.0, None) is None
+
+
+def test_reports_fill_the_last_minute(allocator: CachingAllocator):
+    allocator.malloc(8 * MIB)
+    sample(agent.report())
+    record = the_record(allocator)
+    assert record.recent is not None
+    assert record.recent.live_bytes == (8 * MIB,)
+
+
+def test_record_is_bounded_and_only_the_newest_is_whole(allocator: CachingAllocator):
+    name = "f" * 300
+    module: dict[str, Any] = {"malloc": allocator.malloc}
+    exec(
+        compile(f"def {name}(n):\n    return {name}(n - 1) if n else malloc(2000 << 20)", "\u4e00" * 400, "exec"),
+        module,
+    )
+    for _ in range(6):
+        with pytest.raises(OutOfMemory), agent.scope("epoch"):
+            module[name](60)
+    *older, newest = agent.program().ooms
+    assert len(to_json(newest)) <= MAX_RECORD_BYTES
+    assert newest.stack
+    assert not any(oom.stack or oom.threads or oom.recent for oom in older)
+    message = encode(Report(program=program_report(False)))
+    assert len(message) < MAX_MESSAGE_BYTES
+    assert decode(message) == Report(program=program_report(False))
+
+
+class Tensor:
+    """Memory of a program that fails."""
+
+
+def test_record_keeps_no_object_of_the_program(allocator: CachingAllocator):
+    gc.collect()
+    gc.disable()
+    try:
+        tensor = Tensor()
+        freed = weakref.ref(tensor)
+
+        def work(held: Tensor) -> None:
+            allocator.malloc(2000 * MIB)
+
+        with pytest.raises(OutOfMemory) as caught, agent.scope("epoch"):
+            work(tensor)
+        caught.value.__traceback__ = None
+        del tensor, caught
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_stack_of_an_error_that_was_never_raised_is_empty():
+    assert stacks.of_error(ValueError()) == ((), 0)
+
+
+def test_successful_call_records_nothing(allocator: CachingAllocator):
+    before = SimpleNamespace(**vars(OOMS))
+    with agent.scope("epoch"):
+        allocator.free(allocator.malloc(8 * MIB))
+    assert vars(OOMS) == vars(before)

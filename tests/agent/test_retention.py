@@ -1,0 +1,166 @@
+"""Lines that keep memory: five programs with the real PyTorch that leak tensors in host memory, in a process each."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumond.agent import referrers
+from gpumond.agent.administration import CommandHandler
+from gpumond.agent.retention import RetentionSearch, Tracked
+from gpumond.protocol.messages import AgentRequest
+from gpumond.sim.allocator import CachingAllocator
+from tests.agent.daemon import environment
+
+LEAKS = Path(__file__).with_name("leaks")
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("losses", "losses"),
+        ("hook", "saved"),
+        ("cache", "Embeddings.entries"),
+        ("traceback", "batch"),
+        ("native", "state"),
+    ],
+)
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+def test_line_that_leaks_is_named(name: str, variable: str):
+    file = LEAKS / f"leak_{name}.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", file],
+        env=environment("/nowhere"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found, *_ = json.loads(done.stdout)
+    lines = [number for number, line in enumerate(file.read_text().splitlines(), 1) if "# leak" in line]
+    assert (found["file"], found["name"]) == (str(file), variable)
+    assert found["line"] in lines
+    assert found["size_bytes"] >= 10 * 64 * 256 * 4
+    assert found["tensors"] >= 10
+
+
+class Tensor:
+    """Stands for a tensor: an object that can be referred to weakly."""
+
+
+@pytest.fixture
+def tensors() -> list[Any]:
+    gc.collect()
+    return []
+
+
+def search(alive: Callable[[], list[Any]]) -> RetentionSearch:
+    return RetentionSearch(lambda: [Tracked(tensor, 100, False) for tensor in alive()])
+
+
+class Pool:
+    """A program's objects, of which the search is told by weak references."""
+
+    def __init__(self) -> None:
+        self.references: list[weakref.ref[Any]] = []
+        self.kept: list[Any] = []
+
+    def create(self, keep: bool) -> None:
+        tensor = Tensor()
+        self.references.append(weakref.ref(tensor))
+        if keep:
+            self.kept.append(tensor)
+
+    def alive(self) -> list[Any]:
+        return [tensor for reference in self.references if (tensor := reference()) is not None]
+
+
+def test_only_objects_that_survive_an_interval_are_kept():
+    pool = Pool()
+    for _ in range(10):
+        pool.create(keep=True)
+    searching = search(pool.alive)
+    for number in range(20):
+        pool.create(keep=number % 2 == 0)
+    assert searching.advance() is None
+    for _ in range(5):
+        pool.create(keep=True)
+    (found,) = searching.advance() or ()
+    assert (found.name, found.tensors, found.size_bytes) == ("Pool.kept", 12, 1000)
+    assert "self.kept.append" in Path(found.file).read_text().splitlines()[found.line - 1]
+
+
+def test_program_without_growth_has_no_retainer():
+    pool = Pool()
+    for _ in range(10):
+        pool.create(keep=True)
+    searching = search(pool.alive)
+    pool.create(keep=False)
+    assert searching.advance() is None
+    assert searching.advance() == ()
+
+
+def test_search_keeps_no_object():
+    pool = Pool()
+    searching = search(pool.alive)
+    pool.create(keep=True)
+    searching.advance()
+    assert searching.advance()
+    reference = pool.references[0]
+    gc.disable()
+    try:
+        pool.kept.clear()
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_variables_of_running_functions_are_found_and_not_kept():
+    ready, over = threading.Event(), threading.Event()
+    references: list[weakref.ref[Any]] = []
+
+    def work() -> None:
+        kept = [Tensor()]
+        references.append(weakref.ref(kept[0]))
+        ready.set()
+        over.wait()
+        kept.clear()
+        freed.set()
+        over.clear()
+        over.wait()
+
+    freed = threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait()
+    tensor = references[0]()
+    (place,) = referrers.places([tensor])
+    del tensor
+    over.set()
+    freed.wait()
+    alive = references[0]()
+    over.set()
+    thread.join()
+    assert alive is None
+    assert place is not None
+    assert place.name == "kept"
+    assert place.function.endswith("work")
+
+
+def test_search_is_refused_by_a_program_that_does_not_allow_it(allocator: CachingAllocator):
+    handler, request = CommandHandler(), AgentRequest("x", "retainers")
+    for policy in ("step", "never"):
+        assert f"flush_policy is {policy}" in handler.start_search(request, policy).reason  # type: ignore[arg-type]
+    assert "no allocator" in handler.start_search(request, "allow").reason
+    handler.continue_search(1e12)
+    assert handler.retainers == ()

@@ -1,0 +1,108 @@
+"""``gpumond run --need`` and a daemon with scripted answers: lost places, a stopped daemon, the end of the wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from gpumond.cli.admission import NO_ROOM, explained
+
+GIB = 1 << 30
+LOST = (404, {"detail": "no request has this id"})
+
+
+def state(state: str, name: str = "a", **fields: Any) -> tuple[int, dict[str, Any]]:
+    known = {"ahead": 0, "available_bytes": GIB, "missing_bytes": GIB, "plan": []}
+    return 200, {"id": name, "state": state, "device_uuid": "GPU-a", "need_bytes": 2 * GIB} | known | fields
+
+
+@contextmanager
+def scripted(*answers: tuple[int, dict[str, Any]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the address of a daemon that gives these answers, the last one again and again, and its requests."""
+    requests: list[str] = []
+    remaining = list(answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            requests.append(f"{self.command} {self.path.removeprefix('/api/v1/admissions')}".strip())
+            status, body = (204, {}) if self.command == "DELETE" else remaining[0]
+            if len(remaining) > 1 and self.command != "DELETE":
+                remaining.pop(0)
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode() if status != 204 else b"")
+
+        do_POST = do_PUT = do_DELETE = answer
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", requests
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def run(url: str, options: Sequence[str] = (), command: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    code = "import os; print('started', os.environ['GPUMOND_ADMISSION'])"
+    command = command or (sys.executable, "-c", code)
+    environ = {**os.environ, "GPUMOND_TOKEN": "secret", "GPUMOND_SOCKET": "/nonexistent/agent.sock"}
+    line = [sys.executable, "-m", "gpumond", "run", "--url", url, "--need", "2GiB", *options, "--", *command]
+    return subprocess.run(line, env=environ, capture_output=True, text=True, timeout=60)
+
+
+def test_request_that_the_daemon_has_lost_is_sent_again():
+    with scripted(state("waiting"), LOST, state("waiting", "b"), state("granted", "b")) as (url, requests):
+        done = run(url, ("--wait", "1m"))
+    assert (done.returncode, done.stdout) == (0, "started b\n")
+    assert requests == ["POST", "PUT /a", "POST", "PUT /b"]
+
+
+def test_request_is_withdrawn_when_the_time_has_passed():
+    with scripted(state("waiting")) as (url, requests):
+        done = run(url, ("--wait", "500ms"))
+    assert (done.returncode, done.stdout) == (NO_ROOM, "")
+    assert requests[0] == "POST"
+    assert requests[-1] == "DELETE /a"
+
+
+def test_refused_request_is_not_withdrawn():
+    with scripted(state("refused")) as (url, requests):
+        done = run(url)
+    assert (done.returncode, requests) == (NO_ROOM, ["POST"])
+    assert "2.0 GiB do not fit on GPU-a: 1.0 GiB are available; 1.0 GiB are missing" in done.stderr
+
+
+def test_grant_of_a_command_that_does_not_exist_is_released():
+    with scripted(state("granted")) as (url, requests):
+        done = run(url, command=("/nonexistent/program",))
+    assert (done.returncode, requests) == (127, ["POST", "DELETE /a"])
+
+
+def test_daemon_that_cannot_be_reached_is_an_error():
+    done = run("http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert "no daemon answers" in done.stderr
+
+
+def test_explanation_names_programs_and_earlier_requests():
+    plan = [{"pid": 7, "start_ticks": 1, "workload": "train\n", "reclaimable_bytes": GIB}]
+    _, answer = state("waiting", ahead=2, available_bytes=None, missing_bytes=0, plan=plan)
+    text = explained(answer)
+    assert "an unknown amount is available; 2 earlier requests wait; they fit after a flush of train" in text
+    assert "(pid 7, 1.0 GiB)" in text
+    assert "\n" not in text

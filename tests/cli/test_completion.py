@@ -1,0 +1,75 @@
+"""Completion scripts, in the shells themselves."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHOW = {
+    "bash": """
+source {script}
+COMP_WORDS=({line}) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_gpumond
+printf '%s\\n' "${{COMPREPLY[@]}}"
+""",
+    "fish": """
+source {script}
+complete -C "{line}" | cut -f 1
+""",
+}
+KEYS = """\
+autoload -U compinit; compinit -D -u; source {script}; PS1=; clear
+{line}\t\x01print -r -- ready \rexit\r"""
+"""What is typed into zsh: the line is completed and then printed."""
+
+
+def completed(shell: str, line: str, directory: Path) -> str:
+    """Return the only word that a shell offers for the last word of a line."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    command = [sys.executable, "-m", "gpumond", "completion", shell]
+    script = directory / f"gpumond.{shell}"
+    script.write_text(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    if shell == "zsh":
+        printed = typed(KEYS.format(script=script, line=line)).partition("\nready ")[2]
+        return printed.splitlines()[0].split()[-1]
+    code = SHOW[shell].format(script=script, line=line)
+    done = subprocess.run([shell, "-c", code], capture_output=True, text=True, cwd=directory, check=True)
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def typed(keys: str) -> str:
+    """Return the output of an interactive zsh up to its end."""
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen(["zsh", "-f", "-i"], stdin=inside, stdout=inside, stderr=inside, start_new_session=True)
+    os.close(inside)
+    os.write(terminal, keys.encode())
+    shown = b""
+    try:
+        while chunk := os.read(terminal, 4096):
+            shown += chunk
+    except OSError:  # the shell has ended
+        pass
+    process.wait()
+    os.close(terminal)
+    return shown.decode().rpartition("exit")[0]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("gpumond rel", "release"),
+        ("gpumond flush --wo", "--workload"),
+        ("gpumond baseline com", "compare"),
+    ],
+)
+def test_words_are_completed(shell: str, line: str, word: str, tmp_path: Path):
+    assert completed(shell, line, tmp_path) == word

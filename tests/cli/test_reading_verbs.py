@@ -1,0 +1,95 @@
+"""`alerts`, `verdicts`, `events`, `receipts` and `limit` on a running daemon with a program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakenvml import FakeDriver, Process, machine
+from tests.running import RunningDaemon, until
+
+GIB = 1 << 30
+RULES = """
+rules:
+  - {name: hog, scope: process, value: used_bytes, above: 1GiB, annotations: {summary: "{pid} holds much"}}
+"""
+
+
+@pytest.fixture
+def daemon(serve: Callable[..., RunningDaemon], driver: FakeDriver, tmp_path: Path) -> Iterator[RunningDaemon]:
+    """Return a daemon with one program, whose agent returns 1 GiB at each flush."""
+    driver.devices = machine(1)
+    driver.write()
+    config = tmp_path / "gpumond.yaml"
+    config.write_text(RULES)
+    running = serve("--source", "nvml", "--config", str(config), "--interval", "0.2", environ=driver.env)
+    options = {"device_uuid": driver.devices[0].uuid, "workload": "train", "cached_bytes": 3 * GIB}
+    command = [sys.executable, "-m", "tests.isolation.agents", str(running.socket), json.dumps(options)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as agent:
+        driver.devices[0].processes = [Process(agent.pid, 4 * GIB)]
+        driver.devices[0].used_bytes = 5 * GIB
+        driver.write()
+        until(lambda: running.value("gpumond_alerts", rule="hog", phase="firing") and running.get("agents"))
+        yield running
+        agent.kill()
+
+
+def shown(daemon: RunningDaemon, *arguments: str, code: int = 0) -> list[str]:
+    command = [sys.executable, "-m", "gpumond", *arguments]
+    done = subprocess.run(command, env=daemon.environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    return (done.stdout or done.stderr).splitlines()
+
+
+def test_alerts_are_listed_and_a_resolved_one_with_past(daemon: RunningDaemon, driver: FakeDriver):
+    pid = daemon.get("agents")[0]["pid"]
+    header, *rows = shown(daemon, "alerts")
+    assert header.split() == ["PHASE", "RULE", "SINCE", "RESOLVED", "SUMMARY"]
+    assert [row for row in rows if row.startswith("firing") and row.endswith(f"{pid} holds much")]
+    driver.devices[0].processes = []
+    driver.write()
+    until(lambda: [each for each in daemon.get("alerts/history") if each["rule"] == "hog"])
+    assert [row for row in shown(daemon, "alerts", "--past") if row.startswith("resolved") and " hog " in row]
+
+
+def test_receipts_of_flushes_are_listed(daemon: RunningDaemon):
+    assert shown(daemon, "receipts") == ["no flush since the start of the daemon"]
+    assert daemon.flush(target={"all": True})[0] == 200
+    lines = shown(daemon, "receipts", "--limit", "1")
+    assert len(lines) == 4
+    assert lines[-1] == "1.0 GiB released"
+    (receipt,) = json.loads("\n".join(shown(daemon, "receipts", "--json")))
+    assert receipt["released_bytes"] == GIB
+
+
+def test_events_are_listed_and_followed(daemon: RunningDaemon):
+    assert any("agent-connected" in line for line in shown(daemon, "events"))
+    last = json.loads(shown(daemon, "events", "--json")[-1])["id"]
+    command = [sys.executable, "-m", "gpumond", "events", "-f", "--json"]
+    with subprocess.Popen(command, env=daemon.environ, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        while json.loads(following.stdout.readline())["id"] < last:
+            pass
+        assert daemon.flush(target={"all": True})[0] == 200
+        event = json.loads(following.stdout.readline())
+        following.kill()
+    assert (event["kind"], event["id"]) == ("flush", last + 1)
+
+
+def test_verdicts_are_listed_without_healthy_curves(daemon: RunningDaemon):
+    (line,) = shown(daemon, "verdicts")
+    assert line in ("no problem found in the memory curves", "no memory curve is long enough yet")
+
+
+def test_limit_of_a_program_that_does_not_allow_it_names_the_remedy(daemon: RunningDaemon):
+    pid = str(daemon.get("agents")[0]["pid"])
+    (refusal,) = shown(daemon, "limit", "--pid", pid, "40GiB", code=1)
+    assert "GPUMOND_ALLOW_LIMIT=1" in refusal
+    (wrong,) = shown(daemon, "limit", "--pid", pid, "much", code=2)
+    assert "'much'" in wrong
+    shown(daemon, "limit", "--pid", "1", "none", code=3)

@@ -1,0 +1,195 @@
+"""``gpumond run --need`` with a real daemon and real programs on a simulated device of 1 GiB."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from gpumond.cli.admission import NO_ROOM
+from gpumond.sim.device import MIB, Spec, create
+from tests.running import RunningDaemon, until
+
+UUID = "GPU-simulated"
+CONTEXT = 256
+"""MiB that a program uses besides its allocations."""
+
+PROGRAM = """
+import sys
+from gpumond.sim.allocator import CachingAllocator
+from gpumond.sim.device import MIB, SimDevice
+allocator = CachingAllocator(SimDevice("DIRECTORY"))
+print("started", flush=True)
+for line in sys.stdin:
+    exec(line)
+    print("did", line, end="", flush=True)
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def daemon(serve: Callable[..., RunningDaemon], tmp_path: Path) -> RunningDaemon:
+    create(tmp_path / "cards" / "card0", Spec(UUID, 0, "sim", 1024 * MIB))
+    environ = {"GPUMOND_SIM_DIR": os.fspath(tmp_path / "cards")}
+    daemon = serve("--source", "sim", "--interval", "0.1", environ=environ)
+    until(lambda: daemon.request("/-/ready")[0] == 200)
+    return daemon
+
+
+@pytest.fixture
+def start(daemon: RunningDaemon, tmp_path: Path) -> Iterator[Start]:
+    """Start a program with ``gpumond run`` and these options; kill it at the end."""
+    code = PROGRAM.replace("DIRECTORY", os.fspath(tmp_path / "cards" / "card0"))
+    with ExitStack() as stack:
+
+        def start(*options: str, command: tuple[str, ...] = (sys.executable, "-c", code)) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gpumond", "run", *options, "--", *command],
+                env=daemon.environ,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def first_error(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    return process.stderr.readline()
+
+
+def do(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    assert line_of(process) == f"did {line}\n"
+
+
+def allocate(process: subprocess.Popen[str], mib: int) -> None:
+    """Allocate until the program uses this many MiB, its context included."""
+    do(process, f"block = allocator.malloc({mib - CONTEXT} * MIB)")
+
+
+def used(daemon: RunningDaemon, process: subprocess.Popen[str]) -> float | None:
+    return daemon.value("gpumond_process_memory_used_bytes", pid=str(process.pid))
+
+
+def refused(process: subprocess.Popen[str]) -> str:
+    out, error = process.communicate(timeout=30)
+    assert (process.returncode, out) == (NO_ROOM, "")
+    return error
+
+
+def test_program_starts_if_it_fits_and_counts_before_it_allocates(daemon: RunningDaemon, start: Start):
+    first = start("--need", "600MiB")
+    assert line_of(first) == "started\n"
+    error = refused(start("--need", "600MiB"))
+    assert f"600.0 MiB do not fit on {UUID}: 424.0 MiB are available" in error
+    assert "176.0 MiB are missing" in error
+    allocate(first, 600)
+    until(lambda: used(daemon, first) == 600 * MIB)
+    second = start("--need", "400MiB")
+    assert line_of(second) == "started\n"
+    allocate(second, 400)
+
+
+def test_program_that_ends_without_its_memory_releases_it(daemon: RunningDaemon, start: Start):
+    first = start("--need", "600MiB")
+    assert line_of(first) == "started\n"
+    first.kill()
+    first.wait()
+    assert line_of(start("--need", "600MiB", "--wait", "30s")) == "started\n"
+
+
+def test_neighbour_is_flushed_for_a_program_that_waits(daemon: RunningDaemon, start: Start):
+    neighbour = start("--workload", "neighbour")
+    assert line_of(neighbour) == "started\n"
+    do(neighbour, "allocator.free(allocator.malloc(500 * MIB))")
+    until(lambda: daemon.value("gpumond_pool_reclaimable_bytes", pid=str(neighbour.pid)) == 500 * MIB)
+    error = refused(start("--need", "700MiB"))
+    assert f"they fit after a flush of neighbour (pid {neighbour.pid}, 500.0 MiB)" in error
+    assert "with --wait 10m" in error
+    waiting = start("--need", "700MiB", "--wait", "1m")
+    assert line_of(waiting) == "started\n"
+    allocate(waiting, 700)
+    (receipt,) = daemon.get("receipts")
+    assert (receipt["pid"], receipt["outcome"], receipt["requested_by"]) == (neighbour.pid, "freed", "token")
+
+
+def test_program_that_refuses_flushes_is_not_flushed(daemon: RunningDaemon, start: Start):
+    neighbour = start("--flush-policy", "never")
+    assert line_of(neighbour) == "started\n"
+    do(neighbour, "allocator.free(allocator.malloc(500 * MIB))")
+    until(lambda: daemon.value("gpumond_pool_held_bytes", pid=str(neighbour.pid)) == 500 * MIB)
+    error = refused(start("--need", "700MiB", "--wait", "1s"))
+    assert "432.0 MiB are missing" in error
+    assert daemon.get("receipts") == []
+
+
+def test_programs_start_in_order_and_one_that_is_killed_loses_its_place(daemon: RunningDaemon, start: Start):
+    first = start("--need", "1000MiB")
+    assert line_of(first) == "started\n"
+    second = start("--need", "900MiB", "--wait", "5m")
+    assert "waiting: 900.0 MiB do not fit" in first_error(second)
+    third = start("--need", "800MiB", "--wait", "5m")
+    assert "1 earlier request waits" in first_error(third)
+    second.send_signal(signal.SIGKILL)
+    first.kill()
+    assert line_of(third) == "started\n"
+
+
+def test_reserve_of_a_quota_is_restored_by_flushes(daemon: RunningDaemon, start: Start):
+    token = (daemon.directory / "token").read_text().strip()
+    quota = {"name": "owner", "match": {"workload": "owner"}, "reserve": "800MiB"}
+    assert daemon.request("/api/v1/quotas/owner", quota, "PUT", Authorization=f"Bearer {token}")[0] == 200
+    owner, neighbour = start("--workload", "owner"), start("--workload", "neighbour")
+    for process in (owner, neighbour):
+        assert line_of(process) == "started\n"
+    do(neighbour, "allocator.free(allocator.malloc(300 * MIB))")
+    allocate(owner, CONTEXT + 50)
+    until(lambda: daemon.get("receipts"))
+    assert daemon.get("receipts")[0]["pid"] == neighbour.pid
+    error = refused(start("--need", "300MiB"))
+    assert "0 B are available" in error
+
+
+def test_command_that_cannot_be_started_releases_its_memory(daemon: RunningDaemon, start: Start):
+    missing = start("--need", "600MiB", command=("/nonexistent/program",))
+    missing.communicate(timeout=30)
+    assert missing.returncode == 127
+    assert line_of(start("--need", "600MiB")) == "started\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "says"),
+    [
+        (("--need", "lots"), 2, "expected a size such as 40GiB"),
+        (("--need", "50%"), 2, "expected a size such as 40GiB"),
+        (("--need", "1GiB", "--wait", "soon"), 2, "expected a duration"),
+        (("--wait", "1m"), 2, "require --need"),
+        (("--need", "2GiB"), 1, "GPU 0 has 1.0 GiB, less than the 2.0 GiB requested"),
+        (("--need", "1MiB", "--device", "7"), 1, "no device '7'"),
+    ],
+)
+def test_wrong_option_states_what_is_expected(start: Start, options: tuple[str, ...], status: int, says: str):
+    process = start(*options)
+    out, error = process.communicate(timeout=30)
+    assert (process.returncode, out) == (status, "")
+    assert says in error

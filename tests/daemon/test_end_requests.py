@@ -1,0 +1,73 @@
+"""A rule that asks idle programs to end, with a real daemon and a real program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.agent.daemon import environment, host
+from tests.agent.test_program_report import program, run_in_program
+from tests.running import RunningDaemon, until
+
+RULE = {
+    "name": "unused",
+    "scope": "process",
+    "value": "used_bytes",
+    "above": 0,
+    "action": {"flush": {}, "request_end": True},
+}
+
+Serve = Callable[..., RunningDaemon]
+
+
+def start(serve: Serve, directory: Path, **settings: Any) -> RunningDaemon:
+    file = directory / "gpumond.yaml"
+    file.write_text(yaml.safe_dump({"rules": [RULE], **settings}))
+    environ = {"GPUMOND_SIM_DIR": os.fspath(directory / "cards")}
+    return serve("--source", "sim", "--interval", "0.1", "--config", os.fspath(file), environ=environ)
+
+
+def note(daemon: RunningDaemon) -> str:
+    """Wait for the annotation of the rule's alert."""
+
+    def found() -> str:
+        alerts = [alert for alert in daemon.get("alerts") if alert["rule"] == "unused"]
+        return dict(alerts[0]["annotations"]).get("action", "") if alerts else ""
+
+    until(lambda: daemon.request("/-/ready")[0] == 200)
+    return until(found)
+
+
+def test_program_ends_by_its_own_function_after_a_flush(serve: Serve, tmp_path: Path):
+    code = program(tmp_path / "cards").replace(
+        "agent.start(",
+        "import os, signal\nagent.on_end_request(lambda: os.kill(os.getpid(), signal.SIGTERM))\nagent.start(",
+    )
+    daemon = start(serve, tmp_path, allow_end_requests=True)
+    with host(code, environment(daemon.socket)) as process:
+        assert process.wait(60) == -15
+        entries = [entry for entry in daemon.get("audit") if entry["actor"] == "rule:unused"]
+        actions = [entry["action"] for entry in entries]
+        assert actions.index("flush.request") < actions.index("agent.end")
+        assert entries[actions.index("agent.end")]["detail"]["pid"] == process.pid
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "was not asked to end: the configuration does not allow it (allow_end_requests)"),
+        ({"allow_end_requests": True}, "was not asked to end: this program has no function for requests to end"),
+    ],
+)
+def test_program_is_not_asked_without_permission_or_function(
+    serve: Serve, tmp_path: Path, settings: dict[str, Any], says: str
+):
+    daemon = start(serve, tmp_path, **settings)
+    with host(program(tmp_path / "cards"), environment(daemon.socket)) as process:
+        assert f"team/train (pid {process.pid}) {says}" in note(daemon)
+        run_in_program(process, "pass")

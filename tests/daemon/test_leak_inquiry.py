@@ -1,0 +1,89 @@
+"""Requests to programs with a leak: one for each leak of a connected program."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpumond.daemon.leak_inquiry import LeakInquiry
+from gpumond.engine.attribution import attribute
+from gpumond.host.peer_credentials import Identity
+from gpumond.model.cooperative import Steps
+from gpumond.model.frame import Frame, Verdict
+from gpumond.model.snapshot import AgentReport
+from gpumond.protocol.messages import AgentRequest, AgentResponse
+from gpumond.testing import make_device, make_report, make_snapshot
+
+LEAK = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, summary="it grows")
+
+
+class Agents:
+    """Records the requests; an agent refuses, or does not answer."""
+
+    def __init__(self, answers: bool = True) -> None:
+        self.requests: list[tuple[Identity, str]] = []
+        self._answers = answers
+
+    def reporting(self) -> Steps[Sequence[AgentReport]]:
+        yield
+        return ()
+
+    async def ask(self, identity: Identity, request: AgentRequest, seconds: float = 30.0) -> AgentResponse | None:
+        self.requests.append((identity, request.kind))
+        if not self._answers:
+            await asyncio.Event().wait()
+        return AgentResponse(request.id, "refused")
+
+
+def frame(*verdicts: Verdict) -> Frame:
+    snapshot = make_snapshot(make_device(), reports=(make_report(),))
+    return Frame(snapshot, attribute(snapshot), verdicts)
+
+
+def test_each_leak_is_asked_about_once():
+    agents = Agents()
+
+    async def run() -> None:
+        inquiry = LeakInquiry(agents)
+        for _ in range(3):
+            inquiry.consider(frame(LEAK))
+            await asyncio.sleep(0)
+        inquiry.consider(frame(replace(LEAK, since=2.0)))
+        await inquiry.close()
+
+    asyncio.run(run())
+    identity = Identity(10, 100, 1000)
+    assert agents.requests[0] == (identity, "retainers")
+    assert len(agents.requests) <= 2
+
+
+def test_other_verdicts_and_programs_without_an_agent_are_not_asked_about():
+    agents = Agents()
+
+    async def run() -> None:
+        inquiry = LeakInquiry(agents)
+        for verdict in (
+            replace(LEAK, kind="growing"),
+            replace(LEAK, pid=11),
+            replace(LEAK, pid=None, start_ticks=None),
+        ):
+            inquiry.consider(frame(verdict))
+        await asyncio.sleep(0)
+        await inquiry.close()
+
+    asyncio.run(run())
+    assert agents.requests == []
+
+
+def test_end_does_not_wait_for_an_answer():
+    agents = Agents(answers=False)
+
+    async def run() -> None:
+        inquiry = LeakInquiry(agents)
+        inquiry.consider(frame(LEAK))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(inquiry.close(), 30)
+
+    asyncio.run(run())
+    assert len(agents.requests) == 1

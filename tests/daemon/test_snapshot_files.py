@@ -1,0 +1,109 @@
+"""The file of a snapshot, requested from an agent in parts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gpumond.daemon.agent_commands import AT_ONCE, MAX_FILE_BYTES, AgentCommands, PartMissing, SnapshotFile
+from gpumond.host.peer_credentials import Identity
+from gpumond.model.cooperative import Steps
+from gpumond.model.snapshot import AgentReport
+from gpumond.protocol.messages import AgentRequest, AgentResponse
+from gpumond.testing import make_report
+
+CONTENT = os.urandom(1000) * 50
+PART = 4096
+
+
+def part(content: bytes, **fields: Any) -> AgentResponse:
+    encoded = base64.b64encode(zlib.compress(content)).decode()
+    given = {"part": (encoded,), "part_bytes": len(content), "file_bytes": len(CONTENT)} | fields
+    return AgentResponse("id", **given)
+
+
+class Agents:
+    """One agent with one file. ``later`` answers instead of it from the second part on."""
+
+    def __init__(
+        self, first: AgentResponse | None = None, later: AgentResponse | None = None, gone: bool = False
+    ) -> None:
+        self._first, self._later, self._gone = first, later, gone
+        self.requests: list[AgentRequest] = []
+
+    def reporting(self) -> Steps[Sequence[AgentReport]]:
+        yield
+        return (make_report(),)
+
+    async def ask(self, identity: Identity, request: AgentRequest, seconds: float = 30.0) -> AgentResponse | None:
+        self.requests.append(request)
+        if request.offset == 0:
+            return self._first or part(CONTENT[:PART])
+        if self._later or self._gone:
+            return self._later
+        return part(CONTENT[request.offset : request.offset + PART])
+
+
+def fetched(agents: Agents) -> tuple[bytes, list[str]]:
+    actions: list[str] = []
+
+    async def audit(actor: str, action: str, detail: Any) -> None:
+        actions.append(f"{actor} {action} {detail['snapshot']}")
+
+    async def run() -> bytes:
+        found = await AgentCommands(agents, audit, audit).fetch(10, 1, "token")
+        assert isinstance(found, SnapshotFile)
+        assert found.size_bytes == len(CONTENT)
+        return b"".join([each async for each in found.parts])
+
+    return asyncio.run(run()), actions
+
+
+def test_parts_make_the_file():
+    agents = Agents()
+    assert fetched(agents) == (CONTENT, ["token agent.fetch 1"])
+    assert {(request.kind, request.snapshot_id) for request in agents.requests} == {("fetch", 1)}
+    assert len(agents.requests) == -(-len(CONTENT) // PART) < AT_ONCE
+
+
+@pytest.mark.parametrize(
+    "agents",
+    [
+        Agents(gone=True),
+        Agents(later=AgentResponse("id", "the file was removed")),
+        Agents(later=part(b"")),
+        Agents(later=part(CONTENT[:PART], part_bytes=5)),
+        Agents(later=AgentResponse("id", part=("no base64!",), part_bytes=5)),
+        Agents(later=AgentResponse("id", part=(base64.b64encode(b"not zlib").decode(),), part_bytes=5)),
+        Agents(later=part(bytes(2 << 20))),  # more than a part may have after decompression
+    ],
+)
+def test_incomplete_file_is_an_error(agents: Agents):
+    with pytest.raises(PartMissing):
+        fetched(agents)
+
+
+def test_last_part_cannot_exceed_the_announced_size():
+    content, _ = fetched(Agents(later=part(CONTENT[PART:] + b"more")))
+    assert len(content) == len(CONTENT)
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (AgentResponse("id", "snapshot 1 does not exist"), "does not exist"),
+        (part(CONTENT, file_bytes=MAX_FILE_BYTES + 1), "larger than"),
+    ],
+)
+def test_refusal_is_returned(first: AgentResponse, reason: str):
+    async def audit(actor: str, action: str, detail: Any) -> None: ...
+
+    found = asyncio.run(AgentCommands(Agents(first), audit, audit).fetch(10, 1, "token"))
+    assert isinstance(found, AgentResponse)
+    assert reason in found.reason

@@ -1,0 +1,202 @@
+"""Requests for memory: places, limits, and the flushes that make room."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from gpumond.api.examples import DEVICE, GIB, REPORT, SNAPSHOT, UUID
+from gpumond.engine.rooms import Lending
+from gpumond.errors import CoolingDown, NoSuchAdmission, TooManyAdmissions
+from gpumond.flush import FlushOutcome, FlushRequest
+from gpumond.flush.admissions import (
+    GRANT_SECONDS,
+    IN_TOTAL,
+    LEASE_SECONDS,
+    PAUSE_SECONDS,
+    PER_OWNER,
+    PROCESS_GRANT_SECONDS,
+    Admission,
+    Admissions,
+)
+from gpumond.model.process import ProcessKey
+from gpumond.model.snapshot import Snapshot
+from tests.agents.harness import in_event_loop
+
+ADA = 1000
+
+
+def with_free(gib: int) -> Snapshot:
+    """The user's program holds 40 GiB of cache."""
+    return replace(SNAPSHOT, devices=(replace(DEVICE, free_bytes=gib * GIB),), reports=(REPORT,))
+
+
+class World:
+    """Requests with a clock and flushes that only count."""
+
+    def __init__(self, lending: Lending = "user") -> None:
+        self.now, self.lending, self.alive, self.refuses = 0.0, lending, True, False
+        self.flushed: list[tuple[int | None, str]] = []
+        self.admissions = Admissions(self.flush, lambda: self.lending, self.find, lambda: self.now)
+
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+        self.flushed.append((request.target.pid, requested_by))
+        assert request.by_rule
+        if self.refuses:
+            raise CoolingDown("soon", 10.0)
+        return FlushOutcome("id", (), 0)
+
+    def find(self, pid: int) -> tuple[ProcessKey, int] | None:
+        return (ProcessKey(pid, 1), ADA) if self.alive else None
+
+    def ask(
+        self, gib: int, free: int = 10, wait: bool = True, owner: str = "uid:1000", pid: int | None = None
+    ) -> Admission:
+        uid = int(owner[4:]) if owner.startswith("uid:") else None
+        return self.admissions.request(with_free(free), UUID, gib * GIB, owner, uid=uid, pid=pid, wait=wait)
+
+    def state(self, asked: Admission, free: int = 10, owner: str = "uid:1000") -> str:
+        return self.admissions.renew(with_free(free), asked.id, owner).state
+
+    async def tick(self, free: int) -> None:
+        self.admissions.execute(with_free(free))
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_request_that_fits_is_granted_and_counts_until_its_deadline(world: World):
+    assert world.ask(8, wait=False).state == "granted"
+    refused = world.ask(8, wait=False)
+    assert (refused.state, refused.available_bytes, refused.missing_bytes) == ("refused", 2 * GIB, 0)
+    assert [(each.workload, each.reclaimable_bytes) for each in refused.plan] == [("train", 40 * GIB)]
+    world.now = GRANT_SECONDS
+    assert world.ask(8, wait=False).state == "granted"
+
+
+def test_end_of_the_process_ends_its_grant(world: World):
+    assert world.ask(8, pid=1).state == "granted"
+    world.now = PROCESS_GRANT_SECONDS - 1
+    assert world.ask(8, wait=False).state == "refused"
+    world.alive = False
+    assert world.ask(8, wait=False).state == "granted"
+
+
+def test_process_of_another_user_is_ignored(world: World):
+    assert world.ask(8, owner="uid:1001", pid=1).state == "granted"
+    world.alive = False
+    assert world.ask(8, owner="uid:1001", wait=False).state == "refused"
+    world.now = GRANT_SECONDS
+    assert world.ask(8, wait=False).state == "granted"
+
+
+def test_refused_request_keeps_no_place(world: World):
+    assert world.ask(90, wait=False).missing_bytes == 40 * GIB
+    assert world.ask(8, wait=False).state == "granted"
+
+
+@in_event_loop
+async def test_waiting_request_is_granted_in_order_when_memory_is_free():
+    world = World(lending="off")
+    first, second = world.ask(20), world.ask(5)
+    assert [(each.state, each.ahead) for each in (first, second)] == [("waiting", 0), ("waiting", 1)]
+    assert (first.missing_bytes, second.missing_bytes) == (10 * GIB, 15 * GIB)
+    await world.tick(20)
+    assert (world.state(first), world.state(second)) == ("granted", "waiting")
+    await world.tick(26)
+    assert world.state(second) == "granted"
+
+
+@in_event_loop
+async def test_request_that_is_not_renewed_loses_its_place():
+    world = World(lending="off")
+    first, second = world.ask(20), world.ask(5)
+    world.now = LEASE_SECONDS
+    assert world.state(second) == "waiting"
+    world.now = LEASE_SECONDS + 1
+    await world.tick(10)
+    assert world.state(second) == "granted"
+    with pytest.raises(NoSuchAdmission, match="not renewed in 10 s"):
+        world.state(first)
+
+
+def test_request_of_another_user_is_unknown(world: World):
+    asked = world.ask(20)
+    with pytest.raises(NoSuchAdmission):
+        world.state(asked, owner="uid:1001")
+    with pytest.raises(NoSuchAdmission):
+        world.admissions.cancel(asked.id, "uid:1001")
+    world.admissions.cancel(asked.id, "uid:1000")
+    assert world.ask(8).state == "granted"
+
+
+def test_withdrawn_grant_is_released(world: World):
+    world.admissions.cancel(world.ask(8).id, "uid:1000")
+    assert world.ask(8).state == "granted"
+
+
+def test_requests_are_limited_for_each_user_and_in_total(world: World):
+    for _ in range(PER_OWNER):
+        world.ask(20)
+    with pytest.raises(TooManyAdmissions, match="16 requests of one user"):
+        world.ask(20)
+    for number in range(IN_TOTAL - PER_OWNER):
+        world.ask(20, owner=f"uid:{number // PER_OWNER}")
+    with pytest.raises(TooManyAdmissions, match="256 requests"):
+        world.ask(20, owner="uid:5000")
+
+
+@in_event_loop
+async def test_programs_are_flushed_for_the_first_request_with_longer_and_longer_pauses():
+    world = World()
+    asked = world.ask(30)
+    await world.tick(10)
+    assert world.flushed == [(REPORT.pid, "uid:1000")]
+    times = [0.0]
+    for second in range(1, 90):
+        world.now = float(second)
+        assert world.state(asked) == "waiting"
+        await world.tick(10)
+        if len(world.flushed) > len(times):
+            times.append(world.now)
+    assert times == [0.0, PAUSE_SECONDS, 3 * PAUSE_SECONDS, 7 * PAUSE_SECONDS, 15 * PAUSE_SECONDS]
+
+
+@in_event_loop
+async def test_nothing_is_flushed_if_the_request_does_not_fit_even_then():
+    world = World()
+    asked = world.ask(60)
+    await world.tick(10)
+    assert (world.flushed, asked.missing_bytes) == ([], 10 * GIB)
+    assert world.state(asked) == "waiting"
+
+
+@in_event_loop
+async def test_programs_of_other_users_are_flushed_only_if_lending_is_all():
+    for lending, owner, flushed in (
+        ("user", "uid:1001", 0),
+        ("all", "uid:1001", 1),
+        ("off", "uid:1000", 0),
+        ("user", "token", 1),
+    ):
+        world = World(lending=lending)  # type: ignore[arg-type]
+        uid = int(owner[4:]) if owner.startswith("uid:") else None
+        world.admissions.request(with_free(10), UUID, 30 * GIB, owner, uid=uid, wait=True)
+        await world.tick(10)
+        assert len(world.flushed) == flushed, (lending, owner)
+
+
+@in_event_loop
+async def test_refused_flush_leaves_the_request_waiting():
+    world = World()
+    world.refuses = True
+    asked = world.ask(30)
+    await world.tick(10)
+    assert (len(world.flushed), world.state(asked)) == (1, "waiting")
+    await world.admissions.close()

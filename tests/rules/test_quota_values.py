@@ -1,0 +1,59 @@
+"""Values of rules on limits and quotas of processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpumond.engine import EngineState, advance
+from gpumond.model.program import PoolLimit
+from gpumond.model.quota import EffectiveQuota
+from gpumond.model.snapshot import ProcessQuota, Snapshot
+from gpumond.rules import Rule
+from gpumond.rules.built_in import BUILT_IN
+from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
+
+EXCEEDED = next(rule for rule in BUILT_IN if rule.name == "quota-exceeded")
+POOLS = (make_pool(live=6 * GIB, cached=2 * GIB), replace(make_pool(live=GIB, cached=GIB), allocator="cupy"))
+
+
+def snapshot(used: int | None = 12 * GIB, soft: int | None = 10 * GIB, *limits: PoolLimit) -> Snapshot:
+    quota = EffectiveQuota(soft_bytes=soft, soft_quota="team" if soft else "")
+    report = replace(make_report(42, POOLS), limits=limits)
+    device = make_device(used_bytes=20 * GIB, processes=(make_process(42, used),))
+    quotas = (ProcessQuota(pid=report.pid, start_ticks=report.start_ticks, quota=quota),)
+    return replace(make_snapshot(device, reports=(report,)), quotas=quotas)
+
+
+def values(name: str, snapshot: Snapshot) -> list[float]:
+    rule = Rule(name="any", scope="process", value=name, above=-1.0, match=(("pid", "42"),))
+    return [alert.value for alert in advance(EngineState(), [rule], snapshot).frame.alerts]
+
+
+@pytest.mark.parametrize(
+    ("used", "soft", "excess"),
+    [(12, 10, [2 * GIB]), (10, 10, [0]), (12, None, [0]), (None, 10, [])],
+)
+def test_excess_over_the_soft_limit(used: int | None, soft: int | None, excess: list[float]):
+    sizes = [None if size is None else size * GIB for size in (used, soft)]
+    assert values("soft_limit_excess_bytes", snapshot(*sizes)) == excess
+
+
+def test_alert_on_a_soft_limit_names_quota_process_and_both_sizes():
+    (alert,) = advance(EngineState(), [EXCEEDED], snapshot()).frame.alerts
+    text = dict(alert.annotations)["summary"]
+    for part in ("pid 42", "uses 12.0 GiB", "soft limit of 10.0 GiB", "quota team"):
+        assert part in text
+
+
+def test_limit_is_the_lowest_and_its_ratio_that_of_the_fullest_pool():
+    limits = PoolLimit("torch", "GPU-a", 16 * GIB), PoolLimit("cupy", "GPU-a", 8 * GIB)
+    limited = snapshot(12 * GIB, None, *limits, PoolLimit("torch", "GPU-b", GIB))
+    assert values("limit_bytes", limited) == [8 * GIB]
+    assert values("limit_ratio", limited) == [0.5]
+
+
+def test_process_without_a_limit_has_no_value():
+    for name in ("limit_bytes", "limit_ratio"):
+        assert values(name, snapshot()) == []
