@@ -22,7 +22,7 @@ MAX_TENSORS = 50_000
 """Most tensors of a search; the oldest are left out."""
 GROUPS, EACH = 8, 4
 """Number of groups of equal tensors, and of tensors of each, whose referrers are searched."""
-MAX_OBJECTS = 400
+MAX_OBJECTS = 32
 """Number of tensors with a graph whose referrers are searched."""
 RETAINERS = 3
 MAX_FILE, MAX_NAME = 160, 80
