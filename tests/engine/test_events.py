@@ -195,6 +195,18 @@ def test_oom_event_has_the_line_the_threads_and_the_classes():
     assert details["advice"] == "use a smaller batch"
 
 
+def test_details_of_a_hostile_record_are_limited():
+    call = Call("f" * 256, 2**62, "g" * 256)
+    threads = tuple(ThreadStack(f"t{number}", (call,) * 100) for number in range(100))
+    oom = make_oom(stack=(call,) * 100, threads=threads, open_scopes=("s" * 128,) * 100)
+    report = make_report()
+    (event,) = between(
+        make_frame(reports=(report,)), make_frame(reports=(replace(report, program=Program(ooms=(oom,))),))
+    )
+    assert sum(len(str(value)) for _, value in event.details) < 6000
+    assert len(event.details) < 30
+
+
 def test_oom_snapshot_in_several_reports_is_one_event():
     def at(*ooms: Oom) -> Frame:
         return make_frame(reports=(make_report(program=Program(ooms=ooms)),))
