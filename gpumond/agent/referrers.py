@@ -145,7 +145,7 @@ def _of_cell(cell: CellType, budget: Budget) -> Place | None:
         for owner in budget.referrers(closure) if type(closure) is tuple else ():
             if type(owner) is FunctionType and owner.__closure__ is closure:
                 names = owner.__code__.co_freevars
-                name = next((n for n, each in zip(names, closure, strict=False) if each is cell), "")
+                name = next((n for n, each in zip(names, owner.__closure__ or (), strict=False) if each is cell), "")
                 return _of_code(owner.__code__, owner.__code__.co_firstlineno, name)
     return None
 

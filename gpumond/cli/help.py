@@ -36,7 +36,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "events": ("gpumond events --limit 20", "gpumond events -f"),
     "receipts": ("gpumond receipts --limit 10",),
     "release": ("gpumond release --for 10m",),
-    "run": ("gpumond run -- python train.py", "gpumond run --workload train -- torchrun --nproc-per-node 8 train.py"),
+    "run": (
+        "gpumond run --workload train -- torchrun --nproc-per-node 8 train.py",
+        "gpumond run --need 40GiB --wait 10m -- python train.py",
+    ),
     "why": ("gpumond why --pid 4242", "gpumond why --pid 4242 --record 60 --html sites.html"),
     "snapshot": ("gpumond snapshot --pid 4242 --out memory.pickle",),
     "attach": ("gpumond attach 4242 --workload train",),
