@@ -123,10 +123,10 @@ def _holders_of_graphs(graphs: Sequence[Tracked], totals: dict[Place, Total]) ->
 
 def _retainer(place: Place, size: int, tensors: int) -> Retainer:
     return Retainer(
-        clean(place.file[-MAX_FILE:]),
-        place.line,
-        clean(place.function[-MAX_NAME:]),
-        clean(place.name[-MAX_NAME:]),
-        size,
-        tensors,
+        file=clean(place.file[-MAX_FILE:]),
+        line=place.line,
+        function=clean(place.function[-MAX_NAME:]),
+        name=clean(place.name[-MAX_NAME:]),
+        size_bytes=size,
+        tensors=tensors,
     )

@@ -87,7 +87,7 @@ PROGRAM = Program(
     ),
     oom_retries=2,
     oom_rescues=1,
-    retainers=(Retainer("/home/a/train.py", 31, "train", "losses", 5, 2),),
+    retainers=(Retainer(file="/home/a/train.py", line=31, function="train", name="losses", size_bytes=5, tensors=2),),
 )
 MESSAGES = [
     messages.Hello("train", "0.1.0", "3.11.7"),

@@ -71,11 +71,11 @@ function article(receipt, facts, remarks) {
   const pool = [receipt.allocator, device && label(device)].filter(Boolean).join(" on ");
   const outcome = clean(receipt.outcome, 20);
   const title = [named(receipt.workload || "a program", 80), ` pid ${receipt.pid}`, make(`span.outcome.${outcome}`, outcome)];
-  return card(title, [["pool", pool], ...facts], remarks);
+  return entryOf(title, [["pool", pool], ...facts], remarks);
 }
 
 /** An article of a dialog: a title, terms with values, and remarks. */
-export function card(title, facts, remarks) {
+export function entryOf(title, facts, remarks) {
   const list = make("dl");
   for (const [term, value] of facts) if (value) list.append(make("div", make("dt", term), make("dd", named(value))));
   const texts = remarks.filter(Boolean).map((remark) => make("p.quiet", named(remark, 400)));
