@@ -11,9 +11,7 @@ from gpumond.api.event_log import EventLog
 from gpumond.engine.events import Event, EventState, advance_events
 from gpumond.model.frame import Alert, Frame, Ledger, Verdict
 from gpumond.model.pools import Expected, Receipt
-from gpumond.model.program import (
-    Program,
-)
+from gpumond.model.program import Oom, Program
 from gpumond.model.snapshot import DeviceReading, Fault, XidErrors
 from gpumond.testing import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 
