@@ -133,7 +133,7 @@ def send_request(daemon: FakeDaemon, request: AgentRequest) -> AgentResponse:
 
 def test_requested_limit_is_applied_if_the_program_allows_it(daemon: FakeDaemon, tmp_path: Path):
     with host(program(tmp_path, allow_limit=True), environment(daemon.path)) as process:
-        assert daemon.wait_message(Hello).answers == ("limit", "snapshot")
+        assert "limit" in daemon.wait_message(Hello).answers
         answer = send_request(daemon, AgentRequest("a1", "limit", 300 * MIB))
         assert (answer.id, answer.reason, answer.limits[0].limit_bytes) == ("a1", "", 300 * MIB)
         run_in_program(process, "assert allocator.limit_bytes == 300 * MIB")
@@ -143,20 +143,20 @@ def test_requested_limit_is_applied_if_the_program_allows_it(daemon: FakeDaemon,
 def test_requested_limit_is_refused_otherwise(daemon: FakeDaemon, tmp_path: Path):
     """The same holds for an agent whose daemon ignores the answers that it declares."""
     with host(program(tmp_path), environment(daemon.path)) as process:
-        assert daemon.wait_message(Hello).answers == ("snapshot",)
+        assert "limit" not in daemon.wait_message(Hello).answers
         answer = send_request(daemon, AgentRequest("a1", "limit", 300 * MIB))
         assert answer.limits == ()
         assert "allow_limit=True" in answer.reason
         run_in_program(process, "assert allocator.limit_bytes is None")
         run_in_program(process, "agent.start(allow_limit=True)")
-        daemon.wait(lambda d: True if d.received(Hello)[-1].answers == ("limit", "snapshot") else None)
+        daemon.wait(lambda d: "limit" in d.received(Hello)[-1].answers or None)
         finished(process)
 
 
 def test_requested_limit_may_be_allowed_by_the_environment(daemon: FakeDaemon, tmp_path: Path):
     code = "import sys, gpumond.agent; gpumond.agent.start(); sys.stdin.read()"
     with host(code, environment(daemon.path, GPUMOND_ALLOW_LIMIT="1")) as process:
-        assert daemon.wait_message(Hello).answers == ("limit", "snapshot")
+        assert "limit" in daemon.wait_message(Hello).answers
         finished(process)
 
 
