@@ -199,6 +199,7 @@ def test_status_shows_the_limit(start: Serve, tmp_path: Path):
     daemon = start(TEAM | {"soft": "250MiB", "reserve": "100MiB"})
     with running(daemon, tmp_path) as process:
         has_limit(daemon, process, 300)
+        until(lambda: daemon.get("processes"))  # the driver may be read only after the agent has reported
         shown = daemon.run("status").stdout
         assert "LIMIT" in shown
         assert "300.0 MiB" in shown
