@@ -156,6 +156,7 @@ async def why(
     "/agents/{pid}/snapshots/{snapshot_id}",
     summary="A file that a program wrote for a snapshot",
     dependencies=[Depends(bearer)],
+    response_class=Response,
     response_model=None,
     responses={
         200: {

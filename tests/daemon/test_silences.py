@@ -75,8 +75,9 @@ def silence(daemon: RunningDaemon, *matchers: dict[str, str], **fields: Any) -> 
 
 
 def sent(listener: Listener) -> list[tuple[str, str]]:
+    """Return the notifications about the rules of this module: the faults of the device have rules of their own."""
     alerts = [alert for request in list(listener.requests) for alert in request.json["alerts"]]
-    return [(alert["status"], alert["rule"]) for alert in alerts]
+    return [(alert["status"], alert["rule"]) for alert in alerts if alert["rule"] in ("full", "present")]
 
 
 def silenced_by(daemon: RunningDaemon) -> list[list[str]]:

@@ -37,7 +37,7 @@ def add_hostile_text(frame: Any) -> None:
     frame["verdicts"] = [{"device_uuid": LONG, "pid": 1, "kind": LONG, "since": 1.0, "summary": LONG}]
     labels = [["severity", LONG]]
     alert = {"rule": LONG, "phase": "firing", "labels": labels, "annotations": [["summary", LONG]], "active_at": 1.0}
-    frame["alerts"] = [alert]
+    frame["alerts"] = [{**alert, "silenced_by": []}]
     frame["faults"] = [{"source": LONG, "kind": LONG, "device_uuid": None, "detail": LONG, "remedy": LONG}]
 
 
