@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from gpumond.agent.instrument.stacks import MAX_DEPTH, OWN
 
 LEVELS = 7
-MAX_OBJECTS = 400
-"""Number of objects of one level whose referrers are searched."""
+MAX_OBJECTS = 32
+"""Number of objects of one level whose referrers are searched: the collector compares each with every reference."""
 MAX_REFERRERS = 2000
 MAX_EXTRA = 16
 """Number of further calls of the collector."""

@@ -22,7 +22,7 @@ MAX_TENSORS = 50_000
 """Most tensors of a search; the oldest are left out."""
 GROUPS, EACH = 8, 4
 """Number of groups of equal tensors, and of tensors of each, whose referrers are searched."""
-MAX_OBJECTS = 400
+MAX_OBJECTS = 32
 """Number of tensors with a graph whose referrers are searched."""
 RETAINERS = 3
 MAX_FILE, MAX_NAME = 160, 80
@@ -123,10 +123,10 @@ def _holders_of_graphs(graphs: Sequence[Tracked], totals: dict[Place, Total]) ->
 
 def _retainer(place: Place, size: int, tensors: int) -> Retainer:
     return Retainer(
-        clean(place.file[-MAX_FILE:]),
-        place.line,
-        clean(place.function[-MAX_NAME:]),
-        clean(place.name[-MAX_NAME:]),
-        size,
-        tensors,
+        file=clean(place.file[-MAX_FILE:]),
+        line=place.line,
+        function=clean(place.function[-MAX_NAME:]),
+        name=clean(place.name[-MAX_NAME:]),
+        size_bytes=size,
+        tensors=tensors,
     )

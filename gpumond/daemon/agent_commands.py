@@ -145,12 +145,11 @@ def _identity(report: AgentReport) -> Identity:
 
 
 def _recorded(answer: AgentResponse | None) -> dict[str, Any]:
-    """Return an answer for the audit, without its stacks."""
+    """Return an answer for the audit, without what it states about the program's memory."""
     if answer is None:
         return {"answer": None}
-    names = ("id", "reason", "limits", "dump", "classes", "treemap")
     full = asdict(answer)
-    return {name: full[name] for name in names if full[name] or name in ("id", "reason", "limits", "dump")}
+    return {name: full[name] for name in ("id", "reason", "limits", "dump")}
 
 
 def _decoded(answer: AgentResponse) -> bytes:

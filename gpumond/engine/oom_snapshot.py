@@ -7,7 +7,10 @@ from collections.abc import Iterator, Sequence
 from gpumond.model.program import Call, LiveClasses, Oom, OomPool
 from gpumond.model.units import human
 
-SHOWN_CALLS = 8
+SHOWN_CALLS, SHOWN_THREAD_CALLS, SHOWN_THREADS = 8, 3, 4
+SHOWN_SCOPES, SHOWN_CLASSES = 8, 8
+MAX_CALL = 200
+"""Longest text of a call: an agent may send any."""
 OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<")
 """Parts of the names of files that are not the program's own."""
 
@@ -35,12 +38,15 @@ def oom_details(oom: Oom) -> Details:
         ("largest_free_bytes", max(largest, default=None)),
         ("occurred_at", oom.at),
         *((f"kept_bytes {scope.name}", scope.kept_bytes) for scope in oom.scopes),
-        ("open_scopes", ", ".join(oom.open_scopes) or None),
+        ("open_scopes", ", ".join(oom.open_scopes[:SHOWN_SCOPES]) or None),
         *_growth(oom),
-        *_classes(oom.device_uuid, oom.classes),
+        *_classes(oom.device_uuid, oom.classes[:SHOWN_CLASSES]),
         ("line", own_line(oom.stack) or None),
-        ("stack", calls_text(oom.stack) or None),
-        *((f"thread {thread.thread}", calls_text(thread.calls)) for thread in oom.threads),
+        ("stack", calls_text(oom.stack[:SHOWN_CALLS]) or None),
+        *(
+            (f"thread {thread.thread}", calls_text(thread.calls[:SHOWN_THREAD_CALLS]))
+            for thread in oom.threads[:SHOWN_THREADS]
+        ),
     ]
     return tuple((name, value) for name, value in known if value is not None)
 
@@ -52,12 +58,12 @@ def own_line(calls: Sequence[Call]) -> str:
 
 
 def call_text(call: Call) -> str:
-    return f"{call.file}:{call.line} {call.function}"
+    return f"{call.file}:{call.line} {call.function}"[-MAX_CALL:]
 
 
 def calls_text(calls: Sequence[Call]) -> str:
-    """Return the innermost calls, innermost first."""
-    return " < ".join(map(call_text, calls[:SHOWN_CALLS]))
+    """Return calls in one line, innermost first."""
+    return " < ".join(map(call_text, calls))
 
 
 def _growth(oom: Oom) -> Iterator[tuple[str, int | float]]:

@@ -11,6 +11,8 @@ from gpumond.model.snapshot import Snapshot
 from gpumond.model.units import human
 
 SHOWN = 2
+MAX_PLACE = 240
+"""Longest text of a line: an agent may send any."""
 
 
 def with_retainers(verdicts: Iterable[Verdict], snapshot: Snapshot) -> tuple[Verdict, ...]:
@@ -39,4 +41,5 @@ def kept_by(program: Program) -> str:
 
 def _line(retainer: Retainer) -> str:
     name = f"{retainer.name} in " if retainer.name else ""
-    return f"{name}{retainer.function} at {retainer.file}:{retainer.line} ({retainer.tensors} tensors in 20 s)"
+    place = f"{name}{retainer.function} at {retainer.file}:{retainer.line}"
+    return f"{place[-MAX_PLACE:]} ({retainer.tensors} tensors in 20 s)"

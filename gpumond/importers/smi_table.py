@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import NamedTuple
 
 from gpumond.errors import ConfigError
 from gpumond.importers.rows import Remarks, Row, label
@@ -26,9 +26,8 @@ _PROCESS = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    index: int
+class Device(NamedTuple):
+    gpu: int
     name: str
     bus: str
 
@@ -60,12 +59,12 @@ def rows(numbered: Iterable[tuple[int, str]], remarks: Remarks, interval: float 
             continue
         elif match := _DEVICE.match(line):
             device = Device(int(match[1]), label(match[2]), label(match[3]))
-            buses[device.index] = device.bus
+            buses[device.gpu] = device.bus
         elif device is not None and (match := _MEMORY.match(line)):
             load = int(match[3]) / 100 if match[3] else None
             used, size = int(match[1]) * MIB, int(match[2]) * MIB
             remarks.rows += 1
-            yield Row(number, started, device.bus, None, used, size, None, None, load, device.index, device.name)
+            yield Row(number, started, device.bus, None, used, size, None, None, load, device.gpu, device.name)
             device = None
         elif (match := _PROCESS.match(line)) and int(match[1]) in buses:
             index = int(match[1])

@@ -177,7 +177,7 @@ class Oom:
     classes: tuple[LiveClasses, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Retainer:
     """A line of a program that keeps tensors: where the variable or attribute ``name`` grows, or is set.
 

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,9 @@ from gpumond.protocol.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResp
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
 from tests.agent.daemon import STANDINS, FakeDaemon, environment, finished, host
+
+THREAD: Any = SimpleNamespace(workload="train", allow_limit=False, end_functions=())
+"""The settings of the agent's thread that requests read."""
 
 
 @pytest.fixture
@@ -31,7 +36,7 @@ def whole(handler: CommandHandler, number: int) -> bytes:
     """Return a file from its parts."""
     content = b""
     while True:
-        answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number, offset=len(content)), "train", False)
+        answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number, offset=len(content)), THREAD)
         assert len(encode(answer)) < MAX_MESSAGE_BYTES
         part = zlib.decompress(base64.b64decode("".join(answer.part)))
         assert len(part) == answer.part_bytes
@@ -44,7 +49,7 @@ def whole(handler: CommandHandler, number: int) -> bytes:
 def test_file_of_a_snapshot_is_sent_in_parts(allocator: CachingAllocator, handler: CommandHandler):
     for _ in range(20):
         allocator.malloc(2 * MIB)
-    dump = handler.answer(AgentRequest("x", "snapshot"), "train", False).dump
+    dump = handler.answer(AgentRequest("x", "snapshot"), THREAD).dump
     assert dump is not None
     assert dump.path is not None
     assert dump.id == 1
@@ -61,15 +66,15 @@ def test_parts_of_any_content_are_bounded(handler: CommandHandler):
     dump = handler._snapshots.save("train", ".bin", "torch", fill)
     assert dump.id is not None
     assert whole(handler, dump.id) == noise
-    answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=dump.id), "train", False)
+    answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=dump.id), THREAD)
     assert sum(map(len, answer.part)) <= ENCODED_BYTES
     after_the_end = AgentRequest("x", "fetch", snapshot_id=dump.id, offset=2**62)
-    assert handler.answer(after_the_end, "train", False).part_bytes == 0
+    assert handler.answer(after_the_end, THREAD).part_bytes == 0
 
 
 @pytest.mark.parametrize("number", [None, 0, 5])
 def test_unknown_snapshot_is_refused_with_those_that_are_kept(handler: CommandHandler, number: int | None):
-    answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number), "train", False)
+    answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number), THREAD)
     assert (answer.part, answer.file_bytes) == ((), None)
     assert "kept are: none" in answer.reason
 
@@ -80,18 +85,19 @@ def test_only_files_of_snapshots_are_sent(handler: CommandHandler, tmp_path: Pat
     assert dump.path is not None
     Path(dump.path).unlink()
     Path(dump.path).symlink_to("/etc/hostname")
-    assert handler.answer(AgentRequest("x", "fetch", snapshot_id=dump.id), "train", False).part == ()
+    assert handler.answer(AgentRequest("x", "fetch", snapshot_id=dump.id), THREAD).part == ()
 
 
 def test_all_requests_but_the_limit_are_answered_without_permission():
-    assert answers(False) == ("snapshot", "classes", "fetch", "retainers")
-    assert answers(True) == ("limit", *answers(False))
+    kinds = ("snapshot", "classes", "fetch", "retainers")
+    assert answers(allow_limit=False, may_end=False) == kinds
+    assert answers(allow_limit=True, may_end=True) == ("limit", *kinds, "end")
 
 
 def test_classes_are_refused_without_a_library_that_has_them(allocator: CachingAllocator, handler: CommandHandler):
-    answer = handler.answer(AgentRequest("x", "classes"), "train", False)
+    answer = handler.answer(AgentRequest("x", "classes"), THREAD)
     assert (answer.classes, "can be classified" in answer.reason) == ((), True)
-    assert "too many requests" in handler.answer(AgentRequest("y", "classes"), "train", False).reason
+    assert "too many requests" in handler.answer(AgentRequest("y", "classes"), THREAD).reason
 
 
 def test_recording_is_refused_without_a_library_that_records(allocator: CachingAllocator, handler: CommandHandler):

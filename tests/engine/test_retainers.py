@@ -12,7 +12,7 @@ from gpumond.model.program import ByteChange, Program, Retainer, ScopeDevice, Sc
 from gpumond.testing import GIB, make_device, make_report, make_snapshot
 
 LEAK = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, summary="train grows")
-RETAINER = Retainer("/home/a/train.py", 31, "train", "losses", GIB, 12)
+RETAINER = Retainer(file="/home/a/train.py", line=31, function="train", name="losses", size_bytes=GIB, tensors=12)
 
 
 def scope(name: str, kept: int, last: int, entries: int = 5) -> ScopeUsage:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +75,40 @@ show(duration=duration, classes=[dataclasses.asdict(one) for one in record.class
 """
 
 
+RECORDING = """
+from gpumond.agent.administration import CommandHandler
+from gpumond.protocol.messages import AgentRequest
+handler = CommandHandler()
+before = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+REGISTRY.adapters()
+now = time.monotonic()
+refusal = handler.start_recording(AgentRequest("one", "classes", record_seconds=1.0), "train", "allow")
+def allocate(): return torch.empty(16 << 20, dtype=torch.uint8, device="cuda")
+kept = [allocate() for _ in range(3)]
+for _ in range(20_000):
+    torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+began = time.perf_counter()
+found = handler.finished_recording(now + 2.0)
+duration = time.perf_counter() - began
+show(refusal=refusal, recording=bool(torch._C._cuda_isHistoryEnabled()), duration=duration,
+     sites=[dataclasses.asdict(one) for one in found.sites], unrecorded=found.unrecorded_bytes,
+     dump=found.dump.path, treemap=found.treemap.path, reason=found.reason)
+"""
+RETAINERS = """
+from gpumond.agent.retention import RetentionSearch
+(adapter,) = [one for one in REGISTRY.adapters() if one.name == "torch"]
+model, losses = network(), []
+def train():
+    losses.append(model(torch.ones(64, 1024, device="cuda")).sum())
+for _ in range(5): train()
+search = RetentionSearch(adapter.tracked_tensors)
+for _ in range(10): train()
+search.advance()
+for _ in range(10): train()
+show(found=[dataclasses.asdict(one) for one in search.advance()])
+"""
+
+
 def shown(code: str) -> dict[str, Any]:
     program = GpuProgram("torch", "torch", "")
     if reason := program.missing():
@@ -118,3 +153,20 @@ def test_oom_record_has_the_classes_and_takes_at_most_50_ms():
     assert found["request"] == 1 << 50
     assert "fail" in found["stack"]
     assert found["duration"] < 0.05
+
+
+def test_history_is_recorded_by_site_and_then_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    found = shown(RECORDING)
+    assert (found["refusal"], found["recording"], found["reason"]) == (None, False, "")
+    first = found["sites"][0]
+    assert (first["size_bytes"], first["blocks"], first["calls"][0]["function"]) == (3 * 16 * MIB, 3, "allocate")
+    assert found["unrecorded"] == 8 * MIB
+    assert Path(found["dump"]).stat().st_size > 100_000
+    assert "allocate" in Path(found["treemap"]).read_text()
+    assert found["duration"] < 2.0
+
+
+def test_variable_that_keeps_losses_is_named():
+    names = [one["name"] for one in shown(RETAINERS)["found"]]
+    assert "losses" in names

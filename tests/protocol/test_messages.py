@@ -11,14 +11,20 @@ from gpumond.model.pools import Expected, PoolUsage, Reclaimable, StepResult
 from gpumond.model.program import (
     AppliedLimit,
     ByteChange,
+    Call,
     Dump,
+    LiveClasses,
     Oom,
     OomPool,
     Program,
+    RecentMemory,
+    Retainer,
     ScopeDevice,
     ScopeKept,
     ScopeUsage,
+    Site,
     StepUsage,
+    ThreadStack,
 )
 from gpumond.model.snapshot import Reading
 from gpumond.protocol import messages
@@ -26,6 +32,20 @@ from gpumond.testing import make_device, make_fault, make_pool, make_process
 from tests.fuzzing import mutated
 
 POOL = make_pool(live=1, cached=2, live_allocations=3)
+CALL = Call("/home/a/train.py", 31, "train.<locals>.step")
+CLASSES = LiveClasses(
+    allocator="torch",
+    device_uuid="GPU-a",
+    live_bytes=21,
+    parameters_bytes=1,
+    gradients_bytes=2,
+    optimizer_bytes=3,
+    buffers_bytes=4,
+    tensors_bytes=5,
+    activations_bytes=6,
+    excess_bytes=0,
+    exactness="sampled",
+)
 PROGRAM = Program(
     scopes=(
         ScopeUsage(
@@ -57,10 +77,17 @@ PROGRAM = Program(
                 ),
             ),
             scopes=(ScopeKept("x", ByteChange(-1)),),
+            open_scopes=("epoch",),
+            stack=(CALL,),
+            omitted_calls=3,
+            threads=(ThreadStack("loader", (CALL, CALL)),),
+            recent=RecentMemory((60.0, 0.5), (1, 2), (3, 4)),
+            classes=(CLASSES,),
         ),
     ),
     oom_retries=2,
     oom_rescues=1,
+    retainers=(Retainer(file="/home/a/train.py", line=31, function="train", name="losses", size_bytes=5, tensors=2),),
 )
 MESSAGES = [
     messages.Hello("train", "0.1.0", "3.11.7"),
@@ -72,6 +99,19 @@ MESSAGES = [
     ),
     messages.AgentRequest("id", "limit", 5, "GPU-a"),
     messages.AgentResponse("id", "", (AppliedLimit("torch", "GPU-a", None, True),), Dump("torch", "/tmp/x", 7)),
+    messages.AgentRequest("id", "fetch", snapshot_id=2, offset=4096),
+    messages.AgentRequest("id", "classes", record_seconds=60.0),
+    messages.AgentResponse(
+        "id",
+        dump=Dump("torch", "/tmp/x", 7, id=2),
+        classes=(CLASSES,),
+        sites=(Site(5, 1, (CALL,)),),
+        unrecorded_bytes=3,
+        treemap=Dump("torch", "/tmp/x.html", 7, id=3),
+        part=("eJwDAAAAAAE=",),
+        part_bytes=0,
+        file_bytes=0,
+    ),
     messages.Report(program=PROGRAM),
     messages.Bye(),
     messages.Bye("out-of-memory"),

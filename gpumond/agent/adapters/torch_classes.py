@@ -127,9 +127,9 @@ class _Listing:
         blocks = sys.getallocatedblocks()
         if blocks * self._seconds_per_block > seconds:
             return gc.get_objects(0) + gc.get_objects(1), False
-        started = time.perf_counter()
+        started = time.thread_time()  # without the time in which other programs run
         objects = gc.get_objects()
-        self._seconds_per_block = (time.perf_counter() - started) / max(1, blocks)
+        self._seconds_per_block = (time.thread_time() - started) / max(1, blocks)
         return objects, not gc.get_freeze_count()  # frozen objects are not listed
 
 
@@ -217,12 +217,20 @@ def _values(modules: Iterable[Mapping[str, Any]], name: str) -> Iterator[Any]:
 def _leaves(tensors: Iterable[Any]) -> Iterator[Any]:
     """Yield None in place of the results of differentiable functions."""
     for tensor in tensors:
-        yield tensor if tensor is not None and tensor.is_leaf else None
+        yield tensor if _read(tensor, "is_leaf") else None
 
 
 def _gradients(tensors: Iterable[Any]) -> Iterator[Any]:
     for tensor in _leaves(tensors):
-        yield None if tensor is None else tensor.grad  # reading the gradient of another one warns
+        yield _read(tensor, "grad")  # reading the gradient of another one warns
+
+
+def _read(tensor: Any, name: str) -> Any:
+    """Return an attribute; None for a tensor without it, such as one of a transformation that has ended."""
+    try:
+        return getattr(tensor, name, None)
+    except Exception:
+        return None
 
 
 def _states(optimizers: Iterable[Mapping[str, Any]]) -> Iterator[Any]:

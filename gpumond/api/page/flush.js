@@ -21,7 +21,7 @@ export async function flush(target, subject) {
     $("receipts").replaceChildren(...articles);
   };
   const request = async (body) => {
-    const answer = await attempt({ target, ...body });
+    const answer = await attempt("flushes", { target, ...body });
     if (answer === null && own === newest) dialog.close();
     return own === newest && dialog.open ? answer : null;
   };
@@ -55,11 +55,11 @@ export async function flush(target, subject) {
   if (high) now.focus();
 }
 
-async function attempt(body) {
+export async function attempt(route, body, unanswered = UNANSWERED) {
   try {
-    return await post("api/v1/flushes", body);
+    return await post(`api/v1/${route}`, body);
   } catch {
-    return { ok: false, detail: UNANSWERED };
+    return { ok: false, detail: unanswered };
   }
 }
 
@@ -69,16 +69,17 @@ const samePool = (receipt) => (other) =>
 function article(receipt, facts, remarks) {
   const device = state.devices.get(receipt.device_uuid);
   const pool = [receipt.allocator, device && label(device)].filter(Boolean).join(" on ");
-  const list = make("dl");
-  for (const [term, value] of [["pool", pool], ...facts])
-    if (value) list.append(make("div", make("dt", term), make("dd", named(value))));
   const outcome = clean(receipt.outcome, 20);
-  return make(
-    "article",
-    make("h3", named(receipt.workload || "a program", 80), ` pid ${receipt.pid}`, make(`span.outcome.${outcome}`, outcome)),
-    list,
-    ...remarks.filter(Boolean).map((remark) => make("p.quiet", named(remark, 400))),
-  );
+  const title = [named(receipt.workload || "a program", 80), ` pid ${receipt.pid}`, make(`span.outcome.${outcome}`, outcome)];
+  return entryOf(title, [["pool", pool], ...facts], remarks);
+}
+
+/** An article of a dialog: a title, terms with values, and remarks. */
+export function entryOf(title, facts, remarks) {
+  const list = make("dl");
+  for (const [term, value] of facts) if (value) list.append(make("div", make("dt", term), make("dd", named(value))));
+  const texts = remarks.filter(Boolean).map((remark) => make("p.quiet", named(remark, 400)));
+  return make("article", make("h3", ...title), list, ...texts);
 }
 
 function planArticle(receipt) {

@@ -8,6 +8,7 @@ import { engineOf, holder, kvCacheOf } from "./engines.js";
 import { flush } from "./flush.js";
 import { clean, duration, human, many, sum } from "./format.js";
 import { label, processKey, state } from "./store.js";
+import { why } from "./why.js";
 import { MISSED_LIMIT, OF_PROCESSES } from "./words.js";
 
 const COLUMNS = [
@@ -117,7 +118,8 @@ function createProcess(row) {
   );
   more.hidden = true;
   more.firstChild.colSpan = COLUMNS.length + 1;
-  more.firstChild.append(make("div.history"), make("dl.facts"));
+  const asks = button("Memory…", () => why(row.pid, `${row.program} (pid ${row.pid})`));
+  more.firstChild.append(make("div.history"), make("dl.facts"), make("p.why", asks));
   return body;
 }
 
@@ -143,6 +145,9 @@ function updateProcess(body, row) {
   flushes.disabled = !row.agent || row.agent.flush_policy === "never" || !row.cached_bytes;
   flushes.setAttribute("aria-label", `Flush ${clean(row.program, 80)}…`);
   if (more.hidden) return;
+  const asks = body.querySelector(".why button");
+  asks.parentNode.hidden = !row.agent?.pools.length;
+  asks.setAttribute("aria-label", `Memory of ${clean(row.program, 80)}…`);
   sync(
     body.querySelector(".facts"),
     [...facts(row)],

@@ -1,0 +1,42 @@
+// What the live memory of a program consists of: the dialog of a process.
+
+import { $, named, put } from "./elements.js";
+import { attempt, entryOf } from "./flush.js";
+import { clean, human } from "./format.js";
+import { label, state } from "./store.js";
+
+const CLASSES = {
+  parameters: "parameters",
+  gradients: "gradients",
+  optimizer: "optimizer state",
+  buffers: "buffers",
+  tensors: "other leaf tensors",
+  activations: "activations, the rest",
+};
+let newest = 0; // number of the newest dialog: it does not show answers to an older one
+
+export async function why(pid, subject) {
+  const own = ++newest;
+  const dialog = $("why");
+  const show = (text, entries = []) => {
+    put($("why-words"), text, 600);
+    $("why-classes").replaceChildren(...entries);
+  };
+  put($("why-title"), `Memory of ${clean(subject, 120)}`);
+  show("Waiting for the program, which pauses for up to 50 ms…");
+  dialog.showModal();
+  const answer = await attempt(`agents/${pid}/why`, {}, "The daemon does not answer.");
+  if (own !== newest) return;
+  if (answer) show(answer.detail ?? answer.advice.join("; "), answer.classes?.map(entryOfClasses));
+  else dialog.close();
+}
+
+function entryOfClasses(found) {
+  const part = (bytes) => `${human(bytes)} (${Math.round((100 * bytes) / (found.live_bytes || 1))} %)`;
+  const facts = Object.entries(CLASSES).map(([name, text]) => [text, part(found[`${name}_bytes`])]);
+  const device = state.devices.get(found.device_uuid);
+  const where = `${device ? ` on ${label(device)}` : ""}: ${human(found.live_bytes)} live`;
+  return entryOf([named(found.allocator, 40), where], facts, [found.exactness === "sampled" && "Sampled: time ran out."]);
+}
+
+$("why-close").addEventListener("click", () => $("why").close());

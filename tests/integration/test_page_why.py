@@ -1,0 +1,55 @@
+"""What the live memory of a program consists of, on the page."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpumond.api.agents import WHY, WHY_EXAMPLE
+from tests.integration.browser import PHONE, Serve, axe, needs_chromium, open_page, sign_in
+from tests.integration.test_page_for_all import CHECK
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Route
+
+pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+AXE = axe()
+
+
+def test_refusal_of_a_program_is_shown(browser: Browser, serve: Serve):
+    daemon = serve("--interval", "0.2", verb="demo")
+    with open_page(browser, daemon, PHONE) as session:
+        page = session.page
+        page.get_by_role("button", name="leak", exact=True).click(timeout=60_000)
+        page.get_by_role("button", name="Memory of leak").click()
+        sign_in(session, daemon)
+        dialog = page.get_by_role("dialog", name="Memory of leak")
+        dialog.get_by_text("no allocator of this program has live memory that can be classified").wait_for()
+        assert session.fits()
+        dialog.get_by_role("button", name="Close").click()
+        page.locator("dialog#why").wait_for(state="hidden")
+
+
+def test_classes_and_advice_are_shown(browser: Browser, serve: Serve):
+    """The answer is the documented example: the simulated programs have no tensors."""
+    daemon = serve("--interval", "0.2", verb="demo")
+
+    def answer(route: Route) -> None:
+        route.fulfill(status=200, content_type="application/json", body=json.dumps(WHY.dump_python(WHY_EXAMPLE)))
+
+    with open_page(browser, daemon, PHONE) as session:
+        page = session.page
+        page.route("**/why", answer)
+        page.get_by_role("button", name="leak", exact=True).click(timeout=60_000)
+        page.get_by_role("button", name="Memory of leak").click()
+        sign_in(session, daemon)
+        dialog = page.get_by_role("dialog", name="Memory of leak")
+        dialog.get_by_text("use a smaller batch").wait_for()
+        assert dialog.get_by_text("22.0 GiB (55 %)").is_visible()
+        assert dialog.get_by_text("activations, the rest").is_visible()
+        if AXE:
+            page.evaluate(AXE.read_text())
+            assert page.evaluate(CHECK) == []
+        assert session.fits()
