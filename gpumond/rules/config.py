@@ -6,7 +6,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    field_validator,
+    model_validator,
+)
 
 from gpumond.model import units
 from gpumond.model.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
@@ -149,7 +157,7 @@ class OverrideConfig(Strict):
     severity: str | None = Field(
         default=None, pattern=r"^[a-z0-9_-]{1,64}$", description="replaces the label `severity`"
     )
-    enabled: bool | None = Field(default=None, description="false: the rule is not evaluated")
+    enabled: StrictBool | None = Field(default=None, description="false: the rule is not evaluated")
 
     @model_validator(mode="after")
     def _any(self) -> OverrideConfig:

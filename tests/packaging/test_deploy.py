@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from gpumond.agent.adapters.torch_history import MAX_ENTRIES
+from gpumond.agent.administration import MAX_RECORD_SECONDS
+from gpumond.agent.instrument import snapshots
+from gpumond.agent.instrument.oom import MAX_RECORD_BYTES
 from gpumond.agent.registry import FLUSHES
 from gpumond.agents.limits import Limits
 from gpumond.alerting import silences
@@ -51,7 +55,7 @@ from gpumond.metrics import MAX_SERIES, Exposition, Form
 from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
 from gpumond.metrics.telemetry import MAX_WORKLOADS, Telemetry
 from gpumond.model.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
-from gpumond.model.program import SCOPES
+from gpumond.model.program import OOMS, SCOPES
 from gpumond.model.units import seconds
 from gpumond.protocol.messages import MAX_MESSAGE_BYTES
 from gpumond.rules import Rule
@@ -289,6 +293,12 @@ def test_settings_are_described():
 BOUNDS = Bounds()
 LIMITS = Limits()
 KIB, MIB = 1 << 10, 1 << 20
+
+
+def number(value: float) -> str:
+    return {4: "four", 10: "ten"}[int(value)]
+
+
 STATED = {
     "a message of an agent": f"{MAX_MESSAGE_BYTES // KIB} KiB",
     "agents of one uid": f"{LIMITS.peers_per_uid}",
@@ -300,6 +310,10 @@ STATED = {
     "messages and bytes of one uid": f"{LIMITS.messages_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
     "pools of one agent": f"{MAX_POOLS}",
     "pools of all agents of one uid": f"{MAX_POOLS_OF_UID:,}, then an equal share for each agent",
+    "the record of an out-of-memory error": f"{MAX_RECORD_BYTES // KIB} KiB, {number(OOMS)} in a report; 50 ms",
+    "snapshots of one program for requests": f"one in {number(snapshots.REQUEST_SECONDS)} seconds, the newest "
+    f"{number(snapshots.KEPT)}, {snapshots.MAX_BYTES // MIB} MiB each",
+    "a recording (`--record`)": f"{MAX_RECORD_SECONDS / 60:g} minutes, {MAX_ENTRIES:,} entries",
     "pools of one message": f"{MAX_REPORTED_POOLS}",
     "scopes of one program": f"{SCOPES} names",
     "commands that an agent carries out": f"{FLUSHES[0]} at once, one more each {FLUSHES[1]:g} s",

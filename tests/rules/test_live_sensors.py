@@ -23,7 +23,7 @@ HOT = {
 @pytest.fixture
 def daemon(serve: Callable[..., RunningDaemon], driver: FakeDriver) -> RunningDaemon:
     driver.devices = machine(1)
-    (device,) = driver.devices
+    device = driver.devices[0]
     device.ecc_uncorrected, device.remapped_failure, device.persistence, device.throttle = 0, 0, 1, 0
     driver.write()
     started: RunningDaemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
