@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,3 +54,27 @@ def test_classes_and_advice_are_shown(browser: Browser, serve: Serve):
             page.evaluate(AXE.read_text())
             assert page.evaluate(CHECK) == []
         assert session.fits()
+
+
+def test_snapshot_is_saved(browser: Browser, serve: Serve):
+    """The answers are stand-ins: the simulated programs have no snapshot."""
+    daemon = serve("--interval", "0.2", verb="demo")
+    content = bytes(range(256))
+    dump = {"path": "/home/a/snapshots/leak-9-1.pickle", "reason": "", "size_bytes": len(content), "id": 7}
+
+    def file(route: Route) -> None:
+        assert route.request.headers["authorization"].startswith("Bearer ")
+        route.fulfill(status=200, content_type="application/octet-stream", body=content)
+
+    with open_page(browser, daemon) as session:
+        page = session.page
+        page.route("**/snapshot", lambda route: route.fulfill(status=200, json=dump))
+        page.route("**/snapshots/7", file)
+        page.get_by_role("button", name="leak", exact=True).click(timeout=60_000)
+        page.get_by_role("button", name="Memory of leak").click()
+        sign_in(session, daemon)
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save a snapshot").click()
+        assert saved.value.suggested_filename == "leak-9-1.pickle"
+        assert Path(saved.value.path()).read_bytes() == content
+        page.get_by_text("leak-9-1.pickle is saved").wait_for()

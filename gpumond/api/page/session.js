@@ -40,6 +40,18 @@ export async function change(method, path, body) {
   }
 }
 
+/** GETs a file with the token and saves it. Returns the daemon's refusal, or an empty text. */
+export async function save(path, name) {
+  const answer = await fetch(path, { headers: { Authorization: `Bearer ${token}` } });
+  if (!answer.ok) return (await answer.json()).detail;
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await answer.blob());
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+  return "";
+}
+
 $("signing")
   .querySelector("form")
   .addEventListener("submit", (event) => {

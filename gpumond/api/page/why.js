@@ -3,6 +3,7 @@
 import { $, named, put } from "./elements.js";
 import { attempt, entryOf } from "./flush.js";
 import { clean, human } from "./format.js";
+import { save } from "./session.js";
 import { label, state } from "./store.js";
 
 const CLASSES = {
@@ -24,11 +25,24 @@ export async function why(pid, subject) {
   };
   put($("why-title"), `Memory of ${clean(subject, 120)}`);
   show("Waiting for the program, which pauses for up to 50 ms…");
+  $("why-snapshot").onclick = () => saveSnapshot(pid);
   dialog.showModal();
   const answer = await attempt(`agents/${pid}/why`, {}, "The daemon does not answer.");
   if (own !== newest) return;
   if (answer) show(answer.detail ?? answer.advice.join("; "), answer.classes?.map(entryOfClasses));
   else dialog.close();
+}
+
+async function saveSnapshot(pid) {
+  const own = newest;
+  const show = (text) => own === newest && put($("why-words"), text, 600);
+  show("Writing the snapshot…");
+  const dump = await attempt(`agents/${pid}/snapshot`, {}, "The daemon does not answer.");
+  if (!dump?.ok) return show(dump?.detail ?? "");
+  const name = clean(dump.path.split("/").pop(), 200);
+  show(`Fetching ${name} (${human(dump.size_bytes)})…`);
+  const refusal = await save(`api/v1/agents/${pid}/snapshots/${dump.id}`, name).catch(() => "The transfer was interrupted.");
+  show(refusal || `${name} is saved; pytorch.org/memory_viz shows a snapshot of PyTorch.`);
 }
 
 function entryOfClasses(found) {
